@@ -27,7 +27,8 @@ ROOMS = {
     "functional": ("ops",),
     "layers": ("functional",),
     "adapters": ("layers",),
-    "cli": ("adapters",),
+    "block": ("adapters",),
+    "cli": ("block",),
 }
 # Beside the standard library. msgspec is the house's data format and numbers nobody's GPU: from `hardware` upwards.
 THIRD_PARTY = {
@@ -46,16 +47,18 @@ THIRD_PARTY = {
     "functional": ("torch",),
     "layers": ("torch",),
     "adapters": ("torch", "transformers", "megatron", "deepspeed", "torchtitan", "spmd_types", "vllm"),
+    "block": ("msgspec", "torch"),
     "cli": ("msgspec", "typer", "rich", "matplotlib", "bokeh"),
 }
 PAPER_SIDE = ("errors", "hardware", "ir", "sim", "schedules")
 # Laziness for weight: the public names, the one registry of the runtime that loads what runs a plan when a plan first
 # asks for it, the command line, whose reading and thinking commands start without torch, and the page that `--html`
-# asks for, whose package is an extra.
+# asks for, whose package is an extra; and blocks that `bench` compiles, for which torch's compiler is imported.
 MAY_IMPORT_IN_FUNCTIONS = (
     "overweave",
     "overweave.runtime.backends",
     "overweave.cli.main",
+    "overweave.cli.commands.bench",
     "overweave.cli.pictures.page_file",
 )
 NEED_NO_TRITON = ("doctor", "show", "verify", "simulate")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -11,7 +13,6 @@ from overweave.cli.destination import write_file
 from overweave.tuner.measure.baselines import OURS
 from overweave.tuner.measure.bench import Run
 from overweave.tuner.measure.summary import Spread, middle, spread
-from overweave.tuner.space.shapes import ShapeSet
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -29,7 +30,17 @@ class Report(Struct, frozen=True, kw_only=True):
     spread: dict[str, dict[str, Spread]]
 
 
-def report_of(command: str, shapes: ShapeSet, repeats: int, runs: tuple[Run, ...]) -> Report:
+class Shapes(Protocol):
+    """What was asked for, and where it comes from."""
+
+    @property
+    def cases(self) -> Sized: ...
+
+    @property
+    def source(self) -> str: ...
+
+
+def report_of(command: str, shapes: Shapes, repeats: int, runs: tuple[Run, ...]) -> Report:
     """The file as it stands behind some of `repeats` whole runs, the last of which may have its first cases only."""
     cases = len(shapes.cases)
     whole = tuple(each for each in runs if len(each.cases) == cases) or runs

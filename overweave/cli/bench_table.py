@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
+from overweave.ir.operators.registry import OPERATORS
+from overweave.tuner.measure.baselines import NAMED, OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import CaseRows, MethodRow, Run
 from overweave.tuner.measure.summary import Spread, losses, summarize
 
@@ -30,7 +31,7 @@ def print_runs(runs: tuple[Run, ...], chosen: int, spreads: dict[str, dict[str, 
     where = f"{run.world_size} x {run.devices[0]}, {run.dtype}, {run.date}"
     console.print(f"{run.operator}: {where}; {versions}", markup=False)
     for case in run.cases:
-        console.print(_case_table(case))
+        console.print(_case_table(case, is_matmul=run.operator in OPERATORS))
         for name, reason in case.left_out.items():
             console.print(f"  left out: {name}: {reason}", markup=False)
     console.print(_summary_table(run, spreads, len(runs)))
@@ -50,17 +51,20 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
     return table
 
 
-def _case_table(rows: CaseRows) -> Table:
+def _case_table(rows: CaseRows, is_matmul: bool) -> Table:
     case = rows.case
     how = ", all methods as captured graphs" if rows.is_replayed else ""
-    table = _table(f"{case.name}: [{case.m}, {case.k}] @ [{case.k}, {case.n}]{how}", CASE_COLUMNS)
+    what = f": [{case.m}, {case.k}] @ [{case.k}, {case.n}]" if is_matmul else ""
+    is_measured = any(row.measures is not None for row in rows.methods)
+    columns = CASE_COLUMNS if is_measured else CASE_COLUMNS[:-4]
+    table = _table(f"{case.name}{what}{how}", columns)
     for row in rows.methods:
-        table.add_row(*_case_cells(row))
+        table.add_row(*_case_cells(row)[: 1 + len(columns)])
     return table
 
 
 def _case_cells(row: MethodRow) -> list[str]:
-    label = f"{row.label}: {row.plan}" if row.name == OURS and row.plan else row.label
+    label = f"{row.label}: {row.plan}" if row.plan and not row.name.startswith(NAMED) else row.label
     cells = [label, f"{row.median_us:.1f}", f"{row.p90_us:.1f}", _number(row.host_us, ".1f")]
     for baseline in (SEQUENTIAL, TORCH_FUSED):
         ratio = row.speedups.get(baseline)

@@ -19,9 +19,10 @@ from torch.nn.functional import linear
 
 import overweave as ow
 from campaigns.torch.small_llama import Llama, Sizes, plan
+from overweave.block.graphs import backend
 from overweave.errors import InputError
 from tests.ranks import run_ranks
-from tests.torch.compiled import backend, collectives, woven
+from tests.torch.compiled import collectives, woven
 
 K = 16
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"

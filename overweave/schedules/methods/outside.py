@@ -12,6 +12,7 @@ from overweave.schedules.methods.record import Asked, Margin, Need
 class Outside(Struct, frozen=True, kw_only=True):
     """One of them. curve: of its sums in a machine's description, if they were measured. host_us: the least that a call
     costs the host, and so takes, however quick the GPU is. host_steps: how many pieces the host launches, roughly.
+    like: a method whose schedule is the same, by which a model predicts it; empty: none is.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Outside(Struct, frozen=True, kw_only=True):
     curve: str = ""
     host_us: float = 0.0
     host_steps: int = 0
+    like: str = ""
 
 
 def _of(name: str, why_off_cuda: str) -> tuple[Need, ...]:
@@ -69,6 +71,7 @@ OUTSIDE: dict[str, Outside] = {
             # took 98 us in small_plans.* took 411 in small.all_gather_matmul.h200x2.2026-11-20.json (8B-qkv-2048).
             host_us=141.0,
             host_steps=64,
+            like="per_shard",
         ),
         *(
             Outside(name=name, needs=(*_of(name, _SUMS), Need("device", _summable)), margin=_MARGIN, curve=curve)

@@ -57,7 +57,7 @@ class Request(Struct, frozen=True, kw_only=True):
     """What to compare. plans: names from the catalog to time in place of our own choice."""
 
     operator: str
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...] = ()
     device: Literal["cpu", "cuda"]
     dtype: DtypeWord = "bf16"
     plans: tuple[str, ...] = ()
@@ -150,10 +150,23 @@ def runs(
     operator_for: what is called ours on a problem. on_progress: is told the case and which part of it is done.
     """
     operator_of(request.operator, "bench")
-    is_cuda = request.device == "cuda"
-    device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
+    device = own_device(request.device)
     setting = Setting(group, device, getattr(torch, DTYPES[request.dtype]), operator_for)
-    so_far = Run(
+    so_far = begun(request, group)
+    for case in request.cases:
+        on_round = partial(on_progress, case.name) if on_progress is not None else None
+        so_far = replace(so_far, cases=(*so_far.cases, _rows_of(case, request, setting, on_round)))
+        yield so_far
+
+
+def own_device(kind: str) -> torch.device:
+    """This rank's."""
+    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
+
+
+def begun(request: Request, group: Group) -> Run:
+    """The run before its first case: where, when and with what."""
+    return Run(
         operator=request.operator,
         world_size=group.world_size,
         device=request.device,
@@ -161,13 +174,9 @@ def runs(
         effort=request.effort,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={package: version_of(package) for package in PACKAGES},
-        devices=tuple(map(torch.cuda.get_device_name, range(device_count()))) if is_cuda else ("cpu",),
+        devices=tuple(map(torch.cuda.get_device_name, range(device_count()))) if request.device == "cuda" else ("cpu",),
         cases=(),
     )
-    for case in request.cases:
-        on_round = partial(on_progress, case.name) if on_progress is not None else None
-        so_far = replace(so_far, cases=(*so_far.cases, _rows_of(case, request, setting, on_round)))
-        yield so_far
 
 
 def _rows_of(case: Case, request: Request, setting: Setting, on_round: Callable[[float], None] | None) -> CaseRows:
@@ -203,16 +212,23 @@ def _roofs(samples: Samples) -> Roofs:
 
 
 def _row(method: Method, samples: Samples, roofs: Roofs, plan: str) -> MethodRow:
-    own = samples.device_us[method.name]
-    baselines = {} if method.is_roof else _baselines(samples)
+    own = row_of((method.name, method.label), samples, plan)
+    if method.is_roof:
+        return replace(own, speedups={})
+    return replace(own, measures=measure(own.median_us, roofs))
+
+
+def row_of(named: tuple[str, str], samples: Samples, plan: str) -> MethodRow:
+    """The row of what was timed, by its name and label, beside the baselines. plan: what ran."""
+    (name, label), own = named, samples.device_us[named[0]]
     return MethodRow(
-        name=method.name,
-        label=method.label,
+        name=name,
+        label=label,
         median_us=median(own),
         p90_us=p90(own),
-        host_us=samples.host_us.get(method.name),
-        speedups={name: paired_ratio(theirs, own) for name, theirs in baselines.items()},
-        measures=None if method.is_roof else measure(median(own), roofs),
+        host_us=samples.host_us.get(name),
+        speedups={other: paired_ratio(theirs, own) for other, theirs in _baselines(samples).items()},
+        measures=None,
         plan=plan,
     )
 

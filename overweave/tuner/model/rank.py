@@ -90,7 +90,7 @@ def _weigh(problem: Problem, target: Target, is_thorough: bool) -> tuple[Weighed
     def ahead_us(what: Candidate) -> float:
         return _ahead_us(what, problem, model(library_path(problem.operator)).predicted_us or 0.0)
 
-    model: Model[Candidate] = Model(_predictor(problem, target), lambda what: obstacle(problem, target, what), ahead_us)
+    model: Model[Candidate] = Model(predictor(problem, target), lambda what: obstacle(problem, target, what), ahead_us)
     machine = machine_of(target, problem.world_size)
     waves = () if machine is None else tuple(wave_families(problem, target, machine, is_thorough))
     known = (*candidates(problem.operator), *(member for family in waves for member in family.members()))
@@ -100,8 +100,11 @@ def _weigh(problem: Problem, target: Target, is_thorough: bool) -> tuple[Weighed
     return tuple(map(model.unasked, known))
 
 
-def _predictor(problem: Problem, target: Target) -> Callable[[Candidate], float | None]:
-    """Of a large problem only some rows are simulated, for all candidates alike, and the time is scaled up."""
+def predictor(problem: Problem, target: Target) -> Callable[[Candidate], float | None]:
+    """The time of a candidate by the model, None where nothing is known of it.
+
+    Of a large problem only some rows are simulated, for all candidates alike, and the time is scaled up.
+    """
     machine, simulated = machine_of(target, problem.world_size), problem
     while _is_large(simulated, target.sms) and simulated.m > FEWEST_ROWS:
         simulated = replace(simulated, m=problem.record.whole_rows(simulated.m // 2, problem.world_size))

@@ -10,7 +10,7 @@ have `columns`, those of each of several weights, and `after`, what happens to t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -30,6 +30,7 @@ DtypeWord = Literal["bf16", "fp16", "fp32", "fp8"]
 DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": FLOAT8}
 Extent = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Set = TypeVar("_Set")
 
 
 class Case(Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,17 +65,7 @@ class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 def read_shapes(name: str, operator: str) -> ShapeSet:
     """Reads a file, or the repository's set `name` for `operator`. Raises InputError for anything but a shape set."""
-    path = _find(name, operator)
-    asked = f"shapes {name}" if path == Path(name) else f"shapes {name}, {path}"
-    try:
-        data = read_bytes(path, LARGEST_FILE_BYTES)
-        if len(data) > LARGEST_FILE_BYTES:
-            raise InputError(asked, "it is larger than 1 MiB", _CURE)
-        shapes = msgspec.json.decode(data, type=ShapeSet)
-    except OSError as error:
-        raise InputError(asked, error.strerror or str(error), "Give a file that can be read") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(asked, str(error), _CURE) from error
+    path, shapes = read_set(name, operator, ShapeSet, _CURE)
     if shapes.operator not in ("", operator):
         raise InputError(f"shapes {name}", f"{path} is meant for {shapes.operator}", f"Give a set for {operator}")
     for case in shapes.cases:
@@ -85,6 +76,24 @@ def read_shapes(name: str, operator: str) -> ShapeSet:
     if len(set(names)) < len(names):
         raise InputError(f"shapes {name}", "two cases share a name", "Name every case")
     return shapes
+
+
+def read_set(name: str, kind: str, form: type[_Set], cure: str) -> tuple[Path, _Set]:
+    """A file, or the repository's set `name` of a kind, and where it lies. cure: what to do about one of another form.
+
+    Raises InputError for what cannot be read.
+    """
+    path = _find(name, kind)
+    asked = f"shapes {name}" if path == Path(name) else f"shapes {name}, {path}"
+    try:
+        data = read_bytes(path, LARGEST_FILE_BYTES)
+        if len(data) > LARGEST_FILE_BYTES:
+            raise InputError(asked, "it is larger than 1 MiB", cure)
+        return path, msgspec.json.decode(data, type=form)
+    except OSError as error:
+        raise InputError(asked, error.strerror or str(error), "Give a file that can be read") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(asked, str(error), cure) from error
 
 
 def set_names(operator: str) -> tuple[str, ...]:

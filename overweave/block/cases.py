@@ -1,0 +1,103 @@
+"""The blocks that are timed: sizes of models, and how many tokens of which kind of work, as files of one form.
+
+    {"blocks": {"Llama-3-8B": {"width": 4096, "inner": 14336, "heads": 32, "kv_heads": 8}},
+     "tokens": {"forward": [8192], "training": [8192], "decoding": [16]}}
+
+A case is a block with a number of tokens. The sets of the repository lie in `benchmarks/shapes/SET.block.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from overweave.errors import InputError
+from overweave.tuner.space.shapes import Case, Size, read_set
+
+BLOCK = "block"  # what `overweave bench` is asked for, where operators have their names
+CONTEXT = 2048  # positions of a sequence that decoding reads, the last of which it writes
+Work = Literal["forward", "training", "decoding"]
+_CURE = (
+    'Give a file such as {"blocks": {"a": {"width": 64, "inner": 128, "heads": 4, "kv_heads": 4}}, '
+    '"tokens": {"forward": [64]}}'
+)
+
+
+class BlockSizes(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a Llama block: hidden and inner width, heads of queries, heads of keys and values."""
+
+    width: Size
+    inner: Size
+    heads: Size
+    kv_heads: Size
+
+    @property
+    def head(self) -> int:
+        """Columns of a head."""
+        return self.width // self.heads
+
+
+class BlockCase(Struct, frozen=True):
+    """Work on one block. tokens: of all ranks together, in `sequences`; of decoding, one of each sequence."""
+
+    block: str
+    sizes: BlockSizes
+    work: Work
+    tokens: int
+    sequences: int
+
+    @property
+    def name(self) -> str:
+        """As tables say it."""
+        return f"{self.block}.{self.work}.tokens={self.tokens}"
+
+    @property
+    def length(self) -> int:
+        """Tokens of one sequence."""
+        return self.tokens // self.sequences
+
+    @property
+    def matmul(self) -> Case:
+        """What stands for the block where a case is one matmul: the tokens and the widths."""
+        return Case(self.name, self.tokens, self.sizes.width, self.sizes.inner)
+
+    def check(self, ranks: int) -> None:
+        """Raises InputError for sizes that a group cannot split: heads and widths by columns, sequences by rows."""
+        sizes, asked = self.sizes, f"bench block {self.name} on {ranks} ranks"
+        split = {"heads": sizes.heads, "kv_heads": sizes.kv_heads, "inner": sizes.inner}
+        split |= {} if self.work == "decoding" else {"tokens of a sequence": self.length}
+        for what, extent in split.items():
+            if extent % ranks:
+                raise InputError(asked, f"{extent} {what} do not divide by {ranks}", "Choose other sizes or ranks")
+        if sizes.width % sizes.heads or sizes.heads % sizes.kv_heads or sizes.head % 2 or self.tokens % self.sequences:
+            found = f"width {sizes.width}, {sizes.heads} and {sizes.kv_heads} heads, {self.tokens} tokens"
+            raise InputError(asked, found, "Let heads divide the width, into even numbers, and sequences the tokens")
+
+
+class BlockSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Every block with every number of tokens. sequences: that the tokens of forward and training are.
+
+    torch's pass over compiled graphs fuses fewer collectives of one sequence than of two.
+    """
+
+    blocks: Annotated[dict[str, BlockSizes], Meta(min_length=1, max_length=64)]
+    tokens: Annotated[Mapping[Work, Annotated[tuple[Size, ...], Meta(max_length=256)]], Meta(min_length=1)]
+    sequences: Size = 2
+    source: str = ""
+
+    @property
+    def cases(self) -> tuple[BlockCase, ...]:
+        """In the order of the file."""
+        return tuple(
+            BlockCase(name, sizes, work, tokens, tokens if work == "decoding" else self.sequences)
+            for name, sizes in self.blocks.items()
+            for work, numbers in self.tokens.items()
+            for tokens in numbers
+        )
+
+
+def read_blocks(name: str) -> BlockSet:
+    """Reads a file, or the repository's set `name`. Raises InputError for anything but a set of blocks."""
+    return read_set(name, BLOCK, BlockSet, _CURE)[1]

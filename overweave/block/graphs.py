@@ -1,0 +1,111 @@
+"""Which collectives of a block torch's own pass over compiled graphs fuses: asked of the pass itself, without GPUs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import config
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
+from torch._inductor.virtualized import V
+from torch.distributed import _symmetric_memory as symmetric_memory
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from overweave.block.cases import BlockCase, BlockSizes
+from overweave.block.llama import Block, styles
+
+HEAD, LENGTH = 8, 4  # of the small block that is compiled in place of a large one: columns of a head, rows of a rank
+_FUSED = ("fused_all_gather", "fused_matmul_reduce_scatter")
+_LOG = logging.getLogger("torch._inductor.fx_passes.micro_pipeline_tp")
+Graphs = list[torch.fx.GraphModule]
+
+
+def backend(graphs: Graphs, is_run: bool = True) -> Callable[..., Any]:
+    """A backend that has Inductor's passes over graphs and none of its code generation; it keeps the graphs.
+
+    is_run: graphs run operator by operator; else they give back tensors of which nothing is known but their shapes.
+    """
+
+    def compiled(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        view_to_reshape(module)  # as Inductor does, and torch's pass over tensor parallelism expects
+        with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
+            post_grad_passes(module, is_inference=False)
+        module.graph.lint()
+        module.recompile()
+        graphs.append(module)
+        return module.forward if is_run else _shapes_of(module)
+
+    return aot_autograd(
+        fw_compiler=compiled,
+        bw_compiler=compiled,
+        decompositions=select_decomp_table(),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+
+
+class Fused(NamedTuple):
+    """How many collectives beside matmuls a pass over a block's graphs has fused."""
+
+    gathers: int
+    scatters: int
+
+
+def fused_by_torch(case: BlockCase, ranks: int) -> Fused:
+    """What torch's pass fuses in a compiled block: forward and, of training, backward.
+
+    A small block of as many sequences stands for the case: what is fused is a matter of form. Its group is a fake one,
+    so that no other may be joined in this process.
+    """
+    sizes = BlockSizes(HEAD * ranks, 2 * HEAD * ranks, ranks, ranks)
+    graphs: Graphs = []
+    with _fake_world(ranks), config.patch(_micro_pipeline_tp=True):
+        torch._dynamo.reset()
+        mesh = init_device_mesh("cpu", (ranks,))
+        is_split = case.work != "decoding"
+        block = parallelize_module(Block(sizes), mesh, styles(is_split, by_overweave=False))
+        x = torch.ones(case.sequences if is_split else 1, LENGTH, sizes.width, requires_grad=case.work == "training")
+        with torch.set_grad_enabled(case.work == "training"):
+            y = torch.compile(block, backend=backend(graphs, is_run=False), dynamic=False)(x)
+        if case.work == "training":
+            y.sum().backward()
+    names = [str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
+    return Fused(*(sum(name.startswith(f"symm_mem.{kind}") for name in names) for kind in _FUSED))
+
+
+@contextmanager
+def _fake_world(ranks: int) -> Iterator[None]:
+    """A world in which this process is rank 0, and of which torch's pass believes what it wants to know of NCCL."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        with (
+            patch.object(dist, "is_nccl_available", lambda: True),
+            patch.object(_LOG, "disabled", True),  # it warns where it fuses nothing
+            patch.object(symmetric_memory, "is_symm_mem_enabled_for_group", lambda group: True),
+        ):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _shapes_of(module: torch.fx.GraphModule) -> Callable[..., list[Any]]:
+    results: Any = module.graph.output_node().args[0]
+
+    def empty(node: Any) -> Any:
+        value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
+
+    boxed: Callable[..., list[Any]] = make_boxed_func(lambda *_: [empty(node) for node in results])
+    return boxed

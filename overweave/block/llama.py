@@ -1,0 +1,116 @@
+"""A Llama block of ordinary `nn.Linear`s, and the plans of `parallelize_module` that split it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from overweave.adapters.parallel.styles import Colwise, PrepareGather, Rowwise
+from overweave.block.cases import BlockSizes
+
+COLUMNS = ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")
+ROWS = ("attention.o", "mlp.down")
+
+
+class Cache(NamedTuple):
+    """Keys and values of the positions so far, `[sequences, heads, context, head]`, and the position to write next."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    position: torch.Tensor
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary embedding: of whole sequences, or of one token of each behind a cache."""
+
+    def __init__(self, sizes: BlockSizes) -> None:
+        super().__init__()
+        self.head = sizes.head
+        self.q = nn.Linear(sizes.width, sizes.width, bias=False)
+        self.k = nn.Linear(sizes.width, sizes.head * sizes.kv_heads, bias=False)
+        self.v = nn.Linear(sizes.width, sizes.head * sizes.kv_heads, bias=False)
+        self.o = nn.Linear(sizes.width, sizes.width, bias=False)
+
+    def forward(self, x: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
+        """x: `[sequences, length, width]`."""
+        shape = (*x.shape[:-1], -1, self.head)
+        q, k, v = (layer(x).view(shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        positions = torch.arange(q.shape[2], device=q.device) if cache is None else cache.position
+        q, k = rotated(q, positions), rotated(k, positions)
+        if cache is None:
+            y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            k, v = cache.k.index_copy(2, positions, k), cache.v.index_copy(2, positions, v)
+            y = scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        result: torch.Tensor = self.o(y.transpose(1, 2).flatten(-2))
+        return result
+
+
+class Mlp(nn.Module):
+    """`down(silu(gate(x)) * up(x))`."""
+
+    def __init__(self, sizes: BlockSizes) -> None:
+        super().__init__()
+        self.gate = nn.Linear(sizes.width, sizes.inner, bias=False)
+        self.up = nn.Linear(sizes.width, sizes.inner, bias=False)
+        self.down = nn.Linear(sizes.inner, sizes.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: `[..., width]`."""
+        result: torch.Tensor = self.down(silu(self.gate(x)) * self.up(x))
+        return result
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, sizes: BlockSizes) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.RMSNorm(sizes.width), nn.RMSNorm(sizes.width)
+        self.attention, self.mlp = Attention(sizes), Mlp(sizes)
+
+    def forward(self, x: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
+        """x: `[sequences, length, width]`, or this rank's part of the length."""
+        x = x + self.attention(self.norm_1(x), cache=cache)
+        result: torch.Tensor = x + self.mlp(self.norm_2(x))
+        return result
+
+
+def rotated(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of `[sequences, heads, length, head]`."""
+    half = x.shape[-1] // 2
+    frequencies = 10_000.0 ** -(torch.arange(half, device=x.device) / half)
+    angles = positions[:, None] * frequencies
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def styles(is_split: bool, by_overweave: bool) -> dict[str, ParallelStyle]:
+    """A plan for `parallelize_module`. is_split: ranks share out each sequence between blocks; else all have all rows.
+
+    by_overweave: styles of overweave's in place of torch's of the same meaning.
+    """
+    columns, rows = (Colwise, Rowwise) if by_overweave else (ColwiseParallel, RowwiseParallel)
+    whole = Shard(1) if is_split else Replicate()
+    found: dict[str, ParallelStyle] = {name: columns() for name in COLUMNS}
+    found |= {name: rows(output_layouts=whole) for name in ROWS}
+    if is_split:
+        found |= {name: SequenceParallel(use_local_output=True) for name in ("norm_1", "norm_2")}
+        for name in ("attention", "mlp"):
+            prepared = PrepareModuleInput(
+                input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=True
+            )
+            found[name] = PrepareGather(input_layouts=Shard(1)) if by_overweave else prepared
+    return found

@@ -1,0 +1,156 @@
+"""How long a transformer block takes by the model: matmuls beside collectives as the tuner predicts them, and the rest.
+
+Sequential is the library's way at every site. Asynchronous tensor parallelism is a matmul per shard, at the share of
+the sites that torch's pass fuses in the block's graph. overweave is what the model chooses for each site, unmeasured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from overweave.block.cases import CONTEXT, BlockCase
+from overweave.block.graphs import Fused
+from overweave.errors import InputError
+from overweave.hardware.machine import Machine
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.operators.registry import operator_of
+from overweave.ir.problem import Problem
+from overweave.schedules.methods.outside import OUTSIDE
+from overweave.sim.cost import library_matmul_us
+from overweave.tuner.model.rank import cold_choice, machine_of, predictor, weigh
+from overweave.tuner.space.shapes import DTYPES, Case
+from overweave.tuner.space.space import families, library_path
+from overweave.tuner.space.target import Target
+
+GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
+
+
+class Site(Struct, frozen=True):
+    """A collective beside its matmul. plan: what overweave takes. torch_us: None where torch fuses no such operator."""
+
+    name: str
+    problem: Problem
+    plan: str
+    sequential_us: float
+    torch_us: float | None
+    overweave_us: float
+
+
+class PredictedBlock(Struct, frozen=True):
+    """A case by the model, in microseconds. rest_us: matmuls without a collective, attention, norms and the like.
+
+    fused: how many of the sites torch's pass fuses.
+    """
+
+    case: str
+    sites: tuple[Site, ...]
+    rest_us: float
+    fused: Fused
+
+    @property
+    def sequential_us(self) -> float:
+        """The library's collectives, then matmuls."""
+        return self.rest_us + sum(site.sequential_us for site in self.sites)
+
+    @property
+    def torch_us(self) -> float:
+        """Asynchronous tensor parallelism."""
+        return self.rest_us + sum(map(self._by_torch_us, self.sites))
+
+    @property
+    def overweave_us(self) -> float:
+        """What the model chooses."""
+        return self.rest_us + sum(site.overweave_us for site in self.sites)
+
+    def _by_torch_us(self, site: Site) -> float:
+        """At the share of the sites of its kind that torch fuses."""
+        gathers = site.problem.record.gathers
+        alike = sum(other.problem.record.gathers == gathers for other in self.sites)
+        share = (self.fused.gathers if gathers else self.fused.scatters) / alike
+        if site.torch_us is None:
+            return site.sequential_us
+        return share * site.torch_us + (1 - share) * site.sequential_us
+
+
+def predicted(case: BlockCase, ranks: int, machine: Machine, fused: Fused) -> PredictedBlock:
+    """A case on a machine of which the tuner predicts. Raises InputError for another one."""
+    target = Target("cuda")
+    if (known := machine_of(target, ranks)) is None or known.name != machine.name:
+        found = f"the tuner predicts plans on {known.name if known else 'no machine'} for {ranks} ranks"
+        raise InputError(f"bench block --simulate {machine.name}", found, "Name that machine, or 2 to 8 ranks")
+    case.check(ranks)
+    sites = tuple(_site(name, problem, target) for name, problem in _problems(case, ranks))
+    return PredictedBlock(case.name, sites, _rest_us(case, ranks, known), fused)
+
+
+def _site(name: str, problem: Problem, target: Target) -> Site:
+    predict, operator = predictor(problem, target), problem.operator
+    chosen = cold_choice(weigh(problem, target, is_thorough=False), problem)
+    like = {OUTSIDE[name].like for name in problem.record.baselines if name in OUTSIDE}
+    by_torch = next((family.first for family in families(operator) if family.plan in like), None)
+    return Site(
+        name=name,
+        problem=problem,
+        plan=str(chosen.candidate),
+        sequential_us=_us(predict(library_path(operator))),
+        torch_us=None if by_torch is None else predict(by_torch),
+        overweave_us=_us(predict(chosen.candidate)),
+    )
+
+
+def _us(found: float | None) -> float:
+    assert found is not None, "the model has no time of a plan that it chooses"
+    return found
+
+
+def _matmuls(case: BlockCase) -> Iterator[tuple[str, Case, bool]]:
+    """Each matmul of the forward, of all ranks together: its name, sizes, and whether it ends half of the block."""
+    sizes, rows = case.sizes, case.tokens
+    kv = sizes.kv_heads * sizes.head
+    columns, inner = (sizes.width, kv, kv), (sizes.inner, sizes.inner)
+    yield "attention.qkv", Case("qkv", rows, sum(columns), sizes.width, columns), False
+    yield "attention.o", Case("o", rows, sizes.width, sizes.width), True
+    yield "mlp.gate_up", Case("gate_up", rows, sum(inner), sizes.width, inner), False
+    yield "mlp.down", Case("down", rows, sizes.width, sizes.inner), True
+
+
+def _problems(case: BlockCase, ranks: int) -> Iterator[tuple[str, Problem]]:
+    """What is computed beside a collective: forward, and, of training, for the gradients of inputs."""
+    for name, sizes, is_end in _matmuls(case):
+        if case.work == "decoding":
+            if is_end:
+                yield name, sizes.problem(REDUCE, ranks, "bf16")
+            continue
+        operator = SCATTER if is_end else GATHER
+        yield name, sizes.problem(operator, ranks, "bf16")
+        if case.work == "training":
+            dual = operator_of(operator).dual
+            assert dual
+            yield f"{name}.backward", Case(name, sizes.m, sizes.k, sizes.n).problem(dual, ranks, "bf16")
+
+
+def _rest_us(case: BlockCase, ranks: int, machine: Machine) -> float:
+    """What every way takes alike: gradients of weights and, in decoding, matmuls of each rank alone, by the library's
+    rate; attention by that, too; keys and values that decoding reads, norms, residuals, rotations and SwiGLU by the
+    bytes that they read and write. A backward takes twice what its forward does.
+    """
+    sizes, dtype = case.sizes, DTYPES["bf16"]
+    is_decoding = case.work == "decoding"
+    alone_us = 0.0
+    for _, matmul, is_end in _matmuls(case):
+        n, k = (matmul.n, matmul.k // ranks) if is_end else (matmul.n // ranks, matmul.k)
+        if case.work == "training":
+            alone_us += library_matmul_us(machine, (k, n, matmul.m), dtype)
+        if is_decoding and not is_end:
+            alone_us += library_matmul_us(machine, (matmul.m, n, k), dtype)
+    columns = sizes.width // ranks
+    # Queries by keys, then by values; of a causal mask half.
+    attention_us = 0.0 if is_decoding else library_matmul_us(machine, (case.tokens, case.length, columns), dtype)
+    rows = case.tokens if is_decoding else case.tokens // ranks
+    moved = rows * 2 * (2 + 3) * sizes.width  # norms read and write; residuals read twice and write
+    moved += case.tokens * (2 * 2 * columns + 3 * sizes.inner // ranks)  # rotations of queries and keys; SwiGLU
+    moved += is_decoding * case.tokens * CONTEXT * 2 * sizes.kv_heads * sizes.head // ranks
+    each_us = attention_us + moved * ITEMSIZE_BYTES[dtype] / machine.hbm.gb_per_s / 1e3
+    return alone_us + (3 if case.work == "training" else 1) * each_us
