@@ -3,6 +3,8 @@
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_models [--steps 50] [--inductor test_micro_pipeline_tp.py]
 
 trained: losses of AdamW on all ranks beside those of one process, within 1e-3, and again, bit for bit.
+generated: 64 tokens in bf16 with a static cache, whose blocks run as a CUDA graph: the tokens of the same calls one by
+one.
 compiled: a layer by Inductor, forward and backward, whose eight collectives must all be overweave's.
 inductor: PyTorch's own test of asynchronous tensor parallelism, whose text is carried along: with overweave installed
 by the environment it fails nothing that passes without. It runs on rank 0, in a fake group.
@@ -29,6 +31,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import overweave as ow
 from campaigns.gpu_ranks import Check, arguments, run_campaign
+from campaigns.torch.generated import unlike
 from campaigns.torch.small_llama import Llama, Sizes, loss_of, plan
 
 SIZES = Sizes(vocabulary=256, width=512, inner=1024, heads=8, kv_heads=4, layers=2, has_biases=True)
@@ -38,19 +41,31 @@ PASSED = re.compile(r"^(\S+) PASSED", re.MULTILINE)
 
 
 def checks(asked: argparse.Namespace) -> Iterator[Check]:
-    """Training with and without sequence parallelism, a compiled layer, and PyTorch's test if its text is there."""
-    for is_split in (True, False):
-        yield Check(f"trained: sequence {'split' if is_split else 'whole'}", partial(trained, is_split, asked.steps))
+    """Training and generation, a compiled layer, and PyTorch's test if its text is there."""
+    yield from whole_models(asked.steps)
     for batch in (1, 2):
         yield Check(f"compiled: batch {batch}", partial(compiled, batch))
     if asked.inductor:
         yield Check("inductor: test_micro_pipeline_tp", partial(by_pytorch, asked.inductor))
 
 
-def models(is_split: bool) -> tuple[Llama, Llama]:
+def whole_models(steps: int) -> Iterator[Check]:
+    """Training with and without sequence parallelism, and generation."""
+    for is_split in (True, False):
+        yield Check(f"trained: sequence {'split' if is_split else 'whole'}", partial(trained, is_split, steps))
+    yield Check("generated: 64 tokens in a CUDA graph", generated)
+
+
+def generated() -> Iterator[str]:
+    """What is wrong with the tokens of a model on all ranks."""
+    _, model = models(is_split=False, dtype=torch.bfloat16)
+    return unlike(model, SIZES)
+
+
+def models(is_split: bool, dtype: torch.dtype = torch.float32) -> tuple[Llama, Llama]:
     """A model in one process, and the same one on all ranks."""
     torch.manual_seed(0)
-    single = Llama(SIZES).cuda()
+    single = Llama(SIZES).to("cuda", dtype)
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     model = copy.deepcopy(single)
     parallelize_module(model, mesh, plan(SIZES.layers, is_split))

@@ -1,12 +1,13 @@
 """Are layers right on GPUs, forward and backward, eager and replayed, and does nothing grow?
 
-    torchrun --standalone --nproc-per-node 4 -m campaigns.gpu_torch [--replays 100] [--soak [CALLS]] [--only all_reduce]
+    torchrun --standalone --nproc-per-node 4 -m campaigns.gpu_torch [--only all_reduce] [--model | --soak [CALLS]]
 
 errors: results and gradients of every form in bf16, held against fp64 autograd: at most 1.05 times the error of torch's
 collectives in bf16. exchanges: those of whole numbers are exact. replayed: forward and backward in one CUDA graph,
-whose inputs change between replays: the same bits as the same calls made one by one. --soak: instead, so many layers
-forward and backward, in every form by turns: memory of the GPU, open files and threads stay what they are after the
-first hundred. Plans are named, since ranks that share a GPU have gloo as their library, which no graph holds; for the
+whose inputs change between replays: the same bits as the same calls made one by one. --model: instead, a Llama trains
+for 200 steps and generates 64 tokens in a CUDA graph (gpu_models.py). --soak: instead, so many layers forward and
+backward, in every form by turns: memory of the GPU, open files and threads stay what they are after the first hundred.
+Of layers plans are named, since ranks that share a GPU have gloo as their library, which no graph holds; for the
 same reason no layer there gathers its shard again by the library.
 """
 
@@ -25,11 +26,12 @@ import torch.distributed as dist
 from campaigns.exact.calls import captured
 from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers
 from campaigns.torch.exchanges import exchanges_off
+from campaigns.torch.gpu_models import whole_models
 from campaigns.torch.layers import Layer, Tensors, errors, in_dtype, is_too_large, ours, upstream
 
 GATHER, SCATTER, REDUCE = "push", "scatter", "two_shot"
 wide = partial(Layer, widths=(512,), k=256)
-WARM, STEPS = 100, 20
+WARM, STEPS, STEPS_OF_MODEL = 100, 20, 200
 DRAWN = 3  # sets of inputs that replays meet by turns
 Gradients = Callable[[], tuple[torch.Tensor, ...]]
 
@@ -116,6 +118,9 @@ def soaked(calls: int) -> Iterator[str]:
 
 def checks(asked: argparse.Namespace) -> Iterator[Check]:
     """A line for each form."""
+    if asked.model:
+        yield from whole_models(STEPS_OF_MODEL)
+        return
     if asked.soak:
         yield Check(f"soak: {asked.soak} layers", partial(soaked, asked.soak), asked.soak)
         return
@@ -131,6 +136,7 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
 def main() -> None:
     parser = arguments(__doc__ or "", deadline_s=30)
     parser.add_argument("--replays", type=int, default=100, help="of each captured layer")
+    parser.add_argument("--model", action="store_true", help="a whole model instead")
     parser.add_argument("--soak", type=int, nargs="?", const=10_000, default=0, help="so many layers instead")
     run_campaign(parser, checks)
 

@@ -24,11 +24,15 @@ ROWS = ("attention.o", "mlp.down")
 
 
 class Cache(NamedTuple):
-    """Keys and values of the positions so far, `[sequences, heads, context, head]`, and the position to write next."""
+    """Keys and values, `[sequences, heads, context, head]`, and the positions that are written next, in place.
+
+    is_full: the last of them is the last there is, and all are read; else none behind a position.
+    """
 
     k: torch.Tensor
     v: torch.Tensor
     position: torch.Tensor
+    is_full: bool = True
 
 
 class Attention(nn.Module):
@@ -51,8 +55,9 @@ class Attention(nn.Module):
         if cache is None:
             y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
-            k, v = cache.k.index_copy(2, positions, k), cache.v.index_copy(2, positions, v)
-            y = scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            k, v = cache.k.index_copy_(2, positions, k), cache.v.index_copy_(2, positions, v)
+            seen = None if cache.is_full else torch.arange(k.shape[2], device=k.device) <= positions[:, None]
+            y = scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         result: torch.Tensor = self.o(y.transpose(1, 2).flatten(-2))
         return result
 

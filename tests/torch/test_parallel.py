@@ -112,11 +112,11 @@ def read_beside() -> list[str]:
     model = parallelize_module(
         copy.deepcopy(single),
         mesh,
-        {"": ow.PrepareGather(input_layouts=Shard(1)), "a": ow.Colwise(), "b": ow.Colwise()},
+        {"": ow.PrepareGather(input_kwarg_layouts={"x": Shard(1)}), "a": ow.Colwise(), "b": ow.Colwise()},
     )
     x = torch.randn(2, 6, 8, requires_grad=True)
     shard = x.detach().chunk(dist.get_world_size(), 1)[dist.get_rank()].clone().requires_grad_()
-    product, wanted = model(shard), single(x)
+    product, wanted = model(x=shard), single(x)
     own_x = x.pow(2).sum(-1).detach()
     dist.all_reduce(whole_part := (product - own_x - 6.0).detach())
     found = [] if torch.allclose(whole_part, (wanted - own_x - 6.0).detach(), atol=1e-4) else ["values"]
