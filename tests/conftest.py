@@ -20,6 +20,7 @@ os.environ["OVERWEAVE_CACHE_DIR"] = _CACHE.name
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what is printed now into tests/golden")
+    parser.addoption("--part", default="1/1", help="K/N: every N-th of the chosen tests, from the K-th on")
 
 
 @cache
@@ -32,8 +33,12 @@ def gpus() -> int:
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`@pytest.mark.gpu` needs one GPU, `@pytest.mark.gpu(2)` two."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`@pytest.mark.gpu` needs one GPU, `@pytest.mark.gpu(2)` two. Of what is chosen, the part that is asked for."""
+    first, every = map(int, config.getoption("--part").split("/"))
+    if every > 1:
+        items[:] = items[first - 1 :: every]
     for item in items:
         mark = item.get_closest_marker("gpu")
         if mark is None:

@@ -94,10 +94,15 @@ def test_wrong_source_is_found(source: Source, contract: Contract, found: set[st
         copy_case(traced=False, ragged=True),
         matmul_case("bfloat16", MatmulConfig(), Variant(is_transposed=True)),
         matmul_case("float32", MatmulConfig(block_m=64, block_n=64, block_k=16, warps=4, stages=2), Variant()),
-        matmul_case("bfloat16", HOPPER, Variant(), weights=3),
-        matmul_case("bfloat16", HOPPER, SUM, FINISHED, addends=3),
+        pytest.param(matmul_case("bfloat16", HOPPER, Variant(), weights=3), marks=pytest.mark.nightly),
+        pytest.param(matmul_case("bfloat16", HOPPER, SUM, FINISHED, addends=3), marks=pytest.mark.nightly),
         *(matmul_case("bfloat16", GATED[kernel][0].config, Variant(), SWIGLU) for kernel in GATED),
-        *(matmul_case(FLOAT8, GATED_FLOAT8[kernel][0].config, SCALED, SCALED_SWIGLU) for kernel in GATED_FLOAT8),
+        *(
+            pytest.param(
+                matmul_case(FLOAT8, GATED_FLOAT8[kernel][0].config, SCALED, SCALED_SWIGLU), marks=pytest.mark.nightly
+            )
+            for kernel in GATED_FLOAT8
+        ),
     ],
     ids=lambda case: f"{case.source.name} {case.source.config}",
 )

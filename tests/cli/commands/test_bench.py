@@ -110,7 +110,8 @@ def ended_in_the_middle(command: list[str], out: Path, number: int) -> subproces
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM, signal.SIGKILL]
+    "number",
+    [*(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
 )
 def test_what_a_bench_has_finished_outlives_it_and_its_ranks_do_not(number, tmp_path, monkeypatch, capsys):
     shapes, out, table = tmp_path / "shapes.json", tmp_path / "mlp.it.json", tmp_path / "table.json"

@@ -22,9 +22,16 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["not nightly", pytest.param("nightly", marks=pytest.mark.nightly)])
-def test_every_schedule_leaves_a_trace(when: str):
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", when]
+@pytest.mark.parametrize(
+    ("when", "part"),
+    [
+        ("not nightly", "1/2"),
+        pytest.param("not nightly", "2/2", marks=pytest.mark.nightly),
+        pytest.param("nightly", "1/1", marks=pytest.mark.nightly),
+    ],
+)
+def test_every_schedule_leaves_a_trace(when: str, part: str):
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", when, f"--part={part}"]
     command.append("tests/cli/interpreted_trace.py")
     cases = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]

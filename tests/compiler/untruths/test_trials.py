@@ -77,12 +77,13 @@ def test_what_is_true_is_checked_once(tmp_path: Path, monkeypatch: pytest.Monkey
     ("text", "given", "change", "blamed", "found"),
     [
         (ROWS, rows(), ("cols, mask=cols < N) + eps", "cols) + eps"), "load X=", "loads element"),
-        (
+        pytest.param(
             ROWS,
             rows(),
             ("row * N + cols, mask=cols < N) +", "row * N + cols * cols, mask=cols < 9) +"),
             "load X=",
             "loads element",
+            marks=pytest.mark.nightly,
         ),
         (ATTENTION.read_text(), attended(), HALVED, "stream S", "in another order out"),
     ],
