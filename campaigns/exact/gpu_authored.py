@@ -72,8 +72,15 @@ def particular(ranks: int) -> Iterator[Trial]:
     yield Trial("matmul", {"A": "all_gather.push"}, matmul(False, "A", 32 * ranks), "a tile waits for all peers")
     halved, shows = runs.sent(320), "tiles over two blocks"  # of two tiles and a half
     yield Trial("matmul", {"C": "all_to_all.send_collective"}, halved, f"{shows}, by the library")
-    if ranks == 2:  # of more ranks neither need be the own one, and a tile announces one chunk
-        yield Trial("matmul", {"C": "all_to_all.send pieces=1"}, halved, shows)
+    yield Trial("matmul", {"C": "all_to_all.send pieces=1"}, halved, shows)
+    for how in (
+        "scatter",
+        "scatter pieces=2 mover=copy_kernel",
+        "ring",
+        "islands",
+    ):  # shards of two tiles, less six rows
+        odd = matmul(False, "C", ranks * 250)
+        yield Trial("matmul", {"C": f"reduce_scatter.{how}"}, odd, f"tiles over two shards, {how}")
     yield Trial("layer_norm", {"Y": AT_PEERS[2]}, runs.layer_norm("Y"), "a store at peers in a loop")
 
 
