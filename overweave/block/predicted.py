@@ -88,14 +88,15 @@ def predicted(case: BlockCase, ranks: int, machine: Machine, fused: Fused) -> Pr
 def _site(name: str, problem: Problem, target: Target) -> Site:
     predict, operator = predictor(problem, target), problem.operator
     chosen = cold_choice(weigh(problem, target, is_thorough=False), problem)
-    like = {OUTSIDE[name].like for name in problem.record.baselines if name in OUTSIDE}
+    like = {each.like: each for name in problem.record.baselines if (each := OUTSIDE.get(name)) is not None}
     by_torch = next((family.first for family in families(operator) if family.plan in like), None)
+    least_us = 0.0 if by_torch is None else like[by_torch.plan].host_us  # however quick its pieces are
     return Site(
         name=name,
         problem=problem,
         plan=str(chosen.candidate),
         sequential_us=_us(predict(library_path(operator))),
-        torch_us=None if by_torch is None else predict(by_torch),
+        torch_us=None if by_torch is None else max(_us(predict(by_torch)), least_us),
         overweave_us=_us(predict(chosen.candidate)),
     )
 

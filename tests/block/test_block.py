@@ -19,6 +19,8 @@ from overweave.cli.main import app
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.memory.group import resolve
+from overweave.schedules.methods.outside import OUTSIDE
+from overweave.schedules.methods.outside import TORCH_FUSED as TORCH_OPERATOR
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import Request
 from overweave.tuner.measure.timer import Effort
@@ -68,6 +70,9 @@ def test_overweave_is_predicted_to_be_no_slower_than_the_library(work: Work):
     found = predicted(chosen, 4, load("h200x4"), Fused(0, 0))
     assert found.overweave_us <= found.sequential_us == found.torch_us
     assert len(found.sites) == {"forward": 4, "training": 8, "decoding": 2}[work]
+    # As long as torch's operator keeps its host; of an all-reduce it has none.
+    least_us = OUTSIDE[TORCH_OPERATOR].host_us
+    assert all(site.torch_us is None if work == "decoding" else site.torch_us >= least_us for site in found.sites)
 
 
 def test_only_machines_of_the_tuner_are_predicted():
