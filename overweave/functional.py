@@ -11,21 +11,20 @@ strides. Their weights may be DTensors, sharded as the layer says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, TypeGuard, overload
 
 import torch
 
 from overweave.errors import GroupError, InputError
 from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from overweave.ir.operators.record import Operator
-from overweave.ir.shards import shard_rows
 from overweave.memory.group import GroupLike
 from overweave.ops.call.call import call
 from overweave.ops.call.norm import RmsNorm
 from overweave.ops.dispatch.library import define
 from overweave.ops.dispatch.main_grad import added_to_main_grad
 from overweave.ops.dispatch.route import Place, by_dispatcher, place_of, refused
+from overweave.ops.dispatch.rows import gathered_rows, matrix_of, scattered_rows
 from overweave.ops.dispatch.schema import results_named
 
 for _record in (all_gather_matmul.OPERATOR, matmul_reduce_scatter.OPERATOR, matmul_all_reduce.OPERATOR):
@@ -115,7 +114,7 @@ def all_gather_linear(
     Raises InputError or GroupError for arguments it cannot take, on every rank, and what the operator raises.
     """
     layer = _layer(_GATHER, x, weight, group, (0, main_grad))
-    rows = _gathered_rows(layer, x, dim, size)
+    rows = gathered_rows((layer.operator, layer.place), x, dim, size)
     gates = None if gate is None else _factor(layer, gate, "gate", (0, main_grad))
     # Where rows come in another order than y's, the residual is added behind.
     fused = None if residual is None or not rows.is_in_order else residual.reshape(-1, residual.shape[-1]).contiguous()
@@ -162,8 +161,8 @@ def linear_reduce_scatter(
     Raises InputError or GroupError for arguments it cannot take, on every rank, and what the operator raises.
     """
     xs = [x] if isinstance(x, torch.Tensor) else list(x)
-    layer = _layer(_SCATTER, xs, weight, group, (1, main_grad))
-    parts = [_scattered_rows(layer, each, dim) for each in xs]
+    layer = _layer(_SCATTER, x, weight, group, (1, main_grad))
+    parts = [scattered_rows((layer.operator, layer.place), each, dim) for each in xs]
     rows = parts[0]
     fused = None if residual is None or not rows.is_in_order else residual.reshape(-1, residual.shape[-1]).contiguous()
     given = {
@@ -208,7 +207,7 @@ def linear_all_reduce(
     if norm is not None and norm.residual is not None:
         norm = norm._replace(residual=norm.residual.reshape(-1, norm.residual.shape[-1]).contiguous())
     given = {
-        "x": _matrix(x), "w": layer.weights, "bias": _bias(layer, bias, None), "activation": activation,
+        "x": matrix_of(x), "w": layer.weights, "bias": _bias(layer, bias, None), "activation": activation,
         "residual": beside, "norm": norm, "plan": plan,
     }  # fmt: skip
     results = [each.view(shape) for each in _computed(layer, given, {})]
@@ -226,39 +225,6 @@ class _Layer(NamedTuple):
     columns: int = 0
 
 
-class _Rows(NamedTuple):
-    """The rows of x as a matrix, and how rows of the result become a tensor again.
-
-    m: all rows, where ranks have unlike numbers. lead, inner: the product of the dimensions before and behind `dim`.
-    parts: of `dim`, each of `most`, in the order in which the result has them before `lead`; 0: they are in order.
-    shape: of the result, but for its last dimension. kept: how much of `dim` is no padding. is_padded: on any rank.
-    """
-
-    matrix: torch.Tensor
-    shape: tuple[int, ...]
-    m: int | None = None
-    lead: int = 1
-    inner: int = 1
-    parts: int = 0
-    most: int = 0
-    kept: int = 0
-    is_padded: bool = False
-
-    @property
-    def is_in_order(self) -> bool:
-        """Whether rows of the result are those of the tensor that is returned, on every rank."""
-        return self.parts == 0 or (self.parts == 1 and not self.is_padded)
-
-    def restored(self, result: torch.Tensor) -> torch.Tensor:
-        """The result, contiguous."""
-        columns = result.shape[-1]
-        if self.parts:
-            parted = result.view(self.parts, self.lead, self.most, self.inner, columns).transpose(0, 1)
-            whole = parted.reshape(self.lead, self.parts * self.most, self.inner, columns)
-            result = whole[:, : self.kept].contiguous()
-        return result.view(*self.shape, columns)
-
-
 def _computed(layer: _Layer, given: dict[str, Any], of_gradients: dict[str, Any]) -> list[torch.Tensor]:
     """The results in order: products, rows before a norm, what was gathered. of_gradients: keywords of these."""
     if torch.is_grad_enabled():
@@ -270,6 +236,8 @@ def _computed(layer: _Layer, given: dict[str, Any], of_gradients: dict[str, Any]
 def _layer(operator: Operator, x: Any, weight: Factors, group: GroupLike, how: tuple[int, bool]) -> _Layer:
     """x: one for all weights, or a list of one for each. how: along which dimension DTensor weights are sharded, and
     whether their gradients go to `main_grad`."""
+    if _is_plain(weight, x) and not how[1]:
+        return _Layer(operator, place_of(group), group, weight.t(), weight.shape[0])
     listed = [weight] if isinstance(weight, torch.Tensor) else list(weight)
     xs = list(x) if isinstance(x, (list, tuple)) else [x] * len(listed)
     if any(each.__class__ not in _PLAIN for each in listed):
@@ -289,6 +257,13 @@ def _layer(operator: Operator, x: Any, weight: Factors, group: GroupLike, how: t
     if len({each.is_contiguous() for each in factors}) > 1:
         factors = [each.t().contiguous().t() for each in factors]
     return layer._replace(weights=factors if len(listed) > 1 else factors[0], columns=factors[0].shape[1])
+
+
+def _is_plain(weight: Any, x: Any) -> TypeGuard[torch.Tensor]:
+    """Whether nothing is to be said of a layer, as of most: local tensors that fit each other."""
+    if x.__class__ not in _PLAIN or weight.__class__ not in _PLAIN or weight.dim() != 2 or not x.dim():
+        return False
+    return bool(weight.is_contiguous()) and x.shape[-1] == weight.shape[1]
 
 
 def _group(operator: Operator, weights: list[Any], group: GroupLike) -> GroupLike:
@@ -340,55 +315,3 @@ def _is_dtensor(tensor: Any) -> bool:
 
 def _refusal(layer: _Layer, asked: str, found: str, cure: str) -> Exception:
     return refused(layer.place.name, InputError(f"{layer.operator.name}: {asked}", found, cure))
-
-
-def _matrix(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(prod(x.shape[:-1]), x.shape[-1]).contiguous()
-
-
-def _dimension(layer: _Layer, x: torch.Tensor, dim: int) -> int:
-    if not -x.dim() <= dim < x.dim() - 1 or dim == -1:
-        found = f"got dim={dim} of x {list(x.shape)}"
-        raise _refusal(layer, "dim, any but the last", found, "Features are multiplied: name a dimension of rows")
-    return dim % x.dim()
-
-
-def _gathered_rows(layer: _Layer, x: torch.Tensor, dim: int, size: int | None) -> _Rows:
-    dim, ranks = _dimension(layer, x, dim), layer.place.world_size
-    own, before, behind = x.shape[dim], x.shape[:dim], x.shape[dim + 1 : -1]
-    whole = own * ranks if size is None else size
-    if size is not None:
-        lo, hi = shard_rows(whole, ranks, layer.place.rank)
-        if hi - lo != own:
-            found = f"rank {layer.place.rank} of {ranks} holds {own} of {whole}, not {hi - lo}"
-            raise _refusal(layer, f"size={size} along dim {dim}", found, "Deal x as torch.chunk does, or pass size")
-    shape, lead, inner = (*before, whole, *behind), prod(before), prod(behind)
-    is_even = size is None or whole % ranks == 0
-    if lead == 1 and (is_even or inner == 1):
-        return _Rows(_matrix(x), shape, None if is_even else whole)
-    most = own if is_even else -(-whole // ranks)
-    return _Rows(_matrix(_padded(x, dim, most)), shape, None, lead, inner, ranks, most, whole)
-
-
-def _scattered_rows(layer: _Layer, x: torch.Tensor, dim: int) -> _Rows:
-    dim, ranks = _dimension(layer, x, dim), layer.place.world_size
-    whole, before, behind = x.shape[dim], x.shape[:dim], x.shape[dim + 1 : -1]
-    lead, inner, is_even = prod(before), prod(behind), whole % ranks == 0
-    if is_even:
-        own = most = whole // ranks
-    else:
-        lo, hi = shard_rows(whole, ranks, layer.place.rank)
-        own, most = hi - lo, -(-whole // ranks)
-    shape = (*before, own, *behind)
-    if lead == 1 and (is_even or inner == 1):
-        return _Rows(_matrix(x), shape)
-    parted = _padded(x, dim, ranks * most).reshape(lead, ranks, most * inner, x.shape[-1]).transpose(0, 1)
-    return _Rows(
-        parted.reshape(ranks * lead * most * inner, x.shape[-1]), shape, None, lead, inner, 1, most, own, not is_even
-    )
-
-
-def _padded(x: torch.Tensor, dim: int, length: int) -> torch.Tensor:
-    """x with rows of zeros behind those along `dim`."""
-    missing = length - x.shape[dim]
-    return x if missing == 0 else torch.nn.functional.pad(x, (*[0, 0] * (x.dim() - 1 - dim), 0, missing))

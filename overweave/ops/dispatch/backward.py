@@ -24,6 +24,7 @@ from overweave.ir.operators.registry import record_of
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import process_group_of
 from overweave.ops.call.surroundings import is_watched
+from overweave.ops.dispatch.route import place_of
 from overweave.ops.dispatch.schema import DEFINED, matrix_of
 from overweave.runtime.library.library import all_gather_flat
 
@@ -205,11 +206,11 @@ def norm_gradients(z: torch.Tensor, weight: torch.Tensor, eps: float, dy: torch.
 
 def kept_of(operator: Operator, group_name: str, rows: Any, options: dict[str, Any]) -> Kept:
     """What to keep of a call on `rows` rows of x. Raises InputError for an unknown `save`."""
-    group = process_group_of(group_name)
+    place = place_of(group_name)
     save = options.get("save", "gathered")
     if save not in ("gathered", "shard", "columns"):
         raise InputError(f"{operator.name}: save", f"got {save[:40]!r}", "Use one of gathered, shard, columns")
-    world_size, m = group.size(), options.get("m")
+    world_size, m = place.world_size, options.get("m")
     if m is None:
         m = rows * world_size if operator.has_row_shards else rows
     if world_size == 1 or not operator.gathers:
@@ -218,4 +219,4 @@ def kept_of(operator: Operator, group_name: str, rows: Any, options: dict[str, A
         save = "shard"
     plans = options.get("plan"), options.get("backward_plan")
     exchange = options.get(COUNTS), options.get("most")
-    return Kept(operator, group_name, world_size, group.rank(), m, save, *plans, *exchange)
+    return Kept(operator, group_name, world_size, place.rank, m, save, *plans, *exchange)

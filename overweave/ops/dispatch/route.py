@@ -4,14 +4,16 @@ of tensors that are differentiated. All other calls go past it.
 
 from __future__ import annotations
 
+import atexit
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
-from overweave.memory.group import GroupLike, process_group_of
+from overweave.memory.group import LIVING, GroupLike, process_group_of
 from overweave.ops.call.counts import TOKENS, routed
 from overweave.ops.call.groups import group_of, refuse
 from overweave.ops.call.operands import WEIGHTS, check_kinds
@@ -96,10 +98,23 @@ class Place(NamedTuple):
     rank: int
 
 
+_PLACES: dict[object, tuple[dist.ProcessGroup, Place]] = {}  # of process groups, by themselves and by their names
+atexit.register(_PLACES.clear)  # a process group must not outlive the interpreter
+
+
 def place_of(group: GroupLike) -> Place:
-    """Where this rank stands in a group. Raises GroupError."""
+    """Where this rank stands in a group, remembered as long as the group lives. Raises GroupError."""
+    key = dist.group.WORLD if group is None else group
+    # A mesh is no key: one that is equal has groups of its own.
+    known = None if isinstance(key, dist.DeviceMesh) else _PLACES.get(key)
+    if known is not None and known[0] in LIVING:
+        return known[1]
     process_group = process_group_of(group)
-    return Place(str(process_group.group_name), process_group.size(), process_group.rank())
+    place = Place(str(process_group.group_name), process_group.size(), process_group.rank())
+    for gone in [each for each, (other, _) in _PLACES.items() if other not in LIVING]:
+        del _PLACES[gone]
+    _PLACES[process_group] = _PLACES[place.name] = process_group, place
+    return place
 
 
 # A compiler takes the place as a constant of the graph. torch.compiler.assume_constant_result says so by this mark,
