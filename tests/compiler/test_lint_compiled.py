@@ -228,7 +228,7 @@ def test_seeded_violation_in_a_partition_is_found(rule: str, change: tuple[str, 
     ("config", "variant", "epilogue", "weights"),
     [
         (HOPPER, Variant(), Epilogue(), 1),
-        (HOPPER, Variant(), Epilogue(), 3),
+        pytest.param(HOPPER, Variant(), Epilogue(), 3, marks=pytest.mark.nightly),
         (GATED["hopper"][0].config, Variant(two_sources=False), SWIGLU, 1),
     ],
 )
@@ -313,6 +313,7 @@ def test_addends_read_without_hearing_of_the_wait_are_found(fault: str) -> None:
     assert "guarded-order" in rules(found_rules)
 
 
+@pytest.mark.nightly
 def test_an_addend_that_is_loaded_in_bulk_is_guarded() -> None:
     """The storer waits and loads: two halves of two rectangles, of which a narrow tile has one."""
     source, contract = matmul_case(

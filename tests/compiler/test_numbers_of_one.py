@@ -40,7 +40,7 @@ def _with_ones(kind: str | tuple[Any, ...]) -> str | tuple[Any, ...]:
     return kind if isinstance(kind, str) else type(kind)(*(1 if part in NUMBERS else part for part in kind))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_compiles_with_every_number_a_one() -> None:
     for source in _one_per_kernel():
         numbers = _numbers(source)

@@ -62,9 +62,10 @@ def test_both_say_alike_how_a_plan_is_launched():
 
 
 @pytest.mark.slow
-def test_right_plans_end_in_order_and_bind():
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.nightly)])
+def test_right_plans_end_in_order_and_bind(every: int):
     assert len(plans()) > 150
-    assert [found for plan in plans() if (found := hang(plan) or race(plan) or obstacle(plan))] == []
+    assert [found for plan in plans()[::every] if (found := hang(plan) or race(plan) or obstacle(plan))] == []
 
 
 def test_sums_that_take_every_sm_before_pushes_have_any_hang():

@@ -157,7 +157,7 @@ def test_a_kernel_is_compiled_in_under_a_second_without_triton():
     assert min(took_us) < 1e6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_part_measures_on_emulated_ranks(tmp_path: Path):
     path = tmp_path / "tables.csv"
     command = [sys.executable, str(ROOT / "tests" / "campaigns" / "interpreted_tables.py"), str(path)]

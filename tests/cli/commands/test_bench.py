@@ -60,7 +60,11 @@ def called(command: list[str]) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("operator", "repeats"),
-    [(OPERATORS[0], 2), *(pytest.param(operator, 1, marks=pytest.mark.nightly) for operator in OPERATORS[1:])],
+    [
+        (OPERATORS[0], 1),
+        pytest.param(OPERATORS[0], 2, marks=pytest.mark.nightly),
+        *(pytest.param(operator, 1, marks=pytest.mark.nightly) for operator in OPERATORS[1:]),
+    ],
 )
 def test_own_ranks_and_whole_runs(operator, repeats, shapes, tmp_path):
     out = tmp_path / "result.json"
@@ -179,7 +183,7 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
     assert report["spread"]["overweave"]["time_us"]["largest"] == 4.0  # of the whole run alone
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_operator_of_a_file_is_benched(shapes, tmp_path):
     (tmp_path / "mine.py").write_text("from tests.extending import toy_operator\ntoy_operator.add()\n")
     options = ["--shapes", str(shapes), "--world", "2", "--device", "cpu", "--dtype", "fp32"]

@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_ranks_start(monkeypatch: py
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.nightly), 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_on_emulated_ranks(tmp_path: Path, ranks: int):
     result = run("", "--device", "cpu", "--ranks", str(ranks), "--out", str(tmp_path / "new"))
     assert result.returncode == 0, result.stdout + result.stderr

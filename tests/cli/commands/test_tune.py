@@ -54,7 +54,7 @@ def test_a_shape_is_tuned_printed_as_code_kept_and_added_to_a_table(tmp_path: Pa
     assert found == [(64, 16, ()), (128, 24, (16, 8))][-len(tried) :]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_ends_every_rank_and_keeps_what_is_tuned(tmp_path: Path):
     """On four ranks, behind the first of two cases."""
     shapes, table = tmp_path / "shapes.json", tmp_path / "table.json"

@@ -49,7 +49,7 @@ def test_the_three_choices_have_eight_points_and_the_paper_keeps_four():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(8, marks=pytest.mark.nightly)])
 def test_all_are_proven_whatever_m_and_k_are(world_size: int):
     """Pieces of unequal rows or columns, empty ones, ranks without rows, k below one piece; one weight and two."""
     square = 16 * world_size * world_size
@@ -195,7 +195,7 @@ def test_exchanged_rows_are_exact_whatever_the_counts(world_size: int):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(8, marks=pytest.mark.nightly)])
 def test_exchanges_of_upper_bounds_are_proven(world_size: int):
     exchange = {"operator": "all_to_all_matmul"}
     for name, block, way, counted in itertools.product(NAMES, (1, 37, 16 * world_size), WAYS, (False, True)):

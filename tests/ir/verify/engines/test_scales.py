@@ -110,7 +110,7 @@ def test_every_schedule_is_proven():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.nightly)])
 def test_every_schedule_is_proven_at_any_size(world_size: int):
     assert_all_proven(world_size, (0, 1, 3, 100, 256))
     assert_sums_proven(world_size, (0, 1, 3, 100, 256))
