@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from overweave.ops.author.compile_auto import compile_auto
     from overweave.ops.author.tile_program import SymmetricBuffer, TileProgram
     from overweave.ops.call.norm import RmsNorm
+    from overweave.ops.call.row_map import RowMap
     from overweave.ops.explain import explain
     from overweave.ops.matmul_all_reduce import matmul_all_reduce
     from overweave.ops.matmul_all_to_all import matmul_all_to_all
@@ -68,6 +69,7 @@ _HOMES = {
     "Put": "overweave.schedules.moves.moves",
     "Reduction": "overweave.schedules.moves.moves",
     "RmsNorm": "overweave.ops.call.norm",
+    "RowMap": "overweave.ops.call.row_map",
     "check": "overweave.ops.workspace",
     "memory_report": "overweave.ops.workspace",
     "reset": "overweave.ops.workspace",
@@ -92,6 +94,7 @@ __all__ = [
     "QkvParallelLinear",
     "Reduction",
     "RmsNorm",
+    "RowMap",
     "RowParallelLinear",
     "Rowwise",
     "Sum",

@@ -16,14 +16,14 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from campaigns.cases import ALL_GATHER, ALL_REDUCE, BY_ENGINES, OPERATORS, Named
+from campaigns.cases import ALL_GATHER, BY_ENGINES, OPERATORS, Named
 from campaigns.shown import shown
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 from overweave.ir.plan import MOST_WEIGHTS, Plan, numbered
@@ -45,6 +45,7 @@ VARIED: dict[str, tuple[int | str, ...]] = {
     "library_sms": (16, 124, 130),  # of 132: so that tiles are a wave, or several
     "order": ("ring", "all_peers"),
     "carrier": ("copy_engine", "library"),
+    "rows": ("own", "cyclic"),
 }
 DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
 WORLDS = (1, 2, 3, 4, 8)
@@ -92,6 +93,8 @@ def random_case(chance: random.Random, world_size: int, depth: Depth) -> Case:
     options = {name: chance.choice(values) for name, values in VARIED.items() if name in known}
     if options.get("sums") == "epilogue" and "mover" in known:
         options["mover"] = "copy_engine"
+    if options.get("rows") == "cyclic":
+        m = -(-m // world_size) * world_size
     problem = Problem(
         operator=operator,
         m=m,
@@ -136,7 +139,8 @@ def make_data(case: Case, rank: int, is_integer: bool, call: int = 0) -> Data:
     if gathers:
         own_x, own_w, exact = x[rows], w[:, own], x.double() @ w[:, own].double()
     else:
-        summed = x if problem.operator == ALL_REDUCE else x[rows]
+        parts = [x[slice(*part)] for part in problem.result_ranges(rank)]
+        summed = torch.cat(parts)
         own_x, own_w, exact = x[:, own], w[own], summed.double() @ w.double()
     own_w = own_w.t().contiguous().t() if problem.b_is_transposed else own_w.contiguous()
     return Data(own_x.contiguous(), own_w, exact)
@@ -155,7 +159,7 @@ def compute(case: Case, plan: Plan, group: Group, data: Data, depth: Depth) -> t
 
 def library_result(case: Case, group: Group, data: Data) -> torch.Tensor:
     """torch + library collectives, in the same dtype: the reference of the operator's record."""
-    collectives = PlainCollectives(group.process_group, case.problem.m)
+    collectives = PlainCollectives(group.process_group, case.problem.m, case.problem.strip)
     found: torch.Tensor = case.problem.record.reference({"x": data.x, "w": data.w}, collectives)
     return found
 
@@ -168,6 +172,7 @@ def try_shapes(depth: Depth, count: int, seed: int) -> dict[str, Any]:
     for _ in range(count):
         case = random_case(chance, group.world_size, depth)
         plan = catalog.build(case.schedule, case.problem, case.options)
+        case = replace(case, problem=plan.problem)
         data = make_data(case, group.rank, is_integer=True)
         if not torch.equal(compute(case, plan, group, data, depth), data.exact.to(data.x.dtype)):
             wrong.append(f"{case}: rank {group.rank} is not bit-equal")
@@ -197,6 +202,7 @@ def try_calls(depth: Depth, count: int, seed: int) -> dict[str, Any]:
     wrong: list[str] = []
     cases = [_long_run_case(one, group.world_size, seed) for one in BY_ENGINES]
     plans = [catalog.build(case.schedule, case.problem, case.options) for case in cases]
+    cases = [replace(case, problem=plan.problem) for case, plan in zip(cases, plans, strict=True)]
     for call in range(count):
         which = chance.randrange(len(cases))
         data = make_data(cases[which], group.rank, is_integer=True, call=call)

@@ -22,7 +22,7 @@ from overweave.ir.epilogue import (
 from overweave.ir.operators.record import Dim, Operand, Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.schedule import Count, Name, Range
-from overweave.ir.shards import owned_rows, rows_of, shard_rows
+from overweave.ir.shards import owned_rows, rows_of, shard_rows, strip_rows
 from overweave.ir.tensors import FACTORS, received
 
 LONGEST_LIST = 64  # of weights, in one call
@@ -39,6 +39,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     counted: of each block of the `m` rows that are exchanged, one for each rank, a call fills what its counts say.
     out_dtype: of the result, where that is not the operands', and of the parts of a sum, which travel in it: products
     of fp8 are kept in 16 bits or more.
+    strip: rows of the sum are dealt to ranks in bands, to each a strip of so many rows (`strip_rows`). 0: a shard each.
     """
 
     operator: Name
@@ -54,6 +55,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     columns: Annotated[tuple[Count, ...], Meta(max_length=LONGEST_LIST)] = ()
     out_dtype: Dtype | None = None
     counted: bool = False
+    strip: Annotated[int, Meta(ge=0)] = 0
 
     @property
     def record(self) -> Operator:
@@ -164,6 +166,12 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def result_rows(self, rank: int) -> int:
         """The rows of a rank's result."""
         return self._rows(rank) if self.record.scatters else self.m
+
+    def result_ranges(self, rank: int) -> tuple[Range, ...]:
+        """Which rows of the whole result a rank has, in the order in which they stand in its tensor."""
+        if self.strip and self.m:
+            return strip_rows(self.m, self.world_size, rank, self.strip)
+        return (shard_rows(self.m, self.world_size, rank) if self.record.scatters else (0, self.m),)
 
     def operand_rows(self, rank: int) -> int:
         """The rows of x on a rank."""

@@ -83,10 +83,14 @@ def owed_by(problem: Problem, rank: int) -> Iterator[Holding]:
         yield from _products_of_all(problem, rank)
         return
     row, col = (0, 0) if record.y.ownership == "gathered" else problem.start(record.y, rank)
+    ranges = problem.result_ranges(rank) if problem.strip else ((row, row + rows),)
     for index, cols in enumerate(problem.widths):
         name, made = numbered(record.y.name, index), product(problem.factor(rank), FACTORS[1])
-        counted = "received" if problem.counted else None
-        yield Holding(name, rank, (rows, cols), problem.result_dtype, made, (row, col), reduced, counted=counted)
+        counted, first = "received" if problem.counted else None, 0
+        for lo, hi in ranges:
+            shape, at, dtype = (hi - lo, cols), (lo, col), problem.result_dtype
+            yield Holding(name, rank, shape, dtype, made, at, reduced, first=first, counted=counted)
+            first += hi - lo
         col += cols
     if problem.returns_gathered:
         yield Holding(GATHERED_OUT, rank, (problem.m, problem.k), problem.dtype, FACTORS[0], (0, 0))

@@ -31,6 +31,22 @@ def owned_rows(m: int, world_size: int, rank: int, ranges: int = 1) -> tuple[Ran
     return tuple(found)
 
 
+def strip_rows(m: int, world_size: int, rank: int, strip: int) -> tuple[Range, ...]:
+    """The rows of `rank` if bands of `world_size` strips of so many rows are dealt, the r-th strip of each to rank r;
+    neighbours are one. The last band has lower strips. Ranks must have equally many rows.
+    """
+    found: list[Range] = []
+    rows = m // world_size
+    for first in range(0, rows, strip):
+        height = min(strip, rows - first)
+        lo = first * world_size + rank * height
+        if found and found[-1][1] == lo:
+            found[-1] = (found[-1][0], lo + height)
+        else:
+            found.append((lo, lo + height))
+    return tuple(found)
+
+
 def rows_of(ranges: Iterable[Range]) -> int:
     """How many rows the ranges have together."""
     return sum(hi - lo for lo, hi in ranges)

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Never
+from typing import Never, overload
 
 import torch
 
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
 from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
+from overweave.ops.call.row_map import ROWS, ROWS_OF_ALL, RowMap
 from overweave.ops.dispatch.library import define
 
 define(OPERATOR)
 Factors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
+@overload
+def matmul_reduce_scatter(
+    x: torch.Tensor | Factors,
+    w: torch.Tensor | Factors,
+    group: GroupLike = None,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    plan: None = None,
+) -> torch.Tensor: ...
+@overload
+def matmul_reduce_scatter(
+    x: torch.Tensor | Factors,
+    w: torch.Tensor | Factors,
+    group: GroupLike = None,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    plan: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, RowMap]: ...
 def matmul_reduce_scatter(
     x: torch.Tensor | Factors,
     w: torch.Tensor | Factors,
@@ -28,7 +57,7 @@ def matmul_reduce_scatter(
     out_dtype: torch.dtype | None = None,
     plan: str | None = None,
     **others: Never,
-) -> torch.Tensor:
+) -> torch.Tensor | tuple[torch.Tensor, RowMap]:
     """y = this rank's rows of the sum over ranks of x @ w. Finished chunks travel while later tiles are computed.
 
     Plain torch:  partial = x @ w, or of fp8 torch._scaled_mm(x, w, scale_x, scale_w, out_dtype=out_dtype)
@@ -52,7 +81,10 @@ def matmul_reduce_scatter(
     before it is rounded to out_dtype (bf16 if None) and sent; sums are of scaled partials. So the result is no further
     from the truth than plain torch, whose collective rounds as it adds.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
-    short name (`scatter pieces=2`); None: chosen, see `overweave.explain`.
+    short name (`scatter pieces=2`); None: chosen, see `overweave.explain`. `plan="waves rows=cyclic"`, which nothing
+    but this argument chooses, returns `(y, rows)`: y has m/W rows that lie in strips all over the whole, and the RowMap
+    says which. W must divide m. Not with bias, activation or residual, not of lists, and
+    not under autograd, autocast or a compiler.
 
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
@@ -61,4 +93,5 @@ def matmul_reduce_scatter(
         "x": x, "w": w, "bias": bias, "activation": activation, "residual": residual, "scale_x": scale_x,
         "scale_w": scale_w, "out_dtype": out_dtype, "plan": plan, **others,
     }  # fmt: skip
-    return call(OPERATOR, group, given)["y"]
+    made = call(OPERATOR, group, given)
+    return (made["y"], RowMap(made[ROWS], made[ROWS_OF_ALL])) if ROWS in made else made["y"]

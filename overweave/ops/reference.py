@@ -7,14 +7,17 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from overweave.ir.shards import shard_rows
+from overweave.ir.shards import shard_rows, strip_rows
 
 
 class PlainCollectives(NamedTuple):
-    """What the reference of an operator's record asks of a group, over matrices of `m` rows in all."""
+    """What the reference of an operator's record asks of a group, over matrices of `m` rows in all. strip: as of a
+    Problem, whose rows a scatter deals to ranks.
+    """
 
     group: dist.ProcessGroup | None
     m: int
+    strip: int = 0
 
     def matmul(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x @ w
@@ -27,8 +30,10 @@ class PlainCollectives(NamedTuple):
         return part
 
     def reduce_scatter(self, part: torch.Tensor) -> torch.Tensor:
-        lo, hi = shard_rows(self.m, dist.get_world_size(self.group), dist.get_rank(self.group))
-        return self.all_reduce(part)[lo:hi]
+        ranks, rank, whole = dist.get_world_size(self.group), dist.get_rank(self.group), self.all_reduce(part)
+        if self.strip and self.m:
+            return torch.cat([whole[lo:hi] for lo, hi in strip_rows(self.m, ranks, rank, self.strip)])
+        return whole[slice(*shard_rows(self.m, ranks, rank))]
 
     def all_to_all(self, blocks: torch.Tensor) -> torch.Tensor:
         received = torch.empty_like(blocks)

@@ -89,18 +89,19 @@ def try_case(case: Case, group: Group) -> Trial | None:
     """
     plan = build(case.schedule, case.problem, case.options, rank=group.rank)
     verify_schedule(plan.schedule).raise_if_refused()
+    problem = plan.problem  # which rows a rank has, the plan says
     device = _device(case.device)
     run, trace = _on_gpu(plan, group, device) if case.device == "cuda" else _on_host(plan, group, case.depth)
 
     tensors = _integers(case.problem, group, device)
     run(tensors)
-    wrong = int(not torch.equal(tensors["y"], _reference(case.problem, tensors, group)))
+    wrong = int(not torch.equal(tensors["y"], _reference(problem, tensors, group)))
     tensors = _normal(case.problem, group, device)
     timeline = trace(tensors)
 
     doubled = {name: tensor.double() for name, tensor in tensors.items()}
-    exact = _reference(case.problem, doubled, group)
-    library = _reference(case.problem, tensors, group)
+    exact = _reference(problem, doubled, group)
+    library = _reference(problem, tensors, group)
     sums = _total([wrong, _squares(tensors["y"] - exact), _squares(library - exact), _squares(exact)], group)
     if timeline is None:
         return None
@@ -183,7 +184,9 @@ def _tensors(problem: Problem, group: Group, x: torch.Tensor, w: torch.Tensor) -
 
 
 def _reference(problem: Problem, tensors: Tensors, group: Group) -> torch.Tensor:
-    result: torch.Tensor = problem.record.reference(tensors, PlainCollectives(group.process_group, problem.m))
+    result: torch.Tensor = problem.record.reference(
+        tensors, PlainCollectives(group.process_group, problem.m, problem.strip)
+    )
     return result
 
 

@@ -124,6 +124,6 @@ def test_where_a_ranks_shard_begins():
 def test_a_problem_is_written_as_ever():
     """Shipped tables, caches and plan files hold problems in this form."""
     problem = Problem(operator="all_gather_matmul", m=1, n=2, k=3, world_size=4, dtype="bfloat16")
-    beside = ["b_is_transposed", "returns_gathered", "epilogue", "norm", "columns", "out_dtype", "counted"]
+    beside = ["b_is_transposed", "returns_gathered", "epilogue", "norm", "columns", "out_dtype", "counted", "strip"]
     keys = ["operator", "m", "n", "k", "world_size", "dtype", *beside]
     assert list(json.decode(json.encode(problem))) == keys

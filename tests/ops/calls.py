@@ -53,7 +53,9 @@ def run(call: Call, x: torch.Tensor, w: torch.Tensor, group: GroupLike = None) -
     if call.operator == ALL_GATHER:
         return (ow.all_gather_matmul(x, w, group, m=call.m, plan=call.plan),)
     reduced = ow.matmul_all_reduce if call.operator == ALL_REDUCE else ow.matmul_reduce_scatter
-    return (reduced(x, w, group, plan=call.plan),)
+    y = reduced(x, w, group, plan=call.plan)
+    assert isinstance(y, torch.Tensor)
+    return (y,)
 
 
 def is_right(call: Call, turn: int = 0, group: GroupLike = None) -> bool:

@@ -22,7 +22,9 @@ def exhausted(*given: object) -> Any:
 
 
 def call(plan: str, value: int = 1) -> torch.Tensor:
-    return ow.matmul_reduce_scatter(torch.full((8, 16), float(value)), torch.ones(16, 24), plan=plan)
+    y = ow.matmul_reduce_scatter(torch.full((8, 16), float(value)), torch.ones(16, 24), plan=plan)
+    assert isinstance(y, torch.Tensor)
+    return y
 
 
 def fails_once(plan: str, where: str) -> dict[str, Any]:

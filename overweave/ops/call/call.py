@@ -21,6 +21,7 @@ from overweave.ops.call.norm import FIELDS, RmsNorm
 from overweave.ops.call.operands import WEIGHTS, Given, check_kinds, problem_of_call
 from overweave.ops.call.prepare import prepare
 from overweave.ops.call.prepared import CALLS, Key, Prepared, Tensors
+from overweave.ops.call.row_map import refuse_maps
 from overweave.ops.call.side_by_side import side_by_side
 from overweave.ops.call.surroundings import PRE_DISPATCH, is_read_by_compiler, waited
 from overweave.ops.dispatch.route import by_dispatcher
@@ -56,6 +57,8 @@ def call(operator: Operator, group: GroupLike, given: Given, gradients: str | No
     with resolved.turn:
         try:
             counts = None
+            if gradients is not None:
+                refuse_maps(operator.name, given.get("plan"))
             if (given.get(COUNTS) is not None or given.get(TOKENS) is not None) and operator.exchanges:
                 given = routed(operator, resolved, given)
                 counts = given.get(COUNTS)

@@ -18,6 +18,7 @@ from overweave.ops.call.devices import ALIGNED_BYTES, is_captured
 from overweave.ops.call.groups import refuse
 from overweave.ops.call.plan_words import candidate_of
 from overweave.ops.call.prepared import Bound, Key, Prepared, Run, Tensors, as_matrices, calls_of, outputs_of
+from overweave.ops.call.row_map import maps_of
 from overweave.ops.call.torch_symm_mem import bind_by_torch
 from overweave.runtime.backends import load
 from overweave.runtime.host.host import run_on_host
@@ -67,6 +68,8 @@ def prepare(
             cure = "Make the same call once before the capture"
             raise InputError(f"capture {problem.operator}", found, cure) from error
         raise
+    if built is not None and built.problem.strip:
+        run = _with_map(run, maps_of(built.problem, group.rank, tensors["x"].device))
     if bound is not None:
         outputs = tuple(each for each in outputs if each[0] not in bound.makes)
     prepared = Prepared(problem, signature, choice, run, bound, outputs, Board.of(group), make)
@@ -107,6 +110,16 @@ def _signature(problem: Problem, choice: Choice, gradients: str) -> bytes:
     shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
     options = ",".join(f"{name}={value}" for name, value in sorted(choice.options.items()))
     return f"{shape} by {choice.plan} {options}".strip().encode()
+
+
+def _with_map(run: Run, maps: Tensors) -> Run:
+    """The same, with the map of the result's rows beside it."""
+
+    def run_with_map(moved: Tensors) -> None:
+        run(moved)
+        moved |= maps
+
+    return run_with_map
 
 
 def _bound(

@@ -79,6 +79,8 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     if method.mover:
         settings = replace(settings, mover=method.mover)
     config = _config(problem, method, settings) if method.is_fused else None
+    if settings.rows == "cyclic" and config is not None:
+        problem = replace(problem, strip=config.block_m)
     sums = sums_shape(problem, method, settings)
     work = Work(problem, settings, config, _split(problem, settings, config), sums, _held(problem), method)
     schedule = _builder(problem.record)(work)

@@ -17,6 +17,7 @@ from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, Kernel, TileShape
 from overweave.schedules.tiles.skinny import Multiplier
 
+Rows = Literal["own", "cyclic"]
 AUTO = "auto"
 MOST_LIBRARY_SMS = 24  # that NCCL takes for a collective of a few H200s (hardware/machines/h200x4.json)
 
@@ -98,6 +99,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     matmul: Multiplier = "library"
     groups: tuple[int, ...] | None = None
     library_sms: int = 16
+    rows: Rows = "own"
 
     def tiles(self, candidates: tuple[TileShape, ...]) -> tuple[TileShape, ...]:
         """Those that are what was asked for; all, if none is."""
@@ -192,6 +194,12 @@ LIBRARY_SMS = Option(
     name="library_sms",
     high=512,
     meaning=f"SMs that tiles leave to the library's collectives beside them; auto: {MOST_LIBRARY_SMS}, or half of them",
+)
+ROWS = Option(
+    name="rows",
+    default="own",
+    choices=("own", "cyclic"),
+    meaning="rows of a rank: its shard; or strips of a tile's rows in turn, and the call returns the map, too",
 )
 TILES = (
     Option(

@@ -69,7 +69,8 @@ class Dealt(NamedTuple):
     """The tiles of one rank: what is dealt to each member, all alike.
 
     shards: the rows of each member; one member stands for all where everybody gets all sums. groups: of each member the
-    blocks of each group, in order. height, width: of a block.
+    blocks of each group, in order. height, width: of a block. in_strips: a member's rows are no shard, but of each band
+    of tiles its strip, a tile's rows; the last band may have lower strips (`strip_rows`).
     """
 
     shards: tuple[Range, ...]
@@ -77,10 +78,45 @@ class Dealt(NamedTuple):
     height: int
     width: int
     groups: tuple[tuple[Block, ...], ...]
+    in_strips: bool = False
 
     @property
     def members(self) -> int:
         return len(self.shards)
+
+    @property
+    def rows(self) -> int:
+        """Of the longest shard."""
+        return max(hi - lo for lo, hi in self.shards)
+
+    def whole_rows(self, member: int, rows: Range) -> Range:
+        """Rows of the whole that rows of a member's blocks are; of strips, the rows of one."""
+        lo, hi = self.shards[member]
+        first, end = rows[0] * self.height, min(rows[1] * self.height, hi - lo)
+        lo = first * (self.members - 1) + member * (end - first) if self.in_strips else lo
+        return lo + first, lo + end
+
+    def parts(self, at: int) -> list[Part]:
+        """Rectangles of a group's blocks, each of which is one stretch of rows of the whole."""
+        found = rectangles(self.groups[at])
+        if not self.in_strips:
+            return found
+        return [((row, row + 1), cols) for (top, bottom), cols in found for row in range(top, bottom)]
+
+    def multiplied(self, at: int) -> Iterator[Part]:
+        """What tiles of a group multiply together: rows of the whole, and columns. Strips of whole tiles lie side by
+        side, band below band; of a last band with lower ones each is a tile of its own.
+        """
+        whole = self.rows // self.height if self.in_strips else 0  # bands
+        for (top, bottom), cols in rectangles(self.groups[at]) if self.in_strips else ():
+            end = min(bottom, whole)
+            if top < end:
+                band = self.height * self.members
+                yield (top * band, end * band), self.part(0, ((top, top + 1), cols))[1]
+        for member in range(self.members):
+            for (top, bottom), cols in self.parts(at):
+                if bottom > whole:
+                    yield self.whole_rows(member, (top, bottom)), self.part(member, ((top, bottom), cols))[1]
 
     def part(self, member: int, part: Part) -> Part:
         """Rows, counted from the member's first, and columns of blocks side by side."""
@@ -96,6 +132,14 @@ def dealt(work: Work) -> Dealt:
     assert config is not None, "tiles of a kernel"
     everywhere, asked = work.problem.record.shares_sums, f"build {work.method.full_name}"
     shards = ((0, split.rows),) if everywhere else tuple(split.shard(rank) for rank in range(split.world_size))
+    if work.problem.strip and split.rows % split.world_size:
+        found = f"rows=cyclic deals as many rows to each of {split.world_size} ranks, and there are {split.rows}"
+        raise InputError(asked, found, "Use rows=own, or pad the rows")
+    if work.problem.strip and work.problem.of_sums.bits:
+        found = (
+            f"sums are finished where a rank's rows are one stretch of the whole, not by strips: {work.problem.of_sums}"
+        )
+        raise InputError(asked, found, "Use rows=own, or finish what is returned")
     heights = _heights(work)
     if len(heights) > 1:
         found = f"shards have {' or '.join(map(str, heights))} rows of tiles of {config.block_m} rows"
@@ -116,7 +160,8 @@ def dealt(work: Work) -> Dealt:
         even = "+".join(map(str, even_partition(waves)))
         raise InputError(asked, found, f"Partition {waves} waves, as in groups={even}")
     each = wave_tiles(sms, len(shards)) // len(shards)
-    return Dealt(shards, work.problem.n, config.block_m, config.block_n, tuple(_cut(order, partition, each)))
+    groups, in_strips = tuple(_cut(order, partition, each)), work.problem.strip > 0
+    return Dealt(shards, work.problem.n, config.block_m, config.block_n, groups, in_strips)
 
 
 def _heights(work: Work) -> list[int]:
@@ -157,7 +202,8 @@ def wave_groups(work: Work) -> Communication:
     Where no groups are asked for, a group of one has none, and shards of which one has a row of tiles less than the
     others are summed at once, behind all tiles.
     """
-    if work.settings.groups is None and (work.split.world_size == 1 or len(_heights(work)) > 1):
+    in_shards = not work.problem.strip
+    if work.settings.groups is None and (work.split.world_size == 1 or (in_shards and len(_heights(work)) > 1)):
         return sums_by(straight.COLLECTIVE)(work)
     return in_groups(work, "all_reduce" if work.problem.record.shares_sums else "reduce_scatter")
 
@@ -173,7 +219,8 @@ def in_groups(work: Work, function: Function) -> Communication:
     how = _Groups(tiles, split, function)
     steps = [step for rank in ranks for step in how.steps(rank, work)]
     staged, total = how.buffers()
-    made = communicated(split.world_size, steps, (y,), goal=(how.goal(rank, work.held) for rank in ranks))
+    goals = (goal for rank in ranks for goal in how.goals(rank, work))
+    made = communicated(split.world_size, steps, (y,), goal=goals)
     return replace(
         made,
         buffers=(y, staged, *(() if function == "all_reduce" else (total,))),
@@ -196,53 +243,54 @@ class _Groups(NamedTuple):
         members have for it, whose blocks lie as theirs do."""
         tiles, wide = self.tiles, -(-self.tiles.cols // self.tiles.width)
         high = sum(map(len, tiles.groups)) // wide
+        lines = sorted(
+            (tiles.whole_rows(member, (row, row + 1))[0], member, row)
+            for member in range(tiles.members)
+            for row in range(high)
+        )
+        line = {(member, row): at for at, (_, member, row) in enumerate(lines)}
         staged, own, first = [0] * (tiles.members * high * wide), [0] * (high * wide), 0
         for group in tiles.groups:
             for at, (row, col) in enumerate(group):
                 own[row * wide + col] = first + at
                 for member in range(tiles.members):
                     place = first * tiles.members + member * len(group) + at
-                    staged[(member * high + row) * wide + col] = place
+                    staged[line[member, row] * wide + col] = place
             first += len(group)
-        tops = tuple(lo + row * tiles.height for lo, _ in tiles.shards for row in range(high))
+        tops = tuple(top for top, _, _ in lines)
         tops = () if tops == tuple(range(0, len(tops) * tiles.height, tiles.height)) else tops
-        rows = max(hi - lo for lo, hi in tiles.shards)
         size, cols = (tiles.height, tiles.width), tiles.cols
         stored = Buffer(STAGED, self.split.rows, cols, "local", blocks=Blocks(*size, tuple(staged), tops))
         if self.function == "all_to_all":
             return stored, replace(stored, name=GATHERED)
-        return stored, Buffer(SUMMED, rows, cols, "local", blocks=Blocks(*size, tuple(own)))
+        return stored, Buffer(SUMMED, tiles.rows, cols, "local", blocks=Blocks(*size, tuple(own)))
 
     def steps(self, rank: int, work: Work) -> Steps:
         """A rank's tiles group by group, the collectives in the same order, and the restoring move behind them."""
-        for at, group in enumerate(self.tiles.groups):
-            parts = rectangles(group)
-            for member in range(self.tiles.members):
-                for number, part in enumerate(parts):
-                    out = self.staged(rank, member, part)
-                    yield Chunk(
-                        name=f"multiply.{rank}.{at}.{member * len(parts) + number}",
-                        rank=rank,
-                        rows=out.rows,
-                        weight_cols=out.cols,
-                        region=out,
-                        notifies=(Notify(COMPUTED, rank, at),),
-                    )
-        for at, group in enumerate(self.tiles.groups):
-            yield self.collective(rank, at, rectangles(group))
-        rows = _height(self.split.shard(rank)) if self.function == "reduce_scatter" else self.split.rows
-        source = Region(self.landing, rank, (0, rows), (0, self.tiles.cols))
-        if rows:
+        for at in range(len(self.tiles.groups)):
+            for number, (rows, cols) in enumerate(self.tiles.multiplied(at)):
+                yield Chunk(
+                    name=f"multiply.{rank}.{at}.{number}",
+                    rank=rank,
+                    rows=rows,
+                    weight_cols=cols,
+                    region=Region(STAGED, rank, rows, cols),
+                    notifies=(Notify(COMPUTED, rank, at),),
+                )
+        for at in range(len(self.tiles.groups)):
+            yield self.collective(rank, at, self.tiles.parts(at))
+        first, end = self.split.shard(rank) if self.function == "reduce_scatter" else (0, self.split.rows)
+        height = end - first
+        source = Region(self.landing, rank, (0, height), (0, self.tiles.cols))
+        if height:
             blocks = work.sums
-            tiles = -(-rows // blocks.block_m) * -(-self.tiles.cols // blocks.block_n)
+            tiles = -(-height // blocks.block_m) * -(-self.tiles.cols // blocks.block_n)
             out = replace(source, buffer=Y)
             yield Reduce(name=f"restore.{rank}", rank=rank, queue=SUMS, operands=(source,), out=out, tiles=tiles)
 
     def staged(self, rank: int, member: int, part: Part) -> Region:
         """Blocks of a member's rows that a rank stores."""
-        rows, cols = self.tiles.part(member, part)
-        lo = self.tiles.shards[member][0]
-        return Region(STAGED, rank, (lo + rows[0], lo + rows[1]), cols)
+        return Region(STAGED, rank, self.tiles.whole_rows(member, part[0]), self.tiles.part(member, part)[1])
 
     def collective(self, rank: int, at: int, parts: list[Part]) -> Collective:
         """A rank's part of the sums of a group."""
@@ -262,11 +310,10 @@ class _Groups(NamedTuple):
             destinations=destinations,
         )
 
-    def goal(self, rank: int, held: tuple[Range, ...]) -> Goal:
+    def goals(self, rank: int, work: Work) -> Iterator[Goal]:
         """What a rank has in the end: sums of its rows, in rank order."""
-        lo, hi = self.split.shard(rank) if self.function == "reduce_scatter" else (0, self.split.rows)
-        return Goal(Region(Y, rank, (0, hi - lo), (0, self.tiles.cols)), product(A, B), lo, 0, held)
-
-
-def _height(rows: Range) -> int:
-    return rows[1] - rows[0]
+        first = 0
+        for lo, hi in work.problem.result_ranges(rank):
+            region = Region(Y, rank, (first, first + hi - lo), (0, self.tiles.cols))
+            yield Goal(region, product(A, B), lo, 0, work.held)
+            first += hi - lo

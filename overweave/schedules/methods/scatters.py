@@ -151,7 +151,7 @@ METHODS = (
         write=wave_groups,
         moves=(LIBRARY, REDUCE_KERNEL),
         adds=Adds(LIBRARY, "library", "result"),
-        options=asked_for.WAVES,
+        options=(*asked_for.WAVES, options.ROWS),
         margins=(Case(margin=asked_for.OF_STORES),),
         needs=(UNSCALED,),
     ),

@@ -37,6 +37,9 @@ def test_what_is_printed_is_documented_by_a_golden_file(golden):
     golden("show/all_gather_matmul.push.txt", show("all_gather_matmul.push", "--world", "2").output)
     for name in ("matmul_all_reduce.waves", "matmul_reduce_scatter.waves"):
         golden(f"show/{name}.txt", show(name, "--world", "4", "-o", "sms=12", "-o", "library_sms=4").output)
+    cyclic = ("--world", "2", "-o", "sms=12", "-o", "library_sms=4", "-o", "rows=cyclic", "-o", "block_m=64")
+    shape = ("-o", "m=640", "-o", "n=300")
+    golden("show/matmul_reduce_scatter.waves.cyclic.txt", show("matmul_reduce_scatter.waves", *cyclic, *shape).output)
 
 
 def test_a_plan_is_written(tmp_path: Path):

@@ -174,8 +174,8 @@ def run_random_cases(count: int) -> list[str]:
     for _ in range(count):
         case = random_case(chance, group.world_size, "library")
         case = replace(case, problem=msgspec.structs.replace(case.problem, dtype="float32"))
-        data = make_data(case, group.rank, is_integer=True)
         plan = catalog.build(case.schedule, case.problem, case.options)
+        data = make_data(replace(case, problem=plan.problem), group.rank, is_integer=True)
         if not torch.equal(compute(case, plan, group, data, "library"), data.exact.float()):
             wrong.append(str(case))
     return wrong

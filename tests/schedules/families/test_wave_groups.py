@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import process_time
 
 import pytest
+from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.hardware.machine import load
@@ -13,7 +14,7 @@ from overweave.ir.operators.matmul_all_reduce import OPERATOR as ALL_REDUCE
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR as REDUCE_SCATTER
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Collective
+from overweave.ir.schedule import Collective, Schedule
 from overweave.ir.text.printed import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
@@ -99,6 +100,36 @@ def test_a_partition_that_does_not_fit_is_refused(operator: str, options: dict[s
     with pytest.raises(InputError) as refused:
         waves(operator, (2048, 1024, 64), 2, **options)
     assert said in str(refused.value)
+
+
+CYCLIC: dict[str, int | str] = {"rows": "cyclic", "block_m": 16}
+
+
+def test_rows_in_strips_are_proven_and_a_wrong_map_is_refused():
+    for world_size in range(1, 9):
+        for rows in (80, 37, 5):
+            plan = waves(REDUCE_SCATTER.name, (world_size * rows, 344, 64), world_size, **CYCLIC)
+            assert verify_plan(plan, MachineLimits()).ok, f"{world_size} {rows}"
+    plan = waves(REDUCE_SCATTER.name, (240, 344, 64), 3, **CYCLIC)
+    goal = list(plan.schedule.goal)
+    goal[0], goal[1] = replace(goal[0], row=goal[1].row), replace(goal[1], row=goal[0].row)
+    for wrong in (
+        replace(plan, schedule=replace(plan.schedule, goal=tuple(goal))),
+        replace(plan, problem=replace(plan.problem, strip=32)),
+        replace(plan, problem=replace(plan.problem, strip=0)),
+    ):
+        assert not verify_plan(wrong, MachineLimits()).ok
+    swapped = replace(wrong, problem=plan.problem, schedule=with_rows_swapped(plan.schedule))
+    assert not verify_plan(swapped, MachineLimits()).ok
+
+
+def with_rows_swapped(schedule: Schedule) -> Schedule:
+    """A rank's first collective lands strips in each other's rows."""
+    operations = list(schedule.operations)
+    at = next(at for at, one in enumerate(operations) if isinstance(one, Collective))
+    first, second, *more = operations[at].writes
+    operations[at] = replace(operations[at], destinations=(second, first, *more))
+    return replace(schedule, operations=tuple(operations))
 
 
 def test_shards_that_have_other_numbers_of_tiles_are_refused():
