@@ -1,24 +1,27 @@
 """Is the tile shape that the catalog chooses the best one, and how far is it from cuBLAS? On one GPU.
 
-    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers] [--least-rows M] [--most-rows M] [--chosen]
+    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers | --random N --seed S] [--rows A:B] [--chosen]
                                         [--plain] [--times FILE] [--old FILE]
 
-The local matmuls of both operators of each set, by default at 512 rows and more, in every tile shape of the Hopper
-kernel, and with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, over
-ragged sizes too, and its result is compared bit for bit. Then all are timed by turns on normal numbers, beside cuBLAS
-with `b` in either layout, of which the better counts; what is dealt out must give the same bits each time. `b` is
-transposed for ours, or with --plain row-major. --times: every time, a line of JSON for each matmul, from which
-campaigns/rates/tile_fit.py draws the constants of the model. --old: such a file of another commit, which these times
-are held against. --chosen: of all tile shapes those alone that the model takes, which takes seconds, not minutes.
+The local matmuls of both operators of each set, by default at 512 rows and more, or random ones, of columns and a k
+from 512 to 16,384, whose chosen tiles are held to a share of cuBLAS; in every tile shape of the Hopper kernel, and with
+the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, over ragged sizes too, and
+its result is compared bit for bit. Then all are timed by turns on normal numbers, beside cuBLAS with `b` in either
+layout, of which the better counts; what is dealt out must give the same bits each time. `b` is transposed for ours, or
+with --plain row-major. --times: every time, a line of JSON for each matmul, from which campaigns/rates/tile_fit.py
+draws the constants of the model. --old: such a file of another commit, which these times are held against. --chosen: of
+all tile shapes those alone that the model takes, which takes seconds, not minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Literal
 
 import msgspec
@@ -27,6 +30,7 @@ from msgspec.structs import replace
 
 from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.tile_times import Candidate, Record, Times, efficiencies
+from campaigns.verdict import Verdict, tell
 from overweave.ir.plan import MatmulConfig, shares_obstacle
 from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.methods.needs import ALIGNED
@@ -44,6 +48,8 @@ LEAST_ROWS, MOST_TFLOP = 512, 2.8  # beyond this waves are so many that every ti
 MOST_TILES = 8192
 SHORTER_STEPS = (HOPPER[0].config, HOPPER[2].config, HOPPER[4].config)
 WAYS = range(2, MOST_SHARES + 1)
+DRAWN = range(512, 16384 + 1, 8)  # columns and k of a random matmul
+LEAST_MEAN, LEAST_EACH = 0.97, 0.9  # of cuBLAS, for what is chosen of random matmuls
 Shape = tuple[int, int, int]
 
 
@@ -64,6 +70,22 @@ def local_shapes(sets: list[str], world_size: int, rows: range = range(LEAST_ROW
                     print(f"{operator} {case.name}: no tile kernel: {why}", flush=True)
                 else:
                     yield shape
+
+
+def random_shapes(count: int, rows: range, seed: int) -> list[Shape]:
+    """So many `(m, n, k)`, none larger than those of sets."""
+    random, found = Random(seed), list[Shape]()
+    while len(found) < count:
+        m, n, k = random.choice(rows), random.choice(DRAWN), random.choice(DRAWN)
+        if 2e-12 * m * n * k <= MOST_TFLOP:
+            found.append((m, n, k))
+    return found
+
+
+def rows_of(words: str) -> range:
+    """`A:B`, both ends included."""
+    low, high = map(int, words.split(":"))
+    return range(low, high + 1)
 
 
 def configs() -> list[MatmulConfig]:
@@ -176,8 +198,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m campaigns.gpu_tile_choice")
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--world", type=int, default=4)
-    parser.add_argument("--least-rows", type=int, default=LEAST_ROWS)
-    parser.add_argument("--most-rows", type=int, default=1 << 30)
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="so many random matmuls, in place of sets")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rows", type=rows_of, default=range(LEAST_ROWS, 1 << 30), metavar="A:B")
     parser.add_argument("--chosen", action="store_true", help="the tile shapes that the model takes, and no others")
     parser.add_argument("--plain", action="store_true", help="`b` row-major, not transposed")
     parser.add_argument("--times", type=Path, help="where to write every time")
@@ -185,7 +208,10 @@ def main() -> None:
     asked = parser.parse_args()
     need_gpus()
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    sizes = list(local_shapes(asked.sets, asked.world, range(asked.least_rows, asked.most_rows + 1)))
+    if asked.random:
+        sizes = random_shapes(asked.random, asked.rows, asked.seed)
+    else:
+        sizes = list(local_shapes(asked.sets, asked.world, asked.rows))
     tried = {shape: candidates(shape, sms, asked.chosen) for shape in sizes}
     compile_all([one for each in tried.values() for one in each] if asked.chosen else every_kernel(), not asked.plain)
     if not asked.chosen:
@@ -217,6 +243,17 @@ def main() -> None:
         reached = sum(share >= 0.97 for share in each)
         told = f"{len(each)}, {reached} at 0.97, the worst {min(each):.3f}"
         print(f"{word}: {geometric_mean(each):.3f} of cuBLAS over {told}")
+    if asked.random:
+        sys.exit(tell([verdict(shares["chosen"], f"seed {asked.seed}")]))
+
+
+def verdict(shares: list[float], of: str) -> Verdict:
+    """Whether what is chosen is as quick as it should be beside cuBLAS."""
+    mean, worst = geometric_mean(shares), min(shares)
+    told = (
+        f"{mean:.3f} of cuBLAS (at least {LEAST_MEAN}), worst {worst:.3f} (at least {LEAST_EACH}), {len(shares)} shapes"
+    )
+    return Verdict(f"chosen tiles, {of}", told, mean >= LEAST_MEAN and worst >= LEAST_EACH)
 
 
 if __name__ == "__main__":

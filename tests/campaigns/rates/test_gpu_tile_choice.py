@@ -21,6 +21,8 @@ from campaigns.rates.gpu_tile_choice import (
     configs,
     gain_of_shares,
     local_shapes,
+    random_shapes,
+    verdict,
 )
 from campaigns.rates.tile_fit import Wave, dealt, fitted, shares_fitted
 from campaigns.rates.tile_times import Candidate, Record, Times, wave_us
@@ -41,6 +43,18 @@ def test_local_shapes_are_those_of_one_rank_and_stand_once():
     for m, n, _ in found:  # what is chosen is always among what is timed
         chosen = tile_shape((m,), n, 132, shapes("bfloat16", "hopper"))
         assert -(-m // chosen.block_m) * -(-n // chosen.block_n) <= MOST_TILES
+
+
+def test_random_matmuls_are_those_of_their_seed():
+    found = random_shapes(60, range(256, 2049), 7)
+    assert found == random_shapes(60, range(256, 2049), 7) != random_shapes(60, range(256, 2049), 8)
+    assert all(256 <= m <= 2048 and n % 8 == k % 8 == 0 and 512 <= min(n, k) <= max(n, k) <= 16384 for m, n, k in found)
+
+
+def test_a_slow_tile_among_quick_ones_is_no_pass():
+    assert verdict([0.98, 0.99], "").holds
+    assert not verdict([0.98, 0.95], "").holds
+    assert not verdict([*[1.0] * 20, 0.89], "").holds
 
 
 def test_what_the_operators_leave_to_the_library_is_told_and_not_timed(
