@@ -21,9 +21,14 @@ from tests.schedules.families.test_wave_groups import groups_of, waves
 OPERATORS = (ALL_REDUCE.name, REDUCE_SCATTER.name)
 
 
-def small(operator: str) -> Plan:
+STRIPS: dict[str, int | str] = {"rows": "cyclic"}
+KINDS: tuple[tuple[str, dict[str, int | str]], ...] = (*((one, {}) for one in OPERATORS), (REDUCE_SCATTER.name, STRIPS))
+of_each_kind = pytest.mark.parametrize(("operator", "options"), KINDS, ids=("all_reduce", "own", "cyclic"))
+
+
+def small(operator: str, options: dict[str, int | str] | None = None) -> Plan:
     """Two ranks, ragged columns, and three groups or four."""
-    return waves(operator, (1024, 600, 64), 2, block_m=128, block_n=128, group_m=3)
+    return waves(operator, (1024, 600, 64), 2, block_m=128, block_n=128, group_m=3, **(options or {}))
 
 
 def with_operation(schedule: Schedule, at: int, operation: Operation) -> Schedule:
@@ -111,23 +116,23 @@ def other_moves(schedule: Schedule) -> Iterator[Schedule]:
     yield replace(schedule, queues=queues)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@of_each_kind
 @pytest.mark.parametrize(
     "mutants",
     [lost_waits, swapped_blocks, no_bijections, in_another_order_on_one_rank, holes, other_moves],
     ids=lambda mutants: mutants.__name__,
 )
-def test_no_mutant_is_proven(operator: str, mutants):
-    schedule = small(operator).schedule
+def test_no_mutant_is_proven(operator: str, options, mutants):
+    schedule = small(operator, options).schedule
     assert verify_schedule(schedule).ok
     found = list(mutants(schedule))
     assert found
     assert [at for at, mutant in enumerate(found) if verify_schedule(mutant).ok] == []
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_tiles_of_a_table_store_and_multiply_what_their_blocks_hold(operator: str):
-    plan = small(operator)
+@of_each_kind
+def test_tiles_of_a_table_store_and_multiply_what_their_blocks_hold(operator: str, options):
+    plan = small(operator, options)
     order = next(one for one in plan.tile_orders if one.queue == "tiles" and one.rank == 0)
     for field, by in (("row", 128), ("row_end", -1), ("col", 128), ("source_row", 128), ("shift", 128), ("width", 64)):
         changed = order.rows[3]._replace(**{field: getattr(order.rows[3], field) + by})
