@@ -83,8 +83,8 @@ def matmul_reduce_scatter(
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
     short name (`scatter pieces=2`); None: chosen, see `overweave.explain`. `plan="waves rows=cyclic"`, which nothing
     but this argument chooses, returns `(y, rows)`: y has m/W rows that lie in strips all over the whole, and the RowMap
-    says which. W must divide m. Not with bias, activation or residual, not of lists, and
-    not under autograd, autocast or a compiler.
+    says which. W must divide m. A residual has the rows of y: `residual[rows.rows]`, once they are known. Not of lists,
+    and not under autograd, autocast or a compiler.
 
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.

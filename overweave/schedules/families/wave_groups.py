@@ -135,11 +135,6 @@ def dealt(work: Work) -> Dealt:
     if work.problem.strip and split.rows % split.world_size:
         found = f"rows=cyclic deals as many rows to each of {split.world_size} ranks, and there are {split.rows}"
         raise InputError(asked, found, "Use rows=own, or pad the rows")
-    if work.problem.strip and work.problem.of_sums.bits:
-        found = (
-            f"sums are finished where a rank's rows are one stretch of the whole, not by strips: {work.problem.of_sums}"
-        )
-        raise InputError(asked, found, "Use rows=own, or finish what is returned")
     heights = _heights(work)
     if len(heights) > 1:
         found = f"shards have {' or '.join(map(str, heights))} rows of tiles of {config.block_m} rows"

@@ -24,6 +24,7 @@ from tests.clock import slowness
 
 OPERATORS = (ALL_REDUCE.name, REDUCE_SCATTER.name)
 FEW_SMS: dict[str, int | str] = {"sms": 20, "library_sms": 4}
+CYCLIC: dict[str, int | str] = {"rows": "cyclic", "block_m": 16}
 
 
 def problem_of(operator: str, shape: tuple[int, int, int], world_size: int, **more: object) -> Problem:
@@ -104,9 +105,6 @@ def test_a_partition_that_does_not_fit_is_refused(operator: str, options: dict[s
     assert said in str(refused.value)
 
 
-CYCLIC: dict[str, int | str] = {"rows": "cyclic", "block_m": 16}
-
-
 def test_rows_in_strips_are_proven_and_a_wrong_map_is_refused():
     for world_size in range(1, 9):
         for rows in (80, 37, 5):
@@ -162,6 +160,16 @@ def test_sums_are_finished_on_their_way_out_of_the_blocks(operator: str):
     epilogue = Epilogue(bias=True, activation="silu", residual=True)
     plan = build(f"{operator}.waves", problem_of(operator, (1000, 344, 64), 3, epilogue=epilogue), FEW_SMS)
     assert verify_plan(plan, MachineLimits()).ok
+
+
+def test_strips_are_finished_each_in_its_place():
+    problem = problem_of(REDUCE_SCATTER.name, (240, 344, 64), 3, epilogue=Epilogue(bias=True, residual=True))
+    plan = build(f"{REDUCE_SCATTER.name}.waves", problem, FEW_SMS | CYCLIC)
+    assert verify_plan(plan, MachineLimits()).ok
+    goals = list(plan.schedule.goal)
+    for wrong in (goals[1:], [replace(goals[0], row=goals[1].row), *goals[1:]]):
+        verdict = verify_plan(replace(plan, schedule=replace(plan.schedule, goal=tuple(wrong))), MachineLimits())
+        assert any(refusal.operation == "restore.0" for refusal in verdict.refusals), verdict
 
 
 def test_rows_are_normed_on_their_way_out_of_the_blocks():

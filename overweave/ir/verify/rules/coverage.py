@@ -257,11 +257,21 @@ class Follower:
         total = add()
         if not operation.finishes or out.is_empty:
             return total
-        goal = next((goal for goal in self.graph.schedule.goal if has_place_for(goal, out)), None)
+        if any(has_place_for(goal, out) for goal in self.graph.schedule.goal):
+            return self._ended(total, out, out)
+        found: Value = ()  # the result is several stretches: each by itself
+        for one in total:
+            rows, cols = ((at + lo, at + hi) for at, lo, hi in ((out.rows[0], *one[:2]), (out.cols[0], *one[2:4])))
+            found += self._ended((one,), Region(out.buffer, out.rank, rows, cols), out)
+        return found
+
+    def _ended(self, value: Value, place: Region, out: Region) -> Value:
+        """A part of the sums that go to `out`, finished in its place in the result. Raises Mismatch if it has none."""
+        goal = next((goal for goal in self.graph.schedule.goal if has_place_for(goal, place)), None)
         if goal is None:
             raise Mismatch("it finishes sums that have no place in the result of its rank")
-        row, col = goal.row - goal.region.rows[0], goal.col - goal.region.cols[0]
-        return ended(total, (row + out.rows[0], col + out.cols[0]))
+        (row, _), (col, _) = goal.region.rows, goal.region.cols
+        return ended(value, (goal.row - row + out.rows[0], goal.col - col + out.cols[0]))
 
 
 def _appending(follower: Follower, region: Region, value: Value) -> Callable[[Value], Value]:
