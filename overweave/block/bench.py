@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from overweave.block.cases import BlockCase
 from overweave.block.ways import WAYS, Blocks
 from overweave.memory.group import Group
-from overweave.tuner.measure.baselines import SEQUENTIAL
 from overweave.tuner.measure.bench import CaseRows, Request, Run, begun, device_count, own_device, row_of
 from overweave.tuner.measure.replay import is_replayed, settled
 from overweave.tuner.measure.trial import Trial
@@ -50,6 +49,6 @@ def _rows_of(
     rows = tuple(
         row_of((way.name, way.label), samples, "" if way.graph is None else str(made[way.name][1]))
         for way in WAYS
-        if way.name in samples.device_us and SEQUENTIAL in samples.device_us
+        if way.name not in trial.left_out and WAYS[0].name not in trial.left_out  # the baseline of the others
     )
     return CaseRows(case=case.matmul, methods=rows, left_out=trial.left_out, is_replayed=as_graphs)
