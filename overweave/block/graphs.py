@@ -73,8 +73,9 @@ def fused_by_torch(case: BlockCase, ranks: int) -> Fused:
         torch._dynamo.reset()
         mesh = init_device_mesh("cpu", (ranks,))
         is_split = case.work != "decoding"
-        block = parallelize_module(Block(sizes), mesh, styles(is_split, by_overweave=False))
-        x = torch.ones(case.sequences if is_split else 1, LENGTH, sizes.width, requires_grad=case.work == "training")
+        block = parallelize_module(Block(sizes).float(), mesh, styles(is_split, by_overweave=False))
+        shape = case.sequences if is_split else 1, LENGTH, sizes.width
+        x = torch.ones(shape, dtype=torch.float32, requires_grad=case.work == "training")
         with torch.set_grad_enabled(case.work == "training"):
             y = torch.compile(block, backend=backend(graphs, is_run=False), dynamic=False)(x)
         if case.work == "training":

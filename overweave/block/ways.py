@@ -79,7 +79,7 @@ class Blocks:
         self.cache: Cache | None = None
         if not self.is_split:
             kept = (case.sequences, sizes.kv_heads // group.world_size, CONTEXT, sizes.head)
-            position = torch.full((1,), CONTEXT - 1, device=self.device)
+            position = torch.full((1,), CONTEXT - 1, dtype=torch.int64, device=self.device)
             self.cache = Cache(self._random(kept, generator), self._random(kept, generator), position)
 
     def _random(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
