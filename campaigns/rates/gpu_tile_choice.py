@@ -1,16 +1,18 @@
 """Is the tile shape that the catalog chooses the best one, and how far is it from cuBLAS? On one GPU.
 
-    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers | --random N --seed S] [--rows A:B] [--chosen]
-                                        [--plain] [--times FILE] [--old FILE]
+    python -m campaigns.gpu_tile_choice [--sets mlp gpt3 llm_layers | --random N --seed S --multiple M] [--rows A:B]
+                                        [--chosen] [--pitch P] [--library] [--plain] [--times FILE] [--old FILE]
 
 The local matmuls of both operators of each set, by default at 512 rows and more, or random ones, of columns and a k
-from 512 to 16,384, whose chosen tiles are held to a share of cuBLAS; in every tile shape of the Hopper kernel, and with
-the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on integers, over ragged sizes too, and
-its result is compared bit for bit. Then all are timed by turns on normal numbers, beside cuBLAS with `b` in either
-layout, of which the better counts; what is dealt out must give the same bits each time. `b` is transposed for ours, or
-with --plain row-major. --times: every time, a line of JSON for each matmul, from which campaigns/rates/tile_fit.py
-draws the constants of the model. --old: such a file of another commit, which these times are held against. --chosen: of
-all tile shapes those alone that the model takes, which takes seconds, not minutes.
+from 512 to 16,384 that are multiples of 8 or of M, whose chosen tiles are held to a share of cuBLAS; in every tile
+shape of the Hopper kernel, and with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on
+integers, over ragged sizes too, and its result is compared bit for bit. Then all are timed by turns on normal numbers,
+beside cuBLAS with `b` in either layout, of which the better counts; what is dealt out must give the same bits each
+time. `b` is transposed for ours, or with --plain row-major. --times: every time, a line of JSON for each matmul, from
+which campaigns/rates/tile_fit.py draws the constants of the model. --old: such a file of another commit, which these
+times are held against. --chosen: of all tile shapes those alone that the model takes, which takes seconds, not minutes.
+--pitch: rows of both operands begin at multiples of P elements, whatever k is. --library: the names of the kernels that
+cuBLAS launches.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Literal
 import msgspec
 import torch
 from msgspec.structs import replace
+from torch.profiler import ProfilerActivity, profile
 
 from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.tile_times import Candidate, Record, Times, efficiencies
@@ -48,7 +51,7 @@ LEAST_ROWS, MOST_TFLOP = 512, 2.8  # beyond this waves are so many that every ti
 MOST_TILES = 8192
 SHORTER_STEPS = (HOPPER[0].config, HOPPER[2].config, HOPPER[4].config)
 WAYS = range(2, MOST_SHARES + 1)
-DRAWN = range(512, 16384 + 1, 8)  # columns and k of a random matmul
+DRAWN = range(512, 16384 + 1)  # columns and k of a random matmul
 LEAST_MEAN, LEAST_EACH = 0.97, 0.9  # of cuBLAS, for what is chosen of random matmuls
 Shape = tuple[int, int, int]
 
@@ -72,11 +75,11 @@ def local_shapes(sets: list[str], world_size: int, rows: range = range(LEAST_ROW
                     yield shape
 
 
-def random_shapes(count: int, rows: range, seed: int) -> list[Shape]:
-    """So many `(m, n, k)`, none larger than those of sets."""
-    random, found = Random(seed), list[Shape]()
+def random_shapes(count: int, rows: range, seed: int, multiple: int = 8) -> list[Shape]:
+    """So many `(m, n, k)`, none larger than those of sets. multiple: of which n and k are."""
+    random, found, drawn = Random(seed), list[Shape](), DRAWN[::multiple]
     while len(found) < count:
-        m, n, k = random.choice(rows), random.choice(DRAWN), random.choice(DRAWN)
+        m, n, k = random.choice(rows), random.choice(drawn), random.choice(drawn)
         if 2e-12 * m * n * k <= MOST_TFLOP:
             found.append((m, n, k))
     return found
@@ -132,10 +135,31 @@ def compile_all(kernels: list[Candidate], is_transposed: bool) -> None:
             job.result()
 
 
-def compare(shape: Shape, tried: list[Candidate], is_transposed: bool) -> Times:
+def at_pitch(matrix: torch.Tensor, pitch: int) -> torch.Tensor:
+    """The same matrix `[rows, cols]`, with rows (columns, if transposed) that begin at multiples of pitch elements."""
+    if matrix.stride(1) != 1:
+        return at_pitch(matrix.t(), pitch).t()
+    rows, cols = matrix.shape
+    wide = torch.zeros(rows, -(-cols // pitch) * pitch, dtype=matrix.dtype, device=matrix.device)
+    wide[:, :cols] = matrix
+    return wide[:, :cols]
+
+
+def library_kernels(calls: list[Callable[[], object]]) -> list[str]:
+    """The names of the kernels that each call launches."""
+    names = []
+    for call in calls:
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            call()
+            torch.cuda.synchronize()
+        names.append(" + ".join(event.name for event in seen.events()))
+    return names
+
+
+def compare(shape: Shape, tried: list[Candidate], is_transposed: bool, pitch: int, names_library: bool) -> Times:
     """Their times in us. Raises AssertionError for a result that differs."""
     m, n, k = shape
-    a, b = operands(m, n, k, is_transposed)
+    a, b = (at_pitch(one, pitch) for one in operands(m, n, k, is_transposed))
     exact = product(a, b)
     matmuls = [made(one.config, a, b, exact, one.split_k) for one in tried]
     other = b.contiguous() if is_transposed else b.t().contiguous().t()
@@ -145,6 +169,8 @@ def compare(shape: Shape, tried: list[Candidate], is_transposed: bool) -> Times:
         check_repeats(one, matmul)
     out = torch.empty_like(exact)
     library: list[Callable[[], object]] = [lambda: torch.mm(a, b, out=out), lambda: torch.mm(a, other, out=out)]
+    if names_library:
+        print("; ".join(library_kernels(library)))
     first, second, *times = medians_us([*library, *matmuls])
     return Times(m, n, k, min(first, second), dict(zip(tried, times, strict=True)))
 
@@ -200,6 +226,9 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=4)
     parser.add_argument("--random", type=int, default=0, metavar="N", help="so many random matmuls, in place of sets")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--multiple", type=int, default=8, metavar="M", help="of which random columns and k are")
+    parser.add_argument("--pitch", type=int, default=1, metavar="P", help="rows begin at multiples of P elements")
+    parser.add_argument("--library", action="store_true", help="name the kernels of cuBLAS")
     parser.add_argument("--rows", type=rows_of, default=range(LEAST_ROWS, 1 << 30), metavar="A:B")
     parser.add_argument("--chosen", action="store_true", help="the tile shapes that the model takes, and no others")
     parser.add_argument("--plain", action="store_true", help="`b` row-major, not transposed")
@@ -209,7 +238,7 @@ def main() -> None:
     need_gpus()
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     if asked.random:
-        sizes = random_shapes(asked.random, asked.rows, asked.seed)
+        sizes = random_shapes(asked.random, asked.rows, asked.seed, asked.multiple)
     else:
         sizes = list(local_shapes(asked.sets, asked.world, asked.rows))
     tried = {shape: candidates(shape, sms, asked.chosen) for shape in sizes}
@@ -219,7 +248,7 @@ def main() -> None:
     shares: dict[str, list[float]] = {"whole": [], "chosen": [], "best": []}
     found = []
     for shape in sizes:
-        times = compare(shape, tried[shape], not asked.plain)
+        times = compare(shape, tried[shape], not asked.plain, asked.pitch, asked.library)
         picked = {
             "whole": chosen(shape, sms, 1),
             "chosen": chosen(shape, sms, BEST),

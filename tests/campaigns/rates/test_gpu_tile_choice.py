@@ -16,6 +16,7 @@ from campaigns.rates.gpu_tile_choice import (
     OPERATORS,
     SETS,
     against,
+    at_pitch,
     candidates,
     chosen,
     configs,
@@ -48,6 +49,7 @@ def test_local_shapes_are_those_of_one_rank_and_stand_once():
 def test_random_matmuls_are_those_of_their_seed():
     found = random_shapes(60, range(256, 2049), 7)
     assert found == random_shapes(60, range(256, 2049), 7) != random_shapes(60, range(256, 2049), 8)
+    assert all(n % 64 == 0 and k % 64 == 0 for _, n, k in random_shapes(20, range(256, 2049), 7, 64))
     assert all(256 <= m <= 2048 and n % 8 == k % 8 == 0 and 512 <= min(n, k) <= max(n, k) <= 16384 for m, n, k in found)
 
 
@@ -132,3 +134,12 @@ def test_times_are_held_against_those_of_another_commit(tmp_path):
     said = "times to those of old: 1.0000, as shares of the library's 0.5000 in the geometric mean over 2"
     assert against([new], tmp_path / "old") == said
     assert gain_of_shares([old, new]) == "shares: quicker than the best whole tile in 1 of 2, 1.414, at most 2.000"
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_rows_begin_at_multiples_of_a_pitch(is_transposed: bool):
+    matrix = torch.arange(35.0, dtype=torch.float32).view(5, 7)
+    matrix = matrix.t() if is_transposed else matrix
+    wide = at_pitch(matrix, 4)
+    assert torch.equal(wide, matrix)
+    assert wide.stride() == ((1, 8) if is_transposed else (8, 1))
