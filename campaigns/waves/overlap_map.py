@@ -5,7 +5,7 @@
 Sizes lie evenly in the paper's ranges for such a machine (Table 3): elements of the product by the reduced extent. Of
 each the best partition that Algorithm 1 names is held against the library's matmul and its collective in a row, and
 against the bound: the longer of matmul and collective, with the first wave or the collective of the last one beside it
-(FlashOverlap 6.4). With --out: a CSV, and the pictures of Figures 10 and 13. PASS, on machines whose links are slow:
+(FlashOverlap 6.4). With --out: a CSV, and the picture of Figure 13. PASS, on machines whose links are slow:
 0.8 of the bound in the mean. All times are simulated.
 """
 
@@ -19,26 +19,25 @@ from statistics import mean
 
 from campaigns.shown import shown
 from campaigns.verdict import Verdict, tell
-from campaigns.waves.simulated import KIBI, MEBI, ROWS, SLOW, SUMS, Search, Sized, named_us, range_of, write_rows
+from campaigns.waves.simulated import (
+    KIBI,
+    MEBI,
+    SLOW,
+    SUMS,
+    Search,
+    Sized,
+    figure_of,
+    named_us,
+    save,
+    spread,
+    write_rows,
+)
 from overweave.hardware.machine import Machine, load
-from overweave.ir.problem import Problem
 from overweave.tuner.model.partition_search import WaveCosts
 
-COLS = 8192
 OF_BOUND = 0.8
+SHOWN = {"speedup": "times as quick as sequential", "of_bound": "share of the bound"}
 Row = dict[str, object]
-
-
-def sizes(machine: Machine, operator: str, world_size: int, points: int, largest: int) -> Iterator[Sized]:
-    """From the smallest to the largest of a range, both ways."""
-    (low, high), (least, most) = range_of(machine, operator)
-    high = max(low, min(high, largest))
-    for at in range(points):
-        m = round((low + (high - low) * at / max(points - 1, 1)) / COLS / ROWS) * ROWS
-        for turn in range(points):
-            k = round((least + (most - least) * turn / max(points - 1, 1)) / KIBI) * KIBI
-            problem = Problem(operator=operator, m=m, n=COLS, k=k, world_size=world_size, dtype="bfloat16")
-            yield Sized(machine, problem)
 
 
 def bound_us(costs: WaveCosts) -> float:
@@ -73,32 +72,27 @@ def verdicts(machine: Machine, rows: list[Row]) -> Iterator[Verdict]:
     yield Verdict("share of the bound, in the mean", f"{reached:.3f}", reached >= OF_BOUND if is_slow else None)
 
 
-def draw(path: Path, machine: Machine, rows: list[Row]) -> None:
-    """For each operator the two maps of Figure 13; then the bars of Figure 10."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(len(SUMS), 3, figsize=(14, 4 * len(SUMS)), squeeze=False)
+def draw(path: Path, machine: Machine, world_size: int, rows: list[Row]) -> None:
+    """For each operator the two maps of Figure 13."""
+    figure, axes = figure_of(2, len(SUMS), 12, 4.2 * len(SUMS))
     for line, operator in zip(axes, SUMS, strict=True):
         own = [one for one in rows if one["operator"] == operator]
         across = sorted({int(str(one["mn_mebi"])) for one in own})
         down = sorted({int(str(one["k_kibi"])) for one in own})
-        for place, name in zip(line, ("speedup", "of_bound"), strict=False):
+        for place, (name, title) in zip(line, SHOWN.items(), strict=True):
             known = {(one["k_kibi"], one["mn_mebi"]): float(str(one[name])) for one in own}
             image = place.imshow([[known[k, mn] for mn in across] for k in down], origin="lower", aspect="auto")
-            place.set(xticks=range(len(across)), yticks=range(len(down)), xlabel="m n, Mi", ylabel="k, Ki")
-            place.set(xticklabels=across, yticklabels=down, title=f"{operator}: {name}")
+            middle = mean(image.get_clim())
+            for (k, mn), value in known.items():
+                ink = "white" if value < middle else "black"
+                where = across.index(int(str(mn))), down.index(int(str(k)))
+                place.text(*where, f"{value:.2f}", ha="center", va="center", color=ink)
+            place.set(xticks=range(len(across)), yticks=range(len(down)))
+            place.set(xlabel="m n of the product (1024 x 1024 elements)", ylabel="k of one rank (1024 elements)")
+            place.set(xticklabels=across, yticklabels=down, title=f"{operator}: {title}")
             figure.colorbar(image, ax=place)
-        ups = [float(str(one["speedup"])) for one in own]
-        line[2].bar([0], [mean(ups)], width=0.4)
-        line[2].scatter([0, 0], [min(ups), max(ups)], color="black", zorder=2)
-        line[2].set(xticks=[0], xticklabels=[machine.name], ylabel="speed-up: mean, least, most", title=operator)
-    figure.suptitle(f"{machine.name}, simulated: after FlashOverlap's Figures 13 and 10")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    figure.suptitle(f"{machine.name}, {world_size} ranks, simulated: after FlashOverlap's Figure 13")
+    save(figure, path)
 
 
 def main() -> int:
@@ -111,13 +105,13 @@ def main() -> int:
     asked = parser.parse_args()
     machine = load(asked.machine)
     every = [
-        one for operator in SUMS for one in sizes(machine, operator, asked.world, asked.points, asked.largest * MEBI)
+        one for operator in SUMS for one in spread(machine, operator, asked.world, asked.points, asked.largest * MEBI)
     ]
     rows = [row(one) for one in shown(every, "sizes", len(every))]
     if asked.out:
         name = f"overlap_map.{machine.name}.w{asked.world}"
         write_rows(asked.out / f"{name}.csv", rows)
-        draw(asked.out / f"{name}.png", machine, rows)
+        draw(asked.out / f"{name}.png", machine, asked.world, rows)
     return tell(verdicts(machine, rows))
 
 

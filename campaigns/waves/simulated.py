@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from overweave.hardware.machine import Machine
 from overweave.ir.operators.registry import OPERATORS
+from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.simulate import total_us
-from overweave.tuner.model.partition_search import Partition, WaveCosts, best_partitions, costs_on, words_of
+from overweave.tuner.model.partition_search import Grouped, Partition, WaveCosts, best_partitions, costs_on, words_of
 from overweave.tuner.space.shapes import SETS
 from overweave.tuner.space.space import Candidate, candidate, full_options, library_path
 from overweave.tuner.space.target import Target
@@ -24,7 +25,7 @@ from overweave.tuner.space.waves import GROUPS, LIBRARY_SMS, tiles_of
 
 SUMS = tuple(name for name, record in OPERATORS.items() if record.adds)
 RANGES = SETS / "flashoverlap.ranges.json"
-MEBI, KIBI, ROWS = 1 << 20, 1 << 10, 1 << 10
+MEBI, KIBI, ROWS, COLS = 1 << 20, 1 << 10, 1 << 10, 8192
 SLOW = 40.0  # GB/s of a link: below it a machine is held against the paper's with PCIe
 
 
@@ -37,18 +38,19 @@ class Range(NamedTuple):
 
 def range_of(machine: Machine, operator: str, path: Path = RANGES) -> Range:
     """The paper's for such a machine (Table 3)."""
-    name = "RTX4090" if machine.links.push.peak_gb_per_s < SLOW else "A800"
-    kind = "all_reduce" if OPERATORS[operator].shares_sums else "reduce_scatter"
+    name, record = "RTX4090" if machine.links.push.peak_gb_per_s < SLOW else "A800", OPERATORS[operator]
+    kind = "all_reduce" if record.shares_sums else "reduce_scatter" if record.adds else "all_to_all"
     told = {case["name"]: case for case in msgspec.json.decode(path.read_bytes())["cases"]}[f"{name}.{kind}"]
     (low, high), (least, most) = told["mn_mebi"], told["k_kibi"]
     return Range((low * MEBI, high * MEBI), (least * KIBI, most * KIBI))
 
 
 class Sized(NamedTuple):
-    """A problem on a machine."""
+    """A problem on a machine. too_wide: tiles by which waves are taken for wider than they are."""
 
     machine: Machine
     problem: Problem
+    too_wide: int = 0
 
     def __str__(self) -> str:
         problem = self.problem
@@ -58,23 +60,37 @@ class Sized(NamedTuple):
     def target(self) -> Target:
         """A GPU of the machine, as the tuner knows it."""
         has_hopper = any(tile.kernel == "hopper" for tile in self.machine.tiles)
-        return Target("cuda", name=self.machine.title, is_hopper=has_hopper, sms=self.machine.processor.sms)
+        return Target(
+            "cuda", name=self.machine.title, is_hopper=has_hopper, sms=self.machine.processor.sms + self.too_wide
+        )
+
+    def waves(self) -> Plan:
+        """The plan of groups of one wave each."""
+        options = full_options(self.problem, self.target, self._candidate((1,) * self.costs().waves))
+        return build(f"{self.problem.operator}.waves", self.problem, options)
+
+    def grouped(self) -> Grouped:
+        """The waves of the tiles that are taken where no partition is named."""
+        grouped = tiles_of(self.problem, self.target, self._candidate())
+        assert grouped is not None, "equal shards of several ranks"
+        return grouped
 
     def costs(self) -> WaveCosts:
         """What Algorithm 1 is told."""
-        grouped = tiles_of(self.problem, self.target, self._candidate())
-        assert grouped is not None, "equal shards of several ranks"
-        return costs_on(self.machine, grouped)
+        return costs_on(self.machine, self.grouped())
 
     def simulated_us(self, partition: Partition) -> float:
         """A call whose tiles are summed by these groups."""
-        options = full_options(self.problem, self.target, self._candidate(partition))
-        return total_us(build(f"{self.problem.operator}.waves", self.problem, options), self.machine)
+        return self.plan_us(self._candidate(partition))
 
     def sequential_us(self) -> float:
         """The library's matmul and its collective, one after the other."""
-        plain = library_path(self.problem.operator)
-        return total_us(build(plain.schedule(self.problem.operator), self.problem, {}), self.machine)
+        return self.plan_us(library_path(self.problem.operator))
+
+    def plan_us(self, what: Candidate) -> float:
+        """A call of a plan of the space."""
+        options = full_options(self.problem, self.target, what)
+        return total_us(build(what.schedule(self.problem.operator), self.problem, options), self.machine)
 
     def _candidate(self, partition: Partition = ()) -> Candidate:
         groups = {GROUPS: words_of(partition)} if partition else {}
@@ -115,6 +131,38 @@ def drawn(machine: Machine, chance: random.Random, ranks: Sequence[int], largest
     m = max(1, round(elements / n / ROWS)) * ROWS
     k = KIBI * chance.randint(least // KIBI, most // KIBI)
     return Sized(machine, Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype="bfloat16"))
+
+
+def spread(machine: Machine, operator: str, world_size: int, points: int, largest: int) -> Iterator[Sized]:
+    """Sizes from the smallest to the largest of the paper's range, both ways, of at most `largest` elements."""
+    (low, high), (least, most) = range_of(machine, operator)
+    high = max(low, min(high, largest))
+    for at in range(points):
+        m = round((low + (high - low) * at / max(points - 1, 1)) / COLS / ROWS) * ROWS or ROWS
+        for turn in range(points):
+            k = round((least + (most - least) * turn / max(points - 1, 1)) / KIBI) * KIBI
+            problem = Problem(operator=operator, m=m, n=COLS, k=k, world_size=world_size, dtype="bfloat16")
+            yield Sized(machine, problem)
+
+
+def figure_of(across: int, down: int, width: float, height: float) -> tuple[Any, Any]:
+    """A figure of panels without a display, and its panels, row by row."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt.subplots(down, across, figsize=(width, height), squeeze=False)
+
+
+def save(figure: Any, path: Path) -> None:
+    """A figure as a PNG."""
+    from matplotlib import pyplot as plt
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

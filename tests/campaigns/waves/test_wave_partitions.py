@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from campaigns.waves import overlap_map, wave_partitions
+from campaigns.waves import operator_speedups, overlap_map, wave_partitions, wave_pattern
 from campaigns.waves.simulated import MEBI, SUMS, Search, Sized, drawn, named_us, range_of, write_rows
 from campaigns.waves.wave_partitions import choice_row, equal_groups, error_row, every_partition, random_partition
 from overweave.hardware.machine import load
@@ -58,7 +58,7 @@ def test_errors_are_shares_of_the_simulated_time():
 
 
 def test_promises_that_are_broken_are_said(tmp_path: Path):
-    alike: wave_partitions.Row = {f"equal_{size}": 1.0 for size in wave_partitions.EQUAL}
+    alike: wave_partitions.Row = dict.fromkeys(wave_partitions.WAYS, 1.0)
     choices = [alike | {"reached": share, "first": share} for share in (1.0, 0.9)]
     told = list(wave_partitions.verdicts([{"error": 0.1}], choices))
     assert [verdict.holds for verdict in told[:3]] == [None, False, False]
@@ -70,3 +70,21 @@ def test_promises_that_are_broken_are_said(tmp_path: Path):
     assert share.holds is False
     write_rows(tmp_path / "a" / "rows.csv", rows)
     assert (tmp_path / "a" / "rows.csv").read_text().count("\n") == len(rows) + 1
+
+
+def test_tiles_end_wave_by_wave_and_scattered_ends_are_said():
+    sized = small()
+    ends = wave_pattern.ends_of(sized)
+    assert [verdict.holds for verdict in wave_pattern.verdicts(sized, ends)] == [True, True]
+    assert sorted(end.place for end in ends) == list(range(len(ends)))
+    late = [*ends[:-1], ends[-1]._replace(wave=0)]
+    assert [verdict.holds for verdict in wave_pattern.verdicts(sized, late)][1] is False
+
+
+def test_ways_to_overlap_are_those_that_an_operator_has():
+    found = operator_speedups.speedups(small("matmul_reduce_scatter"))
+    assert set(found) == {operator_speedups.WAVES, *operator_speedups.OTHERS}
+    assert found[operator_speedups.WAVES] > 1
+    rows = list(operator_speedups.rows_of("matmul_reduce_scatter", 2, [found, found]))
+    assert [row["sizes"] for row in rows] == [2] * len(found)
+    assert "by copy engine (Async-TP)" not in operator_speedups.speedups(small("matmul_all_reduce"))
