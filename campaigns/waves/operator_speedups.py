@@ -93,6 +93,7 @@ def draw(path: Path, machine: Machine, rows: list[Row]) -> None:
         panel.set(xticks=range(len(ranks)), xticklabels=ranks, xlabel="ranks", title=operator)
     panels[0].set(ylabel="times as quick as matmul and collective in a row")
     panels[1].legend(loc="upper left", fontsize="small")
+    panels[1].set_ylim(top=1.35 * panels[1].get_ylim()[1])
     figure.suptitle(
         f"{machine.name}, simulated: after FlashOverlap's Figure 10 (bar: mean; circle: least; diamond: most)"
     )

@@ -35,16 +35,17 @@ CAMPAIGNS = {
     "fp8": ["gpu_epilogues", "--forms", "fp8", "--sizes", "1"],
 }
 NEEDS_NCCL = {"beside"}  # which has no two ranks on a GPU
-LANES = 3
+ALONE = {  # one process each
+    "tiles": ["gpu_tile_choice", "--sets", "mlp", "--chosen"],
+    "odd_sizes": ["gpu_short_matmul", "--only", "odd"],
+    "driver_waits": ["gpu_driver_waits", "--rescues", "own_context"],
+}
+LANES, MOST_LANES = 3, 6  # of each GPU, so that as many ranks share one whether there are two or one; of all
 Done = subprocess.CompletedProcess[str]
 
 
 def run(*command: str) -> Done:
     return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=240, check=False)
-
-
-def succeed(done: Done) -> None:
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -53,31 +54,18 @@ def campaigns() -> Iterator[dict[str, Future[Done]]]:
     gpus = torch.cuda.device_count()
     ranks = min(max(gpus, 2), 4)
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m")
-    with ThreadPoolExecutor(LANES) as lanes:
+    starts = {**dict.fromkeys(CAMPAIGNS, torchrun), **dict.fromkeys(ALONE, ())}
+    with ThreadPoolExecutor(min(LANES * gpus, MOST_LANES)) as lanes:
         yield {
-            name: lanes.submit(run, *torchrun, f"campaigns.{module}", *options)
-            for name, (module, *options) in CAMPAIGNS.items()
+            name: lanes.submit(run, *starts[name], f"campaigns.{module}", *options)
+            for name, (module, *options) in {**CAMPAIGNS, **ALONE}.items()
             if gpus > 1 or name not in NEEDS_NCCL
         }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.gpu(1 + (name in NEEDS_NCCL))) for name in CAMPAIGNS]
+    "name", [pytest.param(name, marks=pytest.mark.gpu(1 + (name in NEEDS_NCCL))) for name in (*CAMPAIGNS, *ALONE)]
 )
 def test_campaign(campaigns: dict[str, Future[Done]], name: str) -> None:
-    succeed(campaigns[name].result())
-
-
-@pytest.mark.gpu(1)
-def test_every_tile_shape_is_bit_equal_at_the_sizes_of_mlp() -> None:
-    succeed(run("campaigns.rates.gpu_tile_choice", "--sets", "mlp"))
-
-
-@pytest.mark.gpu(1)
-def test_odd_sizes_are_bit_equal() -> None:
-    succeed(run("campaigns.rates.gpu_short_matmul", "--only", "odd"))
-
-
-@pytest.mark.gpu(1)
-def test_whatever_a_thread_asks_of_the_driver_a_stream_wait_can_be_ended() -> None:
-    succeed(run("campaigns.rates.gpu_driver_waits", "--rescues", "own_context"))
+    done = campaigns[name].result()
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

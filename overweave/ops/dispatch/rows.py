@@ -98,9 +98,8 @@ def scattered_rows(where: Where, x: torch.Tensor, dim: int) -> Rows:
     if lead == 1 and (is_even or inner == 1):
         return Rows(matrix_of(x), shape)
     parted = _padded(x, dim, ranks * most).reshape(lead, ranks, most * inner, x.shape[-1]).transpose(0, 1)
-    return Rows(
-        parted.reshape(ranks * lead * most * inner, x.shape[-1]), shape, None, lead, inner, 1, most, own, not is_even
-    )
+    matrix = matrix_of(parted.reshape(ranks * lead * most * inner, x.shape[-1]))
+    return Rows(matrix, shape, None, lead, inner, 1, most, own, not is_even)
 
 
 def _padded(x: torch.Tensor, dim: int, length: int) -> torch.Tensor:
