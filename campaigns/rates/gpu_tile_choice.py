@@ -29,6 +29,7 @@ from typing import Literal
 import msgspec
 import torch
 from msgspec.structs import replace
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from campaigns.gpu_ranks import need_gpus
@@ -152,7 +153,8 @@ def library_kernels(calls: list[Callable[[], object]]) -> list[str]:
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             call()
             torch.cuda.synchronize()
-        names.append(" + ".join(event.name for event in seen.events()))
+        on_device = (event for event in seen.events() if event.device_type == DeviceType.CUDA)
+        names.append(" + ".join(event.name for event in on_device))
     return names
 
 

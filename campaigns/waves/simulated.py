@@ -66,8 +66,7 @@ class Sized(NamedTuple):
 
     def waves(self) -> Plan:
         """The plan of groups of one wave each."""
-        options = full_options(self.problem, self.target, self._candidate((1,) * self.costs().waves))
-        return build(f"{self.problem.operator}.waves", self.problem, options)
+        return self._plan(self._candidate((1,) * self.costs().waves))
 
     def grouped(self) -> Grouped:
         """The waves of the tiles that are taken where no partition is named."""
@@ -89,8 +88,11 @@ class Sized(NamedTuple):
 
     def plan_us(self, what: Candidate) -> float:
         """A call of a plan of the space."""
+        return total_us(self._plan(what), self.machine)
+
+    def _plan(self, what: Candidate) -> Plan:
         options = full_options(self.problem, self.target, what)
-        return total_us(build(what.schedule(self.problem.operator), self.problem, options), self.machine)
+        return build(what.schedule(self.problem.operator), self.problem, options)
 
     def _candidate(self, partition: Partition = ()) -> Candidate:
         groups = {GROUPS: words_of(partition)} if partition else {}

@@ -78,7 +78,9 @@ def test_tiles_end_wave_by_wave_and_scattered_ends_are_said():
     assert [verdict.holds for verdict in wave_pattern.verdicts(sized, ends)] == [True, True]
     assert sorted(end.place for end in ends) == list(range(len(ends)))
     late = [*ends[:-1], ends[-1]._replace(wave=0)]
-    assert [verdict.holds for verdict in wave_pattern.verdicts(sized, late)][1] is False
+    assert [verdict.holds for verdict in wave_pattern.verdicts(sized, late)] == [True, False]
+    between = [ends[0]._replace(end_us=1.5 * ends[0].end_us), *ends[1:]]
+    assert [verdict.holds for verdict in wave_pattern.verdicts(sized, between)] == [False, False]
 
 
 def test_ways_to_overlap_are_those_that_an_operator_has():
