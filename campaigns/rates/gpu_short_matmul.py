@@ -25,10 +25,10 @@ import torch
 
 from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.bandwidth_kernels import stamp_kernel
-from campaigns.rates.gpu_tile_choice import Shape, chosen
 from campaigns.rates.odd_sizes import SIZES, check_size
 from campaigns.rates.scaled_alone import scaled_matmul, scaled_operands
 from campaigns.rates.short_parts import Parts, mean_of, parts_of, save_picture, table
+from campaigns.rates.tile_times import Shape, chosen
 from campaigns.verdict import Verdict, tell
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.matmul import Matmul

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from random import Random
-from typing import Literal
 
 import msgspec
 import torch
@@ -33,14 +32,14 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from campaigns.gpu_ranks import need_gpus
-from campaigns.rates.tile_times import Candidate, Record, Times, efficiencies
+from campaigns.rates.tile_times import Candidate, Record, Shape, Times, chosen, efficiencies
 from campaigns.verdict import Verdict, tell
 from overweave.ir.plan import MatmulConfig, shares_obstacle
 from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.methods.needs import ALIGNED
 from overweave.schedules.methods.record import Asked
 from overweave.schedules.tiles.along_k import MOST_SHARES
-from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
+from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes
 from overweave.tuner.calibrate.alone import check_ragged, made, make_normal, medians_us, operands, product
 from overweave.tuner.measure.statistics import geometric_mean
 from overweave.tuner.space.shapes import read_shapes
@@ -54,7 +53,6 @@ SHORTER_STEPS = (HOPPER[0].config, HOPPER[2].config, HOPPER[4].config)
 WAYS = range(2, MOST_SHARES + 1)
 DRAWN = range(512, 16384 + 1)  # columns and k of a random matmul
 LEAST_MEAN, LEAST_EACH = 0.97, 0.9  # of cuBLAS, for what is chosen of random matmuls
-Shape = tuple[int, int, int]
 
 
 def local_shapes(sets: list[str], world_size: int, rows: range = range(LEAST_ROWS, 1 << 30)) -> Iterator[Shape]:
@@ -188,13 +186,6 @@ def check_repeats(one: Candidate, matmul: Matmul) -> None:
         matmul()
         assert torch.equal(matmul.out, first), f"{one.name}: other bits"
     assert matmul.shares is None or not matmul.shares.arrivals.any(), f"{one.name}: counters are not at zero"
-
-
-def chosen(shape: Shape, sms: int, split_k: int | Literal["best"]) -> Candidate:
-    """What the model takes, with tiles dealt out or without."""
-    m, n, k = shape
-    found = tile_shape((m,), n, sms, shapes("bfloat16", "hopper"), k if split_k == BEST else 0)
-    return Candidate(replace(found, split_tiles=0, split_k=0), found.split_k or 1)
 
 
 def gain_of_shares(found: list[Times]) -> str:

@@ -34,6 +34,6 @@ def check_size(m: int, n: int, k: int, is_transposed: bool, sms: int) -> str:
     if why := library_why(m, n, k):
         assert torch.equal(torch.mm(a, b), exact), f"{layout} by the library: wrong"
         return f"{layout}: by the library: {why}"
-    config = tile_shape((m,), n, sms, shapes("bfloat16", "hopper"))
+    config = tile_shape((m,), n, sms, shapes("bfloat16", "hopper"), k)
     made(config, a, b, exact)
     return f"{layout}: by a tile of {config.block_m} x {config.block_n}"

@@ -1,11 +1,13 @@
 """The constants by which tile shapes are chosen, drawn from measured times. No GPU is needed.
 
-    python -m campaigns.tile_fit FILE [--sms 132]
+    python -m campaigns.tile_fit FILE... [--sms 132]
 
-FILE: what `python -m campaigns.gpu_tile_choice --times FILE` wrote. Prints for each tile shape what
-a wave of whole tiles takes, a step of k and beside its steps (least squares of the relative errors), and from the first
-shape's steps the efficiencies; RECTANGLE_TIMES of schedules/tiles/shape.py, what last waves of cut tiles took, the
-median; LEAVE_US, COUNT_US and READ_US of sim/shares.py, by least squares.
+FILE: what `python -m campaigns.gpu_tile_choice --times FILE` wrote. Prints how near what the model takes comes to the
+best of the tile shapes that it knows, for each file; and of all files, for each tile shape what a wave of whole tiles
+takes, a step of k and beside its steps (least squares of the relative errors), and from the first shape's steps the
+efficiencies; RECTANGLE_TIMES of schedules/tiles/shape.py, what last waves of cut tiles took, the median; LEAVE_US,
+COUNT_US and READ_US of sim/shares.py, by least squares. All these from matmuls whose k is a multiple of 64; of those
+whose rows begin at odd multiples of 16 bytes STRADDLING_US, a step of each tile shape, the median.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from campaigns.rates.tile_times import Candidate, Record, Times, whole_waves
+from campaigns.rates.tile_times import CALL_US, Candidate, Record, Times, chosen, whole_waves
 from overweave.ir.plan import MatmulConfig
 from overweave.schedules.tiles.along_k import steps_of
-from overweave.schedules.tiles.shape import along_k, count_tiles, tiles_to_cut
+from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, tiles_to_cut
 from overweave.sim.shares import scale_of
+from overweave.tuner.measure.statistics import geometric_mean
 
 LEAST_ROWS = 6  # of an equation with three unknowns
 
@@ -116,12 +119,36 @@ def shares_fitted(costs: list[Dealt]) -> list[float]:
     return [float(one) for one in torch.linalg.lstsq(left * scale, right * scale).solution[:, 0]]
 
 
+def nearness(found: list[Times], sms: int) -> str:
+    """How near the time of what the model takes comes to the least of those that it may take."""
+    known = {shape.config for shape in HOPPER}
+    shares = []
+    for times in found:
+        least = min(us for one, us in times.us.items() if one.config in known)
+        shares.append(least / times.us[chosen((times.m, times.n, times.k), sms, BEST)])
+    return f"{geometric_mean(shares):.4f} of the best over {len(shares)}, the worst {min(shares):.3f}"
+
+
+def straddling_us(found: list[Times], config: MatmulConfig, sms: int) -> list[float]:
+    """Of a step, for each row and column that it loads, where rows begin at odd multiples of 16 bytes."""
+    each = []
+    for times in found:
+        waves = -(-count_tiles((times.m,), times.n, config).tiles // sms)
+        if times.k % 16 and Candidate(config) in times.us:
+            step_us = (times.us[Candidate(config)] - CALL_US) / waves / steps_of(times.k, config)
+            each.append(step_us / (config.block_m + config.block_n))
+    return each
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m campaigns.tile_fit")
-    parser.add_argument("file", type=Path)
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--sms", type=int, default=132)
     asked = parser.parse_args()
-    found, sms = read_times(asked.file), asked.sms
+    every, sms = [times for path in asked.files for times in read_times(path)], asked.sms
+    for path in asked.files:
+        print(f"{path.name}: what the model takes: {nearness(read_times(path), sms)}")
+    found = [times for times in every if times.k % 64 == 0]
     configs = list(dict.fromkeys(one.config for times in found for one in times.us))
     waves = {config: wave for config in configs if (wave := fitted(found, config, sms)) is not None}
     first = next(iter(waves), None)
@@ -135,6 +162,9 @@ def main() -> None:
         if shares:
             key = config.block_n, config.split_n
             print(f"RECTANGLE_TIMES[{key}] = {median(shares):.2f}  # of {len(shares)}, block_m={config.block_m}")
+    for shape in HOPPER:
+        if each := straddling_us(every, shape.config, sms):
+            print(f"{Candidate(shape.config).name:10s} STRADDLING_US = {median(each):.5f}  # of {len(each)}")
     costs = list(dealt(found, waves, sms))
     if len(costs) >= LEAST_ROWS:
         leave, count, read = shares_fitted(costs)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.ir.plan import MatmulConfig
-from overweave.schedules.tiles.shape import count_tiles, tiles_to_cut
+from overweave.schedules.tiles.shape import BEST, count_tiles, shapes, tile_shape, tiles_to_cut
 
 CALL_US = 5.0  # of any launch: what a shape's waves do not explain
+Shape = tuple[int, int, int]  # m, n, k
 
 
 class Candidate(NamedTuple):
@@ -70,6 +72,13 @@ class Times(NamedTuple):
     def record(self) -> Record:
         timed = tuple(Timed(one.config, one.split_k, us) for one, us in self.us.items())
         return Record(self.m, self.n, self.k, self.library_us, timed)
+
+
+def chosen(shape: Shape, sms: int, split_k: int | Literal["best"]) -> Candidate:
+    """What the model takes, with tiles dealt out or without."""
+    m, n, k = shape
+    found = tile_shape((m,), n, sms, shapes("bfloat16", "hopper"), k, split_k == BEST)
+    return Candidate(replace(found, split_tiles=0, split_k=0), found.split_k or 1)
 
 
 def whole_waves(times: Times, config: MatmulConfig, sms: int) -> int:

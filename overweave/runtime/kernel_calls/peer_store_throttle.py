@@ -14,7 +14,7 @@ from overweave.ir.words import LEAST_WAVES
 # where tiles are long; 75 ns less take up to 3 % more, 100 ns more up to 6 %.
 STRIP_BYTES, PACE_NS = 2048, 700
 # For each so many bytes of a row of an operand: half of what a tile takes for them, by its strips, of which one of
-# 128 x 256 has 32. MEASURED: 0.66 us (STEP_US in schedules/tiles/shape.py).
+# 128 x 256 has 32. MEASURED: 0.69 us (STEP_US in schedules/tiles/shape.py).
 STEP_BYTES, STEP_NS = 128, 10
 
 

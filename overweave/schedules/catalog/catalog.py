@@ -149,8 +149,8 @@ def _config(problem: Problem, method: Method, settings: Settings) -> MatmulConfi
     is_one_wave = not has_second_wave(problem.m, problem.n, problem.world_size, settings.sms)
     if settings.half_tiles == "on" or (method.stores_round_a_ring and is_one_wave):
         candidates = half_tiles(candidates) or candidates
-    k = problem.k if settings.split_k == BEST else 0
-    config = settings.tile(tile_shape(heights, problem.widths, settings.sms, candidates, k))
+    may_deal = settings.split_k == BEST
+    config = settings.tile(tile_shape(heights, problem.widths, settings.sms, candidates, problem.k, may_deal))
     if settings.split_k not in (1, BEST) and shares_obstacle(config):
         raise InputError(f"split_k={settings.split_k}", shares_obstacle(config), "Use split_k=1")
     if settings.split_k != 1:

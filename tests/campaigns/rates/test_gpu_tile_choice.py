@@ -18,15 +18,14 @@ from campaigns.rates.gpu_tile_choice import (
     against,
     at_pitch,
     candidates,
-    chosen,
     configs,
     gain_of_shares,
     local_shapes,
     random_shapes,
     verdict,
 )
-from campaigns.rates.tile_fit import Wave, dealt, fitted, shares_fitted
-from campaigns.rates.tile_times import Candidate, Record, Times, wave_us
+from campaigns.rates.tile_fit import Wave, dealt, fitted, nearness, shares_fitted, straddling_us
+from campaigns.rates.tile_times import Candidate, Record, Times, chosen, wave_us
 from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.tiles.along_k import steps_of
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
@@ -41,9 +40,9 @@ def test_local_shapes_are_those_of_one_rank_and_stand_once():
     assert len(found) == len(set(found))
     assert {(8192, 2752, 4096), (8192, 4096, 2752), (512, 12288, 12288), (2048, 2560, 8192)} <= set(found)
     assert min(m for m, _, _ in found) == 512
-    for m, n, _ in found:  # what is chosen is always among what is timed
-        chosen = tile_shape((m,), n, 132, shapes("bfloat16", "hopper"))
-        assert -(-m // chosen.block_m) * -(-n // chosen.block_n) <= MOST_TILES
+    for m, n, k in found:  # what is chosen is always among what is timed
+        taken = tile_shape((m,), n, 132, shapes("bfloat16", "hopper"), k)
+        assert -(-m // taken.block_m) * -(-n // taken.block_n) <= MOST_TILES
 
 
 def test_random_matmuls_are_those_of_their_seed():
@@ -124,6 +123,20 @@ def test_a_fit_finds_the_constants_that_times_were_made_of():
     for config, wave in waves.items():
         assert fitted(found, config, 132) == pytest.approx(wave)
     assert shares_fitted([*dealt(found, waves, 132)]) == pytest.approx([LEAVE_US, COUNT_US, READ_US])
+
+
+def test_what_the_model_takes_is_held_against_the_best_that_it_knows():
+    taken = chosen((1024, 4096, 4096), 132, BEST)
+    other = next(one.config for one in HOPPER if one.config != taken.config)
+    unknown = replace(other, stages=other.stages + 1)
+    us = {taken: 4.0, Candidate(other): 3.0, Candidate(unknown): 1.0}
+    assert nearness([Times(1024, 4096, 4096, 1.0, us)], 132) == "0.7500 of the best over 1, the worst 0.750"
+
+
+def test_a_step_is_counted_by_what_it_loads():
+    one = Candidate(FIRST)
+    found = [Times(128 * 132, 256, 640 + odd, 1.0, {one: 5.0 + 11 * 0.768}) for odd in (8, 16)]
+    assert straddling_us(found, FIRST, 132) == pytest.approx([0.002])
 
 
 def test_times_are_held_against_those_of_another_commit(tmp_path):

@@ -72,9 +72,9 @@ def test_a_kernel_that_cannot_is_refused():
 
 def test_the_model_deals_out_where_k_is_long_and_the_last_wave_small():
     hopper = shapes("bfloat16", "hopper")
-    config = tile_shape((1024,), 4608, 132, hopper, 16384)
+    config = tile_shape((1024,), 4608, 132, hopper, 16384, may_deal=True)
     assert config.split_k > 1
     assert config.split_tiles == -(-1024 // config.block_m) * -(-4608 // config.block_n) % 132
-    assert not tile_shape((1024,), 4096, 132, hopper, 1024).split_k  # one full wave, and short
-    assert not tile_shape((1024,), 4608, 132, hopper).split_k
+    assert not tile_shape((1024,), 4096, 132, hopper, 1024, may_deal=True).split_k  # one full wave, and short
+    assert not tile_shape((1024,), 4608, 132, hopper, 16384).split_k
     assert along_k(replace(config, split_k=7), 144, 132, 16384, BEST).split_k > 1

@@ -14,13 +14,21 @@ from overweave.ir.plan import gate_obstacle, narrow_width, shares_obstacle, spli
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.catalog.options import Settings
-from overweave.schedules.tiles.shape import Kernel, count_tiles, row_shape, shapes, tile_shape, tiles_to_cut
+from overweave.schedules.tiles.shape import (
+    Kernel,
+    count_tiles,
+    row_shape,
+    shapes,
+    tile_shape,
+    tile_time_us,
+    tiles_to_cut,
+)
 
 KERNELS: tuple[Kernel, ...] = ("hopper", "portable")
 
 
 def blocks(heights: tuple[int, ...], cols: int, sms: int = 132, dtype: str = "bfloat16") -> tuple[int, int]:
-    config = tile_shape(heights, cols, sms, shapes(dtype))
+    config = tile_shape(heights, cols, sms, shapes(dtype), 4096)
     return config.block_m, config.block_n
 
 
@@ -49,7 +57,7 @@ def test_a_smaller_gpu_chooses_for_itself():
         ((256, 2), 8192, 7392, 1856, 0, 8),
         ((256, 2), 8192, 8192, 2048, 0, 0),  # 15 waves and 68 tiles: 136 halves are more than a wave
         ((256, 2), 8192, 8448, 2112, 0, 0),  # whole waves
-        ((256, 2), 8192, 2688, 640, 64, 16),  # the last column is half a tile wide
+        ((256, 2), 8192, 2688, 640, 64, 24),  # the last column is half a tile wide
         ((256, 2), 128, 4096, 16, 0, 16),
         ((256, 4), 8192, 2752, 640, 64, 0),  # 192 of the last 256 columns: 64 tiles that take 0.88 each
         ((256, 4), 2048, 2560, 160, 0, 28),  # 112 quarters
@@ -69,15 +77,27 @@ def test_the_last_wave_is_cut_where_its_parts_take_less_time(
 
 def test_a_cut_wave_is_counted_when_shapes_are_compared():
     hopper = shapes("bfloat16", "hopper")
-    assert tile_shape((8192,), 2752, 132, hopper).block_n == 256
-    assert tile_shape((8192,), 2752, 132, hopper).split_n == 2  # five waves and one of halves
-    assert tile_shape((8192,), 9216, 132, hopper).split_n == 2
+    assert tile_shape((8192,), 2752, 132, hopper, 4096).block_n == 256
+    assert tile_shape((8192,), 2752, 132, hopper, 4096).split_n == 2  # five waves and one of halves
+    assert tile_shape((8192,), 9216, 132, hopper, 4096).split_n == 2
 
 
 def test_one_full_wave_is_better_than_one_that_leaves_sms_idle_or_two():
     """Of 160 columns 128 tiles, of 192 columns 112, of 128 columns 160."""
-    config = tile_shape((1024,), 2560, 132, shapes("bfloat16", "hopper"))
+    config = tile_shape((1024,), 2560, 132, shapes("bfloat16", "hopper"), 4096)
     assert (config.block_m, config.block_n, config.split_n) == (128, 160, 5)
+
+
+def test_bulk_loads_of_rows_at_odd_multiples_of_16_bytes_are_what_a_small_tile_waits_for():
+    hopper = shapes("bfloat16", "hopper")
+    for shape in hopper:
+        assert tile_time_us(shape, 4096) > tile_time_us(shape, 4080)
+    smallest = min(hopper, key=lambda one: one.efficiency)
+    assert tile_time_us(smallest, 4088) > 1.05 * tile_time_us(smallest, 4096)
+    for shape in shapes("bfloat16"):
+        assert tile_time_us(shape, 4088) < tile_time_us(shape, 4096)
+    chosen = [tile_shape((557,), 10856, 132, hopper, k) for k in (11520, 11544)]
+    assert chosen[0].block_m * chosen[0].block_n < chosen[1].block_m * chosen[1].block_n
 
 
 def test_192_columns_are_three_rectangles_of_the_hopper_kernel():
@@ -104,7 +124,7 @@ def test_tiles_of_no_multiple_of_64_columns_are_rectangles_of_32_in_the_hopper_k
 
 
 def test_epilogues_take_no_tiles_whose_kernel_would_spill():
-    config = tile_shape((8192,), 2752, 132, shapes("bfloat16", "hopper", Epilogue(activation="silu")))
+    config = tile_shape((8192,), 2752, 132, shapes("bfloat16", "hopper", Epilogue(activation="silu")), 4096)
     assert (config.block_n, config.split_n) == (256, 2)
 
 
@@ -128,7 +148,7 @@ def test_the_hopper_kernel_takes_tiles_for_two_groups_of_warps_and_16_bits():
     assert {shape.config.kernel for shape in shapes("float16", "hopper")} == {"hopper"}
     assert all(shape.config.block_m >= 64 for shape in shapes("bfloat16", "hopper"))
     assert not any(split_obstacle(shape.config) for shape in shapes("bfloat16", "hopper"))
-    assert tile_shape((64,) * 4, 7168, 132, shapes("bfloat16", "hopper")).block_m == 64
+    assert tile_shape((64,) * 4, 7168, 132, shapes("bfloat16", "hopper"), 4096).block_m == 64
     with pytest.raises(InputError, match="kernel=portable"):
         shapes("float32", "hopper")
 
