@@ -26,7 +26,7 @@ from overweave.schedules.catalog.catalog import build
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us
 from overweave.tuner.space.space import candidate, full_options
-from overweave.tuner.space.target import Target
+from overweave.tuner.space.target import target_on
 
 WITHIN = 0.15
 GPT3 = 49152, 12288  # the wide and the narrow side of Flux's layers, before tensor parallelism
@@ -116,8 +116,7 @@ def _of_flux(ranks: int) -> Iterable[Problem]:
 
 def _efficiency(machine: Machine, problem: Problem) -> float:
     """One less what the best plan exposes over what the serial calls do."""
-    has_hopper = any(tile.kernel == "hopper" for tile in machine.tiles)
-    target = Target("cuda", name=machine.title, is_hopper=has_hopper, sms=machine.processor.sms)
+    target = target_on(machine)
     times = []
     for text in FLUX_PLANS[problem.operator]:
         plan, *pairs = text.split()

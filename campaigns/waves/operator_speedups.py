@@ -4,9 +4,9 @@
 
 FlashOverlap's Figure 10 on a described machine: sizes lie evenly in its ranges (Table 3), and each way to overlap is
 held against the library's matmul and its collective in a row: groups of waves by Algorithm 1; VanillaDecomposition, in
-its better number of pieces; and, as if GPUs reached each other's memory, shards or pieces that are moved by
-copy engines (Async-TP) and tiles that are stored at peers (Flux). Told: means, least and most. With --out: a CSV and
-the picture. All times are simulated.
+its better number of pieces; and, where GPUs reach each other's memory, shards or pieces that are moved by copy engines
+(Async-TP) and tiles that are stored at peers (Flux). Told: means, least and most. With --out: a CSV and the picture.
+All times are simulated.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def draw(path: Path, machine: Machine, rows: list[Row]) -> None:
     panels[0].set(ylabel="times as quick as matmul and collective in a row")
     panels[0].legend(loc="upper left", fontsize="small")
     panels[0].set_ylim(top=1.35 * panels[0].get_ylim()[1])
-    marks = "bar: mean; circle: least; diamond: most; Async-TP and Flux as if GPUs reached each other's memory"
+    marks = "bar: mean; circle: least; diamond: most"
     figure.suptitle(f"{machine.name}, simulated: after FlashOverlap's Figure 10 ({marks})")
     save(figure, path)
 

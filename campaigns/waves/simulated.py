@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from overweave.hardware.machine import Machine
 from overweave.ir.operators.registry import OPERATORS
@@ -20,7 +21,7 @@ from overweave.sim.simulate import total_us
 from overweave.tuner.model.partition_search import Grouped, Partition, WaveCosts, best_partitions, costs_on, words_of
 from overweave.tuner.space.shapes import SETS
 from overweave.tuner.space.space import Candidate, candidate, full_options, library_path
-from overweave.tuner.space.target import Target
+from overweave.tuner.space.target import Target, target_on
 from overweave.tuner.space.waves import GROUPS, LIBRARY_SMS, tiles_of
 
 SUMS = tuple(name for name, record in OPERATORS.items() if record.adds)
@@ -59,10 +60,8 @@ class Sized(NamedTuple):
     @property
     def target(self) -> Target:
         """A GPU of the machine, as the tuner knows it."""
-        has_hopper = any(tile.kernel == "hopper" for tile in self.machine.tiles)
-        return Target(
-            "cuda", name=self.machine.title, is_hopper=has_hopper, sms=self.machine.processor.sms + self.too_wide
-        )
+        target = target_on(self.machine)
+        return replace(target, sms=target.sms + self.too_wide)
 
     def waves(self) -> Plan:
         """The plan of groups of one wave each."""

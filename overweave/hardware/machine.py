@@ -182,7 +182,9 @@ class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
-    """Equal GPUs, joined as `topology` says. hbm: bytes read plus bytes written, by kernels that only move."""
+    """Equal GPUs, joined as `topology` says. hbm: bytes read plus bytes written, by kernels that only move.
+    peer_access: whether a GPU reads and writes the memory of the others; without it only libraries move rows.
+    """
 
     name: str
     title: str
@@ -199,6 +201,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     latency: Latencies
     sharing: Sharing
     few_rows: tuple[FewRows, ...] = ()
+    peer_access: bool = True
 
     @property
     def routes(self) -> Routes:

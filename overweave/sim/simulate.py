@@ -12,7 +12,7 @@ from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, TILE_KERNEL, Plan
-from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Put, Reduce
+from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Put, Reduce, Schedule
 from overweave.ir.timeline.timeline import Timeline
 from overweave.sim.collectives import Collectives
 from overweave.sim.cost import Costs, Segment, Work, moves_between_ranks
@@ -28,10 +28,11 @@ def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile
     """The Timeline of one call of `plan`, warm, on `machine`. with_tiles: spans of tiles, not of operations.
     author_tile_us: what one tile of an author's kernel takes, every SM busy; nobody else knows (sim/author.py guesses).
 
-    Raises InputError if the machine has fewer GPUs than the plan has ranks, ScheduleError if the plan cannot be run to
-    its end: a queue without an engine, a kernel without a config, or operations that wait for ever.
+    Raises InputError if the machine has fewer GPUs than the plan has ranks, or no peer access and the plan addresses
+    peers, ScheduleError if the plan cannot be run to its end: a queue without an engine, a kernel without a config, or
+    operations that wait for ever.
     """
-    _check_ranks(plan, machine)
+    _check_machine(plan, machine)
     return _Run(plan, machine, with_tiles, author_tile_us).timeline(with_arrows=True)
 
 
@@ -40,14 +41,28 @@ def total_us(plan: Plan, machine: Machine, author_tile_us: float | None = None) 
 
     Raises as `simulate`.
     """
-    _check_ranks(plan, machine)
+    _check_machine(plan, machine)
     return no_sooner_us(plan, machine, _Run(plan, machine, False, author_tile_us).timeline(with_arrows=False))
 
 
-def _check_ranks(plan: Plan, machine: Machine) -> None:
+def _check_machine(plan: Plan, machine: Machine) -> None:
     if plan.schedule.world_size > machine.gpus:
         found = f"{plan.schedule.world_size} ranks on {machine.gpus} GPUs"
         raise InputError(f"simulate {plan.name}", found, "Choose a machine with more GPUs or a smaller world size")
+    if not machine.peer_access and addresses_peers(plan.schedule):
+        found = f"the GPUs of {machine.name} do not reach each other's memory, where it reads or writes rows"
+        cure = "Take a plan whose rows the library moves, such as sequential, or another machine"
+        raise InputError(f"simulate {plan.name}", found, cure)
+
+
+def addresses_peers(schedule: Schedule) -> bool:
+    """Whether anything but a library's collective reads, writes or signals at another rank."""
+    for operation in schedule.operations:
+        ranks = {each.rank for each in (*operation.reads, *operation.writes)}
+        ranks |= {notify.rank for notify in operation.notifies}
+        if not isinstance(operation, Collective) and ranks - {operation.rank}:
+            return True
+    return False
 
 
 class _Node:

@@ -27,7 +27,7 @@ def is_number(value: object) -> bool:
     """A number, or points of a curve."""
     if isinstance(value, tuple | list):
         return any(is_number(each) for each in value)
-    return isinstance(value, int | float)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @pytest.mark.parametrize("name", names())

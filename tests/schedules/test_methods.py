@@ -20,6 +20,7 @@ from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.record import Adds, Case, Method, Work
 from overweave.schedules.methods.registry import METHODS, method_of, register
 from overweave.schedules.methods.replaced import REPLACED
+from overweave.sim.simulate import addresses_peers
 from tests.source_tree import modules, nodes
 
 SEARCHES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "split", "find", "index", "count"}
@@ -50,6 +51,14 @@ NAMES = {method.name for method in METHODS.values()}
 def planned(name: str, world_size: int = 4, **changes: object) -> Plan:
     problem = Problem(operator=name.partition(".")[0], m=512, n=64, k=48, world_size=world_size, dtype="bfloat16")
     return build(name, replace(problem, **changes), {})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_record_says_whether_its_schedule_addresses_the_memory_of_peers(name: str):
+    method = METHODS[name]
+    for options in ({}, {"carrier": "library"} if method.takes("carrier") else {}):
+        schedule = build(name, planned(name).problem, options).schedule
+        assert method.addresses_peers(options) == addresses_peers(schedule)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
 from overweave.errors import MachineError
+from overweave.memory.cuda.peer_access import has_peer_access
 from overweave.memory.group import Group
 
 for _variable, _value in (("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NCCL_NVLS_ENABLE", "0")):
@@ -59,3 +60,20 @@ class CudaHeap:
         for extent in shape:
             size *= extent
         return self.tensor[offset : offset + size].view(dtype).view(shape)
+
+
+class OwnHeap(CudaHeap):
+    """The same for plans whose rows move by the library alone, where GPUs have no peer access: memory of the own GPU,
+    whose address stands for every rank's.
+    """
+
+    def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
+        self.tensor = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+        self.addresses = (self.tensor.data_ptr(),) * group.world_size
+        torch.cuda.synchronize(device)
+
+
+def heap_of(group: Group, device: torch.device, size_bytes: int) -> CudaHeap:
+    """Memory for the calls of a group, as its GPUs reach each other's."""
+    kind = CudaHeap if has_peer_access(device) else OwnHeap
+    return kind(group, device, size_bytes)

@@ -19,7 +19,7 @@ from overweave.memory.board.board import Board
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.captures import Captures
 from overweave.memory.cuda.chain import Chain
-from overweave.memory.cuda.heap import CudaHeap
+from overweave.memory.cuda.heap import CudaHeap, heap_of
 from overweave.memory.cuda.watcher import Watcher, reason_within
 from overweave.memory.device.packed import PACKED_OPERATION
 from overweave.memory.device.protocol import BEGIN_OPERATION, QUEUE_OPERATION, STATE_WORDS
@@ -61,7 +61,7 @@ class Workspace:
         self.calls = 0
         self.captures = Captures(device, self.settle)
         self.captured: list[object] = []
-        self.words = CudaHeap(group, device, (1 + group.world_size) * SIGNAL_STRIDE_BYTES)
+        self.words = heap_of(group, device, (1 + group.world_size) * SIGNAL_STRIDE_BYTES)
         self.state = torch.zeros(STATE_WORDS, dtype=torch.int64, device=device)
         self.claims = torch.zeros(KERNEL_QUEUES, dtype=torch.int32, device=device)
         self.report = torch.zeros(REPORT_WORDS, dtype=torch.int32, device="cpu").pin_memory()
@@ -100,7 +100,7 @@ class Workspace:
         self._most_signals = max(self._most_signals, layout.signals)
         if not self._heaps or layout.size_bytes > self._heaps[-1].tensor.numel():
             self.settle()
-            self._heaps.append(CudaHeap(self.group, self.device, aligned(max(layout.size_bytes, SMALLEST_BYTES))))
+            self._heaps.append(heap_of(self.group, self.device, aligned(max(layout.size_bytes, SMALLEST_BYTES))))
         return self._heaps[-1]
 
     def packed_space(self, half_bytes: int) -> PackedSpace:

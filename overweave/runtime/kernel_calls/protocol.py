@@ -52,13 +52,20 @@ def words_of(workspace: Words) -> torch.Tensor:
 def signal_words(workspace: Words, heap: Heap, signals: int) -> SignalWords:
     """What waits and signals, of so many signals at the start of a heap."""
     own = heap.view(0, (max(signals, 1) * SIGNAL_STRIDE_WORDS,), torch.int32)
-    return SignalWords(own, words_of(workspace), workspace.limits, workspace.group.world_size)
+    return SignalWords(own, words_of(workspace), workspace.limits, ranks_in_reach(workspace))
+
+
+def ranks_in_reach(workspace: Words) -> int:
+    """How many ranks begin a call together, and end each other's waits: all of them, or, without peer access, each for
+    itself. Then no kernel waits for a peer, and the library's collectives hold ranks together.
+    """
+    return len({*workspace.words.addresses})
 
 
 def head_call(workspace: Words, protocol: SignalWords, signals: int) -> KernelCall:
     """The head of a call, that uses so many signals."""
     words = [workspace.state, protocol.signals, workspace.claims, protocol.words, protocol.limits]
-    numbers = [signals, workspace.group.rank, protocol.world_size]
+    numbers = [signals, workspace.group.rank % protocol.world_size, protocol.world_size]
     return KernelCall(begin_kernel, [*words, *numbers, BEGIN_BLOCK], {"num_warps": 4})
 
 

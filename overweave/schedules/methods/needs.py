@@ -106,6 +106,12 @@ def _known_sizes(asked: Asked) -> str:
     return found if asked.problem.counted else ""
 
 
+def _peer_memory(asked: Asked) -> str:
+    if asked.device is None or asked.device.kind != "cuda" or asked.device.peer_access:
+        return ""
+    return "the GPUs do not reach each other's memory, where it reads or writes rows"
+
+
 def _starts_early(asked: Asked) -> str:
     return "" if asked.device is None or asked.device.is_hopper else "kernels start early from sm_90 on"
 
@@ -183,7 +189,7 @@ def _unscaled(asked: Asked) -> str:
 
 
 SEVERAL, FULL_PIECES = Need("choice", _several), Need("choice", _full_pieces)
-ALIGNED = Need("device", _rows_of_kernels)
+ALIGNED, PEER_ACCESS = Need("device", _rows_of_kernels), Need("device", _peer_memory)
 WHOLE_BLOCKS = Need("schedule", _whole_blocks)
 FEW_WEIGHTS = Need("schedule", _few_weights)
 PLAIN_PARTS = Need("schedule", _plain_parts)

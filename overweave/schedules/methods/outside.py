@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.schedules.methods.needs import DESCRIPTOR_BYTES, SEVERAL
+from overweave.schedules.methods.needs import DESCRIPTOR_BYTES, PEER_ACCESS, SEVERAL
 from overweave.schedules.methods.record import Asked, Margin, Need
 
 
@@ -33,7 +33,8 @@ def _of(name: str, why_off_cuda: str) -> tuple[Need, ...]:
     def on_cuda(asked: Asked) -> str:
         return why_off_cuda if asked.device is not None and asked.device.kind != "cuda" else ""
 
-    return (Need("device", SEVERAL.why), Need("device", known), Need("device", on_cuda), Need("device", _is_bare))
+    said = (Need("device", SEVERAL.why), Need("device", known), Need("device", on_cuda))
+    return (*said, PEER_ACCESS, Need("device", _is_bare))
 
 
 def _is_bare(asked: Asked) -> str:

@@ -16,6 +16,7 @@ from overweave.ir.plan import (
     COPY_KERNEL,
     LIBRARY,
     PACKED_KERNEL,
+    REDUCE_KERNEL,
     TILE_KERNEL,
     Engine,
     MatmulConfig,
@@ -40,12 +41,16 @@ MODEL_SMS = 132  # of the GPU whose measurements the margins are
 
 
 class Device(Protocol):
-    """What a need may ask of a device: its kind (cpu, cuda), and whether it is sm_90."""
+    """What a need may ask of a device: its kind (cpu, cuda), whether it is sm_90, and whether it has peer access: it
+    reads and writes the memory of the other GPUs.
+    """
 
     @property
     def kind(self) -> str: ...
     @property
     def is_hopper(self) -> bool: ...
+    @property
+    def peer_access(self) -> bool: ...
 
 
 class Asked(Struct, frozen=True):
@@ -171,6 +176,10 @@ class Method(Struct, frozen=True, kw_only=True):
     def has_kernels(self) -> bool:
         """Whether a kernel of ours runs, whose rows must start at multiples of 16 bytes."""
         return not self.engines <= {LIBRARY, COPY_ENGINE}
+
+    def addresses_peers(self, options: Mapping[str, Value]) -> bool:
+        """Whether it reads or writes the memory of other GPUs: rows move by more than the library's collectives."""
+        return options.get("carrier") != LIBRARY and not {*self.moves} <= {LIBRARY, REDUCE_KERNEL}
 
     @property
     def has_messages(self) -> bool:

@@ -35,6 +35,8 @@ def needs_of(method: Method, asked: Asked) -> Iterator[Need]:
         yield needs.ALIGNED
     if method.is_fused:
         yield needs.FEW_WEIGHTS
+    if method.addresses_peers(asked.options):
+        yield needs.PEER_ACCESS
     if TILE_KERNEL in method.moves:
         yield needs.FEW_PEERS
     yield from method.needs

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from overweave.hardware.machine import Machine
 from overweave.ir.plan import MatmulConfig
+from overweave.memory.cuda.peer_access import has_peer_access
 from overweave.runtime.diagnosis import driver_version, installed
 from overweave.tuner.calibrate import rates
 from overweave.tuner.calibrate.latencies import element_wise, latencies, measure, push_points
@@ -45,6 +46,7 @@ def calibrated(like: Machine, tell: Tell) -> tuple[Measured, str]:
         tiles=_tiles(sms, call_us, tell),
         library_scale=scale,
         push_points=pushed,
+        peer_access=has_peer_access(device) if torch.cuda.device_count() > 1 else None,
     )
     dist.barrier()
     torch.cuda.synchronize()

@@ -17,6 +17,7 @@ FROM_FILE = ("topology", "links", "collectives", "sharing", "dtypes", "few_rows"
 class Measured(Struct, frozen=True):
     """What a calibration found on one GPU. latencies: microseconds by their names in the file. passes: GB/s of the
     library's element-wise kernels. push_points: of copies between GPUs, where there were several.
+    peer_access: as of a Machine; None where there is one GPU.
     """
 
     device: str
@@ -27,6 +28,7 @@ class Measured(Struct, frozen=True):
     tiles: tuple[tuple[MatmulConfig, Tile], ...]
     library_scale: float
     push_points: tuple[tuple[int, float], ...] = ()
+    peer_access: bool | None = None
 
 
 def machine_file(name: str, found: Measured, like: Machine, source: str) -> bytes:
@@ -46,6 +48,7 @@ def _records(name: str, found: Measured, like: Machine, source: str) -> dict[str
     links: Mapping[str, object] = {}
     if found.push_points:
         links = {"links": {"push": {"points": [list(point) for point in found.push_points], "source": source}}}
+    access = {} if found.peer_access is None else {"peer_access": found.peer_access}
     return {
         "like": like.name,
         "name": name,
@@ -58,6 +61,7 @@ def _records(name: str, found: Measured, like: Machine, source: str) -> dict[str
         "tiles": [*_tiles(found, source), *_of_library(found, like, source), *_not_measured(found, like)],
         "latency": latencies,
         **links,
+        **access,
     }
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import torch
 from msgspec import Struct
 
+from overweave.hardware.machine import Machine
+from overweave.memory.cuda.peer_access import has_peer_access
 from overweave.schedules.methods.record import Method
 
 
 class Target(Struct, frozen=True):
-    """What a plan will run on. is_hopper: sm_90. name: the GPU's, as its driver tells it; of no meaning on a CPU."""
+    """What a plan will run on. is_hopper: sm_90. name: the GPU's, as its driver tells it; of no meaning on a CPU.
+    peer_access: as of a Machine.
+    """
 
     kind: str
     sms: int = 132
     is_hopper: bool = True
     name: str = "NVIDIA H200"
+    peer_access: bool = True
 
     @property
     def device(self) -> str:
@@ -27,7 +32,14 @@ def target_of(device: torch.device) -> Target:
     if device.type == "cpu":
         return Target("cpu")
     properties = torch.cuda.get_device_properties(device)
-    return Target("cuda", properties.multi_processor_count, properties.major == 9, properties.name)
+    sms, is_hopper = properties.multi_processor_count, properties.major == 9
+    return Target("cuda", sms, is_hopper, properties.name, has_peer_access(device))
+
+
+def target_on(machine: Machine) -> Target:
+    """A GPU of a described machine."""
+    is_hopper = any(tile.kernel == "hopper" for tile in machine.tiles)
+    return Target("cuda", machine.processor.sms, is_hopper, machine.title, machine.peer_access)
 
 
 def tile_options(target: Target, method: Method) -> dict[str, str | int]:

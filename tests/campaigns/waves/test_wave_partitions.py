@@ -10,16 +10,16 @@ import pytest
 from campaigns.waves import operator_speedups, overlap_map, wave_partitions, wave_pattern
 from campaigns.waves.simulated import MEBI, SUMS, Search, Sized, drawn, named_us, range_of, write_rows
 from campaigns.waves.wave_partitions import choice_row, equal_groups, error_row, every_partition, random_partition
-from overweave.hardware.machine import load
+from overweave.hardware.machine import Machine, load
 from overweave.ir.problem import Problem
 from overweave.tuner.model.partition_search import all_partitions, best_partitions
 
-SLOW = load("rtx4090x4")
+SLOW, LINKED = load("rtx4090x4"), load("a800x4")
 
 
-def small(operator: str = SUMS[0]) -> Sized:
+def small(operator: str = SUMS[0], machine: Machine = SLOW) -> Sized:
     problem = Problem(operator=operator, m=2048, n=4096, k=8192, world_size=2, dtype="bfloat16")
-    return Sized(SLOW, problem)
+    return Sized(machine, problem)
 
 
 def test_all_partitions_are_all():
@@ -84,9 +84,11 @@ def test_tiles_end_wave_by_wave_and_scattered_ends_are_said():
 
 
 def test_ways_to_overlap_are_those_that_an_operator_has():
-    found = operator_speedups.speedups(small("matmul_reduce_scatter"))
+    found = operator_speedups.speedups(small("matmul_reduce_scatter", LINKED))
     assert set(found) == {operator_speedups.WAVES, *operator_speedups.OTHERS}
-    assert found[operator_speedups.WAVES] > 1
+    apart = operator_speedups.speedups(small("matmul_reduce_scatter"))
+    assert set(apart) == {operator_speedups.WAVES, "VanillaDecomposition"}, "its GPUs do not reach each other's memory"
+    assert apart[operator_speedups.WAVES] > 1
     rows = list(operator_speedups.rows_of("matmul_reduce_scatter", 2, [found, found]))
     assert [row["sizes"] for row in rows] == [2] * len(found)
-    assert "by copy engine (Async-TP)" not in operator_speedups.speedups(small("matmul_all_reduce"))
+    assert "by copy engine (Async-TP)" not in operator_speedups.speedups(small("matmul_all_reduce", LINKED))

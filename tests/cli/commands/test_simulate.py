@@ -35,6 +35,12 @@ def test_numbers_for_programs(name: str):
     assert all(rank["compute_us"] > 0 for rank in report["ranks"])
 
 
+def test_a_machine_without_peer_access_runs_plans_whose_rows_the_library_moves():
+    words = (*SMALL, "--machine", "rtx4090x4")
+    assert run("matmul_reduce_scatter.sequential", *words)
+    assert "do not reach each other's memory" in run("all_gather_matmul.push", *words, exit_code=2)
+
+
 def test_a_narrow_terminal_costs_no_digits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "30")
     shown = run("all_gather_matmul.push", *SMALL)

@@ -76,6 +76,7 @@ def test_calls_have_ended_before_memory_grows(own: Any, monkeypatch: pytest.Monk
     own.group, own.device, own._heaps, own._packed = None, GPU, [], []
     own._most_signals = 0
     monkeypatch.setattr(own, "settle", lambda: done.append("settled"), raising=False)
+    monkeypatch.setattr(workspace, "heap_of", heap)
     monkeypatch.setattr(workspace, "CudaHeap", heap)
     monkeypatch.setattr(workspace, "PackedSpace", space)
     for _ in range(2):

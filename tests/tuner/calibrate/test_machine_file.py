@@ -36,6 +36,9 @@ def test_what_was_measured_stands_in_the_file_with_its_source():
     assert (machine.latency.call.us, machine.latency.call.source) == (4.5, SOURCE)
     assert machine.latency.flag.us == 0.0
     assert machine.element_wise.add.gb_per_s == 2000
+    assert machine.peer_access
+    apart = decode(machine_file("mine", replace(FOUND, peer_access=False), LIKE, SOURCE), "mine.json")
+    assert not apart.peer_access
     assert machine.tile("hopper", 128, 256).tflops == 700.0
     assert machine.tile("library", 128, 256).tflops == pytest.approx(0.9 * LIKE.tile("library", 128, 256).tflops)
     assert "0.900 times the rate of h200x4" in machine.tile("library", 128, 256).source

@@ -11,7 +11,8 @@ from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.outside import OUTSIDE, TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
-from overweave.schedules.methods.registry import methods_for
+from overweave.schedules.methods.registry import METHODS, methods_for
+from overweave.tuner.model.choose import choose
 from overweave.tuner.space.space import (
     Candidate,
     candidate,
@@ -42,6 +43,21 @@ def test_the_portable_kernel_was_never_clearly_the_quickest_nor_best_in_another_
             best = min(of_kernel["portable"], key=lambda time: time.us)
             assert best.us > 0.98 * min(time.us for time in of_kernel["hopper"])
             assert (best.options["block_m"], best.options["block_n"]) == (128, 256)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_without_peer_access_only_plans_whose_rows_the_library_moves_can_run(operator: str):
+    apart, problem = replace(GPU, peer_access=False), problem_of(operator)
+    refused = "the GPUs do not reach each other's memory"
+    left = [what for what in candidates(operator) if not obstacle(problem, apart, what, "device")]
+    for what in left:
+        assert not METHODS[what.schedule(operator)].addresses_peers(dict(what.options))
+    assert any(what.is_plain(operator) for what in left)
+    lost = {what for what in candidates(operator) if not obstacle(problem, GPU, what, "device")} - {*left}
+    assert lost
+    assert all(obstacle(problem, apart, what, "device").startswith(refused) for what in lost)
+    taken = choose(problem, apart)
+    assert not METHODS[taken.plan].addresses_peers(taken.options)
 
 
 def problem_of(operator: str, **changes: object) -> Problem:
