@@ -139,7 +139,7 @@ def settle() -> None:
 
 
 def workspace(rank: int = 0, ranks: int = 2) -> Any:
-    words = SimpleNamespace(tensor=torch.zeros(1024, dtype=torch.uint8))
+    words = SimpleNamespace(tensor=torch.zeros(1024, dtype=torch.uint8), addresses=tuple(range(ranks)))
     words.view = lambda offset, shape, dtype: words.tensor.view(dtype)[: shape[0]]
     return SimpleNamespace(
         group=SimpleNamespace(rank=rank, world_size=ranks),

@@ -131,7 +131,7 @@ class LaunchLog:
         return self.streams.setdefault(name, Stream(self.text, name))
 
     def _workspace(self, rank: int, ranks: int) -> Any:
-        words = SimpleNamespace(tensor=torch.zeros((1 + ranks) * 128, dtype=torch.uint8))
+        words = SimpleNamespace(tensor=torch.zeros((1 + ranks) * 128, dtype=torch.uint8), addresses=tuple(range(ranks)))
         words.view = lambda offset, shape, dtype: words.tensor.view(dtype)[: shape[0]]
         made: dict[str, Any] = {
             "words": words,

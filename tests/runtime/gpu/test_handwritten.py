@@ -66,7 +66,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 @pytest.fixture
 def slot(done: list[tuple[Any, ...]]) -> Any:
     layout = DECLARED.lay_out()
-    words = SimpleNamespace(tensor=torch.zeros(512, dtype=torch.uint8))
+    words = SimpleNamespace(tensor=torch.zeros(512, dtype=torch.uint8), addresses=(0, 1, 2))
     words.view = lambda offset, shape, dtype: words.tensor.view(dtype)[: shape[0]]
     workspace: Any = SimpleNamespace(
         group=SimpleNamespace(rank=RANK, world_size=3),
