@@ -57,7 +57,7 @@ def tune(
         raise refuse(resolved, error) from None
     with resolved.turn, current(where):
         tune_and_learn(problem, resolved, where)
-    target = target_of(where)
+    target = target_of(where, resolved)
     return choose(problem, target, agreed_knowledge(resolved, target, problem.operator))
 
 
@@ -65,7 +65,7 @@ def tune_and_learn(
     problem: Problem, group: Group, device: torch.device, effort: Effort = EFFORT, on_round: OnRound | None = None
 ) -> Tuned:
     """Measures a problem, keeps what came out, and lets the group choose by it. Collective."""
-    target = target_of(device)
+    target = target_of(device, group)
     agreed_knowledge(group, target, problem.operator)
     setting = Setting(group, device, getattr(torch, problem.dtype), operator_for)
     tuned = tune_problem(problem, setting, target, effort, on_round)

@@ -10,9 +10,10 @@ from functools import partial
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
+from overweave.ir.launch.reach import NO_REACH, addresses_peers
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, TILE_KERNEL, Plan
-from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Put, Reduce, Schedule
+from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Put, Reduce
 from overweave.ir.timeline.timeline import Timeline
 from overweave.sim.collectives import Collectives
 from overweave.sim.cost import Costs, Segment, Work, moves_between_ranks
@@ -50,19 +51,9 @@ def _check_machine(plan: Plan, machine: Machine) -> None:
         found = f"{plan.schedule.world_size} ranks on {machine.gpus} GPUs"
         raise InputError(f"simulate {plan.name}", found, "Choose a machine with more GPUs or a smaller world size")
     if not machine.peer_access and addresses_peers(plan.schedule):
-        found = f"the GPUs of {machine.name} do not reach each other's memory, where it reads or writes rows"
+        found = f"the GPUs of {machine.name} {NO_REACH}"
         cure = "Take a plan whose rows the library moves, such as sequential, or another machine"
         raise InputError(f"simulate {plan.name}", found, cure)
-
-
-def addresses_peers(schedule: Schedule) -> bool:
-    """Whether anything but a library's collective reads, writes or signals at another rank."""
-    for operation in schedule.operations:
-        ranks = {each.rank for each in (*operation.reads, *operation.writes)}
-        ranks |= {notify.rank for notify in operation.notifies}
-        if not isinstance(operation, Collective) and ranks - {operation.rank}:
-            return True
-    return False
 
 
 class _Node:

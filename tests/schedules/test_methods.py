@@ -12,6 +12,7 @@ from msgspec.structs import fields, replace
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import Norm
+from overweave.ir.launch.reach import addresses_peers
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import OUTPUT, Compute
@@ -20,7 +21,6 @@ from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.record import Adds, Case, Method, Work
 from overweave.schedules.methods.registry import METHODS, method_of, register
 from overweave.schedules.methods.replaced import REPLACED
-from overweave.sim.simulate import addresses_peers
 from tests.source_tree import modules, nodes
 
 SEARCHES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "split", "find", "index", "count"}

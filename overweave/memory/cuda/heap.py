@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
 from overweave.errors import MachineError
-from overweave.memory.cuda.peer_access import has_peer_access
+from overweave.memory.cuda.peer_access import agreed_peer_access
 from overweave.memory.group import Group
 
 for _variable, _value in (("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NCCL_NVLS_ENABLE", "0")):
@@ -74,6 +74,6 @@ class OwnHeap(CudaHeap):
 
 
 def heap_of(group: Group, device: torch.device, size_bytes: int) -> CudaHeap:
-    """Memory for the calls of a group, as its GPUs reach each other's."""
-    kind = CudaHeap if has_peer_access(device) else OwnHeap
+    """Memory for the calls of a group, as its ranks agree that its GPUs reach each other's. Collective."""
+    kind = CudaHeap if agreed_peer_access(group, device) else OwnHeap
     return kind(group, device, size_bytes)

@@ -47,7 +47,7 @@ def prepare(
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
     group, gradients = caller
-    target = target_of(tensors["x"].device)
+    target = target_of(tensors["x"].device, group)
     known = agreed_knowledge(group, target, problem.operator) if plan is None else None
     try:
         choice = choose(problem, target, known) if plan is None else _asked(problem, target, plan)

@@ -16,6 +16,7 @@ import torch
 from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.launch.gates import first_own_waits, waits_for_nothing
 from overweave.ir.launch.order import Action, launch_order
+from overweave.ir.launch.reach import addresses_peers
 from overweave.ir.launch.streams import most_sms, queues_beside
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
@@ -39,7 +40,7 @@ from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, Tensors, kernel_call
 from overweave.runtime.kernel_calls.hopper import matmul_call
-from overweave.runtime.kernel_calls.protocol import head_call, tell_call
+from overweave.runtime.kernel_calls.protocol import head_call, need_reach, tell_call
 from overweave.runtime.library.calls import Call, counted_call, library_call
 from overweave.runtime.library.stretches import is_permuted, stretch_call
 
@@ -95,6 +96,8 @@ class BoundPlan:
         is_traced: bool = False,
         author: AuthorTiles | None = None,
     ) -> None:
+        if addresses_peers(plan.schedule):
+            need_reach(workspace, plan.name)
         rank = workspace.group.rank
         actions = launch_order(plan, rank)
         layout = lay_out(plan.schedule, plan.realization.dtype)

@@ -28,7 +28,7 @@ from overweave.runtime.handwritten import (
     Step,
 )
 from overweave.runtime.kernel_calls.program import ProgramArguments
-from overweave.runtime.kernel_calls.protocol import head_call, signal_words
+from overweave.runtime.kernel_calls.protocol import head_call, need_reach, signal_words
 
 
 class HandwrittenRun(CallFrame):
@@ -76,6 +76,7 @@ class _BoundProgram:
     """What kernels and copies of this rank address in the memory of a workspace."""
 
     def __init__(self, declared: Declared, layout: SlotLayout, workspace: Workspace) -> None:
+        need_reach(workspace, "a kernel that addresses peers")
         heap = self._heap = workspace.lease(layout)
         self._declared, self._layout, self._rank = declared, layout, workspace.group.rank
         self._protocol = signal_words(workspace, heap, layout.signals)

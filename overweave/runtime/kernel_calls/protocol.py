@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from triton import next_power_of_2
 
+from overweave.errors import MachineError
+from overweave.ir.launch.reach import NO_REACH
 from overweave.kernels.arguments import SignalWords
 from overweave.memory.device.protocol import begin_kernel, tell_kernel, wait_kernel
 from overweave.memory.device.sync_clocks import stamp_kernel
@@ -60,6 +62,14 @@ def ranks_in_reach(workspace: Words) -> int:
     itself. Then no kernel waits for a peer, and the library's collectives hold ranks together.
     """
     return len({*workspace.words.addresses})
+
+
+def need_reach(workspace: Words, what: str) -> None:
+    """Raises MachineError where ranks do not reach each other: what addresses a peer would address its own memory."""
+    ranks = workspace.group.world_size
+    if ranks_in_reach(workspace) < ranks:
+        cure = "Take a plan whose rows the library moves, such as sequential; `overweave doctor` names the GPUs"
+        raise MachineError(f"run {what} on {ranks} GPUs", f"they {NO_REACH}", cure)
 
 
 def head_call(workspace: Words, protocol: SignalWords, signals: int) -> KernelCall:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
 from overweave.ir.epilogue import MOST_NORM_COLS, NO_EPILOGUE
+from overweave.ir.launch.reach import NO_REACH
 from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_WEIGHTS, REDUCE_KERNEL, Engine
 from overweave.ir.problem import Problem
 from overweave.ir.words import MOST_PEERS
@@ -109,7 +110,7 @@ def _known_sizes(asked: Asked) -> str:
 def _peer_memory(asked: Asked) -> str:
     if asked.device is None or asked.device.kind != "cuda" or asked.device.peer_access:
         return ""
-    return "the GPUs do not reach each other's memory, where it reads or writes rows"
+    return f"the GPUs {NO_REACH}"
 
 
 def _starts_early(asked: Asked) -> str:

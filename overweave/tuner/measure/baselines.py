@@ -144,7 +144,9 @@ def _baseline(plan: str) -> Method:
         """Of a bare product torch scales fp8 itself, into what `kept` says."""
         problem, kept = side.problem, side.problem.result_dtype
         asked = replace(problem, epilogue=NO_EPILOGUE, dtype=kept, out_dtype=None) if side.is_bare else problem
-        return unmet(Asked(asked, {}, target_of(side.setting.device)), outside.OUTSIDE[plan].needs, "device")
+        return unmet(
+            Asked(asked, {}, target_of(side.setting.device, side.setting.group)), outside.OUTSIDE[plan].needs, "device"
+        )
 
     return Method(row_of(plan), label, call, lacks=lacks)
 

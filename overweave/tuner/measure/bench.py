@@ -197,7 +197,7 @@ def _plan(method: Method, problem: Problem, setting: Setting) -> str:
     """What a method of ours ran. The operator chose as is chosen here: by the problem and what the group knows."""
     if method.name != OURS:
         return method.plan
-    target = target_of(setting.device)
+    target = target_of(setting.device, setting.group)
     return choose(problem, target, agreed_knowledge(setting.group, target, problem.operator)).text
 
 

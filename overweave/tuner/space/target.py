@@ -6,7 +6,8 @@ import torch
 from msgspec import Struct
 
 from overweave.hardware.machine import Machine
-from overweave.memory.cuda.peer_access import has_peer_access
+from overweave.memory.cuda.peer_access import agreed_peer_access, has_peer_access
+from overweave.memory.group import Group
 from overweave.schedules.methods.record import Method
 
 
@@ -27,13 +28,15 @@ class Target(Struct, frozen=True):
         return self.name if self.kind == "cuda" else self.kind
 
 
-def target_of(device: torch.device) -> Target:
-    """What a device means to the choice of a plan."""
+def target_of(device: torch.device, group: Group | None = None) -> Target:
+    """What a device means to the choice of a plan. With a group, what its ranks agree on: the first call of a group on
+    a GPU is collective, and raises RankMismatch and PeerError."""
     if device.type == "cpu":
         return Target("cpu")
     properties = torch.cuda.get_device_properties(device)
     sms, is_hopper = properties.multi_processor_count, properties.major == 9
-    return Target("cuda", sms, is_hopper, properties.name, has_peer_access(device))
+    reaches = has_peer_access(device) if group is None else agreed_peer_access(group, device)
+    return Target("cuda", sms, is_hopper, properties.name, reaches)
 
 
 def target_on(machine: Machine) -> Target:

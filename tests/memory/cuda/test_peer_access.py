@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,17 @@ import pytest
 import torch
 
 heap = pytest.importorskip("overweave.memory.cuda.heap", reason="no CUDA bindings here")
+from overweave.errors import MachineError, RankMismatch  # noqa: E402
+from overweave.memory.board.board import Board  # noqa: E402
 from overweave.memory.cuda import peer_access  # noqa: E402
-from overweave.runtime.kernel_calls.protocol import head_call, ranks_in_reach, signal_words  # noqa: E402
+from overweave.memory.group import resolve  # noqa: E402
+from overweave.runtime.kernel_calls.protocol import (  # noqa: E402
+    head_call,
+    need_reach,
+    ranks_in_reach,
+    signal_words,
+)
+from tests.ranks import run_ranks  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -29,7 +39,7 @@ def test_of_one_gpu_nothing_is_known(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("ranks", "in_reach"), [(4, 1), (1, 1)])
 def test_without_peer_access_a_call_begins_by_itself(ranks: int, in_reach: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(heap, "has_peer_access", lambda device: False)
+    monkeypatch.setattr(heap, "agreed_peer_access", lambda group, device: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     group = SimpleNamespace(rank=ranks - 1, world_size=ranks)
     words = heap.heap_of(group, CPU, 1 << 12)
@@ -40,8 +50,47 @@ def test_without_peer_access_a_call_begins_by_itself(ranks: int, in_reach: int, 
     protocol = signal_words(workspace, words, 3)
     _, rank, world_size, _ = head_call(workspace, protocol, 3).arguments[-4:]
     assert (rank, world_size) == (0, in_reach)
+    if ranks > 1:
+        with pytest.raises(MachineError, match="do not reach each other's memory"):
+            need_reach(workspace, "a plan that addresses peers")
+    else:
+        need_reach(workspace, "a plan of one rank")
 
 
 def test_ranks_that_reach_each_other_begin_together():
     workspace: Any = SimpleNamespace(words=SimpleNamespace(addresses=(8, 16, 24)))
     assert ranks_in_reach(workspace) == 3
+
+
+def agreed(cut: tuple[tuple[int, int], ...], seen: int) -> list[object]:
+    """What a rank on its GPU is told of its group, twice, and how many calls its ranks agreed on. seen: GPUs of the
+    host; a rank is on the GPU of its number."""
+    group = resolve(None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: seen)
+        patch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) not in cut)
+        patch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"GPU-{index}"))
+        device = torch.device("cuda", group.rank)
+        first, again = (peer_access.agreed_peer_access(group, device) for _ in range(2))
+    return [first, again, Board.of(group).call]
+
+
+@pytest.mark.parametrize(("cut", "found"), [((), True), (((2, 0),), False), (((1, 3),), True)])
+def test_all_ranks_agree_once_and_one_pair_of_their_gpus_decides(cut: Any, found: bool):
+    assert run_ranks(agreed, 3, cut, 4) == [[found, found, 1]] * 3
+
+
+def differs() -> str:
+    """What a rank is told where rank 0 makes another call first."""
+    group = resolve(None)
+    if group.rank == 0:
+        call: Any = partial(Board.of(group).agree, b"another call")
+    else:
+        call = partial(peer_access.agreed_peer_access, group, torch.device("cuda", group.rank))
+    with pytest.raises(RankMismatch) as raised:
+        call()
+    return str(raised.value)
+
+
+def test_a_rank_that_makes_another_call_is_named_at_once():
+    assert all("another call" in each for each in run_ranks(differs, 2))
