@@ -1,29 +1,35 @@
 """Do groups of waves fill when they are predicted to, on one GPU?
 
-    python -m campaigns.gpu_waves [--shapes 30]
+    python -m campaigns.gpu_waves [--shapes 30] [--machine h200x4]
 
 Matmuls of an all-reduce by wave groups, whose tiles leave SMs to a library, with no library beside them: when the last
 tile of each group is stored, against the matmul's time by its share of the waves; which share of tiles ends in its own
 wave; and the time of the matmul with 8 to 32 SMs left free, against that with all of them by the number of waves
-(FlashOverlap, arXiv 2504.19519, algorithm 1). Exit code 1 where a group fills more than 5 % of the matmul's time from
-its prediction, or times are 3 % off in the mean.
+(FlashOverlap, arXiv 2504.19519, algorithm 1). Beside them are the microseconds that were measured, and those of as many
+waves on the described machine. In the end stands the line through them, for each number of SMs: what every matmul has
+beside its waves, and by which factor these are as slow as described, since fewer SMs run at a higher clock. Exit code 1
+where a group fills more than 5 % of the matmul's time from its prediction, or times are 3 % off in the mean.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from statistics import linear_regression
 from typing import NamedTuple
 
 import torch
 
 from campaigns.gpu_ranks import need_gpus, spread_over
-from campaigns.waves.in_blocks import Shape, plan_of, stored
+from campaigns.waves.in_blocks import RANKS, Shape, plan_of, stored
+from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Collective
 from overweave.memory.device.signals import CLAIMED, STORED
 from overweave.schedules.families.wave_groups import count_waves
 from overweave.tuner.calibrate.alone import make_normal, medians_us, operands
+from overweave.tuner.model.partition_search import Grouped, costs_on
 
 LIBRARY_SMS = 16
 LEFT_FREE = (8, 16, 24, 32)
@@ -74,30 +80,84 @@ def filled(shape: Shape) -> Filled:
     return sorted(found[1:])[RUNS // 2]
 
 
-def beside(shape: Shape) -> list[float]:
-    """How far the time of the matmul is from the prediction with each number of SMs left free."""
+class Timed(NamedTuple):
+    """A matmul with some SMs left free. waves_us: of its waves, on the described machine."""
+
+    free: int
+    waves: int
+    us: float
+    waves_us: float
+
+    def __str__(self) -> str:
+        return f"{self.free} SMs free: {self.us:.1f} us, {self.waves} waves of {self.waves_us / self.waves:.2f}"
+
+
+class Line(NamedTuple):
+    """`fixed_us + factor * waves_us`, and how far the farthest time is from it, as a share of that time."""
+
+    fixed_us: float
+    factor: float
+    off: float
+
+
+def beside(shape: Shape, machine: Machine) -> list[Timed]:
+    """The matmul with all SMs, and with each number of them left free."""
     plan = plan_of(shape, library_sms=1)
     a, b = operands(*shape)
     make_normal(a, b)
-    calls = [stored(plan, a, b, sms).matmul for sms in (0, *LEFT_FREE)]
-    whole, *left = medians_us([*calls])
-    waves = [count_waves(sum(group_sizes(plan)), call.launch.programs, 1) for call in calls]
-    return [us / (whole * some / waves[0]) - 1 for us, some in zip(left, waves[1:], strict=True)]
+    free, tiles = (0, *LEFT_FREE), sum(group_sizes(plan))
+    calls = [stored(plan, a, b, sms) for sms in free]
+    found = list[Timed]()
+    for sms, call, us in zip(free, calls, medians_us([call.matmul for call in calls]), strict=True):
+        programs = call.matmul.launch.programs
+        asked = Grouped(
+            tiles=tiles, per_wave=programs, config=call.config, k=shape[2], dtype="bfloat16", function="all_reduce",
+            world_size=RANKS,
+        )  # fmt: skip
+        waves = count_waves(tiles, programs, 1)
+        found.append(Timed(sms, waves, us, waves * costs_on(machine, asked).wave_us))
+    return found
+
+
+def errors(timed: list[Timed]) -> list[float]:
+    """How far each time but the first is from the first one by the number of waves."""
+    whole, *left = timed
+    return [each.us / (whole.us * each.waves / whole.waves) - 1 for each in left]
+
+
+def lines(timed: list[Timed]) -> Iterator[tuple[int, Line]]:
+    """The line through the times of all shapes, by the SMs left free."""
+    for free in sorted({each.free for each in timed}):
+        own = [each for each in timed if each.free == free]
+        if len({each.waves_us for each in own}) < 2:
+            continue
+        factor, fixed_us = linear_regression([each.waves_us for each in own], [each.us for each in own])
+        yield (
+            free,
+            Line(fixed_us, factor, max(abs(fixed_us + factor * each.waves_us - each.us) / each.us for each in own)),
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=int, default=30)
+    parser.add_argument("--machine", default=default_for(RANKS))
     asked = parser.parse_args()
     need_gpus()
-    groups, times = list[Filled](), list[float]()
+    machine = load(asked.machine)
+    groups, off, times = list[Filled](), list[float](), list[Timed]()
     for shape in spread_over(SHAPES, asked.shapes):
         groups.append(filled(shape))
-        times += beside(shape)
-        text, left = "x".join(map(str, shape)), [round(one, 3) for one in times[-len(LEFT_FREE) :]]
+        own = beside(shape, machine)
+        off += errors(own)
+        times += own
+        text, left = "x".join(map(str, shape)), [round(one, 3) for one in errors(own)]
         found = f"groups at most {groups[-1].off:.3f} off, {groups[-1].in_wave:.3f} of tiles in their wave"
-        print(f"{text}: {found}; with {LEFT_FREE} SMs free {left}", flush=True)
-    worst, mean = max(one.off for one in groups), sum(map(abs, times)) / len(times)
+        print(f"{text}: {found}; with {LEFT_FREE} SMs free {left}; {'; '.join(map(str, own))}", flush=True)
+    for free, line in lines(times):
+        print(f"{free} SMs free, all shapes: {line.fixed_us:.1f} us and {line.factor:.3f} times the waves of "
+              f"{machine.name}, at most {line.off:.3f} off")  # fmt: skip
+    worst, mean = max(one.off for one in groups), sum(map(abs, off)) / len(off)
     in_wave = sum(one.in_wave for one in groups) / len(groups)
     print(f"groups at most {worst:.3f} off ({MOST_OFF}), {in_wave:.3f} of tiles in their wave, times {mean:.3f} off in "
           f"the mean ({MOST_MEAN})")  # fmt: skip
