@@ -21,6 +21,7 @@ from overweave.tuner.measure.losses import fitted, free_bytes, gpu_here, losses_
 from overweave.tuner.model.losses import (
     BESIDE,
     MATMULS,
+    OF_COPIES,
     TRANSFER,
     Losses,
     correlation,
@@ -76,6 +77,11 @@ def _predicted(cases: dict[str, Problem], name: str, kinds: tuple[Kinds, ...]) -
         found = f"{ranks} ranks on {machine.gpus} GPUs"
         raise InputError(f"characterize --simulate {name}", found, "Give --world, or a machine with more GPUs")
     wanted = tuple(each for kind in kinds for each in ON_PAPER[kind])
+    if not machine.peer_access and {*wanted} <= {*OF_COPIES}:
+        found = "its GPUs do not reach each other's memory: no copies go between them"
+        raise InputError(
+            f"characterize --only comm --simulate {name}", found, "Leave --only out, or name another machine"
+        )
     return [losses_on_paper(case, problem, machine, wanted) for case, problem in cases.items()]
 
 

@@ -80,10 +80,11 @@ class Advice(Struct, frozen=True):
 
 
 def serves(problem: Problem, machine: Machine) -> bool:
-    """Whether the operator has the schedules of the signatures, and the machine so many GPUs and a gather's times."""
+    """Whether the operator has the schedules of the signatures, and the machine so many GPUs, which reach each other:
+    without peer access only one of the schedules runs."""
     known = all(f"{problem.operator}.{each.plan}" in METHODS for each in SIGNATURES)
     is_cut = 1 < problem.world_size <= min(problem.m, machine.gpus) and problem.k >= problem.world_size
-    return known and is_cut and problem.epilogue.products == 1
+    return known and is_cut and machine.peer_access and problem.epilogue.products == 1
 
 
 def advise(problem: Problem, machine: Machine) -> Advice:

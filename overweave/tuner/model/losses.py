@@ -32,6 +32,7 @@ BESIDE = (
     *("matmul beside copies", "matmul beside the library"),
     *("copies beside matmul", "the library beside matmul"),
 )  # Figure 9
+OF_COPIES = (TRANSFER, *BESIDE[::2])  # between GPUs, which need peer access
 
 
 class Losses(Struct, frozen=True):
@@ -48,7 +49,8 @@ class Losses(Struct, frozen=True):
 
 
 def losses_on_paper(case: str, problem: Problem, machine: Machine, wanted: tuple[str, ...]) -> Losses:
-    """Those of the wanted names, predicted."""
+    """Those of the wanted names, predicted; without peer access there are none of copies."""
+    wanted = tuple(name for name in wanted if machine.peer_access or name not in OF_COPIES)
     found: dict[str, float] = {}
     if set(MATMULS) & set(wanted):
         found |= _of_matmuls(problem, machine)
@@ -124,6 +126,8 @@ def _of_contention(problem: Problem, machine: Machine) -> dict[str, float]:
     found: dict[str, float] = {}
     movers: tuple[tuple[str, Kind], ...] = (("copies", COPY), ("library", COLLECTIVE))
     for (mover, kind), names in zip(movers, (BESIDE[::2], BESIDE[1::2]), strict=True):
+        if mover == "copies" and not machine.peer_access:
+            continue
         both, matmuls, moves = (
             simulate(_independent(problem, mover, *which), machine)
             for which in ((True, True), (True, False), (False, True))

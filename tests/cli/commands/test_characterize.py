@@ -46,12 +46,22 @@ def test_one_kind_of_loss_alone():
     assert MATMULS[0] not in shown
 
 
+def test_where_gpus_do_not_reach_each_other_nothing_is_told_of_copies(tmp_path: Path):
+    shapes, out = tmp_path / "shapes.json", tmp_path / "out"
+    shapes.write_text(SHAPES)
+    run("--simulate", "rtx4090x4", "--world", "4", "--only", "cil", "--shapes", str(shapes), "--out", str(out))
+    with (out / "losses.csv").open() as file:
+        named = {*next(csv.DictReader(file))}
+    assert {*BESIDE} & named == {"matmul beside the library", "the library beside matmul"}
+
+
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
         ((), 1, "torch sees no GPU here"),
         (("--simulate", "abacus"), 2, "abacus"),
         (("--simulate", "h200x4"), 2, "8 ranks on 4 GPUs"),
+        (("--simulate", "rtx4090x4", "--world", "4", "--only", "comm"), 2, "do not reach each other's memory"),
         (("--simulate", "h200x8", "--shapes", "no.such"), 2, "no.such"),
     ],
 )

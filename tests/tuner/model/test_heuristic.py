@@ -50,6 +50,12 @@ def test_nothing_is_simulated(monkeypatch: pytest.MonkeyPatch):
     assert advise(TALL, MESH).plan
 
 
+def test_it_says_nothing_where_gpus_do_not_reach_each_other():
+    problem = replace(TALL, world_size=4)
+    assert serves(problem, SWITCH)
+    assert not serves(problem, replace(SWITCH, peer_access=False))
+
+
 def test_the_path_is_told():
     told = str(advise(DEEP, MESH))
     assert told.startswith("static heuristic: uniform_fused_2d\n")
