@@ -13,7 +13,9 @@ Group = list[tuple[int, int]]  # blocks of a member, by row and column
 
 
 def waves(rng: Random, ranks: int, pieces: int) -> Schedule:
-    """A product block by block, a sum of each group by the library, and a move out of the blocks."""
+    """A product block by block, a sum of each group by the library, and a move out of the blocks. A scattered sum
+    leaves a rank its shard, or a row of blocks of each band of as many rows of blocks as there are ranks.
+    """
     is_scattered = rng.random() < 0.5
     members = ranks if is_scattered else 1
     grid = _Grid(rng, members, pieces + 1)
@@ -31,7 +33,9 @@ def waves(rng: Random, ranks: int, pieces: int) -> Schedule:
     for rank in range(ranks):
         draft.give_split(rank, deal, x(rank), w(rank))
         if is_scattered:
-            draft.want_shard(deal, rank, y, list(range(ranks)))
+            for row in range(grid.high):
+                strip, (top, _) = (row * grid.height, min((row + 1) * grid.height, grid.rows)), grid.rows_of(rank, row)
+                draft.want(y(rank, strip), product("a", "b"), top, 0, deal.terms(list(range(ranks))))
         else:
             draft.want(y(rank), product("a", "b"), 0, 0, deal.terms(list(range(ranks))))
         for at, group in enumerate(grid.groups):
@@ -55,9 +59,13 @@ def waves(rng: Random, ranks: int, pieces: int) -> Schedule:
 
 
 class _Grid:
-    """The blocks of each member's rows, all alike, in random order and cut into groups. Last blocks may be smaller."""
+    """The blocks of each member's rows, all alike, in random order and cut into groups. Last blocks may be smaller.
+
+    is_cyclic: the members' rows of blocks stand by turns in the whole, not one member's behind another's.
+    """
 
     def __init__(self, rng: Random, members: int, groups: int) -> None:
+        self.members, self.is_cyclic = members, rng.random() < 0.5
         self.height, self.width, self.wide = rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2)
         self.high = -(-groups * (rng.randint(1, 2) if members == 1 else 1) // self.wide)
         self.rows = self.high * self.height - rng.randint(0, self.height - 1)
@@ -67,21 +75,28 @@ class _Grid:
         self.groups: list[Group] = [order[lo:hi] for lo, hi in cut((0, len(order)), groups)]
 
     def blocks(self, members: int) -> Blocks:
-        """Of each group a member's blocks behind another's."""
-        places, first = [0] * (members * self.high * self.wide), 0
+        """Of each group a member's blocks behind another's. members: all of them, or the one whose rows are alone."""
+        tops = sorted(self.rows_of(member, row, members)[0] for member in range(members) for row in range(self.high))
+        places, first = [0] * (len(tops) * self.wide), 0
         for group in self.groups:
             for member in range(members):
                 for row, col in group:
-                    places[(member * self.high + row) * self.wide + col] = first
+                    places[tops.index(self.rows_of(member, row, members)[0]) * self.wide + col] = first
                     first += 1
-        tops = [member * self.rows + row * self.height for member in range(members) for row in range(self.high)]
         is_even = tops == list(range(0, members * self.rows, self.height))
         return Blocks(self.height, self.width, tuple(places), () if is_even else tuple(tops))
 
-    def parts(self, place: Place, rank: int, members: int, group: Group) -> list[Region]:
-        return [self._part(place, rank, member, block) for member in range(members) for block in group]
+    def rows_of(self, member: int, row: int, members: int | None = None) -> Range:
+        """Where a member's row of blocks stands among the rows of so many members."""
+        members = self.members if members is None else members
+        below, height = row * self.height, min(self.height, self.rows - row * self.height)
+        top = members * below + member * height if self.is_cyclic else member * self.rows + below
+        return top, top + height
 
-    def _part(self, place: Place, rank: int, member: int, block: tuple[int, int]) -> Region:
-        top, left, lo = block[0] * self.height, block[1] * self.width, member * self.rows
-        rows: Range = lo + top, lo + min(top + self.height, self.rows)
+    def parts(self, place: Place, rank: int, members: int, group: Group) -> list[Region]:
+        return [self._part(place, rank, (member, members), block) for member in range(members) for block in group]
+
+    def _part(self, place: Place, rank: int, of: tuple[int, int], block: tuple[int, int]) -> Region:
+        (member, members), left = of, block[1] * self.width
+        rows = self.rows_of(member, block[0], members)
         return place(rank, rows, cols=(left, min(left + self.width, self.cols)))
