@@ -8,6 +8,7 @@ SOURCE: FlashOverlap (arXiv 2504.19519), reordering before and after communicati
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, NamedTuple, Protocol, TypeVar
 
@@ -66,9 +67,9 @@ def stored_shape(buffer: Matrix) -> tuple[int, int]:
     return buffer.blocks.stack if buffer.blocks else (buffer.rows, buffer.cols)
 
 
-def tops_of(blocks: Blocks, rows: int) -> tuple[int, ...]:
+def tops_of(blocks: Blocks, rows: int) -> Sequence[int]:
     """The rows of a matrix of so many at which its blocks begin."""
-    return blocks.tops or tuple(range(0, rows, blocks.rows))
+    return blocks.tops or range(0, rows, blocks.rows)
 
 
 def obstacle(blocks: Blocks, shape: tuple[int, int]) -> str | None:
@@ -90,12 +91,14 @@ def runs_of(blocks: Blocks | None, shape: tuple[int, int], part: Rectangle) -> t
     (top, bottom), (left, right) = part
     if blocks is None:
         return (Run(0, 0, bottom - top, right - left, top * shape[1] + left, shape[1]),)
-    runs: list[Run] = []
-    for cell in cells_of(blocks, shape, part):
-        (lo, hi), (low, high) = cell.rows, cell.cols
-        start = cell.start + (lo - cell.block[0][0]) * blocks.cols + low - cell.block[1][0]
-        runs.append(Run(lo - top, low - left, hi - lo, high - low, start, blocks.cols))
-    return tuple(runs)
+    return tuple(_run_of(blocks, cell, (top, left)) for cell in cells_of(blocks, shape, part))
+
+
+def _run_of(blocks: Blocks, cell: Cell, corner: tuple[int, int]) -> Run:
+    """A cell's part of a rectangle that has this corner."""
+    (lo, hi), (low, high) = cell.rows, cell.cols
+    start = cell.start + (lo - cell.block[0][0]) * blocks.cols + low - cell.block[1][0]
+    return Run(lo - corner[0], low - corner[1], hi - lo, high - low, start, blocks.cols)
 
 
 class Cell(NamedTuple):
@@ -111,15 +114,18 @@ def cells_of(blocks: Blocks, shape: tuple[int, int], part: Rectangle) -> list[Ce
     """What a rectangle of a matrix of this shape takes of each block, block by block."""
     (top, bottom), (left, right) = part
     tops, wide, size = tops_of(blocks, shape[0]), -(-shape[1] // blocks.cols), blocks.rows * blocks.cols
+    columns: list[tuple[int, Span, Span]] = []  # which, what is taken of it, the whole
+    for col in range(left // blocks.cols, -(-right // blocks.cols)):
+        begin, stop = col * blocks.cols, min((col + 1) * blocks.cols, shape[1])
+        columns.append((col, (max(left, begin), min(right, stop)), (begin, stop)))
     found: list[Cell] = []
     for at in range(bisect_right(tops, top) - 1 if bottom > top else len(tops), len(tops)):
         first, end = tops[at], tops[at + 1] if at + 1 < len(tops) else shape[0]
         if first >= bottom:
             break
-        for col in range(left // blocks.cols, -(-right // blocks.cols)):
-            begin, stop = col * blocks.cols, min((col + 1) * blocks.cols, shape[1])
-            taken = (max(top, first), min(bottom, end)), (max(left, begin), min(right, stop))
-            found.append(Cell(*taken, ((first, end), (begin, stop)), blocks.places[at * wide + col] * size))
+        rows, whole = (max(top, first), min(bottom, end)), (first, end)
+        places = blocks.places[at * wide : (at + 1) * wide]
+        found += [Cell(rows, cols, (whole, block), places[col] * size) for col, cols, block in columns]
     return found
 
 
@@ -176,8 +182,12 @@ def _pieces(
     """The runs of one rectangle that hold anything."""
     at, part = numbered
     found: list[_Piece] = []
-    cells = cells_of(blocks, shape, part) if blocks else [None]
-    for run, cell in zip(runs_of(blocks, shape, part), cells, strict=True):
+    if blocks is None:
+        runs: list[tuple[Run, Cell | None]] = [(run, None) for run in runs_of(blocks, shape, part)]
+    else:
+        cells, corner = cells_of(blocks, shape, part), (part[0][0], part[1][0])
+        runs = [(_run_of(blocks, cell, corner), cell) for cell in cells]
+    for run, cell in runs:
         if not run.rows or not run.cols:
             continue
         stop, rest = run.start + (run.rows - 1) * run.pitch + run.cols, None

@@ -10,6 +10,7 @@ SOURCE: FlashOverlap (arXiv 2504.19519), 3.2 signals by groups of waves, 3.3 reo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -47,6 +48,12 @@ Function = Literal["all_reduce", "reduce_scatter", "all_to_all"]
 Block = tuple[int, int]  # its row and column among the blocks of a shard, or of the whole
 Part = tuple[Range, Range]  # rows and columns, of blocks
 MOST_GROUPS = 4
+
+
+@lru_cache(maxsize=1 << 5)
+def _shared(blocks: Blocks) -> Blocks:
+    """One object for equal ones: what is remembered of blocks (`image_of`) is else found by comparing all places."""
+    return blocks
 
 
 def wave_tiles(sms: int, members: int) -> int:
@@ -255,10 +262,10 @@ class _Groups(NamedTuple):
         tops = tuple(top for top, _, _ in lines)
         tops = () if tops == tuple(range(0, len(tops) * tiles.height, tiles.height)) else tops
         size, cols = (tiles.height, tiles.width), tiles.cols
-        stored = Buffer(STAGED, self.split.rows, cols, "local", blocks=Blocks(*size, tuple(staged), tops))
+        stored = Buffer(STAGED, self.split.rows, cols, "local", blocks=_shared(Blocks(*size, tuple(staged), tops)))
         if self.function == "all_to_all":
             return stored, replace(stored, name=GATHERED)
-        return stored, Buffer(SUMMED, tiles.rows, cols, "local", blocks=Blocks(*size, tuple(own)))
+        return stored, Buffer(SUMMED, tiles.rows, cols, "local", blocks=_shared(Blocks(*size, tuple(own))))
 
     def steps(self, rank: int, work: Work) -> Steps:
         """A rank's tiles group by group, the collectives in the same order, and the restoring move behind them."""

@@ -18,6 +18,7 @@ from overweave.ir.schedule import Collective, Schedule
 from overweave.ir.text.printed import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
+from overweave.schedules.communication import STAGED, SUMMED
 from overweave.schedules.families.wave_groups import count_waves, even_partition, rectangles, wave_tiles
 from overweave.sim.simulate import total_us
 from tests.clock import slowness
@@ -63,6 +64,12 @@ def test_a_large_product_is_proven_in_two_seconds(operator: str, more: dict[str,
     plan = build(f"{operator}.waves", problem, more, rank=3)
     assert verify_plan(plan, MachineLimits(), rank=3).ok
     assert process_time() - begin < 2 * slow
+
+
+def test_equal_blocks_are_one_object():
+    one, other = (waves(REDUCE_SCATTER.name, (2048, 1024, k), 2).schedule for k in (64, 128))
+    for name in (STAGED, SUMMED):
+        assert one.buffer(name).blocks is other.buffer(name).blocks is not None
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
