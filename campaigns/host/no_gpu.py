@@ -95,7 +95,7 @@ class HostWorkspace(Workspace):
 
     def __init__(self, group: Group) -> None:
         self.group, self.device = group, torch.device("cpu")
-        words = SimpleNamespace(tensor=torch.zeros(4096, dtype=torch.uint8))
+        words = SimpleNamespace(tensor=torch.zeros(4096, dtype=torch.uint8), addresses=tuple(range(group.world_size)))
         words.view = lambda offset, shape, dtype: words.tensor.view(dtype)[: shape[0]]
         self.words: Any = words
         self.state, self.limits = torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64)

@@ -50,7 +50,7 @@ def test_templates_are_proven(name: str, world_size: int):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", NAMES)
 def test_without_any_one_wait_a_plan_is_refuted(name: str, world_size: int):
     for how in (f"reduce_scatter.{name} col_pieces=2", f"all_reduce.{name}"):
