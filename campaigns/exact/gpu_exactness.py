@@ -1,11 +1,12 @@
 """Are results right on GPUs? Every operator through its public face, every result compared on the device.
 
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_exactness --shapes 200 --calls 1000 --replays 1000 \\
-        [--plans split_k --set ""]
+        [--plans split_k --set ""] [--apart --plans waves --set ""]
 
 Integer data in {-1, 0, 1} with at most 32 non-zeros along the global k: every partial and total is exact, so results
 are bit-equal. Float data: at most 1.05 times the error of torch + NCCL against fp64. Outputs start as NaN, inputs
-change at every call, a random rank is late.
+change at every call, a random rank is late. --apart: as if the GPUs did not reach each other's memory, where plans that
+address peers are refused.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def shape_set(name: str, operators: tuple[str, ...] = OPERATORS) -> Iterator[Cas
 
 def checks(asked: argparse.Namespace) -> Iterator[Check]:
     """Random shapes and a set of shapes, in bits and in error; and the plans of `campaigns/cases.py`, long."""
+    if asked.apart:
+        torch.cuda.can_device_access_peer = lambda device, peer_device: False
     operators = tuple(asked.operators)
     cases = [*random_cases(asked.shapes, asked.seed, operators, asked.plans)]
     cases += shape_set(asked.set, operators) if asked.set else ()
@@ -102,6 +105,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--replays", type=int, default=100)
     parser.add_argument("--plans", default="", help="only plans with this text in them, such as split_k")
+    parser.add_argument("--apart", action="store_true", help="as if no GPU reached another; name --plans that can run")
     long_shape = "M,N,K of the named plans' long runs"
     parser.add_argument("--long-shape", type=sizes, default=(1000, 512, 512), help=long_shape)
     parser.add_argument("--seed", type=int, default=0)
