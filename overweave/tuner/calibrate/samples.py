@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from overweave.errors import MachineError
 from overweave.ir.tile_order import NO_SIGNAL
 from overweave.ir.words import SIGNAL_CAPACITY
 from overweave.kernels import latency as kernels
@@ -14,6 +15,7 @@ from overweave.kernels.arguments import SignalWords
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.cuda.heap import CudaHeap
+from overweave.memory.cuda.peer_access import agreed_peer_access
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SlotLayout
@@ -35,6 +37,9 @@ class Bench:
 
     def __init__(self, device: torch.device) -> None:
         group = resolve(None)
+        if not agreed_peer_access(group, device):
+            found, cure = "their GPUs do not reach each other's memory", "Calibrate on one rank: it measures no link"
+            raise MachineError(f"calibrate on {group.world_size} ranks", found, cure)
         self.rank, self.world_size, self.peer = group.rank, group.world_size, group.rank ^ 1
         self.workspace = Workspace.of(group, device)
         self.heap = CudaHeap(group, device, (OTHERS + WRITES) * SIGNAL_STRIDE_BYTES)
