@@ -10,7 +10,7 @@ strides. Their weights may be DTensors, sharded as the layer says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeGuard, overload
 
 import torch
@@ -131,6 +131,7 @@ def all_gather_linear(
     return (y, gathered) if return_gathered else y
 
 
+@overload
 def linear_reduce_scatter(
     x: Factors,
     weight: Factors,
@@ -140,23 +141,55 @@ def linear_reduce_scatter(
     dim: int = 0,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    norm: None = None,
     main_grad: bool = False,
     plan: str | None = None,
     backward_plan: str | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor: ...
+@overload
+def linear_reduce_scatter(
+    x: Factors,
+    weight: Factors,
+    bias: torch.Tensor | None = None,
+    group: GroupLike = None,
+    *,
+    dim: int = 0,
+    residual: torch.Tensor | None = None,
+    norm: RmsNorm,
+    main_grad: bool = False,
+    plan: str | None = None,
+    backward_plan: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def linear_reduce_scatter(
+    x: Factors,
+    weight: Factors,
+    bias: torch.Tensor | None = None,
+    group: GroupLike = None,
+    *,
+    dim: int = 0,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    norm: RmsNorm | None = None,
+    main_grad: bool = False,
+    plan: str | None = None,
+    backward_plan: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """y = reduce_scatter(linear(x, weight), dim) + bias: row-parallel, in front of rows that ranks share out.
 
     Plain torch:  partial = F.linear(x, weight); dist.all_reduce(partial)
                   y = activation(torch.chunk(partial, W, dim)[rank] + bias) + residual
+                  with a norm:  z = torch.chunk(partial, W, dim)[rank] + residual
+                                normed = F.rms_norm(z, (n,), norm.weight, norm.eps)
 
     x: `[.., S, .., k]`, k this rank's part of the reduced axis. weight: `[n, k]`, this rank's columns of the whole
     weight. Lists of both, of one length: their products are summed before the sum travels. Returns y `[.., S/W, ..,
-    n]`, contiguous; where W does not divide S, what `torch.chunk` deals. Where only dimensions of size 1 stand before
-    `dim`, nothing is copied; else x is, once.
+    n]`, contiguous, or with a norm (normed, z); where W does not divide S, what `torch.chunk` deals. Where only
+    dimensions of size 1 stand before `dim`, nothing is copied; else x is, once.
     bias `[n]`, the same on every rank, and residual, of the shape of y: done once to the sum.
 
     Gradients: that of x by `all_gather_matmul`, those of the weights by local matmuls; that of the bias is of all rows,
-    equal on all ranks. main_grad, plan, backward_plan: as in `all_gather_linear`.
+    equal on all ranks, and so is that of the norm's weight, which is summed over them. main_grad, plan, backward_plan:
+    as in `all_gather_linear`.
 
     Raises InputError or GroupError for arguments it cannot take, on every rank, and what the operator raises.
     """
@@ -164,13 +197,14 @@ def linear_reduce_scatter(
     layer = _layer(_SCATTER, x, weight, group, (1, main_grad))
     parts = [scattered_rows((layer.operator, layer.place), each, dim) for each in xs]
     rows = parts[0]
-    fused = None if residual is None or not rows.is_in_order else residual.reshape(-1, residual.shape[-1]).contiguous()
     given = {
         "x": [part.matrix for part in parts] if len(parts) > 1 else rows.matrix, "w": layer.weights,
-        "bias": _bias(layer, bias, None), "activation": activation, "residual": fused, "plan": plan,
+        "bias": _bias(layer, bias, None), "activation": activation,
+        "residual": None if residual is None else rows.arranged(residual),
+        "norm": _norm(norm, rows.arranged), "plan": plan,
     }  # fmt: skip
-    y = rows.restored(_computed(layer, given, {"backward_plan": backward_plan})[0])
-    return y if residual is None or fused is not None else y + residual
+    results = [rows.restored(each) for each in _computed(layer, given, {"backward_plan": backward_plan})]
+    return results[0] if norm is None else tuple(results)
 
 
 def linear_all_reduce(
@@ -201,14 +235,9 @@ def linear_all_reduce(
     """
     layer = _layer(_REDUCE, x, weight, group, (1, main_grad))
     shape = (*x.shape[:-1], layer.columns)
-    beside = None if residual is None else residual.reshape(-1, residual.shape[-1]).contiguous()
-    if norm is not None:
-        norm = norm._replace(weight=norm.weight.contiguous())
-    if norm is not None and norm.residual is not None:
-        norm = norm._replace(residual=norm.residual.reshape(-1, norm.residual.shape[-1]).contiguous())
     given = {
         "x": matrix_of(x), "w": layer.weights, "bias": _bias(layer, bias, None), "activation": activation,
-        "residual": beside, "norm": norm, "plan": plan,
+        "residual": None if residual is None else matrix_of(residual), "norm": _norm(norm, matrix_of), "plan": plan,
     }  # fmt: skip
     results = [each.view(shape) for each in _computed(layer, given, {})]
     return results[0] if norm is None else tuple(results)
@@ -292,6 +321,14 @@ def _factor(layer: _Layer, weight: Any, called: str, how: tuple[int, bool]) -> A
         except InputError as error:
             raise refused(layer.place.name, error) from None
     return (local if local.is_contiguous() or local.t().is_contiguous() else local.contiguous()).t()
+
+
+def _norm(norm: RmsNorm | None, as_rows: Callable[[torch.Tensor], torch.Tensor]) -> RmsNorm | None:
+    """A norm as the operator takes it. as_rows: what lays a tensor of the shape of the result as its rows."""
+    if norm is None:
+        return None
+    residual = None if norm.residual is None else as_rows(norm.residual)
+    return norm._replace(weight=norm.weight.contiguous(), residual=residual)
 
 
 def _bias(layer: _Layer, bias: Any, along: int | None) -> torch.Tensor | None:

@@ -54,6 +54,7 @@ def cases() -> Iterator[Case]:
     yield reduction_case("float32", 2, True, SUMS_FINISHED, sum_first=True, epilogue=FINISHED)
     for cols in NORMED_COLS:
         yield norm_case("bfloat16", 4, row_shape(1 << 20, cols, 132), True)
+    yield norm_case("bfloat16", 4, row_shape(1 << 20, 1024, 132), True, first=2)
     yield norm_case("float32", 8, row_shape(1 << 20, 4096, 132), True)
     yield norm_case("bfloat16", 8, row_shape(1, 512, 132), False)
     yield from mapped_cases()
@@ -93,12 +94,15 @@ def _sums_case(call: KernelCall, label: str) -> Case:
     return case_of(call, label, **_tiles("*operands", looks=2), announced=announced, claims_ahead=True)
 
 
-def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool) -> Case:
-    """The ordered reduction that ends with a norm of whole rows: it reads a residual and a weight too, and writes z."""
+def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool, first: int = 0) -> Case:
+    """The ordered reduction that ends with a norm of whole rows: it reads a residual and a weight too, and writes z.
+    first: the operand that is read first, of those that lie at peers.
+    """
     out = torch.empty(16, dtype=getattr(torch, dtype))
     after = AfterSums(residual=out if has_residual else None, norm_weight=out, z=out)
     label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
-    call = reduction_call(config, tiles_of(False), Sums(ADDRESSES, (operands, 0, 1), out, SOME, after, 1e-5))
+    label += f" from {first} on" * (first > 0)
+    call = reduction_call(config, tiles_of(False), Sums(ADDRESSES, (operands, first, 1), out, SOME, after, 1e-5))
     return _sums_case(call, label)
 
 

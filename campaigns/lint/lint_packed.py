@@ -21,7 +21,6 @@ from overweave.runtime.kernel_calls.packed import Caller, packed_call
 from overweave.schedules.tiles.shape import PACKED, PACKED_ROWS
 
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
-SUMMING: tuple[Exchange, ...] = (*PACKED_SUMS, "scatter")
 SPACE: Any = SimpleNamespace(half_bytes=1001, spaces=WORDS.limits, state=WORDS.state)
 MANY = 3003  # words of a row that programs go over in several turns
 FINISHED = Epilogue(bias=True, activation="silu", residual=True)
@@ -39,9 +38,9 @@ def packed_cases() -> Iterator[Case]:
         yield packed_case("float16", 2, replace(launch, exchange=exchange), normed=True)
         yield packed_case("float32", 2, replace(launch, exchange=exchange), normed=True)
     yield packed_case(FLOAT8, 4, replace(PACKED[0], exchange="gather"))
-    for launch, exchange, ranks in product(PACKED, SUMMING, (2, 8)):
+    for launch, exchange, ranks in product(PACKED, PACKED_SUMS, (2, 8)):
         yield packed_case("bfloat16", ranks, replace(launch, exchange=exchange), epilogue=FINISHED)
-    for dtype, exchange in product(DTYPES, SUMMING):
+    for dtype, exchange in product(DTYPES, PACKED_SUMS):
         yield packed_case(dtype, 4, replace(PACKED[0], exchange=exchange), epilogue=FINISHED)
     for exchange in EXCHANGES:
         yield packed_case("bfloat16", 4, replace(PACKED[0], exchange=exchange), chained=True)

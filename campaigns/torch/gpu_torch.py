@@ -53,6 +53,7 @@ def layers() -> Iterator[Layer]:
     yield wide("linear_reduce_scatter", (500,), 0, extras=("bias",), options=ending)
     for extras in (("bias", "residual"), ("norm", "residual")):
         yield wide("linear_all_reduce", (2, 250), 0, extras=extras, options=(("plan", REDUCE),))
+    yield wide("linear_reduce_scatter", (500,), 0, extras=("norm", "residual"), options=scatter)
 
 
 def too_large(layer: Layer) -> Iterator[str]:

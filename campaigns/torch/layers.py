@@ -169,7 +169,8 @@ def plain(layer: Layer, tensors: Tensors) -> list[torch.Tensor]:
     if residual is not None:
         found[0] = found[0] + residual
     if "norm" in tensors:
-        found = [functional.rms_norm(found[0], found[0].shape[-1:], tensors["norm"], 1e-5), found[0]]
+        weight = replicated(tensors["norm"], layer.scatters)
+        found = [functional.rms_norm(found[0], found[0].shape[-1:], weight, 1e-5), found[0]]
     return found
 
 

@@ -167,7 +167,7 @@ class CopyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 Exchange = Literal["one_shot", "two_shot", "scatter", "gather"]
-PACKED_SUMS: tuple[Exchange, ...] = ("one_shot", "two_shot")  # that bring every rank all sums, whose rows may be normed
+PACKED_SUMS: tuple[Exchange, ...] = ("one_shot", "two_shot", "scatter")  # that add, and may norm rows of sums
 
 
 class PackedConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

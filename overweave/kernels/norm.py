@@ -1,4 +1,5 @@
-"""The ordered sum of whole rows, normed on their way to the caller: how an all-reduce ends, in its last pass."""
+"""The ordered sum of whole rows, normed on their way to the caller: how an all-reduce or a reduce-scatter ends, in
+its last pass."""
 
 import triton
 import triton.language as tl

@@ -37,7 +37,8 @@ def explain(
     columns of each of several weights (all_gather_matmul). dtype: fp8 (e4m3) is scaled by rows, into bf16; a name such
     as "bfloat16", or a word of the command line such as "bf16", will do.
     after: what happens to the product, words joined by `+`: `bias`, `silu`, `gelu`, `gelu_tanh`, `gate`, `residual`
-    (each as the operator's keyword; `gate`, all_gather_matmul alone), `rms_norm` (matmul_all_reduce, as ow.RmsNorm).
+    (each as the operator's keyword; `gate`, all_gather_matmul alone), `rms_norm` (of sums that ranks share or scatter,
+    as ow.RmsNorm).
     Without a GPU at hand, device "cuda" means an H200.
     Raises InputError for an unknown operator, dtype or device, sizes that are none, and what the operator has not.
     """

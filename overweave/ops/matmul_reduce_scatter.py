@@ -6,14 +6,22 @@ from typing import Never, overload
 
 import torch
 
+from overweave.ir.epilogue import Z
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
 from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
+from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.row_map import ROWS, ROWS_OF_ALL, RowMap
 from overweave.ops.dispatch.library import define
 
 define(OPERATOR)
 Factors = list[torch.Tensor] | tuple[torch.Tensor, ...]
+Returned = (
+    torch.Tensor
+    | tuple[torch.Tensor, RowMap]
+    | tuple[torch.Tensor, torch.Tensor]
+    | tuple[torch.Tensor, torch.Tensor, RowMap]
+)
 
 
 @overload
@@ -28,6 +36,7 @@ def matmul_reduce_scatter(
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    norm: None = None,
     plan: None = None,
 ) -> torch.Tensor: ...
 @overload
@@ -42,8 +51,35 @@ def matmul_reduce_scatter(
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    norm: None = None,
     plan: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, RowMap]: ...
+@overload
+def matmul_reduce_scatter(
+    x: torch.Tensor | Factors,
+    w: torch.Tensor | Factors,
+    group: GroupLike = None,
+    *,
+    residual: torch.Tensor | None = None,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    norm: RmsNorm,
+    plan: None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def matmul_reduce_scatter(
+    x: torch.Tensor | Factors,
+    w: torch.Tensor | Factors,
+    group: GroupLike = None,
+    *,
+    residual: torch.Tensor | None = None,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    norm: RmsNorm,
+    plan: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, RowMap]: ...
 def matmul_reduce_scatter(
     x: torch.Tensor | Factors,
     w: torch.Tensor | Factors,
@@ -55,43 +91,51 @@ def matmul_reduce_scatter(
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    norm: RmsNorm | None = None,
     plan: str | None = None,
     **others: Never,
-) -> torch.Tensor | tuple[torch.Tensor, RowMap]:
+) -> Returned:
     """y = this rank's rows of the sum over ranks of x @ w. Finished chunks travel while later tiles are computed.
 
     Plain torch:  partial = x @ w, or of fp8 torch._scaled_mm(x, w, scale_x, scale_w, out_dtype=out_dtype)
                   dist.all_reduce(partial); y = activation(torch.chunk(partial, W)[rank] + bias) + residual
+                  with a norm:  z = y; normed = torch.nn.functional.rms_norm(z, (n,), weight, eps)
 
     x: `[m, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k,
     n]`, in either memory layout. Returns y `[m/W, n]`: if W does not divide m, ceil(m/W) rows each until none are left.
     Partials travel in the dtype of y and are summed in fp32, in rank order, rounded once; rings sum in the order in
     which they pass, the next rank first and the own one last, each hop rounded. The same bits every time, but for
-    `plan="remote_add"`, which nothing but this argument chooses: there partials are added in fp32 as they come, so that
-    last bits may differ between calls.
+    `plan="remote_add"`, chosen by this argument alone: it adds in fp32 as parts come, and last bits may differ.
     x and w, lists of one length: y is that of `sum(a @ b for a, b in zip(x, w))`, `[m, k_i]` and `[k_i, n]`. Each rank
-    sums its products in fp32, in one matmul over factors laid side by side, and one sum travels. Weights that were
-    split from one tensor are not copied.
+    sums its products in fp32, in one matmul over factors side by side. Weights split from one tensor are not copied.
     bias: `[n]`, the same on every rank. activation: `silu`, `gelu`, `gelu_tanh`, as torch.nn.functional has them.
     residual: `[S, n]` for the own S rows. In the dtype of y, and done once, by the owner, to the sum: in fp32 before it
-    is rounded wherever it is summed by us, and where the library sums (`sequential`) to what that rounded. torch's own
-    operators take none.
+    is rounded where we sum, and where the library does (`sequential`) to what that rounded. torch's own take none.
+    norm: as in `matmul_all_reduce`, of the own rows alone; then the call returns (normed, z), both `[m/W, n]`, and the
+    gradient of the norm's weight, which all ranks have alike, is summed over them. Refused by plans whose tiles add
+    (`fused_ring`, `scatter sums=epilogue`, ..), by `decomposed` and by `remote_add`; None chooses none of these.
     fp8: x and w torch.float8_e4m3fn, w stored as [n, k] (pass `weight.t()`), k and n multiples of 16. It needs scale_x
     and scale_w, fp32, each rank's own: one element each, or `[m, 1]` and `[1, n]`. Each partial is scaled in fp32
     before it is rounded to out_dtype (bf16 if None) and sent; sums are of scaled partials. So the result is no further
     from the truth than plain torch, whose collective rounds as it adds.
     group: a ProcessGroup, its name, a 1-D DeviceMesh, or None for the world. plan: a schedule of the catalog by its
     short name (`scatter pieces=2`); None: chosen, see `overweave.explain`. `plan="waves rows=cyclic"`, which nothing
-    but this argument chooses, returns `(y, rows)`: y has m/W rows that lie in strips all over the whole, and the RowMap
-    says which. W must divide m. A residual has the rows of y: `residual[rows.rows]`, once they are known. Not of lists,
-    and not under autograd, autocast or a compiler.
+    but this argument chooses, returns `(y, rows)`, or `(normed, z, rows)`: m/W rows that lie in strips all over the
+    whole, and the RowMap says which. W must divide m. A residual has the rows of y: `residual[rows.rows]`, once they
+    are known. Not of lists, and not under autograd, autocast or a compiler.
 
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source: Flux (arXiv 2406.06858) 4.2.
     """
     given = {
         "x": x, "w": w, "bias": bias, "activation": activation, "residual": residual, "scale_x": scale_x,
-        "scale_w": scale_w, "out_dtype": out_dtype, "plan": plan, **others,
+        "scale_w": scale_w, "out_dtype": out_dtype, "norm": norm, "plan": plan, **others,
     }  # fmt: skip
-    made = call(OPERATOR, group, given)
-    return (made["y"], RowMap(made[ROWS], made[ROWS_OF_ALL])) if ROWS in made else made["y"]
+    return _returned(call(OPERATOR, group, given))
+
+
+def _returned(made: dict[str, torch.Tensor]) -> Returned:
+    y, rows = made["y"], RowMap(made[ROWS], made[ROWS_OF_ALL]) if ROWS in made else None
+    if Z not in made:
+        return y if rows is None else (y, rows)
+    return (y, made[Z]) if rows is None else (y, made[Z], rows)

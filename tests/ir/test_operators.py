@@ -9,7 +9,7 @@ import pytest
 from msgspec import json
 
 from overweave.errors import InputError
-from overweave.ir.operators.registry import OPERATORS, operator_of, record_of, those_with
+from overweave.ir.operators.registry import OPERATORS, operator_of, record_of
 from overweave.ir.problem import Problem
 from tests.source_tree import modules, nodes
 
@@ -104,7 +104,7 @@ def test_what_the_records_say():
         *({"m": 1, "n": 1, "k": 1},) * 2,
     ]
     assert (back.gathers, back.exchanges, back.adds, back.scatters) == (False, True, False, False)
-    assert those_with(lambda forms: forms.norm) == reduce.name
+    assert [record.name for record in OPERATORS.values() if record.forms.norm] == [scatter.name, reduce.name]
 
 
 def test_an_unknown_operator_is_refused_by_all_names_and_an_authors_kernel_is_none():

@@ -134,6 +134,23 @@ def matmul_all_reduce_norm(
     group: dist.ProcessGroup | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`rms_norm(z)` and `z = sum over ranks of x @ w + residual`. Shapes as in ops/matmul_all_reduce.py."""
-    z = matmul_all_reduce(x, w, group)
+    return _normed(matmul_all_reduce(x, w, group), weight, residual, eps)
+
+
+def matmul_reduce_scatter_norm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of the own rows. Shapes as in ops/matmul_reduce_scatter.py."""
+    return _normed(matmul_reduce_scatter(x, w, group), weight, residual, eps)
+
+
+def _normed(
+    z: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     z = z if residual is None else z + residual
     return torch.nn.functional.rms_norm(z, (z.shape[1],), weight, eps), z

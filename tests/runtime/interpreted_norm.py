@@ -29,11 +29,17 @@ from tests.ranks import run_ranks  # noqa: E402
 load("host interpreter")  # here, once, and not in every rank
 
 TILES: dict[str, Any] = {"block_m": 16, "block_n": 32}
+WAVES = {"sms": 5, "library_sms": 2, **TILES}
 PLANS: dict[str, dict[str, Any]] = {
-    "one_shot_packed": {},
-    "two_shot_packed": {},
-    "two_shot": {"pieces": 2, **TILES},
-    "waves": {"sms": 5, "library_sms": 2, **TILES},
+    "matmul_all_reduce.one_shot_packed": {},
+    "matmul_all_reduce.two_shot_packed": {},
+    "matmul_all_reduce.two_shot": {"pieces": 2, **TILES},
+    "matmul_all_reduce.waves": WAVES,
+    "matmul_reduce_scatter.scatter_packed": {},
+    "matmul_reduce_scatter.scatter": {"pieces": 2, "own_pieces": 2, **TILES},
+    "matmul_reduce_scatter.scatter_pull": TILES,
+    "matmul_reduce_scatter.waves": WAVES,
+    "matmul_reduce_scatter.waves rows=cyclic": {"rows": "cyclic", **WAVES},
 }
 K, EPS = 16, 1e-3
 
@@ -52,16 +58,21 @@ def run_norms(names: tuple[str, ...], dtype: str, ms: tuple[int, ...], n: int = 
     own = getattr(torch, dtype)
     for name, has_residual, m in product(names, (False, True), ms):
         torch.manual_seed(m)
-        weight, residual = torch.randn(1, n).to(own), torch.randn(m, n).to(own)
+        weight, whole = torch.randn(1, n).to(own), torch.randn(m, n).to(own)
         torch.manual_seed(group.rank + 1)
         x, w = torch.randint(-1, 2, (m, K)).to(own), torch.randint(-1, 2, (K, n)).to(own)
-        shape = {"m": m, "n": n, "k": K, "world_size": group.world_size, "dtype": dtype}
-        problem = Problem(operator="matmul_all_reduce", norm=Norm(eps=EPS, residual=has_residual), **shape)
-        plan = in_parts(catalog.build(f"matmul_all_reduce.{name}", problem, PLANS[name]))
+        problem = Problem(
+            operator=name.partition(".")[0], m=m, n=n, k=K, world_size=group.world_size, dtype=dtype,
+            norm=Norm(eps=EPS, residual=has_residual),
+        )  # fmt: skip
+        plan = in_parts(catalog.build(name.split()[0], problem, PLANS[name]))
+        rows = torch.tensor([row for part in plan.problem.result_ranges(group.rank) for row in range(*part)]).long()
+        residual = whole[rows]
         inputs = {"x": x, "w": w, "norm_weight": weight} | ({"residual": residual} if has_residual else {})
-        outputs = {"y": torch.full((m, n), torch.nan, dtype=own), "z": torch.full((m, n), torch.nan, dtype=own)}
+        outputs = {name: torch.full((len(rows), n), torch.nan, dtype=own) for name in ("y", "z")}
         run_on_host(plan, group, inputs, outputs, depth="interpreter")
-        normed, z = reference.matmul_all_reduce_norm(x, w, weight[0], residual if has_residual else None, EPS)
+        every = reference.matmul_all_reduce_norm(x, w, weight[0], whole if has_residual else None, EPS)
+        normed, z = (each[rows] for each in every)
         if not torch.equal(outputs["z"], z) or not torch.allclose(outputs["y"], normed, rtol=2**-7, atol=1e-6):
             wrong.append(f"{name} {dtype} m={m} residual={has_residual}")
     return wrong
@@ -69,15 +80,23 @@ def run_norms(names: tuple[str, ...], dtype: str, ms: tuple[int, ...], n: int = 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_plan(world_size: int):
-    assert run_ranks(run_norms, world_size, tuple(PLANS), "bfloat16", (1, 19), timeout_s=120) == [[]] * world_size
+    names = tuple(name for name in PLANS if "cyclic" not in name)
+    assert run_ranks(run_norms, world_size, names, "bfloat16", (1, 19), timeout_s=120) == [[]] * world_size
+
+
+def test_rows_in_strips():
+    """Whole strips, and lower ones in the last band."""
+    names = ("matmul_reduce_scatter.waves rows=cyclic",)
+    assert run_ranks(run_norms, 2, names, "bfloat16", (64, 46), timeout_s=120) == [[]] * 2
 
 
 def test_other_dtypes():
+    names = ("matmul_all_reduce.two_shot", "matmul_all_reduce.one_shot_packed", "matmul_reduce_scatter.scatter_packed")
     for dtype in ("float16", "float32"):
-        assert run_ranks(run_norms, 2, ("two_shot", "one_shot_packed"), dtype, (9,)) == [[]] * 2
+        assert run_ranks(run_norms, 2, names, dtype, (9,)) == [[]] * 2
 
 
 def test_rows_of_many_turns():
     """Packed messages: a row takes a program of 16 messages seven turns, the last of them short."""
-    names = ("one_shot_packed", "two_shot_packed")
+    names = tuple(name for name in PLANS if name.endswith("_packed"))
     assert run_ranks(run_norms, 3, names, "float32", (5,), 296, timeout_s=120) == [[]] * 3

@@ -33,6 +33,7 @@ SHORT = (
     gathers((2, 6), 1, "columns", widths=(96, 24), activation="silu"),
     gathers((6, 2), 0, "shard", extras=("gate", "residual"), activation="silu"),
     Layer("linear_reduce_scatter", (2, 6), 1, products=2, extras=("bias", "residual")),
+    Layer("linear_reduce_scatter", (2, 5), 1, extras=("norm", "residual")),
     Layer("linear_all_reduce", (2, 3), extras=("norm", "residual")),
 )
 LONG = (
@@ -41,6 +42,7 @@ LONG = (
     *(gathers((2, 8), 1, save, extras=("gate",), activation="gelu") for save in SAVES),
     *(gathers(shape, dim, extras=("residual",), activation="silu") for shape, dim in EVERY_SHAPE),
     *(Layer("linear_reduce_scatter", shape, dim, extras=("bias", "residual")) for shape, dim in EVERY_SHAPE),
+    *(Layer("linear_reduce_scatter", shape, dim, extras=("norm", "residual")) for shape, dim in EVERY_SHAPE),
     *(Layer("linear_reduce_scatter", shape, dim, products=3) for shape, dim in EVERY_SHAPE),
     Layer("linear_reduce_scatter", (8,), extras=("bias", "residual"), options=(("activation", "gelu"),)),
     *(Layer("linear_all_reduce", shape, extras=("bias", "residual")) for shape in ((5,), (2, 3), (2, 3, 2))),

@@ -32,6 +32,7 @@ FORMS: dict[str, tuple[str, int, int, dict[str, tuple[int, ...]], dict[str, Any]
     "gather gate": ("all_gather_matmul", 1, 1, {"gate": (K, N)}, {"activation": "silu"}),
     "scatter": ("matmul_reduce_scatter", 1, 1, {"bias": (N,)}, {}),
     "scatter sum": ("matmul_reduce_scatter", 3, 3, {}, {"activation": "gelu"}),
+    "scatter norm": ("matmul_reduce_scatter", 2, 2, {"norm_weight": (N,)}, {}),
     "reduce": ("matmul_all_reduce", 1, 1, {"bias": (N,)}, {}),
     "reduce norm": ("matmul_all_reduce", 1, 1, {"norm_weight": (N,)}, {}),
     "to ranks": ("all_to_all_matmul", 1, 1, {}, {}),
@@ -72,6 +73,7 @@ LAYERS = (
     Layer("all_gather_linear", (8, 2), 0, (16, 8), options=(("save", "columns"), ("return_gathered", True))),
     Layer("all_gather_linear", (7,), 0, extras=("gate", "residual"), options=(("save", "shard"),)),
     Layer("linear_reduce_scatter", (2, 8), 1, products=2, extras=("bias", "residual")),
+    Layer("linear_reduce_scatter", (8,), extras=("norm", "residual")),
     Layer("linear_all_reduce", (2, 3), extras=("norm", "residual")),
 )
 Answers = list[torch.Tensor]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from campaigns.oracle.library_queues import gathered_beside, reduced_beside
 from campaigns.oracle.library_scatter import scatter
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import Epilogue
+from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.plan import (
     COPY_ENGINE,
@@ -53,10 +53,12 @@ OPTIONS: tuple[dict[str, str | int], ...] = (
 SMALL_M = (48, 100)
 SIDE_KERNELS = (REDUCE_KERNEL, COPY_KERNEL)
 TOO_MANY_SIGNALS = 1 << 13
+NORM = Norm(eps=1e-5, residual=True)
 
 
 def right_plans() -> Iterator[Plan]:
-    """Small plans of two ranks and three: of every method, and with library queues beside others."""
+    """Small plans of two ranks and three: of every method, with a norm where a kernel of sums ends with one, and with
+    library queues beside others."""
     for name, method in METHODS.items():
         for ranks, m, options in ((ranks, m, one) for ranks in (2, 3) for m in SMALL_M for one in OPTIONS):
             if set(options) <= {option.name for option in method.options}:
@@ -65,6 +67,9 @@ def right_plans() -> Iterator[Plan]:
                 plan = build(name, problem, options)
                 if PACKED_KERNEL not in engines_of(plan).values():
                     yield plan
+        if method.norms == REDUCE_KERNEL:
+            problem = Problem(operator=method.operator, m=48, n=64, k=32, world_size=3, dtype="bfloat16", norm=NORM)
+            yield build(name, problem, {})
     yield from (reduced_beside(2), reduced_beside(3), gathered_beside(2, 24))
     yield from (scatter(COPY_KERNEL, ("copies",)), scatter(COPY_ENGINE, ("main",), parts=2))
 
@@ -218,6 +223,23 @@ def residual_elsewhere(rng: Random, plan: Plan) -> Plan | None:
     return replace(plan, problem=changed) if made - results and changed.of_products.residual else None
 
 
+def norm_of_no_row(rng: Random, plan: Plan) -> Plan | None:
+    """Rows that are written by what does not norm are owed a norm, or the tiles that norm them hold half a row."""
+    sums, engines = plan.realization.reduction, engines_of(plan)
+    if plan.problem.norm is not None:
+        if sums is None:
+            return None
+        halved = replace(sums, block_n=sums.block_n // 2)
+        return replace(plan, realization=replace(plan.realization, reduction=halved))
+    results = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
+    writers = {
+        engines[one.queue] for one in plan.schedule.operations if any(part.buffer in results for part in one.writes)
+    }
+    if not plan.problem.record.forms.norm or writers <= {REDUCE_KERNEL, LIBRARY}:
+        return None
+    return replace(plan, problem=replace(plan.problem, norm=NORM))
+
+
 def graph_safety(rng: Random, plan: Plan) -> Plan | None:
     """What a replay of a captured call does otherwise: a word that streams set twice, a peer's tensor, no head."""
     return rng.choice((_word_set_twice, _peers_tensor, _without_head))(rng, plan)
@@ -276,6 +298,7 @@ _NEVER: tuple[Mutation, ...] = (
     graph_safety,
     products_added_in_16_bits,
     residual_elsewhere,
+    norm_of_no_row,
 )
 _SOMETIMES: tuple[Mutation, ...] = (
     *(drop_after, other_after, launch_order, other_sms, drop_waits, other_rank_signals),

@@ -12,7 +12,7 @@ OPERATOR = Operator(
     w=Operand("w", ("k", "n"), "sharded", "k"),
     y=Operand("y", ("m", "n"), "summed", "m"),
     split="k",
-    forms=Forms(several_products=True),
+    forms=Forms(norm=True, several_products=True),
     reference=lambda tensors, by: by.reduce_scatter(by.matmul(tensors["x"], tensors["w"])),
     # MEASURED: own_pieces 1, 2, 4 give 613.5, 606.3, 605.2 us, geometric mean over mlp, W=4 (4 x H200, 2026-11-20).
     size_rule=SizeRule("scatter", "sequential", {"own_pieces": 4}),

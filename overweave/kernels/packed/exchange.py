@@ -11,8 +11,9 @@ progress; of a two-shot, as a program waits for those of the same part only, in 
 shards alike to programs, by the longest one; who has fewer rows, or none, sends and hears messages of zeros that nobody
 stores, so every rank hears from every other in each call.
 Every rank adds the same numbers in rank order, in fp32, finishes the sum if there is an epilogue, and rounds once; of
-two shots each sum is made once, by its owner: all ranks have the same bits. With a norm, programs have whole rows, of a
-two-shot one of each shard, and every rank norms them all. What is gathered is moved as it is, whatever its dtype.
+two shots each sum is made once, by its owner: all ranks have the same bits. With a norm, programs have whole
+rows, where shards have owners one of each; of a scatter the owner norms its row, of an all-reduce every rank all of
+them. What is gathered is moved as it is, whatever its dtype.
 SOURCE: one-shot and two-shot all-reduces as in TensorRT-LLM; flags in the message as in NCCL's LL protocol.
 """
 
@@ -58,7 +59,10 @@ def packed_kernel(source, out, after, space, parts, protocol, rank, n, traits: t
             tl.debug_barrier()
             norm_row(traits, call, out, after, squares, 0, call.total, parts.turns)
     elif traits.exchange == "scatter":
-        sum_shard(traits, call, source, out, after, n, parts.turns)
+        squares = sum_shard(traits, call, source, out, after, n, parts.turns)
+        if after.z is not None:
+            tl.debug_barrier()
+            norm_row(traits, call, out, after, squares, 0, words_of(call, call.rank), parts.turns)
     else:
         squares = sum_shard(traits, call, source, out, after, n, parts.turns)
         behind = call.stride * (SENDERS + 1)

@@ -10,10 +10,11 @@ from overweave.ir.epilogue import NORM_EPS, NORM_WEIGHT, RESIDUAL
 
 
 class RmsNorm(NamedTuple):
-    """`z = y + residual` and `z / sqrt(mean(z ** 2) + eps) * weight`, row by row, for a sum y `[m, n]`.
+    """`z = y + residual` and `z / sqrt(mean(z ** 2) + eps) * weight`, row by row, for a sum y: `[m, n]`, or the
+    rank's own rows of it, `[m/W, n]`.
 
-    weight: `[n]`. residual: `[m, n]`, the same on every rank if the results shall be; None: that of the call, if it has
-    one. Both in the dtype of y. eps: above 0.
+    weight: `[n]`, the same on every rank. residual: of the shape of y, where every rank has all rows the same on each;
+    None: that of the call, if it has one. Both in the dtype of y. eps: above 0.
     """
 
     weight: torch.Tensor

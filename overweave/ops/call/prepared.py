@@ -83,7 +83,7 @@ def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:
     if problem.returns_gathered:
         made.append(("gathered_out", (problem.m, problem.k), getattr(torch, problem.dtype)))
     if problem.norm is not None:
-        made.append((Z, (problem.m, problem.n), dtype))
+        made.append((Z, (rows, problem.n), dtype))
     return tuple(made)
 
 

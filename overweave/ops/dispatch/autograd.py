@@ -25,6 +25,7 @@ from overweave.ops.dispatch.backward import (
     gradients_of,
     kept_of,
     norm_gradients,
+    summed,
 )
 from overweave.ops.dispatch.route import refused
 from overweave.ops.dispatch.schema import Request, beside
@@ -146,7 +147,7 @@ class _Differentiated(torch.autograd.Function):
         found: dict[str, Any] = {}
         if ctx.has_norm:
             eps = call.options.get("norm_eps", NORM_EPS)
-            dys, found[NORM_WEIGHT] = _of_norm(dys, saved[-2], saved[-1], eps)
+            dys, found[NORM_WEIGHT] = _of_norm((kept, asked_others[NORM_WEIGHT]), dys, saved[-2:], eps)
         found[RESIDUAL] = dys[0]
         xs, ws = saved[: ctx.saved_xs], saved[ctx.saved_xs : ctx.saved_xs + call.ws]
         asked = Asked(asked_xs, asked_ws, asked_others.get(BIAS, False))
@@ -166,14 +167,18 @@ def _own_columns(kept: Kept, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _of_norm(
-    dys: list[Any], z: torch.Tensor, weight: torch.Tensor, eps: float
+    asked: tuple[Kept, bool], dys: list[Any], saved: list[torch.Tensor], eps: float
 ) -> tuple[list[torch.Tensor | None], torch.Tensor | None]:
-    """The gradient of the sum behind a norm that returned (normed, z), and that of its weight."""
-    d_normed, dz = dys
+    """The gradient of the sum behind a norm that returned (normed, z), and that of its weight, if that is asked for: of
+    all rows, so where each rank norms only its own it is summed over the ranks. saved: z and the weight. Collective.
+    """
+    (kept, wants_weight), (z, weight), (d_normed, dz) = asked, saved, dys
     if d_normed is None:
         return [dz], None
     through, d_weight = norm_gradients(z, weight, eps, d_normed)
-    return [through if dz is None else dz + through], d_weight
+    if wants_weight and kept.operator.scatters:
+        d_weight = summed(kept, d_weight)
+    return [through if dz is None else dz + through], d_weight.to(weight.dtype)
 
 
 def _saved(ctx: Any) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@
     y = all_to_all(x) @ w      dx = all_to_all(dy @ w.T)   dw = all_to_all(x).T @ dy
     y = all_to_all(x @ w)      dx = all_to_all(dy) @ w.T   dw = x.T @ all_to_all(dy)
 
+The gradient of the weight of a norm is that of all rows: behind a scatter, whose ranks norm their own rows, `summed`.
 Of several weights over one gather, the dual sums several products before one scatter, and the other way round.
 """
 
@@ -189,6 +190,18 @@ def exchanged(kept: Kept, rows: torch.Tensor, counts: Sequence[int] | None) -> t
     return every
 
 
+def summed(kept: Kept, part: torch.Tensor) -> torch.Tensor:
+    """The sum over ranks of each one's part, fp32, by the library, of what no product waits for."""
+    if kept.world_size == 1:
+        return part
+    if is_watched():
+        collective = torch.ops._c10d_functional
+        waited: torch.Tensor = collective.wait_tensor(collective.all_reduce(part, "sum", kept.group_name))
+        return waited
+    dist.all_reduce(part, group=process_group_of(kept.group_name))
+    return part
+
+
 def added_to_shard(kept: Kept, dx: Maybe, d_gathered: torch.Tensor) -> torch.Tensor:
     """The gradient of a shard of which all rows were returned, too: that of replicated rows is alike on all ranks."""
     lo, hi = shard_rows(kept.m, kept.world_size, kept.rank)
@@ -196,12 +209,12 @@ def added_to_shard(kept: Kept, dx: Maybe, d_gathered: torch.Tensor) -> torch.Ten
 
 
 def norm_gradients(z: torch.Tensor, weight: torch.Tensor, eps: float, dy: torch.Tensor) -> tuple[Any, Any]:
-    """Of the rows z and of the weight, where `y = z / sqrt(mean(z ** 2) + eps) * weight`; in fp32, rounded once."""
+    """Of the rows z, rounded once, and of the weight, fp32, where `y = z / sqrt(mean(z ** 2) + eps) * weight`."""
     z32, scaled = z.float(), dy.float() * weight.float()
     inverse = torch.rsqrt(z32.square().mean(1, keepdim=True) + eps)
     normed = z32 * inverse
     dz = inverse * (scaled - normed * (scaled * normed).mean(1, keepdim=True))
-    return dz.to(z.dtype), (dy.float() * normed).sum(0).to(weight.dtype)
+    return dz.to(z.dtype), (dy.float() * normed).sum(0)
 
 
 def kept_of(operator: Operator, group_name: str, rows: Any, options: dict[str, Any]) -> Kept:

@@ -38,6 +38,14 @@ class Rows(NamedTuple):
         """Whether rows of the result are those of the tensor that is returned, on every rank."""
         return self.parts == 0 or (self.parts == 1 and not self.is_padded)
 
+    def arranged(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of a scatter: rows of a tensor that lie as those that `restored` returns, as those of the result."""
+        if self.parts == 0 or not self.is_padded:
+            return matrix_of(tensor)
+        columns = tensor.shape[-1]
+        parted = tensor.reshape(self.lead, self.kept, self.inner, columns)
+        return matrix_of(torch.nn.functional.pad(parted, (0, 0, 0, 0, 0, self.most - self.kept)))
+
     def restored(self, result: torch.Tensor) -> torch.Tensor:
         """The result, contiguous."""
         if not self.parts and len(self.shape) == 1:

@@ -88,7 +88,7 @@ def sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceCo
     tiles add, it only moves sums, on all SMs, behind the tiles.
     """
     if problem.norm is not None:
-        return row_shape(problem.m, problem.n, settings.sms)
+        return row_shape(problem.result_rows(0), problem.n, settings.sms)
     finishes = problem.of_sums.bits != 0
     if method.adds is not None and method.adds.by == TILE_KERNEL:
         return reduction_shape(problem.m, problem.n, settings.sms, finishes)

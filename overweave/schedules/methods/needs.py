@@ -140,6 +140,11 @@ def _sums_beside_pushes(asked: Asked) -> str:
     return f"sums=epilogue mover={mover}: {found}, or mover=copy_engine" if mover in COPYING_KERNELS else ""
 
 
+def _sums_of_whole_rows(asked: Asked) -> str:
+    found = "a tile holds no whole row to norm: use sums=kernel"
+    return f"sums=epilogue: {found}" if asked.problem.norm and asked.problem.record.scatters else ""
+
+
 def most_pieces(problem: Problem) -> int:
     """How many pieces a shard of the problem has rows of tiles for."""
     return max(1, -(-_shard_rows(problem) // TILE_ROWS))
@@ -204,7 +209,7 @@ OF_VALUES: dict[tuple[str, str | int], tuple[Need, ...]] = {
     ("kernel", "hopper"): (_hopper("the hopper kernel needs", ("cpu", "cuda")),),
     ("mover", "bulk_kernel"): (_hopper("copies in bulk need", ("cuda",)),),
     ("carrier", "library"): (Need("schedule", _known_sizes),),
-    ("sums", "epilogue"): (Need("schedule", _sums_beside_pushes),),
+    ("sums", "epilogue"): (Need("schedule", _sums_beside_pushes), Need("schedule", _sums_of_whole_rows)),
     ("matmul", "skinny"): _SKINNY,
     ("matmul", "early"): (_SKINNY[0], Need("choice", _starts_early), _SKINNY[1]),
 }

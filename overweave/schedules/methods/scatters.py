@@ -34,6 +34,7 @@ _messages = partial(
     options=(options.MATMUL,),
     margins=(asked_for.OF_MESSAGES,),
     adds=Adds(PACKED_KERNEL),
+    norms=PACKED_KERNEL,
 )
 METHODS = (
     _library(
@@ -41,6 +42,7 @@ METHODS = (
         summary="one library matmul, then library reduce-scatter",
         write=sums_by(straight.COLLECTIVE),
         adds=Adds(LIBRARY, "library", "result"),
+        norms=LIBRARY,
         grids=(asked_for.AS_IT_IS,),
     ),
     _library(
@@ -50,6 +52,7 @@ METHODS = (
         write=sums_by(straight.STRAIGHT),
         moves=(COPY_ENGINE,),
         adds=Adds(LIBRARY),
+        norms=LIBRARY,
         options=(options.ORDER,),
         grids=(asked_for.AS_IT_IS,),
     ),
@@ -59,6 +62,7 @@ METHODS = (
         source="Flux (arXiv 2406.06858) 4.1, with copies by the copy engine",
         write=sums_by(straight.STRAIGHT),
         adds=Adds(REDUCE_KERNEL),
+        norms=REDUCE_KERNEL,
         options=(options.SUMS, options.OWN_PIECES, *asked_for.PUSHED),
         grids=(
             {**asked_for.PIECES, "own_pieces": (1, 2, 4)},
@@ -101,6 +105,7 @@ METHODS = (
         write=sums_by(straight.PULLED),
         moves=(REDUCE_KERNEL, COPY_ENGINE),
         adds=Adds(REDUCE_KERNEL),
+        norms=REDUCE_KERNEL,
         options=(options.PIECES, options.OWN_PIECES, *options.TILES),
         grids=({"pieces": (1, 2), "own_pieces": (1, 2, 4)},),
         margins=(Case(margin=OF_PULLS),),
@@ -151,6 +156,7 @@ METHODS = (
         write=wave_groups,
         moves=(LIBRARY, REDUCE_KERNEL),
         adds=Adds(LIBRARY, "library", "result"),
+        norms=REDUCE_KERNEL,
         options=(*asked_for.WAVES, options.ROWS),
         margins=(Case(margin=asked_for.OF_STORES),),
         needs=(UNSCALED,),

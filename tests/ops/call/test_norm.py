@@ -1,8 +1,9 @@
-"""`matmul_all_reduce` with a residual and an RMSNorm on CPU ranks: every plan against plain torch; bad arguments."""
+"""Sums with a residual and an RMSNorm on CPU ranks: every plan against plain torch; bad arguments."""
 
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,15 @@ import torch.distributed as dist
 
 import overweave as ow
 from overweave.errors import InputError, OverweaveError
+from overweave.ir.operators.registry import operator_of
+from overweave.ir.shards import shard_rows
 from tests.ops import reference
 from tests.ranks import run_ranks
 
+SUMS: dict[str, Any] = {
+    "matmul_all_reduce": (ow.matmul_all_reduce, reference.matmul_all_reduce_norm),
+    "matmul_reduce_scatter": (ow.matmul_reduce_scatter, reference.matmul_reduce_scatter_norm),
+}
 PLANS = (
     None,
     "sequential",
@@ -21,11 +28,20 @@ PLANS = (
     "two_shot pieces=1",
     "two_shot pieces=3",
 )
+SCATTERING = (
+    None,
+    "sequential",
+    "per_shard",
+    "scatter_packed",
+    "scatter pieces=3 own_pieces=2",
+    "scatter_pull",
+    "waves sms=6 library_sms=2 block_m=16 block_n=16",
+)
 N, K = 24, 16
 EPS = 1e-3
 
 
-def normed_sums() -> list[str]:
+def normed_sums(operator: str, plans: tuple[str | None, ...]) -> list[str]:
     """What is not, bit for bit, plain torch's: of integers every sum is exact, and z and the norm round where it does.
 
     And of floats, what ranks or plans with kernels do not agree on.
@@ -34,11 +50,14 @@ def normed_sums() -> list[str]:
     for m, dtype, has_residual in product((1, ranks - 1, 37), (torch.bfloat16, torch.float32), (False, True)):
         torch.manual_seed(m)
         weight, residual = torch.randn(N).to(dtype), torch.randn(m, N).to(dtype) if has_residual else None
+        if residual is not None and operator_of(operator).scatters:
+            residual = residual[slice(*shard_rows(m, ranks, rank))]
         torch.manual_seed(rank)
         x, w = torch.randint(-1, 2, (m, K)).to(dtype), torch.randint(-1, 2, (K, N)).to(dtype)
-        wanted, z_wanted = reference.matmul_all_reduce_norm(x, w, weight, residual, EPS)
-        for plan in PLANS:
-            normed, z = ow.matmul_all_reduce(x, w, norm=ow.RmsNorm(weight, residual, EPS), plan=plan)
+        computed, referred = SUMS[operator]
+        wanted, z_wanted = referred(x, w, weight, residual, EPS)
+        for plan in plans:
+            normed, z = computed(x, w, norm=ow.RmsNorm(weight, residual, EPS), plan=plan)
             if not (torch.equal(z, z_wanted) and torch.equal(normed, wanted)):
                 wrong.append(f"{plan} m={m} {dtype} residual={has_residual}")
     return wrong
@@ -47,7 +66,8 @@ def normed_sums() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_every_plan_does_what_plain_torch_does(world_size: int):
-    assert run_ranks(normed_sums, world_size) == [[]] * world_size
+    for operator, plans in zip(SUMS, (PLANS, SCATTERING), strict=True):
+        assert run_ranks(normed_sums, world_size, operator, plans) == [[]] * world_size
 
 
 def sum_floats() -> list[str]:

@@ -23,6 +23,14 @@ def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.
     return xs[dist.get_rank()], ws[dist.get_rank()], whole
 
 
+def is_normed(factors: tuple[torch.Tensor, torch.Tensor], residual: torch.Tensor, sums: torch.Tensor) -> bool:
+    """Whether a norm is of the rows that a sum of the same plan has."""
+    norm = ow.RmsNorm(torch.arange(40.0), residual)
+    normed, z, rows = ow.matmul_reduce_scatter(*factors, norm=norm, plan=PLAN)
+    wanted = torch.nn.functional.rms_norm(z, (40,), norm.weight, norm.eps)
+    return torch.equal(z, sums) and torch.equal(normed, wanted) and len(rows.rows) == len(z)
+
+
 def wrong_strips(*heights: int) -> list[str]:
     """Ragged columns, whole and lower last strips, calls in a row, and a residual."""
     wrong, ranks = [], dist.get_world_size()
@@ -36,6 +44,7 @@ def wrong_strips(*heights: int) -> list[str]:
         found = {
             "rows": torch.equal(y, whole[rows.rows]),
             "residual": torch.equal(again, (whole + residual)[rows.rows]),
+            "norm": ranks == 1 or is_normed((x, w), residual[rows.rows], again),
             "whole": torch.equal(rows.restore(torch.cat(parts)), whole),
             "order": torch.equal(rows.rows_of_all.sort().values, torch.arange(len(whole))),
             "strips": ranks == 1

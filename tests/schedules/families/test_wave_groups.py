@@ -179,9 +179,10 @@ def test_strips_are_finished_each_in_its_place():
         assert any(refusal.operation == "restore.0" for refusal in verdict.refusals), verdict
 
 
-def test_rows_are_normed_on_their_way_out_of_the_blocks():
-    problem = problem_of(ALL_REDUCE.name, (1000, 344, 64), 3, norm=Norm(eps=1e-5, residual=True))
-    plan = build(f"{ALL_REDUCE.name}.waves", problem, FEW_SMS)
+@pytest.mark.parametrize(("operator", "options"), [*((each, {}) for each in OPERATORS), (REDUCE_SCATTER.name, CYCLIC)])
+def test_rows_are_normed_on_their_way_out_of_the_blocks(operator: str, options: dict[str, str]):
+    problem = problem_of(operator, (1002, 344, 64), 3, norm=Norm(eps=1e-5, residual=True))
+    plan = build(f"{operator}.waves", problem, FEW_SMS | options)
     assert verify_plan(plan, MachineLimits()).ok
     assert plan.realization.reduction is not None
     assert plan.realization.reduction.block_n >= problem.n

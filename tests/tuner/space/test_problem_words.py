@@ -61,7 +61,7 @@ def test_fp8_stays_scaled():
         (product(SCATTER), (48, 48), "", "takes one"),
         (product(SCATTER), (), "gate+silu", "takes no gate"),
         (product(), (), "rms_norm", "it has none"),
-        (product(REDUCE), (), "bias+rms_norm", "bias beside a norm"),
+        *((product(each), (), "bias+rms_norm", "bias beside a norm") for each in (REDUCE, SCATTER)),
         (product(dtype=FLOAT8), (40, 56), "", "n=40"),
     ],
 )

@@ -8,8 +8,8 @@ from overweave.ir.verify.verdict import Findings
 
 
 def check_norm(plan: Plan, findings: Findings) -> None:
-    """Rows of the output come from sums of whole rows, by the reduction kernel, a packed one that brings everybody all,
-    or the library; nothing else norms."""
+    """Rows of the output come from sums of whole rows, by the reduction kernel, a packed one that adds, or the
+    library; nothing else norms."""
     sums = plan.realization.reduction
     if sums is not None and (sums.parts > sums.block_n or (plan.problem.norm is None and sums.parts > 1)):
         findings.add(

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import MOST_NORM_COLS, Norm
-from overweave.ir.plan import Plan
+from overweave.ir.plan import REDUCE_KERNEL, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
@@ -16,22 +16,29 @@ from overweave.schedules.methods.registry import method_of
 
 NORM = Norm(eps=1e-5, residual=True)
 PLAIN = Problem(operator="matmul_all_reduce", m=300, n=40, k=32, world_size=4, dtype="bfloat16")
-SCATTER = "matmul_reduce_scatter"
 NORMED = replace(PLAIN, norm=NORM)
+SCATTERED = replace(NORMED, operator="matmul_reduce_scatter")
+NAMES = [*names(NORMED.operator), *names(SCATTERED.operator)]
+
+
+def unnormed(name: str) -> bool:
+    """Whether a method of reduce-scatters refuses a norm."""
+    method = method_of(name)
+    return method.operator == SCATTERED.operator and method.norms is None
 
 
 def refusals(plan: Plan) -> str:
     return str(verify_plan(plan, MachineLimits()))
 
 
-@pytest.mark.parametrize("name", [name for name in names("matmul_all_reduce") if method_of(name).norms])
+@pytest.mark.parametrize("name", [name for name in NAMES if method_of(name).norms])
 def test_what_can_be_built_is_proven(name: str):
     for changes in ({}, {"m": 3}, {"m": 0}, {"n": 12288}, {"world_size": 1}, {"world_size": 2}):
-        check_built(name, replace(NORMED, **changes))
+        check_built(name, replace(NORMED, operator=method_of(name).operator, **changes))
 
 
 def check_built(name: str, problem: Problem) -> None:
-    if name.endswith((".two_shot", "_stored", ".waves")) and problem.world_size == 1:
+    if method_of(name).norms == REDUCE_KERNEL and problem.world_size == 1:
         with pytest.raises(InputError, match="group of one"):
             build(name, problem, {})
         return
@@ -45,12 +52,9 @@ def check_built(name: str, problem: Problem) -> None:
     ("name", "problem", "options", "why"),
     [
         ("matmul_all_reduce.one_shot_packed", replace(NORMED, n=MOST_NORM_COLS + 8), {}, "columns"),
-        (
-            "matmul_reduce_scatter.scatter_packed",
-            replace(NORMED, operator="matmul_reduce_scatter"),
-            {},
-            "Only matmul_all_reduce",
-        ),
+        ("matmul_reduce_scatter.scatter_packed", replace(SCATTERED, n=MOST_NORM_COLS + 8), {}, "columns"),
+        ("matmul_reduce_scatter.scatter", SCATTERED, {"sums": "epilogue"}, "a tile holds no whole row to norm"),
+        *((name, SCATTERED, {}, "does not norm") for name in NAMES if unnormed(name)),
     ],
 )
 def test_what_cannot_norm_is_refused(name: str, problem: Problem, options: dict[str, str], why: str):
@@ -60,8 +64,13 @@ def test_what_cannot_norm_is_refused(name: str, problem: Problem, options: dict[
 
 
 def test_results_that_reach_the_output_unnormed_are_refused():
-    packed = build("matmul_reduce_scatter.scatter_packed", replace(PLAIN, operator="matmul_reduce_scatter"), {})
-    assert "a packed scatter does not norm" in refusals(replace(packed, problem=NORMED))
+    bare = replace(SCATTERED, norm=None)
+    ring = build("matmul_reduce_scatter.fused_ring", bare, {})
+    assert "the tile_kernel that writes them does not norm" in refusals(replace(ring, problem=SCATTERED))
+    packed = build("matmul_reduce_scatter.scatter_packed", bare, {})
+    assert packed.realization.packed is not None
+    gathers = replace(packed.realization, packed=replace(packed.realization.packed, exchange="gather"))
+    assert "a packed gather does not norm" in refusals(replace(packed, problem=SCATTERED, realization=gathers))
 
 
 def test_tiles_that_hold_no_whole_row_are_refused():
