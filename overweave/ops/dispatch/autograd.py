@@ -70,7 +70,8 @@ def autograd_kernel(operator: Operator, op: torch._ops.OpOverload, plain: Kernel
             kept = kept_of(operator, options["group_name"], xs[0].shape[0], options)
         except InputError as error:
             raise refused(options["group_name"], error) from None
-        if activation is not None or others.get(GATE) is not None:
+        has_norm = others.get(NORM_WEIGHT) is not None  # beside which no activation is taken: the call says so
+        if not has_norm and (activation is not None or others.get(GATE) is not None):
             return _composed(kernel, Request((xs, ws), options), others)
         call = _Call(kept, below, names, len(xs), len(ws), options)
         differentiated: Any = _Differentiated

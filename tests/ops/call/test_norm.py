@@ -167,6 +167,22 @@ def test_bad_arguments_are_typed_errors_on_every_rank():
         assert all(word in found for word, found in zip(words, of_rank, strict=True)), of_rank
 
 
+def activations_beside_norms() -> list[str]:
+    """What is said of one, differentiated and not."""
+    x, said = torch.ones(4, K), []
+    for (call, _), is_differentiated in product(SUMS.values(), (False, True)):
+        w = torch.ones(K, N, requires_grad=is_differentiated)
+        with pytest.raises(InputError) as refused:
+            call(x, w, activation="silu", norm=ow.RmsNorm(torch.ones(N)))
+        said.append(str(refused.value))
+    return said
+
+
+def test_no_activation_is_taken_beside_a_norm():
+    for said in run_ranks(activations_beside_norms, 2):
+        assert all("silu beside a norm" in each for each in said), said
+
+
 def ask_for_different_norms() -> str:
     x, w = torch.ones(2, K), torch.ones(K, N)
     try:
