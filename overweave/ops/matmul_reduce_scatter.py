@@ -131,11 +131,11 @@ def matmul_reduce_scatter(
         "x": x, "w": w, "bias": bias, "activation": activation, "residual": residual, "scale_x": scale_x,
         "scale_w": scale_w, "out_dtype": out_dtype, "norm": norm, "plan": plan, **others,
     }  # fmt: skip
-    return _returned(call(OPERATOR, group, given))
+    made = call(OPERATOR, group, given)
+    return _with_others(made) if Z in made or ROWS in made else made["y"]
 
 
-def _returned(made: dict[str, torch.Tensor]) -> Returned:
-    y, rows = made["y"], RowMap(made[ROWS], made[ROWS_OF_ALL]) if ROWS in made else None
-    if Z not in made:
-        return y if rows is None else (y, rows)
-    return (y, made[Z]) if rows is None else (y, made[Z], rows)
+def _with_others(made: dict[str, torch.Tensor]) -> Returned:
+    """The rows with those before a norm, with a map of where they lie, or with both."""
+    found = (made["y"], made[Z]) if Z in made else (made["y"],)
+    return (*found, RowMap(made[ROWS], made[ROWS_OF_ALL])) if ROWS in made else found
