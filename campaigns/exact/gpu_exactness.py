@@ -23,6 +23,7 @@ from campaigns.cases import BY_COLLECTIVES, LONG_RUNS, OPERATORS, every_plan
 from campaigns.exact.calls import Case, error_ratio
 from campaigns.exact.trials import long_run, of_case
 from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers
+from overweave.memory.cuda import peer_access
 from overweave.tuner.space.shapes import read_shapes
 
 ERROR_RATIO = 1.05
@@ -67,10 +68,15 @@ def shape_set(name: str, operators: tuple[str, ...] = OPERATORS) -> Iterator[Cas
             yield Case(operator, own.m, own.n, own.k)
 
 
+def part_gpus() -> None:
+    """From here on no GPU reaches another, be it one that ranks share."""
+    peer_access.reaches = lambda own, others: False
+
+
 def checks(asked: argparse.Namespace) -> Iterator[Check]:
     """Random shapes and a set of shapes, in bits and in error; and the plans of `campaigns/cases.py`, long."""
     if asked.apart:
-        torch.cuda.can_device_access_peer = lambda device, peer_device: False
+        part_gpus()
     operators = tuple(asked.operators)
     cases = [*random_cases(asked.shapes, asked.seed, operators, asked.plans)]
     cases += shape_set(asked.set, operators) if asked.set else ()

@@ -145,9 +145,11 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--sms", type=int, default=132)
     asked = parser.parse_args()
-    every, sms = [times for path in asked.files for times in read_times(path)], asked.sms
+    every, sms = list[Times](), asked.sms
     for path in asked.files:
-        print(f"{path.name}: what the model takes: {nearness(read_times(path), sms)}")
+        of_file = read_times(path)
+        print(f"{path.name}: what the model takes: {nearness(of_file, sms)}")
+        every += of_file
     found = [times for times in every if times.k % 64 == 0]
     configs = list(dict.fromkeys(one.config for times in found for one in times.us))
     waves = {config: wave for config in configs if (wave := fitted(found, config, sms)) is not None}

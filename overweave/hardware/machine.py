@@ -80,6 +80,16 @@ class Held(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
+class PeerAccess(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether a GPU reads and writes the memory of the others; without that only libraries move rows."""
+
+    is_there: bool
+    source: str
+
+
+ADDRESSED = PeerAccess(True, "where a file says nothing else: a paper's plans, or ours, address peers on such GPUs")
+
+
 class ElementWise(Struct, frozen=True, forbid_unknown_fields=True):
     """The library's element-wise kernels that convert between dtypes, bytes read plus bytes written, launch excluded.
 
@@ -182,9 +192,7 @@ class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
-    """Equal GPUs, joined as `topology` says. hbm: bytes read plus bytes written, by kernels that only move.
-    peer_access: whether a GPU reads and writes the memory of the others; without it only libraries move rows.
-    """
+    """Equal GPUs, joined as `topology` says. hbm: bytes read plus bytes written, by kernels that only move."""
 
     name: str
     title: str
@@ -201,7 +209,12 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     latency: Latencies
     sharing: Sharing
     few_rows: tuple[FewRows, ...] = ()
-    peer_access: bool = True
+    peers: PeerAccess = ADDRESSED
+
+    @property
+    def peer_access(self) -> bool:
+        """Whether a GPU reads and writes the memory of the others."""
+        return self.peers.is_there
 
     @property
     def routes(self) -> Routes:

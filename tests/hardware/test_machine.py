@@ -27,7 +27,7 @@ def is_number(value: object) -> bool:
     """A number, or points of a curve."""
     if isinstance(value, tuple | list):
         return any(is_number(each) for each in value)
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float)
 
 
 @pytest.mark.parametrize("name", names())

@@ -23,7 +23,7 @@ def has_peer_access(device: torch.device) -> bool:
     """Whether a GPU reaches every other one that this process sees, and they reach it. Of one GPU nothing is known, and
     yes is said.
     """
-    return _reaches(_index(device), range(torch.cuda.device_count()))
+    return reaches(_index(device), range(torch.cuda.device_count()))
 
 
 def agreed_peer_access(group: Group, device: torch.device) -> bool:
@@ -40,11 +40,12 @@ def agreed_peer_access(group: Group, device: torch.device) -> bool:
         board.agree(b"what memory the GPUs of the group reach")
         named = board.exchange(_name(_index(device)))
         peers = [index for index in range(torch.cuda.device_count()) if _name(index) in named]
-        known[device] = NO not in board.exchange(YES if _reaches(_index(device), peers) else NO)
+        known[device] = NO not in board.exchange(YES if reaches(_index(device), peers) else NO)
     return known[device]
 
 
-def _reaches(own: int, others: Iterable[int]) -> bool:
+def reaches(own: int, others: Iterable[int]) -> bool:
+    """Whether a GPU addresses all of some others, and they address it."""
     reach = torch.cuda.can_device_access_peer
     return all(reach(own, other) and reach(other, own) for other in others if other != own)
 

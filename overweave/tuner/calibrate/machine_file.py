@@ -48,7 +48,7 @@ def _records(name: str, found: Measured, like: Machine, source: str) -> dict[str
     links: Mapping[str, object] = {}
     if found.push_points:
         links = {"links": {"push": {"points": [list(point) for point in found.push_points], "source": source}}}
-    access = {} if found.peer_access is None else {"peer_access": found.peer_access}
+    access = {} if found.peer_access is None else {"peers": {"is_there": found.peer_access, "source": source}}
     return {
         "like": like.name,
         "name": name,

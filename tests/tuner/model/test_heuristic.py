@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from overweave.hardware.machine import load
+from overweave.hardware.machine import PeerAccess, load
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.simulate import total_us
@@ -53,7 +53,7 @@ def test_nothing_is_simulated(monkeypatch: pytest.MonkeyPatch):
 def test_it_says_nothing_where_gpus_do_not_reach_each_other():
     problem = replace(TALL, world_size=4)
     assert serves(problem, SWITCH)
-    assert not serves(problem, replace(SWITCH, peer_access=False))
+    assert not serves(problem, replace(SWITCH, peers=PeerAccess(False, "")))
 
 
 def test_the_path_is_told():
