@@ -72,7 +72,8 @@ def _of_case(named: Named, case: Case) -> Iterator[str]:
         both = [make_inputs(case, seed, exact) for seed in (1, 2)]
         calls = [partial(results, case, inputs) for inputs in both]
         ways: list[Sequence[Call]] = [calls]
-        if form.norm and not (named.method.is_plain and sharers() > 1):  # what gloo does no graph holds
+        by_library = named.method.is_plain or named.method.has_library_beside
+        if form.norm and not (by_library and sharers() > 1):  # what gloo does no graph holds
             ways.append([captured(call) for call in calls])
         for way, turn in product(ways, range(4)):
             found = wrong(case, both[turn % 2], exact, way[turn % 2]())
