@@ -22,7 +22,7 @@ from overweave.ops.call.operands import WEIGHTS, Given, check_kinds, problem_of_
 from overweave.ops.call.prepare import prepare
 from overweave.ops.call.prepared import CALLS, Key, Prepared, Tensors
 from overweave.ops.call.row_map import refuse_maps
-from overweave.ops.call.side_by_side import side_by_side
+from overweave.ops.call.side_by_side import added_alone, side_by_side
 from overweave.ops.call.surroundings import PRE_DISPATCH, is_read_by_compiler, waited
 from overweave.ops.dispatch.route import by_dispatcher
 
@@ -63,6 +63,8 @@ def call(operator: Operator, group: GroupLike, given: Given, gradients: str | No
                 given = routed(operator, resolved, given)
                 counts = given.get(COUNTS)
             if x.__class__ in _LISTS:
+                if resolved.world_size == 1 and (total := added_alone(operator, given)) is not None:
+                    return {"y": total}
                 given = given | side_by_side(operator, x, w)
             key, tensors, prepared = look_up(operator, resolved, given)
             is_differentiated = prepared is None and gradients is None and _needs_gradient(tensors)

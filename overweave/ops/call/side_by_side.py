@@ -1,8 +1,11 @@
-"""The sum of several products as one: factors laid side by side along the axis that is summed over."""
+"""The sum of several products as one: factors laid side by side along the axis that is summed over.
+
+In a group of one the library adds product to product instead, and no factor is copied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +14,8 @@ from overweave.errors import InputError
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import those_with
 from overweave.ir.problem import LONGEST_LIST
-from overweave.ops.call.operands import check_operands, check_plain
+from overweave.ops.call.operands import FP8, check_operands, check_plain
+from overweave.runtime.library.library import full_precision, multiply_into
 
 
 def side_by_side(operator: Operator, xs: Sequence[torch.Tensor], ws: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -23,6 +27,23 @@ def side_by_side(operator: Operator, xs: Sequence[torch.Tensor], ws: Sequence[to
     if all(w.is_contiguous() for w in ws):
         return {"x": _beside(xs), "w": _below(ws)}
     return {"x": _beside(xs), "w": _below([w.t() if w.t().is_contiguous() else w.t().contiguous() for w in ws], 1).t()}
+
+
+def added_alone(operator: Operator, given: Mapping[str, Any]) -> torch.Tensor | None:
+    """The sum of `x @ w` over the pairs of a call in a group of one, summed in fp32 and rounded once.
+
+    None where more than that sum is asked for: an epilogue, a plan by name, or products of fp8. Raises InputError.
+    """
+    xs, ws = given["x"], given["w"]
+    check_pairs(operator, xs, ws)
+    first = xs[0]
+    if first.dtype == FP8 or any(each is not None for name, each in given.items() if name not in ("x", "w")):
+        return None
+    total = first.new_empty((first.shape[0], ws[0].shape[1]), dtype=torch.float32)
+    with full_precision(first.dtype):
+        for index, (x, w) in enumerate(zip(xs, ws, strict=True)):
+            multiply_into(total, x, w, adds=index > 0)
+    return total.to(first.dtype)
 
 
 def check_pairs(operator: Operator, xs: Sequence[Any], ws: Any) -> None:
