@@ -231,8 +231,7 @@ def _shards(operator: Operator, x: torch.Tensor, group: Group, m: int | None) ->
 
 def activation_of(operator: str, activation: str | None) -> Activation | None:
     """The activation that was asked for. Raises InputError for one that is not known."""
-    known = get_args(Activation)
-    if activation is not None and activation not in known:
+    if activation is not None and activation not in (known := get_args(Activation)):
         cure = f"Use one of {', '.join(known)}, or None"
         raise InputError(f"{operator}: activation", f"got {activation[:40]!r}", cure)
     return activation  # type: ignore[return-value]

@@ -39,7 +39,7 @@ def added_alone(operator: Operator, given: Mapping[str, Any]) -> torch.Tensor | 
     first = xs[0]
     if first.dtype == FP8 or any(each is not None for name, each in given.items() if name not in ("x", "w")):
         return None
-    total = first.new_empty((first.shape[0], ws[0].shape[1]), dtype=torch.float32)
+    total: torch.Tensor = first.new_empty((first.shape[0], ws[0].shape[1]), dtype=torch.float32)
     with full_precision(first.dtype):
         for index, (x, w) in enumerate(zip(xs, ws, strict=True)):
             multiply_into(total, x, w, adds=index > 0)

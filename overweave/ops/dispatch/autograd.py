@@ -6,15 +6,18 @@ gradients need what came before them, are computed by torch behind the product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from overweave.errors import InputError
+from overweave.ir.counts import COUNTS
 from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X
 from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
+from overweave.ops.call.call import call
 from overweave.ops.call.operands import FP8, activation_of
 from overweave.ops.call.surroundings import is_watched
 from overweave.ops.dispatch.backward import (
@@ -28,22 +31,23 @@ from overweave.ops.dispatch.backward import (
     summed,
 )
 from overweave.ops.dispatch.route import refused
-from overweave.ops.dispatch.schema import Request, beside
+from overweave.ops.dispatch.schema import DEFINED, OF_GRADIENTS, Eager, Given, beside, in_order, matrix_of, request_of
 from overweave.runtime.library.epilogue import ACTIVATIONS
 
 Kernel = Callable[..., Any]
+Run = Callable[[Given, str], list[torch.Tensor]]  # of a call, undifferentiated, and the names of what has a gradient
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 class _Call(NamedTuple):
-    """A differentiated call. below: computes it undifferentiated. names: of the tensors beside its xs and its ws."""
+    """A differentiated call. names: of the tensors beside its xs and its ws. eps: of a norm."""
 
     kept: Kept
-    below: Kernel
     names: tuple[str, ...]
     xs: int
     ws: int
-    options: dict[str, Any]
+    wants_gathered: bool
+    eps: float
 
     def told_apart(self, flat: tuple[Any, ...]) -> tuple[list[Any], list[Any], dict[str, Any]]:
         """xs, ws, and the rest by name."""
@@ -59,25 +63,72 @@ def autograd_kernel(operator: Operator, op: torch._ops.OpOverload, plain: Kernel
         with _below_autograd():
             return op(*tensors, **options) if is_watched() else plain(*tensors, **options)
 
+    def run(given: Given, gradients: str) -> Any:
+        request = request_of(names, given["group_name"], given)
+        return below(*request.tensors, **(request.options | {"gradients": gradients}))
+
     def kernel(*tensors: Any, **options: Any) -> Any:
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)):
             return below(*tensors, **options)
-        xs, ws, *rest = tensors
-        others = dict.fromkeys(names) | dict(zip(names, rest, strict=False))
-        try:
-            _check_differentiable(operator, xs, ws, others)
-            activation = activation_of(operator.name, options.get("activation"))
-            kept = kept_of(operator, options["group_name"], xs[0].shape[0], options)
-        except InputError as error:
-            raise refused(options["group_name"], error) from None
-        has_norm = others.get(NORM_WEIGHT) is not None  # beside which no activation is taken: the call says so
-        if not has_norm and (activation is not None or others.get(GATE) is not None):
-            return _composed(kernel, Request((xs, ws), options), others)
-        call = _Call(kept, below, names, len(xs), len(ws), options)
-        differentiated: Any = _Differentiated
-        return list(differentiated.apply(call, *xs, *ws, *others.values()))
+        given = dict(zip(("x", "w", *names), tensors, strict=False)) | options
+        return _recorded(operator, options["group_name"], given, run)
 
     return kernel
+
+
+def eager_call(operator: Operator) -> Eager:
+    """A call of an operator, recorded if its tensors are differentiated, where nothing stands between its op and the
+    op's kernels."""
+
+    def of_group(group_name: str) -> Run:
+        def run(given: Given, gradients: str) -> list[torch.Tensor]:
+            plain = {name: each for name, each in given.items() if name not in OF_GRADIENTS}
+            if plain.get(COUNTS) is not None:
+                plain[COUNTS] = matrix_of(plain[COUNTS])
+            return in_order(plain, call(operator, group_name, plain, gradients))
+
+        return run
+
+    def eager(group_name: str, given: Given) -> list[torch.Tensor]:
+        return _recorded(operator, group_name, given, of_group(group_name))
+
+    return eager
+
+
+def _recorded(operator: Operator, group_name: str, given: Given, run: Run) -> list[torch.Tensor]:
+    """The results of a call, which torch records if a tensor of it is differentiated."""
+    xs, ws = _listed(given["x"]), _listed(given["w"])
+    others = _beside(operator, given)
+    if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*xs, *ws, *others.values())):
+        return run(given, "")
+    try:
+        _check_differentiable(operator, xs, ws, others)
+        activation = activation_of(operator.name, given.get("activation"))
+        kept = kept_of(operator, group_name, xs[0].shape[0], given)
+    except InputError as error:
+        raise refused(group_name, error) from None
+    has_norm = NORM_WEIGHT in others  # beside which no activation is taken: the call says so
+    if not has_norm and (activation is not None or GATE in others):
+        return _composed(given, ws, others, lambda product: _recorded(operator, group_name, product, run))
+    eps = given["norm"].eps if given.get("norm") is not None else given.get("norm_eps", NORM_EPS)
+    of_call = _Call(kept, tuple(others), len(xs), len(ws), bool(given.get("return_gathered")), eps)
+    differentiated: Any = _Differentiated
+    return list(differentiated.apply((of_call, given, run), *xs, *ws, *others.values()))
+
+
+def _listed(factor: Any) -> Any:
+    return factor if factor.__class__ in (list, tuple) else (factor,)
+
+
+def _beside(operator: Operator, given: Given) -> dict[str, torch.Tensor]:
+    """The tensors of a call beside its factors, by name; those of a norm among them."""
+    found = {name: each for name in DEFINED[operator.name].names if (each := given.get(name)) is not None}
+    norm = given.get("norm")
+    if norm is not None:
+        found[NORM_WEIGHT] = norm.weight
+        if norm.residual is not None:
+            found[RESIDUAL] = norm.residual
+    return found
 
 
 def _check_differentiable(operator: Operator, xs: list[Any], ws: list[Any], others: dict[str, Any]) -> None:
@@ -96,45 +147,49 @@ def _check_differentiable(operator: Operator, xs: list[Any], ws: list[Any], othe
         raise InputError(f"differentiate {operator.name} of fp8 operands", "a gate beside them", cure)
 
 
-def _composed(op: Kernel, request: Request, others: dict[str, Any]) -> list[Any]:
-    """An activation, a gate, and the residual behind them, by torch; the product by the op."""
-    (xs, ws), options = request.tensors, dict(request.options)
-    name = options.pop("activation", None)
+def _composed(given: Given, ws: Sequence[Any], others: dict[str, Any], product: Callable[[Given], Any]) -> list[Any]:
+    """An activation, a gate, and the residual behind them, by torch. product: computes and records what is before."""
+    name, gate, residual = given.get("activation"), others.get(GATE), others.get(RESIDUAL)
     activation = ACTIVATIONS[name] if name else lambda value: value
-    gate, residual = others.get(GATE), others.get(RESIDUAL)
-    others = others | {name: None for name in (GATE, RESIDUAL) if name in others}
-    results = list(op(xs, [*ws, gate] if gate is not None else ws, *others.values(), **options))
-    gathered = [results.pop()] if options.get("return_gathered") else []
+    before = given | {"activation": None, GATE: None, RESIDUAL: None}
+    results = product(before | {"w": [*ws, gate]} if gate is not None else before)
+    gathered = [results.pop()] if given.get("return_gathered") else []
     results = [results[0] * activation(results[1])] if gate is not None else [activation(each) for each in results]
     if residual is not None:
         results[0] = results[0] + residual
     return results + gathered
 
 
+@lru_cache(maxsize=1024)
+def _named(asked: tuple[bool, ...], xs: int, ws: int, names: tuple[str, ...]) -> str:
+    """The tensors that a call is differentiated by, in words that all ranks compare."""
+    of_ws = [f"w.{index}" for index, is_asked in enumerate(asked[xs : xs + ws]) if is_asked]
+    of_names = [name for name, is_asked in zip(names, asked[xs + ws :], strict=True) if is_asked]
+    return " ".join(["x"] * any(asked[:xs]) + of_ws + of_names)
+
+
 class _Differentiated(torch.autograd.Function):
     """One call, and its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *flat: Any) -> tuple[Any, ...]:
-        xs, ws, others = call.told_apart(flat)
-        asked_xs, asked_ws, asked_others = call.told_apart(ctx.needs_input_grad[1:])
-        names = ["x"] * any(asked_xs) + [f"w.{index}" for index, is_asked in enumerate(asked_ws) if is_asked]
-        names += [name for name, is_asked in asked_others.items() if is_asked]
-        kept = call.kept
-        wants_gathered = call.options.get("return_gathered", False)
-        keeps_gathered = any(asked_ws) and kept.operator.gathers and kept.save != "shard" and kept.world_size > 1
-        options = call.options | {"gradients": " ".join(names)}
+    def forward(ctx: Any, undifferentiated: tuple[_Call, Given, Run], *flat: Any) -> tuple[Any, ...]:
+        call, given, run = undifferentiated  # the graph keeps no more of it than the call: the rest holds tensors
+        needed = ctx.needs_input_grad[1:]
+        asked_xs, asked_ws, asked_others = call.told_apart(needed)
+        kept, wants_weights = call.kept, any(asked_ws)
+        keeps_gathered = wants_weights and kept.operator.gathers and kept.save != "shard" and kept.world_size > 1
         if keeps_gathered:
-            options["return_gathered"] = True
-        results = list(call.below(xs, ws, *others.values(), **options))
-        saved_xs = list(xs) if any(asked_ws) else []
+            given = given | {"return_gathered": True}
+        results = run(given, _named(needed, call.xs, call.ws, call.names))
+        saved_xs = list(flat[: call.xs]) if wants_weights else []
         if keeps_gathered:
-            rows = results[-1] if wants_gathered else results.pop()
+            rows = results[-1] if call.wants_gathered else results.pop()
             saved_xs = [_own_columns(kept, rows) if kept.save == "columns" else rows]
-        weight = others.get(NORM_WEIGHT)
-        ctx.save_for_backward(*saved_xs, *ws, *([results[1], weight] if weight is not None else []))
+        has_norm = NORM_WEIGHT in call.names
+        of_norm = [results[1], flat[call.xs + call.ws + call.names.index(NORM_WEIGHT)]] if has_norm else []
+        ctx.save_for_backward(*saved_xs, *flat[call.xs : call.xs + call.ws], *of_norm)
         ctx.call, ctx.asked = call, (asked_xs, asked_ws, asked_others)
-        ctx.saved_xs, ctx.has_norm, ctx.has_gathered = len(saved_xs), weight is not None, wants_gathered
+        ctx.saved_xs, ctx.has_norm = len(saved_xs), has_norm
         ctx.set_materialize_grads(False)
         return tuple(results)
 
@@ -144,11 +199,10 @@ class _Differentiated(torch.autograd.Function):
         kept = call.kept
         saved = _saved(ctx)
         dys = [None if each is None else each.contiguous() for each in gradients]
-        d_gathered = dys.pop() if ctx.has_gathered else None
+        d_gathered = dys.pop() if call.wants_gathered else None
         found: dict[str, Any] = {}
         if ctx.has_norm:
-            eps = call.options.get("norm_eps", NORM_EPS)
-            dys, found[NORM_WEIGHT] = _of_norm((kept, asked_others[NORM_WEIGHT]), dys, saved[-2:], eps)
+            dys, found[NORM_WEIGHT] = _of_norm((kept, asked_others[NORM_WEIGHT]), dys, saved[-2:], call.eps)
         found[RESIDUAL] = dys[0]
         xs, ws = saved[: ctx.saved_xs], saved[ctx.saved_xs : ctx.saved_xs + call.ws]
         asked = Asked(asked_xs, asked_ws, asked_others.get(BIAS, False))

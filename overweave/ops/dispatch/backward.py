@@ -148,8 +148,10 @@ def _dual(kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torc
 
 def _call(operator: Operator, kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torch.Tensor]:
     defined = DEFINED[operator.name]
-    run = defined.op if is_watched() else defined.eager
-    return list(run(xs, ws, group_name=kept.group_name, **options))
+    if is_watched():
+        return list(defined.op(xs, ws, group_name=kept.group_name, **options))
+    x, w = (each if len(each) > 1 else each[0] for each in (xs, ws))
+    return defined.eager(kept.group_name, {"x": x, "w": w, **options})
 
 
 def gathered(kept: Kept, rows: torch.Tensor) -> Any:

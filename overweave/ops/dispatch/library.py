@@ -14,7 +14,7 @@ from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ops.call.call import call
 from overweave.ops.dispatch.autocast import KEYS, autocast_kernel
-from overweave.ops.dispatch.autograd import autograd_kernel
+from overweave.ops.dispatch.autograd import autograd_kernel, eager_call
 from overweave.ops.dispatch.fake import results_for
 from overweave.ops.dispatch.schema import DEFINED, NAMESPACE, Defined, Request, beside, given_by, in_order, schema_of
 
@@ -49,4 +49,4 @@ def _implemented(operator: Operator) -> Defined:
     scales = frozenset(2 + index for index, each in enumerate(names) if each in (SCALE_X, SCALE_W))
     for device, key in KEYS.items():
         _LIBRARY.impl(name, autocast_kernel(op, device, scales), key)
-    return Defined(op, names, differentiated)
+    return Defined(op, names, eager_call(operator))

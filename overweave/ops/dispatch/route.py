@@ -19,7 +19,7 @@ from overweave.ops.call.groups import group_of, refuse
 from overweave.ops.call.operands import WEIGHTS, check_kinds
 from overweave.ops.call.side_by_side import check_pairs
 from overweave.ops.call.surroundings import is_read_by_compiler, is_watched
-from overweave.ops.dispatch.schema import DEFINED, OF_GRADIENTS, Given, request_of, results_of
+from overweave.ops.dispatch.schema import DEFINED, OF_GRADIENTS, Defined, Given, request_of, results_of
 
 
 def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[str, torch.Tensor]:
@@ -33,18 +33,28 @@ def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[st
         raise refused(group, InputError(f"{operator.name} in torch's dispatcher", "it has no op there", cure))
     if operator.exchanges:
         given = _in_one_row(operator, group, given)
-    request = request_of(defined.names, place_of(group).name, given)
+    group_name = place_of(group).name
     if is_read_by_compiler():
-        return results_of(given, defined.op(*request.tensors, **request.options))
-    run = defined.op if is_watched() or torch._C._is_any_autocast_enabled() else defined.eager
+        return results_of(given, _by_op(defined, group_name, given))
+    run = _by_op if is_watched() or torch._C._is_any_autocast_enabled() else _eagerly
     try:
-        return results_of(given, run(*request.tensors, **request.options))
+        return results_of(given, run(defined, group_name, given))
     except OverweaveError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError):
         if not _is_imagined():  # torch's words say nothing of the operator, and leave its peers waiting
             _check(operator, group, given)
         raise
+
+
+def _by_op(defined: Defined, group_name: str, given: Given) -> list[torch.Tensor]:
+    request = request_of(defined.names, group_name, given)
+    results: list[torch.Tensor] = defined.op(*request.tensors, **request.options)
+    return results
+
+
+def _eagerly(defined: Defined, group_name: str, given: Given) -> list[torch.Tensor]:
+    return defined.eager(group_name, given)
 
 
 def _in_one_row(operator: Operator, group: GroupLike, given: Given) -> Given:
@@ -105,8 +115,7 @@ atexit.register(_PLACES.clear)  # a process group must not outlive the interpret
 def place_of(group: GroupLike) -> Place:
     """Where this rank stands in a group, remembered as long as the group lives. Raises GroupError."""
     key = dist.group.WORLD if group is None else group
-    # A mesh is no key: one that is equal has groups of its own.
-    known = None if isinstance(key, dist.DeviceMesh) else _PLACES.get(key)
+    known = _PLACES.get(key)  # a mesh is no key: one that is equal has groups of its own
     if known is not None and known[0] in LIVING:
         return known[1]
     process_group = process_group_of(group)

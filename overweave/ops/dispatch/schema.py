@@ -125,13 +125,16 @@ def _products(given: Given) -> int:
     return len(given["w"]) if isinstance(given["w"], (list, tuple)) and isinstance(given["x"], torch.Tensor) else 1
 
 
+Eager = Callable[[str, Given], list[torch.Tensor]]  # of a group's name, and what the public function was passed
+
+
 class Defined(NamedTuple):
     """An op. names: of the tensors beside its factors. eager: what the op comes to where nothing stands between it and
     its kernels; two ways through torch's dispatcher are most of the host time of a small call."""
 
     op: torch._ops.OpOverload
     names: tuple[str, ...]
-    eager: Callable[..., list[torch.Tensor]]
+    eager: Eager
 
 
 DEFINED: dict[str, Defined] = {}  # by the names of their operators
