@@ -1,4 +1,4 @@
-"""Runs a script on ranks as torchrun does, from one process that has imported torch.
+"""Runs a script on ranks as torchrun does, from one process that has imported what the script will.
 
 python -m tests.scripts RANKS SCRIPT
 """
@@ -10,10 +10,19 @@ import runpy
 import socket
 import sys
 import traceback
+from importlib import import_module
+from pathlib import Path
 
 import torch
 
 from overweave.runtime.host.processes import die_with_parent
+
+# What a script imports by words of it: else every rank would, for some seconds.
+IMPORTS = {
+    "overweave": "overweave.functional",
+    "install(": "overweave.adapters.inductor.fusion",
+    "parallelize_module": "overweave.adapters.parallel.styles",
+}
 
 
 def environment_of(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -42,6 +51,10 @@ def started(rank: int, ranks: int, port: int, script: str) -> int:
 
 
 def main(ranks: int, script: str) -> None:
+    text = Path(script).read_text()
+    for words, module in IMPORTS.items():
+        if words in text:
+            import_module(module)
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

@@ -25,13 +25,18 @@ ENGINES = {
 }  # fmt: skip
 
 
-def gallery_pages() -> dict[str, str | bytes]:
-    """Paths below `docs/` and what they hold: an index, and for each method a page and a picture."""
+def gallery_pages(drawn: str) -> dict[str, str | bytes]:
+    """Paths below `docs/` and what they hold: an index, and for each method a page and a picture.
+
+    drawn: `all` pictures, or `one`, which then stands on every page.
+    """
     pages: dict[str, str | bytes] = {"gallery/index.md": _index()}
+    one: bytes | None = None
     for operator in OPERATORS:
         for method in methods_for(operator):
             pages[f"gallery/{method.full_name}.md"] = _page(method)
-            pages[f"gallery/{method.full_name}.png"] = _picture(method)
+            pages[f"gallery/{method.full_name}.png"] = picture = one or _picture(method)
+            one = picture if drawn == "one" else None
     return pages
 
 

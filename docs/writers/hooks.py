@@ -21,7 +21,7 @@ REPOSITORY_FILE = re.compile(r"\]\((?:\.\./)+(?!docs/)([\w./-]+)\)")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages and their pictures."""
-    for path, content in {"reference/commands.md": commands_page(), **gallery_pages()}.items():
+    for path, content in {"reference/commands.md": commands_page(), **gallery_pages(config.extra["drawn"])}.items():
         files.append(File.generated(config, path, content=content))
     return files
 

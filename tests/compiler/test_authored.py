@@ -24,7 +24,7 @@ CARRIED = "tiles or bulk or both"  # cases whose tiles carry something, or that 
 SHORT = "-3] or ((test_a_gathered_matmul or test_a_scattered_matmul) and not copy_kernel)"
 
 
-@pytest.mark.parametrize("part", ["1/2", pytest.param("2/2", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("part", ["1/3", *(pytest.param(f"{k}/3", marks=pytest.mark.nightly) for k in (2, 3))])
 @pytest.mark.parametrize(
     ("files", "chosen"),
     [
@@ -35,7 +35,7 @@ SHORT = "-3] or ((test_a_gathered_matmul or test_a_scattered_matmul) and not cop
     ],
 )
 def test_compiled_kernels_are_right_on_ranks(files: str, chosen: str, part: str):
-    """Each in a process of its own, which imports torch and triton once. Short: every second case."""
+    """Each in a process of its own, which imports torch and triton once. Short: every third case."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, f"--part={part}"]
     command += [f"tests/compiler/authored_{name}.py" for name in files.split()]
     cases = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import triton
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import CompiledKernel
 
 from overweave.compiler.aot import HOPPER
@@ -25,6 +27,7 @@ from overweave.runtime.gpu.waits import neighbours, paired
 SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5, wait_event=lambda event: None)
 CALLER: Any = SimpleNamespace(cuda_stream=7, wait_event=lambda event: None)
 SHARED_BYTES = 232448  # that a block may have
+_UNASSEMBLED = TemporaryDirectory(prefix="overweave-")
 
 
 class Launched(str):
@@ -80,6 +83,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
 
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     monkeypatch.setattr(CompiledKernel, "_init_handles", lambda self: None)
+    # The lint's tests assemble kernels; what ends at PTX must not lie among those.
+    monkeypatch.setattr(CUDABackend, "make_cubin", lambda self, *given: b"")
+    monkeypatch.setattr(triton.knobs.cache, "dir", _UNASSEMBLED.name)
     monkeypatch.setattr(launcher, "PackedLaunch", pack)
     properties = SimpleNamespace(multi_processor_count=132, major=9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

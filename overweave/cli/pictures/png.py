@@ -38,7 +38,8 @@ def save_png(path: Path | BytesIO, *timelines: Timeline, one_scale: bool = True)
         raise InputError(f"picture {path}", "no timeline", "Give at least one")
     columns = 2 if len(timelines) > 2 else 1
     lines = [timelines[first : first + columns] for first in range(0, len(timelines), columns)]
-    heights = [max(_height(timeline) for timeline in line) * _ROW_INCHES + _HEAD_INCHES for line in lines]
+    ranks = {id(timeline): _rows(timeline) for timeline in timelines}
+    heights = [max(_height(ranks[id(each)]) for each in line) * _ROW_INCHES + _HEAD_INCHES for line in lines]
     layout = ConstrainedLayoutEngine(hspace=0.06, wspace=0.03)
     figure = Figure(figsize=(_COLUMN_INCHES * columns, sum(heights) + 0.45), dpi=_DPI, layout=layout)
     FigureCanvasAgg(figure)
@@ -47,7 +48,7 @@ def save_png(path: Path | BytesIO, *timelines: Timeline, one_scale: bool = True)
     for axis in axes.flat[len(timelines) :]:
         axis.set_visible(False)
     for axis, timeline in zip(axes.flat, timelines, strict=False):
-        _draw(axis, timeline, longest_us if one_scale else timeline.total_us)
+        _draw(axis, timeline, ranks[id(timeline)], longest_us if one_scale else timeline.total_us)
     seen = {span.kind for timeline in timelines for span in timeline.spans}
     patches = [Patch(facecolor=_colour(kind), label=kind, hatch=_HATCHES.get(kind)) for kind in KINDS if kind in seen]
     if patches:
@@ -61,9 +62,8 @@ def save_png(path: Path | BytesIO, *timelines: Timeline, one_scale: bool = True)
         raise InputError(f"write {path}", str(error), "Name a file that can be written") from None
 
 
-def _draw(axis: Axes, timeline: Timeline, until_us: float) -> None:
+def _draw(axis: Axes, timeline: Timeline, ranks: list[Rows], until_us: float) -> None:
     until_us = until_us or 1.0
-    ranks = _rows(timeline)
     for rank, rows in enumerate(ranks):
         if not rows:
             continue
@@ -78,7 +78,7 @@ def _draw(axis: Axes, timeline: Timeline, until_us: float) -> None:
             _draw_row(axis, (low, high), spans)
     places = [((low + high) / 2, name) for rows in ranks for low, high, name, _ in rows]
     axis.set_yticks([place for place, _ in places], [name for _, name in places], fontsize=7.5, color=_DIM)
-    axis.set_ylim(_height(timeline), -_GAP / 2)
+    axis.set_ylim(_height(ranks), -_GAP / 2)
     axis.set_xlim(0, until_us)
     axis.tick_params(axis="both", length=0, colors=_DIM)
     axis.tick_params(axis="x", labelsize=8)
@@ -133,9 +133,11 @@ def _draw_programs(axis: Axes, place: tuple[float, float], spans: list[Span]) ->
 def _rows(timeline: Timeline) -> list[Rows]:
     """(top, bottom, label, spans) of each row of each rank."""
     ranks: list[Rows] = []
+    tracks_of: list[dict[str, list[Span]]] = [{} for _ in range(timeline.world_size)]
+    for (rank, track), spans in gathered(timeline).items():
+        tracks_of[rank][track] = spans
     at = 0.0
-    for rank in range(timeline.world_size):
-        tracks = {track: spans for (owner, track), spans in gathered(timeline).items() if owner == rank}
+    for tracks in tracks_of:
         rows: Rows = []
         for track, spans in sorted(tracks.items(), key=standing):
             height = _KERNEL if _is_kernel(spans) else _BAR
@@ -151,8 +153,8 @@ def _is_kernel(spans: list[Span]) -> bool:
     return len({span.track for span in spans if span.kind != BEGIN}) > 1
 
 
-def _height(timeline: Timeline) -> float:
-    return max((rows[-1][1] for rows in _rows(timeline) if rows), default=1.0) + _GAP / 2
+def _height(ranks: list[Rows]) -> float:
+    return max((rows[-1][1] for rows in ranks if rows), default=1.0) + _GAP / 2
 
 
 def _colour(kind: Kind) -> str:

@@ -18,11 +18,11 @@ COSTLY = ("a million empty lists", "regions across each other", "an engine for e
 
 @pytest.mark.slow
 def test_small_files_end_as_promised(tmp_path: Path):
-    """Each by one command, by turns: `campaigns.hostile_files` has all of both at night."""
+    """Every second one, by one command, by turns: `campaigns.hostile_files` has all of them by all at night."""
     small = {name: data for name, make in CRAFTED.items() if len(data := make()) < SMALL_BYTES}
     assert len(small) >= 20
     faults = {}
-    for (name, data), command in zip(small.items(), cycle(hostile_files.COMMANDS), strict=False):
+    for (name, data), command in zip(list(small.items())[::2], cycle(hostile_files.COMMANDS), strict=False):
         (tmp_path / "file").write_bytes(data)
         faults[name, command] = hostile_files.among_others(command, name, tmp_path / "file").faults
     assert {name: found for name, found in faults.items() if found} == {}
@@ -38,7 +38,7 @@ def test_costly_files_end_as_promised(name: str, tmp_path: Path):
 
 @pytest.mark.slow
 def test_fuzzed_files_end_as_promised():
-    ended = hostile_files.batch(bases(), range(300))
+    ended = hostile_files.batch(bases(), range(200))
     assert {each.file: each.faults for each in ended if each.faults} == {}
     assert {each.exit_code for each in ended} >= {0, 1, 2}
     assert sum(each.exit_code != 2 for each in ended) > len(ended) / 5

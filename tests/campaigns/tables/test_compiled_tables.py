@@ -131,7 +131,13 @@ LAUNCHED = sorted({variant.way.tile._replace(group=8) for variant in tiles(GATHE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tile", LAUNCHED, ids=str)
+@pytest.mark.parametrize(
+    "tile",
+    [
+        pytest.param(tile, marks=pytest.mark.nightly if index % 2 else (), id=str(tile))
+        for index, tile in enumerate(LAUNCHED)
+    ],
+)
 def test_every_tile_compiles_without_spilling(tile: Tile, tmp_path: Path):
     blocks = {"a_desc": (tile.block_m, tile.block_k), "b_desc": (tile.block_n, tile.block_k)}
     blocks["c_desc"] = (tile.block_m, tile.block_n)

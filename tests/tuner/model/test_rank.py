@@ -178,7 +178,7 @@ def test_which_machines_are_described():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("each", [4, pytest.param(1, marks=pytest.mark.nightly)], ids=["every fourth", "every"])
+@pytest.mark.parametrize("each", [8, pytest.param(1, marks=pytest.mark.nightly)], ids=["every eighth", "every"])
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_cold_is_nearly_as_fast_as_tuned(path, each: int):
     """At least 0.97 of the tuned speed in the mean of the problems of a table."""
