@@ -32,7 +32,9 @@ SHORT = (
     gathers((12,), extras=("bias",)),
     gathers((2, 6), 1, "columns", widths=(96, 24), activation="silu"),
     gathers((6, 2), 0, "shard", extras=("gate", "residual"), activation="silu"),
-    Layer("linear_reduce_scatter", (2, 6), 1, products=2, extras=("bias", "residual")),
+    Layer(
+        "linear_reduce_scatter", (2, 6), 1, products=2, extras=("bias", "residual"), options=(("activation", "gelu"),)
+    ),
     Layer("linear_reduce_scatter", (2, 5), 1, extras=("norm", "residual")),
     Layer("linear_all_reduce", (2, 3), extras=("norm", "residual")),
 )

@@ -64,6 +64,8 @@ class Gathering(torch.Tensor):
             with torch.no_grad():
                 y, values = all_gather_linear(self._shard, weight, bias, group, dim=dim, return_gathered=True)
             self._whole = _apply(_Gathered, self._shard, values, self._place, self._waiting)
+        if not torch.is_grad_enabled():
+            return linear(self._whole, weight, bias) if y is None else y
         product: torch.Tensor = _apply(_Multiplied, self._whole, weight, bias, y, self._waiting)
         return product
 

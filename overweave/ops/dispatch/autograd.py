@@ -151,7 +151,7 @@ def _composed(given: Given, ws: Sequence[Any], others: dict[str, Any], product: 
     """An activation, a gate, and the residual behind them, by torch. product: computes and records what is before."""
     name, gate, residual = given.get("activation"), others.get(GATE), others.get(RESIDUAL)
     activation = ACTIVATIONS[name] if name else lambda value: value
-    before = given | {"activation": None, GATE: None, RESIDUAL: None}
+    before = {key: each for key, each in given.items() if key not in ("activation", GATE, RESIDUAL)}
     results = product(before | {"w": [*ws, gate]} if gate is not None else before)
     gathered = [results.pop()] if given.get("return_gathered") else []
     results = [results[0] * activation(results[1])] if gate is not None else [activation(each) for each in results]
