@@ -339,7 +339,10 @@ def test_campaign_prints_a_line_per_kernel(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "epilogue"),
-    [("bfloat16", GATED["hopper"][0], SWIGLU), *((FLOAT8, shape, SCALED_SWIGLU) for shape in GATED_FLOAT8["hopper"])],
+    [
+        ("bfloat16", GATED["hopper"][0], SWIGLU),
+        *(pytest.param(FLOAT8, shape, SCALED_SWIGLU, marks=pytest.mark.nightly) for shape in GATED_FLOAT8["hopper"]),
+    ],
 )
 def test_a_gated_tile_loads_its_columns_of_both_weights_in_every_step(
     dtype: Dtype, shape: TileShape, epilogue: Epilogue

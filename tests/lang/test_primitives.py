@@ -22,8 +22,9 @@ CHANNEL = TileChannel(Tiles(4096, 256, 16, 64, 4), Tiles(4096, 256, 32, 64, 4), 
 ALARM = ("channel.words", "*channel.limits")
 
 
-def test_primitives_between_processes():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+@pytest.mark.parametrize("part", ["1/2", pytest.param("2/2", marks=pytest.mark.nightly)])
+def test_primitives_between_processes(part: str):
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--part={part}"]
     command += ["tests/lang/interpreted_primitives.py", "tests/lang/interpreted_programs.py"]
     cases = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]

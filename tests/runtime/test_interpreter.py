@@ -26,10 +26,10 @@ INTERPRETED = (
 )
 
 
-@pytest.mark.parametrize("part", ["1/3", *(pytest.param(f"{k}/3", marks=pytest.mark.nightly) for k in (2, 3))])
+@pytest.mark.parametrize("part", ["1/4", *(pytest.param(f"{k}/4", marks=pytest.mark.nightly) for k in (2, 3, 4))])
 @pytest.mark.parametrize("names", INTERPRETED, ids=" ".join)
 def test_the_repairs_and_the_real_kernels(names: tuple[str, ...], part: str):
-    """Short: every third case."""
+    """Short: every fourth case."""
     files = [f"tests/runtime/interpreted_{name}.py" for name in names]
     cases = run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--part={part}", *files)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]

@@ -43,17 +43,13 @@ GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_
 
 
 class Case(NamedTuple):
-    """A plan, what is special about its problem, which rank binds it, and of how many.
-
-    is_nightly: another case of the same kernel differs in little, and is the one that `make test` compiles.
-    """
+    """A plan, what is special about its problem, which rank binds it, and of how many."""
 
     operator: str
     plan: str
     special: Mapping[str, Any] = MappingProxyType({})
     rank: int = 0
     world_size: int = 2
-    is_nightly: bool = False
 
     def __str__(self) -> str:
         special = (f"{name}={value}" for name, value in self.special.items())
@@ -96,13 +92,11 @@ def pinned(shape: TileShape) -> str:
 def gated_cases() -> Iterator[Case]:
     """Both kernels in each of their tile shapes."""
     for kernel in KERNELS:
-        for (index, shape), turned in product(enumerate(GATED[kernel]), (False, True)):
-            special = {"epilogue": SWIGLU, "b_is_transposed": turned}
-            yield Case(GATHER, f"push {pinned(shape)}", special, is_nightly=turned == bool(index % 2))
-        for index, shape in enumerate(GATED_FLOAT8[kernel]):
-            whole, split = {"epilogue": SCALED_SWIGLU, "m": 500}, {"epilogue": SCALED_SWIGLU, "k": 1024}
-            yield Case(GATHER, f"push {pinned(shape)}", FP8 | whole, is_nightly=index % 2 == 0)
-            yield Case(GATHER, f"push {pinned(shape)} split_k=2", FP8 | split, is_nightly=index % 2 == 1)
+        for shape, turned in product(GATED[kernel], (False, True)):
+            yield Case(GATHER, f"push {pinned(shape)}", {"epilogue": SWIGLU, "b_is_transposed": turned})
+        for shape in GATED_FLOAT8[kernel]:
+            yield Case(GATHER, f"push {pinned(shape)}", FP8 | {"epilogue": SCALED_SWIGLU, "m": 500})
+            yield Case(GATHER, f"push {pinned(shape)} split_k=2", FP8 | {"epilogue": SCALED_SWIGLU, "k": 1024})
         geglu = Epilogue(scaling="tensor", activation="gelu", residual=True, gate=True)
         yield Case(GATHER, f"pull kernel={kernel}", FP8 | {"epilogue": geglu}, rank=1)
     for plan in LIBRARY_PLANS:
@@ -122,8 +116,8 @@ def fp8_cases() -> Iterator[Case]:
     for plan, scaling in product(LIBRARY_PLANS, (Epilogue(scaling="rows"), Epilogue(scaling="tensor"))):
         yield Case(GATHER, plan, FP8 | {"epilogue": scaling})
     by_rows = FP8 | {"epilogue": Epilogue(scaling="rows", bias=True, residual=True)}
-    for index, shape in enumerate((*FLOAT8_HOPPER, *FLOAT8_PORTABLE)):
-        yield Case(GATHER, f"push {pinned(shape)}", by_rows | {"m": 500}, is_nightly=index % 2 == 0)
+    for shape in (*FLOAT8_HOPPER, *FLOAT8_PORTABLE):
+        yield Case(GATHER, f"push {pinned(shape)}", by_rows | {"m": 500})
     for plan in ("push kernel=hopper", "push kernel=portable", "per_shard"):
         scaled = Epilogue(scaling="rows", bias=True)
         yield Case(GATHER, plan, FP8 | {"epilogue": scaled, "columns": (512, 128, 128)})
@@ -147,8 +141,8 @@ def fp8_sum_cases() -> Iterator[Case]:
     for (operator, plan), scaling in product(SUMMED, ("rows", "tensor")):
         yield Case(operator, plan, FP8 | {"epilogue": Epilogue(scaling=scaling)})  # type: ignore[arg-type]
     by_rows = FP8 | {"epilogue": Epilogue(scaling="rows"), "m": 500}
-    for index, shape in enumerate((*FLOAT8_HOPPER, *FLOAT8_PORTABLE)):
-        yield Case(SCATTER, f"scatter sums=epilogue {pinned(shape)}", by_rows, is_nightly=index % 2 == 1)
+    for shape in (*FLOAT8_HOPPER, *FLOAT8_PORTABLE):
+        yield Case(SCATTER, f"scatter sums=epilogue {pinned(shape)}", by_rows)
     yield Case(REDUCE, "two_shot kernel=hopper", by_rows | {"norm": Norm(eps=1e-5, residual=True)})
     yield Case(SCATTER, "scatter kernel=hopper", by_rows | {"m": 1}, rank=1)
 
@@ -205,9 +199,8 @@ def packed_cases() -> Iterator[Case]:
 def cases_of_one_row() -> Iterator[Case]:
     """The second rank has none."""
     for rank in (0, 1):
-        for plan, (index, special) in product(("push", "pull"), enumerate(SPECIAL)):
-            is_nightly = (plan == "push") == bool(index % 2)
-            yield Case(GATHER, f"{plan} kernel=hopper", {**special, "m": 1}, rank, is_nightly=is_nightly)
+        for plan, special in product(("push kernel=hopper", "pull kernel=hopper"), SPECIAL):
+            yield Case(GATHER, plan, {**special, "m": 1}, rank)
         yield Case(SCATTER, "scatter kernel=hopper", {"m": 1}, rank)
         yield Case(SCATTER, "scatter sums=epilogue kernel=hopper", {"m": 1}, rank)
         yield Case(SCATTER, "fused_ring kernel=hopper", {"m": 1}, rank)
@@ -247,9 +240,27 @@ CASES = (
 )
 
 
+def words_of(case: Case) -> set[str]:
+    """What a case has: each option, with the tile shape as one, each thing that is special, its rank and its ranks."""
+    method, *options = case.plan.split()
+    shape = [option for option in options if option.partition("=")[0] in SHAPE_OPTIONS[:-1]]
+    special = {f"{name}={value}" for name, value in case.special.items() if name != "epilogue"}
+    after = {word for word in str(case.special.get("epilogue", "")).split("+") if word}
+    beside = {"a later rank"} if case.rank else set[str]()
+    return {f"{case.operator} {method}", " ".join(shape), f"of {case.world_size}", *special, *after, *beside} | {
+        option for option in options if option not in shape
+    }
+
+
 def parametrized(cases: Iterable[Case]) -> Any:
-    """The cases of a test, each marked as it says."""
-    marked = [pytest.param(case, marks=pytest.mark.nightly if case.is_nightly else ()) for case in cases]
+    """The cases of a test. One that shows a kernel nothing which no case before has shown the kernel is nightly."""
+    known, marked = set[tuple[str, str]](), []
+    for case in cases:
+        words = words_of(case)
+        kernel = next((word for word in words if word.startswith("kernel=")), "")
+        shown = {(kernel, word) for word in words}
+        marked.append(pytest.param(case, marks=() if shown - known else pytest.mark.nightly))
+        known |= shown
     return pytest.mark.parametrize("case", marked, ids=str)
 
 
