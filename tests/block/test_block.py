@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,8 +22,8 @@ from overweave.schedules.methods.outside import TORCH_FUSED as TORCH_OPERATOR
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import Request
 from overweave.tuner.measure.timer import Effort
+from tests import forked
 from tests.ranks import run_ranks
-from tests.source_tree import ROOT
 
 SIZES = BlockSizes(width=32, inner=64, heads=4, kv_heads=2)
 WORK: tuple[Work, ...] = ("forward", "training", "decoding")
@@ -101,9 +99,8 @@ def test_torchs_pass_is_asked_what_it_fuses(tmp_path: Path):
     file = tmp_path / "it.json"
     whole = {"width": 4096, "inner": 14336, "heads": 32, "kv_heads": 8}
     file.write_text(json.dumps({"blocks": {"a": whole}, "tokens": {"forward": [512], "decoding": [4]}}))
-    command = [sys.executable, "-m", "overweave.cli.main", "bench", "block"]
-    words = [*command, f"--shapes={file}", "--simulate=h200x4"]
-    shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    words = ["-m", "overweave.cli.main", "bench", "block", f"--shapes={file}", "--simulate=h200x4"]
+    shown = forked.run(*words).stdout
     assert "2 of 4" in shown
     assert "0 of 2" in shown
 

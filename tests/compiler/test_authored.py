@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from campaigns.lint.lint_authored import main
 from overweave.compiler.aot import compile_kernel
 from overweave.compiler.emit.generated import load_generated
 from overweave.compiler.ptx_lint.lint import lint
-from tests.source_tree import ROOT
+from tests import forked
 
 pytestmark = pytest.mark.slow
 
@@ -36,9 +34,9 @@ SHORT = "-3] or ((test_a_gathered_matmul or test_a_scattered_matmul) and not cop
 )
 def test_compiled_kernels_are_right_on_ranks(files: str, chosen: str, part: str):
     """Each in a process of its own, which imports torch and triton once. Short: every fourth case."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, f"--part={part}"]
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, f"--part={part}"]
     command += [f"tests/compiler/authored_{name}.py" for name in files.split()]
-    cases = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
+    cases = forked.run(*command, timeout=290)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
 
 

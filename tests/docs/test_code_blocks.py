@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
+from tests import forked
 from tests.docs.blocks import Block, blocks
 from tests.source_tree import python_path
 
@@ -20,9 +19,9 @@ def run(block: Block, folder) -> str:
     script = folder / "block.py"
     script.write_text(block.code)
     ranked = TORCHRUN if block.page.name == "README.md" else AS_TORCHRUN
-    command = [sys.executable, *(ranked if block.has_ranks else ()), str(script)]
+    command = [*(ranked if block.has_ranks else ()), str(script)]
     env = {**os.environ, "PYTHONPATH": python_path()}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=folder, env=env)
+    done = forked.run(*command, timeout=240, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

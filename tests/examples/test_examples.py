@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import subprocess
-import sys
 
 import pytest
 
 from overweave.schedules.catalog.catalog import names
+from tests import forked
 from tests.source_tree import ROOT, python_path
 
 EXAMPLES = ROOT / "examples"
@@ -36,8 +35,7 @@ def example(name: str):
 def printed_by(name: str) -> str:
     """What an example prints in a process of its own: it starts its ranks itself."""
     environment = {**os.environ, "PYTHONPATH": python_path()}
-    command = [sys.executable, str(EXAMPLES / name)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    result = forked.run(str(EXAMPLES / name), env=environment)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -52,9 +50,9 @@ WAYS_INTO_TORCH = {  # docs/how-to/pytorch.md shows them; those of packages run 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS_INTO_TORCH)
 def test_each_way_into_torch_runs(name: str):
-    command = [sys.executable, "-m", "tests.scripts", "4", str(EXAMPLES / "torch" / name)]
+    command = ["-m", "tests.scripts", "4", str(EXAMPLES / "torch" / name)]
     environment = {**os.environ, "PYTHONPATH": python_path()}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=environment)
+    done = forked.run(*command, env=environment)
     assert done.returncode == 0, done.stderr
     assert WAYS_INTO_TORCH[name] in done.stdout
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from campaigns.lint.lint_tile_kernels import cases
 from overweave.compiler.aot import compile_kernel
 from overweave.compiler.emit.generated import load_generated
 from overweave.compiler.ptx_lint.lint import lint
+from tests import forked
 from tests.source_tree import ROOT
 from tests.test_size import functions, is_device
 
@@ -31,9 +30,9 @@ def test_a_kernel_is_short(file: Path):
 
 @pytest.mark.slow
 def test_kernels_on_ranks():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     command.append("tests/examples/interpreted_tile_kernels.py")
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
+    ran = forked.run(*command, timeout=290)
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
 
 

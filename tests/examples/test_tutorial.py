@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from overweave.ops.author.compile import compile
+from tests import forked
 from tests.source_tree import ROOT, python_path
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
@@ -47,8 +46,7 @@ def test_the_kernel_is_annotated_and_knows_nothing_of_us(folder: Path):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_it_prints_what_the_page_says(folder: Path, name: str):
     environment = {**os.environ, "PYTHONPATH": python_path(folder), "OVERWEAVE_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, *COMMANDS[name], name]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment, cwd=folder)
+    ran = forked.run(*COMMANDS[name], name, timeout=200, env=environment, cwd=folder)
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert ran.stdout.endswith(PRINTED[name]), ran.stdout
     if name != "measure.py":

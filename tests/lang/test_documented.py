@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.source_tree import ROOT, python_path
 
 
@@ -19,7 +18,6 @@ def test_the_complete_example(tmp_path: Path):
     file = tmp_path / "example.py"
     file.write_text(code)
     environment = {**os.environ, "PYTHONPATH": python_path()}
-    command = [sys.executable, str(file)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    result = forked.run(str(file), env=environment)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "[True, True, True, True]\n"

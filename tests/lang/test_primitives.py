@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,8 +11,8 @@ from overweave.compiler.ptx_lint.contract import Contract, Guard
 from overweave.compiler.ptx_lint.lint import lint
 from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
 from overweave.lang.mapping import TileChannel, Tiles
+from tests import forked
 from tests.lang import primitive_kernels as kernels
-from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -24,9 +22,9 @@ ALARM = ("channel.words", "*channel.limits")
 
 @pytest.mark.parametrize("part", ["1/2", pytest.param("2/2", marks=pytest.mark.nightly)])
 def test_primitives_between_processes(part: str):
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--part={part}"]
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--part={part}"]
     command += ["tests/lang/interpreted_primitives.py", "tests/lang/interpreted_programs.py"]
-    cases = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
+    cases = forked.run(*command, timeout=290)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
 
 

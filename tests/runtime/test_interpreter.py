@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
 # Each group is one process, which imports torch and triton once.
@@ -31,7 +28,7 @@ INTERPRETED = (
 def test_the_repairs_and_the_real_kernels(names: tuple[str, ...], part: str):
     """Short: every fourth case."""
     files = [f"tests/runtime/interpreted_{name}.py" for name in names]
-    cases = run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--part={part}", *files)
+    cases = forked.run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--part={part}", *files, timeout=280)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
 
 
@@ -41,6 +38,8 @@ def test_every_interpreted_file_is_run():
 
 
 def test_a_process_that_compiles_is_told_so():
-    result = run("-c", "import triton; from overweave.runtime.interpreter import repair; repair()")
+    code = "import triton; from overweave.runtime.interpreter import repair; repair()"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert "triton was imported for compiling" in result.stderr
     assert "MachineError" in result.stderr

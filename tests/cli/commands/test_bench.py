@@ -23,6 +23,7 @@ from campaigns.choices import acceptance, sim_accuracy
 from overweave.cli.commands import bench
 from overweave.cli.main import app
 from overweave.tuner.measure.bench import Request, Run
+from tests import forked
 from tests.source_tree import ROOT
 
 COMMAND = [sys.executable, "-m", "overweave.cli.main", "bench"]
@@ -52,7 +53,7 @@ def shapes(tmp_path):
 
 
 def called(command: list[str]) -> str:
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    result = forked.run(*command[1:], timeout=240)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from overweave.cli.main import app
+from tests import forked
 from tests.source_tree import ROOT, python_path
 
 MATMUL = f"{ROOT}/examples/kernels/matmul.py:matmul_kernel"
@@ -48,12 +47,12 @@ def test_what_is_written_runs_by_itself(tmp_path: Path):
     """A fresh process imports the file and runs its kernel on ranks; a kernel that was changed there is found out."""
     out = tmp_path / "fused.py"
     assert run(MATMUL, "--schedule", "A:all_gather.push pieces=2", "-o", str(out))[0] == 0
-    command = [sys.executable, f"{ROOT}/tests/compiler/run_written.py", str(out)]
+    command = [f"{ROOT}/tests/compiler/run_written.py", str(out)]
     environment = {**os.environ, "PYTHONPATH": python_path()}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    ran = forked.run(*command, env=environment)
     assert ran.stdout == "off by 0.0 on 3 ranks\n", ran.stderr[-2000:]
     out.write_text(out.read_text().replace("c = accumulator.to", "c = (accumulator + 1).to"))
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    ran = forked.run(*command, env=environment)
     assert ran.stdout == "off by 1.0 on 3 ranks\n", ran.stderr[-2000:]
 
 

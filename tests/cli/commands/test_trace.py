@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,11 @@ from overweave.cli.main import app
 from overweave.cli.shape import case_of as case_of_shape
 from overweave.ir.timeline.trace import from_chrome
 from overweave.ops.trial import case_of
-from tests.source_tree import ROOT
+from tests import forked
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "overweave.cli.main", "trace", *words, "--device", "cpu"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    return forked.run("-m", "overweave.cli.main", "trace", *words, "--device", "cpu")
 
 
 @pytest.mark.slow
@@ -31,9 +29,9 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_every_schedule_leaves_a_trace(when: str, part: str):
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", when, f"--part={part}"]
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", when, f"--part={part}"]
     command.append("tests/cli/interpreted_trace.py")
-    cases = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
+    cases = forked.run(*command, timeout=280)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
 
 

@@ -22,6 +22,7 @@ from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import decode, fingerprint, keep, path_of
 from overweave.tuner.store.table import Entry, Time
+from tests import forked
 
 OWN = fingerprint(Target("cpu"), 2)
 
@@ -32,8 +33,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tune(*words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "overweave.cli.main", "tune", *words]
-    return subprocess.run(line, capture_output=True, text=True, timeout=240, check=False, env=os.environ)
+    return forked.run("-m", "overweave.cli.main", "tune", *words, timeout=240)
 
 
 ONE, SEVERAL = ("60,32,16", "w"), ("128,32+16,16", "[w0, w1]")
