@@ -31,10 +31,13 @@ def settled(effort: Effort, device: torch.device) -> Effort:
 def replayed(call: Callable[[int], _R]) -> Callable[[int], _R]:
     """The method captured once for each set of inputs, on the current stream's device; a call replays one graph.
 
-    It must have run before: nothing may compile, allocate slots or agree with peers under capture. Results of a replay
-    lie where the capture put them, until the next replay of that set. What a call needs only while it runs lies at the
-    same place in all graphs, as in one graph of many layers: else it would come from memory, not from the L2 cache.
+    Each set runs before it is captured: nothing may compile, allocate slots, make operands or agree with peers under
+    capture. Results of a replay lie where the capture put them, until the next replay of that set. What a call needs
+    only while it runs lies at the same place in all graphs, as in one graph of many layers: else it would come from
+    memory, not from the L2 cache.
     """
+    for turn in range(MOST_INPUT_SETS):
+        call(turn)
     torch.cuda.synchronize()
     kept: list[tuple[torch.cuda.CUDAGraph, _R, Callable[[int], _R]]] = []  # the call owns what its graphs address
     for turn in range(MOST_INPUT_SETS):

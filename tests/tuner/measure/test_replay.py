@@ -54,3 +54,15 @@ def test_what_a_call_owns_lives_as_long_as_its_graphs(monkeypatch: pytest.Monkey
     gc.collect()
     assert alive() is not None
     assert int(replay(1)) == 1
+
+
+def test_each_set_of_inputs_runs_before_any_is_captured(monkeypatch: pytest.MonkeyPatch):
+    """A weight that a capture meets first would have its bias or norm made there, which CUDA refuses."""
+    said: list[str] = []
+    capture = MagicMock()
+    capture.return_value.__enter__.side_effect = lambda: said.append("capture")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", MagicMock)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    replayed(lambda turn: said.append(str(turn)))
+    assert said == ["0", "1", "2", "3", *(word for turn in range(4) for word in ("capture", str(turn)))]
