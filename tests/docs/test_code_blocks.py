@@ -11,15 +11,13 @@ from tests.docs.blocks import Block, blocks
 from tests.source_tree import python_path
 
 RANKS = "4"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS)
 AS_TORCHRUN = ("-m", "tests.scripts", RANKS)  # does, in a third of the time
 
 
 def run(block: Block, folder) -> str:
     script = folder / "block.py"
     script.write_text(block.code)
-    ranked = TORCHRUN if block.page.name == "README.md" else AS_TORCHRUN
-    command = [*(ranked if block.has_ranks else ()), str(script)]
+    command = [*(AS_TORCHRUN if block.has_ranks else ()), str(script)]
     env = {**os.environ, "PYTHONPATH": python_path()}
     done = forked.run(*command, timeout=240, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -29,8 +29,9 @@ def test_a_kernel_is_short(file: Path):
 
 
 @pytest.mark.slow
-def test_kernels_on_ranks():
-    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+@pytest.mark.parametrize("part", ["1/2", pytest.param("2/2", marks=pytest.mark.nightly)])
+def test_kernels_on_ranks(part: str):
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--part={part}"]
     command.append("tests/examples/interpreted_tile_kernels.py")
     ran = forked.run(*command, timeout=290)
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]

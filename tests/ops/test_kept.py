@@ -39,7 +39,10 @@ def plans() -> list[Plan]:
     return [each for each in gc.get_objects() if type(each) is Plan]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.nightly if at % 2 else (), id=str(case)) for at, case in enumerate(CASES)],
+)
 def test_tensors_of_the_first_call_are_not_kept(case: Case, group: dist.ProcessGroup):
     others = plans()  # of other tests, which keep theirs
     first = tensors_of(case, group)

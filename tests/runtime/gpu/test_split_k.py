@@ -15,7 +15,7 @@ __all__ = ["launched"]  # a fixture
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split_k", [2, 3])
+@pytest.mark.parametrize("split_k", [2, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("config", [HOPPER[0].config, HOPPER[6].config], ids=lambda config: config.block_n)
 def test_matmul_alone(launched: list[Launched], config: MatmulConfig, split_k: int | str) -> None:
     a, b, out = torch.empty(512, 1024), torch.empty(512, 1024).t(), torch.empty(512, 512)
