@@ -40,7 +40,7 @@ ALONE = {  # one process each: every tile shape, bit-equal at the sizes of mlp
     "tiles": ["gpu_tile_choice", "--sets", "mlp"],
     "odd_sizes": ["gpu_short_matmul", "--only", "odd"],
 }
-LANES = 6  # MEASURED: one H200 and 16 cores take 416 s with five and the longest last
+LANES = 6  # MEASURED: 291 s on one H200 with 16 cores (benchmarks/results/blocks_of_one_rank)
 Done = subprocess.CompletedProcess[str]
 
 

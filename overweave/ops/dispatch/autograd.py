@@ -7,7 +7,7 @@ gradients need what came before them, are computed by torch behind the product.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -80,19 +80,13 @@ def eager_call(operator: Operator) -> Eager:
     """A call of an operator, recorded if its tensors are differentiated, where nothing stands between its op and the
     op's kernels."""
 
-    def of_group(group_name: str) -> Run:
-        def run(given: Given, gradients: str) -> list[torch.Tensor]:
-            plain = {name: each for name, each in given.items() if name not in OF_GRADIENTS}
-            if plain.get(COUNTS) is not None:
-                plain[COUNTS] = matrix_of(plain[COUNTS])
-            return in_order(plain, call(operator, group_name, plain, gradients))
+    def run(group_name: str, given: Given, gradients: str) -> list[torch.Tensor]:
+        plain = {name: each for name, each in given.items() if name not in OF_GRADIENTS}
+        if plain.get(COUNTS) is not None:
+            plain[COUNTS] = matrix_of(plain[COUNTS])
+        return in_order(plain, call(operator, group_name, plain, gradients))
 
-        return run
-
-    def eager(group_name: str, given: Given) -> list[torch.Tensor]:
-        return _recorded(operator, group_name, given, of_group(group_name))
-
-    return eager
+    return lambda group_name, given: _recorded(operator, group_name, given, partial(run, group_name))
 
 
 def _recorded(operator: Operator, group_name: str, given: Given, run: Run) -> list[torch.Tensor]:

@@ -36,9 +36,10 @@ def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[st
     group_name = place_of(group).name
     if is_read_by_compiler():
         return results_of(given, _by_op(defined, group_name, given))
-    run = _by_op if is_watched() or torch._C._is_any_autocast_enabled() else _eagerly
+    is_seen = is_watched() or torch._C._is_any_autocast_enabled()
     try:
-        return results_of(given, run(defined, group_name, given))
+        found = _by_op(defined, group_name, given) if is_seen else defined.eager(group_name, given)
+        return results_of(given, found)
     except OverweaveError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError):
@@ -51,10 +52,6 @@ def _by_op(defined: Defined, group_name: str, given: Given) -> list[torch.Tensor
     request = request_of(defined.names, group_name, given)
     results: list[torch.Tensor] = defined.op(*request.tensors, **request.options)
     return results
-
-
-def _eagerly(defined: Defined, group_name: str, given: Given) -> list[torch.Tensor]:
-    return defined.eager(group_name, given)
 
 
 def _in_one_row(operator: Operator, group: GroupLike, given: Given) -> Given:
