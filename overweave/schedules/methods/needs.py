@@ -145,10 +145,6 @@ def _sums_of_whole_rows(asked: Asked) -> str:
     return f"sums=epilogue: {found}" if asked.problem.norm and asked.problem.record.scatters else ""
 
 
-def _timed_norm(asked: Asked) -> str:
-    return "a norm behind messages to the owners of rows was not timed" if asked.problem.norm else ""
-
-
 def most_pieces(problem: Problem) -> int:
     """How many pieces a shard of the problem has rows of tiles for."""
     return max(1, -(-_shard_rows(problem) // TILE_ROWS))
@@ -205,7 +201,7 @@ FEW_WEIGHTS = Need("schedule", _few_weights)
 PLAIN_PARTS = Need("schedule", _plain_parts)
 NO_RESIDUAL, NO_ROW_SCALES = Need("schedule", _no_residual), Need("schedule", _no_row_scales)
 FEW_PEERS = Need("choice", _few_peers)
-UNSCALED, TIMED_NORM = Need("schedule", _unscaled), Need("choice", _timed_norm)
+UNSCALED = Need("schedule", _unscaled)
 PACKABLE = (Need("schedule", _packable), Need("choice", _few_bytes))
 _SKINNY = (Need("choice", _few_rows), Need("schedule", _bare_halves))
 # Of the values of options.

@@ -14,7 +14,7 @@ from overweave.schedules.families.rings import RING
 from overweave.schedules.families.summed import sums_by
 from overweave.schedules.families.wave_groups import wave_groups
 from overweave.schedules.methods import asked_for
-from overweave.schedules.methods.needs import TIMED_NORM, UNSCALED, from_ranks
+from overweave.schedules.methods.needs import UNSCALED, from_ranks
 from overweave.schedules.methods.record import Adds, Case, Margin, Method
 
 # Sums that pull beside tiles: not measured. As much as the worst of what else tiles and peers share is given.
@@ -115,7 +115,6 @@ METHODS = (
         summary="one matmul, packed parts to their owners, who sum in order",
         source="messages that carry their flag, as in NCCL's LL protocol",
         write=sums_by(packed.STRAIGHT),
-        needs=(TIMED_NORM,),
         grids=(asked_for.AS_IT_IS, asked_for.EARLY),
     ),
     _tiles(
