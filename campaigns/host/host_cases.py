@@ -46,10 +46,11 @@ class Sizes(NamedTuple):
     device: str = "cpu"
 
 
-# Every method, in the kernel of Hopper if it has one; and what may be asked beside a product. A plan whose sums are
-# passes of a library between other steps is no plan for a GPU.
+# Every method, in the kernel of Hopper if it has one; and what may be asked beside a product. Of plans whose sums are
+# passes of a library between other steps, the one that a shipped table takes.
 CASES = (
     *(Case(*one) for plain in PLAIN if has_few_launches(plain.method) for one in in_kernels(plain, (KERNEL,))),
+    Case(SCATTER, "per_shard"),
     Case(GATHER, f"push {KERNEL} order=all_peers pieces=2"),
     *(Case(GATHER, f"push {KERNEL}", beside) for beside in ("three weights", "bias silu", "gate", "fp8")),
     Case(REDUCE, f"two_shot {KERNEL}", "norm"),

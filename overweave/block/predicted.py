@@ -90,7 +90,7 @@ def _site(name: str, problem: Problem, target: Target) -> Site:
     chosen = cold_choice(weigh(problem, target, is_thorough=False), problem)
     like = {each.like: each for name in problem.record.baselines if (each := OUTSIDE.get(name)) is not None}
     by_torch = next((family.first for family in families(operator) if family.plan in like), None)
-    least_us = 0.0 if by_torch is None else like[by_torch.plan].host_us  # however quick its pieces are
+    least_us = 0.0 if by_torch is None else like[by_torch.plan].least_host_us  # however quick its pieces are
     return Site(
         name=name,
         problem=problem,

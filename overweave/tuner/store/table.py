@@ -73,7 +73,7 @@ def ranked(operator: str, times: Iterable[Time]) -> tuple[Time, ...]:
 
 
 def _called_us(time: Time) -> float:
-    """The time of a call, which is never less than what it costs the host."""
+    """The time of a call, which is no less than what it costs the host."""
     return max(time.us, OUTSIDE[time.plan].host_us) if time.plan in OUTSIDE else time.us
 
 

@@ -18,6 +18,7 @@ from overweave.memory.board.board import Board
 PUSH = Case(GATHER, f"push {KERNEL}")
 # A call that replays a graph, one that a library runs whole, and one that is launched step by step.
 MOST_REPLAYED, MOST_BY_LIBRARY, MOST_LAUNCHED = 16, 20, 66
+MOST_OF_A_SHARD = 22  # of a plan with library calls for the shard of each rank
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,8 @@ def group() -> Iterator[dist.ProcessGroup]:
 def most(case: Case, way: str) -> int:
     if way == "replayed":
         return MOST_REPLAYED
+    if case.plan == "per_shard":
+        return MOST_OF_A_SHARD * SIZES.ranks
     return MOST_BY_LIBRARY if case.plan == "sequential" or "packed" in case.plan else MOST_LAUNCHED
 
 

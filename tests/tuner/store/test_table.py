@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from statistics import quantiles
 
 import pytest
 from hypothesis import given, settings
@@ -126,7 +127,7 @@ def test_the_quickest_wins_and_the_least_host_work_takes_ties():
     assert ranked(PROBLEM.operator, []) == ()
 
 
-def test_torchs_fused_operators_cost_the_host_no_less_than_was_ever_measured():
+def test_torchs_fused_operators_cost_the_host_what_was_measured():
     found: list[float] = []
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         for run in json.loads(path.read_text()).get("runs", ()):
@@ -134,4 +135,5 @@ def test_torchs_fused_operators_cost_the_host_no_less_than_was_ever_measured():
             found += [row["host_us"] for case in eager for row in case["methods"] if row["name"] == "torch_fused"]
     measured = [us for us in found if us]
     assert len(measured) > 200
-    assert min(measured) == pytest.approx(OUTSIDE[TORCH_FUSED].host_us, abs=1.0)
+    assert min(measured) == pytest.approx(OUTSIDE[TORCH_FUSED].least_host_us, abs=1.0)
+    assert quantiles(measured, n=4)[2] == pytest.approx(OUTSIDE[TORCH_FUSED].host_us, abs=1.0)
