@@ -253,6 +253,10 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
         return self.engine_by_queue[queue]
 
 
+# Tensors beside `x` and `w` of a call whose factors lie in two parts: further columns of x, and as many rows of w.
+X_REST, W_REST = "x_rest", "w_rest"
+
+
 def numbered(name: str, index: int) -> str:
     """The buffer of a further weight, or of its product: `w`, `w.1`, `w.2`, ..."""
     return f"{name}.{index}" if index else name

@@ -107,8 +107,9 @@ def matmul_reduce_scatter(
     which they pass, the next rank first and the own one last, each hop rounded. The same bits every time, but for
     `plan="remote_add"`, chosen by this argument alone: it adds in fp32 as parts come, and last bits may differ.
     x and w, lists of one length: y is that of `sum(a @ b for a, b in zip(x, w))`, `[m, k_i]` and `[k_i, n]`. Each rank
-    sums its products in fp32, in one matmul over factors side by side. Weights split from one tensor are not copied; a
-    group of one copies nothing, and adds product to product.
+    sums its products in fp32 in one matmul; plans of the library run two, and round the first product. On a GPU two
+    pairs are not copied; of more pairs all but the widest are laid side by side. All are on a CPU, and where the widest
+    k_i is no multiple of 128. A group of one copies nothing, and adds product to product.
     bias: `[n]`, the same on every rank. activation: `silu`, `gelu`, `gelu_tanh`, as torch.nn.functional has them.
     residual: `[S, n]` for the own S rows. In the dtype of y, and done once, by the owner, to the sum: in fp32 before it
     is rounded where we sum, and where the library does (`sequential`) to what that rounded. torch's own take none.

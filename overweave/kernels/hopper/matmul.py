@@ -54,10 +54,12 @@ class Outs(NamedTuple):
 def matmul_hopper_kernel(
     a_shard, a_workspace, b, b_1, b_2, out, out_1, out_2, total_tiles, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5,
     tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, addend_tiles, products, ends, addends,
-    peers, shares, queue, protocol, k, traits: gl.constexpr,
+    peers, shares, queue, protocol, k, first_k, traits: gl.constexpr,
 ):  # fmt: skip
     """Up to `addend_tiles`, tensor descriptors; behind them as `matmul_kernel`. `out` is what `products.out` points to.
 
+    first_k: None, or of operands in two parts how many columns of a, and rows of b, the first part has, whole steps of
+    k; `a_workspace` and `b_1` are the second.
     tiles_1 to tiles_7, sums_1 to sums_7: where tiles and sums go at peers, the next rank first, or None.
     """
     DTYPE: gl.constexpr = a_shard.dtype
@@ -73,7 +75,7 @@ def matmul_hopper_kernel(
         begun = read_clock()
     claimed = begin_claim(queue.claims)
     fetch_row(queue.table)
-    fetch_maps(2 + 2 * traits.weights + (1 if GATED else 0))
+    fetch_maps(2 + 2 * traits.weights + (0 if first_k is None and not GATED else 1))
     a_tiles = gl.allocate_shared_memory(DTYPE, [A_PARTS * STAGES, A_SHAPE[0], A_SHAPE[1]], a_shard.layout)
     b_tiles = gl.allocate_shared_memory(DTYPE, [B_PARTS * STAGES, B_SHAPE[0], B_SHAPE[1]], b.layout)
     c_tiles = gl.allocate_shared_memory(out.dtype, [2 * traits.split_n, C_SHAPE[0], C_SHAPE[1]], out.layout)
@@ -113,7 +115,7 @@ def matmul_hopper_kernel(
                 traits, 1, None, None, None, stages, results, ring,
                 Work(products, ends, sums, dealt, peers, queue, k))),
             (produce, (
-                traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, queue, claim, protocol, k)),
+                traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, queue, claim, protocol, k, first_k)),
             (store, (
                 traits, results, ring,
                 Outs(

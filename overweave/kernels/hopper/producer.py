@@ -25,7 +25,7 @@ from overweave.lang.tile_table import (
 
 
 @gluon.jit
-def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, ring, queue, claim, protocol, k):
+def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, ring, queue, claim, protocol, k, first_k):
     """Every tile that this program claims, in the order of the table; then tells the others that it was the last."""
     table, claims, trace, tiles = queue
     GATED: gl.constexpr = (GATE & traits.epilogue) != 0
@@ -61,18 +61,22 @@ def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, rin
             arrived = stages.full.index(stage)
             for short in gl.static_range(B_PARTS):
                 mbarrier.expect(arrived, A_BYTES + (B_PARTS - short) * B_BYTES, pred=lacks == short)
+            own_a, own_b, at = a, factor, depth
+            if first_k is not None:
+                if depth >= first_k:
+                    own_a, own_b, at = a_workspace, b_1, depth - first_k
             for part in gl.static_range(A_PARTS):
-                load_tile(a, [row + part * PART_M, depth], arrived, stages.a.index(A_PARTS * stage + part))
+                load_tile(own_a, [row + part * PART_M, at], arrived, stages.a.index(A_PARTS * stage + part))
             for part in gl.static_range(B_PARTS):
                 from_col = col if GATED else col + part * PART_N
                 place = stages.b.index(B_PARTS * stage + part)
-                side = factor
+                side = own_b
                 if GATED and part == 1:
                     side = b_1
                 if traits.b_is_transposed:
-                    load_tile(side, [from_col, depth], arrived, place, pred=lacks < B_PARTS - part)
+                    load_tile(side, [from_col, at], arrived, place, pred=lacks < B_PARTS - part)
                 else:
-                    load_tile(side, [depth, from_col], arrived, place, pred=lacks < B_PARTS - part)
+                    load_tile(side, [at, from_col], arrived, place, pred=lacks < B_PARTS - part)
             step += 1
         tile = gl.atomic_add(claims, 1, sem="relaxed", scope="gpu")
     pass_on(ring, turn, LAST)

@@ -28,7 +28,7 @@ from overweave.ir.epilogue import (
 )
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import numbered
+from overweave.ir.plan import W_REST, X_REST, numbered
 from overweave.ir.problem import LONGEST_LIST, Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
@@ -80,7 +80,7 @@ def problem_of_call(operator: Operator, group: Group, given: Given, tensors: dic
         operator=name,
         m=_rows(operator, x, group, given),
         n=sum(columns),
-        k=x.shape[1],
+        k=x.shape[1] + (tensors[X_REST].shape[1] if X_REST in tensors else 0),
         world_size=group.world_size,
         dtype=name_of(x.dtype),
         b_is_transposed=is_transposed,
@@ -104,7 +104,7 @@ def weights_of(given: Given) -> list[Any]:
 def check_kinds(operator: Operator, given: Given) -> None:
     """Keywords that the operator has, of the types that it declares, and strided tensors. Raises InputError."""
     name, weights = operator.name, weights_of(given)
-    keywords = {keyword: value for keyword, value in given.items() if keyword not in ("x", *WEIGHTS)}
+    keywords = {keyword: value for keyword, value in given.items() if keyword not in ("x", X_REST, W_REST, *WEIGHTS)}
     for keyword in keywords:
         if keyword not in operator.keywords:
             raise _unknown(operator, keyword)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, OverweaveError, ScheduleError
 from overweave.ir.epilogue import Z
-from overweave.ir.plan import Plan
+from overweave.ir.plan import X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board.board import Board
@@ -19,6 +19,7 @@ from overweave.ops.call.groups import refuse
 from overweave.ops.call.plan_words import candidate_of
 from overweave.ops.call.prepared import Bound, Key, Prepared, Run, Tensors, as_matrices, calls_of, outputs_of
 from overweave.ops.call.row_map import maps_of
+from overweave.ops.call.side_by_side import takes_parts, whole
 from overweave.ops.call.torch_symm_mem import bind_by_torch
 from overweave.runtime.backends import load
 from overweave.runtime.host.host import run_on_host
@@ -57,9 +58,11 @@ def prepare(
     signature = _signature(problem, choice, gradients)
     Board.of(group).agree(signature if counts is None else signature + counts.words)
     outputs, make = outputs_of(problem, group.rank), maker(tensors["x"].device)
+    is_laid = X_REST in tensors and not takes_parts(built)
     try:
         made = {name: make(shape, dtype) for name, shape, dtype in outputs}
-        run, bound = _bound(built, choice, problem, (group, as_matrices(tensors) | made))
+        example = as_matrices(whole(tensors) if is_laid else tensors)
+        run, bound = _bound(built, choice, problem, (group, example | made))
     except BaseException as error:
         Board.of(group).give_up(error, problem.operator)
         is_ours = isinstance(error, OverweaveError)
@@ -72,6 +75,8 @@ def prepare(
         run = _with_map(run, maps_of(built.problem, group.rank, tensors["x"].device))
     if bound is not None:
         outputs = tuple(each for each in outputs if each[0] not in bound.makes)
+    if is_laid:
+        run = _with_whole_factors(run)
     prepared = Prepared(problem, signature, choice, run, bound, outputs, Board.of(group), make)
     calls_of(group).put(key, prepared)
     return prepared
@@ -120,6 +125,17 @@ def _with_map(run: Run, maps: Tensors) -> Run:
         moved |= maps
 
     return run_with_map
+
+
+def _with_whole_factors(run: Run) -> Run:
+    """The same, of a call whose factors lie in two parts."""
+
+    def run_whole(moved: Tensors) -> None:
+        laid = whole(moved)
+        run(laid)
+        moved |= {name: each for name, each in laid.items() if name not in ("x", "w")}
+
+    return run_whole
 
 
 def _bound(

@@ -43,6 +43,7 @@ from overweave.runtime.kernel_calls.hopper import matmul_call
 from overweave.runtime.kernel_calls.protocol import head_call, need_reach, tell_call
 from overweave.runtime.library.calls import Call, counted_call, library_call
 from overweave.runtime.library.stretches import is_permuted, stretch_call
+from overweave.runtime.library.views import shapes_of
 
 KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)
 Addresses = dict[str, int]
@@ -116,7 +117,7 @@ class BoundPlan:
         self._queues: list[tuple[int, CopyQueue]] = []
         kept = [buffer.name for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
         self._own = {name: binding.own(name) for name in kept}
-        self._shapes = {name: tuple(tensor.shape) for name, tensor in {**example, **self._own}.items()}
+        self._shapes = shapes_of({**example, **self._own})
         in_order = [self._in_order(action, actions[:at]) for at, action in enumerate(actions)]
         self.enqueue: tuple[Enqueue, ...] = (self._move, *in_order, *self._waits.at_end())
         self.copied = self._copied(actions)

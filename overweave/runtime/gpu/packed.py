@@ -20,6 +20,7 @@ from overweave.runtime.kernel_calls.packed import Caller, packed_call
 from overweave.runtime.kernel_calls.protocol import words_of
 from overweave.runtime.kernel_calls.skinny import Factors, Turn, skinny_call
 from overweave.runtime.library.calls import library_call
+from overweave.runtime.library.views import shapes_of
 
 Enqueue = Callable[[torch.cuda.Stream, Mapping[str, torch.Tensor], dict[str, int]], None]
 
@@ -67,8 +68,7 @@ class PackedPlan:
             return [_launching(self._kernel(follows))]
         if self._plan.realization.skinny is not None:
             return [_launching(launch) for launch in self._matmuls(operations, follows)]
-        shapes = {name: tuple(each.shape) for name, each in self._known.items()}
-        problem, group = self._plan.problem, self._workspace.group
+        shapes, problem, group = shapes_of(self._known), self._plan.problem, self._workspace.group
         return [self._calling(library_call(operation, problem, shapes, group)) for operation in operations]
 
     def _calling(self, call: Callable[[dict[str, torch.Tensor]], None]) -> Enqueue:

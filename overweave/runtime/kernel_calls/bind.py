@@ -14,7 +14,7 @@ import torch
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
-from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Engine, MatmulConfig, Plan
+from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X_REST, Engine, MatmulConfig, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
 from overweave.ir.tile_order import outputs, share_places
 from overweave.ir.words import COPY_WORD_BYTES
@@ -87,6 +87,10 @@ class Binding:
         self.moved.append((name, stand))
         return stand
 
+    def rest(self) -> tuple[Moving, Moving] | None:
+        """Of factors in two parts, the second ones."""
+        return (self.callers(X_REST), self.callers(W_REST)) if X_REST in self._example else None
+
     def instance(self, name: str) -> Matrix:
         """The own instance of a buffer, the caller's or the workspace's."""
         return self.callers(name) if self.plan.schedule.buffer(name).home in (INPUT, OUTPUT) else self.own(name)
@@ -149,6 +153,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         b_is_transposed=plan.problem.b_is_transposed,
         **read,
         scales=binding.own(gathered_scales) if gathered_scales else None,
+        rest=binding.rest(),
         epilogue=epilogue,
         total=binding.instance(total) if total else None,
         addends=binding.table(addends) if any(addends) else None,

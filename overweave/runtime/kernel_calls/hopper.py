@@ -39,6 +39,11 @@ def _arguments(config: MatmulConfig, operands: Operands, tiles: Tiles) -> list[A
     block_b = [part_n, block_k] if operands.b_is_transposed else [block_k, part_n]
     sides = a_sides(operands, lambda matrix: _described(matrix, [part_m, block_k]))
     factors = [_described(matrix, block_b, operands.b_is_transposed) for matrix in operands.factors]
+    first_k = None
+    if operands.rest is not None:
+        a_rest, b_rest = operands.rest
+        sides, first_k = (sides[0], _described(a_rest, [part_m, block_k])), operands.factors[0].shape[0]
+        factors.append(_described(b_rest, block_b, operands.b_is_transposed))
     outs = [_described(matrix, [part_m, part_n]) for matrix in operands.outs]
     total_tiles, addends, addend_tiles = None, operands.addends, None
     if operands.total is not None:
@@ -58,7 +63,7 @@ def _arguments(config: MatmulConfig, operands: Operands, tiles: Tiles) -> list[A
         in_columns=config.block_m < 128,
         peers=len(peers.distances) if peers else 0,
     )
-    return [*arguments, *subjects(operands, addends, tiles), traits]
+    return [*arguments, *subjects(operands, addends, tiles), first_k, traits]
 
 
 def _described(matrix: Matrix, block: list[int], is_transposed: bool = False) -> GluonDescriptor:

@@ -30,6 +30,7 @@ class Operands:
     bias `[n]`, residual `[rows, n]`, scale_x and scale_w: what the epilogue reads, else None. scale_x lies beside the
     rows of a_shard, and scales beside those of a_workspace; or scale_x, one element, is that of all. gate: a weight of
     the first one's shape and layout.
+    rest: further columns of a_shard, and as many rows of the one weight, that lie elsewhere; the Hopper kernel's alone.
     total: `[rows, n]`, a second output, of which `TileRow.into` tells; None if there is none.
     addends: int64 `[operations, addends]`, where those of each tile lie (memory/lower.addend_addresses); None if no
     tile has any. addend_rows: if all lie in one own matrix `[rows, n]` and no tile has two, that, and int64
@@ -52,6 +53,7 @@ class Operands:
     addends: torch.Tensor | None = None
     addend_rows: tuple[Matrix, torch.Tensor] | None = None
     gate: Matrix | None = None
+    rest: tuple[Matrix, Matrix] | None = None
     shares: Shares | None = None
     peers: Peers | None = None
 
@@ -59,6 +61,11 @@ class Operands:
     def factors(self) -> list[Matrix]:
         """Every weight; behind them the gate."""
         return [*(b for b, _ in self.weights), *([] if self.gate is None else [self.gate])]
+
+    @property
+    def k(self) -> int:
+        """Columns of a, in all."""
+        return self.factors[0].shape[0] + (0 if self.rest is None else self.rest[1].shape[0])
 
     @property
     def outs(self) -> list[Matrix]:
@@ -110,7 +117,7 @@ def portable_call(config: MatmulConfig, operands: Operands, tiles: Tiles) -> Ker
 def subjects(operands: Operands, addends: torch.Tensor | None, tiles: Tiles) -> list[Any]:
     """What both kernels take between their tensor descriptors and their constants."""
     own = [operands.products, operands.ends, addends, operands.at_peers, operands.shares]
-    return [*own, tiles.queue, tiles.protocol, operands.factors[0].shape[0]]
+    return [*own, tiles.queue, tiles.protocol, operands.k]
 
 
 def traits_of(operands: Operands, tiles: Tiles) -> Traits:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions, ReduceScatterOptions
 
 from overweave.ir.counts import COUNTS, Filled
-from overweave.ir.plan import Plan
+from overweave.ir.plan import W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Region
 from overweave.memory.group import Group
@@ -46,6 +46,12 @@ def library_call(operation: Operation, problem: Problem, shapes: Mapping[str, Sh
     """
     short = _product(operation, problem, shapes) or _collective(operation, problem, shapes, group)
     return short or _in_full(operation, problem, shapes, group)
+
+
+def multiplies_rows(operation: Operation, plan: Plan) -> bool:
+    """Whether an operation is products of whole rows by one whole weight alone, whose factors may lie in two parts."""
+    shapes = {each.name: (each.rows, each.cols) for each in plan.schedule.buffers}
+    return not plan.problem.counted and bool(_factors(operation, plan.problem, shapes))
 
 
 def made_by(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]) -> str | None:
@@ -97,6 +103,14 @@ def _product(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]
                     torch.mm(x, w, out=tensors[out] if out_cut is None else tensors[out][out_cut])
                 else:
                     tensors[out] = torch.mm(x, w)  # `made_by`: the matmul asks for memory quicker than its caller
+            if X_REST in tensors:
+                _add_rest(tensors)
+
+    def _add_rest(tensors: Tensors) -> None:
+        for _, a_cut, out, out_cut in factors:
+            x = tensors[X_REST] if a_cut is None else tensors[X_REST][a_cut]
+            target = tensors[out] if out_cut is None else tensors[out][out_cut]
+            target.addmm_(x, tensors[W_REST])
 
     return call
 

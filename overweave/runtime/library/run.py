@@ -14,7 +14,7 @@ from overweave.memory.group import Group
 from overweave.memory.subgroups import make_parts
 from overweave.runtime.library.calls import counted_call, library_call, made_by
 from overweave.runtime.library.library import with_room
-from overweave.runtime.library.views import joined
+from overweave.runtime.library.views import joined, shapes_of
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -28,7 +28,7 @@ class LibraryRun:
     was_captured = False  # a graph that captured it keeps its own memory
 
     def __init__(self, plan: Plan, group: Group, example: Tensors) -> None:
-        problem, shapes = plan.problem, {name: tuple(tensor.shape) for name, tensor in example.items()}
+        problem, shapes = plan.problem, shapes_of(example)
         local = [each for each in plan.schedule.buffers if each.home == LOCAL]
         shapes |= {each.name: (each.rows, each.cols) for each in local}
         make_parts(group, plan.schedule.of_rank(group.rank))

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from msgspec.structs import replace
 
+from overweave.ir.plan import X_REST
 from overweave.ir.schedule import Collective, Operation, Region
 from overweave.runtime.library.library import View
 
 Shape = tuple[int, ...]
 Cut = slice | tuple[slice, slice]
+
+
+def shapes_of(tensors: Mapping[str, Any]) -> dict[str, Shape]:
+    """Of buffers by name; factors in two parts have that of both together."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if X_REST in shapes:
+        (rows, k), (_, cols) = shapes["x"], shapes["w"]
+        k += shapes[X_REST][1]
+        shapes |= {"x": (rows, k), "w": (k, cols)}
+    return shapes
 
 
 class Views:

@@ -17,10 +17,11 @@ import torch
 from campaigns.rates.gpu_paces import noted_peers
 from overweave.ir.counts import COUNTS
 from overweave.ir.epilogue import Epilogue, Norm, Z
-from overweave.ir.plan import LIBRARY, Plan
+from overweave.ir.plan import LIBRARY, W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.layout import lay_out
+from overweave.ops.call.side_by_side import takes_parts
 from overweave.runtime.gpu import bound
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.packed import PackedPlan
@@ -321,6 +322,34 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
         kind = kinds.get(assignment.engine)
         if kind and plan.tile_order(case.rank, assignment.queue).rows:
             assert any(kind in each for each in launched), launched
+
+
+IN_PARTS = (
+    Case(SCATTER, "scatter kernel=hopper"),
+    Case(SCATTER, "ring_stored kernel=hopper", {"b_is_transposed": True, "epilogue": ENDING}),
+    Case(SCATTER, "scatter sums=epilogue kernel=hopper split_k=3", {"k": 1024}),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", IN_PARTS, ids=str)
+def test_the_hopper_kernel_finds_both_parts_of_its_factors(case: Case, launched: list[Launched]) -> None:
+    plan = case.build()
+    tensors, others = (in_parts(tensors_of(plan, case.rank)) for _ in range(2))
+    assert takes_parts(plan)
+    call = bound.BoundPlan(plan, workspace(case.rank, case.world_size), tensors)
+    addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
+    for enqueue in call.enqueue:
+        enqueue(CALLER, others, addresses)
+    assert {addresses[name] for name in ("x", "w", X_REST, W_REST)} <= launched[0].addresses
+
+
+def in_parts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same with x and w in two parts, each as w lies in memory."""
+    (x, x_rest), (w, w_rest) = (t.tensor_split([128], dim) for t, dim in ((tensors["x"], 1), (tensors["w"], 0)))
+    if not tensors["w"].is_contiguous():
+        w, w_rest = (each.t().contiguous().t() for each in (w, w_rest))
+    return tensors | {"x": x.contiguous(), X_REST: x_rest.contiguous(), "w": w, W_REST: w_rest}
 
 
 @pytest.mark.slow
