@@ -208,8 +208,8 @@ def linear_reduce_scatter(
 
 
 def linear_all_reduce(
-    x: torch.Tensor,
-    weight: torch.Tensor,
+    x: Factors,
+    weight: Factors,
     bias: torch.Tensor | None = None,
     group: GroupLike = None,
     *,
@@ -225,8 +225,9 @@ def linear_all_reduce(
                   with a norm:  z = partial + residual; normed = F.rms_norm(z, (n,), norm.weight, norm.eps)
 
     x: `[.., k]`, k this rank's part of the reduced axis. weight: `[n, k]`, this rank's columns of the whole weight.
-    Returns y `[.., n]`, the same bits on every rank; with a norm (normed, z). bias `[n]` and residual `[.., n]`: the
-    same on every rank, done once to the sum.
+    Lists of both, of one length: their products are summed before the sum travels. Returns y `[.., n]`, the same bits
+    on every rank; with a norm (normed, z). bias `[n]` and residual `[.., n]`: the same on every rank, done once to the
+    sum.
 
     Gradients are taken as equal on all ranks, as y is, so that no rank waits for another: those of x and of the weight
     are local matmuls. main_grad, plan: as in `all_gather_linear`.
@@ -234,9 +235,11 @@ def linear_all_reduce(
     Raises InputError or GroupError for arguments it cannot take, on every rank, and what the operator raises.
     """
     layer = _layer(_REDUCE, x, weight, group, (1, main_grad))
-    shape = (*x.shape[:-1], layer.columns)
+    xs = [x] if isinstance(x, torch.Tensor) else list(x)
+    shape, parts = (*xs[0].shape[:-1], layer.columns), [matrix_of(each) for each in xs]
     given = {
-        "x": matrix_of(x), "w": layer.weights, "bias": _bias(layer, bias, None), "activation": activation,
+        "x": parts if len(parts) > 1 else parts[0], "w": layer.weights,
+        "bias": _bias(layer, bias, None), "activation": activation,
         "residual": None if residual is None else matrix_of(residual), "norm": _norm(norm, matrix_of), "plan": plan,
     }  # fmt: skip
     results = [each.view(shape) for each in _computed(layer, given, {})]

@@ -42,7 +42,7 @@ def layers() -> Iterator[Layer]:
     for save in ("gathered", "columns", "shard"):
         options = (("save", save), *gather)
         yield wide("all_gather_linear", (512,), 0, extras=("bias",), options=options)
-        yield Layer("all_gather_linear", (2, 512), 1, (256, 128, 128), 1, (), options, k=256)
+        yield Layer("all_gather_linear", (2, 512), 1, (256, 72, 56), 1, (), options, k=256)
     gated = (*gather, ("activation", "silu"))
     yield wide("all_gather_linear", (512, 2), 0, extras=("gate", "residual"), options=gated)
     yield wide("all_gather_linear", (500,), 0, extras=("bias",), options=gather)
@@ -53,6 +53,7 @@ def layers() -> Iterator[Layer]:
     yield wide("linear_reduce_scatter", (500,), 0, extras=("bias",), options=ending)
     for extras in (("bias", "residual"), ("norm", "residual")):
         yield wide("linear_all_reduce", (2, 250), 0, extras=extras, options=(("plan", REDUCE),))
+    yield wide("linear_all_reduce", (500,), products=2, extras=("bias",), options=(("plan", REDUCE),))
     yield wide("linear_reduce_scatter", (500,), 0, extras=("norm", "residual"), options=scatter)
 
 

@@ -14,12 +14,13 @@ from overweave.ops.call.norm import RmsNorm
 from overweave.ops.dispatch.library import define
 
 define(OPERATOR)
+Factors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 @overload
 def matmul_all_reduce(
-    x: torch.Tensor,
-    w: torch.Tensor,
+    x: torch.Tensor | Factors,
+    w: torch.Tensor | Factors,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
@@ -35,8 +36,8 @@ def matmul_all_reduce(
 
 @overload
 def matmul_all_reduce(
-    x: torch.Tensor,
-    w: torch.Tensor,
+    x: torch.Tensor | Factors,
+    w: torch.Tensor | Factors,
     group: GroupLike = None,
     *,
     residual: torch.Tensor | None = None,
@@ -49,8 +50,8 @@ def matmul_all_reduce(
 
 
 def matmul_all_reduce(
-    x: torch.Tensor,
-    w: torch.Tensor,
+    x: torch.Tensor | Factors,
+    w: torch.Tensor | Factors,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
@@ -72,6 +73,7 @@ def matmul_all_reduce(
     x: `[m, k]`, bf16, fp16, fp8 or fp32 (never TF32), row-major; k is this rank's part of the reduced axis. w: `[k,
     n]`, in either memory layout. Returns y `[m, n]`, the same bits on every rank. Each rank waits for its peers'
     partials of what it sums, and for their sums.
+    x and w, lists of one length: as in `matmul_reduce_scatter`.
     bias: `[n]`. activation: `silu`, `gelu`, `gelu_tanh`, as torch.nn.functional has them. residual: `[m, n]`. Both
     tensors the same on every rank, in the dtype of y. Done once to the sum, of a two-shot by the owner of the rows
     before it shares them: in fp32 before it is rounded wherever it is summed by us, and where the library sums

@@ -36,7 +36,7 @@ SHORT = (
         "linear_reduce_scatter", (2, 6), 1, products=2, extras=("bias", "residual"), options=(("activation", "gelu"),)
     ),
     Layer("linear_reduce_scatter", (2, 5), 1, extras=("norm", "residual")),
-    Layer("linear_all_reduce", (2, 3), extras=("norm", "residual")),
+    Layer("linear_all_reduce", (2, 3), products=2, extras=("norm", "residual")),
 )
 LONG = (
     *(gathers(shape, dim, save, extras=("bias",)) for shape, dim in EVERY_SHAPE for save in SAVES),
@@ -49,7 +49,7 @@ LONG = (
     Layer("linear_reduce_scatter", (8,), extras=("bias", "residual"), options=(("activation", "gelu"),)),
     *(Layer("linear_all_reduce", shape, extras=("bias", "residual")) for shape in ((5,), (2, 3), (2, 3, 2))),
     Layer("linear_all_reduce", (2, 3), extras=("bias",), options=(("activation", "silu"),)),
-    Layer("linear_all_reduce", (7,), extras=("norm",)),
+    Layer("linear_all_reduce", (7,), products=3, extras=("norm",)),
     *(layer._replace(strided=True) for layer in SHORT),
 )
 

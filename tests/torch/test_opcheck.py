@@ -34,6 +34,7 @@ FORMS: dict[str, tuple[str, int, int, dict[str, tuple[int, ...]], dict[str, Any]
     "scatter sum": ("matmul_reduce_scatter", 3, 3, {}, {"activation": "gelu"}),
     "scatter norm": ("matmul_reduce_scatter", 2, 2, {"norm_weight": (N,)}, {}),
     "reduce": ("matmul_all_reduce", 1, 1, {"bias": (N,)}, {}),
+    "reduce sum": ("matmul_all_reduce", 2, 2, {"bias": (N,)}, {}),
     "reduce norm": ("matmul_all_reduce", 1, 1, {"norm_weight": (N,)}, {}),
     "to ranks": ("all_to_all_matmul", 1, 1, {}, {}),
     "to ranks counted": ("all_to_all_matmul", 1, 1, {}, {"counts": [1, 3, 4, 0], "most": 4}),

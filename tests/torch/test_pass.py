@@ -87,6 +87,16 @@ def rows(ranks: int, is_short: bool) -> Iterator[Row]:
             lambda x, w, *_: all_reduce(linear(x, w[0]) + linear(x * 2, w[1]), "sum", group),
             (REDUCE,),
         )
+        yield Row(
+            f"sum of all-reduces {where}",
+            shape,
+            lambda x, w, *_: (
+                all_reduce(linear(x, w[0]), "sum", group)
+                + all_reduce(linear(x * 2, w[1]), "sum", group)
+                + all_reduce(linear(x + 1, w[2]), "sum", group)
+            ),
+            (REDUCE,),
+        )
 
 
 def leaves(*results: object) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -227,8 +237,8 @@ def llama(batch: int, sequence: bool) -> list[str]:
     for (name, a), b in zip(whole.named_parameters(), block.parameters(), strict=True):
         gradient = b.grad.full_tensor() if hasattr(b.grad, "full_tensor") else b.grad
         found += [] if torch.allclose(gradient, a.grad, atol=1e-4) else [f"gradient of {name}"]
-    # Forward and backward; where every rank has all rows, the gradients of five layers' inputs are summed, too.
-    sites = [GATHER] * 4 + [SCATTER] * 4 if sequence else [REDUCE] * (2 + 5)
+    # Forward and backward; where every rank has all rows, the gradients of what columns read are summed, too.
+    sites = [GATHER] * 4 + [SCATTER] * 4 if sequence else [REDUCE] * (2 + 2)
     if sorted(woven(graphs)) != sites:
         found.append(f"{woven(graphs)}, left {collectives(graphs)}")
     return found

@@ -10,7 +10,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
-from overweave.adapters.inductor import gathers, nodes, reductions
+from overweave.adapters.inductor import gathers, merged_sums, nodes, reductions
 from overweave.adapters.report import Site, site
 from overweave.errors import InputError
 
@@ -19,14 +19,15 @@ _FUSE: dict[str, Callable[[Graph, Node], str]] = {
     "gathers in compiled graphs": gathers.fuse_gather,
     "sums in compiled graphs": reductions.fuse_reduction,
 }
-_FILES = tuple(str(module.__file__) for module in (gathers, nodes, reductions))
+_FILES = tuple(str(module.__file__) for module in (gathers, merged_sums, nodes, reductions))
 
 
 class FuseCollectives(CustomGraphPass):
     """Replaces collectives beside matmuls by overweave's operators, and counts what it replaces and what it leaves.
 
     It fuses what torch's own pass (`_micro_pipeline_tp`) leaves: a batch of one, biases, sums of matmuls, all-reduces.
-    It needs no NCCL. before: a pass that was registered already, and runs first.
+    Sums over ranks are made fewer and smaller first (merged_sums.py). It needs no NCCL. before: a pass that was
+    registered already, and runs first.
     """
 
     def __init__(self, before: Any = None) -> None:
@@ -35,6 +36,7 @@ class FuseCollectives(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         if self.before is not None:
             self.before(graph)
+        merged_sums.merge_sums(graph)
         for name, find in SITES.items():
             for node in find(graph):
                 _count(site(name), _tried(_FUSE[name], graph, node))

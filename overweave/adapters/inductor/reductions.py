@@ -58,20 +58,14 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
         if cut == value(whole).dim() - 1:
             return LAST_DIMENSION
         lead = torch.Size(value(whole).shape[:cut]).numel()
-    summed = _summed(whole, ranks)
-    if summed is None:
+    found = summed(whole, ranks)
+    if found is None:
         return "no matmul stands before it, or others read the product"
     writer = Writer(graph, wait)
-    xs = [writer.rows(x, (lead, ranks) if lead > 1 else ()) for x, _ in summed.products]
-    ws = [_dense(writer, w) for _, w in summed.products]
-    if scatters:
-        results = writer.call(_SCATTERED, xs, ws, group_name=group)
-    else:
-        x = xs[0] if len(xs) == 1 else writer.call(ATEN.cat.default, xs, 1)
-        w = ws[0] if len(ws) == 1 else writer.call(ATEN.cat.default, ws, 0)
-        results = writer.call(_REDUCED, [x], [w], group_name=group)
-    y = writer.item(results, 0)
-    for bias in summed.biases:
+    xs = [writer.rows(x, (lead, ranks) if lead > 1 else ()) for x, _ in found.products]
+    ws = [_dense(writer, w) for _, w in found.products]
+    y = writer.item(writer.call(_SCATTERED if scatters else _REDUCED, xs, ws, group_name=group), 0)
+    for bias in found.biases:
         y = writer.call(ATEN.add.Tensor, y, bias)
     wait.replace_all_uses_with(writer.shaped(y, wait))
     graph.erase_node(wait)
@@ -79,15 +73,15 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
     return ""
 
 
-def _summed(node: Any, ranks: int) -> Summed | None:
+def summed(node: Any, ranks: int) -> Summed | None:
     """The matmuls whose sum a node is, each of which nothing else reads."""
     if not isinstance(node, Node) or len(node.users) != 1:
         return None
     if is_call(node, *RESHAPES):
         before: Any = node.args[0]
-        return _summed(before, ranks) if value(before).shape[-1] == value(node).shape[-1] else None
+        return summed(before, ranks) if value(before).shape[-1] == value(node).shape[-1] else None
     if is_call(node, ATEN.add.Tensor) and not node.kwargs:
-        parts = [_summed(each, ranks) for each in node.args]
+        parts = [summed(each, ranks) for each in node.args]
         if any(part is None for part in parts) or value(node.args[0]).shape != value(node.args[1]).shape:
             return None
         both = [part for part in parts if part is not None]
@@ -98,7 +92,7 @@ def _summed(node: Any, ranks: int) -> Summed | None:
         share: Any = node.args[0]
         product: Any = node.args[1:]
         if value(share).shape == value(node).shape:  # Inductor makes this of a sum
-            others = _summed(share, ranks)
+            others = summed(share, ranks)
             return None if others is None else Summed([*others.products, product], others.biases)
         if is_call(share, ATEN.div.Tensor) and share.args[1] == ranks and value(share).dim() == 1:
             return Summed([product], [share.args[0]])

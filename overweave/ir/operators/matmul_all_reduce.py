@@ -16,7 +16,7 @@ OPERATOR = Operator(
     w=Operand("w", ("k", "n"), "sharded", "k"),
     y=Operand("y", ("m", "n"), "summed"),
     split="k",
-    forms=Forms(norm=True),
+    forms=Forms(norm=True, several_products=True),
     reference=lambda tensors, by: by.all_reduce(by.matmul(tensors["x"], tensors["w"])),
     size_rule=SizeRule("two_shot", "sequential"),
     dual="",
