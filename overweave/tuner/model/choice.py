@@ -19,7 +19,8 @@ class Choice(Struct, frozen=True):
     """A schedule of the catalog with its options, or one of torch's; why it was taken, and what was not taken and why.
 
     source: where the answer comes from. text: the choice as the operators' `plan=` takes it. weights: all candidates,
-    where `explain` has weighed them. library: the library path among them, by its text.
+    where `explain` has weighed them. library: the library path among them, by its text. tiles: how those of its matmul
+    fill the GPU.
     """
 
     plan: str
@@ -30,6 +31,7 @@ class Choice(Struct, frozen=True):
     text: str = ""
     weights: tuple[Weighed[str], ...] = ()
     library: str = ""
+    tiles: str = ""
 
     def __str__(self) -> str:
         return "\n".join([*self.sentences(), *(line for _, line in self.rows())])
@@ -38,7 +40,7 @@ class Choice(Struct, frozen=True):
         """What runs and why, how that is known, what it gains, and of how many candidates what is known."""
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         runs = f"{self.plan} runs{f' with {options}' if options else ''}, because {self.reason}."
-        return [runs, SOURCES[self.source], *self._gain(), *counted(self.weights)]
+        return [runs, *filter(None, [self.tiles]), SOURCES[self.source], *self._gain(), *counted(self.weights)]
 
     def rows(self) -> list[tuple[State, str]]:
         """One line for each candidate, with what is known of it; the one that runs has an arrow."""

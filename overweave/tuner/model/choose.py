@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from overweave.ir.problem import Problem
 from overweave.tuner.model.choice import Choice, chosen
+from overweave.tuner.model.filled import filled
 from overweave.tuner.model.rank import cold_choice, machine_of, weigh
 from overweave.tuner.model.size_rule import by_size
 from overweave.tuner.model.weigh import Weighed
@@ -56,7 +57,8 @@ def explained(problem: Problem, target: Target) -> Choice:
     choice = choose(problem, target, known)
     rejected = choice.rejected if choice.source == "rule" else ()  # the weights tell
     library = str(library_path(problem.operator))
-    return replace(choice, rejected=rejected, weights=(*weights.values(), *others), library=library)
+    choice = replace(choice, rejected=rejected, weights=(*weights.values(), *others), library=library)
+    return replace(choice, tiles=filled(choice, problem))
 
 
 def _together(those: list[Candidate]) -> str:
