@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LONGEST_TURN_S = 0.5  # to add to a file takes some ten milliseconds
+LONGEST_TURN_S = 5.0  # to add to a file takes some ten milliseconds, and several on a busy machine wait for each other
 
 
 def write_whole(path: Path, data: bytes) -> None:
