@@ -54,6 +54,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """Nor does one go through what earlier tests keep, such as plans that the library remembers."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden(name, text)` fails unless tests/golden/`name` holds `text`; `--update-golden` rewrites the file."""

@@ -22,7 +22,7 @@ CARRIED = "tiles or bulk or both"  # cases whose tiles carry something, or that 
 SHORT = "-3] or ((test_a_gathered_matmul or test_a_scattered_matmul) and not copy_kernel)"
 
 
-@pytest.mark.parametrize("part", ["1/6", *(pytest.param(f"{k}/6", marks=pytest.mark.nightly) for k in range(2, 7))])
+@pytest.mark.parametrize("part", ["1/12", *(pytest.param(f"{k}/12", marks=pytest.mark.nightly) for k in range(2, 13))])
 @pytest.mark.parametrize(
     ("files", "chosen"),
     [
@@ -33,7 +33,7 @@ SHORT = "-3] or ((test_a_gathered_matmul or test_a_scattered_matmul) and not cop
     ],
 )
 def test_compiled_kernels_are_right_on_ranks(files: str, chosen: str, part: str):
-    """Each in a process of its own, which imports torch and triton once. Short: every sixth case."""
+    """Each in a process of its own, which imports torch and triton once. Short: every twelfth case."""
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, f"--part={part}"]
     command += [f"tests/compiler/authored_{name}.py" for name in files.split()]
     cases = forked.run(*command, timeout=290)

@@ -29,7 +29,7 @@ def test_a_kernel_is_short(file: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["1/2", pytest.param("2/2", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("part", ["1/4", *(pytest.param(f"{k}/4", marks=pytest.mark.nightly) for k in range(2, 5))])
 def test_kernels_on_ranks(part: str):
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--part={part}"]
     command.append("tests/examples/interpreted_tile_kernels.py")

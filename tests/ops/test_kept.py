@@ -1,4 +1,7 @@
-"""What prepared calls keep: nothing of the caller's, whose tensors may be freed between calls, and no plan."""
+"""What prepared calls keep: nothing of the caller's, whose tensors may be freed between calls, and no plan.
+
+What tests before these keep is not looked through (tests/conftest.py).
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,8 @@ def plans() -> list[Plan]:
     [pytest.param(case, marks=pytest.mark.nightly if at % 2 else (), id=str(case)) for at, case in enumerate(CASES)],
 )
 def test_tensors_of_the_first_call_are_not_kept(case: Case, group: dist.ProcessGroup):
-    others = plans()  # of other tests, which keep theirs
     first = tensors_of(case, group)
     tensors_of(case, group)
     gc.collect()
     assert [tensor().shape for tensor in first if tensor() is not None] == []  # type: ignore[union-attr]
-    assert not [each for each in plans() if not any(each is other for other in others)]
+    assert not plans()

@@ -23,10 +23,10 @@ INTERPRETED = (
 )
 
 
-@pytest.mark.parametrize("part", ["1/6", *(pytest.param(f"{k}/6", marks=pytest.mark.nightly) for k in range(2, 7))])
+@pytest.mark.parametrize("part", ["1/9", *(pytest.param(f"{k}/9", marks=pytest.mark.nightly) for k in range(2, 10))])
 @pytest.mark.parametrize("names", INTERPRETED, ids=" ".join)
 def test_the_repairs_and_the_real_kernels(names: tuple[str, ...], part: str):
-    """Short: every sixth case."""
+    """Short: every ninth case."""
     files = [f"tests/runtime/interpreted_{name}.py" for name in names]
     cases = forked.run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--part={part}", *files, timeout=280)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
