@@ -104,27 +104,33 @@ def leaves(*results: object) -> Iterator[tuple[torch.Tensor, ...]]:
     return zip(*map(torch.utils._pytree.tree_leaves, results), strict=True)
 
 
-def table(is_short: bool) -> list[str]:
-    """For `run_ranks`: rows whose graph holds other operators, or gives other results."""
-    found = []
+def table(is_short: bool, is_varying: bool) -> list[str]:
+    """For `run_ranks`: rows whose graph holds other operators, or gives other results. is_varying: one graph serves any
+    number of the ranks' rows."""
+    found, ranks = [], dist.get_world_size()
     generator = torch.Generator().manual_seed(dist.get_rank())
     common = torch.Generator().manual_seed(9)
     ow.install(graphs=True)
     try:
-        for row in rows(dist.get_world_size(), is_short):
-            x = torch.randint(-2, 3, row.shape, generator=generator).float()
+        for row in rows(ranks, is_short):
             w = [torch.randint(-2, 3, (24, K), generator=common).float() for _ in range(3)]
             b = torch.randint(-2, 3, (24,), generator=common).float()
             graphs: list[torch.fx.GraphModule] = []
             torch._dynamo.reset()
-            made = torch.compile(row.function, backend=backend(graphs), fullgraph=True, dynamic=False)(x, w, b)
-            wanted = row.function(x, w, b)
+            compiled = torch.compile(
+                row.function, backend=backend(graphs), fullgraph=True, dynamic=None if is_varying else False
+            )
+            for count in (2 * ranks, 6 * ranks)[: 1 + is_varying]:
+                shape = [count if size == 2 * ranks else size for size in row.shape]
+                x = torch.randint(-2, 3, shape, generator=generator).float()
+                if is_varying:
+                    torch._dynamo.mark_dynamic(x, row.shape.index(2 * ranks))
+                pairs = leaves(compiled(x, w, b), row.function(x, w, b))
+                found += [f"{row.name}: values"] * (
+                    not all(torch.equal(a, c) and a.stride() == c.stride() for a, c in pairs)
+                )
             if tuple(woven(graphs)) != row.wanted or collectives(graphs):
                 found.append(f"{row.name}: {woven(graphs)}, left {collectives(graphs)}")
-            pairs = zip(*(torch.utils._pytree.tree_leaves(each) for each in (made, wanted)), strict=True)
-            found += [f"{row.name}: values"] * (
-                not all(torch.equal(a, c) and a.stride() == c.stride() for a, c in pairs)
-            )
         return found
     finally:
         ow.uninstall()
@@ -168,11 +174,36 @@ def test_the_table_of_torchs_pass_beside_it():
 
 
 @pytest.mark.parametrize(
-    ("world_size", "is_short"),
-    [pytest.param(2, True, marks=pytest.mark.slow), pytest.param(4, False, marks=pytest.mark.nightly)],
+    ("world_size", "is_short", "is_varying"),
+    [
+        pytest.param(2, True, False, marks=pytest.mark.slow),
+        pytest.param(2, True, True, marks=pytest.mark.slow),
+        pytest.param(4, False, False, marks=pytest.mark.nightly),
+    ],
 )
-def test_every_row_of_the_table_is_fused(world_size: int, is_short: bool):
-    assert run_ranks(table, world_size, is_short, timeout_s=280.0) == [[]] * world_size
+def test_every_row_of_the_table_is_fused(world_size: int, is_short: bool, is_varying: bool):
+    assert run_ranks(table, world_size, is_short, is_varying, timeout_s=280.0) == [[]] * world_size
+
+
+def all_sizes_vary() -> list[str]:
+    """For `run_ranks`: graphs all of whose sizes vary, which are right, whatever is left of them."""
+    found, ranks = [], dist.get_world_size()
+    ow.install(graphs=True)
+    try:
+        for row in rows(ranks, is_short=True):
+            torch._dynamo.reset()
+            compiled = torch.compile(row.function, backend=backend([]), fullgraph=True, dynamic=True)
+            w, b = [torch.ones(24, K) for _ in range(3)], torch.ones(24)
+            pairs = leaves(*(function(torch.ones(row.shape), w, b) for function in (compiled, row.function)))
+            found += [f"{row.name}: values"] * (not all(torch.equal(a, c) for a, c in pairs))
+        return found if "varies from call to call" in str(ow.report()) else [*found, str(ow.report())]
+    finally:
+        ow.uninstall()
+
+
+@pytest.mark.slow
+def test_graphs_all_of_whose_sizes_vary_are_right():
+    assert run_ranks(all_sizes_vary, 2, timeout_s=120.0) == [[]] * 2
 
 
 def left() -> list[str]:

@@ -10,10 +10,13 @@ from torch.fx import Graph, Node
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,
+    VARIES,
     Writer,
     ancestors,
     has_dtype,
     is_call,
+    is_fixed,
+    is_same,
     keeps_rows,
     pieces_joined,
     value,
@@ -57,6 +60,8 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
     if not has_dtype(shard) or value(shard).dim() < 2:
         return f"operands in {value(shard).dtype}, or of one dimension"
     products, way, obstacle = _reading(wait, ranks)
+    if not all(is_fixed(shard, product.lead) for product in products) or len(gather.users) > 1:  # sizes are read of it
+        return VARIES
     if not products:
         return obstacle or "no matmul reads it"
     products = _of_one_layout(products)
@@ -174,7 +179,7 @@ def _of_one_layout(products: list[Product]) -> list[Product]:
 
 def _is_of_columns(product: Product) -> bool:
     """Whether the operator can add the bias: one number for each column."""
-    return product.bias is not None and value(product.bias).shape == value(product.node).shape[1:]
+    return product.bias is not None and is_same(value(product.bias).shape, value(product.node).shape[1:])
 
 
 def _beside(writer: Writer, biases: list[Node]) -> Node:

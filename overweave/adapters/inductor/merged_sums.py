@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from overweave.adapters.inductor.nodes import ATEN, COLLECTIVE, Writer, is_call, value
+from overweave.adapters.inductor.nodes import ATEN, COLLECTIVE, Writer, is_call, is_even, is_same, value
 from overweave.adapters.inductor.reductions import REDUCE, SCATTER, summed
 from overweave.memory.group import process_group_of
 
@@ -37,7 +37,9 @@ def merge_sums(graph: Graph) -> None:
 
 def _is_sum(wait: Any) -> bool:
     """Whether a node waits for a sum over ranks of matmuls, which one node reads."""
-    if not is_call(wait, WAIT) or len(wait.users) != 1 or not is_call(wait.args[0], REDUCE):
+    if not is_call(wait, WAIT) or not is_call(wait.args[0], REDUCE) or len(wait.users) != 1:
+        return False
+    if len(wait.args[0].users) != 1:  # sizes are read of it, where they vary
         return False
     given, kind, group = wait.args[0].args
     return kind == "sum" and summed(given, process_group_of(group).size()) is not None
@@ -50,11 +52,12 @@ def _kind(wait: Any) -> tuple[str, torch.Size]:
 
 def _add_before(graph: Graph, node: Any) -> None:
     left, right = node.args
-    if left is right or _kind(left) != _kind(right):
+    (group, shape), (other, other_shape) = _kind(left), _kind(right)
+    if left is right or group != other or not is_same(shape, other_shape):
         return
     writer = Writer(graph, node)
     total = writer.call(ATEN.add.Tensor, left.args[0].args[0], right.args[0].args[0])
-    _replace(graph, node, writer.call(WAIT, writer.call(REDUCE, total, "sum", _kind(left)[0])))
+    _replace(graph, node, writer.call(WAIT, writer.call(REDUCE, total, "sum", group)))
     for wait in (left, right):
         _erase(graph, wait)
 
@@ -63,8 +66,8 @@ def _scatter(graph: Graph, split: Any) -> None:
     wait, size, part = split.args[0], split.args[1], next(iter(split.users))
     name, shape = _kind(wait)
     dim, group = (split.args[2] if len(split.args) > 2 else 0) % len(shape), process_group_of(name)
-    is_own = part.target is getitem and part.args[1] == group.rank()
-    if not is_own or shape[dim] != size * group.size() or dim == len(shape) - 1:
+    is_own = part.target is getitem and part.args[1] == group.rank() and is_even(split, group.size())
+    if not is_own or dim == len(shape) - 1:
         return
     writer, total = Writer(graph, part), wait.args[0].args[0]
     if dim:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from overweave.ops.call.operands import DTYPES
 
 ATEN, COLLECTIVE = torch.ops.aten, torch.ops._c10d_functional
+VARIES = "more of it than the number of rows varies from call to call"
 RESHAPES = frozenset((ATEN.view.default, ATEN.reshape.default, ATEN._unsafe_view.default, ATEN.clone.default))
 
 
@@ -32,11 +34,31 @@ def has_dtype(node: Any) -> bool:
     return isinstance(value(node), torch.Tensor) and value(node).dtype in DTYPES
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two sizes, or shapes, are known to be equal; of sizes that vary from call to call nothing is assumed."""
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return statically_known_true(one == other)
+
+
+def is_fixed(node: Any, lead: Any) -> bool:
+    """Whether at most one size of a tensor varies from call to call, which is neither `lead` nor its columns."""
+    shape: Any = value(node).shape
+    varying = [size for size in shape if isinstance(size, torch.SymInt)]
+    return len(varying) <= 1 and not isinstance(shape[-1], torch.SymInt) and not isinstance(lead, torch.SymInt)
+
+
+def is_even(split: Any, count: int) -> bool:
+    """Whether a node cuts a tensor into so many pieces of one size."""
+    pieces = split.meta["val"]
+    return len(pieces) == count and is_same(pieces[0].shape, pieces[-1].shape)
+
+
 def keeps_rows(node: Any, before: Any) -> bool:
     """Whether a node has the rows of another one in the same order, however its leading dimensions are cut."""
     if not is_call(node, *RESHAPES) or node.args[0] is not before:
         return False
-    return value(node).dim() >= 1 and value(node).shape[-1] == value(before).shape[-1]
+    return value(node).dim() >= 1 and is_same(value(node).shape[-1], value(before).shape[-1])
 
 
 def pieces_joined(cat: Any) -> tuple[Node, int, int] | None:
@@ -49,11 +71,9 @@ def pieces_joined(cat: Any) -> tuple[Node, int, int] | None:
     split = parts[0].args[0]
     if not is_call(split, ATEN.split.Tensor) or any(part.args[0] is not split for part in parts):
         return None
-    x, size, cut = split.args[0], split.args[1], split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
+    x, cut = split.args[0], split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
     dims = value(x).dim()
-    if value(x).shape[cut] != size * len(parts):
-        return None
-    return x, cut % dims, joined % dims
+    return (x, cut % dims, joined % dims) if is_even(split, len(parts)) else None
 
 
 class Writer:
@@ -87,8 +107,10 @@ class Writer:
 
     def shaped(self, x: Node, like: Node) -> Node:
         """x in the shape of another node."""
-        shape = list(value(like).shape)
-        return x if list(value(x).shape) == shape else self.call(ATEN.reshape.default, x, shape)
+        shape: Any = value(like).shape
+        if is_same(value(x).shape, shape):
+            return x
+        return self.call(ATEN.reshape.default, x, [-1 if isinstance(size, torch.SymInt) else size for size in shape])
 
     def item(self, results: Node, index: int) -> Node:
         """One of several results."""

@@ -11,9 +11,12 @@ from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,
     RESHAPES,
+    VARIES,
     Writer,
     has_dtype,
     is_call,
+    is_fixed,
+    is_same,
     pieces_joined,
     value,
 )
@@ -58,6 +61,8 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
         if cut == value(whole).dim() - 1:
             return LAST_DIMENSION
         lead = torch.Size(value(whole).shape[:cut]).numel()
+    if not is_fixed(given, lead) or len(reduction.users) > 1:  # sizes are read of it
+        return VARIES
     found = summed(whole, ranks)
     if found is None:
         return "no matmul stands before it, or others read the product"
@@ -79,10 +84,10 @@ def summed(node: Any, ranks: int) -> Summed | None:
         return None
     if is_call(node, *RESHAPES):
         before: Any = node.args[0]
-        return summed(before, ranks) if value(before).shape[-1] == value(node).shape[-1] else None
+        return summed(before, ranks) if is_same(value(before).shape[-1], value(node).shape[-1]) else None
     if is_call(node, ATEN.add.Tensor) and not node.kwargs:
         parts = [summed(each, ranks) for each in node.args]
-        if any(part is None for part in parts) or value(node.args[0]).shape != value(node.args[1]).shape:
+        if any(part is None for part in parts) or not is_same(value(node.args[0]).shape, value(node.args[1]).shape):
             return None
         both = [part for part in parts if part is not None]
         return Summed([each for part in both for each in part.products], [b for part in both for b in part.biases])
@@ -91,7 +96,7 @@ def summed(node: Any, ranks: int) -> Summed | None:
     if is_call(node, ATEN.addmm.default) and not node.kwargs:
         share: Any = node.args[0]
         product: Any = node.args[1:]
-        if value(share).shape == value(node).shape:  # Inductor makes this of a sum
+        if is_same(value(share).shape, value(node).shape):  # Inductor makes this of a sum
             others = summed(share, ranks)
             return None if others is None else Summed([*others.products, product], others.biases)
         if is_call(share, ATEN.div.Tensor) and share.args[1] == ranks and value(share).dim() == 1:
