@@ -20,7 +20,7 @@ CHANNEL = TileChannel(Tiles(4096, 256, 16, 64, 4), Tiles(4096, 256, 32, 64, 4), 
 ALARM = ("channel.words", "*channel.limits")
 
 
-@pytest.mark.parametrize("part", ["1/2", pytest.param("2/2", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("part", ["1/4", *(pytest.param(f"{k}/4", marks=pytest.mark.nightly) for k in range(2, 5))])
 def test_primitives_between_processes(part: str):
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--part={part}"]
     command += ["tests/lang/interpreted_primitives.py", "tests/lang/interpreted_programs.py"]
