@@ -254,14 +254,12 @@ def words_of(case: Case) -> set[str]:
 
 
 def parametrized(cases: Iterable[Case]) -> Any:
-    """The cases of a test. One that shows a kernel nothing which no case before has shown the kernel is nightly."""
-    known, marked = set[tuple[str, str]](), []
+    """The cases of a test. One that shows nothing which no case before has shown is nightly."""
+    known, marked = set[str](), []
     for case in cases:
         words = words_of(case)
-        kernel = next((word for word in words if word.startswith("kernel=")), "")
-        shown = {(kernel, word) for word in words}
-        marked.append(pytest.param(case, marks=() if shown - known else pytest.mark.nightly))
-        known |= shown
+        marked.append(pytest.param(case, marks=() if words - known else pytest.mark.nightly))
+        known |= words
     return pytest.mark.parametrize("case", marked, ids=str)
 
 
