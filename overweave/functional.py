@@ -270,7 +270,7 @@ def _layer(operator: Operator, x: Any, weight: Factors, group: GroupLike, how: t
     whether their gradients go to `main_grad`."""
     if _is_plain(weight, x) and not how[1]:
         return _Layer(operator, place_of(group), group, weight.t(), weight.shape[0])
-    listed = [weight] if isinstance(weight, torch.Tensor) else list(weight)
+    listed = list(weight) if isinstance(weight, (list, tuple)) else [weight]
     xs = list(x) if isinstance(x, (list, tuple)) else [x] * len(listed)
     if any(each.__class__ not in _PLAIN for each in listed):
         group = _group(operator, listed, group)
@@ -279,6 +279,8 @@ def _layer(operator: Operator, x: Any, weight: Factors, group: GroupLike, how: t
         if not isinstance(each, torch.Tensor) or each.dim() < 1 or _is_dtensor(each):
             found = f"got {list(each.shape)}" if isinstance(each, torch.Tensor) else f"got {type(each).__name__}"
             raise _refusal(layer, "x [.., k]", found, "Pass a local torch.Tensor: `.to_local()` of a DTensor")
+    if not xs or not listed:
+        raise _refusal(layer, "x and weight", f"got {len(xs)} of x, {len(listed)} weights", "Pass one of each, or more")
     factors = [_factor(layer, each, "weight", how) for each in listed]
     for one, each in zip(xs, factors, strict=False):
         if each.shape[0] != one.shape[-1]:

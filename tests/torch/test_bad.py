@@ -84,6 +84,10 @@ def refusals() -> dict[str, tuple[str, str]]:
         "an unknown activation": lambda: woven.linear_all_reduce(x, square, activation="relu"),
         "one where gradients are kept": lambda: woven.linear_all_reduce(*operands(), activation="relu"),
         "fewer x than weights": lambda: woven.linear_reduce_scatter([x], [weight, weight]),
+        "no products": lambda: woven.linear_all_reduce([], []),
+        "no weights": lambda: woven.all_gather_linear(x, []),
+        "no x": lambda: woven.linear_reduce_scatter([], weight),
+        "what is no weight": lambda: woven.linear_all_reduce(x, None),  # type: ignore[arg-type]
         "products of two shapes": lambda: woven.linear_reduce_scatter([x, x], [weight, square]),
         "double backward": twice_differentiated,
         "a freed graph": through_a_freed_graph,

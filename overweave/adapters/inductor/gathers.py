@@ -60,10 +60,10 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
     if not has_dtype(shard) or value(shard).dim() < 2:
         return f"operands in {value(shard).dtype}, or of one dimension"
     products, way, obstacle = _reading(wait, ranks)
-    if not all(is_fixed(shard, product.lead) for product in products) or len(gather.users) > 1:  # sizes are read of it
-        return VARIES
     if not products:
         return obstacle or "no matmul reads it"
+    if not all(is_fixed(shard, product.lead) for product in products) or len(gather.users) > 1:  # sizes are read of it
+        return VARIES
     products = _of_one_layout(products)
     fused = {product.node for product in products}
     writer = Writer(graph, products[0].node)

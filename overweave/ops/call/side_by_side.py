@@ -32,9 +32,7 @@ def side_by_side(operator: Operator, xs: Sequence[torch.Tensor], ws: Sequence[to
     widest of the pairs stays where it lies: the others are `x_rest` and `w_rest`.
     """
     check_pairs(operator, xs, ws)
-    if not xs[0].is_cuda:
-        return {"x": _beside(xs), "w": _below(ws)}
-    return in_two_parts(xs, ws)
+    return in_two_parts(xs, ws) if xs[0].is_cuda else _in_one_part(xs, ws)
 
 
 def in_two_parts(xs: Sequence[torch.Tensor], ws: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -44,7 +42,7 @@ def in_two_parts(xs: Sequence[torch.Tensor], ws: Sequence[torch.Tensor]) -> dict
     first, rest = ([each[index] for index in others] for each in (xs, ws))
     is_alike = all(w.is_contiguous() for w in ws) or all(w.t().is_contiguous() for w in ws)
     if not others or not is_alike or xs[0].itemsize != HALF or xs[widest].shape[1] % WHOLE_STEPS:
-        return {"x": _beside(xs), "w": _below(ws)}
+        return _in_one_part(xs, ws)
     return {"x": xs[widest], "w": ws[widest], X_REST: _beside(first), W_REST: _below(rest)}
 
 
@@ -52,7 +50,7 @@ def whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of a call with each factor in one part."""
     parts = dict(tensors)
     x_rest, w_rest = parts.pop(X_REST), parts.pop(W_REST)
-    return parts | {"x": _beside([parts["x"], x_rest]), "w": _below([parts["w"], w_rest])}
+    return parts | _in_one_part([parts["x"], x_rest], [parts["w"], w_rest])
 
 
 def takes_parts(plan: Plan | None) -> bool:
@@ -99,6 +97,10 @@ def check_pairs(operator: Operator, xs: Sequence[Any], ws: Any) -> None:
     if len({(x.shape[0], w.shape[1], x.dtype, x.device) for x, w in zip(xs, ws, strict=True)}) > 1:
         found = ", ".join(f"{list(x.shape)} @ {list(w.shape)}" for x, w in zip(xs, ws, strict=True))
         raise InputError(f"{name}: products of one shape and dtype", found, "Pass factors whose products can be added")
+
+
+def _in_one_part(xs: Sequence[torch.Tensor], ws: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"x": _beside(xs), "w": _below(ws)}
 
 
 def _beside(xs: Sequence[torch.Tensor]) -> torch.Tensor:
