@@ -26,7 +26,7 @@ from overweave.kernels.hopper.tiles import place_of
 from overweave.kernels.shares import LEFT_OUT, k_range
 from overweave.kernels.stored import target_at
 from overweave.kernels.weights import of_weight
-from overweave.lang.tile_table import ADDS_NOTHING, FINISHES, INTO, MULTIPLIED, PLACE, read_column, record_time
+from overweave.lang.tile_table import ADDS_NOTHING, FINISHES, INTO, MULTIPLIED, PLACE, ROW, read_column, record_time
 
 FP8_COLUMNS = 128  # of sums, beside which those of one step have registers
 
@@ -78,7 +78,7 @@ def consume_tile(
     BESIDE: gl.constexpr = HALF * PART_N if traits.in_columns else 0
     tile = message & NUMBER
     if not traits.split_k:
-        row, row_end, col, weight = place_of(table, tile, BELOW, BESIDE, traits.weights)
+        row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
         target = target_of(table, tile, weight, products, work.peers, traits.weights)
         cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
     low, high = k_range(table, tile, work.k, stages.a.type.shape[2], traits.split_k)
@@ -93,7 +93,7 @@ def consume_tile(
         await_room(HALF, turn, results, work.queue, tile, traits.traced and traits.addends > 0)
         if told != LEFT_OUT:
             # Where the tile lies is read here: beside sums of shares there is no register for it.
-            row, row_end, col, weight = place_of(table, tile, BELOW, BESIDE, traits.weights)
+            row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
             target = target_of(table, tile, weight, products, work.peers, traits.weights)
             cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
             end_tile(
@@ -238,16 +238,22 @@ def end_tile(
             others = finish(others, table, tile, ends, row, row_end, further, products, cols_end, OF_PRODUCT, WEIGHTS)
     if not traits.split_k:
         await_room(HALF, turn, results, work.queue, tile, traits.traced and traits.addends > 0)
-    hand_over(traits, result, results.tiles, AT, turn, target, work, tile, row, row_end, col, cols_end)
+    own_row = read_column(table, tile, ROW) + (0 if traits.in_columns else HALF * result.shape[0])
+    hand_over(traits, result, results.tiles, AT, turn, target, work, tile, own_row, row, row_end, col, cols_end)
     if PARTS > WIDE:
         if traits.addends > 0:
             others = finish(others, table, tile, ends, row, row_end, further, products, cols_end, OF_PRODUCT, WEIGHTS)
-        hand_over(traits, others, results.tiles, AT + WIDE, turn, target, work, tile, row, row_end, further, cols_end)
+        hand_over(
+            traits, others, results.tiles, AT + WIDE, turn, target, work, tile, own_row, row, row_end, further, cols_end
+        )
 
 
 @gluon.jit
-def hand_over(traits: gl.constexpr, result, c_tiles, at, turn, target, work, tile, row, row_end, col, n):
-    """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent."""
+def hand_over(traits: gl.constexpr, result, c_tiles, at, turn, target, work, tile, own_row, row, row_end, col, n):
+    """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent.
+
+    row: where the result begins, own_row: from which row on it is the tile's (tiles.rows_ahead).
+    """
     ROWS: gl.constexpr = result.shape[0]
     COLS: gl.constexpr = result.shape[1]
     DTYPE: gl.constexpr = c_tiles.dtype
@@ -269,12 +275,12 @@ def hand_over(traits: gl.constexpr, result, c_tiles, at, turn, target, work, til
         store_sum(
             result, target, ends, work.sums.addends, peers, table, tile, row, row_end, col, n, traits.addends, EPILOGUE
         )
-    elif row + ROWS > row_end and peers.everyone is not None:
+    elif own_row + ROWS > row_end and peers.everyone is not None:
         store_sum(result, target, ends, None, peers, table, tile, row, row_end, col, n, 0, EPILOGUE)
-    elif row + ROWS > row_end:
+    elif own_row + ROWS > row_end:
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         cols = col + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
-        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
+        inside = ((rows >= own_row) & (rows < row_end))[:, None] & (cols < n)[None, :]
         gl.store(target + rows.to(gl.int64)[:, None] * n + cols[None, :], result.to(DTYPE), mask=inside)
         gl.thread_barrier()  # one thread arrives for all: their stores come first
     else:
