@@ -107,7 +107,7 @@ def leaves(*results: object) -> Iterator[tuple[torch.Tensor, ...]]:
 
 def table(is_short: bool, is_varying: bool) -> list[str]:
     """For `run_ranks`: rows whose graph holds other operators, or gives other results. is_varying: of every second row,
-    one graph serves any number of the ranks' rows."""
+    one graph serves any number of the ranks' rows, and any batch of several."""
     found, ranks = [], dist.get_world_size()
     generator = torch.Generator().manual_seed(dist.get_rank())
     common = torch.Generator().manual_seed(9)
@@ -122,10 +122,11 @@ def table(is_short: bool, is_varying: bool) -> list[str]:
                 row.function, backend=backend(graphs), fullgraph=True, dynamic=None if is_varying else False
             )
             for count in (2 * ranks, 6 * ranks)[: 1 + is_varying]:
-                shape = [count if size == 2 * ranks else size for size in row.shape]
-                x = torch.randint(-2, 3, shape, generator=generator).float()
+                *sizes, _ = row.shape
+                shape = [count if size == 2 * ranks else size + (count > 2 * ranks) for size in sizes]
+                x = torch.randint(-2, 3, (*shape, K), generator=generator).float()
                 if is_varying:
-                    torch._dynamo.mark_dynamic(x, row.shape.index(2 * ranks))
+                    torch._dynamo.mark_dynamic(x, [*range(len(shape))])
                 pairs = leaves(compiled(x, w, b), row.function(x, w, b))
                 found += [f"{row.name}: values"] * (
                     not all(torch.equal(a, c) and a.stride() == c.stride() for a, c in pairs)
@@ -197,7 +198,7 @@ def all_sizes_vary() -> list[str]:
             w, b = [torch.ones(24, K) for _ in range(3)], torch.ones(24)
             pairs = leaves(*(function(torch.ones(row.shape), w, b) for function in (compiled, row.function)))
             found += [f"{row.name}: values"] * (not all(torch.equal(a, c) for a, c in pairs))
-        return found if "varies from call to call" in str(ow.report()) else [*found, str(ow.report())]
+        return found if "columns vary from call to call" in str(ow.report()) else [*found, str(ow.report())]
     finally:
         ow.uninstall()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
-import torch
 from torch.fx import Graph, Node
 
 from overweave.adapters.inductor.nodes import (
@@ -14,8 +14,8 @@ from overweave.adapters.inductor.nodes import (
     Writer,
     ancestors,
     has_dtype,
+    has_sizes,
     is_call,
-    is_fixed,
     is_same,
     keeps_rows,
     pieces_joined,
@@ -36,7 +36,7 @@ class Product(NamedTuple):
     node: Node
     w: Node
     bias: Node | None
-    lead: int
+    lead: Any
 
 
 class Reading(NamedTuple):
@@ -62,7 +62,7 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
     products, way, obstacle = _reading(wait, ranks)
     if not products:
         return obstacle or "no matmul reads it"
-    if not all(is_fixed(shard, product.lead) for product in products) or len(gather.users) > 1:  # sizes are read of it
+    if not all(has_sizes(shard, product.lead) for product in products) or len(gather.users) > 1:  # sizes are read of it
         return VARIES
     products = _of_one_layout(products)
     fused = {product.node for product in products}
@@ -81,7 +81,7 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
     )
     for index, product in enumerate(products):
         y = writer.item(results, index)
-        if product.lead > 1:
+        if not is_same(product.lead, 1):
             y = writer.rows(y, (ranks, product.lead))
         if product.bias is not None and not is_biased:
             y = writer.call(ATEN.add.Tensor, y, product.bias)
@@ -115,7 +115,7 @@ def _reading(wait: Node, ranks: int) -> Reading:
         node, lead = waiting.pop()
         way.add(node)
         for user in node.users:
-            joined = _joined(user, node, ranks) if lead == 1 else None
+            joined = _joined(user, node, ranks) if is_same(lead, 1) else None
             if keeps_rows(user, node):
                 waiting.append((user, lead))
             elif joined is not None and joined.is_last:
@@ -132,7 +132,7 @@ def _reading(wait: Node, ranks: int) -> Reading:
 
 class _Joined(NamedTuple):
     cat: Node
-    lead: int
+    lead: Any
     is_last: bool
     between: set[Node]
 
@@ -147,7 +147,7 @@ def _joined(split: Node, gathered: Node, ranks: int) -> _Joined | None:
         found = pieces_joined(cat)
         if found is not None and found[1] == 0 and len(cat.args[0]) == ranks and set(cat.args[0]) <= set(parts):  # type: ignore[arg-type]
             shape, dim = value(cat).shape, found[2]
-            lead = torch.Size(shape[:dim]).numel()
+            lead = prod(shape[:dim])
             return _Joined(cat, lead, dim == len(shape) - 1, {split, *parts})
     return None
 

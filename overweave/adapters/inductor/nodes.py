@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from overweave.ops.call.operands import DTYPES
 
 ATEN, COLLECTIVE = torch.ops.aten, torch.ops._c10d_functional
-VARIES = "more of it than the number of rows varies from call to call"
+VARIES = "columns vary from call to call, or a size does that no node of the graph has"
 RESHAPES = frozenset((ATEN.view.default, ATEN.reshape.default, ATEN._unsafe_view.default, ATEN.clone.default))
 
 
@@ -41,11 +41,26 @@ def is_same(one: Any, other: Any) -> bool:
     return statically_known_true(one == other)
 
 
-def is_fixed(node: Any, lead: Any) -> bool:
-    """Whether at most one size of a tensor varies from call to call, which is neither `lead` nor its columns."""
+def size_node(graph: Graph, size: Any) -> Any:
+    """A size as calls are given it: a number, or, if it varies from call to call, the node that has it, if any has.
+
+    That node is computed of other sizes that the graph is given: no tensor has to be there first.
+    """
+    if not isinstance(size, torch.SymInt):
+        return size
+    held = [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]
+    same = (node for node in held if node.meta["val"].node.expr == size.node.expr)
+    return next((node for node in same if set(ancestors([node])) <= {*held}), None)
+
+
+def has_sizes(node: Any, lead: Any) -> bool:
+    """Whether the sizes of a tensor can be told to a reshape, and `lead`: its columns by a number, and those of the
+    others that vary from call to call by nodes, all but the first, which the reshape finds by itself.
+    """
     shape: Any = value(node).shape
-    varying = [size for size in shape if isinstance(size, torch.SymInt)]
-    return len(varying) <= 1 and not isinstance(shape[-1], torch.SymInt) and not isinstance(lead, torch.SymInt)
+    *rows, columns = shape
+    told = [lead, *[size for size in rows if isinstance(size, torch.SymInt)][1:]]
+    return not isinstance(columns, torch.SymInt) and all(size_node(node.graph, size) is not None for size in told)
 
 
 def is_even(split: Any, count: int) -> bool:
@@ -92,11 +107,11 @@ class Writer:
         node.meta["val"] = made
         return node
 
-    def rows(self, x: Node, parts: tuple[int, ...] = ()) -> Node:
+    def rows(self, x: Node, parts: tuple[Any, ...] = ()) -> Node:
         """x as a contiguous matrix. parts `(a, b)`: rows that lie as `[a, b, rest]`, as `[b, a, rest]`."""
         columns = value(x).shape[-1]
         if parts:
-            first, second = parts
+            first, second = (size_node(self._graph, part) for part in parts)
             x = self.call(ATEN.reshape.default, x, [first, second, -1, columns])
             x = self.call(ATEN.permute.default, x, [1, 0, 2, 3])
             x = self.call(ATEN.clone.default, x, memory_format=torch.contiguous_format)
@@ -110,7 +125,9 @@ class Writer:
         shape: Any = value(like).shape
         if is_same(value(x).shape, shape):
             return x
-        return self.call(ATEN.reshape.default, x, [-1 if isinstance(size, torch.SymInt) else size for size in shape])
+        first = next((at for at, size in enumerate(shape) if isinstance(size, torch.SymInt)), None)
+        sizes = [-1 if at == first else size_node(self._graph, size) for at, size in enumerate(shape)]
+        return self.call(ATEN.reshape.default, x, sizes)
 
     def item(self, results: Node, index: int) -> Node:
         """One of several results."""

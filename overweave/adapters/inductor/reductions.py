@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +15,8 @@ from overweave.adapters.inductor.nodes import (
     VARIES,
     Writer,
     has_dtype,
+    has_sizes,
     is_call,
-    is_fixed,
     is_same,
     pieces_joined,
     value,
@@ -52,7 +53,8 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
         return f"the reduction {kind!r}"
     if not has_dtype(given) or value(given).dim() < 2:
         return f"operands in {value(given).dtype}, or of one dimension"
-    whole, lead = given, 1
+    whole: Any = given
+    lead: Any = 1
     joined = pieces_joined(given) if scatters else None
     if joined is not None:
         whole, cut, onto = joined
@@ -60,14 +62,14 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
             return "pieces that are no ranks' parts"
         if cut == value(whole).dim() - 1:
             return LAST_DIMENSION
-        lead = torch.Size(value(whole).shape[:cut]).numel()
-    if not is_fixed(given, lead) or len(reduction.users) > 1:  # sizes are read of it
+        lead = prod(value(whole).shape[:cut])
+    if not has_sizes(given, lead) or len(reduction.users) > 1:  # sizes are read of it
         return VARIES
     found = summed(whole, ranks)
     if found is None:
         return "no matmul stands before it, or others read the product"
     writer = Writer(graph, wait)
-    xs = [writer.rows(x, (lead, ranks) if lead > 1 else ()) for x, _ in found.products]
+    xs = [writer.rows(x, () if is_same(lead, 1) else (lead, ranks)) for x, _ in found.products]
     ws = [_dense(writer, w) for _, w in found.products]
     y = writer.item(writer.call(_SCATTERED if scatters else _REDUCED, xs, ws, group_name=group), 0)
     for bias in found.biases:
