@@ -13,7 +13,13 @@ import torch
 import torch.distributed as dist
 from torch._inductor import config
 from torch.distributed import _symmetric_memory as torch_symm_mem
-from torch.distributed._functional_collectives import all_gather_tensor, all_reduce, reduce_scatter_tensor
+from torch.distributed._functional_collectives import (
+    all_gather_tensor,
+    all_gather_tensor_autograd,
+    all_reduce,
+    reduce_scatter_tensor,
+    reduce_scatter_tensor_autograd,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.functional import linear
@@ -287,6 +293,41 @@ def llama(batch: int, sequence: bool) -> list[str]:
 )
 def test_all_sites_of_a_compiled_layer_are_fused(batch: int, sequence: bool):
     assert run_ranks(llama, 2, batch, sequence, timeout_s=120.0) == [[]] * 2
+
+
+def by_hand() -> list[str]:
+    """Collectives with gradients, along a second dimension: those of the gradient have slices where torch splits."""
+    group, generator = dist.group.WORLD, torch.Generator().manual_seed(5)
+    w, v = (torch.randint(-2, 3, shape, generator=generator).float() for shape in ((24, K), (K, 24)))
+
+    def function(x):
+        h = torch.relu(linear(all_gather_tensor_autograd(x, 1, group), w))
+        return reduce_scatter_tensor_autograd(linear(h, v), "sum", 1, group)
+
+    def results(called, x):
+        y = called(x)
+        return y, torch.autograd.grad(y, x, y.detach() % 3)[0]
+
+    graphs: list[torch.fx.GraphModule] = []
+    ow.install(graphs=True)
+    try:
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend=backend(graphs), fullgraph=True)
+        same = []
+        for shape in ((2, 4, K), (3, 6, K), (5, 2, K)):  # the first has graphs of its own
+            x = torch.randint(-2, 3, shape, generator=generator).float().requires_grad_()
+            same += [torch.equal(*pair) for pair in leaves(results(compiled, x), results(function, x))]
+    finally:
+        ow.uninstall()
+    found = [] if all(same) else [f"values: {same}"]
+    if sorted(woven(graphs)) != [GATHER] * 4 + [SCATTER] * 4 or collectives(graphs):
+        found.append(f"{woven(graphs)}, left {collectives(graphs)}")
+    return found
+
+
+@pytest.mark.slow
+def test_collectives_with_gradients_are_fused_in_both_directions():
+    assert run_ranks(by_hand, 2, timeout_s=120.0) == [[]] * 2
 
 
 def beside_others() -> list[str]:

@@ -18,9 +18,9 @@ from overweave.adapters.inductor.nodes import (
     is_call,
     is_same,
     keeps_rows,
-    pieces_joined,
     value,
 )
+from overweave.adapters.inductor.pieces import pieces_joined
 from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.problem import LONGEST_LIST
 from overweave.ops.dispatch.library import define

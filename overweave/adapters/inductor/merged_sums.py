@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from overweave.adapters.inductor.nodes import ATEN, COLLECTIVE, Writer, is_call, is_even, is_same, value
+from overweave.adapters.inductor.nodes import ATEN, COLLECTIVE, Writer, is_call, is_same, value
+from overweave.adapters.inductor.pieces import is_even
 from overweave.adapters.inductor.reductions import REDUCE, SCATTER, summed
 from overweave.memory.group import process_group_of
 

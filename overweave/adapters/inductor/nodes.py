@@ -63,32 +63,11 @@ def has_sizes(node: Any, lead: Any) -> bool:
     return not isinstance(columns, torch.SymInt) and all(size_node(node.graph, size) is not None for size in told)
 
 
-def is_even(split: Any, count: int) -> bool:
-    """Whether a node cuts a tensor into so many pieces of one size."""
-    pieces = split.meta["val"]
-    return len(pieces) == count and is_same(pieces[0].shape, pieces[-1].shape)
-
-
 def keeps_rows(node: Any, before: Any) -> bool:
     """Whether a node has the rows of another one in the same order, however its leading dimensions are cut."""
     if not is_call(node, *RESHAPES) or node.args[0] is not before:
         return False
     return value(node).dim() >= 1 and is_same(value(node).shape[-1], value(before).shape[-1])
-
-
-def pieces_joined(cat: Any) -> tuple[Node, int, int] | None:
-    """Of `cat(split(x, size, dim), other dim)`: x, the dimension that was cut, and the one along which it is joined."""
-    if not is_call(cat, ATEN.cat.default):
-        return None
-    parts, joined = cat.args[0], cat.args[1] if len(cat.args) > 1 else 0
-    if not parts or not all(is_call(part, getitem) and part.args[1] == at for at, part in enumerate(parts)):
-        return None
-    split = parts[0].args[0]
-    if not is_call(split, ATEN.split.Tensor) or any(part.args[0] is not split for part in parts):
-        return None
-    x, cut = split.args[0], split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
-    dims = value(x).dim()
-    return (x, cut % dims, joined % dims) if is_even(split, len(parts)) else None
 
 
 class Writer:

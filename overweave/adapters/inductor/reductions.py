@@ -18,9 +18,9 @@ from overweave.adapters.inductor.nodes import (
     has_sizes,
     is_call,
     is_same,
-    pieces_joined,
     value,
 )
+from overweave.adapters.inductor.pieces import pieces_joined
 from overweave.ir.operators import matmul_all_reduce, matmul_reduce_scatter
 from overweave.memory.group import process_group_of
 from overweave.ops.dispatch.library import define

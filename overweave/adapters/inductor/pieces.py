@@ -1,0 +1,78 @@
+"""Tensors that are cut into pieces of one size, which are joined again along another dimension: what a collective that
+knows the first dimension alone needs for any other.
+
+Whoever writes `split` has it in the graph; its gradient, and that of `chunk`, is slices.
+"""
+
+from __future__ import annotations
+
+from operator import getitem
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from overweave.adapters.inductor.nodes import ATEN, COLLECTIVE, Writer, is_call, is_same, size_node, value
+
+SLICE, SPLIT, CAT = ATEN.slice.Tensor, ATEN.split.Tensor, ATEN.cat.default
+
+
+def is_even(split: Any, count: int) -> bool:
+    """Whether a node cuts a tensor into so many pieces of one size."""
+    pieces = split.meta["val"]
+    return len(pieces) == count and is_same(pieces[0].shape, pieces[-1].shape)
+
+
+def pieces_joined(cat: Any) -> tuple[Node, int, int] | None:
+    """Of `cat(split(x, size, dim), other dim)`: x, the dimension that was cut, and the one along which it is joined."""
+    if not is_call(cat, CAT):
+        return None
+    parts, joined = cat.args[0], cat.args[1] if len(cat.args) > 1 else 0
+    if not parts or not all(is_call(part, getitem) and part.args[1] == at for at, part in enumerate(parts)):
+        return None
+    split = parts[0].args[0]
+    if not is_call(split, SPLIT) or any(part.args[0] is not split for part in parts):
+        return None
+    x, cut = split.args[0], split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
+    dims = value(x).dim()
+    return (x, cut % dims, joined % dims) if is_even(split, len(parts)) else None
+
+
+def split_slices(graph: Graph) -> None:
+    """Writes slices that are pieces of one tensor in order, and are joined beside a collective, as a split."""
+    for node in list(graph.nodes):
+        if is_call(node, CAT) and _is_beside(node) and _are_pieces(node.args[0]):
+            parts: Any = tuple(node.args[0])
+            x, dim = parts[0].args[:2]
+            writer = Writer(graph, node)
+            pieces = writer.call(SPLIT, x, size_node(graph, value(parts[0]).shape[dim]), dim)
+            for at, part in enumerate(parts):
+                part.replace_all_uses_with(writer.item(pieces, at))
+                graph.erase_node(part)
+
+
+def _is_beside(cat: Node) -> bool:
+    """Whether a collective stands before the pieces that are joined, or behind these."""
+    parts: Any = cat.args[0]
+    x = parts[0].args[0] if parts and is_call(parts[0], SLICE) else None
+    return is_call(x, COLLECTIVE.wait_tensor.default) or any(
+        is_call(user, COLLECTIVE.reduce_scatter_tensor.default) for user in cat.users
+    )
+
+
+def _are_pieces(parts: Any) -> bool:
+    """Whether nodes are slices of one tensor, all of one size, which are the whole of it in their order."""
+    if not parts or not all(is_call(part, SLICE) and len(part.args) == 4 and not part.kwargs for part in parts):
+        return False
+    x, dim = parts[0].args[:2]
+    size, begins = value(parts[0]).shape[dim], [_told(part.args[2]) for part in parts]
+    return (
+        all(part.args[:2] == (x, dim) and is_same(value(part).shape[dim], size) for part in parts)
+        and all(is_same(begin, at * size) for at, begin in enumerate(begins))
+        and is_same(value(x).shape[dim], len(parts) * size)
+        and size_node(x.graph, size) is not None
+    )
+
+
+def _told(size: Any) -> Any:
+    """What an argument says: a number, or that of its node."""
+    return value(size) if isinstance(size, Node) else size
