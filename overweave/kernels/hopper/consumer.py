@@ -26,7 +26,7 @@ from overweave.kernels.hopper.tiles import place_of
 from overweave.kernels.shares import LEFT_OUT, k_range
 from overweave.kernels.stored import target_at
 from overweave.kernels.weights import of_weight
-from overweave.lang.tile_table import ADDS_NOTHING, FINISHES, INTO, MULTIPLIED, PLACE, ROW, read_column, record_time
+from overweave.lang.tile_table import ADDS_NOTHING, FINISHES, INTO, MULTIPLIED, PLACE, read_column, record_time
 
 FP8_COLUMNS = 128  # of sums, beside which those of one step have registers
 
@@ -78,7 +78,7 @@ def consume_tile(
     BESIDE: gl.constexpr = HALF * PART_N if traits.in_columns else 0
     tile = message & NUMBER
     if not traits.split_k:
-        row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
+        own_row, row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
         target = target_of(table, tile, weight, products, work.peers, traits.weights)
         cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
     low, high = k_range(table, tile, work.k, stages.a.type.shape[2], traits.split_k)
@@ -93,12 +93,12 @@ def consume_tile(
         await_room(HALF, turn, results, work.queue, tile, traits.traced and traits.addends > 0)
         if told != LEFT_OUT:
             # Where the tile lies is read here: beside sums of shares there is no register for it.
-            row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
+            own_row, row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
             target = target_of(table, tile, weight, products, work.peers, traits.weights)
             cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
             end_tile(
-                traits, HALF, PARTS, LEFT, result, others, turn, results, target, work, tile, row, row_end, col,
-                cols_end,
+                traits, HALF, PARTS, LEFT, result, others, turn, results, target, work, tile, own_row, row,
+                row_end, col, cols_end,
             )  # fmt: skip
         elif work.sums.tiles is not None:
             if read_column(table, tile, PLACE) != ADDS_NOTHING:
@@ -106,7 +106,8 @@ def consume_tile(
         tell(work.shares.told.index(HALF), told)
     else:
         end_tile(
-            traits, HALF, PARTS, LEFT, result, others, turn, results, target, work, tile, row, row_end, col, cols_end
+            traits, HALF, PARTS, LEFT, result, others, turn, results, target, work, tile, own_row, row, row_end, col,
+            cols_end,
         )  # fmt: skip
     mbarrier.arrive(results.full.index(HALF), count=1)
     return step
@@ -221,7 +222,7 @@ def await_room(HALF: gl.constexpr, turn, results, queue, tile, TRACED: gl.conste
 @gluon.jit
 def end_tile(
     traits: gl.constexpr, HALF: gl.constexpr, PARTS: gl.constexpr, WIDE: gl.constexpr, result, others, turn, results,
-    target, work, tile, row, row_end, col, cols_end,
+    target, work, tile, own_row, row, row_end, col, cols_end,
 ):  # fmt: skip
     """The products of all of k, finished and handed over."""
     table, ends, products = work.queue.table, work.ends, work.products
@@ -238,7 +239,6 @@ def end_tile(
             others = finish(others, table, tile, ends, row, row_end, further, products, cols_end, OF_PRODUCT, WEIGHTS)
     if not traits.split_k:
         await_room(HALF, turn, results, work.queue, tile, traits.traced and traits.addends > 0)
-    own_row = read_column(table, tile, ROW) + (0 if traits.in_columns else HALF * result.shape[0])
     hand_over(traits, result, results.tiles, AT, turn, target, work, tile, own_row, row, row_end, col, cols_end)
     if PARTS > WIDE:
         if traits.addends > 0:
@@ -252,7 +252,7 @@ def end_tile(
 def hand_over(traits: gl.constexpr, result, c_tiles, at, turn, target, work, tile, own_row, row, row_end, col, n):
     """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent.
 
-    row: where the result begins, own_row: from which row on it is the tile's (tiles.rows_ahead).
+    row: where the result begins. own_row: from which row on it is the tile's (tiles.rows_ahead).
     """
     ROWS: gl.constexpr = result.shape[0]
     COLS: gl.constexpr = result.shape[1]

@@ -7,7 +7,7 @@ from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.gluon import load_tile, mbarrier
 from overweave.kernels.hopper.ring import LACKS, LAST, VOID, pass_on
 from overweave.kernels.hopper.start import receive_claim
-from overweave.kernels.hopper.tiles import moves_rows, rows_ahead, wait_for_tile
+from overweave.kernels.hopper.tiles import source_of, wait_for_tile
 from overweave.kernels.shares import k_range
 from overweave.kernels.weights import of_weight, weight_of
 from overweave.lang.tile_table import (
@@ -15,11 +15,8 @@ from overweave.lang.tile_table import (
     COL,
     FROM_OWN_SHARD,
     READY,
-    ROW,
-    ROW_END,
     SHIFT,
     SOURCE,
-    SOURCE_ROW,
     WIDTH,
     read_column,
     record_time,
@@ -43,8 +40,6 @@ def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, rin
     tile = receive_claim(claim)
     while tile < tiles:
         record_time(trace, tile, CLAIMED, traits.traced)
-        row, row_end = read_column(table, tile, ROW), read_column(table, tile, ROW_END)
-        source_row = read_column(table, tile, SOURCE_ROW)
         col = read_column(table, tile, COL) + read_column(table, tile, SHIFT)
         width = read_column(table, tile, WIDTH) if traits.split_n > 1 else 0
         lacks = gl.where(width == 0, 0, B_PARTS - width // PART_N)
@@ -57,6 +52,7 @@ def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, rin
             if read_column(table, tile, SOURCE) != FROM_OWN_SHARD:
                 a = a_workspace
         factor = of_weight(weight_of(table, tile, traits.weights), b, b_1, b_2, traits.weights)
+        top, further = source_of(traits, table, tile, PART_M, A_PARTS)
         low, high = k_range(table, tile, k, BLOCK_K, traits.split_k)
         for depth in range(low, high, BLOCK_K):
             stage = step % traits.stages
@@ -69,10 +65,7 @@ def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, rin
                 if depth >= first_k:
                     own_a, own_b, at = a_workspace, b_1, depth - first_k
             for part in gl.static_range(A_PARTS):
-                top = source_row + part * PART_M
-                if moves_rows(traits):
-                    top -= rows_ahead(row + part * PART_M, top, row_end, PART_M)
-                load_tile(own_a, [top, at], arrived, stages.a.index(A_PARTS * stage + part))
+                load_tile(own_a, [top + part * further, at], arrived, stages.a.index(A_PARTS * stage + part))
             for part in gl.static_range(B_PARTS):
                 from_col = col if GATED else col + part * PART_N
                 place = stages.b.index(B_PARTS * stage + part)

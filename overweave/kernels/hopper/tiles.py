@@ -46,13 +46,28 @@ def rows_ahead(row, source_row, row_end, ROWS: gl.constexpr):
 
 
 @gluon.jit
+def source_of(traits: gl.constexpr, table, tile, ROWS: gl.constexpr, PARTS: gl.constexpr):
+    """Where the first part of a tile's rows is read from, and how much further the second."""
+    row, row_end = read_column(table, tile, ROW), read_column(table, tile, ROW_END)
+    source_row = read_column(table, tile, SOURCE_ROW)
+    top, further = source_row, ROWS
+    if moves_rows(traits):
+        top -= rows_ahead(row, source_row, row_end, ROWS)
+        if PARTS == 2:
+            further += source_row - top - rows_ahead(row + ROWS, source_row + ROWS, row_end, ROWS)
+    return top, further
+
+
+@gluon.jit
 def place_of(traits: gl.constexpr, table, tile, BELOW: gl.constexpr, BESIDE: gl.constexpr, ROWS: gl.constexpr):
-    """The first row that a consumer multiplies, the end of the tile's rows, its first column, and whose they are."""
-    row, row_end = read_column(table, tile, ROW) + BELOW, read_column(table, tile, ROW_END)
-    col = read_column(table, tile, COL)
+    """A consumer's first row of the tile, the first that it multiplies, the end of the tile's rows, the first column,
+    and whose they are.
+    """
+    own_row, row_end = read_column(table, tile, ROW) + BELOW, read_column(table, tile, ROW_END)
+    row, col = own_row, read_column(table, tile, COL)
     if moves_rows(traits):
         row -= rows_ahead(row, read_column(table, tile, SOURCE_ROW) + BELOW, row_end, ROWS)
-    return row, row_end, col + BESIDE, weight_of(table, tile, traits.weights)
+    return own_row, row, row_end, col + BESIDE, weight_of(table, tile, traits.weights)
 
 
 @gluon.jit
