@@ -174,7 +174,7 @@ class Get(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="get
 class Copy(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="copy"):
     """Within this rank. With no regions it only waits and signals.
 
-    delay_us: rests so long before it does anything, to make a rank late on purpose (passes.inject_delay).
+    delay_us: rests so long before it does anything, to make a rank late on purpose.
     """
 
     delay_us: Annotated[int, Meta(ge=0, le=LONGEST_DELAY_US)] = 0

@@ -7,7 +7,6 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir import passes
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT, Compute, Copy, Credit, Notify, Region, Schedule, SignalPad, Wait
@@ -135,13 +134,6 @@ def test_it_is_judged_as_if_it_waited_before_it_started():
     schedule = adding()
     first = sorted(schedule.operations, key=lambda operation: not operation.name.startswith("total"))
     assert rules(replace(schedule, operations=tuple(first))) == {"deadlock"}
-
-
-def test_split_widens_late_waits():
-    split = passes.split(adding(), 2)
-    assert verify_schedule(split).refusals == ()
-    (total,) = (operation for operation in split.operations if operation.name == "total.0")
-    assert total.late_waits == (Wait("arrived", (0, 2), 1),)
 
 
 def plan_of(**options: int | str) -> Plan:
