@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -51,12 +52,8 @@ def rows(ranks: int, is_short: bool) -> Iterator[Row]:
     for shape, dim in places[: 2 if is_short else 4]:
         where = f"{shape} along {dim}"
 
-        def gathered(x, dim=dim):
-            return all_gather_tensor(x, dim, group)
-
-        def scattered(y, dim=dim):
-            return reduce_scatter_tensor(y, "sum", dim, group)
-
+        gathered = partial(all_gather_tensor, gather_dim=dim, group=group)
+        scattered = partial(reduce_scatter_tensor, reduceOp="sum", scatter_dim=dim, group=group)
         yield Row(f"gather {where}", shape, lambda x, w, *_, g=gathered: linear(g(x), w[0]), (GATHER,))
         yield Row(
             f"gather, kept {where}",
@@ -77,6 +74,7 @@ def rows(ranks: int, is_short: bool) -> Iterator[Row]:
             lambda x, w, b, g=gathered: [linear(whole, w[0], b) + linear(whole, w[1]) for whole in [g(x)]],
             (GATHER,),
         )
+        yield from einsums(where, shape, gathered, scattered)
         yield Row(f"scatter {where}", shape, lambda x, w, *_, s=scattered: s(linear(x, w[0])), (SCATTER,))
         yield Row(
             f"scatter, bias {where}", shape, lambda x, w, b, s=scattered: s(linear(x, w[0], b / ranks)), (SCATTER,)
@@ -104,6 +102,22 @@ def rows(ranks: int, is_short: bool) -> Iterator[Row]:
             ),
             (REDUCE,),
         )
+
+
+def einsums(
+    where: str, shape: tuple[int, ...], gathered: Callable[..., Any], scattered: Callable[..., Any]
+) -> Iterator[Row]:
+    """Products that are matmuls of a batch of one between dimensions of one; of the second, columns are heads."""
+    yield Row(
+        f"einsum, gathered {where}", shape, lambda x, w, *_: torch.einsum("...h,oh->...o", gathered(x), w[0]), (GATHER,)
+    )
+    heads = (4, K // 4)
+    yield Row(
+        f"einsum of heads, scattered {where}",
+        shape,
+        lambda x, w, *_: scattered(torch.einsum("...hd,ohd->...o", x.unflatten(-1, heads), w[0].unflatten(-1, heads))),
+        (SCATTER,),
+    )
 
 
 def leaves(*results: object) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -10,7 +10,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
-from overweave.adapters.inductor import gathers, merged_sums, nodes, pieces, reductions
+from overweave.adapters.inductor import flattened, gathers, merged_sums, nodes, pieces, reductions
 from overweave.adapters.report import Site, site
 from overweave.errors import InputError
 
@@ -19,7 +19,7 @@ _FUSE: dict[str, Callable[[Graph, Node], str]] = {
     "gathers in compiled graphs": gathers.fuse_gather,
     "sums in compiled graphs": reductions.fuse_reduction,
 }
-_FILES = tuple(str(module.__file__) for module in (gathers, merged_sums, nodes, pieces, reductions))
+_FILES = tuple(str(module.__file__) for module in (flattened, gathers, merged_sums, nodes, pieces, reductions))
 
 
 class FuseCollectives(CustomGraphPass):
@@ -36,6 +36,7 @@ class FuseCollectives(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         if self.before is not None:
             self.before(graph)
+        flattened.flatten_products(graph)
         pieces.split_slices(graph)
         merged_sums.merge_sums(graph)
         for name, find in SITES.items():

@@ -15,7 +15,8 @@ from overweave.ops.call.operands import DTYPES
 
 ATEN, COLLECTIVE = torch.ops.aten, torch.ops._c10d_functional
 VARIES = "columns vary from call to call, or a size does that no node of the graph has"
-RESHAPES = frozenset((ATEN.view.default, ATEN.reshape.default, ATEN._unsafe_view.default, ATEN.clone.default))
+VIEWS = frozenset((ATEN.view.default, ATEN.reshape.default, ATEN._unsafe_view.default))
+RESHAPES = VIEWS | {ATEN.clone.default}
 
 
 def value(node: Any) -> torch.Tensor:

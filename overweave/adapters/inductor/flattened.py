@@ -1,0 +1,55 @@
+"""Products written as `einsum` leaves them, in the form of `linear`: a matmul of two matrices between reshapes.
+
+unsqueeze, permute of dimensions of one -> reshape        a reshape of a reshape -> one
+bmm of a batch of one                   -> mm
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from overweave.adapters.inductor.nodes import ATEN, VIEWS, Writer, has_sizes, is_call, is_same, value
+
+SINGLE = frozenset((ATEN.unsqueeze.default, ATEN.squeeze.dim, ATEN.squeeze.dims))
+
+
+def flatten_products(graph: Graph) -> None:
+    """Rewrites matmuls of a batch of one, and reshapes of what they read and give."""
+    products = [node for node in graph.nodes if is_call(node, ATEN.bmm.default) and _is_single(node)]
+    for node in products:
+        _as_matrices(graph, node)
+    for node in list(graph.nodes) if products else ():
+        if _is_reshape(node) and _is_reshape(node.args[0]) and has_sizes(node, 1):
+            root = node.args[0]
+            while _is_reshape(root):
+                root = root.args[0]
+            _replace(graph, node, Writer(graph, node).shaped(root, node))
+    if products:
+        graph.eliminate_dead_code()  # reshapes that nothing reads any more would stand for readers
+
+
+def _is_single(bmm: Any) -> bool:
+    """Whether a batch is one, and no other size varies than one of the rows."""
+    return is_same(value(bmm).shape[0], 1) and all(has_sizes(factor, 1) for factor in bmm.args)
+
+
+def _as_matrices(graph: Graph, bmm: Any) -> None:
+    writer = Writer(graph, bmm)
+    factors = [writer.call(ATEN.squeeze.dim, factor, 0) for factor in bmm.args]
+    _replace(graph, bmm, writer.call(ATEN.unsqueeze.default, writer.call(ATEN.mm.default, *factors), 0))
+
+
+def _is_reshape(node: Any) -> bool:
+    """Whether a node has the elements of another one in the same order."""
+    if is_call(node, ATEN.permute.default):
+        shape = value(node.args[0]).shape
+        moved = [at % len(shape) for at in node.args[1] if not is_same(shape[at], 1)]
+        return moved == sorted(moved)
+    return is_call(node, *VIEWS, *SINGLE)
+
+
+def _replace(graph: Graph, node: Node, by: Node) -> None:
+    node.replace_all_uses_with(by)
+    graph.erase_node(node)
