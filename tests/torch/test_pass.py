@@ -23,10 +23,12 @@ from torch.distributed._functional_collectives import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import linear
 
 import overweave as ow
 from campaigns.torch.small_llama import Llama, Sizes, plan
+from overweave.adapters.inductor.fusion import FuseCollectives
 from overweave.block.graphs import backend
 from overweave.errors import InputError
 from tests.ranks import run_ranks
@@ -342,6 +344,13 @@ def by_hand() -> list[str]:
 @pytest.mark.slow
 def test_collectives_with_gradients_are_fused_in_both_directions():
     assert run_ranks(by_hand, 2, timeout_s=120.0) == [[]] * 2
+
+
+def test_graphs_without_collectives_stay_as_they_are():
+    graph = make_fx(torch.bmm, tracing_mode="fake")(torch.ones(1, 2, 3), torch.ones(1, 3, 4)).graph
+    before = str(graph)
+    FuseCollectives()(graph)
+    assert str(graph) == before
 
 
 def beside_others() -> list[str]:

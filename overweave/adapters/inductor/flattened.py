@@ -1,7 +1,9 @@
 """Products written as `einsum` leaves them, in the form of `linear`: a matmul of two matrices between reshapes.
 
-unsqueeze, permute of dimensions of one -> reshape        a reshape of a reshape -> one
-bmm of a batch of one                   -> mm
+    unsqueeze, permute of dimensions of one -> reshape        a reshape of a reshape -> one
+    bmm of a batch of one                   -> mm
+
+So gathers, and sums over ranks, find their matmuls.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class FuseCollectives(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         if self.before is not None:
             self.before(graph)
+        if not any(find(graph) for find in SITES.values()):
+            return
         flattened.flatten_products(graph)
         pieces.split_slices(graph)
         merged_sums.merge_sums(graph)
