@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
-from overweave.adapters.inductor.nodes import ATEN, VIEWS, Writer, has_sizes, is_call, is_same, value
+from overweave.adapters.inductor.nodes import ATEN, VIEWS, Writer, has_sizes, is_call, is_same, replace, value
 
 SINGLE = frozenset((ATEN.unsqueeze.default, ATEN.squeeze.dim, ATEN.squeeze.dims))
 
@@ -27,7 +27,7 @@ def flatten_products(graph: Graph) -> None:
             root = node.args[0]
             while _is_reshape(root):
                 root = root.args[0]
-            _replace(graph, node, Writer(graph, node).shaped(root, node))
+            replace(node, Writer(graph, node).shaped(root, node))
     if products:
         graph.eliminate_dead_code()  # reshapes that nothing reads any more would stand for readers
 
@@ -40,7 +40,7 @@ def _is_single(bmm: Any) -> bool:
 def _as_matrices(graph: Graph, bmm: Any) -> None:
     writer = Writer(graph, bmm)
     factors = [writer.call(ATEN.squeeze.dim, factor, 0) for factor in bmm.args]
-    _replace(graph, bmm, writer.call(ATEN.unsqueeze.default, writer.call(ATEN.mm.default, *factors), 0))
+    replace(bmm, writer.call(ATEN.unsqueeze.default, writer.call(ATEN.mm.default, *factors), 0))
 
 
 def _is_reshape(node: Any) -> bool:
@@ -50,8 +50,3 @@ def _is_reshape(node: Any) -> bool:
         moved = [at % len(shape) for at in node.args[1] if not is_same(shape[at], 1)]
         return moved == sorted(moved)
     return is_call(node, *VIEWS, *SINGLE)
-
-
-def _replace(graph: Graph, node: Node, by: Node) -> None:
-    node.replace_all_uses_with(by)
-    graph.erase_node(node)

@@ -14,9 +14,9 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
-from overweave.adapters.inductor.nodes import ATEN, COLLECTIVE, Writer, is_call, is_same, value
+from overweave.adapters.inductor.nodes import ATEN, COLLECTIVE, Writer, is_call, is_same, replace, value
 from overweave.adapters.inductor.pieces import is_even
 from overweave.adapters.inductor.reductions import REDUCE, SCATTER, summed
 from overweave.memory.group import process_group_of
@@ -58,7 +58,7 @@ def _add_before(graph: Graph, node: Any) -> None:
         return
     writer = Writer(graph, node)
     total = writer.call(ATEN.add.Tensor, left.args[0].args[0], right.args[0].args[0])
-    _replace(graph, node, writer.call(WAIT, writer.call(REDUCE, total, "sum", group)))
+    replace(node, writer.call(WAIT, writer.call(REDUCE, total, "sum", group)))
     for wait in (left, right):
         _erase(graph, wait)
 
@@ -74,14 +74,9 @@ def _scatter(graph: Graph, split: Any) -> None:
     if dim:
         pieces = writer.call(ATEN.split.Tensor, total, size, dim)
         total = writer.call(ATEN.cat.default, [writer.item(pieces, index) for index in range(group.size())])
-    _replace(graph, part, writer.call(WAIT, writer.call(SCATTER, total, "sum", group.size(), name)))
+    replace(part, writer.call(WAIT, writer.call(SCATTER, total, "sum", group.size(), name)))
     graph.erase_node(split)
     _erase(graph, wait)
-
-
-def _replace(graph: Graph, node: Node, by: Node) -> None:
-    node.replace_all_uses_with(by)
-    graph.erase_node(node)
 
 
 def _erase(graph: Graph, wait: Any) -> None:

@@ -117,6 +117,12 @@ class Writer:
         return node
 
 
+def replace(node: Node, by: Node) -> None:
+    """Puts another node in the place of one, which is no more."""
+    node.replace_all_uses_with(by)
+    node.graph.erase_node(node)
+
+
 def ancestors(nodes: list[Node]) -> Iterator[Node]:
     """All nodes that these are computed from, themselves included."""
     seen: set[Node] = set()

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from overweave.adapters.inductor.nodes import ATEN, COLLECTIVE, Writer, is_call, is_same, size_node, value
+from overweave.adapters.inductor.nodes import ATEN, COLLECTIVE, Writer, is_call, is_same, replace, size_node, value
 
 SLICE, SPLIT, CAT = ATEN.slice.Tensor, ATEN.split.Tensor, ATEN.cat.default
 
@@ -46,8 +46,7 @@ def split_slices(graph: Graph) -> None:
             writer = Writer(graph, node)
             pieces = writer.call(SPLIT, x, size_node(graph, value(parts[0]).shape[dim]), dim)
             for at, part in enumerate(parts):
-                part.replace_all_uses_with(writer.item(pieces, at))
-                graph.erase_node(part)
+                replace(part, writer.item(pieces, at))
 
 
 def _is_beside(cat: Node) -> bool:
