@@ -11,10 +11,10 @@ from overweave.ir.operators.matmul_all_reduce import OPERATOR
 from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.call.norm import RmsNorm
+from overweave.ops.call.side_by_side import Factors
 from overweave.ops.dispatch.library import define
 
 define(OPERATOR)
-Factors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 @overload

@@ -12,10 +12,10 @@ from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.row_map import ROWS, ROWS_OF_ALL, RowMap
+from overweave.ops.call.side_by_side import Factors
 from overweave.ops.dispatch.library import define
 
 define(OPERATOR)
-Factors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 Returned = (
     torch.Tensor
     | tuple[torch.Tensor, RowMap]

@@ -33,7 +33,7 @@ def flatten_products(graph: Graph) -> None:
 
 
 def _is_single(bmm: Any) -> bool:
-    """Whether a batch is one, and no other size varies than one of the rows."""
+    """Whether the batch is one, and a reshape can be told the sizes of both factors."""
     return is_same(value(bmm).shape[0], 1) and all(has_sizes(factor, 1) for factor in bmm.args)
 
 

@@ -260,6 +260,7 @@ def hand_over(traits: gl.constexpr, result, c_tiles, at, turn, target, work, til
     EPILOGUE: gl.constexpr = traits.epilogue
     layout: gl.constexpr = result.type.layout
     table, ends, peers = work.queue.table, work.ends, work.peers
+    gl.static_assert(traits.addends > 0 or peers.everyone is None)  # `store_sum` has no mask of rows ahead
     if work.sums.tiles is not None:
         if read_column(table, tile, PLACE) != ADDS_NOTHING:
             result += gl.where(hear_of_addends(work.sums, turn) == 1, 0.0, float("nan"))
