@@ -6,6 +6,7 @@ side by side on the same GPUs, which changes times and nothing else; what judges
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,18 +15,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 import torch
 
+from campaigns.cases import OPERATORS
+
 # The longest first: what starts last should not be what everything waits for.
 CAMPAIGNS = {
-    "fp8": ["gpu_epilogues", "--forms", "fp8", "--sizes", "1"],
+    **{f"fp8 {one}": ["gpu_epilogues", "--forms", "fp8", "--sizes", "1", "--only", one] for one in OPERATORS},
     "callers": ["gpu_callers", "--trials", "16"],
     "exactness": ["gpu_exactness", "--shapes", "30", "--calls", "100", "--replays", "60", "--set", ""],
-    "faults": ["gpu_faults", "--deadline", "3", "--rounds", "2", "--absent", "3"],
     "packed": [
         *("gpu_packed", "--shapes", "20", "--calls", "300", "--replays", "60"),
         *("--deadline", "4", "--matmul", "library", "early"),
     ],
-    "beside": ["gpu_beside", "--trials", "48"],
+    **{f"beside {one}": ["gpu_beside", "--trials", "48", "--only", one] for one in OPERATORS},
     "epilogues": ["gpu_epilogues", "--forms", "silu", "weights", "--sizes", "1", "--only", "push"],
+    # Not among the first: torchruns that start together keep ranks apart for longer than this deadline.
+    "faults": ["gpu_faults", "--deadline", "3", "--rounds", "2", "--absent", "3"],
     "norms": ["gpu_epilogues", "--forms", "norm", "--sizes", "1"],
     "authored": ["gpu_authored", "--calls", "2", "--trials", "20"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
@@ -35,12 +39,14 @@ CAMPAIGNS = {
     "drop_in": ["gpu_drop_in", "--replays", "20"],
 }
 # NCCL has no two ranks on a GPU. In gloo the collectives of DTensors on GPUs end in a segmentation fault (torch 2.11).
-NEEDS_NCCL = {"beside", "models"}
+NEEDS_NCCL = {"models", *(f"beside {one}" for one in OPERATORS)}
 ALONE = {  # one process each: every tile shape, bit-equal at the sizes of mlp
     "tiles": ["gpu_tile_choice", "--sets", "mlp"],
     "odd_sizes": ["gpu_short_matmul", "--only", "odd"],
 }
-LANES = 6  # MEASURED: 291 s on one H200 with 16 cores (benchmarks/results/blocks_of_one_rank)
+# MEASURED: six lanes took 291 s on one H200 with 16 cores (benchmarks/results/blocks_of_one_rank). Four H200s with 64
+# cores were done after 258 s with twelve, and not after 285 s with eight (gpu_test.h200x4.2026-11-28).
+LANES = max(6, 3 * (os.cpu_count() or 1) // 16)
 Done = subprocess.CompletedProcess[str]
 
 
