@@ -28,14 +28,14 @@ from overweave.memory.group import Group
 from overweave.ops.call.plan_words import candidate_of
 from overweave.ops.operators import operator_for
 from overweave.tuner.measure.bench import Request, Run, joined_world, runs
-from overweave.tuner.space.shapes import Case, DtypeWord, read_shapes
+from overweave.tuner.space.shapes import Case, DtypeWord, read_shapes, usual_set
 
 TURN = "OVERWEAVE_BENCH_TURN"  # which whole run a rank that we started is part of, from 1
 
 
 def bench(
     operator: Annotated[str, typer.Argument(metavar="OP", help=f"{', '.join(OPERATORS)}, or block: of a transformer")],
-    shapes: Annotated[str, typer.Option(help="A file or set of benchmarks/shapes; else mlp, of blocks llama")] = "",
+    shapes: Annotated[str, typer.Option(help="A file or set of benchmarks/shapes; else mlp, moe or llama")] = "",
     world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
     device: Annotated[Device, typer.Option(help="auto: GPUs where there is one")] = "auto",
     dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
@@ -52,7 +52,7 @@ def bench(
         return
     place = where(device, least=1)
     ranks = how_many(place, world)
-    named = shapes or ("llama" if operator == BLOCK else "mlp")
+    named = shapes or ("llama" if operator == BLOCK else usual_set(operator))
     # What cannot be is refused before any rank is started.
     if operator == BLOCK:
         subject = _of_blocks(named, ranks, (place, dtype), plan or ())

@@ -23,7 +23,7 @@ from overweave.ir.problem import Problem
 from overweave.ops.tune import device_named, tune_and_learn
 from overweave.tuner.measure.bench import joined_world
 from overweave.tuner.measure.search import Tuned
-from overweave.tuner.space.shapes import Case, DtypeWord, read_shapes
+from overweave.tuner.space.shapes import Case, DtypeWord, read_shapes, usual_set
 from overweave.tuner.space.space import library_path
 from overweave.tuner.space.target import target_of
 from overweave.tuner.store.cache import fingerprint, load, path_of
@@ -33,7 +33,7 @@ from overweave.tuner.store.table import Fingerprint, Table, bucketed
 
 def tune(
     operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(OPERATORS))],
-    shapes: Annotated[str, typer.Option(help="A file, or a set of benchmarks/shapes such as mlp")] = "mlp",
+    shapes: Annotated[str, typer.Option(help="A file or set of benchmarks/shapes; else mlp or moe")] = "",
     shape: Annotated[str | None, typer.Option(help=f"{SHAPE_HELP}; in place of a set")] = None,
     after: Annotated[str, typer.Option(help=f"With --shape. {AFTER_HELP}")] = "",
     world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
@@ -128,5 +128,5 @@ def _cases(operator: str, shapes: str, shape: str | None, after: str) -> tuple[C
     if shape is None and after:
         raise InputError(f"tune after {after[:60]!r}", "no shape is given", "Give --shape, or a set that says it")
     if shape is None:
-        return read_shapes(shapes, operator).cases
+        return read_shapes(shapes or usual_set(operator), operator).cases
     return (case_of(shape, after, least_rows=1),)

@@ -23,6 +23,7 @@ from overweave.ir.text.strangers import read_bytes
 from overweave.tuner.space.problem_words import compared, dressed
 
 SETS = Path("benchmarks/shapes")
+USUAL = ("mlp", "moe")  # the sets of which an operator has one
 LARGEST_FILE_BYTES = 1 << 20
 _CURE = 'Give a file such as {"cases": [{"name": "a", "m": 8192, "n": 14336, "k": 4096}]}'
 # As commands and results say.
@@ -101,6 +102,12 @@ def set_names(operator: str) -> tuple[str, ...]:
     ending = f".{operator}.json"
     found = {path.name.removesuffix(ending) for folder in _folders() for path in folder.glob(f"*{ending}")}
     return tuple(sorted(found))
+
+
+def usual_set(operator: str) -> str:
+    """What is read where nobody names a set."""
+    known = set_names(operator)
+    return next((name for name in USUAL if name in known), USUAL[0])
 
 
 def _folders() -> tuple[Path, ...]:

@@ -7,7 +7,7 @@ import pytest
 from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS
 from overweave.tuner.space import shapes
-from overweave.tuner.space.shapes import Case, read_shapes, set_names
+from overweave.tuner.space.shapes import Case, read_shapes, set_names, usual_set
 from tests.source_tree import ROOT
 
 FOLDER = ROOT / "benchmarks" / "shapes"
@@ -24,6 +24,11 @@ def test_the_sets_of_every_operator(name, operator):
     assert shapes.operator == operator
     assert shapes.source
     assert shapes.note
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_operator_has_a_usual_set(operator):
+    assert read_shapes(usual_set(operator), operator).operator == operator
 
 
 @pytest.mark.parametrize(
