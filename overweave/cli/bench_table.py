@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from overweave.ir.operators.registry import OPERATORS
-from overweave.tuner.measure.baselines import NAMED, OURS, SEQUENTIAL, TORCH_FUSED
+from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import CaseRows, MethodRow, Run
 from overweave.tuner.measure.summary import Spread, losses, summarize
 
@@ -45,7 +45,7 @@ def print_runs(runs: tuple[Run, ...], chosen: int, spreads: dict[str, dict[str, 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
     table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")  # names of plans take further lines, so that numbers keep their digits
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
@@ -64,7 +64,7 @@ def _case_table(rows: CaseRows, is_matmul: bool) -> Table:
 
 
 def _case_cells(row: MethodRow) -> list[str]:
-    label = f"{row.label}: {row.plan}" if row.plan and not row.name.startswith(NAMED) else row.label
+    label = row.label if row.label.endswith(row.plan) else f"{row.label}: {row.plan}"
     cells = [label, f"{row.median_us:.1f}", f"{row.p90_us:.1f}", _number(row.host_us, ".1f")]
     for baseline in (SEQUENTIAL, TORCH_FUSED):
         ratio = row.speedups.get(baseline)
