@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.cases import ALL_GATHER, ALL_REDUCE, HOPPER, PLAIN, REDUCE_SCATTER, in_kernels
+from campaigns.cases import ALL_GATHER, ALL_REDUCE, EXCHANGED, HOPPER, PLAIN, REDUCE_SCATTER, in_kernels
 from overweave.ir.plan import LIBRARY
 from overweave.schedules.methods.record import Method
 from overweave.tuner.measure.baselines import SEQUENTIAL
@@ -46,10 +46,11 @@ class Sizes(NamedTuple):
     device: str = "cpu"
 
 
+OFFERED = (*PLAIN, *EXCHANGED)
 # Every method, in the kernel of Hopper if it has one; and what may be asked beside a product. Of plans whose sums are
 # passes of a library between other steps, the one that a shipped table takes.
 CASES = (
-    *(Case(*one) for plain in PLAIN if has_few_launches(plain.method) for one in in_kernels(plain, (KERNEL,))),
+    *(Case(*one) for plain in OFFERED if has_few_launches(plain.method) for one in in_kernels(plain, (KERNEL,))),
     Case(SCATTER, "per_shard"),
     Case(GATHER, f"push {KERNEL} order=all_peers pieces=2"),
     *(Case(GATHER, f"push {KERNEL}", beside) for beside in ("three weights", "bias silu", "gate", "fp8")),
@@ -69,8 +70,8 @@ def call_of(case: Case, group: dist.ProcessGroup, sizes: Sizes) -> Callable[[], 
     dtype = torch.float8_e4m3fn if case.beside == "fp8" else torch.bfloat16
     rows = sizes.m // sizes.ranks if case.operator == GATHER else sizes.m
     x, w = _random(sizes, rows, sizes.k).to(dtype), _random(sizes, sizes.n, sizes.k).to(dtype).t()
-    if case.operator == SCATTER:
-        return partial(ow.matmul_reduce_scatter, x, w, group, plan=case.plan)
+    if case.operator not in (GATHER, REDUCE):
+        return partial(getattr(ow, case.operator), x, w, group, plan=case.plan)
     if case.operator == REDUCE:
         norm = ow.RmsNorm(_random(sizes, 1, sizes.n)[0], _random(sizes, sizes.m, sizes.n)) if case.beside else None
         return partial(ow.matmul_all_reduce, x, w, group, norm=norm, plan=case.plan)

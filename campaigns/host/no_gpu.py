@@ -34,6 +34,7 @@ from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.library import run as library_run
 
 FILE = __file__  # calls of functions of this file stand for calls into C
+COLLECTIVES = "_allgather_base", "_reduce_scatter_base", "allreduce", "alltoall_base"
 GPU = SimpleNamespace(multi_processor_count=132, major=9, name="NVIDIA H200")
 
 
@@ -202,7 +203,7 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "get_device_properties", lambda device: GPU),
             (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
-            *((dist.ProcessGroup, name, nothing) for name in ("_allgather_base", "_reduce_scatter_base", "allreduce")),
+            *((dist.ProcessGroup, name, nothing) for name in COLLECTIVES),
             (torch, "mm", blocks.product),
         ):
             stack.enter_context(patch.object(where, name, stand_in, create=True))

@@ -30,7 +30,7 @@ def group() -> Iterator[dist.ProcessGroup]:
 def most(case: Case, way: str) -> int:
     if way == "replayed":
         return MOST_REPLAYED
-    if case.plan == "per_shard":
+    if case.plan in ("per_shard", "per_peer"):
         return MOST_OF_A_SHARD * SIZES.ranks
     return MOST_BY_LIBRARY if case.plan == "sequential" or "packed" in case.plan else MOST_LAUNCHED
 

@@ -1,15 +1,18 @@
-"""Library operations made ready: factors in two parts give the product of the whole ones."""
+"""Library operations made ready: factors in two parts, and collectives of whole buffers, which have a short way."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import W_REST, X_REST
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Compute
+from overweave.ir.schedule import Collective, Compute
 from overweave.memory.group import resolve
+from overweave.runtime.library import calls
 from overweave.runtime.library.calls import library_call
+from overweave.runtime.library.library import run_operation
 from overweave.runtime.library.views import shapes_of
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
@@ -36,3 +39,23 @@ def products(plan: str, has_room: bool) -> None:
 @pytest.mark.parametrize(("plan", "has_room"), [("sequential", False), ("sequential", True), ("per_shard", True)])
 def test_products_of_factors_in_two_parts(plan: str, has_room: bool):
     run_ranks(products, 1, plan, has_room)
+
+
+def collective(operator: str) -> bool:
+    """The short way of a library plan's collective does what the full one does, on elements that differ by rank."""
+    group = resolve(None)
+    problem = Problem(operator=operator, m=3 * M, n=N, k=K, world_size=group.world_size, dtype="float32")
+    operations = build(f"{operator}.sequential", problem, {}).schedule.of_rank(group.rank)
+    (moves,) = (each for each in operations if isinstance(each, Collective))
+    shapes = {part.buffer: (part.rows[1], part.cols[1]) for part in moves.reads + moves.writes}  # of the last rows
+    values = {name: torch.randint(-9, 10, shape).float() + 100 * group.rank for name, shape in shapes.items()}
+    tensors = {name: value.clone() for name, value in values.items()}
+    run_operation(moves, lambda part: values[part.buffer][slice(*part.rows), slice(*part.cols)], group)
+    calls._in_full = None  # type: ignore[assignment]  # of this process alone
+    library_call(moves, problem, shapes, group)(tensors)
+    return all(torch.equal(tensors[name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_collectives_of_whole_buffers(operator: str):
+    assert run_ranks(collective, 3, operator) == [True] * 3
