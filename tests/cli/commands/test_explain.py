@@ -19,9 +19,9 @@ def run(*words: str, exit_code: int = 0) -> str:
 def test_overlap_where_it_pays_and_the_library_where_it_does_not():
     assert run("all_gather_matmul", "--shape", "8192,14336,4096").startswith("all_gather_matmul.push")
     assert run("matmul_reduce_scatter", "--shape", "64,4096,4096").startswith("matmul_reduce_scatter.scatter_packed")
-    small = run("matmul_reduce_scatter", "--shape", "2048,4096,4096")
-    assert small.startswith("matmul_reduce_scatter.sequential")
-    assert "own_pieces=1 pieces=1" in small
+    small = run("matmul_all_to_all", "--shape", "2048,2048,1536")
+    assert small.startswith("matmul_all_to_all.sequential")
+    assert "per_peer order=all_peers" in small
 
 
 def test_the_shape_is_the_global_one():
@@ -38,7 +38,7 @@ def test_sizes_that_ranks_do_not_divide_are_explained_as_they_are_tuned():
 
 @pytest.mark.slow
 def test_a_call_that_ends_with_a_norm():
-    assert "matmul_all_reduce.two_shot" in run("matmul_all_reduce", "--shape", "2048,8192,8192", "--norm")
+    assert "matmul_all_reduce.two_shot" in run("matmul_all_reduce", "--shape", "512,8192,8192", "--norm")
     run("all_gather_matmul", "--shape", "2048,8192,8192", "--norm", exit_code=2)
 
 
