@@ -32,6 +32,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from campaigns.gpu_ranks import need_gpus
+from campaigns.rates.operands import check_ragged, make_normal
 from campaigns.rates.tile_times import Candidate, Record, Shape, Times, chosen, efficiencies
 from campaigns.verdict import Verdict, tell
 from overweave.ir.plan import MatmulConfig, shares_obstacle
@@ -40,7 +41,7 @@ from overweave.schedules.methods.needs import ALIGNED
 from overweave.schedules.methods.record import Asked
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes
-from overweave.tuner.calibrate.alone import check_ragged, made, make_normal, medians_us, operands, product
+from overweave.tuner.calibrate.alone import made, medians_us, operands, product
 from overweave.tuner.measure.statistics import geometric_mean
 from overweave.tuner.space.shapes import read_shapes
 from overweave.tuner.space.target import Target

@@ -22,13 +22,14 @@ from typing import NamedTuple
 import torch
 
 from campaigns.gpu_ranks import need_gpus, spread_over
+from campaigns.rates.operands import make_normal
 from campaigns.waves.in_blocks import RANKS, Shape, plan_of, stored
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Collective
 from overweave.memory.device.signals import CLAIMED, STORED
 from overweave.schedules.families.wave_groups import count_waves
-from overweave.tuner.calibrate.alone import make_normal, medians_us, operands
+from overweave.tuner.calibrate.alone import medians_us, operands
 from overweave.tuner.model.partition_search import Grouped, costs_on
 
 LIBRARY_SMS = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,7 +13,6 @@ from overweave.ir.tile_order import TileRow
 from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.catalog.catalog import build
 
-RAGGED = ((1000, 264, 136), (700, 1304, 520), (129, 2744, 72), (4096, 2696, 1032))
 SAMPLES = 9
 SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n", "kernel")
 
@@ -40,12 +39,6 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.float() @ b.float()).to(a.dtype)
 
 
-def make_normal(*operands: torch.Tensor) -> None:
-    """Instead of integers, on which a GPU needs less power, and so is faster."""
-    for operand in operands:
-        operand.normal_()
-
-
 def rows_of(m: int, n: int, k: int, config: MatmulConfig, split_k: int = 1) -> tuple[TileRow, ...]:
     """The table of an ordinary matmul: the gather's of a group of one. split_k: the option of that name."""
     problem = Problem(operator="all_gather_matmul", m=m, n=n, k=k, world_size=1, dtype="bfloat16")
@@ -63,18 +56,6 @@ def made(config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Te
     matmul()
     assert torch.equal(out, exact), f"{m}x{n}x{k} {config} split_k={split_k}: wrong"
     return matmul
-
-
-def check_ragged(configs: Iterable[MatmulConfig]) -> None:
-    """Ragged sizes, both layouts. Raises AssertionError for a wrong result."""
-    known = tuple(configs)
-    for shape in RAGGED:
-        for is_transposed in (False, True):
-            a, b = operands(*shape, is_transposed)
-            exact = product(a, b)
-            for config in known:
-                made(config, a, b, exact)
-    print(f"{len(RAGGED)} ragged shapes, both layouts, {len(known)} tile shapes: bit-equal")
 
 
 def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> list[float]:

@@ -10,7 +10,7 @@ SOURCE: FlashOverlap (arXiv 2504.19519), 4.1.4 and Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from heapq import nsmallest
 from itertools import accumulate
 
@@ -103,19 +103,6 @@ def best_partitions(costs: WaveCosts, kept: int = KEPT) -> list[tuple[float, Par
 def _by_time(path: Path) -> tuple[float, int, Partition]:
     """Of two partitions that take as long, the one of fewer groups: each is a call of the library."""
     return path[0], len(path[1]), path[1]
-
-
-def all_partitions(waves: int) -> Iterator[Partition]:
-    """Every partition that the search chooses from: what it is held against."""
-
-    def grown(groups: Partition, left: int) -> Iterator[Partition]:
-        if not left:
-            yield groups
-        for size in range(1, left + 1):
-            if (groups or size <= MOST_FIRST) and (size < left or size <= MOST_LAST):
-                yield from grown((*groups, size), left - size)
-
-    yield from (grown((), waves) if waves else ())
 
 
 def stretched(partition: Partition, waves: int) -> Partition:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from campaigns.waves.wave_partitions import every_partition
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.plan import MatmulConfig
@@ -15,8 +16,8 @@ from overweave.tuner.model.partition_search import (
     MOST_FIRST,
     MOST_LAST,
     Grouped,
+    Partition,
     WaveCosts,
-    all_partitions,
     best_partitions,
     costs_on,
     predicted_us,
@@ -24,6 +25,12 @@ from overweave.tuner.model.partition_search import (
     stretched,
 )
 from tests.clock import ends_within
+
+
+def all_partitions(waves: int) -> list[Partition]:
+    """Every partition that the search chooses from."""
+    first, last = partition_search.MOST_FIRST, partition_search.MOST_LAST
+    return [each for each in every_partition(waves) if each[0] <= first and each[-1] <= last]
 
 
 def random_costs(waves: int, chance: random.Random) -> WaveCosts:
@@ -51,7 +58,7 @@ def test_the_path_is_what_enumeration_finds(waves: int):
 
 @pytest.mark.parametrize("waves", range(1, 13))
 def test_the_first_group_and_the_last_are_small(waves: int):
-    every = list(all_partitions(waves))
+    every = all_partitions(waves)
     assert len(set(every)) == len(every)
     assert all(sum(groups) == waves and groups[0] <= MOST_FIRST and groups[-1] <= MOST_LAST for groups in every)
     for _, groups in best_partitions(random_costs(waves, random.Random(1)), kept=10**6 if waves < 7 else KEPT):
@@ -61,7 +68,7 @@ def test_the_first_group_and_the_last_are_small(waves: int):
 def test_without_bounds_all_partitions_are_looked_at(monkeypatch: pytest.MonkeyPatch):
     for name in ("MOST_FIRST", "MOST_LAST"):
         monkeypatch.setattr(partition_search, name, 99)
-    assert len(list(all_partitions(8))) == 2**7
+    assert len(all_partitions(8)) == 2**7
 
 
 def test_one_wave_after_the_other_is_followed_by_hand():
@@ -81,7 +88,6 @@ def test_of_equal_times_fewer_calls_are_taken():
 
 def test_no_waves_have_no_partition():
     assert best_partitions(WaveCosts(1.0, (), ())) == []
-    assert list(all_partitions(0)) == []
 
 
 @pytest.mark.parametrize("partition", [(), (1, 1), (4,), (3, 0), (5, -2)])
