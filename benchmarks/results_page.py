@@ -33,6 +33,12 @@ cases are those of `benchmarks/shapes/mlp.*.json`; `make bench` repeats the runs
 
 ![Time of a call against NCCL + cuBLAS](pictures/speedup.svg)
 """
+OF_MLP, OF_EXPERTS = ("mlp", "tuned"), ("moe",)  # what files are called that hold these sets
+EXPERTS = """# Layers of experts
+
+The cases are those of `benchmarks/shapes/moe.*.json`: rows that go to the ranks of their experts, or come back.
+torch has no fused operator for them. How old a file is says by which tables its plans were chosen.
+"""
 
 
 class Latest(NamedTuple):
@@ -53,10 +59,10 @@ class Latest(NamedTuple):
         return [method["speedups"][base]["value"] for method in ours if base in method["speedups"]]
 
 
-def latest() -> list[Latest]:
-    """By operator and world size: the latest of the files that hold the `mlp` set, a finished one if any."""
+def latest(names: tuple[str, ...] = OF_MLP) -> list[Latest]:
+    """By operator and world size: the latest of the files of these names, a finished one if any."""
     found: dict[tuple[str, int], Latest] = {}
-    for path in (*RESULTS.glob("mlp.*.json"), *RESULTS.glob("tuned.*.json")):
+    for path in (path for name in names for path in RESULTS.glob(f"{name}.*.json")):
         read = Latest(path.name, json.loads(path.read_text()))
         run = read.report["runs"][0]
         key = (run["operator"], run["world_size"])
@@ -106,8 +112,9 @@ def summary(read: Latest) -> str:
     host = sum(method["host_us"] for method in ours) / len(ours)
     all_runs = [_efficiency(each) for each in read.report["runs"] if len(each["cases"]) == len(run["cases"])]
     against_library, against_torch = (geometric_mean(read.ratios(base)) for base in (LIBRARY, TORCH))
+    beside_torch = f", {against_torch:.3f} times torch" if against_torch == against_torch else ""
     return (
-        f"Geometric mean {against_library:.2f} times NCCL + cuBLAS, {against_torch:.3f} times torch; overlap efficiency"
+        f"Geometric mean {against_library:.2f} times NCCL + cuBLAS{beside_torch}; overlap efficiency"
         f" {_efficiency(run):.2f} in the mean (whole runs: {min(all_runs):.2f} to {max(all_runs):.2f}); host"
         f" {host:.0f} us a call."
     )
@@ -144,7 +151,7 @@ def with_evidence(text: str) -> str:
 
 def page() -> str:
     """docs/results.md."""
-    return "\n".join([HEAD, *(table(read) for read in latest())])
+    return "\n".join([HEAD, *map(table, latest()), EXPERTS, *map(table, latest(OF_EXPERTS))])
 
 
 def main() -> None:
