@@ -14,7 +14,7 @@ import pytest
 from overweave.ir.problem import Problem
 from overweave.sim.cost import library_matmul_us
 from overweave.tuner.model.rank import cold_choice, machine_of, predict_us, weigh
-from overweave.tuner.space.space import candidate
+from overweave.tuner.space.space import candidate, obstacle
 from overweave.tuner.space.target import Target
 from tests.hardware.test_few_rows import measured
 from tests.source_tree import ROOT
@@ -79,8 +79,8 @@ def shares(world_size: int, operator: str) -> list[float]:
     return found
 
 
-# Of four ranks messages are as far off at 8 MiB, where they end; the library's small all-reduces are slower than its
-# curve says.
+# Of four ranks messages are as far off at 8 MiB, where the file ends; the library's small all-reduces are slower than
+# its curve says.
 EXPOSED = [
     (2, ONE, 1.5),
     (2, TWO, 1.7),
@@ -123,3 +123,12 @@ def test_who_multiplies_is_the_quickest_or_nearly_so():
         problem = Problem(operator=operator, m=m, n=n, k=k, world_size=4, dtype="bfloat16")
         taken = str(cold_choice(weigh(problem, GPU, is_thorough=False), problem).candidate)
         assert us[taken] <= 1.03 * min(us.values()), (m, n, k, taken)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "rows", "limit"), [(2, 1024, ""), (2, 2048, "8 MiB"), (4, 2048, ""), (4, 4096, "16 MiB")]
+)
+def test_four_ranks_send_messages_of_twice_as_many_bytes(world_size: int, rows: int, limit: str):
+    problem = Problem(operator=SCATTER, m=rows, n=4096, k=1024, world_size=world_size, dtype="bfloat16")
+    why = obstacle(problem, GPU, candidate("scatter_packed", {}))
+    assert why.endswith(limit) if limit else not why

@@ -13,7 +13,10 @@ from overweave.schedules.methods.record import Asked, Need
 from overweave.schedules.tiles.skinny import DTYPES
 
 DESCRIPTOR_BYTES = 16  # rows of bulk tensors, and of what kernels load at once, start at multiples of this
-MOST_PACKED_BYTES = 8 << 20  # of a product, or of what is gathered: beyond that latency is no matter
+# Of a product, or of what is gathered; beyond that latency is no matter. MEASURED: on four H200s packed messages
+# of 16 MiB are the quickest, or up to 10 % behind, and of 32 MiB behind the library, or close to it
+# (small_weighed.*.h200x4.2026-11-28); on two nothing beyond 8 MiB was timed.
+MOST_PACKED_BYTES, MOST_AMONG_FOUR = 8 << 20, 16 << 20
 # MEASURED: of 128 rows it takes 1.24 times as long as cuBLAS, in geometric mean over eight layers of decoding; of 64
 # 0.97 times, each in its best tiles (benchmarks/results/skinny.h200.2026-11-22.txt).
 MOST_SKINNY_ROWS = 64
@@ -67,8 +70,9 @@ def _few_bytes(asked: Asked) -> str:
     """Messages of all ranks lie in memory at once, twice, a third larger than their data."""
     problem = asked.problem
     sent_bytes = problem.m * problem.moved_columns * ITEMSIZE_BYTES[problem.moved_dtype]
-    if sent_bytes > MOST_PACKED_BYTES:
-        return f"{sent_bytes >> 20} MiB are more than packed messages are for, {MOST_PACKED_BYTES >> 20} MiB"
+    most_bytes = MOST_PACKED_BYTES if problem.world_size < 4 else MOST_AMONG_FOUR
+    if sent_bytes > most_bytes:
+        return f"{sent_bytes >> 20} MiB are more than packed messages are for, {most_bytes >> 20} MiB"
     return ""
 
 
