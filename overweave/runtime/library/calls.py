@@ -139,7 +139,7 @@ def _filled(parts: Sequence[Region], shapes: Mapping[str, Shape]) -> str:
     """The buffer that equal blocks of rows fill, one behind the other; empty where they fill none."""
     buffer, height = (parts[0].buffer, parts[0].rows[1]) if parts else ("", 0)
     rows, cols = shapes.get(buffer, (-1, -1))
-    blocks = [(buffer, (first, first + height), (0, cols)) for first in range(0, height * len(parts), height or 1)]
+    blocks = [(buffer, (at * height, (at + 1) * height), (0, cols)) for at in range(len(parts))]
     is_filled = rows == height * len(parts) and [(part.buffer, part.rows, part.cols) for part in parts] == blocks
     return buffer if is_filled else ""
 
