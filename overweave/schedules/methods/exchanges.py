@@ -27,7 +27,7 @@ from overweave.schedules.communication import (
 )
 from overweave.schedules.families.wave_groups import in_groups
 from overweave.schedules.methods import asked_for, needs
-from overweave.schedules.methods.record import Case, Method, Work
+from overweave.schedules.methods.record import WITH_KERNELS, Case, Method, Work
 from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.mesh import mesh_of
 from overweave.schedules.moves.moves import AllToAll
@@ -97,6 +97,8 @@ def _decomposed(work: Work) -> Communication:
 
 _library, _behind = partial(Method, operator=OPERATOR.name), partial(Method, operator=RETURNS.name)
 # What both operators have: the moves of blocks are the same before a matmul and behind it.
+# MEASURED: on two and four H200s all 26 calls of blocks by copy engine that are predicted to gain more than this margin
+# do gain (moe*.2026-11-28).
 _per_peer = partial(
     Method,
     name="per_peer",
@@ -104,6 +106,7 @@ _per_peer = partial(
     moves=(COPY_ENGINE,),
     options=(options.ORDER,),
     grids=(asked_for.AS_IT_IS, {"order": ("all_peers",)}),
+    margins=(Case(margin=WITH_KERNELS),),
 )
 _push = partial(
     Method,
