@@ -46,7 +46,7 @@ ALONE = {  # one process each: every tile shape, bit-equal at the sizes of mlp
 }
 # MEASURED: six lanes took 291 s on one H200 with 16 cores (benchmarks/results/blocks_of_one_rank). Four H200s with 64
 # cores were done after 258 s with twelve, and not after 285 s with eight (gpu_test.h200x4.2026-11-28).
-LANES = max(6, 3 * (os.cpu_count() or 1) // 16)
+LANES = min(max(6, (os.cpu_count() or 1) // 4), 12)
 Done = subprocess.CompletedProcess[str]
 
 
