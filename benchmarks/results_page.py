@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- evidence: begin -->", "<!-- evidence: end -->"
 OURS, LIBRARY, TORCH, MATMUL = "overweave", "sequential", "torch_fused", "matmul"
 COLUMNS = ("case", "matmul alone", "ceiling", "NCCL + cuBLAS", "torch fused", "per shard", "**overweave**")
+IN_COLUMN = {"per_peer": "per_shard"}  # what stands for shards in an all-to-all
 NAMES = (MATMUL, "ceiling", LIBRARY, TORCH, "per_shard", OURS)
 HEAD = """# Results of the operators
 
@@ -95,7 +97,7 @@ def table(read: Latest) -> str:
 
 def row(case: dict[str, Any]) -> str:
     """One case: medians, then what ours is worth. A dash: the method did not run."""
-    methods = {method["name"]: method for method in case["methods"]}
+    methods = {IN_COLUMN.get(method["name"], method["name"]): method for method in case["methods"]}
     ours = methods[OURS]
     times = [f"{methods[name]['median_us']:.0f}" if name in methods else "-" for name in NAMES]
     speedups = [
@@ -112,7 +114,7 @@ def summary(read: Latest) -> str:
     host = sum(method["host_us"] for method in ours) / len(ours)
     all_runs = [_efficiency(each) for each in read.report["runs"] if len(each["cases"]) == len(run["cases"])]
     against_library, against_torch = (geometric_mean(read.ratios(base)) for base in (LIBRARY, TORCH))
-    beside_torch = f", {against_torch:.3f} times torch" if against_torch == against_torch else ""
+    beside_torch = f", {against_torch:.3f} times torch" if not isnan(against_torch) else ""
     return (
         f"Geometric mean {against_library:.2f} times NCCL + cuBLAS{beside_torch}; overlap efficiency"
         f" {_efficiency(run):.2f} in the mean (whole runs: {min(all_runs):.2f} to {max(all_runs):.2f}); host"

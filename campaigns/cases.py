@@ -62,10 +62,10 @@ def offered(method: Method) -> bool:
     return bool(method.grids or method.adds or method.dropped)
 
 
-_OFFERED = tuple(Named(method.operator, method.name) for method in METHODS.values() if offered(method))
+OFFERED = tuple(Named(method.operator, method.name) for method in METHODS.values() if offered(method))
 # Every method as it is; and those of all-to-alls.
-PLAIN = tuple(one for one in _OFFERED if one.operator in OPERATORS)
-EXCHANGED = tuple(one for one in _OFFERED if RECORDS[one.operator].exchanges)
+PLAIN = tuple(one for one in OFFERED if one.operator in OPERATORS)
+EXCHANGED = tuple(one for one in OFFERED if RECORDS[one.operator].exchanges)
 
 
 def engines(of: Named) -> Iterator[Named]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.cases import ALL_GATHER, ALL_REDUCE, EXCHANGED, HOPPER, PLAIN, REDUCE_SCATTER, in_kernels
+from campaigns.cases import ALL_GATHER, ALL_REDUCE, HOPPER, OFFERED, PLAIN, REDUCE_SCATTER, in_kernels
 from overweave.ir.plan import LIBRARY
 from overweave.schedules.methods.record import Method
 from overweave.tuner.measure.baselines import SEQUENTIAL
@@ -46,7 +46,6 @@ class Sizes(NamedTuple):
     device: str = "cpu"
 
 
-OFFERED = (*PLAIN, *EXCHANGED)
 # Every method, in the kernel of Hopper if it has one; and what may be asked beside a product. Of plans whose sums are
 # passes of a library between other steps, the one that a shipped table takes.
 CASES = (

@@ -12,10 +12,10 @@ from overweave.tuner.calibrate.alone import made, operands, product
 RAGGED = ((1000, 264, 136), (700, 1304, 520), (129, 2744, 72), (4096, 2696, 1032))
 
 
-def make_normal(*operands: torch.Tensor) -> None:
+def make_normal(*integers: torch.Tensor) -> None:
     """Instead of integers, on which a GPU needs less power, and so is faster."""
-    for operand in operands:
-        operand.normal_()
+    for one in integers:
+        one.normal_()
 
 
 def check_ragged(configs: Iterable[MatmulConfig]) -> None:

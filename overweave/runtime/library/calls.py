@@ -6,7 +6,7 @@ runs as runtime/library/epilogue.py and runtime/library/library.py have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -116,14 +116,17 @@ def _product(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]
 
 
 def _collective(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call | None:
-    """A collective from all of one buffer to all of one, both row-major, as the buffers of plans are."""
+    """A collective from one whole buffer to one, both row-major, as the buffers of plans are."""
     if not isinstance(operation, Collective) or problem.norm is not None or problem.epilogue.scaling:
         return None
     if operation.finishes:
         return None
-    source, target = _filled(operation.sources, shapes), _filled(operation.destinations, shapes)
+    parts: tuple[Region, ...] = (*operation.sources, *operation.destinations)
+    if len(parts) != 2 or any(cut(part, shapes) is not None for part in parts):
+        return None
+    source, target = (part.buffer for part in parts)
     move = MOVES.get(operation.function)
-    if not source or not target or move is None or (source == target) != (operation.function == "all_reduce"):
+    if move is None or (source == target) != (operation.function == "all_reduce"):
         return None
     run = move(part_of(group, operation.ranks).process_group)
 
@@ -133,15 +136,6 @@ def _collective(operation: Operation, problem: Problem, shapes: Mapping[str, Sha
             work.wait()  # on a GPU, in stream order
 
     return call
-
-
-def _filled(parts: Sequence[Region], shapes: Mapping[str, Shape]) -> str:
-    """The buffer that equal blocks of rows fill, one behind the other; empty where they fill none."""
-    buffer, height = (parts[0].buffer, parts[0].rows[1]) if parts else ("", 0)
-    rows, cols = shapes.get(buffer, (-1, -1))
-    blocks = [(buffer, (at * height, (at + 1) * height), (0, cols)) for at in range(len(parts))]
-    is_filled = rows == height * len(parts) and [(part.buffer, part.rows, part.cols) for part in parts] == blocks
-    return buffer if is_filled else ""
 
 
 # As torch.distributed's own functions call a process group, without what they ask first: a bound plan's tensors are

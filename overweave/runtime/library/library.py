@@ -255,13 +255,15 @@ def _all_reduce(collective: Collective, view: View, group: Group) -> None:
 
 
 def _all_to_all(collective: Collective, view: View, group: Group) -> None:
+    """Of a single part on each side, equal ones for all ranks."""
     sources = [view(source) for source in collective.sources]
     targets = [view(target) for target in collective.destinations]
     packed = _as_one(sources) if _are_adjacent(sources) else torch.cat([part.flatten() for part in sources])
     is_whole = _are_adjacent(targets)
     arrived = _as_one(targets) if is_whole else packed.new_empty(sum(part.numel() for part in targets))
     sizes = [part.numel() for part in targets], [part.numel() for part in sources]
-    dist.all_to_all_single(arrived, packed, *sizes, group=group.process_group)
+    received, sent = sizes if len(targets) > 1 else (None, None)
+    dist.all_to_all_single(arrived, packed, received, sent, group=group.process_group)
     if not is_whole:
         for target, part in zip(targets, arrived.split(sizes[0]), strict=True):
             target.copy_(part.view(target.shape))

@@ -32,7 +32,7 @@ class LibraryRun:
         local = [each for each in plan.schedule.buffers if each.home == LOCAL]
         shapes |= {each.name: (each.rows, each.cols) for each in local}
         make_parts(group, plan.schedule.of_rank(group.rank))
-        operations = [joined(each, shapes) for each in plan.schedule.of_rank(group.rank)]
+        operations = [each if problem.counted else joined(each, shapes) for each in plan.schedule.of_rank(group.rank)]
         made = {made_by(each, problem, shapes) for each in operations if not problem.counted}
         self.makes = frozenset(name for name in made if name in example)
         self._calls = [

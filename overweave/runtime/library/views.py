@@ -51,6 +51,10 @@ def joined(operation: Operation, shapes: Mapping[str, Shape]) -> Operation:
         return replace(operation, destinations=_joined(operation.destinations, shapes))
     if isinstance(operation, Collective) and operation.function == "reduce_scatter":
         return replace(operation, sources=_joined(operation.sources, shapes))
+    if isinstance(operation, Collective) and operation.function == "all_to_all":
+        sources, destinations = _joined(operation.sources, shapes), _joined(operation.destinations, shapes)
+        if len(sources) == len(destinations) == 1:
+            return replace(operation, sources=sources, destinations=destinations)
     return operation
 
 

@@ -23,7 +23,7 @@ OF_PULLS = asked_for.OF_STORES
 # for the one in whole tiles that takes half ones now; own tiles that add no more than 36 us, but 23 %. With these
 # margins no choice is one that was measured behind the library (campaigns.choices.cold_choice, of the same files).
 OF_RINGS_OF_TWO, OF_OWN_SUMS = Margin(15.0, 0.01), Margin(30.0, 0.02)
-# Of four H200s cold_choice of small_weighed.* finds pieces round a ring up to 92 us too short, where each shard is one
+# Of four H200s sim_accuracy of small_weighed.* finds pieces round a ring up to 91 us too short, where each shard is one
 # wave of tiles: `fused_ring` has the margins of all-reduces round a ring.
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from overweave.memory.group import resolve
 from overweave.runtime.library import calls
 from overweave.runtime.library.calls import library_call
 from overweave.runtime.library.library import run_operation
-from overweave.runtime.library.views import shapes_of
+from overweave.runtime.library.views import Views, joined, shapes_of
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
 
@@ -42,18 +44,24 @@ def test_products_of_factors_in_two_parts(plan: str, has_room: bool):
 
 
 def collective(operator: str) -> bool:
-    """The short way of a library plan's collective does what the full one does, on elements that differ by rank."""
+    """A library plan's collective as one of single parts, on its short way and in full, on elements that differ by
+    rank: it does what the one of parts for each rank does."""
     group = resolve(None)
     problem = Problem(operator=operator, m=3 * M, n=N, k=K, world_size=group.world_size, dtype="float32")
     operations = build(f"{operator}.sequential", problem, {}).schedule.of_rank(group.rank)
     (moves,) = (each for each in operations if isinstance(each, Collective))
     shapes = {part.buffer: (part.rows[1], part.cols[1]) for part in moves.reads + moves.writes}  # of the last rows
     values = {name: torch.randint(-9, 10, shape).float() + 100 * group.rank for name, shape in shapes.items()}
-    tensors = {name: value.clone() for name, value in values.items()}
-    run_operation(moves, lambda part: values[part.buffer][slice(*part.rows), slice(*part.cols)], group)
-    calls._in_full = None  # type: ignore[assignment]  # of this process alone
-    library_call(moves, problem, shapes, group)(tensors)
-    return all(torch.equal(tensors[name], value) for name, value in values.items())
+    whole, short, full = joined(moves, shapes), _copied(values), _copied(values)
+    for operation, tensors in ((moves, values), (whole, full)):
+        run_operation(operation, Views((operation,), shapes).of(tensors), group)
+    with patch.object(calls, "_in_full"):  # which the short way does without; ranks go on to other tests
+        library_call(whole, problem, shapes, group)(short)
+    return all(torch.equal(found[name], value) for name, value in values.items() for found in (short, full))
+
+
+def _copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

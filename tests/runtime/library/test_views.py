@@ -38,6 +38,10 @@ def test_parts_behind_each_other_are_one():
     assert (gathered.reads, gathered.writes) == (own, (part(0, 12),))
     scattered = joined(collective("reduce_scatter", parts, own), SHAPES)
     assert (scattered.reads, scattered.writes) == ((part(0, 12),), own)
+    both = joined(collective("all_to_all", parts, parts), SHAPES)
+    assert both.reads == both.writes == (part(0, 12),)
+    one_sided = collective("all_to_all", parts, (part(0, 4), part(8, 12), part(4, 8)))
+    assert joined(one_sided, SHAPES) == one_sided
 
 
 @pytest.mark.parametrize(
