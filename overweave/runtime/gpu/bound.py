@@ -39,7 +39,7 @@ from overweave.memory.steps import CopyStep, WaitStep
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, Tensors, kernel_call
-from overweave.runtime.kernel_calls.hopper import matmul_call
+from overweave.runtime.kernel_calls.matmul import matmul_call
 from overweave.runtime.kernel_calls.protocol import head_call, need_reach, tell_call
 from overweave.runtime.library.calls import Call, counted_call, library_call
 from overweave.runtime.library.stretches import is_permuted, stretch_call

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from overweave.ir.plan import Plan
+from overweave.ir.launch.streams import queues_beside
+from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.schedule import LOCAL, Buffer
 from overweave.memory.board.board import Board
 from overweave.memory.fast_empty import maker
@@ -17,6 +18,12 @@ from overweave.runtime.library.library import with_room
 from overweave.runtime.library.views import joined, shapes_of
 
 Tensors = Mapping[str, torch.Tensor]
+
+
+def is_of_library(plan: Plan) -> bool:
+    """Whether a library alone runs a plan, in one queue: no kernel of ours is launched, and nobody signals."""
+    engines = {assignment.engine for assignment in plan.realization.engines}
+    return engines <= {LIBRARY} and not plan.schedule.pads and not queues_beside(plan)
 
 
 class LibraryRun:
