@@ -123,10 +123,11 @@ def test_a_triton_that_hides_another(monkeypatch, tmp_path):
 
 def test_kernels_that_cannot_be_made_and_launches_by_the_wrapper(monkeypatch):
     def check(device):
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if isinstance(answers[-1], Exception):
+            raise answers[-1]
+        return answers[-1]
 
+    answers = []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(diagnosis, "load", lambda name: check)
     for answer, status, said in (
@@ -134,6 +135,7 @@ def test_kernels_that_cannot_be_made_and_launches_by_the_wrapper(monkeypatch):
         (False, "note", "Triton's own wrapper"),
         (KernelUnavailable("compile tell_kernel", "PermissionError: ptxas", "Use another Triton"), "failed", "ptxas"),
     ):
+        answers.append(answer)
         finding = diagnosis._kernels()
         assert (finding.status, said in finding.found) == (status, True)
 
