@@ -54,7 +54,7 @@ THIRD_PARTY = {
 }
 PAPER_SIDE = ("errors", "hardware", "ir", "sim", "schedules")
 # Laziness for weight: the public names, names of Triton that only what uses them must have, the one registry of the
-# runtime that loads what runs a plan when a plan first asks for it, the command line, whose reading and thinking commands
+# runtime that loads what runs a plan when a plan first asks for it, the command line, whose reading commands
 # start without torch, and the page that `--html` asks for, whose package is an extra; and blocks that `bench` compiles,
 # for which torch's compiler is imported.
 MAY_IMPORT_IN_FUNCTIONS = (
