@@ -10,7 +10,7 @@ strides. Their weights may be DTensors, sharded as the layer says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeGuard, overload
 
 import torch
@@ -22,9 +22,9 @@ from overweave.ir.operators.record import Operator
 from overweave.memory.group import GroupLike
 from overweave.ops.call.call import call
 from overweave.ops.call.norm import RmsNorm
+from overweave.ops.call.surroundings import is_read_by_compiler
 from overweave.ops.dispatch.library import define
 from overweave.ops.dispatch.main_grad import added_to_main_grad
-from overweave.ops.call.surroundings import is_read_by_compiler
 from overweave.ops.dispatch.route import Place, by_dispatcher, place_of, refused
 from overweave.ops.dispatch.rows import gathered_rows, matrix_of, scattered_rows
 from overweave.ops.dispatch.schema import results_named
@@ -248,25 +248,22 @@ def linear_all_reduce(
     return results[0] if norm is None else tuple(results)
 
 
-def check_untransformed(name: str, group: GroupLike, *factors: Any) -> None:
+def is_transformed() -> bool:
+    """Whether a transform of torch.func or forward-mode AD is active, of which an operator may know nothing."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+def check_untransformed(name: str, group: GroupLike, factors: Iterable[Any]) -> None:
     """Raises InputError, on every rank, within `vmap` and its like, and for tensors that carry a tangent: an operator
     runs below both, and would drop them."""
-    if is_read_by_compiler():
-        return
     if torch._C._are_functorch_transforms_active():
         found = "a transform of torch.func is active"
-    elif forward_ad._current_level >= 0 and any(_tangent(each) is not None for each in factors):
+    elif any(_tangent(one) is not None for each in factors for one in (each if isinstance(each, list) else [each])):
         found = "a factor carries a tangent of forward-mode AD"
     else:
         return
     cure = "Differentiate by backward(), or call it outside of the transform"
     raise refused(group, InputError(f"{name} as torch.func and forward-mode AD ask", found, cure))
-
-
-def _leaves(given: dict[str, Any]) -> list[Any]:
-    """The tensors of a call."""
-    listed = [each if isinstance(each, (list, tuple)) else (each,) for each in given.values()]
-    return [one for each in listed for one in each]
 
 
 def _tangent(factor: Any) -> torch.Tensor | None:
@@ -287,7 +284,8 @@ class _Layer(NamedTuple):
 
 def _computed(layer: _Layer, given: dict[str, Any], of_gradients: dict[str, Any]) -> list[torch.Tensor]:
     """The results in order: products, rows before a norm, what was gathered. of_gradients: keywords of these."""
-    check_untransformed(layer.operator.name, layer.group, *_leaves(given))
+    if not is_read_by_compiler() and is_transformed():
+        check_untransformed(layer.operator.name, layer.group, given.values())
     if torch.is_grad_enabled():
         return list(by_dispatcher(layer.operator, layer.place.name, given | of_gradients).values())
     found = call(layer.operator, layer.group, given)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import overload
 
 import torch
 
 _CAST = (torch.bfloat16, torch.float16, torch.float32)  # neither fp64 nor fp8
+is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device: the quick question
 
 
 def autocast_dtype(factor: torch.Tensor) -> torch.dtype | None:
     """The dtype in which `torch.nn.functional.linear` reads a factor where autocast is on; None: in its own."""
-    if not torch._C._is_any_autocast_enabled() or factor.dtype not in _CAST:
-        return None
     device = factor.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    if factor.dtype not in _CAST or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
 
 
 @overload

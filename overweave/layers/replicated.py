@@ -9,10 +9,10 @@ import torch
 from torch.nn.functional import linear
 
 from overweave.errors import InputError
-from overweave.functional import check_untransformed, linear_all_reduce
-from overweave.layers.precision import cast
-from overweave.memory.group import GroupLike, process_group_of
-from overweave.ops.dispatch.route import refused
+from overweave.functional import check_untransformed, is_transformed, linear_all_reduce
+from overweave.layers.precision import cast, is_autocast
+from overweave.memory.group import GroupLike
+from overweave.ops.dispatch.route import place_of, refused
 
 Maybe = torch.Tensor | None
 
@@ -33,7 +33,8 @@ class _Replicated(torch.autograd.Function):
         (x, weight), of_y, wanted = ctx.saved_tensors, of_results[0], ctx.needs_input_grad
         if of_y is None:
             return None, None, None, None
-        check_differentiated_once("replicated_linear", ctx.group)
+        if torch.is_grad_enabled():
+            raise differentiated_twice("replicated_linear", ctx.group)
         of_x = linear_all_reduce(of_y, weight.t(), group=ctx.group) if wanted[0] else None
         return of_x, *gradients_of_weights(of_y, x, wanted[1:3]), None
 
@@ -49,8 +50,11 @@ def replicated_linear(
     """
     if not (torch.is_grad_enabled() and x.requires_grad):
         return linear(x, weight, bias)
-    check_untransformed("replicated_linear", group, x, weight)
-    y: torch.Tensor = _apply(_Replicated, cast(x), cast(weight), cast(bias), process_group_of(group).group_name)
+    if is_transformed():
+        check_untransformed("replicated_linear", group, (x, weight))
+    if is_autocast():
+        x, weight, bias = cast(x), cast(weight), cast(bias)
+    y: torch.Tensor = _apply(_Replicated, x, weight, bias, place_of(group).name)
     return y
 
 
@@ -61,11 +65,10 @@ def gradients_of_weights(of_y: torch.Tensor, x: Maybe, wanted: Sequence[bool]) -
     return of_weight, rows.sum(0) if wanted[1] else None
 
 
-def check_differentiated_once(name: str, group: str) -> None:
-    """Raises InputError, on every rank, where backward is asked for a graph of itself."""
-    if torch.is_grad_enabled():
-        cure = "Leave out create_graph=True; gradients of gradients are not computed"
-        raise refused(group, InputError(f"differentiate {name} twice", "backward is asked for a graph", cure))
+def differentiated_twice(name: str, group: str) -> Exception:
+    """The error, known to every rank, where backward is asked for a graph of itself."""
+    cure = "Leave out create_graph=True; gradients of gradients are not computed"
+    return refused(group, InputError(f"differentiate {name} twice", "backward is asked for a graph", cure))
 
 
 def _apply(function: Any, *arguments: Any) -> Any:

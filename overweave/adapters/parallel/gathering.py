@@ -10,7 +10,7 @@ One convention holds for gradients: that of a gathered tensor is whole, and the 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
@@ -21,8 +21,8 @@ from overweave.adapters.report import site
 from overweave.adapters.rows import Gather, gathered_by_library
 from overweave.errors import InputError
 from overweave.functional import all_gather_linear
-from overweave.layers.precision import autocast_dtype, cast
-from overweave.layers.replicated import check_differentiated_once, gradients_of_weights
+from overweave.layers.precision import autocast_dtype, cast, is_autocast
+from overweave.layers.replicated import differentiated_twice, gradients_of_weights
 
 Maybe = torch.Tensor | None
 SITE, GRADIENT = "PrepareGather", "PrepareGather, its gradient"
@@ -34,6 +34,7 @@ class Gathering(Deferred):
     _shard: Maybe  # until it is gathered in its own dtype
     _version_of_shard: int
     _gather: Gather
+    group: str  # whose rows these are
     _whole: dict[torch.dtype, torch.Tensor]  # under autocast also in the dtype that matmuls read
 
     @staticmethod
@@ -41,26 +42,22 @@ class Gathering(Deferred):
         shape = list(shard.shape)
         shape[gather.dim] = gather.size
         made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
-        made._shard, made._gather, made._whole = shard, gather, {}
+        made._shard, made._gather, made.group, made._whole = shard, gather, gather.group, {}
         made._version_of_shard = _version(shard)
         return made
 
     @property
     def is_as_given(self) -> bool:
         """Whether nobody changed its values or its history: a gradient of it reaches the shard."""
-        if _version(self):
+        if not self.is_inference() and self._version:
             return False
         return not self.requires_grad or self.grad_fn.__class__ is _Gathered._backward_cls  # type: ignore[attr-defined]
 
-    @property
-    def group(self) -> str:
-        """The name of the group whose rows these are."""
-        return self._gather.group
-
     def linear(self, weight: torch.Tensor, bias: Maybe) -> torch.Tensor:
         """linear(all_gather(shard), weight, bias), of local tensors: the first such call gathers."""
-        dtype = autocast_dtype(self) or self.dtype
-        weight, bias = cast(weight), cast(bias)
+        dtype = self.dtype
+        if is_autocast():
+            dtype, weight, bias = autocast_dtype(self) or dtype, cast(weight), cast(bias)
         if torch.is_grad_enabled():
             y: torch.Tensor = _apply(_Multiplied, self, weight, bias, dtype)
             return y
@@ -72,20 +69,25 @@ class Gathering(Deferred):
             self._whole[dtype] = self._whole[self.dtype].to(dtype)
         if dtype in self._whole:
             return linear(self._whole[dtype], weight, bias)
+        if _is_fleeting(self):
+            with torch.inference_mode(False), torch.no_grad():
+                return self.multiplied(weight, bias, dtype)
         site(SITE).by_overweave += 1
         dim, group, size = self._gather.dim, self._gather.group, self._gather.uneven_size
-        with _Lasting(self):
-            shard = self._unchanged().to(dtype)
-            y, whole = all_gather_linear(shard, weight, bias, group, dim=dim, size=size, return_gathered=True)
+        shard = self._unchanged().to(dtype)
+        y, whole = all_gather_linear(shard, weight, bias, group, dim=dim, size=size, return_gathered=True)
         self._keep(whole)
         return y  # type: ignore[no-any-return]
 
     def computed(self, reader: str) -> torch.Tensor:
         """The gathered tensor."""
-        if self.dtype not in self._whole:
-            site(SITE).by_torch[f"read by {reader}"] += 1
-            with _Lasting(self):
-                self._keep(gathered_by_library(self._unchanged(), self._gather))
+        if self.dtype in self._whole:
+            return self._whole[self.dtype]
+        if _is_fleeting(self):
+            with torch.inference_mode(False), torch.no_grad():
+                return self.computed(reader)
+        site(SITE).by_torch[f"read by {reader}"] += 1
+        self._keep(gathered_by_library(self._unchanged(), self._gather))
         return self._whole[self.dtype]
 
     def _keep(self, whole: torch.Tensor) -> None:
@@ -123,7 +125,8 @@ class _Gathered(torch.autograd.Function):
         gradient = gradients[0]
         if gradient is None:
             return None, None
-        check_differentiated_once("PrepareGather", ctx.gather.group)
+        if torch.is_grad_enabled():
+            raise differentiated_twice("PrepareGather", ctx.gather.group)
         if isinstance(gradient, Summing) and gradient.is_unread:
             site(GRADIENT).by_overweave += 1
             return gradient.scattered(), None
@@ -149,26 +152,17 @@ class _Multiplied(torch.autograd.Function):
         (whole, weight), of_y, wanted = ctx.saved_tensors, of_results[0], ctx.needs_input_grad
         if of_y is None:
             return None, None, None, None
-        check_differentiated_once("Colwise", ctx.gather.group)
+        if torch.is_grad_enabled():
+            raise differentiated_twice("Colwise", ctx.gather.group)
+        if isinstance(whole, Gathering):
+            whole = whole.computed("the gradient of a weight")
         of_x = Summing(ctx.like, ctx.gather, ((of_y, weight),)) if wanted[0] else None
         return of_x, *gradients_of_weights(of_y, whole, wanted[1:3]), None
 
 
-class _Lasting:
-    """What is computed within is no inference tensor, unless a tensor itself is one: others read it later."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._contexts: tuple[Any, ...] = ()
-        if torch.is_inference_mode_enabled() and not tensor.is_inference():
-            self._contexts = torch.inference_mode(False), torch.no_grad()
-
-    def __enter__(self) -> None:
-        for context in self._contexts:
-            context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for context in reversed(self._contexts):
-            context.__exit__(*error)
+def _is_fleeting(tensor: torch.Tensor) -> bool:
+    """Whether what is computed here would be an inference tensor, where others need to read it later."""
+    return torch.is_inference_mode_enabled() and not tensor.is_inference()
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -26,14 +26,24 @@ _PLAIN = (torch.Tensor, nn.Parameter, AsyncCollectiveTensor)
 
 
 class Place(NamedTuple):
-    """Where a layer of a plan stands. path: in the model that the plan was for. given, made: the placements of its
-    input and its result. multiplies: the placement of the input that the matmul itself wants."""
+    """Where a layer of a plan stands. path: in the model that the plan was for. group: the name of the mesh's. given,
+    made: the placements of its input and its result. multiplies: the placement of the input that the matmul itself
+    wants. rows: along which rows are gathered or scattered, if they are."""
 
     path: str
     mesh: DeviceMesh
+    group: str
     given: Placement
     made: Placement
     multiplies: Placement
+    rows: Placement | None
+
+    @classmethod
+    def of(
+        cls, path: str, mesh: DeviceMesh, placements: tuple[Placement, Placement, Placement], rows: Placement
+    ) -> Place:
+        """placements: given, made and multiplies."""
+        return cls(path, mesh, place_of(mesh).name, *placements, rows if rows.is_shard() else None)
 
 
 class ColwiseLinear(nn.Linear):
@@ -76,17 +86,16 @@ def local_part(x: Any, wanted: Placement) -> tuple[torch.Tensor, int | None]:
 
 
 def _answered(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
-    place = layer.overweave_place
     if torch.compiler.is_compiling():
         return _by_dtensor(layer, x)
-    reason = _obstacle(layer, x)
-    counts = site(name)
+    place, weight, bias, counts = layer.overweave_place, layer.weight, layer.bias, site(name)
+    reason = _obstacle(place, x, weight)
     if reason:
         counts.by_torch[reason] += 1
         return _by_dtensor(layer, x)
     counts.by_overweave += 1
     try:
-        y: torch.Tensor = compute(layer, x, place)
+        y: torch.Tensor = compute(place, x, weight, bias)
         return y
     except InputError as error:
         if place.path and place.path not in error.asked:
@@ -94,43 +103,41 @@ def _answered(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
         raise
 
 
-def _columns(layer: Any, x: Any, place: Place) -> torch.Tensor:
-    if isinstance(x, Gathering) and x.is_as_given and x.group == place_of(place.mesh).name:
-        return x.linear(local(layer.weight), local(layer.bias))
+def _columns(place: Place, x: Any, weight: Any, bias: Any) -> torch.Tensor:
+    if x.__class__ is Gathering and x.group == place.group and x.is_as_given:
+        y: torch.Tensor = x.linear(local(weight), local(bias))
+        return y
     part, size = local_part(x, place.given)
     if not place.given.is_shard():
-        return replicated_linear(part, local(layer.weight), local(layer.bias), place.mesh)
+        return replicated_linear(part, local(weight), local(bias), place.group)
     size = size if size is not None and size % place.mesh.size() else None
-    y: torch.Tensor = all_gather_linear(part, layer.weight, layer.bias, place.mesh, dim=_dim(place.given), size=size)
-    return y
+    return all_gather_linear(part, weight, bias, place.mesh, dim=_dim(place.given), size=size)
 
 
-def _rows(layer: Any, x: Any, place: Place) -> torch.Tensor:
+def _rows(place: Place, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     part, _ = local_part(x, place.given)
     if place.made.is_shard():
-        return linear_reduce_scatter(part, layer.weight, layer.bias, place.mesh, dim=_dim(place.made))
-    y: torch.Tensor = linear_all_reduce(part, layer.weight, layer.bias, place.mesh)
+        return linear_reduce_scatter(part, weight, bias, place.mesh, dim=_dim(place.made))
+    y: torch.Tensor = linear_all_reduce(part, weight, bias, place.mesh)
     return y
 
 
-def _obstacle(layer: Any, x: Any) -> str:
+def _obstacle(place: Place, x: Any, weight: Any) -> str:
     """Why a call is torch's; empty: it is ours."""
-    place, weight = layer.overweave_place, layer.weight
     if not isinstance(weight, DTensor) or weight._local_tensor.__class__ not in _PLAIN:
         return f"its weight is a {type(getattr(weight, '_local_tensor', weight)).__name__}"
-    if weight.device_mesh.ndim != 1:
+    if weight._spec.mesh.ndim != 1:
         return "its weight lies on a mesh of several dimensions"
     if isinstance(x, DTensor) and x.device_mesh != place.mesh:
         return "its input lies on another mesh"
-    rows = place.given if place.multiplies.is_replicate() else place.made
-    if rows.is_shard() and _dim(rows) % x.dim() == x.dim() - 1:
-        return f"{rows} of it is no dimension of rows"
+    if place.rows is not None and _dim(place.rows) % x.dim() == x.dim() - 1:
+        return f"{place.rows} of it is no dimension of rows"
     return ""
 
 
 def _by_dtensor(layer: Any, x: Any) -> torch.Tensor:
     """As torch's own styles compute it, which compilers read: its collectives are fused in the graph."""
-    _, mesh, given, made, wanted = layer.overweave_place
+    _, mesh, _, given, made, wanted, _ = layer.overweave_place
     whole = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [given], run_check=False)
     if whole.placements != (wanted,):
         whole = whole.redistribute(placements=[wanted])

@@ -24,7 +24,8 @@ from overweave.adapters.parallel.linears import ColwiseLinear, Place, RowwiseLin
 from overweave.adapters.report import site
 from overweave.adapters.rows import Gather
 from overweave.errors import InputError
-from overweave.functional import check_untransformed
+from overweave.functional import check_untransformed, is_transformed
+from overweave.ops.dispatch.route import Place as RankPlace
 from overweave.ops.dispatch.route import place_of
 
 
@@ -47,7 +48,7 @@ class Colwise(ColwiseParallel):
             return super()._apply(module, device_mesh)
         path = _checked(module, device_mesh, "out_features")
         distribute_module(module, device_mesh, self._partition_linear_fn)
-        return _become(module, ColwiseLinear, Place(path, device_mesh, given, made, Replicate()))
+        return _become(module, ColwiseLinear, Place.of(path, device_mesh, (given, made, Replicate()), given))
 
 
 class Rowwise(RowwiseParallel):
@@ -68,7 +69,7 @@ class Rowwise(RowwiseParallel):
             return super()._apply(module, device_mesh)
         path = _checked(module, device_mesh, "in_features")
         distribute_module(module, device_mesh, self._partition_linear_fn)
-        return _become(module, RowwiseLinear, Place(path, device_mesh, given, made, Shard(-1)))
+        return _become(module, RowwiseLinear, Place.of(path, device_mesh, (given, made, Shard(-1)), made))
 
 
 class PrepareGather(ParallelStyle):
@@ -95,23 +96,25 @@ class PrepareGather(ParallelStyle):
                 raise InputError("PrepareGather: input_layouts", f"got {placement}", cure)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        where = device_mesh, place_of(device_mesh)
+
         def before(
             _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            first = [_prepared(given[0], self.input_layouts, device_mesh)] if given else []
+            first = [_prepared(given[0], self.input_layouts, where)] if given else []
             layouts = self.input_kwarg_layouts
-            found = {name: _prepared(x, layouts.get(name), device_mesh) for name, x in named.items()}
+            found = {name: _prepared(x, layouts.get(name), where) for name, x in named.items()}
             return (*first, *given[1:]), found
 
         module.register_forward_pre_hook(before, with_kwargs=True)
         return module
 
 
-def _prepared(x: object, placement: Any, mesh: DeviceMesh) -> object:
+def _prepared(x: object, placement: Any, where: tuple[DeviceMesh, RankPlace]) -> object:
     """An input as the module gets it: gathered, or to be gathered when it is read."""
     if placement is None or not isinstance(x, torch.Tensor):
         return x
-    is_compiled = torch.compiler.is_compiling()
+    (mesh, place), is_compiled = where, torch.compiler.is_compiling()
     dim = placement.dim % max(1, x.dim())
     if is_compiled or dim >= x.dim() - 1 or (isinstance(x, DTensor) and x.device_mesh != mesh):
         if not is_compiled:
@@ -119,9 +122,9 @@ def _prepared(x: object, placement: Any, mesh: DeviceMesh) -> object:
         whole = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement], run_check=False)
         whole = whole.redistribute(placements=[Replicate()])
         return whole if is_compiled else whole.to_local()
-    check_untransformed("PrepareGather", mesh, x)
+    if is_transformed():
+        check_untransformed("PrepareGather", mesh, (x,))
     shard, size = local_part(x, placement)
-    place = place_of(mesh)
     whole_size = shard.shape[dim] * place.world_size if size is None else size
     return gathered_later(shard, Gather(dim, place.name, whole_size))
 
