@@ -53,13 +53,15 @@ THIRD_PARTY = {
 PAPER_SIDE = ("errors", "hardware", "ir", "sim", "schedules")
 # Laziness for weight: the public names, the one registry of the runtime that loads what runs a plan when a plan first
 # asks for it, the command line, whose reading and thinking commands start without torch, and the page that `--html`
-# asks for, whose package is an extra; and blocks that `bench` compiles, for which torch's compiler is imported.
+# asks for, whose package is an extra; blocks that `bench` compiles, and graphs that `install` fuses, for which torch's
+# compiler is imported.
 MAY_IMPORT_IN_FUNCTIONS = (
     "overweave",
     "overweave.runtime.backends",
     "overweave.cli.main",
     "overweave.cli.commands.bench",
     "overweave.cli.pictures.page_file",
+    "overweave.adapters.symm_mem.install",
 )
 NEED_NO_TRITON = ("doctor", "show", "verify", "simulate")
 IMPORT_BUDGET_S = 0.3

@@ -19,7 +19,9 @@ import torch.distributed as dist
 from msgspec import Struct
 
 from overweave.errors import PACKAGES, MachineError
+from overweave.hardware import multicast
 from overweave.memory.cuda.heap import CudaHeap
+from overweave.memory.cuda.multicast import has_multicast
 from overweave.memory.group import resolve
 
 OLDEST_PYTHON = (3, 11)
@@ -29,7 +31,6 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount, not a file of ours
 SMALLEST_SHARED_MEMORY_BYTES = 1 << 30
 SYMMETRIC_BYTES = 1 << 20
 HOPPER = (9, 0)
-SWITCHES = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
 
 Status = Literal["ok", "note", "failed"]
 
@@ -124,13 +125,21 @@ def _driver() -> Finding:
     return Finding("ok", answer.stdout.split("\n")[0])
 
 
+def no_gpu() -> tuple[str, str]:
+    """Why torch sees no GPU, and what to do."""
+    if torch.version.cuda is None:
+        cure = "Install the CUDA build of torch (https://pytorch.org names it), or leave the GPUs out"
+        return f"torch {torch.__version__} was built without CUDA", cure
+    found = f"torch {torch.__version__} for CUDA {torch.version.cuda} sees no GPU"
+    return found, "Look at CUDA_VISIBLE_DEVICES, and at what `nvidia-smi` says of the driver"
+
+
 def _gpus() -> Finding:
     count = torch.cuda.device_count()
     if not count and shutil.which("nvidia-smi") is None:
         return Finding("note", "none")
     if not count:
-        return Finding("failed", f"a driver is here, but torch {torch.__version__} sees no GPU",
-                       "Install a CUDA build of torch, and look at CUDA_VISIBLE_DEVICES")  # fmt: skip
+        return Finding("failed", *no_gpu())
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
     oldest = min(torch.cuda.get_device_capability(index) for index in range(count))
     found = f"{count}: {names}; CUDA {torch.version.cuda}"
@@ -140,8 +149,20 @@ def _gpus() -> Finding:
 
 
 def _nccl() -> Finding:
-    switches = ", ".join(f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ)
-    return Finding("ok", f"{'.'.join(map(str, torch.cuda.nccl.version()))}; {switches or 'no switches set'}")
+    return Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
+
+
+def _multicast() -> Finding:
+    """What the libraries of a process are told, and what follows for what was measured."""
+    said = multicast.settings(os.environ)
+    if not any(has_multicast(torch.device("cuda", index)) for index in range(torch.cuda.device_count())):
+        return Finding("ok", f"no GPU here has it; {said}")
+    if multicast.is_off(os.environ):
+        return Finding("ok", f"off: {said}")
+    if multicast.nccl_uses_it(multicast.FEWEST_RANKS):
+        found = f"NCCL uses it in groups of {multicast.FEWEST_RANKS} and more, for which no table is shipped: {said}"
+        return Finding("note", found, "`overweave tune` measures here, `overweave calibrate` describes this machine")
+    return Finding("note", f"NCCL goes without it, others may not: {said}")
 
 
 def _peer_access() -> Finding:
@@ -214,6 +235,7 @@ CHECKS: tuple[Check, ...] = (
     Check("driver", _driver),
     Check("GPUs", _gpus),
     Check("NCCL", _nccl, needs_gpu=True),
+    Check("NVLink multicast", _multicast),
     Check("cuda-bindings", _cuda_bindings, needs_gpu=True),
     Check("peer access", _peer_access, needs_gpu=True),
     Check("links", _links, needs_gpu=True),

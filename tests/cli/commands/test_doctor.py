@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 import overweave
 from overweave.cli.commands import doctor
 from overweave.cli.main import app
+from overweave.cli.ranks import how_many
+from overweave.errors import MachineError
+from overweave.hardware.multicast import WITHOUT
 from overweave.runtime import diagnosis
 from overweave.runtime.diagnosis import CHECKS, Check, Finding
 
@@ -91,6 +94,42 @@ def test_triton_with_a_numpy_that_breaks_its_interpreter(monkeypatch):
     assert diagnosis._triton().status == "ok"
     monkeypatch.setattr(diagnosis, "installed", lambda package: "")
     assert diagnosis._triton().status == "note"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "found", "cure"),
+    [(None, "was built without CUDA", "CUDA build"), ("13.0", "for CUDA 13.0 sees no GPU", "CUDA_VISIBLE_DEVICES")],
+)
+def test_a_torch_that_sees_no_gpu_beside_a_driver(monkeypatch, cuda: str | None, found: str, cure: str):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    finding = diagnosis._gpus()
+    assert (finding.status, found in finding.found, cure in finding.cure) == ("failed", True, True)
+    with pytest.raises(MachineError, match=found):
+        how_many("cuda", 2)
+
+
+@pytest.mark.parametrize(
+    ("has", "told", "status", "says"),
+    [
+        (False, {}, "ok", "no GPU here has it"),
+        (True, WITHOUT, "ok", "off: NCCL_NVLS_ENABLE=0"),
+        (True, {}, "note", "NCCL uses it in groups of 3 and more"),
+        (True, {"NCCL_NVLS_ENABLE": "0"}, "note", "NVSHMEM_DISABLE_NVLS not set"),
+    ],
+)
+def test_what_is_said_of_multicast(monkeypatch, has: bool, told: dict[str, str], status: str, says: str):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(diagnosis, "has_multicast", lambda device: has)
+    for name in WITHOUT:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    finding = diagnosis._multicast()
+    assert finding.status == status
+    assert says in finding.found
+    assert all(name in finding.found for name in WITHOUT)
 
 
 def test_what_compiles_annotated_kernels_may_be_missing(monkeypatch):
