@@ -139,6 +139,16 @@ def __dir__() -> list[str]:
 
 def _on_torch_import() -> None:
     """The entry point that torch calls when it is imported: OVERWEAVE_INSTALL=1 installs, see `install`."""
-    value = os.environ.get("OVERWEAVE_INSTALL", "")
-    if value not in ("", "0"):
+    if value := _asked_by_environment():
         import_module(_HOMES["install"]).install_by_environment(value)
+
+
+def _on_vllm_start() -> None:
+    """The entry point that vLLM calls in each of its processes: OVERWEAVE_INSTALL=1 registers with vLLM."""
+    if _asked_by_environment():
+        import_module("overweave.adapters.vllm").plugin()
+
+
+def _asked_by_environment() -> str:
+    value = os.environ.get("OVERWEAVE_INSTALL", "")
+    return "" if value == "0" else value

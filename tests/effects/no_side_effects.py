@@ -1,4 +1,6 @@
-"""What of a process is another's after each thing that overweave does in it: python -m tests.effects.no_side_effects THING.
+"""What of a process has changed after each thing that overweave does in it.
+
+python -m tests.effects.no_side_effects THING
 
 Prints a line for each change, and nothing where there is none. `calls` runs as a rank that torchrun would start.
 """
