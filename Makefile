@@ -91,8 +91,10 @@ docs: .venv/stamp        ## the documentation, built strictly into build/site
 docs-serve: .venv/stamp  ## the documentation, shown in a browser and built again at each change
 	$(BIN)/mkdocs serve
 
+DIST := dist
+
 dist: .venv/stamp        ## a wheel and a source distribution, built into dist
-	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m build --no-isolation --outdir $(DIST)
 
 gpu-test: .venv/stamp    ## the tests that need NVIDIA GPUs, one or more; nothing else is collected, or asks for its packages
 	$(PYTEST) -o addopts="--strict-markers --import-mode=importlib" -m gpu tests/gpu tests/cli/commands/test_demo.py

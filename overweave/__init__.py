@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from overweave.ops.workspace import check, memory_report, reset, symmetric_empty
     from overweave.schedules.moves.moves import AllToAll, Chunk, Collective, Gather, Get, Put, Reduction, Sum
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "all_gather_matmul": "overweave.ops.all_gather_matmul",
