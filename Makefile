@@ -62,7 +62,7 @@ PYTHON_3_12 ?= python3.12
 adapters-test: .venv/stamp ## adapters against the packages that they adapt, each in an environment of its own
 	.ci/adapter transformers 'transformers>=5.24,<6' peft
 	.venv-transformers/bin/$(TEST_ADAPTER)/test_transformers.py
-	.ci/adapter transformers-first 'transformers==5.16.*' peft
+	.ci/adapter transformers-first 'transformers==5.17.*' peft
 	.venv-transformers-first/bin/$(TEST_ADAPTER)/test_transformers.py
 	if $(PYTHON_3_12) -V; then PYTHON=$(PYTHON_3_12) .ci/adapter megatron 'megatron-core>=0.19,<0.20'; \
 	  else .ci/adapter megatron 'megatron-core>=0.16,<0.17'; fi

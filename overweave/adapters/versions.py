@@ -31,7 +31,7 @@ class Versions(NamedTuple):
 
 # `make adapters-test` runs the newest of each, and the oldest where it is another.
 ADAPTED = {
-    "transformers": Versions("transformers", "5.16", "5.24"),
+    "transformers": Versions("transformers", "5.17", "5.24"),
     "megatron": Versions("megatron-core", "0.15", "0.19"),
     "torchtitan": Versions("torchtitan", "0.3", "0.3"),
     "vllm": Versions("vllm", "0.33", "0.33"),

@@ -53,7 +53,7 @@ def test_one_whose_names_have_moved_is_named_in_one_line(name: str, monkeypatch:
 
 
 def test_between_the_first_and_beyond_the_last_names_decide(monkeypatch: pytest.MonkeyPatch):
-    for found in ("5.16.0", "5.24.1", "5.99", "6.0"):
+    for found in ("5.17.0", "5.24.1", "5.99", "6.0"):
         monkeypatch.setattr(versions, "version", lambda package, found=found: found)
         with names_of("transformers"):
             pass
