@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_a_weight_that_megatron_gathers_is_megatrons(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(stock.ColumnParallelLinear, "_forward_impl", lambda self, *given, **options: "theirs")
     monkeypatch.setattr(stock.RowParallelLinear, "forward", lambda self, x: "theirs")
     x, w = torch.ones(2, 4), torch.ones(4, 4)
-    layers = [kind.__new__(kind) for kind in (adapter.ColumnParallelLinear, adapter.RowParallelLinear)]
+    layers: list[Any] = [kind.__new__(kind) for kind in (adapter.ColumnParallelLinear, adapter.RowParallelLinear)]
     for layer in layers:
         torch.nn.Module.__init__(layer)
     column, row = layers
