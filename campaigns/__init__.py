@@ -9,5 +9,18 @@ from overweave.hardware.multicast import switch_off
 switch_off(os.environ)
 
 # Imports in the code use full names, such as campaigns.exact.gpu_ranks; the short names are for commands.
-GROUPS = ("exact", "rates", "waves", "host", "lint", "oracle", "oracle/plans", "hostile", "tables", "choices", "torch")
+GROUPS = (
+    "exact",
+    "rates",
+    "waves",
+    "host",
+    "lint",
+    "oracle",
+    "oracle/plans",
+    "hostile",
+    "tables",
+    "choices",
+    "torch",
+    "bits",
+)
 __path__ += [str(Path(__path__[0], group)) for group in GROUPS]

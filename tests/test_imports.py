@@ -13,11 +13,12 @@ from tests.source_tree import COMPUTED, Import, imports, modules, room
 # Ground to roof. A room may import itself, the rooms named beside it, what those may import, and `errors`.
 ROOMS = {
     "errors": (),
+    "compat": (),
     "hardware": (),
     "ir": ("hardware",),
     "sim": ("ir",),
     "schedules": ("sim",),
-    "memory": ("ir", "hardware"),
+    "memory": ("ir", "hardware", "compat"),
     "lang": ("memory", "ir"),
     "kernels": ("lang",),
     "compiler": ("ir", "lang"),
@@ -33,6 +34,7 @@ ROOMS = {
 # Beside the standard library. msgspec is the house's data format and numbers nobody's GPU: from `hardware` upwards.
 THIRD_PARTY = {
     "errors": (),
+    "compat": ("torch", "triton"),
     "hardware": ("msgspec",),
     "ir": ("msgspec",),
     "sim": ("msgspec",),
@@ -51,12 +53,13 @@ THIRD_PARTY = {
     "cli": ("msgspec", "typer", "rich", "matplotlib", "bokeh"),
 }
 PAPER_SIDE = ("errors", "hardware", "ir", "sim", "schedules")
-# Laziness for weight: the public names, the one registry of the runtime that loads what runs a plan when a plan first
-# asks for it, the command line, whose reading and thinking commands start without torch, and the page that `--html`
-# asks for, whose package is an extra; blocks that `bench` compiles, and graphs that `install` fuses, for which torch's
-# compiler is imported.
+# Laziness for weight: the public names, names of Triton that only what uses them must have, the one registry of the
+# runtime that loads what runs a plan when a plan first asks for it, the command line, whose reading commands start
+# without torch, and the page that `--html` asks for, whose package is an extra; blocks that `bench` compiles, and
+# graphs that `install` fuses, for which torch's compiler is imported.
 MAY_IMPORT_IN_FUNCTIONS = (
     "overweave",
+    "overweave.compat.triton_names",
     "overweave.runtime.backends",
     "overweave.cli.main",
     "overweave.cli.commands.bench",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from overweave.compat import numbers
 from overweave.errors import MachineError
 
 
@@ -50,14 +50,10 @@ def names_of(adapter: str) -> Iterator[None]:
         found = version(versions.package)
     except PackageNotFoundError:
         raise MachineError(asked, f"{versions.package} is not installed", cure) from None
-    if _numbers(found) < _numbers(versions.first):
+    if numbers(found) < numbers(versions.first):
         raise MachineError(asked, f"{versions.package} {found} is too old", cure)
     try:
         yield
     except (ImportError, AttributeError) as error:
         what = " ".join(str(error).split())[:300]
         raise MachineError(asked, f"{versions.package} {found} has other names: {what}", cure) from error
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)[:2]]

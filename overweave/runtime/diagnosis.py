@@ -12,21 +12,22 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from itertools import permutations
+from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from msgspec import Struct
 
-from overweave.errors import PACKAGES, MachineError
+from overweave.compat import numbers, standing, tested
+from overweave.errors import PACKAGES, KernelUnavailable, MachineError
 from overweave.hardware import multicast
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.cuda.multicast import has_multicast
 from overweave.memory.group import resolve
+from overweave.runtime.backends import load
 
 OLDEST_PYTHON = (3, 11)
-OLDEST_TORCH = (2, 10)
-TESTED_TORCH = ("2.11", "2.13")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount, not a file of ours
 SMALLEST_SHARED_MEMORY_BYTES = 1 << 30
 SYMMETRIC_BYTES = 1 << 20
@@ -66,11 +67,6 @@ def installed(package: str) -> str:
         return str(getattr(sys.modules.get(package), "__version__", ""))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    digits = ["".join(filter(str.isdigit, part)) for part in text.split("+")[0].split(".")[:2]]
-    return tuple(int(part or 0) for part in digits)
-
-
 def _python() -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST_PYTHON:
@@ -80,11 +76,16 @@ def _python() -> Finding:
 
 def _torch() -> Finding:
     found = str(torch.__version__)  # of a type of its own, which is no text for JSON
-    if _numbers(found) < OLDEST_TORCH:
-        return Finding("failed", found, "pip install 'torch>=2.10'")
-    if not found.startswith(TESTED_TORCH):
-        return Finding("note", f"{found}; tested with {' and '.join(TESTED_TORCH)}")
-    return Finding("ok", found)
+    if standing("torch", found) == "old":
+        return Finding("failed", found, PACKAGES["torch"])
+    return Finding(*_newness("torch", found))
+
+
+def _newness(package: str, found: str) -> tuple[Status, str]:
+    """Beyond the newest version that was tested, nobody knows: no error, but to be known."""
+    if standing(package, found) == "new":
+        return "note", f"{found}, newer than what was tested ({tested(package)}): it may work"
+    return "ok", found
 
 
 def _triton() -> Finding:
@@ -92,10 +93,31 @@ def _triton() -> Finding:
     if not found:
         return Finding("note", "not installed: schedules can be shown, proven and simulated, kernels cannot run",
                        "pip install triton==3.6.0 'numpy<2.4'")  # fmt: skip
-    if _numbers(found) <= (3, 6) and _numbers(numpy) >= (2, 4):
+    if numbers(found) <= (3, 6) and numbers(numpy) >= (2, 4):
         told = f"{found} with numpy {numpy}: its interpreter, which emulated ranks need, breaks there"
         return Finding("note" if torch.cuda.device_count() else "failed", told, "pip install 'numpy<2.4'")
-    return Finding("ok", found)
+    if standing("triton", found) == "old":
+        told = f"{found}, older than what was tested ({tested('triton')})"
+        return Finding("note", f"{told}: calls whose kernel it cannot make take the library path", PACKAGES["triton"])
+    places = [place for place in dict.fromkeys(sys.path) if (Path(place or ".") / "triton" / "__init__.py").is_file()]
+    if len(places) > 1:
+        told = f"{found} of {places[0]}, which hides another in {', '.join(places[1:])}"
+        return Finding("note", told, "Keep one: the version of one may be told for the code of the other")
+    return Finding(*_newness("triton", found))
+
+
+def _kernels() -> Finding:
+    """A kernel of ours compiled and loaded, and whether its launch takes the short way."""
+    try:
+        is_quick = load("gpu launch check")(torch.device("cuda", torch.cuda.current_device()))
+    except KernelUnavailable as error:
+        return Finding(
+            "failed", f"{error.asked}: {error.found}", f"{error.cure}; until then calls take the library path"
+        )
+    if not is_quick:
+        found = "compiled; launched by Triton's own wrapper, since its launcher is none that is known: a slower call"
+        return Finding("note", found, f"Use a Triton from {tested('triton')}")
+    return Finding("ok", "compiled and loaded")
 
 
 def _libcst() -> Finding:
@@ -237,6 +259,7 @@ CHECKS: tuple[Check, ...] = (
     Check("NCCL", _nccl, needs_gpu=True),
     Check("NVLink multicast", _multicast),
     Check("cuda-bindings", _cuda_bindings, needs_gpu=True),
+    Check("kernels", _kernels, needs_gpu=True),
     Check("peer access", _peer_access, needs_gpu=True),
     Check("links", _links, needs_gpu=True),
     Check("symmetric memory", _symmetric_memory, needs_gpu=True),
