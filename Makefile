@@ -48,23 +48,34 @@ nightly: .venv/stamp     ## the long runs, some hours on two cores; `make nightl
 nightly-list:            ## what `make nightly` runs
 	@printf 'python -m campaigns.%s\n' $(NIGHTLY); echo 'python -m pytest -m nightly -rs'
 
+TEST_ADAPTER := python -m pytest -q -p no:cacheprovider tests/torch
+
 # What vLLM imports for a layer, of all that it installs.
 VLLM_NEEDS := aiohttp cachetools cbor2 cloudpickle einops 'fastapi<0.137' llguidance openai openai_harmony \
   partial_json_parser prometheus-client psutil py-cpuinfo pybase64 pyzmq regex 'transformers<5.21' uvloop xgrammar
 
+# What megatron-core needs from 0.17 on. Where it is not there, the last that an older Python takes stands for it.
+PYTHON_3_12 ?= python3.12
+
+# The newest of each, and the oldest: overweave/adapters/versions.py names both.
 # Of torchtitan's own tests, which its package leaves out: TORCHTITAN_TESTS=<its repository>/tests/unit_tests.
 adapters-test: .venv/stamp ## adapters against the packages that they adapt, each in an environment of its own
 	.ci/adapter transformers 'transformers>=5.24,<6' peft
-	.venv-transformers/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_transformers.py
-	.ci/adapter megatron 'megatron-core>=0.16,<0.17'
-	.venv-megatron/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_megatron.py
+	.venv-transformers/bin/$(TEST_ADAPTER)/test_transformers.py
+	.ci/adapter transformers-first 'transformers==5.17.*' peft
+	.venv-transformers-first/bin/$(TEST_ADAPTER)/test_transformers.py
+	if $(PYTHON_3_12) -V; then PYTHON=$(PYTHON_3_12) .ci/adapter megatron 'megatron-core>=0.19,<0.20'; \
+	  else .ci/adapter megatron 'megatron-core>=0.16,<0.17'; fi
+	.venv-megatron/bin/$(TEST_ADAPTER)/test_megatron.py
+	.ci/adapter megatron-first 'megatron-core==0.15.*'
+	.venv-megatron-first/bin/$(TEST_ADAPTER)/test_megatron.py
 	.ci/adapter deepspeed 'deepspeed>=0.19,<0.20'
-	.venv-deepspeed/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_deepspeed.py
+	.venv-deepspeed/bin/$(TEST_ADAPTER)/test_deepspeed.py
 	.ci/adapter torchtitan 'torchtitan>=0.3,<0.4' expecttest
-	.venv-torchtitan/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_torchtitan.py
+	.venv-torchtitan/bin/$(TEST_ADAPTER)/test_torchtitan.py
 	.ci/adapter vllm --no-deps 'vllm>=0.33,<0.34'  # its torch is built for CUDA, and is not asked here
 	.ci/adapter vllm $(VLLM_NEEDS)
-	.venv-vllm/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_vllm.py
+	.venv-vllm/bin/$(TEST_ADAPTER)/test_vllm.py
 
 lint: .venv/stamp        ## ruff, ruff format, mypy
 	@if [ -e .venv/offline ]; then echo "lint left out: no registry here to install from:$$(cat .venv/offline)"; else \
@@ -80,8 +91,10 @@ docs: .venv/stamp        ## the documentation, built strictly into build/site
 docs-serve: .venv/stamp  ## the documentation, shown in a browser and built again at each change
 	$(BIN)/mkdocs serve
 
+DIST := dist
+
 dist: .venv/stamp        ## a wheel and a source distribution, built into dist
-	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m build --no-isolation --outdir $(DIST)
 
 gpu-test: .venv/stamp    ## the tests that need NVIDIA GPUs, one or more; nothing else is collected, or asks for its packages
 	$(PYTEST) -o addopts="--strict-markers --import-mode=importlib" -m gpu tests/gpu tests/cli/commands/test_demo.py

@@ -5,7 +5,7 @@
     model = AutoModelForCausalLM.from_pretrained(name, distributed_config=DistributedConfig(tp_size=8))
 
 The styles `colwise` and `rowwise` of Transformers, which the plans of its models name, are replaced under these names:
-PEFT knows no others. Weights stay the DTensors that Transformers makes of them. Tested with Transformers 5.24.
+PEFT knows no others. Weights stay the DTensors that Transformers makes of them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from transformers.distributed import tensor_parallel as stock
-from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
+from overweave.adapters.versions import names_of
 from overweave.errors import InputError
 from overweave.functional import linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import local
 from overweave.layers.replicated import replicated_linear
+
+with names_of("transformers"):
+    from transformers.distributed import tensor_parallel as stock
+    from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES  # it lives elsewhere from 5.22
 
 
 class Colwise(stock.ColwiseParallel):  # type: ignore[misc]  # transformers has no types
