@@ -3,5 +3,18 @@
 from pathlib import Path
 
 # Imports in the code use full names, such as campaigns.exact.gpu_ranks; the short names are for commands.
-GROUPS = ("exact", "rates", "waves", "host", "lint", "oracle", "oracle/plans", "hostile", "tables", "choices", "torch")
+GROUPS = (
+    "exact",
+    "rates",
+    "waves",
+    "host",
+    "lint",
+    "oracle",
+    "oracle/plans",
+    "hostile",
+    "tables",
+    "choices",
+    "torch",
+    "bits",
+)
 __path__ += [str(Path(__path__[0], group)) for group in GROUPS]

@@ -40,9 +40,10 @@ CAMPAIGNS = {
 }
 # NCCL has no two ranks on a GPU. In gloo the collectives of DTensors on GPUs end in a segmentation fault (torch 2.11).
 NEEDS_NCCL = {"models", *(f"beside {one}" for one in OPERATORS)}
-ALONE = {  # one process each: every tile shape, bit-equal at the sizes of mlp
+ALONE = {  # one process each: every tile shape, bit-equal at the sizes of mlp; and what the GPU's arithmetic is
     "tiles": ["gpu_tile_choice", "--sets", "mlp"],
     "odd_sizes": ["gpu_short_matmul", "--only", "odd"],
+    "arithmetic": ["gpu_arithmetic"],
 }
 # MEASURED: six lanes took 291 s on one H200 with 16 cores (benchmarks/results/blocks_of_one_rank). Four H200s with 64
 # cores were done after 258 s with twelve, and not after 285 s with eight (gpu_test.h200x4.2026-11-28).

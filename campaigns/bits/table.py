@@ -1,0 +1,119 @@
+"""The table of bits: all operations run, on a GPU or interpreted, and kept in a file."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton.language as tl
+
+from campaigns.bits import values
+from campaigns.bits.kernels import binary_kernel, cast_kernel, dot_kernel, reduction_kernel, unary_kernel
+from campaigns.bits.operations import Launch
+
+PATH = Path(__file__).with_name("bits_of_one_gpu.xz")
+
+
+class Row(NamedTuple):
+    """The results of one operation: their dtype, and their bits."""
+
+    dtype: str
+    bits: values.Bits
+
+
+Table = dict[str, Row]
+
+
+def operands(launch: Launch, device: torch.device) -> list[torch.Tensor]:
+    """What a kernel reads."""
+    if launch.kind == "binary":
+        left, right = launch.dtypes
+        chosen = [values.paired(left, right), values.paired(right, left)]
+    elif launch.kind == "dot":
+        chosen = [values.matrix(dtype, seed) for seed, dtype in enumerate(launch.dtypes)]
+    else:
+        chosen = [{"unary": values.few, "cast": values.many, "reduction": values.rows}[launch.kind](launch.dtypes[0])]
+    return [_tensor(bits, dtype, device) for bits, dtype in zip(chosen, launch.dtypes, strict=True)]
+
+
+def arguments(launch: Launch, inputs: list[torch.Tensor], out: torch.Tensor, codes: torch.Tensor) -> dict[str, Any]:
+    """How the kernel of a launch is called, beside its grid."""
+    if launch.kind == "dot":
+        kind = tl.int32 if launch.dtypes[0] == "int8" else tl.float32
+        sizes = {"SIDE": values.SIDE, "DEPTH": values.DEPTH, "OUT": kind}
+        return {"left": inputs[0], "right": inputs[1], "out": out, "codes": codes, **sizes}
+    given: dict[str, Any] = {"out": out, "codes": codes, "CHOSEN": launch.mask}
+    if launch.kind == "binary":
+        return given | {"left": inputs[0], "right": inputs[1], "ROWS": len(inputs[0])}
+    given["source"] = inputs[0]
+    if launch.kind == "reduction":
+        return given | {"LANES": values.LANES, "ROWS": values.ROWS}
+    given["COUNT"] = len(inputs[0])
+    return given | ({"ROUNDING": launch.rounding} if launch.kind == "cast" else {})
+
+
+KERNELS: dict[str, Any] = {
+    "binary": binary_kernel,
+    "unary": unary_kernel,
+    "cast": cast_kernel,
+    "reduction": reduction_kernel,
+    "dot": dot_kernel,
+}
+
+
+def run(launch: Launch, device: torch.device) -> Table:
+    """The rows of one launch. A reduction is one warp's, so that each lane has one element."""
+    inputs = operands(launch, device)
+    count = results(launch, inputs)
+    out = torch.zeros(len(launch.every) * count, dtype=torch.int64, device=device)
+    codes = torch.zeros(len(launch.every), dtype=torch.int32, device=device)
+    is_reduction = launch.kind == "reduction"
+    grid = (values.ROWS if is_reduction else 1,)
+    KERNELS[launch.kind][grid](**arguments(launch, inputs, out, codes), num_warps=1 if is_reduction else 4)
+    found, kinds = out.cpu().numpy().reshape(-1, count), codes.cpu().numpy()
+    rows: Table = {}
+    for name in launch.chosen:
+        slot = launch.every.index(name)
+        dtype = values.dtype_of(int(kinds[slot]))
+        rows[launch.name(name)] = Row(dtype, found[slot].astype(np.uint64).astype(values.unsigned(dtype)))
+    return rows
+
+
+def results(launch: Launch, inputs: list[torch.Tensor]) -> int:
+    """How many an operation has."""
+    if launch.kind == "dot":
+        return values.SIDE**2
+    return len(inputs[0]) ** 2 if launch.kind == "binary" else inputs[0].numel()
+
+
+def run_all(launches: Iterable[Launch], device: torch.device) -> Table:
+    """The whole table."""
+    return {name: row for launch in launches for name, row in run(launch, device).items()}
+
+
+def write(path: Path, table: Table, source: str) -> None:
+    """A line of JSON that says where the table is from and what is in it, and all bits behind it, packed."""
+    head = {"source": source, "rows": {name: [row.dtype, len(row.bits)] for name, row in table.items()}}
+    body = b"".join(row.bits.tobytes() for row in table.values())
+    path.write_bytes(lzma.compress(json.dumps(head).encode() + b"\n" + body, preset=9 | lzma.PRESET_EXTREME))
+
+
+def read(path: Path = PATH) -> tuple[str, Table]:
+    """Where the table is from, and the table."""
+    line, _, body = lzma.decompress(path.read_bytes()).partition(b"\n")
+    head, at, table = json.loads(line), 0, {}
+    for name, (dtype, count) in head["rows"].items():
+        kind = values.unsigned(dtype)
+        table[name] = Row(dtype, np.frombuffer(body, kind, count, at))
+        at += count * kind.itemsize
+    return head["source"], table
+
+
+def _tensor(bits: values.Bits, dtype: str, device: torch.device) -> torch.Tensor:
+    held = torch.from_numpy(bits.view(f"int{bits.itemsize * 8}").copy()).to(device)
+    return held.view(values.torch_dtype(dtype))
