@@ -114,6 +114,10 @@ def unary_kernel(source, out, codes, COUNT: tl.constexpr, CHOSEN: tl.constexpr):
         _put(out, codes, 6, tl.full([COUNT], 1.3, x.dtype), COUNT)
     if CHOSEN & 1 << 7:
         _put(out, codes, 7, ~x, COUNT)
+    if CHOSEN & 1 << 9:
+        _put(out, codes, 9, tl.full([COUNT], 1e-7, x.dtype), COUNT)
+    if CHOSEN & 1 << 10:
+        _put(out, codes, 10, 0.1 - x, COUNT)
     if CHOSEN & 1 << 8:
         _put(out, codes, 8, tl.load(source + tl.arange(0, COUNT), mask=tl.arange(0, COUNT) < 3, other=1.0), COUNT)
 

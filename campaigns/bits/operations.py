@@ -23,7 +23,7 @@ BINARY = (
     *("eq", "ne", "lt", "le", "gt", "ge", "where", "fma", "clamp", "clamp of NaN"),
     *BITWISE,
 )
-UNARY = ("neg", "abs", "x * 1.5", "3 - x", "x > 0", "relu", "full", "invert", "masked")
+UNARY = ("neg", "abs", "x * 1.5", "3 - x", "x > 0", "relu", "full", "invert", "masked", "full of 1e-7", "0.1 - x")
 REDUCTIONS = (
     *("sum", "max", "min", "argmax", "argmin", "argmax of fast ties", "cumsum", "cumprod", "sort", "reduce by *"),
     *("cumsum in reverse", "xor_sum"),
@@ -86,7 +86,8 @@ def _binary(left: str, right: str) -> tuple[str, ...]:
 def _unary(dtype: str) -> tuple[str, ...]:
     if dtype in FP8:
         return ("abs", "masked")
-    return tuple(name for name in UNARY if name != ("full" if dtype == "int8" else "invert"))
+    refused = ("full", "full of 1e-7") if dtype == "int8" else ("invert",)
+    return tuple(name for name in UNARY if name not in refused)
 
 
 def _casts(source: str, target: str, rounding: str | None) -> bool:
