@@ -1,0 +1,93 @@
+"""Groups whose ranks do not ascend in the world: rows go to the ranks of the group, in parts of it, too."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import overweave as ow
+from campaigns.cases import BY_COLLECTIVES, EXCHANGED, PLAIN
+from overweave.errors import GroupError
+from overweave.memory import subgroups
+from overweave.memory.group import resolve
+from overweave.memory.subgroups import part_of
+from tests.ops.calls import Call, is_right
+from tests.ranks import run_ranks
+
+ORDERS = ([3, 2, 1, 0], [2, 0, 3, 1])
+needs_order = pytest.mark.skipif(not subgroups.KEEPS_ORDER, reason="this torch sorts the ranks of new groups")
+
+
+def disordered(order: list[int]) -> dist.ProcessGroup:
+    group = dist.new_group(order, sort_ranks=False)
+    assert dist.get_rank(group) == order.index(dist.get_rank())
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def gather_in_parts(order: list[int]) -> list[list[int]]:
+    """Which ranks of the group a gather among each part of it finds, in the order of its rows.
+
+    Every rank has as many parts: torch's name of a group that its own ranks alone make counts those that are there.
+    """
+    group, found = resolve(disordered(order)), []
+    for ranks in ((0, 1), (2, 3), (0, 3), (1, 2), (0, 1, 2, 3)):
+        if group.rank in ranks:
+            part = part_of(group, ranks)
+            rows = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
+            dist.all_gather(rows, torch.tensor([group.rank]), group=part.process_group)
+            assert [int(row) for row in rows] == list(ranks)
+            found.append(list(ranks))
+    return found
+
+
+@needs_order
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_parts_have_the_order_of_the_group(order: list[int]):
+    assert [len(parts) for parts in run_ranks(gather_in_parts, 4, order)] == [3] * 4
+
+
+def exchanged(operator: str, plan: str, group: dist.ProcessGroup) -> bool:
+    """Whether each rank gets, from each, the block that was for it."""
+    own, ranks = dist.get_rank(group), range(4)
+    whole = torch.arange(4 * 4 * 2 * 8.0).reshape(4, 4 * 2, 8) % 7  # of each rank, two rows for each
+    w = torch.eye(8)
+    call = getattr(ow, operator)
+    expected = torch.cat([whole[source, 2 * own : 2 * own + 2] for source in ranks])
+    return torch.equal(call(whole[own], w, group, plan=plan), expected)
+
+
+def wrong_calls(order: list[int]) -> list[str]:
+    group, wrong = disordered(order), []
+    for one in (*PLAIN, *BY_COLLECTIVES):
+        if not is_right(Call(one.operator, 64, plan=one.plan, n=32), 0, group):
+            wrong.append(str(one))
+    return wrong + [str(one) for one in EXCHANGED if not exchanged(one.operator, one.plan, group)]
+
+
+@needs_order
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_operators_are_exact(order: list[int]):
+    assert run_ranks(wrong_calls, 4, order) == [[]] * 4
+
+
+def refusals() -> list[str]:
+    """As with a torch that sorts: refused on all ranks, those of a part that ascends, too."""
+    group, told = resolve(disordered([0, 1, 3, 2])), []
+    with patch.object(subgroups, "KEEPS_ORDER", False):
+        own = (0, 1) if group.rank < 2 else (2, 3)
+        with pytest.raises(GroupError) as caught:
+            part_of(group, own)
+        told.append(str(caught.value))
+        assert part_of(group, (0, 1, 2, 3)) is group
+    return told
+
+
+@needs_order
+def test_they_are_refused_where_torch_sorts():
+    for told in run_ranks(refusals, 4):
+        assert "its ranks are [0, 1, 3, 2] of the world" in told[0]
