@@ -115,5 +115,7 @@ def read(path: Path = PATH) -> tuple[str, Table]:
 
 
 def _tensor(bits: values.Bits, dtype: str, device: torch.device) -> torch.Tensor:
+    if bits.dtype != values.unsigned(dtype):
+        raise ValueError(f"bits of {dtype} are {bits.dtype}")
     held = torch.from_numpy(bits.view(f"int{bits.itemsize * 8}").copy()).to(device)
     return held.view(values.torch_dtype(dtype))

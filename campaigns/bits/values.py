@@ -144,7 +144,7 @@ def _as_bits(numbers: Bits, dtype: str) -> Bits:
     width = width_of(dtype)
     signed = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
     held = torch.from_numpy(np.asarray(numbers, np.float64)).to(torch_dtype(dtype)).view(signed)
-    bits: Bits = held.numpy().view(f"uint{width}").astype(np.uint64)
+    bits: Bits = held.numpy().view(unsigned(dtype))
     return bits
 
 
@@ -165,7 +165,7 @@ def _ties(dtype: str) -> Bits:
         lower[:3] = 0, 1, _largest(narrow) - 1
         one, other = numbers_of(lower, narrow), numbers_of(lower + np.uint64(1), narrow)
         for value in (*((one + other) / 2), float(numbers_of(np.array([_largest(narrow)]), narrow)[0]) * 1.04):
-            bits = _as_bits(np.array([value]), dtype)
+            bits = _as_bits(np.array([value]), dtype).astype(np.uint64)
             found += [*numbers_of(np.concatenate([bits, bits + np.uint64(1), bits - np.uint64(bits[0] > 0)]), dtype)]
     return np.array(found)
 
