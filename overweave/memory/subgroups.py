@@ -34,13 +34,14 @@ def part_of(group: Group, ranks: Ranks, most_sms: int = 0) -> Group:
     made, key = _MADE.setdefault(group.process_group, {}), (ranks, most_sms if is_limited else 0)
     if key not in made:
         members = _members(group)
+        order: dict[str, Any] = {"sort_ranks": False} if KEEPS_ORDER else {}
         part = dist.new_group(
             [members[rank] for rank in ranks],
             timeout=timedelta(seconds=group.timeout_s),
             backend=NCCL if is_limited else None,
             pg_options=_at_most(most_sms) if is_limited else None,
             use_local_synchronization=True,
-            **({"sort_ranks": False} if KEEPS_ORDER else {}),
+            **order,
         )
         made[key] = resolve(part)
     return made[key]

@@ -2,9 +2,10 @@
 
 What Triton 3.6 does under TRITON_INTERPRET=1, and what this module makes of it:
 
-    bf16 dot multiplies bit patterns            fp32 product of the values, added to the accumulator
-    fp32 -> bf16 truncates                      rounds to nearest even, bit for bit as torch does
-    NaN in fp8 (e4m3) reads as 480              is NaN; fp8 is rounded to as a GPU does, overflow to the largest number
+    bf16 computes with bit patterns             computes as a GPU, bit for bit (interpreted/arithmetic.py), and so do
+                                                fp16, fp8 and all casts; what no compiler accepts of fp8 is refused
+    a reduction is numpy's                      combines halves, as the lanes of a warp (interpreted/reductions.py)
+    `a and b` of blocks is b                    is both
     inline assembly is not implemented          the few forms overweave uses are recognised by pattern
     programs of a grid run one after another    each is a thread, so they may wait for each other; several grids too
     the language is patched at every call       once per process, so that launches may overlap
@@ -39,18 +40,22 @@ if "triton" not in sys.modules:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 import triton.runtime.interpreter as triton_interpreter
 
+from overweave.runtime.interpreted.arithmetic import atomic_rmw, compute_as_a_gpu
+from overweave.runtime.interpreted.numbers import round_to_bfloat16, round_to_fp8
 from overweave.runtime.interpreted.operands import prepare_operands_shortly
+from overweave.runtime.interpreted.padding import pad_with_nan
+from overweave.runtime.interpreted.reductions import combine_as_lanes
 from overweave.runtime.interpreted.source import make_functions_once
 from overweave.runtime.interpreted.types import make_types_once
 
 _Builder = triton_interpreter.InterpreterBuilder
 _Handle = triton_interpreter.TensorHandle
 _POLL_PAUSE_S = 5e-4
+_POLICIES = (None,) * (len(inspect.signature(_Builder.create_load).parameters) - 3)  # two in 3.6, one in 3.9
 _CONSTANT = re.compile(r"\bconstexpr\b")
 
 _program = threading.local()
@@ -66,13 +71,13 @@ def repair() -> None:
         found = "triton was imported for compiling"
         cure = "Use a process that imports overweave.runtime.interpreter first, or set TRITON_INTERPRET=1"
         raise MachineError("interpret kernels in this process", found, cure)
-    _Builder.create_dot = _dot
-    _Builder.cast_impl = _cast
-    _Builder.create_fp_to_fp = _cast_rounding
+    compute_as_a_gpu()
+    pad_with_nan()
     _Builder.create_inline_asm = _inline_assembly
     _Builder.create_atomic_rmw = _atomic_rmw
     prepare_operands_shortly()
     _patch_language()
+    combine_as_lanes()
     _run_programs_as_threads()
     make_types_once()
     make_functions_once()
@@ -83,84 +88,6 @@ def repair() -> None:
 def atomic_add(address: int, value: int) -> None:
     """Adds to an int32 word that kernels and other processes may be adding to. Release order."""
     _rmw(np.array([address], np.uint64), np.array([value], np.int32))
-
-
-def round_to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """fp32 values as bf16 bit patterns (uint16), rounded to nearest even; NaN stays NaN."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    quiet = (bits >> 16).astype(np.uint16) | np.uint16(0x40)
-    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    return np.where(is_nan, quiet, rounded)
-
-
-_FP8_NUMBERS = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().numpy()
-_LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
-
-
-def round_to_fp8(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Values as e4m3 bit patterns (uint8), rounded to nearest even; what overflows is the largest number."""
-    clipped = np.clip(np.ascontiguousarray(values, np.float32), -_LARGEST_FP8, _LARGEST_FP8)
-    return torch.from_numpy(clipped).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-
-
-def _widened(handle: Any) -> np.ndarray[Any, Any]:
-    """The values of a floating-point handle as fp32; bf16 and fp8 are stored as bit patterns."""
-    data: np.ndarray[Any, Any] = handle.data
-    if handle.dtype.scalar == tl.float8e4nv:
-        numbers: np.ndarray[Any, Any] = _FP8_NUMBERS[data]
-        return numbers
-    if handle.dtype.scalar == tl.bfloat16:
-        return (data.astype(np.uint32) << 16).view(np.float32)
-    return data.astype(np.float32)
-
-
-_original_dot = _Builder.create_dot
-
-
-def _dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_num_imprecise_acc: Any) -> Any:
-    if a.dtype.scalar not in (*_PATTERNS, tl.float16, tl.float32) or d.data.dtype != np.float32:
-        return _original_dot(self, a, b, d, precision, max_num_imprecise_acc)
-    return _Handle(product(_widened(a), _widened(b)) + d.data, d.dtype.scalar)
-
-
-def product(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """fp32, by numpy's own loops: a BLAS works for each program's thread with threads and a spin lock of its own.
-
-    Where one of MKL's threads still holds that lock while a rank forks, every product of the rank waits for ever.
-    """
-    made: np.ndarray[Any, Any] = np.einsum("...mk,...kn->...mn", left, right)
-    return made
-
-
-_original_cast = _Builder.cast_impl
-_FLOATS = (tl.float16, tl.float32, tl.float64)
-_PATTERNS = (tl.bfloat16, tl.float8e4nv)
-
-
-def _cast(self: Any, source: Any, target: Any) -> Any:
-    have, want = source.dtype.scalar, target.scalar
-    if have == want:
-        return _original_cast(self, source, target)
-    if want == tl.bfloat16 and (have in _FLOATS or have.is_int()):
-        return _Handle(round_to_bfloat16(source.data), tl.bfloat16)
-    if want == tl.float8e4nv and (have in _FLOATS or have == tl.bfloat16):
-        return _Handle(round_to_fp8(_widened(source)), want)
-    if have == tl.float8e4nv and want == tl.bfloat16:
-        return _Handle(round_to_bfloat16(_widened(source)), want)
-    if have in _PATTERNS and want in _FLOATS:
-        return _Handle(_widened(source).astype(triton_interpreter._get_np_dtype(want)), want)
-    return _original_cast(self, source, target)
-
-
-_original_fp_to_fp = _Builder.create_fp_to_fp
-
-
-def _cast_rounding(self: Any, source: Any, target: Any, mode: Any) -> Any:
-    floats = (*_PATTERNS, *_FLOATS)
-    if source.dtype.scalar in floats and target.scalar in floats:
-        return _cast(self, source, target)
-    return _original_fp_to_fp(self, source, target, mode)
 
 
 class _Results(list[Any]):
@@ -175,11 +102,11 @@ def _clock(builder: Any, values: list[Any]) -> Any:
 
 
 def _read(builder: Any, values: list[Any]) -> Any:
-    return builder.create_load(values[0], None, None, True)
+    return builder.create_load(values[0], *_POLICIES, True)
 
 
 def _write(builder: Any, values: list[Any]) -> Any:
-    builder.create_store(values[0], values[1], None, None)
+    builder.create_store(values[0], values[1], *_POLICIES)
     return _nothing(builder, values)
 
 
@@ -205,11 +132,8 @@ def _inline_assembly(
     raise NotImplementedError(f"inline assembly not emulated: {text}")
 
 
-_original_rmw = _Builder.create_atomic_rmw
-
-
 def _atomic_rmw(self: Any, operation: Any, pointer: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
-    result = _original_rmw(self, operation, pointer, value, mask, sem, scope)
+    result = atomic_rmw(self, operation, pointer, value, mask, sem, scope)
     if value.data.size == 1 and not value.data.any():  # adding zero is how an interpreted kernel polls
         seen: dict[int, int] = _program.__dict__.setdefault("seen", {})
         address, found = int(pointer.data.item()), int(result.data.item())
@@ -270,7 +194,8 @@ def _launch(self: Any, *arguments: Any, **options: Any) -> None:
     def program(index: tuple[int, ...]) -> None:
         _program.grid_idx, _program.grid_dim = index, grid
         try:
-            self.fn(**bound)
+            with np.errstate(all="ignore"):  # no GPU tells of a division by zero
+                self.fn(**bound)
         except BaseException as error:  # noqa: BLE001 - raised below, in the launching thread
             errors.append(error)
 

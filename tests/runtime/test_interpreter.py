@@ -32,9 +32,15 @@ def test_the_repairs_and_the_real_kernels(names: tuple[str, ...], part: str):
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
 
 
+def test_arithmetic_is_a_gpus():
+    """All of it: a table of bits is compared in two seconds."""
+    cases = forked.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/runtime/interpreted_bits.py", timeout=280)
+    assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
+
+
 def test_every_interpreted_file_is_run():
     written = {path.stem.removeprefix("interpreted_") for path in Path(__file__).parent.glob("interpreted_*.py")}
-    assert sorted(written) == sorted(name for names in INTERPRETED for name in names)
+    assert sorted(written) == sorted(["bits", *(name for names in INTERPRETED for name in names)])
 
 
 def test_a_process_that_compiles_is_told_so():

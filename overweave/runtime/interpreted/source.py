@@ -30,6 +30,8 @@ _waiting: list[Any] = []  # functions that nobody has called yet
 
 def make_functions_once() -> None:
     """For the rest of this process and of those that it forks."""
+    for helper in (_both, _either):
+        setattr(triton_interpreter, helper.__name__, helper)  # a function finds there what its own file does not have
     _Rewriter.rewrite_ast = _rewrite
     _Function.__init__ = _init
     _waiting.extend(each for each in vars(tl.standard).values() if isinstance(each, _Function))
@@ -73,12 +75,39 @@ def _functions_of(path: str) -> dict[int, ast.FunctionDef]:
     return known[1]
 
 
+def _both(left: Any, right: Callable[[], Any]) -> Any:
+    """`left and right`, of blocks element by element, as compiled: their truth is that of none."""
+    return left.logical_and(right()) if _is_block(left) else left and right()
+
+
+def _either(left: Any, right: Callable[[], Any]) -> Any:
+    return left.logical_or(right()) if _is_block(left) else left or right()
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, tl.tensor) and value.type.is_block()
+
+
 class _Wrapper(ast.NodeTransformer):
-    """`x = value` becomes `x = interpreter_semantic.to_tensor(value, False)`, as Triton has it; where it stood."""
+    """What Triton makes of a function, and what it does not: where it stood.
+
+    `x = value` becomes `x = interpreter_semantic.to_tensor(value, False)`, `a and b` becomes `_both(a, lambda: b)`.
+    """
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        name = (_both if isinstance(node.op, ast.And) else _either).__name__
+        nothing = ast.arguments([], [], kwonlyargs=[], kw_defaults=[], defaults=[])
+        found = node.values[0]
+        for value in node.values[1:]:
+            call = ast.Call(ast.Name(name, ast.Load()), [found, ast.Lambda(nothing, value)], [])
+            found = ast.copy_location(call, node)
+        return found
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         if len(node.targets) > 1:
             raise ValueError("Multiple assignments are not supported")
         wrap = ast.Attribute(ast.Name("interpreter_semantic", ast.Load()), "to_tensor", ast.Load())
+        self.generic_visit(node)
         node.value = ast.copy_location(ast.Call(wrap, [node.value, ast.Constant(False)], []), node.value)
         return node

@@ -1,0 +1,137 @@
+"""Narrow floating-point numbers as interpreted kernels hold them, widened to compute with and rounded as a GPU rounds.
+
+numpy has no bf16 and no fp8: their numbers are kept as bits. A result that is to be rounded to few digits is first
+made a float64 whose last digit is odd where anything was left out of it ("rounding to odd"): the second rounding then
+ends where one alone would.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton.runtime.interpreter as triton_interpreter
+
+Values = np.ndarray[Any, Any]
+FP8 = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
+PATTERNS = {"bf16", *FP8}  # dtypes whose numbers are kept as bits
+FLOATS = {*PATTERNS, "fp16", "fp32", "fp64"}
+_EVERY_BYTE = torch.arange(256).to(torch.uint8)
+_FP8_NUMBERS = {name: _EVERY_BYTE.view(dtype).float().numpy() for name, dtype in FP8.items()}
+_LARGEST = {name: torch.finfo(dtype).max for name, dtype in FP8.items()}
+
+
+def handle_of(values: Values, kind: Any) -> Any:
+    """Values as the interpreter keeps those of a dtype, rounded to nearest even."""
+    return triton_interpreter.TensorHandle(rounded(values, kind.name), kind)
+
+
+def widened(handle: Any) -> Values:
+    """The numbers of a floating-point handle: fp32, or fp64 where it is that."""
+    data: Values = handle.data
+    name = handle.dtype.scalar.name
+    if name in FP8:
+        return _FP8_NUMBERS[name][data]
+    if name == "bf16":
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    return data if data.dtype == np.float64 else data.astype(np.float32, copy=False)
+
+
+def rounded(values: Values, name: str) -> Values:
+    """Numbers as the data of a dtype, to nearest even; what overflows fp8 is its largest number."""
+    if name == "bf16":
+        return round_to_bfloat16(values if values.dtype == np.float32 else _odd_float(_odd_double(values)))
+    if name in FP8:
+        return round_to_fp8(values, name)
+    kind = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64}[name]
+    with np.errstate(over="ignore"):
+        wide = _odd_double(values) if name == "fp16" and values.dtype.kind in "iu" else values
+        return wide.astype(kind, copy=False)
+
+
+def truncated(values: Values, name: str) -> Values:
+    """fp32 numbers as the data of a narrower dtype, rounded towards zero: no finite number becomes infinite."""
+    if name == "bf16":
+        bits = (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
+        return np.where(np.isnan(values), bits | np.uint16(0x40), bits)
+    with np.errstate(over="ignore"):
+        near = values.astype(np.float16)
+        over = np.abs(near.astype(np.float32)) > np.abs(values)
+        half: Values = np.where(over, np.nextafter(near, np.float16(0)), near)
+    return half if name == "fp16" else (half.view(np.uint16) >> 8).astype(np.uint8)
+
+
+def round_to_bfloat16(values: Values) -> Values:
+    """fp32 values as bf16 bit patterns (uint16), rounded to nearest even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).reshape(values.shape)
+    nearest = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    quiet = (bits >> 16).astype(np.uint16) | np.uint16(0x40)
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(is_nan, quiet, nearest)
+
+
+def round_to_fp8(values: Values, name: str = "fp8e4nv") -> Values:
+    """Values as fp8 bit patterns (uint8), rounded to nearest even; what overflows is the largest number."""
+    clipped = np.clip(np.ascontiguousarray(values, np.float32), -_LARGEST[name], _LARGEST[name])
+    return torch.from_numpy(clipped).to(FP8[name]).view(torch.uint8).numpy().reshape(values.shape)
+
+
+def to_integer(values: Values, kind: np.dtype[Any]) -> Values:
+    """Floating-point numbers without their fraction, as `cvt.rzi` makes them of PTX.
+
+    What lies beyond an integer's ends is the end. NaN is zero; where a side has 64 bits, the integer with the first bit
+    alone. Integers of 8 bits are the lower half of what 16 bits hold.
+    """
+    made = np.dtype(f"{kind.kind}2") if kind.itemsize == 1 else kind
+    limits = np.iinfo(made)
+    whole = np.trunc(values.astype(np.float64))
+    with np.errstate(invalid="ignore"):
+        held = whole.astype(made)
+    held = np.where(whole >= float(limits.max), limits.max, held)
+    held = np.where(whole <= float(limits.min), limits.min, held)
+    wide = values.dtype == np.float64 or made.itemsize == 8
+    of_nan = np.zeros(1, made) if not wide else np.array([1 << (made.itemsize * 8 - 1)], f"u{made.itemsize}").view(made)
+    found: Values = np.where(np.isnan(values), of_nan, held).astype(made).astype(kind)
+    return found
+
+
+def sum_to_odd(one: Values, other: Values) -> Values:
+    """The sum of two fp64 numbers, rounded to odd."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = np.add(one, other)
+        part = total - one
+        rest = (one - (total - part)) + (other - part)  # what the addition left out, exactly
+    leaves = np.isfinite(total) & (rest != 0) & (total.view(np.uint64) & 1 == 0)
+    return np.where(leaves, np.nextafter(total, np.where(rest > 0, np.inf, -np.inf)), total)
+
+
+def multiplied_and_added(one: Values, other: Values, addend: Values) -> Values:
+    """one * other + addend of numbers no wider than fp32, rounded to odd: their product is exact in fp64."""
+    with np.errstate(invalid="ignore"):
+        return sum_to_odd(np.multiply(one, other, dtype=np.float64), addend.astype(np.float64))
+
+
+def _odd_double(values: Values) -> Values:
+    """Numbers or integers as fp64, rounded to odd."""
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8:
+        return values.astype(np.float64)
+    high, low = values >> values.dtype.type(32), values & values.dtype.type(0xFFFFFFFF)
+    return sum_to_odd(high.astype(np.float64) * 2.0**32, low.astype(np.float64))
+
+
+def _odd_float(values: Values) -> Values:
+    """fp64 as fp32, rounded to odd."""
+    with np.errstate(over="ignore", under="ignore"):
+        near = values.astype(np.float32)
+    over = np.abs(near.astype(np.float64)) > np.abs(values)
+    below = np.where(over, np.nextafter(near, np.float32(0)), near)
+    is_inexact = (below.astype(np.float64) != values) & ~np.isnan(values)
+    odd: Values = (np.ascontiguousarray(below).view(np.uint32) | is_inexact.astype(np.uint32)).view(np.float32)
+    return odd
+
+
+def numpy_kind(kind: Any) -> np.dtype[Any]:
+    """Of the data of a dtype."""
+    found: np.dtype[Any] = triton_interpreter._get_np_dtype(kind)
+    return found
