@@ -13,7 +13,8 @@ from tests.source_tree import COMPUTED, Import, imports, modules, room
 # Ground to roof. A room may import itself, the rooms named beside it, what those may import, and `errors`.
 ROOMS = {
     "errors": (),
-    "hardware": (),
+    "untrusted": (),
+    "hardware": ("untrusted",),
     "ir": ("hardware",),
     "sim": ("ir",),
     "schedules": ("sim",),
@@ -33,6 +34,7 @@ ROOMS = {
 # Beside the standard library. msgspec is the house's data format and numbers nobody's GPU: from `hardware` upwards.
 THIRD_PARTY = {
     "errors": (),
+    "untrusted": (),
     "hardware": ("msgspec",),
     "ir": ("msgspec",),
     "sim": ("msgspec",),
@@ -50,7 +52,7 @@ THIRD_PARTY = {
     "block": ("msgspec", "torch"),
     "cli": ("msgspec", "typer", "rich", "matplotlib", "bokeh"),
 }
-PAPER_SIDE = ("errors", "hardware", "ir", "sim", "schedules")
+PAPER_SIDE = ("errors", "untrusted", "hardware", "ir", "sim", "schedules")
 # Laziness for weight: the public names, the one registry of the runtime that loads what runs a plan when a plan first
 # asks for it, the command line, whose reading and thinking commands start without torch, and the page that `--html`
 # asks for, whose package is an extra; and blocks that `bench` compiles, for which torch's compiler is imported.

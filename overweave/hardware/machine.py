@@ -19,9 +19,12 @@ from msgspec import Meta, Struct
 from overweave.errors import InputError, MachineFileError
 from overweave.hardware.curves import Bandwidth, Curve, Points, Positive, SmCurve, interpolated_us
 from overweave.hardware.topology import Routes, Topology, check, routes
+from overweave.untrusted import check_keys, check_words, read_bytes
 
-NotNegative = Annotated[float, Meta(ge=0)]
-Whole = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
+Whole = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+MAX_BYTES = 2**20  # of a file
+MOST_GPUS, MOST_SMS = 1024, 4096
 FARTHEST = 2.0  # powers of two between a layer and the nearest measured one; beyond them nothing is known of it
 
 
@@ -104,7 +107,7 @@ class ElementWise(Struct, frozen=True, forbid_unknown_fields=True):
 class Processor(Struct, frozen=True, forbid_unknown_fields=True):
     """One GPU's SMs: what Triton calls a program and CUDA a block runs on one of them."""
 
-    sms: Whole
+    sms: Annotated[int, Meta(ge=1, le=MOST_SMS)]
     source: str
 
 
@@ -196,7 +199,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
 
     name: str
     title: str
-    gpus: Whole
+    gpus: Annotated[int, Meta(ge=1, le=MOST_GPUS)]
     processor: Processor
     hbm: Bandwidth
     local_copies: LocalCopies
@@ -279,19 +282,19 @@ def load(name: str) -> Machine:
     """The machine called `name`, or the one of a file that ends in .json. Raises InputError and MachineFileError."""
     if name.endswith(".json"):
         try:
-            return decode(Path(name).read_bytes(), name)
-        except OSError as error:
-            raise InputError(
-                f"machine {name[:200]!r}", error.strerror or str(error), "Name a file that is there"
-            ) from None
+            data = read_bytes(Path(name), MAX_BYTES)
+        except (OSError, ValueError) as error:
+            found = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise InputError(f"machine {name[:200]!r}", found, "Name a file that is there") from None
+        return decode(data, name)
     return _shipped(name)
 
 
 def decode(data: bytes, name: str) -> Machine:
     """A machine file's machine. Raises MachineFileError."""
     try:
-        machine = msgspec.convert(_completed(msgspec.json.decode(data)), type=Machine, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        machine = msgspec.convert(_completed(_told(data)), type=Machine)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         cure = "`overweave calibrate` writes one, and those of the package show the form"
         raise MachineFileError(f"machine {name[:200]}", str(error)[:300], cure) from None
     links = machine.links
@@ -312,11 +315,23 @@ def decode(data: bytes, name: str) -> Machine:
     return machine
 
 
+def _told(data: bytes) -> object:
+    """What a file says. Raises what msgspec raises, and ValueError for what no machine file holds."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes")
+    told = msgspec.json.decode(data)
+    check_keys(data)
+    check_words(told)
+    return told
+
+
 def _completed(told: object) -> object:
     """A file's content, with what the machine that it is `like` has where the file itself says nothing."""
     if not isinstance(told, dict) or "like" not in told:
         return told
     base = str(told.pop("like"))
+    if base not in names():  # a file that is like a file would be read for as long as they name each other
+        raise ValueError(f"it is like {base[:80]!r}, and no machine of the package has that name")
     return _over(_with_source(msgspec.to_builtins(load(base)), base), told)
 
 

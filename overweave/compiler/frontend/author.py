@@ -19,7 +19,7 @@ from overweave.compiler.frontend.language import Language, language_of
 from overweave.compiler.frontend.names import calls_in
 from overweave.errors import InputError
 from overweave.ir.text.files import shown
-from overweave.ir.text.strangers import read_bytes
+from overweave.untrusted import read_bytes
 
 Statement = cst.BaseStatement
 Kind = TypeVar("Kind", bound=Directive)
