@@ -154,6 +154,7 @@ def among_others(words: tuple[str, ...], name: str, file: Path, folder: Path) ->
     importlib.import_module(f"overweave.cli.commands.{words[0]}")
     began = process_time()
     with _environment(_of_cache(folder)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a table that is ignored
         result = CliRunner().invoke(app, _named(words, file))
     seconds = process_time() - began
     unexpected = result.exception if not isinstance(result.exception, SystemExit) else None

@@ -5,18 +5,19 @@ A machine is a JSON file: one of the package's in `machines/`, or one that `over
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import pairwise
 from math import log2
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
-from overweave.errors import InputError, MachineFileError
+from overweave.errors import InputError, MachineFileError, nearest
 from overweave.hardware.curves import Bandwidth, Curve, Points, Positive, SmCurve, interpolated_us
 from overweave.hardware.topology import Routes, Topology, check, routes
 from overweave.untrusted import check_keys, check_words, read_bytes
@@ -24,6 +25,7 @@ from overweave.untrusted import check_keys, check_words, read_bytes
 NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Whole = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 MAX_BYTES = 2**20  # of a file
+_UNKNOWN_FIELD = re.compile("unknown field `([^`]*)`")
 MOST_GPUS, MOST_SMS = 1024, 4096
 FARTHEST = 2.0  # powers of two between a layer and the nearest measured one; beyond them nothing is known of it
 
@@ -296,7 +298,7 @@ def decode(data: bytes, name: str) -> Machine:
         machine = msgspec.convert(_completed(_told(data)), type=Machine)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         cure = "`overweave calibrate` writes one, and those of the package show the form"
-        raise MachineFileError(f"machine {name[:200]}", str(error)[:300], cure) from None
+        raise MachineFileError(f"machine {name[:200]}", str(error)[:300], _nearest_field(str(error)) or cure) from None
     links = machine.links
     measured = [
         links.push.points,
@@ -311,8 +313,31 @@ def decode(data: bytes, name: str) -> Machine:
         if sizes != sorted(set(sizes)):
             found = f"a curve whose points are out of order: {', '.join(f'{size:g}' for size in sizes[:12])}"
             raise MachineFileError(f"machine {name[:200]}", found, "Sort the points, each size once")
-    check(machine.topology, machine.gpus)
+    try:
+        check(machine.topology, machine.gpus)
+    except MachineFileError as error:
+        raise MachineFileError(f"machine {name[:200]}, {error.asked}", error.found, error.cure) from None
     return machine
+
+
+def _nearest_field(told: str) -> str:
+    """A cure for a field that no record has: the name that is meant, most likely. Empty for other errors."""
+    unknown = _UNKNOWN_FIELD.search(told)
+    if unknown is None:
+        return ""
+    structs, names = [Machine], set[str]()
+    for struct in structs:
+        names.update(struct.__struct_fields__)
+        kinds = get_type_hints(struct).values()
+        structs += [each for kind in kinds for each in _structs_of(kind) if each not in structs]
+    return nearest("Fields", unknown.group(1), sorted(names), "docs/how-to/machines.md")
+
+
+def _structs_of(kind: Any) -> list[type[Struct]]:
+    """The records that a type is made of."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return [kind]
+    return [each for part in get_args(kind) for each in _structs_of(part)]
 
 
 def _told(data: bytes) -> object:

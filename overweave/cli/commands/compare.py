@@ -98,5 +98,5 @@ def _table(sides: dict[str, tuple[Timeline, ...]]) -> Table:
             busy = [max(each.busy_us(rank, kinds) for rank in ranks) for kinds in ((COMPUTE,), COMMUNICATION, (WAIT,))]
             numbers = (each.total_us, *busy, each.exposed_us())
             words = (Text(f"{each.source}: {each.name}"), *(f"{number:.1f}" for number in numbers))
-            table.add_row(side, *words, f"{each.overlap_ratio():.0%}")
+            table.add_row(side, *words, f"{each.hidden_share():.1%}")
     return table

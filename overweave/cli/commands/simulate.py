@@ -179,7 +179,8 @@ def _rank_report(timeline: Timeline, rank: int) -> RankReport:
 
 def _table(report: Report, machine: Machine) -> Table:
     caption = (
-        "us in which a rank did each; exposed: did any of it but computing; overlap: hidden share of communication\n"
+        "us in which a rank did each; exposed: did any of it but computing;\n"
+        "overlap: (compute + communication - call) / communication\n"
         f"whole call {report.total_us:.1f} us"
     )
     if report.matmul_us:  # kernels of authors are no matmul of the library's

@@ -48,6 +48,7 @@ def prepare(
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
     group, gradients = caller
+    Board.of(group).asked += 1
     target = target_of(tensors["x"].device, group)
     known = agreed_knowledge(group, target, problem.operator) if plan is None else None
     try:

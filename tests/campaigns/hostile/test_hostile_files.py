@@ -41,7 +41,7 @@ def test_costly_files_end_as_promised(name: str, tmp_path: Path):
 def test_fuzzed_files_end_as_promised():
     ended = hostile_files.batch(hostile_files.known_files(), range(200))
     assert {each.file: each.faults for each in ended if each.faults} == {}
-    assert {each.exit_code for each in ended} >= {0, 1, 2}
+    assert {each.exit_code for each in ended} >= {0, 2}
     assert sum(each.exit_code != 2 for each in ended) > len(ended) / 5
 
 
