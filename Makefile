@@ -3,10 +3,10 @@ SHELL := bash
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q
 export NO_MKDOCS_2_WARNING := 1
-# The library's own rule: no NVLink multicast in any process we start.
-export NCCL_NVLS_ENABLE := 0
-export TORCH_SYMM_MEM_DISABLE_MULTICAST := 1
-export NVSHMEM_DISABLE_NVLS := 1
+# The GPUs may be others', too: no NVLink multicast in any process we start.
+NO_MULTICAST := overweave/hardware/no_multicast.env
+include $(NO_MULTICAST)
+export $(shell sed '/^#/d; s/=.*//' $(NO_MULTICAST))
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 

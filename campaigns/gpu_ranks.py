@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 import overweave as ow
 from overweave.cli.progress import progress
-from overweave.tuner.measure.bench import NO_MULTICAST, SHARED_GPU
+from overweave.hardware.multicast import need_off
+from overweave.tuner.measure.bench import SHARED_GPU
 
 _T = TypeVar("_T")
 START_UP = timedelta(minutes=2)  # that ranks have to load torch and a GPU's context
@@ -28,9 +29,12 @@ def spread_over(items: Sequence[_T], count: int) -> list[_T]:
 
 
 def need_gpus() -> None:
-    """Ends the process where there are none: at once, and not behind minutes of compiling."""
+    """Ends the process where there are none, or where they may be used by multicast: at once, and not behind minutes of
+    compiling.
+    """
     if not torch.cuda.device_count():
         sys.exit("this campaign runs on NVIDIA GPUs, and torch sees none")
+    need_off("run a campaign on GPUs", os.environ)
 
 
 def join(timeout: timedelta) -> torch.device:
@@ -44,7 +48,7 @@ def join(timeout: timedelta) -> torch.device:
     if "LOCAL_RANK" not in os.environ:
         sys.exit("this campaign needs ranks: python -m torch.distributed.run --standalone --nproc-per-node 2 -m ...")
     is_shared = sharers() > 1
-    os.environ.update(NO_MULTICAST | (SHARED_GPU if is_shared else {}))
+    os.environ.update(SHARED_GPU if is_shared else {})
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     store, rank, world_size = next(dist.rendezvous("env://"))

@@ -6,14 +6,11 @@ torchrun --nproc-per-node 4 examples/01_first_call.py --cuda      # one rank per
 
 from __future__ import annotations
 
-import os
-import sys
-
 import torch
 import torch.distributed as dist
+from driver import device, on_ranks
 
 import overweave as ow
-from overweave.runtime.host.processes import run_ranks
 
 M, N, K = 256, 96, 64  # of one rank's matmul
 
@@ -24,17 +21,17 @@ def first_call() -> float:
     The numbers are small integers, which bf16 adds exactly in any order: there must be no difference.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cuda", torch.cuda.current_device()) if "--cuda" in sys.argv else torch.device("cpu")
+    here = device()
     torch.manual_seed(rank)
 
-    x_shard = torch.randint(-1, 2, (M // world_size, K), device=device).bfloat16()
-    w = torch.randint(-1, 2, (K, N), device=device).bfloat16()
+    x_shard = torch.randint(-1, 2, (M // world_size, K), device=here).bfloat16()
+    w = torch.randint(-1, 2, (K, N), device=here).bfloat16()
     y = ow.all_gather_matmul(x_shard, w)  # [m/W, k], [k, n] -> [m, n]
     shards = [torch.empty_like(x_shard) for _ in range(world_size)]
     dist.all_gather(shards, x_shard)
     difference = (y - torch.cat(shards) @ w).abs().max()
 
-    x = torch.randint(-1, 2, (M, K), device=device).bfloat16()
+    x = torch.randint(-1, 2, (M, K), device=here).bfloat16()
     z = ow.matmul_reduce_scatter(x, w)  # [m, k], [k, n] -> [m/W, n]
     partial = x @ w
     dist.all_reduce(partial)
@@ -43,23 +40,9 @@ def first_call() -> float:
     ow.check()  # on a GPU calls return before they have ended: this waits, and raises what went wrong
     if rank == 0:
         print(f"rank 0 of {world_size}: y {list(y.shape)}, z {list(z.shape)}, off plain torch by {difference:.3g}")
-        print(ow.explain("all_gather_matmul", m=M, n=N, k=K, world_size=world_size, device=device))
+        print(ow.explain("all_gather_matmul", m=M, n=N, k=K, world_size=world_size, device=here))
     return float(difference)
 
 
-def main() -> None:
-    if "RANK" not in os.environ:
-        run_ranks(first_call, 4)
-        return
-    if "--cuda" in sys.argv:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
-    first_call()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    on_ranks(first_call)

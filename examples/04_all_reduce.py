@@ -8,14 +8,11 @@ torchrun --nproc-per-node 4 examples/04_all_reduce.py --cuda       # one rank pe
 
 from __future__ import annotations
 
-import os
-import sys
-
 import torch
 import torch.distributed as dist
+from driver import device, on_ranks
 
 import overweave as ow
-from overweave.runtime.host.processes import run_ranks
 
 TOKENS, HIDDEN, INNER = (1, 64, 256), 64, 256
 PLANS = ("sequential", "one_shot_packed", "two_shot_packed", "two_shot", "ring_stored")
@@ -37,18 +34,18 @@ def try_plans() -> list[str]:
     The numbers are small integers, which bf16 adds exactly in any order: there must be no difference.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cuda", torch.cuda.current_device()) if "--cuda" in sys.argv else torch.device("cpu")
+    here = device()
     torch.manual_seed(rank)
-    up = torch.randint(-1, 2, (HIDDEN, INNER // world_size), device=device).bfloat16()
-    down = (torch.rand((INNER // world_size, HIDDEN), device=device) < 1 / 64).bfloat16()
+    up = torch.randint(-1, 2, (HIDDEN, INNER // world_size), device=here).bfloat16()
+    down = (torch.rand((INNER // world_size, HIDDEN), device=here) < 1 / 64).bfloat16()
     wrong = []
     for tokens in TOKENS:
         torch.manual_seed(tokens)  # every rank has the same rows
-        x = (torch.rand((tokens, HIDDEN), device=device) < 1 / 8).bfloat16()
+        x = (torch.rand((tokens, HIDDEN), device=here) < 1 / 8).bfloat16()
         wanted = torch.relu(x @ up) @ down
         dist.all_reduce(wanted)
         wrong += [f"{plan} m={tokens}" for plan in (None, *PLANS) if not torch.equal(mlp(x, up, down, plan), wanted)]
-        weight = torch.linspace(0.5, 1.5, HIDDEN, device=device).bfloat16()
+        weight = torch.linspace(0.5, 1.5, HIDDEN, device=here).bfloat16()
         normed, z = block(x, up, down, ow.RmsNorm(weight, residual=x, eps=1e-5))
         wanted_norm = torch.nn.functional.rms_norm(wanted + x, (HIDDEN,), weight, 1e-5)
         is_near = torch.allclose(normed, wanted_norm, rtol=2**-7)  # a kernel may round the last bit otherwise
@@ -60,19 +57,5 @@ def try_plans() -> list[str]:
     return wrong
 
 
-def main() -> None:
-    if "RANK" not in os.environ:
-        run_ranks(try_plans, 4)
-        return
-    if "--cuda" in sys.argv:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
-    try_plans()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    on_ranks(try_plans)

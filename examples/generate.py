@@ -9,17 +9,14 @@ torchrun --nproc-per-node 4 examples/generate.py --cuda       # one rank per GPU
 from __future__ import annotations
 
 import copy
-import os
-import sys
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from driver import IS_ON_GPUS, device, on_ranks
 from models.llama import Cache, Llama, Sizes, decoding_plan
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
-
-from overweave.runtime.host.processes import run_ranks
 
 PROMPT, TOKENS = (3, 14, 15, 92), 16
 
@@ -69,31 +66,23 @@ class Decoder:
 @torch.no_grad()
 def generate() -> list[list[int]]:
     """One rank: the tokens of one process, and those of all ranks together."""
-    is_cuda = "--cuda" in sys.argv
-    device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
+    here = device()
     ranks = dist.get_world_size()
     torch.manual_seed(0)
-    single = Llama(Sizes()).to(device)
+    single = Llama(Sizes()).to(here)
     model = copy.deepcopy(single)
-    parallelize_module(model, init_device_mesh(device.type, (ranks,)), decoding_plan(model.sizes.layers))
-    prompt = torch.tensor([PROMPT], device=device)
-    by_one = Decoder(single, 1, device).generate(prompt, TOKENS, is_captured=False)
-    return [by_one, Decoder(model, ranks, device).generate(prompt, TOKENS, is_captured=is_cuda)]
+    parallelize_module(model, init_device_mesh(here.type, (ranks,)), decoding_plan(model.sizes.layers))
+    prompt = torch.tensor([PROMPT], device=here)
+    by_one = Decoder(single, 1, here).generate(prompt, TOKENS, is_captured=False)
+    return [by_one, Decoder(model, ranks, here).generate(prompt, TOKENS, is_captured=IS_ON_GPUS)]
 
 
 def main() -> None:
     """Generates on emulated ranks, or on the ranks that torchrun started."""
-    if "LOCAL_RANK" in os.environ:
-        rank = int(os.environ["LOCAL_RANK"])
-        if "--cuda" in sys.argv:
-            torch.cuda.set_device(rank)
-        dist.init_process_group("nccl" if "--cuda" in sys.argv else "gloo")
-        one, all_ranks = generate()
-        dist.destroy_process_group()
-        if rank:
-            return
-    else:
-        one, all_ranks = run_ranks(generate, 4, timeout_s=100.0)[0]
+    found = on_ranks(generate, timeout_s=100.0)
+    if found is None:
+        return  # rank 0 tells
+    one, all_ranks = found
     print("tokens:", *all_ranks)
     print("as one process generates them:", one == all_ranks)
 

@@ -9,18 +9,15 @@ torchrun --nproc-per-node 4 examples/train_llama.py --cuda       # one rank per 
 from __future__ import annotations
 
 import copy
-import os
-import sys
 
 import torch
 import torch.distributed as dist
+from driver import device, on_ranks
 from models.llama import Llama, Sizes, training_plan
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.functional import cross_entropy
-
-from overweave.runtime.host.processes import run_ranks
 
 STEPS, BATCH, LENGTH = 20, 2, 32
 
@@ -42,28 +39,21 @@ def losses(model: nn.Module, device: torch.device) -> list[float]:
 
 def train() -> list[list[float]]:
     """One rank: the losses of one process, and those of all ranks together."""
-    device = torch.device("cuda", torch.cuda.current_device()) if "--cuda" in sys.argv else torch.device("cpu")
+    here = device()
     torch.manual_seed(0)
     sizes = Sizes()
-    single = Llama(sizes).to(device)
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    single = Llama(sizes).to(here)
+    mesh = init_device_mesh(here.type, (dist.get_world_size(),))
     model = parallelize_module(copy.deepcopy(single), mesh, training_plan(sizes.layers))
-    return [losses(single, device), losses(model, device)]
+    return [losses(single, here), losses(model, here)]
 
 
 def main() -> None:
     """Trains on emulated ranks, or on the ranks that torchrun started."""
-    if "LOCAL_RANK" in os.environ:
-        rank = int(os.environ["LOCAL_RANK"])
-        if "--cuda" in sys.argv:
-            torch.cuda.set_device(rank)
-        dist.init_process_group("nccl" if "--cuda" in sys.argv else "gloo")
-        one, all_ranks = train()
-        dist.destroy_process_group()
-        if rank:
-            return
-    else:
-        one, all_ranks = run_ranks(train, 4, timeout_s=200.0)[0]
+    found = on_ranks(train, timeout_s=200.0)
+    if found is None:
+        return  # rank 0 tells
+    one, all_ranks = found
     print(f"loss of one process: {one[0]:.3f} -> {one[-1]:.3f}")
     print(f"loss of all ranks:   {all_ranks[0]:.3f} -> {all_ranks[-1]:.3f}")
     print(f"largest difference:  {max(abs(a - b) / a for a, b in zip(one, all_ranks, strict=True)):.0e} relative")

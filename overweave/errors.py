@@ -89,6 +89,10 @@ class MachineError(OverweaveError, RuntimeError):
     """This machine, or its software, cannot do what was asked."""
 
 
+class KernelUnavailable(MachineError):
+    """The Triton or the GPU at hand cannot make a kernel. A call that did not ask for it takes the library path."""
+
+
 def nearest(kind: str, asked: object, known: Iterable[str], listed_by: str) -> str:
     """A cure for a name that is unknown: those that are known, or the nearest of many and the command that lists all.
 
@@ -108,6 +112,7 @@ def nearest(kind: str, asked: object, known: Iterable[str], listed_by: str) -> s
 # What a part of the library needs beside the packages that it always has, and where it comes from.
 PACKAGES = {
     "bokeh": "pip install 'overweave[html]'",
+    "cuda": "pip install cuda-bindings, of the CUDA that your torch was built for",
     "libcst": "pip install 'libcst>=1.8'",
     "triton": "Install the triton that your torch names; for its CPU build, pip install triton==3.6.0 'numpy<2.4'",
     "torch": "pip install 'torch>=2.10'",

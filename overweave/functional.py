@@ -10,10 +10,11 @@ strides. Their weights may be DTensors, sharded as the layer says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeGuard, overload
 
 import torch
+from torch.autograd import forward_ad
 
 from overweave.errors import GroupError, InputError
 from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
@@ -21,6 +22,7 @@ from overweave.ir.operators.record import Operator
 from overweave.memory.group import GroupLike
 from overweave.ops.call.call import call
 from overweave.ops.call.norm import RmsNorm
+from overweave.ops.call.surroundings import is_read_by_compiler
 from overweave.ops.dispatch.library import define
 from overweave.ops.dispatch.main_grad import added_to_main_grad
 from overweave.ops.dispatch.route import Place, by_dispatcher, place_of, refused
@@ -246,6 +248,29 @@ def linear_all_reduce(
     return results[0] if norm is None else tuple(results)
 
 
+def is_transformed() -> bool:
+    """Whether a transform of torch.func or forward-mode AD is active, of which an operator may know nothing."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+def check_untransformed(name: str, group: GroupLike, factors: Iterable[Any]) -> None:
+    """Raises InputError, on every rank, within `vmap` and its like, and for tensors that carry a tangent: an operator
+    runs below both, and would drop them."""
+    if torch._C._are_functorch_transforms_active():
+        found = "a transform of torch.func is active"
+    elif any(_tangent(one) is not None for each in factors for one in (each if isinstance(each, list) else [each])):
+        found = "a factor carries a tangent of forward-mode AD"
+    else:
+        return
+    cure = "Differentiate by backward(), or call it outside of the transform"
+    raise refused(group, InputError(f"{name} as torch.func and forward-mode AD ask", found, cure))
+
+
+def _tangent(factor: Any) -> torch.Tensor | None:
+    is_dual = isinstance(factor, torch.Tensor) and factor.is_floating_point()
+    return forward_ad.unpack_dual(factor).tangent if is_dual else None
+
+
 class _Layer(NamedTuple):
     """A layer's operator, this rank's place in its group, and its weights as the operator takes them: `[k, n]`, or a
     list."""
@@ -259,6 +284,8 @@ class _Layer(NamedTuple):
 
 def _computed(layer: _Layer, given: dict[str, Any], of_gradients: dict[str, Any]) -> list[torch.Tensor]:
     """The results in order: products, rows before a norm, what was gathered. of_gradients: keywords of these."""
+    if not is_read_by_compiler() and is_transformed():
+        check_untransformed(layer.operator.name, layer.group, given.values())
     if torch.is_grad_enabled():
         return list(by_dispatcher(layer.operator, layer.place.name, given | of_gradients).values())
     found = call(layer.operator, layer.group, given)

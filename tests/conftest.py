@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from overweave.errors import MachineError
+from overweave.hardware.multicast import need_off, switch_off
+
 GOLDEN = Path(__file__).parent / "golden"
 # What somebody measured on this machine must not decide what a test sees; ranks and subprocesses inherit it.
 _CACHE = tempfile.TemporaryDirectory(prefix="overweave-tests-")
 os.environ["OVERWEAVE_CACHE_DIR"] = _CACHE.name
+switch_off(os.environ)  # NVLink multicast: GPUs may be others', too
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,10 +43,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     first, every = map(int, config.getoption("--part").split("/"))
     if every > 1:
         items[:] = items[first - 1 :: every]
-    for item in items:
-        mark = item.get_closest_marker("gpu")
-        if mark is None:
-            continue
+    marked = [(item, mark) for item in items if (mark := item.get_closest_marker("gpu")) is not None]
+    if marked and gpus():
+        try:
+            need_off("run tests on GPUs", os.environ)
+        except MachineError as error:
+            raise pytest.UsageError(str(error)) from None
+    for item, mark in marked:
         needed = mark.args[0] if mark.args else 1
         if gpus() < needed:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} NVIDIA GPUs, found {gpus()}"))

@@ -14,11 +14,12 @@ from tests.source_tree import COMPUTED, Import, imports, modules, room
 ROOMS = {
     "errors": (),
     "untrusted": (),
+    "compat": (),
     "hardware": ("untrusted",),
     "ir": ("hardware",),
     "sim": ("ir",),
     "schedules": ("sim",),
-    "memory": ("ir", "hardware"),
+    "memory": ("ir", "hardware", "compat"),
     "lang": ("memory", "ir"),
     "kernels": ("lang",),
     "compiler": ("ir", "lang"),
@@ -35,6 +36,7 @@ ROOMS = {
 THIRD_PARTY = {
     "errors": (),
     "untrusted": (),
+    "compat": ("torch", "triton"),
     "hardware": ("msgspec",),
     "ir": ("msgspec",),
     "sim": ("msgspec",),
@@ -53,15 +55,18 @@ THIRD_PARTY = {
     "cli": ("msgspec", "typer", "rich", "matplotlib", "bokeh"),
 }
 PAPER_SIDE = ("errors", "untrusted", "hardware", "ir", "sim", "schedules")
-# Laziness for weight: the public names, the one registry of the runtime that loads what runs a plan when a plan first
-# asks for it, the command line, whose reading and thinking commands start without torch, and the page that `--html`
-# asks for, whose package is an extra; and blocks that `bench` compiles, for which torch's compiler is imported.
+# Laziness for weight: the public names, names of Triton that only what uses them must have, the one registry of the
+# runtime that loads what runs a plan when a plan first asks for it, the command line, whose reading commands start
+# without torch, and the page that `--html` asks for, whose package is an extra; blocks that `bench` compiles, and graphs
+# that `install` fuses, for which torch's compiler is imported.
 MAY_IMPORT_IN_FUNCTIONS = (
     "overweave",
+    "overweave.compat.triton_names",
     "overweave.runtime.backends",
     "overweave.cli.main",
     "overweave.cli.commands.bench",
     "overweave.cli.pictures.page_file",
+    "overweave.adapters.symm_mem.install",
 )
 NEED_NO_TRITON = ("doctor", "show", "verify", "simulate")
 IMPORT_BUDGET_S = 0.3

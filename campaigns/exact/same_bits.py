@@ -145,12 +145,11 @@ def _rank(rank: int, size: int, folder: str, text: str) -> None:
 def digests(checkout: Path, size: int, text: str) -> list[dict[str, str]]:
     """Of every rank, by case, as a checkout computes them in a process of its own."""
     shared = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    multicast = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
         paths = [str(checkout), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)[1:])]
         own = {"PYTHONPATH": os.pathsep.join(paths), "OVERWEAVE_CACHE_DIR": cache}
         command = [sys.executable, __file__, "--ranks", str(size), "--folder", folder, "--only", text]
-        subprocess.run(command, cwd=checkout, env=os.environ | shared | multicast | own, check=True)
+        subprocess.run(command, cwd=checkout, env=os.environ | shared | own, check=True)
         return [json.loads(Path(f"{folder}/{rank}.json").read_text()) for rank in range(size)]
 
 

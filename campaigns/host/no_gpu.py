@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from overweave.compat.triton_names import QuickLaunch
 from overweave.memory.board import records
 from overweave.memory.board.board import Board
 from overweave.memory.board.records import Records
@@ -197,8 +198,8 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (Records, "is_alive", _is_alive),
             (driver, "driver", Driver()),
             (launcher.Launch, "__init__", _init_launch),
-            (launcher, "_raw_launcher", lambda compiled: nothing),
-            (launcher, "make_tensordesc_arg", lambda argument, metadata: [0]),
+            (launcher, "quick_launch", lambda compiled: QuickLaunch(nothing, (), True)),
+            (launcher, "encoded", lambda argument, metadata: [0]),
             (torch.cuda, "Event", Stream),
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "get_device_properties", lambda device: GPU),

@@ -13,8 +13,7 @@ from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
 from overweave.memory.shares import Shares
 from overweave.runtime.kernel_calls.call import KernelCall
-from overweave.runtime.kernel_calls.hopper import matmul_call
-from overweave.runtime.kernel_calls.matmul import Operands
+from overweave.runtime.kernel_calls.matmul import Operands, matmul_call
 from overweave.runtime.kernel_calls.peers import Peers
 
 # Sizes are no matter but for what a launch specialises for: whether they are multiples of 16.

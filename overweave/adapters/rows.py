@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
+from overweave.ir.shards import shard_rows
 from overweave.ops.call.groups import group_of
+from overweave.ops.dispatch.route import place_of
 
 Results = list[torch.Tensor | None]
+
+
+class Gather(NamedTuple):
+    """Which rows of a tensor a rank holds: of dimension `dim`, whose length over all ranks is `size`, what
+    `torch.chunk` deals."""
+
+    dim: int
+    group: str
+    size: int
+
+    @property
+    def uneven_size(self) -> int | None:
+        """The length, where ranks hold unlike numbers of rows."""
+        return self.size if self.size % place_of(self.group).world_size else None
+
+    def own(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of the whole tensor: a view."""
+        place = place_of(self.group)
+        lo, hi = shard_rows(self.size, place.world_size, place.rank)
+        return whole.narrow(self.dim, lo, hi - lo)
 
 
 def as_rows(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -26,11 +50,15 @@ def averaged(total: torch.Tensor, reduce_op: str, group: str) -> torch.Tensor:
     return total.div_(group_of(group).world_size) if reduce_op == "avg" else total
 
 
-def gathered_by_library(shard: torch.Tensor, dim: int, group: str) -> torch.Tensor:
+def gathered_by_library(shard: torch.Tensor, gather: Gather) -> torch.Tensor:
     """all_gather(shard, dim), contiguous."""
-    ranks, collectives = group_of(group).world_size, torch.ops._c10d_functional
-    whole = collectives.wait_tensor(collectives.all_gather_into_tensor(as_rows(shard, dim), ranks, group))
-    return as_before(whole, shard, dim).contiguous()
+    ranks, collectives = group_of(gather.group).world_size, torch.ops._c10d_functional
+    missing = -(-gather.size // ranks) - shard.shape[gather.dim]
+    rows = shard.movedim(gather.dim, 0)
+    if missing:
+        rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+    whole = collectives.wait_tensor(collectives.all_gather_into_tensor(rows.contiguous(), ranks, gather.group))
+    return whole[: gather.size].movedim(0, gather.dim).contiguous()
 
 
 def scattered_by_library(whole: torch.Tensor, dim: int, group: str) -> torch.Tensor:

@@ -19,11 +19,13 @@ from rich.console import Console
 from overweave.cli import loaded
 from overweave.cli.progress import progress
 from overweave.errors import MachineError
+from overweave.hardware import multicast
 from overweave.ir.problem import Problem
 from overweave.ops.trial import Case, Trial, case_of, try_case, try_on_forked_rank
 from overweave.runtime.backends import load
+from overweave.runtime.diagnosis import no_gpu
 from overweave.runtime.host.processes import die_with_parent, run_ranks
-from overweave.tuner.measure.bench import NO_MULTICAST, device_count, joined_world
+from overweave.tuner.measure.bench import SHARED_GPU, device_count, joined_world
 from overweave.tuner.space.shapes import Case as Shape
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -64,7 +66,9 @@ def how_many(device: str, asked: int, may_share: bool = False) -> int:
     gpus = device_count()
     if may_share and gpus and (gpus == 1 or asked > gpus):
         return asked or SHARING_RANKS
-    if not gpus or asked > gpus:
+    if not gpus:
+        raise MachineError(f"run on {asked or 'all'} GPUs", *no_gpu())
+    if asked > gpus:
         raise MachineError(f"run on {asked or 'all'} GPUs", f"torch sees {gpus}", "Ask for fewer ranks, or for the CPU")
     return asked or gpus
 
@@ -116,13 +120,15 @@ def start_ranks(words: Sequence[str], world_size: int, variables: Mapping[str, s
 def torchrun(words: Sequence[str], world_size: int, variables: Mapping[str, str] | None = None) -> int:
     """Runs a module with its words as one process per rank; the exit code. No rank outlives this process.
 
-    variables: of the environment, beside what every process of ours has.
+    variables: of the environment, beside what this process has. Where one library is told to go without NVLink
+    multicast, so are all.
     """
+    shared = SHARED_GPU if 0 < device_count() < world_size else {}
     launcher = ["-m", "overweave.runtime.torchrun", "--standalone", f"--nproc-per-node={world_size}"]
     command = [sys.executable, *launcher, "-m", *words]
     with subprocess.Popen(
         command,
-        env={**os.environ, **NO_MULTICAST, **(variables or {})},
+        env={**os.environ, **multicast.completed(os.environ), **shared, **(variables or {})},
         process_group=0,  # Ctrl-C comes to this process alone, which ends torchrun once and waits for it
         preexec_fn=partial(die_with_parent, signal.SIGTERM),
     ) as started:

@@ -16,18 +16,23 @@ from typing import Any
 
 import triton
 from msgspec import Struct
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.runtime import JITFunction
-from triton.runtime.jit import create_function_from_signature
 
+from overweave.compat.triton_names import (
+    COMPILE_OPTIONS,
+    VERSIONS_CURE,
+    ASTSource,
+    GluonASTSource,
+    GPUTarget,
+    JITFunction,
+    bind_arguments,
+    make_backend,
+)
 from overweave.errors import InputError, MachineError
 
 HOPPER = GPUTarget("cuda", 90, 32)
 ARCHITECTURE = "sm_90a"
-_SCRATCH_PARAMETERS = 2  # Triton 3.6 appends a global and a profiling scratch pointer to every kernel
-_BY_16 = "D"  # what Triton 3.6 says of an argument that a launch finds divisible by 16
+_SCRATCH_PARAMETERS = 2  # Triton appends a global and a profiling scratch pointer to every kernel
+_BY_16 = "D"  # what Triton says of an argument that a launch finds divisible by 16
 _DESCRIPTOR = re.compile(r"tensordesc<[^\[]*\[([^\]]*)\]")
 
 
@@ -59,8 +64,8 @@ def source_of_launch(kernel: Any, arguments: Sequence[Any], options: Mapping[str
     """
     if not isinstance(kernel, JITFunction):
         raise _not_compilable(kernel)
-    backend = triton.compiler.make_backend(HOPPER)
-    bound, specialisation, _ = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments)
+    backend = make_backend(HOPPER)
+    bound, specialisation, _ = bind_arguments(kernel.signature, kernel.params, backend)(*arguments)
     signature: dict[str, str | tuple[Any, ...]] = {}
     constexprs: dict[str, Any] = {}
     attrs: dict[str, int] = {}
@@ -128,7 +133,8 @@ def compile_kernel(source: Source) -> Compiled:
         try:
             # Triton prints the assembler's report, and the whole PTX when the assembler refuses it.
             with contextlib.redirect_stdout(said):
-                made = triton.compile(make(source.kernel, signature, constants, attrs), HOPPER, dict(source.options))
+                kernel = make(source.kernel, signature, constants, attrs)
+                made = triton.compile(kernel, HOPPER, COMPILE_OPTIONS | dict(source.options))
         except Exception as error:
             raise MachineError(
                 f"compile {source.name} [{source.config}] for {ARCHITECTURE}", str(error)[:800], "Mend the kernel"
@@ -156,7 +162,7 @@ def resources_of(report: str, shared_bytes: int, num_warps: int) -> Resources:
         raise MachineError(
             "read what a kernel occupies from its assembler's report",
             f"Triton {triton.__version__} printed {report.strip()[:200]!r}",
-            "Compile with Triton 3.6",
+            VERSIONS_CURE,
         )
     return Resources(
         registers=_number(r"Used (\d+) registers", report),
@@ -227,8 +233,8 @@ def _pointers(source: Source, signature: Mapping[str, str | tuple[Any, ...]], pt
     if shown != position + _SCRATCH_PARAMETERS:
         raise MachineError(
             f"match the arguments of {source.name} to PTX",
-            f"Triton {triton.__version__} passes {shown}, Triton 3.6 {position + _SCRATCH_PARAMETERS}",
-            "Lint with Triton 3.6",
+            f"Triton {triton.__version__} passes {shown}, and {position + _SCRATCH_PARAMETERS} are known",
+            VERSIONS_CURE,
         )
     return found
 

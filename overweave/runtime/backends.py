@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from overweave.errors import PACKAGES, KernelUnavailable
+
 BACKENDS = {
     "host library": "overweave.runtime.host.emulate:HostCall",
     "host interpreter": "overweave.runtime.interpreted.interpreted:InterpretedCall",
@@ -18,6 +20,8 @@ BACKENDS = {
     "gpu handwritten": "overweave.runtime.gpu.handwritten:HandwrittenRun",
     "gpu workspace": "overweave.memory.cuda.workspace:Workspace",
     "gpu launch": "overweave.runtime.gpu.launch:bind",
+    "hopper kernel": "overweave.runtime.kernel_calls.hopper:hopper_call",
+    "gpu launch check": "overweave.runtime.gpu.launch_check:launch_check",
     "gpu trace": "overweave.runtime.trace.gpu:trace_on_gpu",
     "gpu heap": "overweave.memory.cuda.heap:CudaHeap",
     "gpu scratch": "overweave.memory.cuda.scratch:Scratch",
@@ -25,6 +29,11 @@ BACKENDS = {
 
 
 def load(backend: str) -> Any:
-    """The class or function that stands for a back end. Raises ImportError where the machine lacks what it needs."""
+    """The class or function that stands for a back end. Raises KernelUnavailable where the machine lacks a package, or
+    a name of one, that it needs."""
     module, name = BACKENDS[backend].split(":")
-    return getattr(import_module(module), name)
+    try:
+        return getattr(import_module(module), name)
+    except ImportError as error:
+        cure = PACKAGES.get((error.name or "").partition(".")[0], "See `overweave doctor`")
+        raise KernelUnavailable(f"load what runs {backend}", str(error), cure) from error

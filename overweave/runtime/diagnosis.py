@@ -12,24 +12,26 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from itertools import permutations
+from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from msgspec import Struct
 
-from overweave.errors import PACKAGES, MachineError
+from overweave.compat import numbers, standing, tested
+from overweave.errors import PACKAGES, KernelUnavailable, MachineError
+from overweave.hardware import multicast
 from overweave.memory.cuda.heap import CudaHeap
+from overweave.memory.cuda.multicast import has_multicast
 from overweave.memory.group import resolve
+from overweave.runtime.backends import load
 
 OLDEST_PYTHON = (3, 11)
-OLDEST_TORCH = (2, 10)
-TESTED_TORCH = ("2.11", "2.13")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount, not a file of ours
 SMALLEST_SHARED_MEMORY_BYTES = 1 << 30
 SYMMETRIC_BYTES = 1 << 20
 HOPPER = (9, 0)
-SWITCHES = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
 
 Status = Literal["ok", "note", "failed"]
 
@@ -65,11 +67,6 @@ def installed(package: str) -> str:
         return str(getattr(sys.modules.get(package), "__version__", ""))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    digits = ["".join(filter(str.isdigit, part)) for part in text.split("+")[0].split(".")[:2]]
-    return tuple(int(part or 0) for part in digits)
-
-
 def _python() -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST_PYTHON:
@@ -79,11 +76,16 @@ def _python() -> Finding:
 
 def _torch() -> Finding:
     found = str(torch.__version__)  # of a type of its own, which is no text for JSON
-    if _numbers(found) < OLDEST_TORCH:
-        return Finding("failed", found, "pip install 'torch>=2.10'")
-    if not found.startswith(TESTED_TORCH):
-        return Finding("note", f"{found}; tested with {' and '.join(TESTED_TORCH)}")
-    return Finding("ok", found)
+    if standing("torch", found) == "old":
+        return Finding("failed", found, PACKAGES["torch"])
+    return Finding(*_newness("torch", found))
+
+
+def _newness(package: str, found: str) -> tuple[Status, str]:
+    """Beyond the newest version that was tested, nobody knows: no error, but to be known."""
+    if standing(package, found) == "new":
+        return "note", f"{found}, newer than what was tested ({tested(package)}): it may work"
+    return "ok", found
 
 
 def _triton() -> Finding:
@@ -91,10 +93,31 @@ def _triton() -> Finding:
     if not found:
         return Finding("note", "not installed: schedules can be shown, proven and simulated, kernels cannot run",
                        "pip install triton==3.6.0 'numpy<2.4'")  # fmt: skip
-    if _numbers(found) <= (3, 6) and _numbers(numpy) >= (2, 4):
+    if numbers(found) <= (3, 6) and numbers(numpy) >= (2, 4):
         told = f"{found} with numpy {numpy}: its interpreter, which emulated ranks need, breaks there"
         return Finding("note" if torch.cuda.device_count() else "failed", told, "pip install 'numpy<2.4'")
-    return Finding("ok", found)
+    if standing("triton", found) == "old":
+        told = f"{found}, older than what was tested ({tested('triton')})"
+        return Finding("note", f"{told}: calls whose kernel it cannot make take the library path", PACKAGES["triton"])
+    places = [place for place in dict.fromkeys(sys.path) if (Path(place or ".") / "triton" / "__init__.py").is_file()]
+    if len(places) > 1:
+        told = f"{found} of {places[0]}, which hides another in {', '.join(places[1:])}"
+        return Finding("note", told, "Keep one: the version of one may be told for the code of the other")
+    return Finding(*_newness("triton", found))
+
+
+def _kernels() -> Finding:
+    """A kernel of ours compiled and loaded, and whether its launch takes the short way."""
+    try:
+        is_quick = load("gpu launch check")(torch.device("cuda", torch.cuda.current_device()))
+    except KernelUnavailable as error:
+        return Finding(
+            "failed", f"{error.asked}: {error.found}", f"{error.cure}; until then calls take the library path"
+        )
+    if not is_quick:
+        found = "compiled; launched by Triton's own wrapper, since its launcher is none that is known: a slower call"
+        return Finding("note", found, f"Use a Triton from {tested('triton')}")
+    return Finding("ok", "compiled and loaded")
 
 
 def _libcst() -> Finding:
@@ -124,13 +147,21 @@ def _driver() -> Finding:
     return Finding("ok", answer.stdout.split("\n")[0])
 
 
+def no_gpu() -> tuple[str, str]:
+    """Why torch sees no GPU, and what to do."""
+    if torch.version.cuda is None:
+        cure = "Install the CUDA build of torch (https://pytorch.org names it), or leave the GPUs out"
+        return f"torch {torch.__version__} was built without CUDA", cure
+    found = f"torch {torch.__version__} for CUDA {torch.version.cuda} sees no GPU"
+    return found, "Look at CUDA_VISIBLE_DEVICES, and at what `nvidia-smi` says of the driver"
+
+
 def _gpus() -> Finding:
     count = torch.cuda.device_count()
     if not count and shutil.which("nvidia-smi") is None:
         return Finding("note", "none")
     if not count:
-        return Finding("failed", f"a driver is here, but torch {torch.__version__} sees no GPU",
-                       "Install a CUDA build of torch, and look at CUDA_VISIBLE_DEVICES")  # fmt: skip
+        return Finding("failed", *no_gpu())
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
     oldest = min(torch.cuda.get_device_capability(index) for index in range(count))
     found = f"{count}: {names}; CUDA {torch.version.cuda}"
@@ -140,8 +171,20 @@ def _gpus() -> Finding:
 
 
 def _nccl() -> Finding:
-    switches = ", ".join(f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ)
-    return Finding("ok", f"{'.'.join(map(str, torch.cuda.nccl.version()))}; {switches or 'no switches set'}")
+    return Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
+
+
+def _multicast() -> Finding:
+    """What the libraries of a process are told, and what follows for what was measured."""
+    said = multicast.settings(os.environ)
+    if not any(has_multicast(torch.device("cuda", index)) for index in range(torch.cuda.device_count())):
+        return Finding("ok", f"no GPU here has it; {said}")
+    if multicast.is_off(os.environ):
+        return Finding("ok", f"off: {said}")
+    if multicast.nccl_uses_it(multicast.FEWEST_RANKS):
+        found = f"NCCL uses it in groups of {multicast.FEWEST_RANKS} and more, for which no table is shipped: {said}"
+        return Finding("note", found, "`overweave tune` measures here, `overweave calibrate` describes this machine")
+    return Finding("note", f"NCCL goes without it, others may not: {said}")
 
 
 def _peer_access() -> Finding:
@@ -214,7 +257,9 @@ CHECKS: tuple[Check, ...] = (
     Check("driver", _driver),
     Check("GPUs", _gpus),
     Check("NCCL", _nccl, needs_gpu=True),
+    Check("NVLink multicast", _multicast),
     Check("cuda-bindings", _cuda_bindings, needs_gpu=True),
+    Check("kernels", _kernels, needs_gpu=True),
     Check("peer access", _peer_access, needs_gpu=True),
     Check("links", _links, needs_gpu=True),
     Check("symmetric memory", _symmetric_memory, needs_gpu=True),

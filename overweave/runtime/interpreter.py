@@ -20,6 +20,7 @@ What Triton 3.6 does under TRITON_INTERPRET=1, and what this module makes of it:
 It cannot show missing barriers, fences or scopes: that is the lint's work (compiler/). A process that interprets cannot
 compile: import this module before triton, in a process of its own.
 """
+# ruff: noqa: E402 - triton is imported behind what it asks for
 
 from __future__ import annotations
 
@@ -35,9 +36,11 @@ from typing import Any
 
 from overweave.errors import MachineError
 
-if "triton" not in sys.modules:
-    # Triton reads it when its own language library is imported: from then on it either compiles or interprets.
-    os.environ["TRITON_INTERPRET"] = "1"
+# Triton asks the environment when its own language library is imported: from then on it either compiles or interprets.
+_INTERPRET = "TRITON_INTERPRET"
+_said, _is_first = os.environ.get(_INTERPRET), "triton" not in sys.modules
+if _is_first:
+    os.environ[_INTERPRET] = "1"
 
 import numpy as np
 import triton
@@ -51,6 +54,12 @@ from overweave.runtime.interpreted.padding import pad_with_nan
 from overweave.runtime.interpreted.reductions import combine_as_lanes
 from overweave.runtime.interpreted.source import make_functions_once
 from overweave.runtime.interpreted.types import make_types_once
+
+if _is_first:
+    # Kernels that are decorated later ask the knob. Its setter would write the environment, which processes inherit.
+    vars(triton.knobs.runtime)["interpret"] = True
+    os.environ.pop(_INTERPRET)
+    os.environ.update({} if _said is None else {_INTERPRET: _said})
 
 _Builder = triton_interpreter.InterpreterBuilder
 _Handle = triton_interpreter.TensorHandle

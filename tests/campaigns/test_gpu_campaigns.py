@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from campaigns import gpu_ranks
-from overweave.tuner.measure.bench import NO_MULTICAST, SHARED_GPU
+from overweave.errors import MachineError
+from overweave.hardware.multicast import WITHOUT
+from overweave.tuner.measure.bench import SHARED_GPU
 from tests.gpu.test_campaigns import CAMPAIGNS
 from tests.source_tree import ROOT
 
@@ -46,12 +48,21 @@ def test_what_they_say(monkeypatch):
             gpu_ranks.join(timedelta(seconds=1))
 
 
+@pytest.mark.parametrize("name", WITHOUT)
+def test_where_multicast_is_on_none_starts(monkeypatch, name: str):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv(name)
+    for start in (gpu_ranks.need_gpus, lambda: gpu_ranks.join(timedelta(seconds=1))):
+        with pytest.raises(MachineError, match=f"{name} not set"):
+            start()
+
+
 @pytest.mark.parametrize(
     ("gpus", "ranks", "backend", "device"), [(4, 4, "nccl", 3), (2, 4, "gloo", 1), (1, 4, "gloo", 0)]
 )
 def test_more_ranks_than_gpus_share_them(monkeypatch, gpus: int, ranks: int, backend: str, device: int):
     joined = []
-    monkeypatch.setattr(os, "environ", {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": str(ranks)})
+    monkeypatch.setattr(os, "environ", {**WITHOUT, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": str(ranks)})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda own: joined.append(own.index))
     store = dist.HashStore()
@@ -62,4 +73,3 @@ def test_more_ranks_than_gpus_share_them(monkeypatch, gpus: int, ranks: int, bac
     assert gpu_ranks.join(timedelta(seconds=1)).index == device
     assert joined == [device, backend]
     assert (SHARED_GPU.items() <= os.environ.items()) == (backend == "gloo")
-    assert NO_MULTICAST.items() <= os.environ.items()

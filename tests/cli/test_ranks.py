@@ -9,13 +9,32 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from overweave.cli.ranks import torchrun
+from overweave.hardware.multicast import WITHOUT
 from tests.source_tree import python_path
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("told", [{}, {"NCCL_NVLS_ENABLE": "2"}, {"NVSHMEM_DISABLE_NVLS": "1"}])
+def test_where_one_library_goes_without_multicast_all_do(monkeypatch: pytest.MonkeyPatch, told: dict[str, str]):
+    started = []
+
+    def begin(command: list[str], env: dict[str, str], **options: object):
+        started.append({name: env[name] for name in WITHOUT if name in env})
+        return contextlib.nullcontext(SimpleNamespace(wait=lambda: 0))
+
+    monkeypatch.setattr(subprocess, "Popen", begin)
+    for name in WITHOUT:
+        monkeypatch.delenv(name)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    torchrun(["any"], 1)
+    assert started == [dict(WITHOUT) if "NVSHMEM_DISABLE_NVLS" in told else told]
 
 
 def test_a_rank_that_refuses_is_told_once_and_by_its_exit_code(capfd: pytest.CaptureFixture[str]):

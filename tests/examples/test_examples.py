@@ -58,7 +58,14 @@ def test_each_way_into_torch_runs(name: str):
 
 
 def test_every_example_is_run_here():
-    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(RUN_BELOW)
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted((*RUN_BELOW, "driver.py"))
+
+
+def test_on_gpus_none_starts_where_multicast_is_asked_for():
+    asked = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "NCCL_NVLS_ENABLE": "2", "PYTHONPATH": python_path()}
+    done = forked.run(str(EXAMPLES / "01_first_call.py"), "--cuda", env={**os.environ, **asked})
+    assert done.returncode == 1
+    assert "run an example on GPUs: NVLink multicast is not switched off: NCCL_NVLS_ENABLE=2" in done.stderr
 
 
 def test_schedule_by_hand(capsys: pytest.CaptureFixture[str]):

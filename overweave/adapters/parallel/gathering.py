@@ -3,6 +3,9 @@
 Attention reads `hidden_states.shape` before it projects, and calls query, key and value apart. The first projection
 gathers while it multiplies; the others multiply what was gathered. Backward, their gradients meet in one sum of
 matmuls that is scattered while it is computed.
+
+One convention holds for gradients: that of a gathered tensor is whole, and the same on every rank, as that of torch's
+`Replicate()`. A matmul of overweave's styles sums its own over ranks, whatever stands before it.
 """
 
 from __future__ import annotations
@@ -10,130 +13,160 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
-from torch.utils import _pytree as pytree
 
-from overweave.adapters.rows import gathered_by_library, scattered_by_library
+from overweave.adapters.parallel.deferred import Deferred
+from overweave.adapters.parallel.summing import Summing
+from overweave.adapters.report import site
+from overweave.adapters.rows import Gather, gathered_by_library
 from overweave.errors import InputError
-from overweave.functional import all_gather_linear, linear_reduce_scatter
+from overweave.functional import all_gather_linear
+from overweave.layers.precision import autocast_dtype, cast, is_autocast
+from overweave.layers.replicated import differentiated_twice, gradients_of_weights
 
 Maybe = torch.Tensor | None
-Waiting = list[tuple[torch.Tensor, torch.Tensor]]  # gradients of products, with the weights that they belong to
+SITE, GRADIENT = "PrepareGather", "PrepareGather, its gradient"
 
 
-class Gathering(torch.Tensor):
-    """all_gather(shard, dim), not gathered yet. Whatever is not a shape, a dtype or a device gathers it.
+class Gathering(Deferred):
+    """all_gather(shard, dim), not gathered yet. A matmul of overweave's styles asks `linear`."""
 
-    A matmul of overweave's styles asks `linear`. Every other function of torch gets the gathered tensor.
-    """
-
-    _shard: torch.Tensor
-    _place: tuple[int, str]
-    _whole: Maybe
-    _waiting: Waiting
+    _shard: Maybe  # until it is gathered in its own dtype
+    _version_of_shard: int
+    _gather: Gather
+    group: str  # whose rows these are
+    _whole: dict[torch.dtype, torch.Tensor]  # under autocast also in the dtype that matmuls read
 
     @staticmethod
-    def __new__(cls, shard: torch.Tensor, dim: int, group: str, ranks: int) -> Gathering:
+    def __new__(cls, shard: torch.Tensor, gather: Gather) -> Gathering:
         shape = list(shard.shape)
-        shape[dim] *= ranks
-        made: Gathering = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=shard.dtype, device=shard.device, requires_grad=shard.requires_grad
-        )
-        made._shard, made._place, made._whole, made._waiting = shard, (dim, group), None, []
+        shape[gather.dim] = gather.size
+        made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
+        made._shard, made._gather, made.group, made._whole = shard, gather, gather.group, {}
+        made._version_of_shard = _version(shard)
         return made
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _OF_THE_SHAPE:
-            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        args, kwargs = pytree.tree_map_only(Gathering, Gathering.gathered, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Only what goes past `__torch_function__` comes here, where a gradient would be lost."""
-        cure = "Read a `torch.Tensor` from it first: `x + 0`, or any other function of torch"
-        raise InputError(f"{func} of a tensor that is not gathered yet", "torch functions are disabled around it", cure)
+    @property
+    def is_as_given(self) -> bool:
+        """Whether nobody changed its values or its history: a gradient of it reaches the shard."""
+        if not self.is_inference() and self._version:
+            return False
+        return not self.requires_grad or self.grad_fn.__class__ is _Gathered._backward_cls  # type: ignore[attr-defined]
 
     def linear(self, weight: torch.Tensor, bias: Maybe) -> torch.Tensor:
         """linear(all_gather(shard), weight, bias), of local tensors: the first such call gathers."""
-        y = None
-        if self._whole is None:
-            dim, group = self._place
-            with torch.no_grad():
-                y, values = all_gather_linear(self._shard, weight, bias, group, dim=dim, return_gathered=True)
-            self._whole = _apply(_Gathered, self._shard, values, self._place, self._waiting)
-        if not torch.is_grad_enabled():
-            return linear(self._whole, weight, bias) if y is None else y
-        product: torch.Tensor = _apply(_Multiplied, self._whole, weight, bias, y, self._waiting)
-        return product
+        dtype = self.dtype
+        if is_autocast():
+            dtype, weight, bias = autocast_dtype(self) or dtype, cast(weight), cast(bias)
+        if torch.is_grad_enabled():
+            y: torch.Tensor = _apply(_Multiplied, self, weight, bias, dtype)
+            return y
+        return self.multiplied(weight, bias, dtype)
 
-    def gathered(self) -> torch.Tensor:
+    def multiplied(self, weight: torch.Tensor, bias: Maybe, dtype: torch.dtype) -> torch.Tensor:
+        """As `linear`, undifferentiated. dtype: that of the factors."""
+        if dtype not in self._whole and self.dtype in self._whole:
+            self._whole[dtype] = self._whole[self.dtype].to(dtype)
+        if dtype in self._whole:
+            return linear(self._whole[dtype], weight, bias)
+        if _is_fleeting(self):
+            with torch.inference_mode(False), torch.no_grad():
+                return self.multiplied(weight, bias, dtype)
+        site(SITE).by_overweave += 1
+        dim, group, size = self._gather.dim, self._gather.group, self._gather.uneven_size
+        shard = self._unchanged().to(dtype)
+        y, whole = all_gather_linear(shard, weight, bias, group, dim=dim, size=size, return_gathered=True)
+        self._keep(whole)
+        return y  # type: ignore[no-any-return]
+
+    def computed(self, reader: str) -> torch.Tensor:
         """The gathered tensor."""
-        if self._whole is None:
-            values = gathered_by_library(self._shard.detach(), *self._place)
-            self._whole = _apply(_Gathered, self._shard, values, self._place, self._waiting)
-        return self._whole
+        if self.dtype in self._whole:
+            return self._whole[self.dtype]
+        if _is_fleeting(self):
+            with torch.inference_mode(False), torch.no_grad():
+                return self.computed(reader)
+        site(SITE).by_torch[f"read by {reader}"] += 1
+        self._keep(gathered_by_library(self._unchanged(), self._gather))
+        return self._whole[self.dtype]
+
+    def _keep(self, whole: torch.Tensor) -> None:
+        self._whole[whole.dtype] = whole
+        if whole.dtype == self.dtype:
+            self._shard = None
+
+    def _unchanged(self) -> torch.Tensor:
+        assert self._shard is not None
+        if _version(self._shard) != self._version_of_shard:
+            cure = "Change a copy, or read what PrepareGather prepared before: `x + 0`"
+            raise InputError("gather the input of a module", "its shard was changed in place meanwhile", cure)
+        return self._shard
 
 
-_PROPERTIES = ("shape", "dtype", "device", "ndim", "is_cuda", "is_cpu", "requires_grad", "layout")
-_OF_THE_SHAPE = frozenset(
-    (
-        *(vars(torch._C.TensorBase)[name].__get__ for name in _PROPERTIES),
-        torch.Tensor.size,
-        torch.Tensor.dim,
-        torch.Tensor.numel,
-        torch.Tensor.is_floating_point,
-        torch.Tensor.is_complex,
-    )
-)
+def gathered_later(shard: torch.Tensor, gather: Gather) -> Gathering:
+    """all_gather(shard, dim) as a function of the shard, gathered when it is read."""
+    if torch.is_grad_enabled() and shard.requires_grad:
+        made: Gathering = _apply(_Gathered, shard, gather)
+        return made
+    return Gathering(shard, gather)
 
 
 class _Gathered(torch.autograd.Function):
-    """The gathered values as a function of the shard."""
+    """The gathered tensor as a function of the shard, whose gradient is this rank's rows of the gathered one's."""
 
     @staticmethod
-    def forward(ctx: Any, shard: torch.Tensor, values: torch.Tensor, place: tuple[int, str], waiting: Waiting) -> Any:
-        ctx.place, ctx.waiting = place, waiting
+    def forward(ctx: Any, shard: torch.Tensor, gather: Gather) -> Any:
+        ctx.gather = gather
         ctx.set_materialize_grads(False)
-        return values
+        return Gathering(shard.detach(), gather)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *direct: Maybe) -> Any:
-        (dim, group), products = ctx.place, list(ctx.waiting)
-        ctx.waiting.clear()
-        of_shard = None
-        if products:
-            of_ys, weights = [dy for dy, _ in products], [weight.t() for _, weight in products]
-            of_shard = linear_reduce_scatter(of_ys, weights, group=group, dim=dim)
-        if direct[0] is not None:  # of what read the gathered tensor without a matmul of ours
-            own = scattered_by_library(direct[0], dim, group)
-            of_shard = own if of_shard is None else of_shard + own
-        return of_shard, None, None, None
+    def backward(ctx: Any, *gradients: Maybe) -> Any:
+        gradient = gradients[0]
+        if gradient is None:
+            return None, None
+        if torch.is_grad_enabled():
+            raise differentiated_twice("PrepareGather", ctx.gather.group)
+        if isinstance(gradient, Summing) and gradient.is_unread:
+            site(GRADIENT).by_overweave += 1
+            return gradient.scattered(), None
+        site(GRADIENT).by_torch["it was whole already"] += 1
+        return ctx.gather.own(gradient).contiguous(), None
 
 
 class _Multiplied(torch.autograd.Function):
-    """linear(whole, weight, bias), or its values, where they are known. Its gradient waits for those of the others."""
+    """linear(gathered, weight, bias). The gradient of the gathered tensor is a sum over ranks that waits to be read."""
 
     @staticmethod
-    def forward(
-        ctx: Any, whole: torch.Tensor, weight: torch.Tensor, bias: Maybe, values: Maybe, waiting: Waiting
-    ) -> torch.Tensor:
-        ctx.waiting = waiting
-        ctx.save_for_backward(whole, weight)
-        return linear(whole, weight, bias) if values is None else values
+    def forward(ctx: Any, x: Gathering, weight: torch.Tensor, bias: Maybe, dtype: torch.dtype) -> torch.Tensor:
+        wanted = ctx.needs_input_grad
+        ctx.gather, ctx.like = x._gather, (x.shape, x.dtype, x.device)
+        ctx.set_materialize_grads(False)
+        y = x.multiplied(weight, bias, dtype)
+        whole = x if dtype == x.dtype else x._whole[dtype]
+        ctx.save_for_backward(whole if wanted[1] else None, weight if wanted[0] else None)
+        return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *of_results: torch.Tensor) -> Any:
-        (whole, weight), (of_y,), wanted = ctx.saved_tensors, of_results, ctx.needs_input_grad
-        if wanted[0]:
-            ctx.waiting.append((of_y, weight))
-        rows = of_y.reshape(-1, of_y.shape[-1])
-        of_weight = rows.t() @ whole.reshape(-1, whole.shape[-1]) if wanted[1] else None
-        return None, of_weight, rows.sum(0) if wanted[2] else None, None, None
+    def backward(ctx: Any, *of_results: Maybe) -> Any:
+        (whole, weight), of_y, wanted = ctx.saved_tensors, of_results[0], ctx.needs_input_grad
+        if of_y is None:
+            return None, None, None, None
+        if torch.is_grad_enabled():
+            raise differentiated_twice("Colwise", ctx.gather.group)
+        if isinstance(whole, Gathering):
+            whole = whole.computed("the gradient of a weight")
+        of_x = Summing(ctx.like, ctx.gather, ((of_y, weight),)) if wanted[0] else None
+        return of_x, *gradients_of_weights(of_y, whole, wanted[1:3]), None
+
+
+def _is_fleeting(tensor: torch.Tensor) -> bool:
+    """Whether what is computed here would be an inference tensor, where others need to read it later."""
+    return torch.is_inference_mode_enabled() and not tensor.is_inference()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _apply(function: Any, *arguments: Any) -> Any:

@@ -9,6 +9,7 @@ parallelize_module(block, mesh, {
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +17,16 @@ import torch
 from torch import nn
 from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from overweave.adapters.parallel.gathering import Gathering
-from overweave.adapters.parallel.linears import ColwiseLinear, Place, RowwiseLinear, local_part
+from overweave.adapters.parallel.gathering import SITE, gathered_later
+from overweave.adapters.parallel.linears import ColwiseLinear, Place, RowwiseLinear, derived, local_part
+from overweave.adapters.report import site
+from overweave.adapters.rows import Gather
 from overweave.errors import InputError
-from overweave.memory.group import process_group_of
+from overweave.functional import check_untransformed, is_transformed
+from overweave.ops.dispatch.route import Place as RankPlace
+from overweave.ops.dispatch.route import place_of
 
 
 class Colwise(ColwiseParallel):
@@ -29,45 +34,52 @@ class Colwise(ColwiseParallel):
 
     input_layouts: `Replicate()`, or `Shard(dim)` of a dimension of rows, which is gathered at this matmul. Behind
     `PrepareGather` it is left out: layers that read one input share one gather. What overweave does not compute (an
-    embedding, an output that is not sharded along its last dimension, DTensor results) is torch's.
+    embedding, a layer whose forward is not `nn.Linear`'s, an output that is not sharded along its last dimension,
+    DTensor results) is torch's, and `overweave.report()` says so.
     Raises InputError for a layer that has a style already and for widths that ranks do not divide.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         (given,), (made,) = self.input_layouts, self.output_layouts
-        is_ours = self.use_local_output and _is_last(made) and not _is_last(given)
-        if not isinstance(module, nn.Linear) or not is_ours or given.is_partial():
+        is_ours = _is_last(made) and not _is_last(given) and not given.is_partial()
+        reason = _reason(module, self.use_local_output, is_ours)
+        if reason:
+            site("Colwise").by_torch[reason] += 1
             return super()._apply(module, device_mesh)
-        _check(module, device_mesh, module.out_features, "out_features")
+        path = _checked(module, device_mesh, "out_features")
         distribute_module(module, device_mesh, self._partition_linear_fn)
-        return _become(module, ColwiseLinear, Place(device_mesh, given, made), Replicate())
+        return _become(module, ColwiseLinear, Place.of(path, device_mesh, (given, made, Replicate()), given))
 
 
 class Rowwise(RowwiseParallel):
     """torch's `RowwiseParallel`: each rank multiplies its columns. The sum over ranks overlaps with the matmul.
 
     output_layouts: `Replicate()`, an all-reduce, or `Shard(dim)` of a dimension of rows, a reduce-scatter. What
-    overweave does not compute (an embedding, an input that is not sharded along its last dimension, DTensor results) is
-    torch's. Raises InputError for a layer that has a style already and for widths that ranks do not divide.
+    overweave does not compute (an embedding, a layer whose forward is not `nn.Linear`'s, an input that is not sharded
+    along its last dimension, DTensor results) is torch's, and `overweave.report()` says so. Raises InputError for a
+    layer that has a style already and for widths that ranks do not divide.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         (given,), (made,) = self.input_layouts, self.output_layouts
-        is_ours = self.use_local_output and _is_last(given) and not made.is_partial() and not _is_last(made)
-        if not isinstance(module, nn.Linear) or not is_ours:
+        is_ours = _is_last(given) and not made.is_partial() and not _is_last(made)
+        reason = _reason(module, self.use_local_output, is_ours)
+        if reason:
+            site("Rowwise").by_torch[reason] += 1
             return super()._apply(module, device_mesh)
-        _check(module, device_mesh, module.in_features, "in_features")
+        path = _checked(module, device_mesh, "in_features")
         distribute_module(module, device_mesh, self._partition_linear_fn)
-        return _become(module, RowwiseLinear, Place(device_mesh, given, made), Shard(-1))
+        return _become(module, RowwiseLinear, Place.of(path, device_mesh, (given, made, Shard(-1)), made))
 
 
 class PrepareGather(ParallelStyle):
     """torch's `PrepareModuleInput` from `Shard(dim)` to `Replicate()`, that does not wait for the gather.
 
     The module gets a tensor of the gathered shape. Its first `Colwise` layer gathers it while it multiplies, and the
-    others multiply what was gathered; any other operation gathers it, once. input_layouts: of the first positional
-    argument, `Shard(dim)`. input_kwarg_layouts: of arguments by name, `{"hidden_states": Shard(1)}`; a module may be
-    called in either way.
+    others multiply what was gathered; any other operation gathers it, once, by the library: `overweave.report()` counts
+    both. Its gradient is whole and the same on every rank, as that of torch's `Replicate()`. What reads it, reads it on
+    every rank. input_layouts: of the first positional argument, `Shard(dim)`. input_kwarg_layouts: of arguments by
+    name, `{"hidden_states": Shard(1)}`; a module may be called in either way.
     """
 
     def __init__(
@@ -84,44 +96,79 @@ class PrepareGather(ParallelStyle):
                 raise InputError("PrepareGather: input_layouts", f"got {placement}", cure)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        group = process_group_of(device_mesh)
-
-        def prepared(x: object, placement: Placement | None) -> object:
-            if placement is None or not isinstance(x, torch.Tensor):
-                return x
-            if torch.compiler.is_compiling():
-                whole = (
-                    x if isinstance(x, DTensor) else DTensor.from_local(x, device_mesh, [placement], run_check=False)
-                )
-                return whole.redistribute(placements=[Replicate()])
-            shard = local_part(x, device_mesh, placement)
-            return Gathering(shard, placement.dim, group.group_name, group.size())  # type: ignore[attr-defined]
+        where = device_mesh, place_of(device_mesh)
 
         def before(
             _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            first = [prepared(given[0], self.input_layouts)] if given else []
+            first = [_prepared(given[0], self.input_layouts, where)] if given else []
             layouts = self.input_kwarg_layouts
-            return (*first, *given[1:]), {name: prepared(x, layouts.get(name)) for name, x in named.items()}
+            found = {name: _prepared(x, layouts.get(name), where) for name, x in named.items()}
+            return (*first, *given[1:]), found
 
         module.register_forward_pre_hook(before, with_kwargs=True)
         return module
 
 
-def _check(module: nn.Linear, mesh: DeviceMesh, width: int, called: str) -> None:
+def _prepared(x: object, placement: Any, where: tuple[DeviceMesh, RankPlace]) -> object:
+    """An input as the module gets it: gathered, or to be gathered when it is read."""
+    if placement is None or not isinstance(x, torch.Tensor):
+        return x
+    (mesh, place), is_compiled = where, torch.compiler.is_compiling()
+    dim = placement.dim % max(1, x.dim())
+    if is_compiled or dim >= x.dim() - 1 or (isinstance(x, DTensor) and x.device_mesh != mesh):
+        if not is_compiled:
+            site(SITE).by_torch[f"{placement} of it is no dimension of rows of this mesh"] += 1
+        whole = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement], run_check=False)
+        whole = whole.redistribute(placements=[Replicate()])
+        return whole if is_compiled else whole.to_local()
+    if is_transformed():
+        check_untransformed("PrepareGather", mesh, (x,))
+    shard, size = local_part(x, placement)
+    whole_size = shard.shape[dim] * place.world_size if size is None else size
+    return gathered_later(shard, Gather(dim, place.name, whole_size))
+
+
+def _reason(module: nn.Module, is_local: bool, is_ours: bool) -> str:
+    """Why a layer gets torch's style; empty: it gets overweave's."""
+    kind = type(module)
+    if not isinstance(module, nn.Linear):
+        return f"a layer that is a {kind.__name__}"
+    if kind.forward not in (nn.Linear.forward, ColwiseLinear.forward, RowwiseLinear.forward):
+        return f"a layer that is a {kind.__name__}, whose forward is its own"
+    if "forward" in vars(module):
+        return f"a layer that is a {kind.__name__}, whose forward was replaced"
+    if not is_local:
+        return "a layer whose result is a DTensor"
+    return "" if is_ours else "a layer with layouts that no operator of overweave has"
+
+
+def _checked(module: Any, mesh: DeviceMesh, called: str) -> str:
+    """The layer's path in the model that the plan is for. Raises InputError, which names it."""
+    path, width, ranks = _path_of(module), getattr(module, called), place_of(mesh).world_size
+    asked = f"a style for the linear layer {path!r}"
     if isinstance(module, (ColwiseLinear, RowwiseLinear)) or isinstance(module.weight, DTensor):
         cure = "Name each layer in one plan only"
-        raise InputError("a style for a linear layer", f"it has one already: {type(module).__name__}", cure)
-    ranks = process_group_of(mesh).size()
+        raise InputError(asked, f"it has one already: {type(module).__name__}", cure)
     if width % ranks:
         cure = "Choose a width that does, fewer ranks, or torch's own style"
-        raise InputError(f"a style for a linear layer: {called}", f"{width} does not divide by {ranks} ranks", cure)
+        raise InputError(f"{asked}: {called}", f"{width} does not divide by {ranks} ranks", cure)
+    return path
 
 
-def _become(module: nn.Linear, kind: type[nn.Linear], place: Place, multiplies: Placement) -> nn.Module:
-    """multiplies: the placement that the matmul itself wants."""
-    module.__class__ = kind
-    module.overweave_place, module.overweave_multiplies = place, multiplies  # type: ignore[assignment]
+def _path_of(module: nn.Module) -> str:
+    """A layer's name in the outermost model that `parallelize_module` goes through, which does not pass it on."""
+    path, frame = "", sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_code is parallelize_module.__code__:
+            names = frame.f_locals["module"].named_modules()
+            path = next((name for name, each in names if each is module), path)
+    return path
+
+
+def _become(module: nn.Module, kind: type[nn.Linear], place: Place) -> nn.Module:
+    module.__class__ = derived(kind, type(module))  # type: ignore[arg-type]
+    module.overweave_place = place  # type: ignore[assignment]
     return module
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 
 from overweave.adapters import report as reports
-from overweave.adapters.inductor import fusion
 from overweave.adapters.symm_mem import gradients
 from overweave.adapters.symm_mem.forms import FORMS, Form
 from overweave.adapters.symm_mem.kernels import Kernel, Original
@@ -102,14 +102,21 @@ def _install(strict: bool, graphs: bool, is_asked: bool) -> None:
         for device in DEVICES
     }
     if graphs:
-        fusion.register()
+        _fusion().register()
     _INSTALLED.append(_Installed(library, kernels, stands, graphs, is_asked))
 
 
 def _take_back() -> None:
     if _INSTALLED[0].graphs:
-        fusion.unregister()
+        _fusion().unregister()
     _INSTALLED.pop().library._destroy()
+
+
+def _fusion() -> Any:
+    """Loaded for graphs alone: torch's compiler takes seconds to import, and writes its cache's folder into the
+    environment.
+    """
+    return import_module("overweave.adapters.inductor.fusion")
 
 
 def _answering(form: Form, device: str) -> Original:

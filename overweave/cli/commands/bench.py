@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -23,6 +23,7 @@ from overweave.cli.destination import check_file
 from overweave.cli.progress import OnPart, progress
 from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
 from overweave.errors import InputError, MachineError
+from overweave.hardware import multicast
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.memory.group import Group
 from overweave.ops.call.plan_words import candidate_of
@@ -30,6 +31,7 @@ from overweave.ops.operators import operator_for
 from overweave.tuner.measure.bench import Request, Run, joined_world, runs
 from overweave.tuner.space.shapes import Case, DtypeWord, read_shapes, usual_set
 
+NO_MULTICAST_HELP = "The ranks use no NVLink multicast; so it is wherever the environment says so of one library"
 TURN = "OVERWEAVE_BENCH_TURN"  # which whole run a rank that we started is part of, from 1
 
 
@@ -43,6 +45,7 @@ def bench(
     repeat: Annotated[int, typer.Option(min=1, help="Whole runs; the middle one is shown, with the spread")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file, case by case")] = None,
     simulate: Annotated[str | None, typer.Option(help="Of a block: predict it on this machine, without ranks")] = None,
+    no_multicast: Annotated[bool, typer.Option("--no-multicast", help=NO_MULTICAST_HELP)] = False,
 ) -> None:
     """Compare an operator, or a block, with the library and what torch fuses, side by side in one run."""
     if simulate is not None:
@@ -67,7 +70,7 @@ def bench(
     asked = ["bench", operator, f"--shapes={named}", f"--world={ranks}", f"--device={place}", f"--dtype={dtype}"]
     asked += [*(f"--plan={each}" for each in plan or ()), *([f"--repeat={repeat}"] if repeat > 1 else ())]
     if not is_one_of_the_ranks():
-        report = run_on_own_ranks(asked, ranks, repeat, json)
+        report = run_on_own_ranks(asked, ranks, repeat, json, dict(multicast.WITHOUT) if no_multicast else {})
     elif repeat > 1 and not turn:
         raise InputError(f"bench --repeat {repeat}", "torchrun started this process", "Start it without torchrun")
     else:
@@ -146,10 +149,12 @@ def _run_as_rank(
     return told
 
 
-def run_on_own_ranks(words: list[str], world_size: int, repeats: int, asked: Path | None) -> Report:
+def run_on_own_ranks(
+    words: list[str], world_size: int, repeats: int, asked: Path | None, variables: Mapping[str, str]
+) -> Report:
     """Whole runs in fresh processes: nothing is warm from the last one. However they end, it is said what is written.
 
-    Raises Exit if a rank fails, which has said why.
+    variables: of the environment of the ranks. Raises Exit if a rank fails, which has said why.
     """
     is_kept = asked is not None and (asked.is_file() or not asked.exists())  # and no pipe, which takes it but once
     with tempfile.TemporaryDirectory(prefix="overweave-") as folder:
@@ -157,7 +162,7 @@ def run_on_own_ranks(words: list[str], world_size: int, repeats: int, asked: Pat
         before, report = _written_ns(file), None
         try:
             for turn in range(1, repeats + 1):
-                start_ranks([*words, f"--json={file}"], world_size, {TURN: str(turn)})
+                start_ranks([*words, f"--json={file}"], world_size, {TURN: str(turn), **variables})
         finally:
             report = read_report(file) if _written_ns(file) != before else None
             if report is not None and report.unfinished:

@@ -12,6 +12,7 @@ from overweave.cli.progress import progress
 from overweave.cli.ranks import is_one_of_the_ranks, start_ranks
 from overweave.errors import InputError, MachineError
 from overweave.hardware.machine import load
+from overweave.runtime.diagnosis import no_gpu
 from overweave.tuner.calibrate.calibration import PARTS, calibrated
 from overweave.tuner.calibrate.machine_file import FROM_FILE, machine_file
 from overweave.tuner.measure.bench import device_count, joined_world
@@ -28,6 +29,8 @@ def calibrate(
     like = load(links)
     check_file(out)
     if not is_one_of_the_ranks():
+        if not device_count():
+            raise MachineError("calibrate", *no_gpu())
         if device_count() < world:
             gpus = f"{device_count()} GPUs for {world} ranks"
             raise MachineError("calibrate", gpus, "Run it on a machine with that many NVIDIA GPUs, or give --world")

@@ -10,15 +10,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
+    mbarrier,
     warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
+from overweave.compat.triton_names import block_barrier
 from overweave.kernels.epilogue import ENDINGS, GATE, finished_by_parts, of_product
 from overweave.kernels.hopper.finished import finish, gate_half
-from overweave.kernels.hopper.gluon import mbarrier
 from overweave.kernels.hopper.received import hear_of_addends, store_sum
+from overweave.kernels.hopper.rectangles import power_of_two, side_by_side
 from overweave.kernels.hopper.ring import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper.shares import end_share, tell
 from overweave.kernels.hopper.start import pass_claim, pass_claim_traced
@@ -35,7 +37,7 @@ FP8_COLUMNS = 128  # of sums, beside which those of one step have registers
 def widest(parts, part_n, is_fp8):
     """The most of `parts` rectangles that are a power of two, and fit where fp8 has a step's product beside sums."""
     most = min(parts, max(1, FP8_COLUMNS // part_n)) if is_fp8 else parts
-    return 1 << (most.bit_length() - 1)
+    return power_of_two(most)
 
 
 @gluon.jit
@@ -124,7 +126,6 @@ def multiply(
     """
     STAGES: gl.constexpr = traits.stages
     STRIDE_A: gl.constexpr = stages.a.type.shape[0] // STAGES
-    STRIDE_B: gl.constexpr = stages.b.type.shape[0] // STAGES
     OWN_A: gl.constexpr = 0 if traits.in_columns else HALF
     OWN_B: gl.constexpr = HALF if traits.in_columns else 0
     PART_M: gl.constexpr = stages.a.type.shape[1]
@@ -138,16 +139,16 @@ def multiply(
         stage = step % STAGES
         mbarrier.wait(stages.full.index(stage), (step // STAGES) & 1)
         a_tile = stages.a.index(STRIDE_A * stage + OWN_A)
-        at = STRIDE_B * stage + OWN_B
         if IS_FP8:
-            sums += multiply_step(a_tile, columns_of_b(traits, stages, at, WIDE))
+            sums += multiply_step(a_tile, columns_of_b(traits, stages, stage, OWN_B, WIDE))
             if REST > 0:
-                rest += multiply_step(a_tile, columns_of_b(traits, stages, at + WIDE, REST))
+                rest += multiply_step(a_tile, columns_of_b(traits, stages, stage, OWN_B + WIDE, REST))
             mbarrier.arrive(stages.empty.index(stage), count=1)
         else:
-            sums = warpgroup_mma(a_tile, columns_of_b(traits, stages, at, WIDE), sums, is_async=True)
+            sums = warpgroup_mma(a_tile, columns_of_b(traits, stages, stage, OWN_B, WIDE), sums, is_async=True)
             if REST > 0:
-                rest = warpgroup_mma(a_tile, columns_of_b(traits, stages, at + WIDE, REST), rest, is_async=True)
+                b_rest = columns_of_b(traits, stages, stage, OWN_B + WIDE, REST)
+                rest = warpgroup_mma(a_tile, b_rest, rest, is_async=True)
                 sums, rest = warpgroup_mma_wait(2, (sums, rest))
                 rest = warpgroup_mma_init(rest)
             else:
@@ -186,18 +187,10 @@ def multiply_step(a_tile, b_tile):
 
 
 @gluon.jit
-def columns_of_b(traits: gl.constexpr, stages, at, PARTS: gl.constexpr):
-    """`[BLOCK_K, PARTS * PART_N]` of b."""
-    b_tile = side_by_side(stages.b, at, PARTS, traits.b_is_transposed)
+def columns_of_b(traits: gl.constexpr, stages, stage, PART: gl.constexpr, MANY: gl.constexpr):
+    """`[BLOCK_K, MANY * PART_N]` of b: MANY rectangles of a stage, from PART on."""
+    b_tile = side_by_side(stages.b, stage, PART, MANY, traits.stages, traits.b_is_transposed)
     return b_tile.permute((1, 0)) if traits.b_is_transposed else b_tile
-
-
-@gluon.jit
-def side_by_side(tiles, at, PARTS: gl.constexpr, DOWN: gl.constexpr):
-    """The rectangle `at` and those behind it as one: beside each other, or with DOWN one below the other."""
-    ROWS: gl.constexpr = tiles.type.shape[1] * (PARTS if DOWN else 1)
-    COLS: gl.constexpr = tiles.type.shape[2] * (1 if DOWN else PARTS)
-    return tiles.index(at)._reinterpret(tiles.dtype, [ROWS, COLS], tiles.type.layout)
 
 
 @gluon.jit
@@ -227,7 +220,6 @@ def end_tile(
     """The products of all of k, finished and handed over."""
     table, ends, products = work.queue.table, work.ends, work.products
     PART_N: gl.constexpr = results.tiles.type.shape[2]
-    AT: gl.constexpr = results.tiles.type.shape[0] // 2 * HALF
     OF_PRODUCT: gl.constexpr = of_product(traits.epilogue, traits.addends)
     WEIGHTS: gl.constexpr = traits.weights
     if GATE & traits.epilogue:
@@ -239,23 +231,29 @@ def end_tile(
             others = finish(others, table, tile, ends, row, row_end, further, products, cols_end, OF_PRODUCT, WEIGHTS)
     if not traits.split_k:
         await_room(HALF, turn, results, work.queue, tile, traits.traced and traits.addends > 0)
-    hand_over(traits, result, results.tiles, AT, turn, target, work, tile, own_row, row, row_end, col, cols_end)
+    hand_over(traits, HALF, 0, result, results.tiles, turn, target, work, tile, own_row, row, row_end, col, cols_end)
     if PARTS > WIDE:
         if traits.addends > 0:
             others = finish(others, table, tile, ends, row, row_end, further, products, cols_end, OF_PRODUCT, WEIGHTS)
         hand_over(
-            traits, others, results.tiles, AT + WIDE, turn, target, work, tile, own_row, row, row_end, further, cols_end
-        )
+            traits, HALF, WIDE, others, results.tiles, turn, target, work, tile, own_row, row, row_end, further,
+            cols_end,
+        )  # fmt: skip
 
 
 @gluon.jit
-def hand_over(traits: gl.constexpr, result, c_tiles, at, turn, target, work, tile, own_row, row, row_end, col, n):
+def hand_over(
+    traits: gl.constexpr, HALF: gl.constexpr, PART: gl.constexpr, result, c_tiles, turn, target, work, tile, own_row,
+    row, row_end, col, n,
+):  # fmt: skip
     """The result of some columns: to shared memory, for the storer; or past it, with a mask or with what peers sent.
 
-    row: where the result begins. own_row: from which row on it is the tile's (tiles.rows_ahead).
+    PART: the first of its rectangles. row: where the result begins. own_row: from which row on it is the tile's
+    (tiles.rows_ahead).
     """
     ROWS: gl.constexpr = result.shape[0]
     COLS: gl.constexpr = result.shape[1]
+    MANY: gl.constexpr = COLS // c_tiles.type.shape[2]
     DTYPE: gl.constexpr = c_tiles.dtype
     EPILOGUE: gl.constexpr = traits.epilogue
     layout: gl.constexpr = result.type.layout
@@ -264,7 +262,7 @@ def hand_over(traits: gl.constexpr, result, c_tiles, at, turn, target, work, til
     if work.sums.tiles is not None:
         if read_column(table, tile, PLACE) != ADDS_NOTHING:
             result += gl.where(hear_of_addends(work.sums, turn) == 1, 0.0, float("nan"))
-            addend = side_by_side(c_tiles, at, COLS // c_tiles.type.shape[2], False)
+            addend = side_by_side(c_tiles, HALF, PART, MANY, 2, False)
             result += addend.load(layout).to(gl.float32)
             if ENDINGS & EPILOGUE:
                 if read_column(table, tile, FINISHES) != 0:
@@ -283,7 +281,7 @@ def hand_over(traits: gl.constexpr, result, c_tiles, at, turn, target, work, til
         cols = col + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
         inside = ((rows >= own_row) & (rows < row_end))[:, None] & (cols < n)[None, :]
         gl.store(target + rows.to(gl.int64)[:, None] * n + cols[None, :], result.to(DTYPE), mask=inside)
-        gl.thread_barrier()  # one thread arrives for all: their stores come first
+        block_barrier()  # one thread arrives for all: their stores come first
     else:
-        side_by_side(c_tiles, at, COLS // c_tiles.type.shape[2], False).store(result.to(DTYPE))
+        side_by_side(c_tiles, HALF, PART, MANY, 2, False).store(result.to(DTYPE))
         fence_async_shared()

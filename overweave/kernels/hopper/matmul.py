@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.consumer import consume
-from overweave.kernels.hopper.gluon import mbarrier
 from overweave.kernels.hopper.producer import produce
 from overweave.kernels.hopper.ring import RING
 from overweave.kernels.hopper.shared import Claim, Dealt, Results, Ring, Stages, Sums, Work

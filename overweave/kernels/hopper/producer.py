@@ -2,9 +2,11 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from overweave.compat.triton_names import load_tile
 from overweave.kernels.epilogue import GATE
-from overweave.kernels.hopper.gluon import load_tile, mbarrier
+from overweave.kernels.hopper.rectangles import rectangle
 from overweave.kernels.hopper.ring import LACKS, LAST, VOID, pass_on
 from overweave.kernels.hopper.start import receive_claim
 from overweave.kernels.hopper.tiles import source_of, wait_for_tile
@@ -68,7 +70,7 @@ def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, rin
                 load_tile(own_a, [top + part * further, at], arrived, stages.a.index(A_PARTS * stage + part))
             for part in gl.static_range(B_PARTS):
                 from_col = col if GATED else col + part * PART_N
-                place = stages.b.index(B_PARTS * stage + part)
+                place = stages.b.index(rectangle(stage, part, B_PARTS, traits.stages))
                 side = own_b
                 if GATED and part == 1:
                     side = b_1

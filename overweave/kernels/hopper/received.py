@@ -16,8 +16,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from overweave.compat.triton_names import block_barrier, load_tile
 from overweave.kernels.epilogue import ENDINGS, ended
-from overweave.kernels.hopper.gluon import load_tile
+from overweave.kernels.hopper.rectangles import rectangle
 from overweave.kernels.hopper.tiles import wait_for_addends
 from overweave.kernels.stored import AT_ALL, sums_at
 from overweave.lang.tile_table import ADDS_NOTHING, COL, FINISHES, OPERATION, PLACE, ROW, TO, read_column
@@ -64,7 +65,7 @@ def load_addend(traits: gl.constexpr, sums, c_tiles, table, tile, lacks, verdict
         for part in gl.static_range(SPLIT_N):
             load_tile(
                 sums.tiles, [row + half * STEP_M, col + half * STEP_N + part * PART_N], arrived,
-                c_tiles.index(SPLIT_N * half + part), pred=is_there & (lacks < SPLIT_N - part),
+                c_tiles.index(rectangle(half, part, SPLIT_N, 2)), pred=is_there & (lacks < SPLIT_N - part),
             )  # fmt: skip
 
 
@@ -152,4 +153,4 @@ def store_sum(
             if read_column(table, tile, TO) == AT_ALL:
                 for steps in range(1, peers.everyone):
                     gl.store(sums_at(out, peers, steps) + offsets, rounded, mask=inside)
-    gl.thread_barrier()  # one thread arrives for all: their stores come first
+    block_barrier()  # one thread arrives for all: their stores come first

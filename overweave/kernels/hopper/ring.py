@@ -8,8 +8,7 @@ ring: the messages, and for each place an mbarrier that says it is full, and one
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-
-from overweave.kernels.hopper.gluon import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 # Nobody is more than two tiles ahead of another: who computes waits for what is loaded, and for the last result to be
 # stored. More messages would only be more mbarriers, which a program makes before it begins.

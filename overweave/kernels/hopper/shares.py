@@ -8,6 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from overweave.compat.triton_names import block_barrier
 from overweave.kernels.shares import LEFT_OUT, SUMMED, SUMMED_VOID, arrive
 from overweave.lang.tile_table import ARRIVALS, DONE, PARTIAL, SHARE, SHARES, VOID_SHARE, read_column
 from overweave.memory.device.ptx import ADD_UNSEEN
@@ -125,7 +126,7 @@ def tell(told_of, told):
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     told_of.store(gl.full([1], 0, gl.int32, layout) + told)
     fence_async_shared()  # nothing bulk reads it, but who stores to shared memory ahead of bulk stores owes a fence
-    gl.thread_barrier()
+    block_barrier()
 
 
 @gluon.jit

@@ -7,21 +7,20 @@ while. So each program fetches one row, of its number, and whoever claims it fin
 operands may have driven the table out of that.
 """
 
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from overweave.compat.triton_names import is_tested
 from overweave.ir.plan import MOST_WEIGHTS
-from overweave.kernels.hopper.gluon import mbarrier
 from overweave.lang.tile_table import BEGUN, COLUMNS, PARTED, TRACE_COLUMNS, read_clock
 from overweave.memory.device.ptx import CLAIM_IN_THREAD_0, FETCH_TO_L2, fetch_tensor_maps
 
 KERNEL = "matmul_hopper_kernel"
 CLAIM_ASSEMBLY = gl.constexpr(CLAIM_IN_THREAD_0)
 FETCH_ROW_ASSEMBLY = gl.constexpr(FETCH_TO_L2)
-# Parameters are called and counted in Triton 3.6's way: with another version no map is fetched early.
-KNOWS_PARAMETERS = gl.constexpr(triton.__version__.startswith("3.6."))
+# Parameters are called and counted as those versions do: with another one no map is fetched early.
+KNOWS_PARAMETERS = gl.constexpr(is_tested())
 FETCH_ASSEMBLY = gl.constexpr(tuple(fetch_tensor_maps(KERNEL, maps) for maps in range(2 * MOST_WEIGHTS + 3)))
 
 

@@ -3,7 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from overweave.kernels.hopper.gluon import store_tile, wait_for_stores_read
+from overweave.compat.triton_names import reinterpret, store_tile, wait_for_stores_read
+from overweave.kernels.hopper.rectangles import rectangle
 from overweave.kernels.stored import AT_ALL, signals_of
 from overweave.memory.device.ptx import READ_SHORT_CLOCK, REST_UNTIL
 from overweave.memory.device.signals import STRIDE
@@ -14,16 +15,16 @@ UNREAD = gl.constexpr(1)  # strips that a store may leave behind
 
 
 @gluon.jit
-def store_parts(target, c_tiles, at, row, col, lacks, SPLIT_N: gl.constexpr):
+def store_parts(target, c_tiles, half, row, col, lacks, SPLIT_N: gl.constexpr):
     """Stores the rectangles of one consumer's half of a tile, those that it has, from shared memory."""
     PART_N: gl.constexpr = c_tiles.type.shape[2]
     for part in gl.static_range(SPLIT_N):
         if part == 0 or lacks < SPLIT_N - part:
-            store_tile(target, [row, col + part * PART_N], c_tiles.index(at + part))
+            store_tile(target, [row, col + part * PART_N], c_tiles.index(rectangle(half, part, SPLIT_N, 2)))
 
 
 @gluon.jit
-def store_parts_away(target, c_tiles, at, row, col, lacks, pace_ns, SPLIT_N: gl.constexpr):
+def store_parts_away(target, c_tiles, half, row, col, lacks, pace_ns, SPLIT_N: gl.constexpr):
     """The same at a peer, in small strips, few of them under way and none ahead of its time: loads that are asked for
     behind a store wait until the link has taken that, and the main loop's must not.
 
@@ -34,15 +35,16 @@ def store_parts_away(target, c_tiles, at, row, col, lacks, pace_ns, SPLIT_N: gl.
     STRIP_N: gl.constexpr = target.block_type.shape[1]
     DOWN: gl.constexpr = c_tiles.type.shape[1] // STRIP_M
     STRIPS: gl.constexpr = DOWN * (PART_N // STRIP_N)
-    strips = c_tiles._reinterpret(
-        c_tiles.dtype, [c_tiles.type.shape[0] * STRIPS, STRIP_M, STRIP_N], c_tiles.type.layout
+    strips = reinterpret(
+        c_tiles, c_tiles.dtype, [c_tiles.type.shape[0] * STRIPS, STRIP_M, STRIP_N], c_tiles.type.layout
     )
     for part in gl.static_range(SPLIT_N):
         if part == 0 or lacks < SPLIT_N - part:
             due = gl.inline_asm_elementwise(CLOCK_ASSEMBLY, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+            first = rectangle(half, part, SPLIT_N, 2) * STRIPS
             for strip in range(STRIPS):
                 below, beside = strip % DOWN * STRIP_M, part * PART_N + strip // DOWN * STRIP_N
-                store_tile(target, [row + below, col + beside], strips.index((at + part) * STRIPS + strip))
+                store_tile(target, [row + below, col + beside], strips.index(first + strip))
                 wait_for_stores_read(UNREAD)
                 due += pace_ns
                 gl.inline_asm_elementwise(REST_ASSEMBLY, "=r,r", [due], dtype=gl.int32, is_pure=False, pack=1)
@@ -57,26 +59,26 @@ def pace_of(peers, world_size, tile, tiles):
 
 @gluon.jit
 def store_parts_at(
-    to, own, at_peers, c_tiles, at, row, col, lacks, pace_ns, SPLIT_N: gl.constexpr, PEERS: gl.constexpr
+    to, own, at_peers, c_tiles, half, row, col, lacks, pace_ns, SPLIT_N: gl.constexpr, PEERS: gl.constexpr
 ):  # fmt: skip
     """The same by an own tensor map, or by that of the peer where the tile belongs.
 
     There is a branch for each, as a choice among so many maps takes registers that the warp has not.
     """
     if PEERS == 0 or to <= 0:
-        store_parts(own, c_tiles, at, row, col, lacks, SPLIT_N)
+        store_parts(own, c_tiles, half, row, col, lacks, SPLIT_N)
     for steps in gl.static_range(1, PEERS + 1):
         if to == steps:
-            store_parts_away(at_peers[steps - 1], c_tiles, at, row, col, lacks, pace_ns, SPLIT_N)
+            store_parts_away(at_peers[steps - 1], c_tiles, half, row, col, lacks, pace_ns, SPLIT_N)
 
 
 @gluon.jit
 def store_parts_at_peers(
-    at_peers, c_tiles, at, row, col, lacks, pace_ns, SPLIT_N: gl.constexpr, PEERS: gl.constexpr
+    at_peers, c_tiles, half, row, col, lacks, pace_ns, SPLIT_N: gl.constexpr, PEERS: gl.constexpr
 ):  # fmt: skip
     """The same at every peer."""
     for steps in gl.static_range(1, PEERS + 1):
-        store_parts_away(at_peers[steps - 1], c_tiles, at, row, col, lacks, pace_ns, SPLIT_N)
+        store_parts_away(at_peers[steps - 1], c_tiles, half, row, col, lacks, pace_ns, SPLIT_N)
 
 
 @gluon.jit

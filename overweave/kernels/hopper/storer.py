@@ -2,8 +2,9 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from overweave.kernels.hopper.gluon import mbarrier, wait_for_stores_read
+from overweave.compat.triton_names import block_barrier, wait_for_stores_read
 from overweave.kernels.hopper.received import await_addends, load_addend
 from overweave.kernels.hopper.ring import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper.shares import hear, is_announced
@@ -53,7 +54,7 @@ def store(traits: gl.constexpr, results, ring, outs, work, protocol):
         is_sound = message < VOID
         if traits.addends > 0:
             gl.inline_asm_elementwise(COMPLETE_ASSEMBLY, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-            gl.thread_barrier()
+            block_barrier()
             verdict = await_addends(work.sums, table, tile, protocol)
             if work.sums.tiles is not None:
                 load_addend(traits, work.sums, results.tiles, table, tile, lacking(message), verdict)
@@ -85,13 +86,13 @@ def store(traits: gl.constexpr, results, ring, outs, work, protocol):
             if traits.addends == 0 or work.sums.tiles is not None or read_column(table, tile, PLACE) == ADDS_NOTHING:
                 if is_ended & (top + PART_M <= row_end):
                     store_parts_at(
-                        to, target, outs.at_peers, results.tiles, SPLIT_N * half, top, left, lacking(message), pace_ns,
+                        to, target, outs.at_peers, results.tiles, half, top, left, lacking(message), pace_ns,
                         SPLIT_N, traits.peers,
                     )  # fmt: skip
                     if peers.everyone is not None:
                         if to == AT_ALL:
                             store_parts_at_peers(
-                                outs.sums_at_peers, results.tiles, SPLIT_N * half, top, left, lacking(message), pace_ns,
+                                outs.sums_at_peers, results.tiles, half, top, left, lacking(message), pace_ns,
                                 SPLIT_N, traits.peers,
                             )  # fmt: skip
         wait_for_stores_read(0)
@@ -99,7 +100,7 @@ def store(traits: gl.constexpr, results, ring, outs, work, protocol):
         mbarrier.arrive(results.empty.index(1), count=1)
         if signal != SIGNALS_NOBODY:
             gl.inline_asm_elementwise(COMPLETE_ASSEMBLY, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-            gl.thread_barrier()
+            block_barrier()
             if traits.split_k:
                 is_sound = is_announced(work.shares.memory.arrivals, table, tile, ended, is_sound)
             word, is_told = protocol.signals + signal * STRIDE, is_sound

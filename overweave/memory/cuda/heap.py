@@ -1,24 +1,23 @@
 """Memory that every GPU of a group can address: the only module that touches torch's symmetric memory (alpha).
 
-Everything is unicast. Multicast is switched off for this process before the first rendezvous: on shared hosts it can
-put the GPUs out of service, and no protocol here needs it.
+Everything is unicast: on shared hosts multicast can put the GPUs out of service, and no protocol here needs it.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
 from overweave.errors import MachineError
+from overweave.hardware.multicast import BY_TORCH, WITHOUT
 from overweave.memory.cuda.peer_access import agreed_peer_access
 from overweave.memory.group import Group
-
-for _variable, _value in (("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NCCL_NVLS_ENABLE", "0")):
-    os.environ.setdefault(_variable, _value)
-
 
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # without it torch maps no memory between ranks of one GPU
 SMS_FOR_COPIES = 8
@@ -32,6 +31,46 @@ def sms_for_copies() -> int:
     return SMS_FOR_COPIES if os.environ.get(OVERLAPPING) == "1" else 0
 
 
+class _Unicast:
+    """Whether torch's rendezvous makes multicast objects: not while a rendezvous of ours is under way on any thread.
+
+    SOURCE: torch asks the environment at each rendezvous, and nothing else (`device_has_multicast_support` in
+    CUDASymmetricMemoryUtils.cpp, 2.9 to 2.15), and makes one only where every rank of the group may. No lock is held
+    meanwhile: threads may meet the peers of several groups in any order.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._before: str | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if not self._under_way:
+                self._before = os.environ.get(BY_TORCH)
+                self._set(WITHOUT[BY_TORCH])
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._set(self._before)
+
+    @staticmethod
+    def _set(value: str | None) -> None:
+        """What is said already is not said again: C code of other threads may be reading."""
+        if value is None:
+            os.environ.pop(BY_TORCH, None)
+        elif os.environ.get(BY_TORCH) != value:
+            os.environ[BY_TORCH] = value
+
+
+_unicast = _Unicast()
+
+
 class CudaHeap:
     """`size_bytes` zeroed bytes on the GPU of every rank of a group. Collective: all ranks allocate in one order.
 
@@ -41,7 +80,8 @@ class CudaHeap:
     def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
         try:
             self.tensor = symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device)
-            self._handle = symmetric_memory.rendezvous(self.tensor, group.process_group)
+            with _unicast():
+                self._handle = symmetric_memory.rendezvous(self.tensor, group.process_group)
         except RuntimeError as error:
             raise MachineError(
                 f"symmetric memory of {size_bytes} bytes for group {group.name}",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 from msgspec.structs import replace
 
-from overweave.errors import InputError, OverweaveError, ScheduleError
+from overweave.errors import InputError, KernelUnavailable, OverweaveError, ScheduleError
 from overweave.ir.epilogue import Z
 from overweave.ir.plan import X_REST, Plan
 from overweave.ir.problem import Problem
@@ -23,11 +25,12 @@ from overweave.ops.call.side_by_side import takes_parts, whole
 from overweave.ops.call.torch_symm_mem import bind_by_torch
 from overweave.runtime.backends import load
 from overweave.runtime.host.host import run_on_host
+from overweave.runtime.library.run import LibraryRun, is_of_library
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.outside import OUTSIDE
 from overweave.tuner.model.choice import Choice, chosen
 from overweave.tuner.model.choose import choose
-from overweave.tuner.space.space import Candidate, obstacle
+from overweave.tuner.space.space import Candidate, library_path, obstacle
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.agreement import agreed_knowledge
 
@@ -45,14 +48,33 @@ def prepare(
 
     caller: the group, and the names of the tensors that are differentiated, in which ranks agree: they will compute
     gradients together. counts: those of the call, on which ranks agree as well.
+    A plan that nobody asked for, and whose kernel cannot be made here, is replaced by the library path, with a warning.
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
-    group, gradients = caller
+    group, _ = caller
     Board.of(group).asked += 1
     target = target_of(tensors["x"].device, group)
     known = agreed_knowledge(group, target, problem.operator) if plan is None else None
     try:
         choice = choose(problem, target, known) if plan is None else _asked(problem, target, plan)
+    except (InputError, ScheduleError) as error:
+        raise refuse(group, error) from None
+    try:
+        return _prepared(key, problem, caller, tensors, choice, counts)
+    except KernelUnavailable as error:
+        library = chosen(problem, target, library_path(problem.operator), ("rule", f"{error.asked}: {error.found}"))
+        if plan is not None or choice.plan == library.plan:
+            raise
+        warnings.warn(f"overweave: {error} Until then {problem.operator} takes the library path", stacklevel=4)
+    return _prepared(key, problem, caller, tensors, library, counts)
+
+
+def _prepared(
+    key: Key, problem: Problem, caller: tuple[Group, str], tensors: Tensors, choice: Choice, counts: RowCounts | None
+) -> Prepared:
+    """The call by a plan that was chosen for it: proven, agreed on, bound, and kept by the group."""
+    group, gradients = caller
+    try:
         built = None if choice.plan in OUTSIDE else _proven(choice, problem, group.rank)
     except (InputError, ScheduleError) as error:
         raise refuse(group, error) from None
@@ -165,7 +187,7 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None
 
 def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound]:
     """A tensor of this rank that kernels cannot address is copied: peers, whose tensors are others, must not notice."""
-    run: Bound = load("gpu launch")(plan, group, aligned(tensors))
+    run: Bound = (LibraryRun if is_of_library(plan) else load("gpu launch"))(plan, group, aligned(tensors))
     if all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values()):
         return run, run
 

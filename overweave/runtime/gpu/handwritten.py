@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from overweave.compat.triton_names import COMPILE_OPTIONS
 from overweave.lang.arguments import folded
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.workspace import Workspace
@@ -15,6 +16,7 @@ from overweave.memory.group import Group
 from overweave.memory.layout import SlotLayout
 from overweave.runtime.gpu.call_frame import CallFrame
 from overweave.runtime.gpu.launcher import Launch as KernelLaunch
+from overweave.runtime.gpu.launcher import compiled_for
 from overweave.runtime.gpu.waits import Enqueue, waiting
 from overweave.runtime.handwritten import (
     MAIN,
@@ -68,7 +70,7 @@ class HandwrittenRun(CallFrame):
             key = (id(action.kernel), _specialised((*arguments, *options.items())))
             if key not in self._known:
                 torch.cuda.synchronize(self._workspace.device)
-                action.kernel.warmup(*arguments, grid=action.grid, **options)._init_handles()
+                compiled_for(action.kernel, arguments, action.grid, options)
                 self._known.add(key)
 
 
@@ -90,7 +92,7 @@ class _BoundProgram:
         if isinstance(action, Launch):
             arguments, options = self.arguments.of(action)
             with torch.cuda.stream(stream):
-                action.kernel[action.grid](*arguments, **options)
+                action.kernel[action.grid](*arguments, **(COMPILE_OPTIONS | options))
         elif isinstance(action, Raise):
             address = self._heap.addresses[action.rank] + self._layout.signal_offset(action.channel, action.counter)
             driver.write_value(stream.cuda_stream, address, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from overweave.ir.launch.order import launch_order
 from overweave.ir.launch.streams import most_sms, queues_beside
-from overweave.ir.plan import LIBRARY, Plan
+from overweave.ir.plan import Plan
 from overweave.ir.schedule import ECHOES
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import Group
@@ -17,7 +17,7 @@ from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.packed import PackedPlan
 from overweave.runtime.gpu.replays import may_replay
 from overweave.runtime.kernel_calls.bind import Tensors
-from overweave.runtime.library.run import LibraryRun
+from overweave.runtime.library.run import LibraryRun, is_of_library
 
 
 def sides_of(plan: Plan, rank: int) -> list[str]:
@@ -43,8 +43,7 @@ def bind(plan: Plan, group: Group, example: Tensors) -> PlanRun[Any] | LibraryRu
 
     Collective if the plan is the first that needs the group's workspace, or makes it grow.
     """
-    is_library = all(assignment.engine == LIBRARY for assignment in plan.realization.engines)
-    if is_library and not plan.schedule.pads and not queues_beside(plan):
+    if is_of_library(plan):
         return LibraryRun(plan, group, example)
     workspace = Workspace.of(group, example["w"].device)
     if plan.schedule.reuse == ECHOES:

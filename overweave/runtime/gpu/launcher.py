@@ -3,28 +3,24 @@
 A `Launch` never compiles after it is made. Tensors that stay the same from call to call are bound as plain addresses;
 what moves is bound through a `Moving` (kernel_calls/call.py), which descriptors and arguments read at each launch.
 
-A launch through Triton's public face encodes every tensor descriptor anew, which is most of its host time. Here, in the
-one place that knows the insides of Triton's launcher, a descriptor is encoded again only when its tensor has moved.
-Where a Triton version has other insides than those of 3.6, the public face is used: slower, never wrong.
+A launch through Triton's public face encodes every tensor descriptor anew, which is most of its host time. Here a
+descriptor is encoded again only when its tensor has moved, and Triton's C launcher is called (compat/triton_names.py).
+Where a Triton has other insides than those that are known, the public face is used: slower, never wrong.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from triton.backends.nvidia.compiler import CUDAOptions
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from overweave.compat.triton_names import COMPILE_OPTIONS, VERSIONS_CURE, CUDAOptions, encoded, quick_launch
+from overweave.errors import KernelUnavailable
 from overweave.runtime.kernel_calls.call import EARLY, KernelCall
 
-try:
-    from triton.backends.nvidia.driver import make_tensordesc_arg
-except ImportError:
-    make_tensordesc_arg = None
-
+MOST_SAID = 400  # characters of a compiler's words
 MOST_ENCODED = 64  # tensor maps of 128 bytes that a descriptor keeps
 
 
@@ -36,9 +32,23 @@ class Launch:
 
     def __init__(self, call: KernelCall, most: int | None = None) -> None:
         self.programs = call.programs if most is None else max(1, min(call.programs, most))
-        self.compiled = call.kernel.warmup(*call.arguments, grid=(self.programs,), **call.options)
-        self.compiled._init_handles()
-        self.start: Callable[[int], None] = PackedLaunch(self.compiled, self.programs, call.arguments)
+        self.compiled = compiled_for(call.kernel, call.arguments, (self.programs,), call.options)
+        start = PackedLaunch(self.compiled, self.programs, call.arguments)
+        self.start: Callable[[int], None] = start
+        self.is_quick = start.is_quick
+
+
+def compiled_for(kernel: Any, arguments: Any, grid: tuple[int, ...], options: dict[str, Any]) -> Any:
+    """A kernel compiled for these arguments, and loaded. Raises KernelUnavailable if Triton or the GPU refuses it."""
+    try:
+        compiled = kernel.warmup(*arguments, grid=grid, **(COMPILE_OPTIONS | options))
+        compiled._init_handles()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a compiler, an assembler or a driver that another machine has: of any type
+        found = f"{type(error).__name__}: {error}".strip()[:MOST_SAID]
+        raise KernelUnavailable(f"compile {getattr(kernel, '__name__', kernel)}", found, VERSIONS_CURE) from error
+    return compiled
 
 
 def fixed(argument: Any) -> Any:
@@ -65,30 +75,37 @@ class PackedLaunch:
     def __init__(self, compiled: Any, programs: int, arguments: list[Any]) -> None:
         self._compiled, self._programs, self._kept_alive = compiled, programs, arguments
         self._arguments = [fixed(one) for one in arguments]
-        self._raw = _raw_launcher(compiled)
-        self._depends = bool(getattr(compiled.metadata, "launch_pdl", False))
+        self._quick = quick_launch(compiled)
         self._moving: list[tuple[int, Any, Any]] = []
         self._packed: list[Any] = []
         self._seen: list[int] = []
-        if self._raw is not None:
+        if self._quick is not None:
             self._pack()
+            self._start, self._head = self._quick.launch, self._quick.head
+            self._tail: list[Any] = self._packed if self._quick.is_flat else [self._packed]
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it calls Triton's C launcher, rather than the wrapper that encodes all descriptors anew."""
+        return self._quick is not None
 
     def __call__(self, stream: int) -> None:
         """Launches on a stream."""
-        compiled, programs = self._compiled, self._programs
-        function, metadata = compiled.function, compiled.packed_metadata
-        if self._raw is None:
-            compiled.run(programs, 1, 1, stream, function, metadata, None, None, None, *self._arguments)
+        if self._quick is None:
+            self._launch_wrapped(stream)
             return
         packed = self._packed
         for index, (place, source, encode) in enumerate(self._moving):
             if source.address != self._seen[index]:
                 self._seen[index] = source.address
                 packed[place] = encode()
-        # stream, function, cooperative, dependent launch, two scratch buffers, metadata, hooks
-        self._raw(
-            programs, 1, 1, stream, function, False, self._depends, None, None, metadata, None, None, None, *packed
-        )
+        self._start(self._programs, 1, 1, stream, *self._head, *self._tail)
+
+    def _launch_wrapped(self, stream: int) -> None:
+        """By Triton's own wrapper: grid, stream, function, metadata, launch metadata, two hooks, arguments."""
+        compiled = self._compiled
+        function, metadata = compiled.function, compiled.packed_metadata
+        compiled.run(self._programs, 1, 1, stream, function, metadata, None, None, None, *self._arguments)
 
     def _pack(self) -> None:
         """Expands descriptors as the launcher wants them and notes where addresses may change."""
@@ -97,7 +114,7 @@ class PackedLaunch:
             place = len(self._packed)
             if hasattr(argument, "block_shape"):
                 encode = _Encoder(argument, next(described))
-                self._packed += make_tensordesc_arg(argument, encode.metadata)
+                self._packed += encoded(argument, encode.metadata)
                 if hasattr(argument.base, "address"):
                     self._watch(place, argument.base, encode)
             elif isinstance(argument, tuple):
@@ -137,23 +154,9 @@ class _Encoder:
 
     def __call__(self) -> Any:
         address = self._descriptor.base.data_ptr()
-        encoded = self._encoded.get(address)
-        if encoded is None:
+        known = self._encoded.get(address)
+        if known is None:
             if len(self._encoded) >= MOST_ENCODED:
                 self._encoded.clear()
-            encoded = self._encoded[address] = make_tensordesc_arg(self._descriptor, self.metadata)[0]
-        return encoded
-
-
-def _raw_launcher(compiled: Any) -> Callable[..., None] | None:
-    """The C launcher behind the wrapper that encodes descriptors, or None where Triton is built differently."""
-    launch = getattr(compiled.run, "launch", None)
-    if launch is None or make_tensordesc_arg is None:
-        return None
-    if getattr(compiled.run, "global_scratch_size", 1) or getattr(compiled.run, "profile_scratch_size", 1):
-        return None
-    if not inspect.isfunction(launch):
-        return launch  # type: ignore[no-any-return]
-    inner = inspect.getclosurevars(launch).nonlocals.get("launcher")
-    has_metadata = getattr(compiled.metadata, "tensordesc_meta", None)
-    return inner if callable(inner) and has_metadata else None
+            known = self._encoded[address] = encoded(self._descriptor, self.metadata)[0]
+        return known

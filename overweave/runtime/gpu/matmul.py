@@ -17,8 +17,7 @@ from overweave.memory.shares import Shares, share_numbers
 from overweave.runtime.gpu.bound import free_sms
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import Tiles, table_tensor
-from overweave.runtime.kernel_calls.hopper import matmul_call
-from overweave.runtime.kernel_calls.matmul import Operands
+from overweave.runtime.kernel_calls.matmul import Operands, matmul_call
 
 
 class Matmul:

@@ -1,4 +1,4 @@
-"""The call of the tile kernel that a configuration names: the Hopper one, which a GPU alone runs, or the portable."""
+"""The call of the Hopper tile kernel, which a GPU alone runs. Loaded where a plan asks for it (runtime/backends.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from overweave.runtime.kernel_calls.matmul import (
     filled,
     hopper_parts,
     hopper_strip,
-    portable_call,
     subjects,
     traits_of,
 )
@@ -27,10 +26,8 @@ from overweave.runtime.kernel_calls.matmul import (
 GLUON_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
 
 
-def matmul_call(config: MatmulConfig, operands: Operands, tiles: Tiles) -> KernelCall:
-    """The tile kernel that `config` names."""
-    if config.kernel != "hopper":
-        return portable_call(config, operands, tiles)
+def hopper_call(config: MatmulConfig, operands: Operands, tiles: Tiles) -> KernelCall:
+    """The Hopper kernel as `config` says."""
     return KernelCall(matmul_hopper_kernel, _arguments(config, operands, tiles), {"num_warps": 4}, tiles.queue.tiles)
 
 

@@ -1,4 +1,4 @@
-"""What the tile kernels of a matmul are given, and the call of the portable one."""
+"""What the tile kernels of a matmul are given, and their calls."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
 from overweave.kernels.arguments import AtPeers, Ends, Products, Traits
 from overweave.kernels.matmul import matmul_kernel
 from overweave.memory.shares import Shares
+from overweave.runtime.backends import load
 from overweave.runtime.kernel_calls.call import KernelCall, Matrix, Tiles, descriptor
 from overweave.runtime.kernel_calls.peers import Peers
 
@@ -100,6 +101,13 @@ def a_sides(operands: Operands, describe: Callable[[Matrix], Any]) -> tuple[Any,
     """Descriptors of both places of `a`; a side that is not read stands for the other."""
     sides = [None if one is None else describe(one) for one in (operands.a_shard, operands.a_workspace)]
     return sides[0] or sides[1], sides[1] or sides[0]
+
+
+def matmul_call(config: MatmulConfig, operands: Operands, tiles: Tiles) -> KernelCall:
+    """The call of the tile kernel that `config` names. Raises KernelUnavailable where that cannot be loaded."""
+    if config.kernel != "hopper":
+        return portable_call(config, operands, tiles)
+    return load("hopper kernel")(config, operands, tiles)  # type: ignore[no-any-return]
 
 
 def portable_call(config: MatmulConfig, operands: Operands, tiles: Tiles) -> KernelCall:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.errors import InputError
+from overweave.errors import InputError, MachineError
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
@@ -45,8 +45,6 @@ from overweave.tuner.space.target import target_of
 from overweave.tuner.store.agreement import agreed_knowledge
 from overweave.tuner.store.cache import version_of
 
-# Multicast can put shared GPUs out of service; no comparison may use it.
-NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 # Torch maps memory between ranks of one GPU if told to; and what they copy there shares no queue with their kernels.
 SHARED_GPU = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 TIMEOUT = timedelta(seconds=120)
@@ -112,14 +110,16 @@ class Run(Struct, frozen=True, kw_only=True):
 def joined_world(device: str) -> Iterator[Group]:
     """This process as a rank of the world that torchrun's variables describe. Raises InputError without them.
 
-    More ranks than GPUs share them, with gloo as the library: NCCL has no two ranks on a GPU.
+    More ranks than GPUs share them, with gloo as the library: NCCL has no two ranks on a GPU. Raises MachineError where
+    the environment does not let them.
     """
     if "RANK" not in os.environ:
         raise InputError("join the world", "RANK is not set", "Start under torchrun")
-    os.environ.update(NO_MULTICAST)
     if device == "cuda":
         is_shared = int(os.environ["LOCAL_WORLD_SIZE"]) > device_count()
-        os.environ.update(SHARED_GPU if is_shared else {})
+        if is_shared and not SHARED_GPU.items() <= os.environ.items():
+            cure = f"Start without torchrun, or set {' '.join(f'{name}={value}' for name, value in SHARED_GPU.items())}"
+            raise MachineError("join the world", f"more ranks than GPUs, which are {device_count()}", cure)
         own = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % device_count())
         torch.cuda.set_device(own)
         if is_shared:
@@ -164,6 +164,11 @@ def own_device(kind: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
 
 
+def _devices(kind: str) -> tuple[torch.device, ...]:
+    """All of this machine."""
+    return tuple(torch.device(kind, index) for index in range(device_count() if kind == "cuda" else 1))
+
+
 def begun(request: Request, group: Group) -> Run:
     """The run before its first case: where, when and with what."""
     return Run(
@@ -174,7 +179,7 @@ def begun(request: Request, group: Group) -> Run:
         effort=request.effort,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={package: version_of(package) for package in PACKAGES},
-        devices=tuple(map(torch.cuda.get_device_name, range(device_count()))) if request.device == "cuda" else ("cpu",),
+        devices=tuple(target_of(device).device(group.world_size) for device in _devices(request.device)),
         cases=(),
     )
 

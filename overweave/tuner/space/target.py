@@ -6,6 +6,8 @@ import torch
 from msgspec import Struct
 
 from overweave.hardware.machine import Machine
+from overweave.hardware.multicast import nccl_uses_it
+from overweave.memory.cuda.multicast import has_multicast
 from overweave.memory.cuda.peer_access import agreed_peer_access, has_peer_access
 from overweave.memory.group import Group
 from overweave.schedules.methods.record import Method
@@ -13,7 +15,7 @@ from overweave.schedules.methods.record import Method
 
 class Target(Struct, frozen=True):
     """What a plan will run on. is_hopper: sm_90. name: the GPU's, as its driver tells it; of no meaning on a CPU.
-    peer_access: as of a Machine.
+    peer_access: as of a Machine. has_multicast: NVLink multicast, which NCCL uses unless it is told not to.
     """
 
     kind: str
@@ -21,11 +23,13 @@ class Target(Struct, frozen=True):
     is_hopper: bool = True
     name: str = "NVIDIA H200"
     peer_access: bool = True
+    has_multicast: bool = False
 
-    @property
-    def device(self) -> str:
-        """What a measurement was made on."""
-        return self.name if self.kind == "cuda" else self.kind
+    def device(self, world_size: int) -> str:
+        """What a measurement of so many ranks is made on. NCCL by NVLink multicast is another machine's."""
+        if self.kind != "cuda":
+            return self.kind
+        return f"{self.name}, NVLink multicast" if self.has_multicast and nccl_uses_it(world_size) else self.name
 
 
 def target_of(device: torch.device, group: Group | None = None) -> Target:
@@ -36,7 +40,7 @@ def target_of(device: torch.device, group: Group | None = None) -> Target:
     properties = torch.cuda.get_device_properties(device)
     sms, is_hopper = properties.multi_processor_count, properties.major == 9
     reaches = has_peer_access(device) if group is None else agreed_peer_access(group, device)
-    return Target("cuda", sms, is_hopper, properties.name, reaches)
+    return Target("cuda", sms, is_hopper, properties.name, reaches, has_multicast(device))
 
 
 def target_on(machine: Machine) -> Target:

@@ -34,7 +34,7 @@ def fingerprint(target: Target, world_size: int) -> Fingerprint:
     """Of this process's software, for measurements of `world_size` ranks on a target."""
     on_gpu = target.kind == "cuda"
     return Fingerprint(
-        device=target.device,
+        device=target.device(world_size),
         world_size=world_size,
         driver=_driver() if on_gpu else "none",
         torch=str(torch.__version__),
@@ -50,7 +50,7 @@ def knowledge(target: Target, world_size: int, operator: str | None = None) -> K
     """
     own = fingerprint(target, world_size)
     table = load(path_of(own), own, operator)
-    return Knowledge(table or Table(fingerprint=own), shipped(target.device, world_size, operator))
+    return Knowledge(table or Table(fingerprint=own), shipped(target.device(world_size), world_size, operator))
 
 
 def keep(entries: tuple[Entry, ...], own: Fingerprint) -> Path:

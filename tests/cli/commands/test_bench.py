@@ -22,6 +22,7 @@ from benchmarks import results_page, teach
 from campaigns.choices import acceptance, sim_accuracy
 from overweave.cli.commands import bench
 from overweave.cli.main import app
+from overweave.hardware import multicast
 from overweave.tuner.measure.bench import Request, Run
 from tests import forked
 from tests.source_tree import ROOT
@@ -183,6 +184,21 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
     assert report["command"] == shlex.join(["overweave", *asked])
     assert (report["middle"], [len(run["cases"]) for run in report["runs"]]) == (0, [2, 1])
     assert report["spread"]["overweave"]["time_us"]["largest"] == 4.0  # of the whole run alone
+
+
+@pytest.mark.parametrize(("options", "variables"), [([], {}), (["--no-multicast"], dict(multicast.WITHOUT))])
+def test_ranks_are_told_to_go_without_multicast(monkeypatch: pytest.MonkeyPatch, shapes, options, variables):
+    seen = []
+
+    def start_ranks(words: list[str], world_size: int, given: dict[str, str]) -> None:
+        seen.append(given)
+        raise typer.Exit(7)
+
+    monkeypatch.setattr(bench, "start_ranks", start_ranks)
+    monkeypatch.delenv("RANK", raising=False)
+    asked = ["bench", "all_gather_matmul", f"--shapes={shapes}", "--world=2", "--device=cpu", *options]
+    assert CliRunner().invoke(app, asked).exit_code == 7
+    assert seen == [{bench.TURN: "1", **variables}]
 
 
 @pytest.mark.nightly

@@ -52,7 +52,7 @@ def test_an_interrupted_calibration_leaves_no_file(tmp_path: Path, monkeypatch):
         (("mine.txt",), 2, "a machine file ends in .json"),
         (("mine.json", "--links", "abacus"), 2, "abacus"),
         (("/no/such/folder/mine.json",), 2, "write"),
-        (("mine.json",), 1, "0 GPUs for 1 ranks"),
+        (("mine.json",), 1, "was built without CUDA"),
     ],
 )
 def test_what_it_refuses(words: tuple[str, ...], code: int, reason: str, tmp_path: Path, monkeypatch):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -11,6 +12,9 @@ from typer.testing import CliRunner
 import overweave
 from overweave.cli.commands import doctor
 from overweave.cli.main import app
+from overweave.cli.ranks import how_many
+from overweave.errors import KernelUnavailable, MachineError
+from overweave.hardware.multicast import WITHOUT
 from overweave.runtime import diagnosis
 from overweave.runtime.diagnosis import CHECKS, Check, Finding
 
@@ -74,7 +78,12 @@ def test_checks_for_gpus_are_not_asked_without_one(monkeypatch):
 
 @pytest.mark.parametrize(
     ("what", "version", "status"),
-    [("2.13.0+cpu", "2.13.0+cpu", "ok"), ("older", "2.9.1", "failed"), ("untested", "2.12.0+cu130", "note")],
+    [
+        ("2.13.0+cpu", "2.13.0+cpu", "ok"),
+        ("older", "2.9.1", "failed"),
+        ("roof", "2.15.0+cu132", "ok"),
+        ("newer", "2.16.0+cu132", "note"),
+    ],
 )
 def test_versions_of_torch(what, version, status, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
@@ -91,6 +100,82 @@ def test_triton_with_a_numpy_that_breaks_its_interpreter(monkeypatch):
     assert diagnosis._triton().status == "ok"
     monkeypatch.setattr(diagnosis, "installed", lambda package: "")
     assert diagnosis._triton().status == "note"
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "said"), [("3.9.0", "ok", "3.9.0"), ("3.5.1", "note", "older"), ("3.10.0", "note", "newer")]
+)
+def test_versions_of_triton(version, status, said, monkeypatch):
+    monkeypatch.setattr(diagnosis, "installed", {"triton": version, "numpy": "2.3.5"}.get)
+    finding = diagnosis._triton()
+    assert finding.status == status
+    assert said in finding.found
+
+
+def test_a_triton_that_hides_another(monkeypatch, tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name / "triton").mkdir(parents=True)
+        (tmp_path / name / "triton" / "__init__.py").touch()
+    monkeypatch.setattr(diagnosis, "installed", {"triton": "3.9.0", "numpy": "2.3.5"}.get)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "one"), str(tmp_path / "other")])
+    finding = diagnosis._triton()
+    assert finding.status == "note"
+    assert f"of {tmp_path / 'one'}, which hides another in {tmp_path / 'other'}" in finding.found
+
+
+def test_kernels_that_cannot_be_made_and_launches_by_the_wrapper(monkeypatch):
+    def check(device):
+        if isinstance(answers[-1], Exception):
+            raise answers[-1]
+        return answers[-1]
+
+    answers = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(diagnosis, "load", lambda name: check)
+    for answer, status, said in (
+        (True, "ok", "loaded"),
+        (False, "note", "Triton's own wrapper"),
+        (KernelUnavailable("compile tell_kernel", "PermissionError: ptxas", "Use another Triton"), "failed", "ptxas"),
+    ):
+        answers.append(answer)
+        finding = diagnosis._kernels()
+        assert (finding.status, said in finding.found) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "found", "cure"),
+    [(None, "was built without CUDA", "CUDA build"), ("13.0", "for CUDA 13.0 sees no GPU", "CUDA_VISIBLE_DEVICES")],
+)
+def test_a_torch_that_sees_no_gpu_beside_a_driver(monkeypatch, cuda: str | None, found: str, cure: str):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    finding = diagnosis._gpus()
+    assert (finding.status, found in finding.found, cure in finding.cure) == ("failed", True, True)
+    with pytest.raises(MachineError, match=found):
+        how_many("cuda", 2)
+
+
+@pytest.mark.parametrize(
+    ("has", "told", "status", "says"),
+    [
+        (False, {}, "ok", "no GPU here has it"),
+        (True, WITHOUT, "ok", "off: NCCL_NVLS_ENABLE=0"),
+        (True, {}, "note", "NCCL uses it in groups of 3 and more"),
+        (True, {"NCCL_NVLS_ENABLE": "0"}, "note", "NVSHMEM_DISABLE_NVLS not set"),
+    ],
+)
+def test_what_is_said_of_multicast(monkeypatch, has: bool, told: dict[str, str], status: str, says: str):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(diagnosis, "has_multicast", lambda device: has)
+    for name in WITHOUT:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    finding = diagnosis._multicast()
+    assert finding.status == status
+    assert says in finding.found
+    assert all(name in finding.found for name in WITHOUT)
 
 
 def test_what_compiles_annotated_kernels_may_be_missing(monkeypatch):

@@ -1,0 +1,100 @@
+"""The gradient of a gathered tensor that matmuls read: a sum over ranks that is scattered, if nobody reads it before.
+
+Autograd adds the gradients that meet at a tensor. Of two sums over ranks that makes one, so that query, key and value
+end in one sum of matmuls. A hook, or any other function of the gradient, gets the whole sum, which every rank then
+computes: one `linear_all_reduce`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from overweave.adapters.parallel.deferred import Deferred
+from overweave.adapters.rows import Gather
+from overweave.functional import linear_all_reduce, linear_reduce_scatter
+
+Product = tuple[torch.Tensor, torch.Tensor]  # the gradient of a result `[.., S, .., n]`, and the weight `[n, k]`
+Like = tuple[torch.Size, torch.dtype, torch.device]
+_ADD = torch.ops.aten.add.Tensor
+
+
+class Summing(Deferred):
+    """all_reduce(sum of dy @ weight over products) + plain, not summed yet."""
+
+    _gather: Gather
+    _products: tuple[Product, ...]
+    _plain: torch.Tensor | None  # of readers that are no matmuls of ours: whole on every rank
+    _whole: torch.Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls, like: Like, gather: Gather, products: tuple[Product, ...], plain: torch.Tensor | None = None
+    ) -> Summing:
+        """like: shape, dtype and device of the gathered tensor."""
+        made: Summing = torch.Tensor._make_wrapper_subclass(cls, like[0], dtype=like[1], device=like[2])
+        made._gather, made._products, made._plain, made._whole = gather, products, plain, None
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is _ADD and not kwargs and len(args) == 2:
+            added = _added(*args)
+            if added is not None:
+                return added
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether nobody has its values, which may have been changed."""
+        return self._whole is None
+
+    def computed(self, reader: str) -> torch.Tensor:
+        """The whole sum, the same on every rank."""
+        if self._whole is None:
+            parts = [linear_all_reduce(*factors, group=self._gather.group) for factors in self._factors()]
+            self._whole = _total(parts, self.dtype, self._plain)
+        return self._whole
+
+    def scattered(self) -> torch.Tensor:
+        """This rank's rows of the sum."""
+        dim, group = self._gather.dim, self._gather.group
+        parts = [linear_reduce_scatter(*factors, group=group, dim=dim) for factors in self._factors()]
+        return _total(parts, self.dtype, None if self._plain is None else self._gather.own(self._plain))
+
+    def _factors(self) -> list[tuple[Any, Any]]:
+        """Of one sum for each dtype: there are two where autocast was on for some matmuls."""
+        found: dict[torch.dtype, list[Product]] = defaultdict(list)
+        for dy, weight in self._products:
+            found[dy.dtype].append((dy, weight.t()))
+        return [([dy for dy, _ in pairs], [weight for _, weight in pairs]) for pairs in found.values()]
+
+
+def _added(one: Any, other: Any) -> Summing | None:
+    """The sum of two gradients of one tensor, if that needs no values."""
+    if not isinstance(one, Summing):
+        one, other = other, one
+    if not one.is_unread or not isinstance(other, torch.Tensor):
+        return None
+    like: Like = one.shape, one.dtype, one.device
+    if (other.shape, other.dtype, other.device) != like:
+        return None
+    products, plain = one._products, other
+    if isinstance(other, Summing):
+        if not other.is_unread or other._gather != one._gather:
+            return None
+        products, plain = products + other._products, other._plain  # type: ignore[assignment]
+    if plain is None or one._plain is None:
+        plain = one._plain if plain is None else plain  # type: ignore[assignment]
+    else:
+        plain = one._plain + plain
+    return Summing(like, one._gather, products, plain)
+
+
+def _total(parts: list[torch.Tensor], dtype: torch.dtype, plain: torch.Tensor | None) -> torch.Tensor:
+    total = parts[0].to(dtype)
+    for part in parts[1:]:
+        total = total + part.to(dtype)
+    return total if plain is None else total + plain

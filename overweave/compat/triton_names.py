@@ -1,0 +1,139 @@
+"""Triton's private names and those that move, from 3.6 to 3.9: the one place that knows them.
+
+`from overweave.compat.triton_names import load_tile` finds the name that the Triton at hand has. Nothing else in the
+library names what is private to Triton, or asks for its version.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache, reduce
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import triton
+
+from overweave.compat import standing, tested
+from overweave.errors import KernelUnavailable
+
+VERSIONS_CURE = f"Use a Triton from {tested('triton')}"
+_HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
+_GLUON = "triton.experimental.gluon.language"
+
+
+class Home(NamedTuple):
+    """Where a name stands in some versions."""
+
+    versions: str
+    module: str
+    path: str
+
+
+# The first home that the Triton at hand has is taken.
+NAMES: dict[str, tuple[Home, ...]] = {
+    "load_tile": (
+        Home("3.8 on", _HOPPER, "tma.async_load"),
+        Home("3.6, 3.7", _HOPPER, "tma.async_copy_global_to_shared"),
+    ),
+    "store_tile": (
+        Home("3.8 on", _HOPPER, "tma.async_store"),
+        Home("3.6, 3.7", _HOPPER, "tma.async_copy_shared_to_global"),
+    ),
+    "wait_for_stores_read": (Home("3.6 on", _HOPPER, "tma.store_wait"),),
+    "block_barrier": (Home("3.7 on", _GLUON, "barrier"), Home("3.6", _GLUON, "thread_barrier")),
+    "reinterpret": (
+        Home("3.9 on", _GLUON, "shared_memory_descriptor.reinterpret"),
+        Home("3.6 to 3.8", _GLUON, "shared_memory_descriptor._reinterpret"),
+    ),
+    "encode_tensor_map": (Home("3.6 on", "triton.backends.nvidia.driver", "make_tensordesc_arg"),),
+    "CUDAOptions": (Home("3.6 on", "triton.backends.nvidia.compiler", "CUDAOptions"),),
+    "GPUTarget": (Home("3.6 on", "triton.backends.compiler", "GPUTarget"),),
+    "ASTSource": (Home("3.6 on", "triton.compiler", "ASTSource"),),
+    "GluonASTSource": (Home("3.6 on", "triton.experimental.gluon._runtime", "GluonASTSource"),),
+    "bind_arguments": (Home("3.6 on", "triton.runtime.jit", "create_function_from_signature"),),
+    "make_backend": (Home("3.6 on", "triton.compiler", "make_backend"),),
+    "JITFunction": (Home("3.6 on", "triton.runtime", "JITFunction"),),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The name that this Triton has. Raises KernelUnavailable where it has none of those that are known."""
+    if name not in NAMES:
+        raise AttributeError(name)
+    found = globals()[name] = _first_found(name)
+    return found
+
+
+def _first_found(name: str) -> Any:
+    for home in NAMES[name]:
+        try:
+            return reduce(getattr, home.path.split("."), import_module(home.module))
+        except (ImportError, AttributeError):
+            continue
+    homes = ", ".join(f"{home.module}.{home.path} ({home.versions})" for home in NAMES[name])
+    raise KernelUnavailable(f"use Triton's {name}", f"Triton {triton.__version__} has none of {homes}", VERSIONS_CURE)
+
+
+# Of every compilation. Up to 3.8 that is what is done where nobody says, 3.9 warns, and 3.10 will do the other: bits
+# must not depend on the version.
+COMPILE_OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}
+
+
+def is_tested() -> bool:
+    """Whether the Triton at hand is one that overweave is tested with."""
+    return standing("triton", triton.__version__) == "tested"
+
+
+class QuickLaunch(NamedTuple):
+    """Triton's C launcher behind the wrapper that encodes descriptors anew at each launch.
+
+    It is called with the grid, the stream, `head`, and the kernel's arguments: one by one if is_flat, else as a list.
+    """
+
+    launch: Callable[..., None]
+    head: tuple[Any, ...]
+    is_flat: bool
+
+
+def quick_launch(compiled: Any) -> QuickLaunch | None:
+    """How to start a compiled kernel past Triton's wrapper, or None where this Triton is built in another way."""
+    run, has_maps = compiled.run, bool(getattr(compiled.metadata, "tensordesc_meta", None))
+    launch = _c_launcher(getattr(run, "launch", None), has_maps)
+    scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
+    if launch is None or scratch or not _encodes_maps() or getattr(run, "gsan_enabled", False):
+        return None
+    depends = bool(getattr(compiled.metadata, "launch_pdl", False))
+    first = (compiled.function, False, depends)  # function, cooperative, dependent launch
+    nothing = (None, None, None)
+    if not hasattr(run, "arg_annotations"):  # 3.6: two scratch buffers, metadata, launch metadata, hooks
+        return QuickLaunch(launch, (*first, None, None, compiled.packed_metadata, *nothing), True)
+    # From 3.7 on: metadata, launch metadata, hooks, two scratch buffers, what the arguments are
+    signature = (run.arg_annotations, run.kernel_signature)
+    return QuickLaunch(launch, (*first, compiled.packed_metadata, *nothing, None, None, *signature), False)
+
+
+def _c_launcher(launch: Any, has_maps: bool) -> Callable[..., None] | None:
+    """What Triton's wrapper of descriptors calls; of a kernel without descriptors there is no wrapper."""
+    if not inspect.isfunction(launch):
+        return launch  # type: ignore[no-any-return]
+    inner = inspect.getclosurevars(launch).nonlocals.get("launcher")
+    return inner if callable(inner) and has_maps else None
+
+
+def encoded(descriptor: Any, metadata: Any) -> list[Any]:
+    """What the launcher takes for a descriptor: its tensor map, its shape and its strides."""
+    encode = __getattr__("encode_tensor_map")
+    return encode(descriptor, metadata, *(None,) * (_parameters(encode) - 2))  # type: ignore[no-any-return]
+
+
+def _encodes_maps() -> bool:
+    try:
+        return 2 <= _parameters(__getattr__("encode_tensor_map")) <= 3  # 3.8 added what AMD's back end needs
+    except KernelUnavailable:
+        return False
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> int:
+    return len(inspect.signature(function).parameters)

@@ -1,0 +1,29 @@
+"""What autocast makes of the factors of a matmul, as differentiable operations before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import overload
+
+import torch
+
+_CAST = (torch.bfloat16, torch.float16, torch.float32)  # neither fp64 nor fp8
+is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device: the quick question
+
+
+def autocast_dtype(factor: torch.Tensor) -> torch.dtype | None:
+    """The dtype in which `torch.nn.functional.linear` reads a factor where autocast is on; None: in its own."""
+    device = factor.device.type
+    if factor.dtype not in _CAST or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+@overload
+def cast(factor: torch.Tensor) -> torch.Tensor: ...
+@overload
+def cast(factor: torch.Tensor | None) -> torch.Tensor | None: ...
+def cast(factor: torch.Tensor | None) -> torch.Tensor | None:
+    """A factor as `torch.nn.functional.linear` reads it."""
+    dtype = None if factor is None else autocast_dtype(factor)
+    return factor if factor is None or dtype is None else factor.to(dtype)

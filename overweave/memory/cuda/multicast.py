@@ -1,0 +1,24 @@
+"""Whether the GPUs at hand have NVLink multicast, whoever uses it (hardware/multicast.py)."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+import torch
+
+_SUPPORTED = 132  # SOURCE: CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED of cuda.h
+_DRIVER = "libcuda.so.1"
+
+
+@lru_cache
+def has_multicast(device: torch.device) -> bool:
+    """Whether a GPU can be given multicast objects. Where the driver does not say, no."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+        failed = driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(found), _SUPPORTED, index)
+    except (OSError, AttributeError):
+        return False
+    return not failed and bool(found.value)

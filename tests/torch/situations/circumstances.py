@@ -1,0 +1,392 @@
+"""The circumstances of the table: what programs do around, in and to a module between its input and its gradients.
+
+A circumstance is given a `Case`, of the module of one process or of this rank's, and leaves gradients at its parameters
+and its input. What it does to both is the same, so that one function says what is wanted and what is got.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from tests.torch.situations.models import Tied
+
+ROUGH, EXACT = 0.06, 2e-5  # relative to the largest element wanted
+
+
+@dataclass
+class Case:
+    """mesh: of the ranks, in two dimensions, the second of them that of the plan; None: one process."""
+
+    model: Any
+    x: torch.Tensor
+    factors: torch.Tensor  # by which elements of the result are weighed
+    mesh: Any = None
+    is_sequence: bool = True
+    found: dict[str, torch.Tensor] = field(default_factory=dict)  # gradients beside those of parameters and input
+
+    def loss(self, y: torch.Tensor) -> torch.Tensor:
+        return (y.float().tanh() * self.factors).sum()
+
+    def backward(self) -> None:
+        self.loss(self.model(self.x)).backward()
+
+    def weights(self) -> list[nn.Parameter]:
+        return [each for each in self.model.parameters() if each.requires_grad]
+
+
+def plain(case: Case) -> None:
+    case.backward()
+
+
+def between(function: Callable[[torch.Tensor], torch.Tensor], case: Case) -> None:
+    """Something stands between the boundary of the module and its first matmul."""
+    case.model.between = function
+    case.backward()
+
+
+def looked(context: Callable[[], Any], x: torch.Tensor) -> torch.Tensor:
+    with context():
+        x.abs().max()
+    return x
+
+
+def hooked_tensor(x: torch.Tensor) -> torch.Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient * 1.0)
+    return x
+
+
+def doubling_hook(x: torch.Tensor) -> torch.Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient * 2.0)
+    return x
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    x = x * 1.0
+    return x.mul_(0.5)
+
+
+def half_in_place(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[:, :, : x.shape[2] // 2] *= 0.5
+    return x
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 0.5
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 0.5
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    function: Any = Halved
+    return function.apply(x)
+
+
+def changed_itself(x: torch.Tensor) -> torch.Tensor:
+    """In place, where the input is no leaf."""
+    return x.mul_(0.5) if x.grad_fn is not None or not x.requires_grad else x * 0.5
+
+
+def retaining(case: Case) -> None:
+    kept: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        if x.requires_grad:
+            x.retain_grad()
+            kept.append(x)
+        return x
+
+    between(keep, case)
+    assert kept[0].grad is not None
+
+
+def hooked_layers(register: str, hook: Callable[..., None], case: Case) -> None:
+    """On a layer and on the module."""
+    for module in (case.model, getattr(case.model, case.model.columns[0]), getattr(case.model, case.model.rows[0])):
+        getattr(module, register)(hook)
+    case.backward()
+
+
+def hooked_everywhere(case: Case) -> None:
+    handle = nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        case.backward()
+    finally:
+        handle.remove()
+
+
+def within(context: Callable[[], Any], case: Case) -> None:
+    with context():
+        y = case.model(case.x)
+    case.loss(y).backward()
+
+
+def autocast_within(case: Case) -> None:
+    """Autocast is on for the backward pass, too."""
+    with torch.autocast("cpu", torch.bfloat16):
+        case.backward()
+
+
+def autocast_twice(case: Case) -> None:
+    """One call under autocast and one not, in one graph."""
+    with torch.autocast("cpu", torch.bfloat16):
+        one = case.model(case.x)
+    (case.loss(one) + case.loss(case.model(case.x))).backward()
+
+
+def scaled(case: Case) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(case.loss(case.model(case.x))).backward()
+    cut = [[each for each in case.weights() if isinstance(each, DTensor) == is_cut] for is_cut in (True, False)]
+    optimizers = [torch.optim.SGD(weights, lr=0.0) for weights in cut if weights]  # torch unscales DTensors apart
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    assert case.x.grad is not None
+    case.x.grad /= 64.0
+
+
+def weights_first(case: Case) -> None:
+    loss = case.loss(case.model(case.x))
+    weights = case.weights()
+    of_weights = torch.autograd.grad(loss, weights, retain_graph=True)
+    (case.x.grad,) = torch.autograd.grad(loss, case.x)
+    for weight, gradient in zip(weights, of_weights, strict=True):
+        weight.grad = gradient
+
+
+def input_first(case: Case) -> None:
+    loss = case.loss(case.model(case.x))
+    (of_x,) = torch.autograd.grad(loss, case.x, retain_graph=True)
+    loss.backward(inputs=case.weights())
+    case.x.grad = of_x
+
+
+def one_weight_at_a_time(case: Case) -> None:
+    loss = case.loss(case.model(case.x))
+    for each in [case.x, *case.weights()]:
+        (each.grad,) = torch.autograd.grad(loss, each, retain_graph=True)
+
+
+def split(case: Case) -> None:
+    """As pipelines split it: the input's gradient, and later those of weights."""
+    loss = case.loss(case.model(case.x))
+    _, groups = stage_backward_input([loss], None, [case.x], iter(case.model.parameters()))
+    stage_backward_weight(iter(case.model.parameters()), groups)
+
+
+def accumulated(case: Case) -> None:
+    for step in range(3):
+        case.loss(case.model(case.x * (1.0 + step))).backward()
+
+
+def one_forward_one_backward(case: Case) -> None:
+    """Forward passes run ahead of backward passes, as in a pipeline."""
+    losses = [case.loss(case.model(case.x * (1.0 + step))) for step in range(2)]
+    for step in range(2, 5):
+        losses.pop(0).backward()
+        losses.append(case.loss(case.model(case.x * (1.0 + step))))
+    for loss in losses:
+        loss.backward()
+
+
+def checkpointed(use_reentrant: bool, case: Case) -> None:
+    case.loss(checkpoint(case.model, case.x, use_reentrant=use_reentrant)).backward()
+
+
+def checkpointed_twice(case: Case) -> None:
+    """One within another."""
+    inner = partial(checkpoint, case.model, use_reentrant=False)
+    case.loss(checkpoint(inner, case.x, use_reentrant=False)).backward()
+
+
+def selectively(case: Case) -> None:
+    def policy(_: Any, op: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+        keeps = "mm" in str(op) or "matmul" in str(op)
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    case.loss(checkpoint(case.model, case.x, use_reentrant=False, context_fn=contexts)).backward()
+
+
+def checkpointed_layers(use_reentrant: bool, case: Case) -> None:
+    """A segment inside the module, whose input is the module's own."""
+    layer = getattr(case.model, case.model.columns[0])
+    forward = layer.forward
+    layer.forward = lambda x: checkpoint(forward, x, use_reentrant=use_reentrant)
+    case.backward()
+
+
+def frozen(kept: Callable[[str], bool], case: Case) -> None:
+    for name, each in case.model.named_parameters():
+        each.requires_grad_(kept(name))
+    case.backward()
+
+
+def frozen_input(case: Case) -> None:
+    case.x = case.x.detach()
+    case.backward()
+
+
+def twice_backward(case: Case) -> None:
+    loss = case.loss(case.model(case.x))
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def copied(case: Case) -> None:
+    original, case.model = case.model, copy.deepcopy(case.model)
+    with torch.no_grad():
+        for each in original.parameters():
+            each.zero_()  # a copy that computed with the weights of the original would show it
+    case.backward()
+
+
+def used_twice(case: Case) -> None:
+    (case.loss(case.model(case.x)) + case.loss(case.model(case.x * 0.5))).backward()
+
+
+def in_a_row(case: Case) -> None:
+    case.loss(case.model(case.model(case.x))).backward()
+
+
+def sharded(case: Case) -> None:
+    """FSDP2 beside the plan, over the first dimension of the mesh, and over layers apart."""
+    if case.mesh is not None:
+        fully_shard(case.model, mesh=case.mesh["dp"])
+    case.backward()
+
+
+def sharded_layers(case: Case) -> None:
+    if case.mesh is not None:
+        columns = [getattr(case.model, name) for name in case.model.columns]
+        for each in [columns] if isinstance(case.model, Tied) else columns:
+            fully_shard(each, mesh=case.mesh["dp"])
+        fully_shard(case.model, mesh=case.mesh["dp"])
+    case.backward()
+
+
+def as_dtensor(case: Case) -> None:
+    """The input is a DTensor."""
+    if case.mesh is None or not case.is_sequence:
+        return case.backward()
+    whole = DTensor.from_local(case.x, case.mesh["tp"], [Shard(1)], run_check=False)
+    case.loss(case.model(whole)).backward()
+    return None
+
+
+def looks_on(case: Case) -> None:
+    """A gradient that nobody asks for, before one that is."""
+    with torch.no_grad():
+        case.model(case.x)
+    with torch.inference_mode():
+        case.model(case.x)
+    case.backward()
+
+
+class Circumstance(NamedTuple):
+    """run: see above. tolerance: relative. stays_fused: whether every site of a plan is overweave's, as in a plain call.
+    plans_only: of what only a plan knows. two_meshes: the module's boundary and its layers lie on meshes that are equal
+    and not the same. changes_input: the result is a function of what stands between, so sequence ways see it, too."""
+
+    run: Callable[[Case], None]
+    tolerance: float = EXACT
+    stays_fused: bool = False
+    plans_only: bool = False
+    two_meshes: bool = False
+
+
+def _bf16() -> Any:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def _reads(*arguments: Any) -> None:
+    for each in torch.utils._pytree.tree_leaves(arguments):
+        if isinstance(each, torch.Tensor):
+            each.detach().abs().sum()
+
+
+CIRCUMSTANCES: dict[str, Circumstance] = {
+    "plain": Circumstance(plain, stays_fused=True),
+    "a look under no_grad": Circumstance(partial(between, partial(looked, torch.no_grad))),
+    "a look under inference_mode": Circumstance(partial(between, partial(looked, torch.inference_mode))),
+    "a look with gradients": Circumstance(partial(between, partial(looked, nullcontext))),
+    "a look at a copy": Circumstance(partial(between, lambda x: looked(nullcontext, x.detach()) is x or x)),
+    "a scale between": Circumstance(partial(between, lambda x: x * 0.5)),
+    "a change in place between": Circumstance(partial(between, in_place)),
+    "a change of the input in place": Circumstance(partial(between, changed_itself)),
+    "a change of a part between": Circumstance(partial(between, half_in_place)),
+    "a split between": Circumstance(partial(between, lambda x: torch.cat([each * 1.5 for each in x.split(1)]))),
+    "a view between": Circumstance(partial(between, lambda x: x.flatten(0, 1).view(x.shape))),
+    "a function between": Circumstance(partial(between, halved)),
+    "a tensor hook": Circumstance(partial(between, hooked_tensor)),
+    "a tensor hook that changes": Circumstance(partial(between, doubling_hook)),
+    "a retained gradient": Circumstance(retaining),
+    "forward hooks": Circumstance(partial(hooked_layers, "register_forward_hook", lambda *_: None), stays_fused=True),
+    "forward hooks that read": Circumstance(partial(hooked_layers, "register_forward_hook", _reads)),
+    "forward pre-hooks": Circumstance(
+        partial(hooked_layers, "register_forward_pre_hook", lambda *_: None), stays_fused=True
+    ),
+    "full backward hooks": Circumstance(partial(hooked_layers, "register_full_backward_hook", _reads)),
+    "full backward pre-hooks": Circumstance(partial(hooked_layers, "register_full_backward_pre_hook", _reads)),
+    "hooks of all modules": Circumstance(hooked_everywhere),
+    "CommDebugMode": Circumstance(partial(within, CommDebugMode)),
+    "anomaly mode": Circumstance(partial(within, torch.autograd.detect_anomaly)),
+    "saved on the CPU": Circumstance(partial(within, save_on_cpu)),
+    "autocast": Circumstance(partial(within, _bf16), ROUGH, stays_fused=True),
+    "autocast and backward": Circumstance(autocast_within, ROUGH, stays_fused=True),
+    "autocast once": Circumstance(autocast_twice, ROUGH, stays_fused=True),
+    "a look under autocast": Circumstance(
+        lambda case: within(_bf16, _with(case, partial(looked, torch.no_grad))), ROUGH
+    ),
+    "GradScaler": Circumstance(scaled, stays_fused=True),
+    "weights first": Circumstance(weights_first, stays_fused=True),
+    "input first": Circumstance(input_first, stays_fused=True),
+    "one gradient at a time": Circumstance(one_weight_at_a_time, stays_fused=True),
+    "a split backward": Circumstance(split, stays_fused=True),
+    "accumulation": Circumstance(accumulated, stays_fused=True),
+    "one forward, one backward": Circumstance(one_forward_one_backward, stays_fused=True),
+    "checkpoint, reentrant": Circumstance(partial(checkpointed, True), stays_fused=True),
+    "checkpoint": Circumstance(partial(checkpointed, False), stays_fused=True),
+    "checkpoint in a checkpoint": Circumstance(checkpointed_twice, stays_fused=True),
+    "selective checkpoint": Circumstance(selectively),
+    "checkpoint inside, reentrant": Circumstance(partial(checkpointed_layers, True)),
+    "checkpoint inside": Circumstance(partial(checkpointed_layers, False)),
+    "frozen weights": Circumstance(partial(frozen, lambda name: False), stays_fused=True),
+    "frozen but for biases": Circumstance(partial(frozen, lambda name: "bias" in name), stays_fused=True),
+    "frozen but for the last": Circumstance(partial(frozen, lambda name: name[0] in "do"), stays_fused=True),
+    "a frozen input": Circumstance(frozen_input),
+    "backward twice": Circumstance(twice_backward, stays_fused=True),
+    "a deep copy": Circumstance(copied, stays_fused=True),
+    "used twice": Circumstance(used_twice, stays_fused=True),
+    "in a row": Circumstance(in_a_row, stays_fused=True),
+    "no gradient before": Circumstance(looks_on),
+    "FSDP2": Circumstance(sharded, stays_fused=True, plans_only=True),
+    "FSDP2 of layers": Circumstance(sharded_layers, plans_only=True),
+    "a DTensor": Circumstance(as_dtensor, stays_fused=True, plans_only=True),
+    "two meshes": Circumstance(plain, plans_only=True, two_meshes=True),
+}
+
+
+def _with(case: Case, function: Callable[[torch.Tensor], torch.Tensor]) -> Case:
+    case.model.between = function
+    return case

@@ -1,0 +1,125 @@
+"""The cells of the table: a module, a way to cut it, a circumstance; gradients against those of one process.
+
+    python -m tests.torch.situations
+
+runs all of them and prints how many there are, what is wrong, and which fell back to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import overweave as ow
+from overweave.adapters import report
+from tests.ranks import run_ranks
+from tests.torch.situations.circumstances import CIRCUMSTANCES, Case, Circumstance
+from tests.torch.situations.models import MODELS, WIDTH, Situated
+from tests.torch.situations.ways import WAYS, Way, cut_model, whole_gradient
+
+READ_WHOLE = ("router", "normed", "subclassed")  # of which a plan leaves something to torch whatever the circumstance
+RANKS = 2
+
+
+class Cell(NamedTuple):
+    model: str
+    way: str
+    circumstance: str
+
+    def __str__(self) -> str:
+        return " / ".join(self)
+
+
+class Verdict(NamedTuple):
+    """wrong: empty if all is right. left: what was torch's, by site and reason."""
+
+    cell: Cell
+    wrong: str
+    left: tuple[str, ...]
+
+
+def cells(ways: tuple[str, ...] | None = None) -> Iterator[Cell]:
+    for way_name, way in WAYS.items():
+        for model in MODELS:
+            for name, circumstance in CIRCUMSTANCES.items():
+                is_of_plans = way.is_plan or not circumstance.plans_only
+                if way.takes(model) and is_of_plans and (ways is None or way_name in ways):
+                    yield Cell(model, way_name, name)
+
+
+def judged(asked: list[Cell]) -> list[Verdict]:
+    """The verdicts of all ranks, those of the first rank first."""
+    answers = run_ranks(verdicts, RANKS, asked, timeout_s=500.0)
+    return [Verdict(Cell(*cell), wrong, tuple(left)) for rank in answers for cell, wrong, left in rank]
+
+
+def verdicts(asked: list[Cell]) -> list[Verdict]:
+    """For `run_ranks`: of each cell, on this rank."""
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp", "tp"))
+    other = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    is_installed = any(cell.way.startswith("install") for cell in asked)
+    if is_installed:
+        ow.install()
+    try:
+        return [_judged(cell, mesh, other) for cell in asked]
+    finally:
+        if is_installed:
+            ow.uninstall()
+
+
+def _judged(cell: Cell, mesh: Any, other: Any) -> Verdict:
+    way, circumstance = WAYS[cell.way], CIRCUMSTANCES[cell.circumstance]
+    report.SITES.clear()
+    try:
+        wrong = _wrong(cell, (way, circumstance), mesh, other)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the cell has failed, and says so
+        wrong = f"{type(error).__name__}: {error}"[:300]
+    left = tuple(f"{name}: {reason}" for name, site in report.SITES.items() for reason in site.by_torch)
+    if not wrong and way.is_plan and circumstance.stays_fused and left and cell.model not in READ_WHOLE:
+        wrong = f"left to torch: {', '.join(left)}"
+    return Verdict(cell, wrong, left)
+
+
+def _wrong(cell: Cell, how: tuple[Way, Circumstance], mesh: Any, other: Any) -> str:
+    way, circumstance = how
+    tensor_parallel = mesh["tp"]
+    boundary = other if circumstance.two_meshes else tensor_parallel
+    single, model = cut_model(cell.model, way, tensor_parallel, boundary)
+    generator = torch.Generator().manual_seed(3)
+    whole, factors = torch.randn(2, 8, WIDTH, generator=generator), torch.randn(2, 8, WIDTH, generator=generator)
+    own = [each.chunk(dist.get_world_size(), 1)[dist.get_rank()] if way.sequence else each for each in (whole, factors)]
+    wanted = Case(single, whole.clone().requires_grad_(), factors)
+    got = Case(model, own[0].clone().requires_grad_(), own[1], mesh, way.sequence)
+    circumstance.run(wanted)
+    circumstance.run(got)
+    parameters = {name.replace(".inner", ""): each for name, each in got.model.named_parameters()}
+    of_x = wanted.x.grad
+    if of_x is not None and way.sequence:
+        of_x = of_x.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+    found = [_difference("input", got.x.grad, of_x, circumstance.tolerance)]
+    for name, truth in wanted.model.named_parameters():
+        gradient = whole_gradient(parameters[name], truth)
+        if gradient is not None and _is_of_own_rows(name, way, single):
+            dist.all_reduce(gradient := gradient.clone())
+        found.append(_difference(name, gradient, truth.grad, circumstance.tolerance))
+    return "; ".join(each for each in found if each)
+
+
+def _is_of_own_rows(name: str, way: Way, single: Situated) -> bool:
+    """Whether the gradient of a parameter is what this rank's rows of the result give, which the caller sums."""
+    is_last_bias = name in [f"{row}.bias" for row in single.rows]
+    return way.sequence and (name == "router.weight" or (is_last_bias and not way.sums_biases))
+
+
+def _difference(name: str, got: Any, wanted: Any, tolerance: float) -> str:
+    if wanted is None or got is None:
+        return "" if wanted is got else f"{name}: {'no gradient' if got is None else 'a gradient'}"
+    largest = max(wanted.abs().max().item(), 1e-6)
+    off = (got.detach() - wanted).abs().max().item() / largest
+    ratio = (got.norm() / wanted.norm().clamp_min(1e-12)).item()
+    return "" if off <= tolerance else f"{name}: off by {off:.2g}, {ratio:.2f} times as large"
