@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 MOST_NAMED = 3
+NEAR = 0.5  # from which share of equal letters on a name is offered
 
 
 class OverweaveError(Exception):
@@ -100,8 +101,12 @@ def nearest(kind: str, asked: object, known: Iterable[str], listed_by: str) -> s
     names = {each.partition("=")[0]: each for each in known}
     if len(names) <= MOST_NAMED:
         return f"{kind}: {', '.join(names.values()) or 'none'}"
-    near = get_close_matches(str(asked)[:80], names, MOST_NAMED, cutoff=0.0)
-    return f"{kind}, nearest first: {', '.join(names[name] for name in near)}; `{listed_by}` lists all"
+    word = str(asked)[:80]
+    within = [name for name in names if word and (word in name or name in word)]
+    near = [*within, *(name for name in get_close_matches(word, names, MOST_NAMED, NEAR) if name not in within)]
+    if not near:
+        return f"{kind}: `{listed_by}` lists all, and none of them is near"
+    return f"{kind}, nearest first: {', '.join(names[name] for name in near[:MOST_NAMED])}; `{listed_by}` lists all"
 
 
 # What a part of the library needs beside the packages that it always has, and where it comes from.

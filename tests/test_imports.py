@@ -13,8 +13,9 @@ from tests.source_tree import COMPUTED, Import, imports, modules, room
 # Ground to roof. A room may import itself, the rooms named beside it, what those may import, and `errors`.
 ROOMS = {
     "errors": (),
+    "untrusted": (),
     "compat": (),
-    "hardware": (),
+    "hardware": ("untrusted",),
     "ir": ("hardware",),
     "sim": ("ir",),
     "schedules": ("sim",),
@@ -34,6 +35,7 @@ ROOMS = {
 # Beside the standard library. msgspec is the house's data format and numbers nobody's GPU: from `hardware` upwards.
 THIRD_PARTY = {
     "errors": (),
+    "untrusted": (),
     "compat": ("torch", "triton"),
     "hardware": ("msgspec",),
     "ir": ("msgspec",),
@@ -52,7 +54,7 @@ THIRD_PARTY = {
     "block": ("msgspec", "torch"),
     "cli": ("msgspec", "typer", "rich", "matplotlib", "bokeh"),
 }
-PAPER_SIDE = ("errors", "hardware", "ir", "sim", "schedules")
+PAPER_SIDE = ("errors", "untrusted", "hardware", "ir", "sim", "schedules")
 # Laziness for weight: the public names, names of Triton that only what uses them must have, the one registry of the
 # runtime that loads what runs a plan when a plan first asks for it, the command line, whose reading commands start
 # without torch, and the page that `--html` asks for, whose package is an extra; blocks that `bench` compiles, and

@@ -20,7 +20,23 @@ from overweave.schedules.methods.registry import METHODS
 Base = tuple[bytes, bytes]  # a plan as JSON, its schedule as text
 NUMBERS = (0, 1, 2, 3, 7, 127, 128, 1023, 1024, 2**16, 2**20, 2**31 - 2, 2**31 - 1)
 NO_NUMBERS: tuple[Any, ...] = (2**31, 2**63, -1, 0.5, True, None, "", [], {})
-WORDS = ("", "x", "y", "w", "tiles", "copies", "arrived", "issue", "complete", "input", "local", "symmetric", "\ud800")
+WORDS = (
+    "",
+    "x",
+    "y",
+    "w",
+    "tiles",
+    "copies",
+    "arrived",
+    "issue",
+    "complete",
+    "input",
+    "local",
+    "symmetric",
+    "\ud800",
+    "[/red]",
+    "\x1b[2J",
+)
 REPEATS = (2, 3, 17, 400)
 MOST_STEPS = 5
 
@@ -52,6 +68,12 @@ def fuzzed(rng: Random, known: Sequence[Base]) -> bytes:
     return _spoiled(rng, rng.choice((data, text)))
 
 
+def fuzzed_json(rng: Random, known: Sequence[bytes]) -> bytes:
+    """One file of JSON, of another kind."""
+    data = rng.choice(known)
+    return _restructured(rng, data, rng.choice(known)) if rng.random() < 0.8 else _spoiled(rng, data)
+
+
 def _restructured(rng: Random, data: bytes, other: bytes) -> bytes:
     tree, donor = json.loads(data), json.loads(other)
     for _ in range(rng.randint(1, MOST_STEPS)):
@@ -80,6 +102,8 @@ def _replace(rng: Random, parent: Any, key: Any, donor: Any) -> None:
         parent[key] = not value
     elif isinstance(value, int):
         parent[key] = rng.choice(NUMBERS)
+    elif isinstance(value, float):
+        parent[key] = rng.choice((*NUMBERS, 1e-9, 1e-300, 1e300, 0.5))
     elif isinstance(value, str):
         parent[key] = rng.choice(WORDS)
 

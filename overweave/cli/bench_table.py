@@ -40,7 +40,8 @@ def print_runs(runs: tuple[Run, ...], chosen: int, spreads: dict[str, dict[str, 
         console.print(f"overweave ran {', '.join(f'{plan} ({cases})' for plan, cases in plans.items())}", markup=False)
     slower = losses(run, OURS)
     if slower:
-        console.print(f"Slower than the library in {len(slower)} cases: {', '.join(rows.case.name for rows in slower)}")
+        names = ", ".join(rows.case.name for rows in slower)
+        console.print(f"Slower than the library in {len(slower)} cases: {names}", markup=False)
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 import signal
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +19,16 @@ import typer
 
 from overweave.errors import OverweaveError, ScheduleRefused, ScheduleUndecided
 from overweave.ir.text.files import shown
-from overweave.ir.verify.verdict import TOO_LARGE, Refusal
+from overweave.ir.verify.verdict import FAULT, TOO_LARGE, Refusal
 
 SECONDS, SECONDS_PER_MIB = 1.5, 1.75  # of the processor, beside what a command takes to start and to print
 BYTES, LEAST_BYTES = 2**30, 2**28  # of memory, with what a command takes to start; beside that at least
 _SLACK_BYTES = 2**26  # to end with words
 PROVEN, REFUTED, UNUSABLE, NOT_DECIDED = "proven", "refuted", "unusable", "not decided"
 EXIT_CODES = {PROVEN: 0, REFUTED: 1, UNUSABLE: 2, NOT_DECIDED: 3}
+
+
+_TOLD = OverweaveError, typer.Exit, typer.Abort
 
 
 class _Clock:
@@ -39,10 +43,13 @@ class _Clock:
 
 
 @contextmanager
-def limited(path: Path) -> Iterator[None]:
-    """Raises ScheduleUndecided where the reading and the proof of a file take more than its size explains."""
-    mib = _size_bytes(path) / 2**20
-    seconds = SECONDS + SECONDS_PER_MIB * mib
+def limited(*paths: Path, seconds: float | None = None) -> Iterator[None]:
+    """Raises ScheduleUndecided where what is made of files takes more than their sizes explain, or ends in a fault.
+
+    seconds: of the processor, in place of what the sizes allow.
+    """
+    mib = sum(map(_size_bytes, paths)) / 2**20
+    seconds = allowed_s(*paths) if seconds is None else seconds
     mapped, resident = _mapped_and_resident_bytes()
     room = max(BYTES - _SLACK_BYTES - resident, LEAST_BYTES)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -53,15 +60,35 @@ def limited(path: Path) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         yield
     except Exception as error:  # what is raised within a library may come out as another
-        if not (clock.has_rung or isinstance(error, MemoryError)):
+        name = shown(" and ".join(map(str, paths)))
+        if clock.has_rung or isinstance(error, MemoryError):
+            spent = f"{seconds:.1f} s" if clock.has_rung else f"{room >> 20} MiB of memory"
+            found = f"it takes more than {spent} for {mib:.1f} MiB"
+            raise ScheduleUndecided(name, (Refusal(TOO_LARGE, None, None, None, found),)) from None
+        if isinstance(error, (*_TOLD, OSError)):
             raise
-        spent = f"{seconds:.1f} s" if clock.has_rung else f"{room >> 20} MiB of memory"
-        found = f"it takes more than {spent} for {mib:.1f} MiB"
-        raise ScheduleUndecided(shown(path), (Refusal(TOO_LARGE, None, None, None, found),)) from None
+        raise ScheduleUndecided(name, (Refusal(FAULT, None, None, None, _fault(error)),)) from error
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def allowed_s(*paths: Path) -> float:
+    """Seconds of the processor that the sizes of files explain."""
+    return SECONDS + SECONDS_PER_MIB * sum(map(_size_bytes, paths)) / 2**20
+
+
+def files_of(*names: str | None) -> tuple[Path, ...]:
+    """Of names that users give, those of files that are there."""
+    return tuple(path for path in map(Path, filter(None, names)) if _size_bytes(path))
+
+
+def _fault(error: Exception) -> str:
+    """Where a fault of ours lies. No file may cause one, so that whoever meets it should be able to say where."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return f"a fault of overweave's, which proves nothing: {type(error).__name__} in {place}. Please report it"
 
 
 @contextmanager

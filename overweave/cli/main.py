@@ -24,6 +24,7 @@ from typer.main import get_command
 
 from overweave.cli import loaded
 from overweave.errors import InputError, OverweaveError, ScheduleError, ScheduleUndecided, package_error
+from overweave.untrusted import printable
 
 COMMANDS = {
     "doctor": "Look at this machine: versions, devices, links, memory; a cure for each check that fails.",
@@ -77,7 +78,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except OverweaveError as error:
-            typer.echo(f"overweave: {error}", err=True)
+            typer.echo(printable(f"overweave: {error}"), err=True)
             code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
             raise typer.Exit(code) from None
 

@@ -8,6 +8,7 @@ import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from overweave.block.cases import BLOCK, read_blocks
 from overweave.block.graphs import fused_by_torch
@@ -57,5 +58,5 @@ def _table(found: tuple[PredictedBlock, ...], title: str) -> Table:
         times = each.sequential_us, each.torch_us, each.overweave_us
         library, torch, ours = (f"{us:.1f}" for us in times)
         ratios = (f"{us / each.overweave_us:.3f}" for us in times[:2])
-        table.add_row(each.case, library, torch, f"{sum(each.fused)} of {len(each.sites)}", ours, *ratios)
+        table.add_row(Text(each.case), library, torch, f"{sum(each.fused)} of {len(each.sites)}", ours, *ratios)
     return table

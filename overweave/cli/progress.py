@@ -27,8 +27,8 @@ def progress(what: str, total: int | None, is_shown: bool = True) -> Iterator[On
     console = Console(stderr=True)
     count = "{task.completed:.0f}" if total is None else "{task.completed:.0f} of {task.total:.0f}"
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=None if console.width >= 100 else 10), TextColumn(count),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False), BarColumn(bar_width=None if console.width >= 100 else 10),
+        TextColumn(count), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
     is_drawn = is_shown and console.is_terminal
     redirects = is_drawn and sys.stdout.isatty()  # what is printed to a file goes there, and not above the bar

@@ -10,8 +10,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-Positive = Annotated[float, Meta(gt=0)]
-Points = Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1)]
+# Farther apart than anything that was measured, and near enough that no time is endless and no sum of them infinite.
+Positive = Annotated[float, Meta(ge=1e-9, le=1e18)]
+Points = Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1, max_length=1000)]
 
 
 class Bandwidth(Struct, frozen=True, forbid_unknown_fields=True):

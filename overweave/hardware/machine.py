@@ -5,23 +5,28 @@ A machine is a JSON file: one of the package's in `machines/`, or one that `over
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import pairwise
 from math import log2
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
-from overweave.errors import InputError, MachineFileError
+from overweave.errors import InputError, MachineFileError, nearest
 from overweave.hardware.curves import Bandwidth, Curve, Points, Positive, SmCurve, interpolated_us
 from overweave.hardware.topology import Routes, Topology, check, routes
+from overweave.untrusted import check_keys, check_words, read_bytes
 
-NotNegative = Annotated[float, Meta(ge=0)]
-Whole = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
+Whole = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+MAX_BYTES = 2**20  # of a file
+_UNKNOWN_FIELD = re.compile("unknown field `([^`]*)`")
+MOST_GPUS, MOST_SMS = 1024, 4096
 FARTHEST = 2.0  # powers of two between a layer and the nearest measured one; beyond them nothing is known of it
 
 
@@ -107,7 +112,7 @@ class ElementWise(Struct, frozen=True, forbid_unknown_fields=True):
 class Processor(Struct, frozen=True, forbid_unknown_fields=True):
     """One GPU's SMs: what Triton calls a program and CUDA a block runs on one of them."""
 
-    sms: Whole
+    sms: Annotated[int, Meta(ge=1, le=MOST_SMS)]
     source: str
 
 
@@ -201,7 +206,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
 
     name: str
     title: str
-    gpus: Whole
+    gpus: Annotated[int, Meta(ge=1, le=MOST_GPUS)]
     processor: Processor
     hbm: Bandwidth
     local_copies: LocalCopies
@@ -284,21 +289,21 @@ def load(name: str) -> Machine:
     """The machine called `name`, or the one of a file that ends in .json. Raises InputError and MachineFileError."""
     if name.endswith(".json"):
         try:
-            return decode(Path(name).read_bytes(), name)
-        except OSError as error:
-            raise InputError(
-                f"machine {name[:200]!r}", error.strerror or str(error), "Name a file that is there"
-            ) from None
+            data = read_bytes(Path(name), MAX_BYTES)
+        except (OSError, ValueError) as error:
+            found = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise InputError(f"machine {name[:200]!r}", found, "Name a file that is there") from None
+        return decode(data, name)
     return _shipped(name)
 
 
 def decode(data: bytes, name: str) -> Machine:
     """A machine file's machine. Raises MachineFileError."""
     try:
-        machine = msgspec.convert(_completed(msgspec.json.decode(data)), type=Machine, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        machine = msgspec.convert(_completed(_told(data)), type=Machine)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         cure = "`overweave calibrate` writes one, and those of the package show the form"
-        raise MachineFileError(f"machine {name[:200]}", str(error)[:300], cure) from None
+        raise MachineFileError(f"machine {name[:200]}", str(error)[:300], _nearest_field(str(error)) or cure) from None
     links = machine.links
     measured = [
         links.push.points,
@@ -313,8 +318,41 @@ def decode(data: bytes, name: str) -> Machine:
         if sizes != sorted(set(sizes)):
             found = f"a curve whose points are out of order: {', '.join(f'{size:g}' for size in sizes[:12])}"
             raise MachineFileError(f"machine {name[:200]}", found, "Sort the points, each size once")
-    check(machine.topology, machine.gpus)
+    try:
+        check(machine.topology, machine.gpus)
+    except MachineFileError as error:
+        raise MachineFileError(f"machine {name[:200]}, {error.asked}", error.found, error.cure) from None
     return machine
+
+
+def _nearest_field(told: str) -> str:
+    """A cure for a field that no record has: the name that is meant, most likely. Empty for other errors."""
+    unknown = _UNKNOWN_FIELD.search(told)
+    if unknown is None:
+        return ""
+    structs, names = [Machine], set[str]()
+    for struct in structs:
+        names.update(struct.__struct_fields__)
+        kinds = get_type_hints(struct).values()
+        structs += [each for kind in kinds for each in _structs_of(kind) if each not in structs]
+    return nearest("Fields", unknown.group(1), sorted(names), "docs/how-to/machines.md")
+
+
+def _structs_of(kind: Any) -> list[type[Struct]]:
+    """The records that a type is made of."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return [kind]
+    return [each for part in get_args(kind) for each in _structs_of(part)]
+
+
+def _told(data: bytes) -> object:
+    """What a file says. Raises what msgspec raises, and ValueError for what no machine file holds."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes")
+    told = msgspec.json.decode(data)
+    check_keys(data)
+    check_words(told)
+    return told
 
 
 def _completed(told: object) -> object:
@@ -322,6 +360,8 @@ def _completed(told: object) -> object:
     if not isinstance(told, dict) or "like" not in told:
         return told
     base = str(told.pop("like"))
+    if base not in names():  # a file that is like a file would be read for as long as they name each other
+        raise ValueError(f"it is like {base[:80]!r}, and no machine of the package has that name")
     return _over(_with_source(msgspec.to_builtins(load(base)), base), told)
 
 

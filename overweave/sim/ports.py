@@ -48,6 +48,7 @@ class Ports:
         self._loads: dict[int, float] = {}
         self._untold: set[int] = set()  # ranks whose load has changed, told once at the end of an instant
         self._paths: dict[tuple[int, int], tuple[Shared, ...]] = {}
+        self._widths: dict[tuple[Hop, int, int], float] = {}
 
     def copy(self, segment: Segment, done: Action) -> None:
         """Starts a copy now; `done` runs at its end."""
@@ -108,8 +109,11 @@ class Ports:
     def _wide(self, hop: Hop, flow: _Flow) -> float:
         """How many copies as fast as this one alone a link passes."""
         source, target = flow.segment.source, flow.segment.target
-        alone = min(self._alone_gb_per_s, self._routes.alone_gb_per_s(source, target))
-        return self._routes.curves[hop].peak_gb_per_s / alone
+        key = hop, source, target
+        if key not in self._widths:
+            alone = min(self._alone_gb_per_s, self._routes.alone_gb_per_s(source, target))
+            self._widths[key] = self._routes.curves[hop].peak_gb_per_s / alone
+        return self._widths[key]
 
     def _set_speed(self, flow: _Flow, speed: float) -> None:
         now = self._clock.now

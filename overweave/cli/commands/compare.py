@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from overweave.cli.commands.simulate import named_plan, plan_of_file
-from overweave.cli.limits import limited
+from overweave.cli.limits import files_of, limited
 from overweave.cli.pictures.gantt import print_gantt, print_table, time_text
 from overweave.cli.pictures.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import options_of
+from overweave.errors import InputError
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import Plan
-from overweave.ir.text.strangers import read_bytes
+from overweave.ir.text.files import shown
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, WAIT, Timeline
 from overweave.ir.timeline.trace import MAX_BYTES, from_chrome, is_trace
 from overweave.schedules.methods.registry import METHODS
 from overweave.sim.simulate import simulate
+from overweave.untrusted import read_bytes
 
 WHAT = "A schedule with options, such as 'all_gather_matmul.push pieces=2'; or a file of a plan or a trace"
 
@@ -37,16 +41,18 @@ def compare(
     html: Annotated[Path | None, typer.Option(help=HTML_HELP)] = None,
 ) -> None:
     """Set two timelines beside each other, and say which is quicker and how much communication each leaves exposed."""
-    write_page, where = page_writer(html), load(machine or default_for(world))
-    sides = {"A": _timelines(a, shape, world, where), "B": _timelines(b, shape, world, where)}
-    first, second = sides["A"][0], sides["B"][0]
-    console = Console()
-    console.print(verdict(first, second), soft_wrap=True, markup=False, highlight=False)
-    print_table(console, _table(sides))
-    for timelines in sides.values():
-        for timeline in timelines:
-            print_gantt(console, timeline)
-    write_page(f"{a} and {b}", *sides["A"], *sides["B"])
+    files = files_of(a, b, machine)
+    with limited(*files) if files else nullcontext():
+        write_page, where = page_writer(html), load(machine or default_for(world))
+        sides = {"A": _timelines(a, shape, world, where), "B": _timelines(b, shape, world, where)}
+        first, second = sides["A"][0], sides["B"][0]
+        console = Console()
+        console.print(verdict(first, second), soft_wrap=True, markup=False, highlight=False)
+        print_table(console, _table(sides))
+        for timelines in sides.values():
+            for timeline in timelines:
+                print_gantt(console, timeline)
+        write_page(f"{a} and {b}", *sides["A"], *sides["B"])
 
 
 def verdict(a: Timeline, b: Timeline) -> str:
@@ -67,9 +73,11 @@ def _timelines(asked: str, shape: str | None, world: int, machine: Machine) -> t
         return (_simulated(named_plan(name, shape, world, options_of(options)), machine),)
     path = Path(asked)
     if path.is_file() and is_trace(data := read_bytes(path, MAX_BYTES)):
-        return from_chrome(data)
-    with limited(path):
-        return (_simulated(plan_of_file(asked, (), machine), machine),)
+        found = from_chrome(data)
+        if not found:
+            raise InputError(f"compare {shown(asked)}", "a trace of no call", "Give one that `overweave trace` wrote")
+        return found
+    return (_simulated(plan_of_file(asked, (), machine), machine),)
 
 
 def _simulated(plan: Plan, machine: Machine) -> Timeline:
@@ -89,6 +97,6 @@ def _table(sides: dict[str, tuple[Timeline, ...]]) -> Table:
             ranks = range(each.world_size)
             busy = [max(each.busy_us(rank, kinds) for rank in ranks) for kinds in ((COMPUTE,), COMMUNICATION, (WAIT,))]
             numbers = (each.total_us, *busy, each.exposed_us())
-            words = (f"{each.source}: {each.name}", *(f"{number:.1f}" for number in numbers))
-            table.add_row(side, *words, f"{each.overlap_ratio():.0%}")
+            words = (Text(f"{each.source}: {each.name}"), *(f"{number:.1f}" for number in numbers))
+            table.add_row(side, *words, f"{each.hidden_share():.1%}")
     return table

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from overweave.cli.limits import files_of, limited
 from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of, tell_of_rounding
 from overweave.errors import InputError
 from overweave.hardware.machine import load
@@ -44,7 +46,10 @@ def explain(
         raise InputError(f"explain --norm --after {after[:60]}", "two endings", "Join all of it by + behind --after")
     case = case_of(shape, "residual+rms_norm" if norm else after)
     problem, target = case.problem(operator, world, dtype), target_for(device_of("explain", device))
-    where = load(machine) if machine else machine_of(target, world)
+    files = files_of(machine)
+    with limited(*files) if files else nullcontext():
+        where = load(machine) if machine else machine_of(target, world)
+        advice = advise(problem, where) if where is not None and serves(problem, where) else None
     choice = explained(problem, target)
     tell_of_rounding(record, case, world)
     console = Console(highlight=False, emoji=False)
@@ -52,5 +57,5 @@ def explain(
         console.print(sentence, markup=False, soft_wrap=True)
     for state, line in choice.rows():
         console.print(Text(line, style=STYLES[state]), soft_wrap=True)
-    if where is not None and serves(problem, where):
-        typer.echo(f"For comparison, and without a say in what runs, the {advise(problem, where)}")
+    if advice is not None:
+        typer.echo(f"For comparison, and without a say in what runs, the {advice}")

@@ -11,9 +11,10 @@ import typer
 from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from overweave.cli.destination import write_file
-from overweave.cli.limits import limited, told_as_json
+from overweave.cli.limits import files_of, limited, told_as_json
 from overweave.cli.pictures.gantt import print_gantt, print_table
 from overweave.cli.pictures.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import load as load_plan
@@ -78,7 +79,8 @@ def simulate(
 ) -> None:
     """Predict how long a schedule takes on a described machine, and draw it."""
     is_named = schedule in METHODS
-    with told_as_json(schedule, json), nullcontext() if is_named else limited(Path(schedule)):
+    files = (*(() if is_named else (Path(schedule),)), *files_of(machine))
+    with told_as_json(schedule, json), limited(*files) if files else nullcontext():
         ranks = 4 if world is None else world
         write_page, where = page_writer(html), load(machine or default_for(ranks))
         if is_named:
@@ -177,13 +179,14 @@ def _rank_report(timeline: Timeline, rank: int) -> RankReport:
 
 def _table(report: Report, machine: Machine) -> Table:
     caption = (
-        "us in which a rank did each; exposed: did any of it but computing; overlap: hidden share of communication\n"
+        "us in which a rank did each; exposed: did any of it but computing;\n"
+        "overlap: (compute + communication - call) / communication\n"
         f"whole call {report.total_us:.1f} us"
     )
     if report.matmul_us:  # kernels of authors are no matmul of the library's
         caption += f", matmul alone {report.matmul_us:.1f} us, "
         caption += f"effective communication {report.effective_communication_us:.1f} us"
-    table = Table(title=f"{report.plan} on {machine.title}", title_justify="left", title_style="bold")
+    table = Table(title=Text(f"{report.plan} on {machine.title}"), title_justify="left", title_style="bold")
     table.caption, table.caption_justify = caption, "left"
     for column in _COLUMNS:
         table.add_column(column, justify="right")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 
 from overweave.cli.destination import make_folder
+from overweave.cli.limits import files_of, limited
 from overweave.cli.outcome import print_charts, print_trials, save, simulated
 from overweave.cli.pictures.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import options_of
@@ -45,8 +47,10 @@ def trace(
     problem = whole.problem(operator, world_size, "bf16")
     name, options = _schedule(problem, place, plan, options_of(option or []))
     described = machine or default_for(world_size)
-    is_large_enough = world_size <= load(described).gpus
-    predicted = [simulated(name, problem, options, described)] if machine or is_large_enough else []
+    files = files_of(machine)
+    with limited(*files) if files else nullcontext():
+        is_large_enough = world_size <= load(described).gpus
+        predicted = [simulated(name, problem, options, described)] if machine or is_large_enough else []
     make_folder(out)
     write_page = page_writer(html)
     if not is_one_of_the_ranks():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -31,6 +32,7 @@ GLYPHS: dict[Kind, str] = {
 }
 MANY_US = 10_000  # from here on, milliseconds
 WIDEST = 1000  # columns of a table
+MOST_DRAWN = 256  # tracks of a timeline
 COMPARABLE = 5.0  # emulated ranks are a thousand times slower than what is simulated: each then has its own scale
 _SEEN = 0.25  # share of a cell from which on its kind is drawn
 _PROGRAM = re.compile(r"\.\d{3}$")
@@ -48,14 +50,17 @@ def print_gantt(console: Console, *timelines: Timeline) -> None:
     """Draws the timelines one above the other, on one scale, as wide as the console."""
     total = max((timeline.total_us for timeline in timelines), default=0.0)
     rows = [(timeline, gathered(timeline)) for timeline in timelines]
-    label = max((len(_label(key)) for _, tracks in rows for key in tracks), default=0)
+    drawn = (key for _, tracks in rows for key in islice(tracks, MOST_DRAWN))
+    label = min(max(map(len, map(_label, drawn)), default=0), console.width // 2)
     width = max(20, console.width - label - 2)
     for timeline, tracks in rows:
         console.print(Text(f"{timeline.source}: {timeline.name}, {time_text(timeline.total_us)}", style="bold"))
-        for key, spans in tracks.items():
-            line = Text(f"{_label(key):<{label}} ")
+        for key, spans in islice(tracks.items(), MOST_DRAWN):
+            line = Text(f"{_label(key)[:label]:<{label}} ")
             line.append_text(_bar(spans, total, width))
             console.print(line, no_wrap=True, overflow="crop")
+        if len(tracks) > MOST_DRAWN:
+            console.print(f"and {len(tracks) - MOST_DRAWN} more tracks", highlight=False)
     console.print(Text(f"{'':<{label}} 0{time_text(total):>{width - 1}}", style="dim"), no_wrap=True)
     console.print(_legend(span.kind for timeline in timelines for span in timeline.spans))
 

@@ -89,8 +89,7 @@ Places = Mapping[tuple[int, str], tuple[float, float]]
 def _title(timeline: Timeline) -> str:
     if timeline.source == "steps":
         return f"{timeline.name}: {timeline.total_us:g} steps, each operation one step"
-    hidden = timeline.overlap_ratio()
-    told = f", {hidden:.0%} of communication hidden" if hidden else ""
+    told = f", {timeline.hidden_share():.1%} hidden"
     exposed = f", {timeline.exposed_us():.1f} us of communication exposed"
     return f"{timeline.source}: {timeline.name}, {timeline.total_us:.1f} us{exposed}{told}"
 

@@ -88,8 +88,7 @@ def _draw(axis: Axes, timeline: Timeline, ranks: list[Rows], until_us: float) ->
     axis.set_axisbelow(True)
     axis.spines[:].set_visible(False)
     axis.set_title(timeline.name, fontsize=10.5, fontweight="bold", loc="left", color=_INK, pad=5)
-    hidden = timeline.overlap_ratio()
-    told = f", {hidden:.0%} of communication hidden" if hidden else ""
+    told = f", {timeline.hidden_share():.1%} of communication hidden"
     axis.set_title(
         f"{timeline.source}, {time_text(timeline.total_us)}{told}", fontsize=9, loc="right", color=_DIM, pad=5
     )

@@ -29,7 +29,7 @@ from overweave.compiler.frontend.names import calls_in
 from overweave.compiler.frontend.polynomials import Polynomial, number
 from overweave.errors import InputError
 from overweave.ir.text.files import shown
-from overweave.ir.text.strangers import read_bytes
+from overweave.untrusted import read_bytes
 
 Statement = cst.BaseStatement
 Kind = TypeVar("Kind", bound=Directive)

@@ -7,7 +7,6 @@ values are read straight into the types (which knows no other keys), then for ke
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,13 +18,10 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import LIMIT, Schedule
 from overweave.ir.text.forms import MAX_BYTES, VERSION
 from overweave.ir.text.parse import from_text
-from overweave.ir.text.strangers import read_bytes
+from overweave.untrusted import check_keys, check_shallow, read_bytes
 
-MAX_DEPTH = 16
 _ASKED = "read a schedule file"
 _CURE = "Write it with `overweave show NAME --world W --json FILE`"
-_ALL_SQUARE = bytes.maketrans(b"{}", b"[]")
-_NEITHER_QUOTES_NOR_BRACKETS = bytes(byte for byte in range(256) if byte not in b'"[]{}')
 
 
 class _Envelope(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -44,12 +40,11 @@ def from_json(data: bytes) -> Schedule | Plan:
     """What `to_json` wrote. Raises ScheduleFileError. What it returns is well-formed, not proven: verify it."""
     if len(data) > MAX_BYTES:
         raise _error(f"{len(data)} bytes, more than {MAX_BYTES}")
-    if not _is_shallow(data):
-        raise _error(f"brackets that do not match, stand in strings or nest more than {MAX_DEPTH} deep")
     try:
+        check_shallow(data)
         data.decode("utf-8")
         envelope = msgspec.json.decode(data, type=_Envelope)
-        json.loads(data, object_pairs_hook=_refuse_twins)
+        check_keys(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _error(str(error)) from None
     value = envelope.schedule or envelope.plan
@@ -92,27 +87,6 @@ def _value(data: bytes) -> Schedule | Plan:
 
 def _error(found: str) -> ScheduleFileError:
     return ScheduleFileError(_ASKED, found[:300], _CURE)
-
-
-def _is_shallow(data: bytes) -> bool:
-    """Whether brackets match and nest no deeper than MAX_DEPTH: passes over bytes, without recursion or a tree.
-
-    Escapes go first, then all but quotes and brackets, so that strings become pairs of quotes and go too: none of ours
-    holds a bracket. Then each pass peels one layer of innermost brackets.
-    """
-    brackets = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_ALL_SQUARE, _NEITHER_QUOTES_NOR_BRACKETS)
-    brackets = brackets.replace(b'""', b"")
-    for _ in range(MAX_DEPTH):
-        brackets = brackets.replace(b"[]", b"")
-    return not brackets
-
-
-def _refuse_twins(pairs: list[tuple[str, object]]) -> None:
-    """Called for each object, innermost first; what it keeps of one is nothing."""
-    if len({key for key, _ in pairs}) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twin = next(key for position, key in enumerate(keys) if key in keys[:position])
-        raise ValueError(f"key `{twin[:40]}` stands twice in one object")
 
 
 def _check_tables(plan: Plan) -> None:

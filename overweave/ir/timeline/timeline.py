@@ -104,8 +104,16 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """When a rank communicated or waited and computed nothing."""
         return without(self._union(rank, (*COMMUNICATION, WAIT)), self._union(rank, (COMPUTE,)))
 
+    def hidden_share(self) -> float:
+        """1 - exposed / (communicated or waited), of the rank that leaves most exposed. 1 without communication."""
+        ranks = range(self.world_size)
+        exposed_us, rank = max(((self.exposed_us(rank), -rank) for rank in ranks), default=(0.0, 0))
+        moving_us = self.busy_us(-rank, (*COMMUNICATION, WAIT))
+        return 1.0 - exposed_us / moving_us if moving_us > 0 else 1.0
+
     def overlap_ratio(self, rank: int | None = None) -> float:
-        """Share of the communication that was hidden: (T_comp + T_comm - T) / T_comm. Zero without communication.
+        """(T_comp + T_comm - T) / T_comm, zero without communication: less than `hidden_share` by all the time in which
+        a rank neither computed nor communicated.
 
         T_comp and T_comm are the times in which the rank computed and communicated, T its time until the call's end.
         rank: None for the one that ends last. SOURCE: TileLink, section 7.

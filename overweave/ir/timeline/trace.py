@@ -23,10 +23,11 @@ from overweave.ir.timeline.timeline import (
     Timeline,
     make_timeline,
 )
+from overweave.untrusted import check_keys, check_words
 
 SCHEMA = "overweave.timeline/1"
 MAX_BYTES = 2**28  # of a file that is read again
-MOST_RANKS = 1024
+MOST_RANKS, MOST_TIMELINES = 1024, 64
 
 
 class _Header(Struct, frozen=True):
@@ -41,13 +42,21 @@ class _Other(Struct, frozen=True):
     timelines: tuple[_Header, ...] = ()
 
 
+class _Arguments(Struct, frozen=True):
+    timeline: int | None = None
+    rank: int | None = None
+    track: str | None = None
+    source: int | None = None
+    target: int | None = None
+
+
 class _Event(Struct, frozen=True):
     ph: str
     name: str = ""
     cat: str = ""
     ts: float = 0.0
     dur: float = 0.0
-    args: dict[str, Any] = {}
+    args: _Arguments = _Arguments()
 
 
 class _File(Struct, frozen=True):
@@ -88,20 +97,29 @@ def from_chrome(data: bytes) -> tuple[Timeline, ...]:
         file = msgspec.json.decode(data, type=_File)
         if file.other.schema != SCHEMA:
             raise InputError("read a trace", f"its form is {file.other.schema[:40]!r}, not {SCHEMA}", cure)
-        return tuple(_timeline(number, header, file.events) for number, header in enumerate(file.other.timelines))
-    except (msgspec.MsgspecError, RecursionError) as error:
+        check_keys(data)
+        if len(file.other.timelines) > MOST_TIMELINES:
+            raise InputError("read a trace", f"{len(file.other.timelines)} timelines", f"Give at most {MOST_TIMELINES}")
+        own: dict[int | None, list[_Event]] = {}
+        for event in file.events:
+            own.setdefault(event.args.timeline, []).append(event)
+        return tuple(_timeline(header, own.get(number, [])) for number, header in enumerate(file.other.timelines))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError("read a trace", str(error)[:300], cure) from None
 
 
-def _timeline(number: int, header: _Header, events: tuple[_Event, ...]) -> Timeline:
-    """Raises ValidationError and InputError."""
+def _timeline(header: _Header, own: list[_Event]) -> Timeline:
+    """Raises ValidationError, ValueError and InputError."""
     if not 0 < header.world_size <= MOST_RANKS:
         raise InputError("read a trace", f"{header.world_size} ranks", f"A trace has 1 to {MOST_RANKS}")
-    own = [event for event in events if event.args.get("timeline") == number]
+    said = {word for each in header.contents for word in (each.operation, each.regions)}
+    check_words([header.name, *said, *{word for event in own for word in (event.name, event.args.track or "")}])
     spans = [
         {
-            "rank": event.args.get("rank"),
-            "track": event.args.get("track"),
+            "rank": event.args.rank,
+            "track": event.args.track,
             "name": event.name,
             "kind": event.cat,
             "begin_us": event.ts,
@@ -110,9 +128,7 @@ def _timeline(number: int, header: _Header, events: tuple[_Event, ...]) -> Timel
         for event in own
         if event.ph == "X"
     ]
-    arrows = [
-        {"source": event.args.get("source"), "target": event.args.get("target")} for event in own if event.ph == "s"
-    ]
+    arrows = [{"source": event.args.source, "target": event.args.target} for event in own if event.ph == "s"]
     return make_timeline(
         header.name,
         header.source,

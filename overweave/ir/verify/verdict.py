@@ -33,9 +33,11 @@ Rule = Literal[
     "rounding",  # sums of fewer bits than fp32 are added to, though the plan says that none are
     "replay",  # a captured call would do something else when it is replayed
     "residency",  # a kernel that spins on what may never get an SM beside it
+    "fault",  # a mistake of ours: nothing is said of the schedule
 ]
 Outcome = Literal["proven", "refuted", "not decided"]
 TOO_LARGE: Rule = "too_large"
+FAULT: Rule = "fault"
 MOST_REFUSALS = 50
 
 

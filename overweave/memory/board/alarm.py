@@ -34,10 +34,13 @@ class Alarm:
     expected: int = -1
     seen: int = -1
 
-    def error(self, group: str, reporter: int, call: int) -> OverweaveError:
-        """What rank `reporter` saw in `call`, to raise on any rank."""
+    def error(self, group: str, reporter: int, call: int, later: int = 0) -> OverweaveError:
+        """What rank `reporter` saw in `call`, to raise on any rank. later: the call that raises it, if another does."""
         verb, kind, cure = _MEANINGS[self.rule]
         peer = "a peer" if self.peer < 0 else f"rank {self.peer}"
         counts = "" if self.expected < 0 else f", expected {self.expected}, seen {self.seen}"
-        asked = f"call {call} of group {group}, seen by rank {reporter}"
-        return kind(asked, f"{peer} {verb}: {self.operation}{counts}", cure)
+        found = f"{peer} {verb}: {self.operation}{counts}"
+        if later > call:
+            since = f"the group is broken since call {call}, as rank {reporter} saw ({found})"
+            return kind(f"make call {later} of group {group}", f"{since}: right calls fail, too", cure)
+        return kind(f"call {call} of group {group}, seen by rank {reporter}", found, cure)

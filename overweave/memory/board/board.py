@@ -9,6 +9,7 @@ lock      dropped by the kernel when a process ends; peers probe it
 from __future__ import annotations
 
 import atexit
+import re
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from weakref import WeakKeyDictionary
 from torch.distributed import ProcessGroup
 
 from overweave.errors import OverweaveError, RankMismatch
+from overweave.ir.operators.registry import OPERATORS
 from overweave.memory.board import records
 from overweave.memory.board.alarm import RULES, SAME_CALL, Alarm
 from overweave.memory.board.records import ALARM_TEXT_BYTES, EXCHANGE_BYTES, TEXT_BYTES, Pause, Records, entry, now_ms
@@ -31,6 +33,7 @@ from overweave.memory.host.shared import SharedFile, share
 
 PROBE_EVERY_S = 0.05
 ABSENT_AFTER_S = 1.0
+_OPERATOR = re.compile(rf"\b({'|'.join(OPERATORS)})\b")
 REFUSED = "refused: "  # at the head of a signature: this rank raises what follows, and makes no call
 TOLD_BYTES = (records.TEXT - records.HASH) * 8 + TEXT_BYTES
 
@@ -47,7 +50,8 @@ class Board:
         self.rank = group.rank
         self.world_size = group.world_size
         self.timeout_s = group.timeout_s
-        self.call = 0  # calls this rank has posted
+        self.call = 0  # calls this rank has posted, and what ranks agree on before them
+        self.asked = 0  # calls that the user has made, as errors count them; 0 where nobody counts
         self.is_watched = False  # a thread of this rank calls `check` often: a call need not
         # What runs has a watchdog of its own: a call heeds alarms, but looks only now and then for peers that ended.
         self.probes_rarely = False
@@ -90,7 +94,7 @@ class Board:
         call, place = self.call, entry(self.call) + records.CALL
         self._await(
             lambda: [peer for peer in self._peers if self._records.word(peer, place) < call],
-            f"it has not made call {call} ({_readable(signature)}) yet",
+            f"it has not made call {self.asked or call} ({_readable(signature)}) yet",
             deadline_s,
         )
         self._compare(call)
@@ -131,7 +135,7 @@ class Board:
         for peer in self._peers:
             if not self._records.is_alive(peer) and self._records.word(peer, records.FINISHED) < self.call:
                 self._heed_alarms()
-                raise self.alarm(Alarm("died", f"call {self.call}", peer))
+                raise self.alarm(Alarm("died", f"call {self.asked or self.call}", peer))
 
     def check_now_and_then(self) -> None:
         """`check`, at most every 50 ms: for loops that wait."""
@@ -151,7 +155,7 @@ class Board:
         with self._alarm_lock:
             if own.word(self.rank, records.ALARMED):
                 return self._reported(self.rank)
-            fields = (RULES.index(alarm.rule), alarm.peer, alarm.expected, alarm.seen, self.call)
+            fields = (RULES.index(alarm.rule), alarm.peer, alarm.expected, alarm.seen, self.asked or self.call)
             for index, field in enumerate(fields):
                 own.put(records.ALARM + index, field)
             own.put_data(records.ALARM_TEXT, alarm.operation.encode(), ALARM_TEXT_BYTES)
@@ -241,7 +245,8 @@ class Board:
             if not dead and not late:
                 continue
             alarm = Alarm("died" if dead else "timeout", asked, (dead or late)[0])
-            raise alarm.error(self.name, self.rank, self.call) if is_reset else self.alarm(alarm)
+            told = self.asked or self.call
+            raise alarm.error(self.name, self.rank, told) if is_reset else self.alarm(alarm)
         self._records.fence()
 
     def _post(self, signature: bytes, is_posted: bool) -> None:
@@ -282,12 +287,14 @@ class Board:
             return  # the entry was still being written when it was looked at
         odd, usual = _odd_one(hashes)
         asked = {rank: own.text(rank, place + records.TEXT, TEXT_BYTES) for rank in (odd, usual)}
-        contrast = ", ".join(f"rank {rank} {_told_of(asked[rank])}" for rank in (odd, usual))
+        contrast = ", ".join(
+            f"rank {rank} {told}" for rank, told in zip(asked, _told_apart(*asked.values()), strict=True)
+        )
         if any(own.word(rank, place + records.IS_POSTED) for rank in present):
             raise self.alarm(Alarm("mismatch", contrast, odd))  # who posted may be under way: the call is void
         has_failed = any(text.startswith(REFUSED) for text in asked.values())
         cure = "Mend the call of the rank that raised the error" if has_failed else SAME_CALL
-        raise RankMismatch(f"make call {call} of this group alike on every rank", contrast, cure)
+        raise RankMismatch(f"make call {self.asked or call} of this group alike on every rank", contrast, cure)
 
     def _glance(self) -> None:
         """`check`, but for peers that ended since a moment ago."""
@@ -311,7 +318,7 @@ class Board:
         words = [self._records.word(reporter, records.ALARM + index) for index in range(records.ALARM_FIELDS)]
         rule, peer, expected, seen, call = words
         text = self._records.text(reporter, records.ALARM_TEXT, ALARM_TEXT_BYTES)
-        return Alarm(RULES[rule], text, peer, expected, seen).error(self.name, reporter, call)
+        return Alarm(RULES[rule], text, peer, expected, seen).error(self.name, reporter, call, self.asked)
 
     def _absent(self, otherwise: int) -> int:
         """The peer that has been away longest, if any has been away for long and owes its part of this call."""
@@ -354,6 +361,15 @@ def _told(signature: bytes, is_posted: bool) -> bytes:
 @lru_cache(maxsize=1024)
 def _readable(signature: bytes) -> str:
     return signature[:TEXT_BYTES].decode(errors="replace").encode()[:TEXT_BYTES].decode(errors="ignore")
+
+
+def _told_apart(*signatures: str) -> tuple[str, ...]:
+    """What ranks did that differ: the operators, where these do."""
+    operators = [_OPERATOR.search(signature) for signature in signatures]
+    names = [found.group() for found in operators if found]
+    if len(set(names)) == len(signatures) and not any(each.startswith(REFUSED) for each in signatures):
+        return tuple(f"asks for {name}" for name in names)
+    return tuple(map(_told_of, signatures))
 
 
 def _told_of(signature: str) -> str:

@@ -129,6 +129,7 @@ class Fused:
         except TypeError:
             raise refuse(resolved, asked_arguments.unusable(self.kernel.source.name, given)) from None
         if call is None:
+            Board.of(resolved).asked += 1
             call = calls[key] = _Call(self, resolved, given, options)
             if len(calls) > MOST_CALLS and _device(given).type == "cuda":
                 torch.cuda.synchronize()  # what is forgotten must not be under way
@@ -136,7 +137,9 @@ class Fused:
                 calls.popitem(last=False)
         else:
             calls.move_to_end(key)
-            Board.of(resolved).post(call.signature)
+            board = Board.of(resolved)
+            board.asked += 1
+            board.post(call.signature)
         try:
             call.run(given)
         except BaseException as error:

@@ -77,6 +77,7 @@ def call(operator: Operator, group: GroupLike, given: Given, gradients: str | No
         if prepared is None:
             prepared = prepare(key, problem, (resolved, gradients or ""), tensors, given.get("plan"), counts)
         elif prepared.board is not None:
+            prepared.board.asked += 1
             prepared.board.post(prepared.signature if counts is None else prepared.signature + counts.words)
         prepared(tensors)
     if counts is not None:

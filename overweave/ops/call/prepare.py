@@ -52,6 +52,7 @@ def prepare(
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
     group, _ = caller
+    Board.of(group).asked += 1
     target = target_of(tensors["x"].device, group)
     known = agreed_knowledge(group, target, problem.operator) if plan is None else None
     try:

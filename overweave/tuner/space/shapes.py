@@ -19,8 +19,8 @@ from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import LONGEST_LIST, Problem
-from overweave.ir.text.strangers import read_bytes
 from overweave.tuner.space.problem_words import compared, dressed
+from overweave.untrusted import check_keys, check_words, read_bytes
 
 SETS = Path("benchmarks/shapes")
 USUAL = ("mlp", "moe")  # the sets of which an operator has one
@@ -90,11 +90,16 @@ def read_set(name: str, kind: str, form: type[_Set], cure: str) -> tuple[Path, _
         data = read_bytes(path, LARGEST_FILE_BYTES)
         if len(data) > LARGEST_FILE_BYTES:
             raise InputError(asked, "it is larger than 1 MiB", cure)
-        return path, msgspec.json.decode(data, type=form)
+        found = msgspec.json.decode(data, type=form)
+        check_keys(data)
+        check_words(msgspec.to_builtins(found))
+        return path, found
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(asked, error.strerror or str(error), "Give a file that can be read") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(asked, str(error), cure) from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InputError(asked, str(error)[:300], cure) from error
 
 
 def set_names(operator: str) -> tuple[str, ...]:

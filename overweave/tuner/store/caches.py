@@ -19,8 +19,8 @@ from msgspec import Struct
 from platformdirs import user_cache_path
 
 from overweave.errors import InputError
-from overweave.ir.text.strangers import NotAFileError, read_bytes
 from overweave.tuner.store.whole_file import by_turns, replace_whole
+from overweave.untrusted import NotAFileError, printable, read_bytes
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def recall(path: Path, decode: Callable[[bytes], T], most_bytes: int) -> T | Non
     except FileNotFoundError:
         return None
     except (NotAFileError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-        found = (error.found if isinstance(error, InputError) else str(error))[:300]
+        found = printable((error.found if isinstance(error, InputError) else str(error))[:300])
         warnings.warn(f"overweave: {path} is ignored and will be written anew: {found}", RuntimeWarning, stacklevel=3)
         return None
 

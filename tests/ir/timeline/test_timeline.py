@@ -45,6 +45,15 @@ def test_overlap_ratio_counts_hidden_communication():
     half = make_timeline("t", "measured", 1, spans((0, "copy", 0, 40), (0, "compute", 20, 120)))
     none = make_timeline("t", "measured", 1, spans((0, "compute", 0, 100)))
     assert [each.overlap_ratio() for each in (hidden, serial, half, none)] == [1.0, 0.0, 0.5, 0.0]
+    assert [each.hidden_share() for each in (hidden, serial, half, none)] == [1.0, 0.0, 0.5, 1.0]
+
+
+def test_what_is_hidden_is_what_is_not_exposed():
+    """Of the rank that leaves most exposed; a rank that neither computes nor communicates for a while hides no less."""
+    late = make_timeline("t", "measured", 2, spans((0, "compute", 0, 90), (0, "copy", 10, 50), (1, "copy", 95, 100)))
+    assert (late.exposed_us(), late.hidden_share()) == (5.0, 0.0)
+    gap = make_timeline("t", "measured", 1, spans((0, "compute", 0, 50), (0, "copy", 10, 50), (0, "compute", 80, 100)))
+    assert (gap.exposed_us(), gap.hidden_share(), gap.overlap_ratio()) == (0.0, 1.0, 0.25)
 
 
 def test_the_slowest_rank_is_the_one_that_counts():

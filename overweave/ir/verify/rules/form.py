@@ -327,7 +327,7 @@ def _check_sides(form: _Form, part: Collective) -> bool:
     """Whether a collective has as many sources and destinations as its members make."""
     lengths = [len(part.ranks) if is_dealt else 1 for is_dealt in DEALT[part.function]]
     counts = len(part.sources), len(part.destinations)
-    each = counts[0] // lengths[0]
+    each = counts[0] // lengths[0] if lengths[0] else 0
     if each and counts == (each * lengths[0], each * lengths[1]):
         return True
     found = f"{counts[0]} sources and {counts[1]} destinations"
