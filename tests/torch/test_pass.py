@@ -39,17 +39,18 @@ GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_
 
 
 class Row(NamedTuple):
-    """A function of x and weights, and the operators that its graph must hold."""
+    """A function of x and weights, and the operators that its graph must hold. sums_bias: beside a sum of biases."""
 
     name: str
     shape: tuple[int, ...]
     function: Callable[..., object]
     wanted: tuple[str, ...]
+    sums_bias: bool = False
 
 
 def rows(ranks: int, is_short: bool) -> Iterator[Row]:
     """Every number of dimensions, dimension, batch and form; or, of the former, a flat and a batched input."""
-    group = dist.group.WORLD
+    group, own = dist.group.WORLD, dist.get_rank() + 1
     places = [((2 * ranks, K), 0), ((2, 2 * ranks, K), 1), ((2 * ranks, 3, K), 0), ((1, 2 * ranks, K), 1)]
     for shape, dim in places[: 2 if is_short else 4]:
         where = f"{shape} along {dim}"
@@ -78,9 +79,14 @@ def rows(ranks: int, is_short: bool) -> Iterator[Row]:
         )
         yield from einsums(where, shape, gathered, scattered)
         yield Row(f"scatter {where}", shape, lambda x, w, *_, s=scattered: s(linear(x, w[0])), (SCATTER,))
-        yield Row(
-            f"scatter, bias {where}", shape, lambda x, w, b, s=scattered: s(linear(x, w[0], b / ranks)), (SCATTER,)
-        )
+        for word, share in (("bias", lambda b: b / ranks), ("a bias of each rank", lambda b: b * own)):
+            yield Row(
+                f"scatter, {word} {where}",
+                shape,
+                lambda x, w, b, s=scattered, share=share: s(linear(x, w[0], share(b)) + linear(x * 2, w[1], share(b))),
+                (SCATTER,),
+                sums_bias=True,
+            )
         yield Row(
             f"backward sum {where}",
             shape,
@@ -153,7 +159,7 @@ def table(is_short: bool, is_varying: bool) -> list[str]:
                 found += [f"{row.name}: values"] * (
                     not all(torch.equal(a, c) and a.stride() == c.stride() for a, c in pairs)
                 )
-            if tuple(woven(graphs)) != row.wanted or collectives(graphs):
+            if tuple(woven(graphs)) != row.wanted or len(collectives(graphs)) != 2 * row.sums_bias:
                 found.append(f"{row.name}: {woven(graphs)}, left {collectives(graphs)}")
         return found
     finally:
@@ -163,7 +169,7 @@ def table(is_short: bool, is_varying: bool) -> list[str]:
 def left_by_both() -> dict[str, list[bool]]:
     """For `run_ranks`: whether a collective is left of each row by overweave's pass, and by torch's."""
     return {
-        row.name: [bool(left_of(row, is_torchs)) for is_torchs in (False, True)]
+        row.name: [len(left_of(row, is_torchs)) > 2 * row.sums_bias for is_torchs in (False, True)]
         for row in rows(dist.get_world_size(), is_short=False)
     }
 

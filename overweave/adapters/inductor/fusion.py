@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
+import overweave
 from overweave.adapters.inductor import flattened, gathers, merged_sums, nodes, pieces, reductions
 from overweave.adapters.report import Site, site
 from overweave.errors import InputError
+from overweave.memory.group import LIVING
+from overweave.ops.dispatch import schema
 
 SITES = {"gathers in compiled graphs": gathers.gathers, "sums in compiled graphs": reductions.reductions}
 _FUSE: dict[str, Callable[[Graph, Node], str]] = {
     "gathers in compiled graphs": gathers.fuse_gather,
     "sums in compiled graphs": reductions.fuse_reduction,
 }
-_FILES = tuple(str(module.__file__) for module in (flattened, gathers, merged_sums, nodes, pieces, reductions))
+# The pass, and what it writes: whoever mends one of them finds no graph that the old one made.
+_FILES = tuple(str(module.__file__) for module in (flattened, gathers, merged_sums, nodes, pieces, reductions, schema))
 
 
 class FuseCollectives(CustomGraphPass):
@@ -48,11 +53,18 @@ class FuseCollectives(CustomGraphPass):
         graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        """What names this pass in Inductor's cache of graphs; nothing, where the other pass has no name."""
+        """What names this pass, and all that it decides by beside a graph's text, in Inductor's caches of graphs;
+        nothing, where the other pass has no name."""
+        own = overweave.__version__, get_hash_for_files(_FILES), _members()
         if self.before is None:
-            return get_hash_for_files(_FILES)
+            return own
         others = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None
-        return None if others is None else (others, get_hash_for_files(_FILES))
+        return None if others is None else (others, *own)
+
+
+def _members() -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The ranks of each group by its name, which is all that a graph's text tells of it."""
+    return tuple(sorted((str(each.group_name), tuple(dist.get_process_group_ranks(each))) for each in LIVING))
 
 
 def register() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
@@ -29,14 +30,25 @@ _OPERATOR = define(OPERATOR)
 LAST_DIMENSION = "the last dimension, which holds columns, is gathered"
 
 
+class Rows(NamedTuple):
+    """How the rows of all ranks lie in a tensor. lead: how often they follow each other. order: of the ranks."""
+
+    lead: Any = 1
+    order: tuple[int, ...] = ()
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether they lie as a gather leaves them."""
+        return is_same(self.lead, 1) and [*self.order] == sorted(self.order)
+
+
 class Product(NamedTuple):
-    """A matmul of gathered rows. bias: what is added, of any shape. lead: how often the rows of all ranks follow each
-    other in it."""
+    """A matmul of gathered rows. bias: what is added, of any shape. rows: how those of all ranks lie in it."""
 
     node: Node
     w: Node
     bias: Node | None
-    lead: Any
+    rows: Rows
 
 
 class Reading(NamedTuple):
@@ -62,7 +74,9 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
     products, way, obstacle = _reading(wait, ranks)
     if not products:
         return obstacle or "no matmul reads it"
-    if not all(has_sizes(shard, product.lead) for product in products) or len(gather.users) > 1:  # sizes are read of it
+    if (
+        not all(has_sizes(shard, product.rows.lead) for product in products) or len(gather.users) > 1
+    ):  # sizes are read of it
         return VARIES
     products = _of_one_layout(products)
     fused = {product.node for product in products}
@@ -81,8 +95,8 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
     )
     for index, product in enumerate(products):
         y = writer.item(results, index)
-        if not is_same(product.lead, 1):
-            y = writer.rows(y, (ranks, product.lead))
+        if not product.rows.is_gathered:
+            y = writer.rows(y, (ranks, product.rows.lead), (product.rows.order, ()))
         if product.bias is not None and not is_biased:
             y = writer.call(ATEN.add.Tensor, y, product.bias)
         product.node.replace_all_uses_with(writer.shaped(y, product.node))
@@ -110,54 +124,43 @@ def _reading(wait: Node, ranks: int) -> Reading:
     products: list[Product] = []
     way: set[Node] = set()
     obstacle = ""
-    waiting = [(wait, 1)]
+    waiting = [(wait, Rows())]
     while waiting:
-        node, lead = waiting.pop()
+        node, rows = waiting.pop()
         way.add(node)
         for user in node.users:
-            joined = _joined(user, node, ranks) if is_same(lead, 1) else None
             if keeps_rows(user, node):
-                waiting.append((user, lead))
-            elif joined is not None and joined.is_last:
-                obstacle = LAST_DIMENSION
-            elif joined is not None:
-                way |= joined.between
-                waiting.append((joined.cat, joined.lead))
-            else:
-                products += _product(user, node, lead)
+                waiting.append((user, rows))
+                continue
+            products += _product(user, node, rows)
+            for cat, onto, order in _joined(user, node, ranks) if rows.is_gathered else ():
+                shape = value(cat).shape
+                if onto == len(shape) - 1:
+                    obstacle = LAST_DIMENSION
+                    continue
+                way |= {user, *user.users}
+                waiting.append((cat, Rows(prod(shape[:onto]), order)))
     order = {node: index for index, node in enumerate(wait.graph.nodes)}
     products.sort(key=lambda product: order[product.node])
     return Reading(_independent(products), way, obstacle)
 
 
-class _Joined(NamedTuple):
-    cat: Node
-    lead: Any
-    is_last: bool
-    between: set[Node]
-
-
-def _joined(split: Node, gathered: Node, ranks: int) -> _Joined | None:
-    """A split into the ranks' parts, which are joined again along another dimension."""
+def _joined(split: Node, gathered: Node, ranks: int) -> Iterator[tuple[Node, int, tuple[int, ...]]]:
+    """Where a split into the ranks' parts is joined again, along which dimension, and in which order of the ranks."""
     if not is_call(split, ATEN.split.Tensor) or split.args[0] is not gathered:
-        return None
-    parts = list(split.users)
-    cats = {user for part in parts for user in part.users}
-    for cat in cats:
+        return
+    for cat in dict.fromkeys(user for part in split.users for user in part.users):  # in an order that all ranks have
         found = pieces_joined(cat)
-        if found is not None and found[1] == 0 and len(cat.args[0]) == ranks and set(cat.args[0]) <= set(parts):  # type: ignore[arg-type]
-            shape, dim = value(cat).shape, found[2]
-            lead = prod(shape[:dim])
-            return _Joined(cat, lead, dim == len(shape) - 1, {split, *parts})
-    return None
+        if found is not None and found.x is gathered and found.cut == 0 and len(found.order) == ranks:
+            yield cat, found.onto, found.order
 
 
-def _product(user: Node, rows: Node, lead: int) -> list[Product]:
+def _product(user: Node, matrix: Node, rows: Rows) -> list[Product]:
     """A matmul whose first factor is this matrix."""
-    if is_call(user, ATEN.mm.default) and user.args[0] is rows and user.args[1] is not rows:
-        return [Product(user, user.args[1], None, lead)]  # type: ignore[arg-type]
-    if is_call(user, ATEN.addmm.default) and user.args[1] is rows and user.args[2] is not rows and not user.kwargs:
-        return [Product(user, user.args[2], user.args[0], lead)]  # type: ignore[arg-type]
+    if is_call(user, ATEN.mm.default) and user.args[0] is matrix and user.args[1] is not matrix:
+        return [Product(user, user.args[1], None, rows)]  # type: ignore[arg-type]
+    if is_call(user, ATEN.addmm.default) and user.args[1] is matrix and user.args[2] is not matrix and not user.kwargs:
+        return [Product(user, user.args[2], user.args[0], rows)]  # type: ignore[arg-type]
     return []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import getitem
 from typing import Any
 
@@ -87,18 +87,28 @@ class Writer:
         node.meta["val"] = made
         return node
 
-    def rows(self, x: Node, parts: tuple[Any, ...] = ()) -> Node:
-        """x as a contiguous matrix. parts `(a, b)`: rows that lie as `[a, b, rest]`, as `[b, a, rest]`."""
+    def rows(self, x: Node, parts: tuple[Any, ...] = (), orders: Sequence[Sequence[int]] = ()) -> Node:
+        """x as a contiguous matrix. parts `(a, b)`: rows that lie as `[a, b, rest]`, as `[b, a, rest]`.
+
+        orders: in which those of a, and those of b, are taken before; empty: as they lie.
+        """
         columns = value(x).shape[-1]
         if parts:
             first, second = (size_node(self._graph, part) for part in parts)
             x = self.call(ATEN.reshape.default, x, [first, second, -1, columns])
+            for dim, order in enumerate(orders):
+                x = self._in_order(x, dim, order)
             x = self.call(ATEN.permute.default, x, [1, 0, 2, 3])
             x = self.call(ATEN.clone.default, x, memory_format=torch.contiguous_format)
         x = x if value(x).dim() == 2 else self.call(ATEN.reshape.default, x, [-1, columns])
         if value(x).is_contiguous():
             return x
         return self.call(ATEN.clone.default, x, memory_format=torch.contiguous_format)
+
+    def _in_order(self, x: Node, dim: int, order: Sequence[int]) -> Node:
+        if [*order] == sorted(order):
+            return x
+        return self.call(ATEN.cat.default, [self.call(ATEN.slice.Tensor, x, dim, at, at + 1) for at in order], dim)
 
     def shaped(self, x: Node, like: Node) -> Node:
         """x in the shape of another node."""

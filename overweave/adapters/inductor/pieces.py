@@ -7,7 +7,7 @@ Whoever writes `split` has it in the graph; its gradient, and that of `chunk`, i
 from __future__ import annotations
 
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.fx import Graph, Node
 
@@ -22,30 +22,42 @@ def is_even(split: Any, count: int) -> bool:
     return len(pieces) == count and is_same(pieces[0].shape, pieces[-1].shape)
 
 
-def pieces_joined(cat: Any) -> tuple[Node, int, int] | None:
-    """Of `cat(split(x, size, dim), other dim)`: x, the dimension that was cut, and the one along which it is joined."""
+class Joined(NamedTuple):
+    """`cat(split(x, size, cut), onto)`. order: of which pieces it is joined, in which ranks may differ."""
+
+    x: Node
+    cut: int
+    onto: int
+    order: tuple[int, ...]
+
+
+def pieces_joined(cat: Any) -> Joined | None:
+    """Of what a tensor is joined, if it is joined of all pieces of one, each taken once."""
     if not is_call(cat, CAT):
         return None
     parts, joined = cat.args[0], cat.args[1] if len(cat.args) > 1 else 0
-    if not parts or not all(is_call(part, getitem) and part.args[1] == at for at, part in enumerate(parts)):
+    if not parts or not all(is_call(part, getitem) for part in parts):
         return None
-    split = parts[0].args[0]
+    split, order = parts[0].args[0], tuple(part.args[1] for part in parts)
     if not is_call(split, SPLIT) or any(part.args[0] is not split for part in parts):
+        return None
+    if sorted(order) != [*range(len(parts))] or not is_even(split, len(parts)):
         return None
     x, cut = split.args[0], split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
     dims = value(x).dim()
-    return (x, cut % dims, joined % dims) if is_even(split, len(parts)) else None
+    return Joined(x, cut % dims, joined % dims, order)
 
 
 def split_slices(graph: Graph) -> None:
-    """Writes slices that are pieces of one tensor in order, and are joined beside a collective, as a split."""
+    """Writes slices that are the pieces of one tensor, and are joined beside a collective, as a split."""
     for node in list(graph.nodes):
-        if is_call(node, CAT) and _is_beside(node) and _are_pieces(node.args[0]):
-            parts: Any = tuple(node.args[0])
+        order = _order_of(node.args[0]) if is_call(node, CAT) and _is_beside(node) else ()
+        if order:
+            parts: Any = tuple(node.args[0])  # type: ignore[arg-type]
             x, dim = parts[0].args[:2]
             writer = Writer(graph, node)
             pieces = writer.call(SPLIT, x, size_node(graph, value(parts[0]).shape[dim]), dim)
-            for at, part in enumerate(parts):
+            for at, part in zip(order, parts, strict=True):
                 replace(part, writer.item(pieces, at))
 
 
@@ -58,18 +70,18 @@ def _is_beside(cat: Node) -> bool:
     )
 
 
-def _are_pieces(parts: Any) -> bool:
-    """Whether nodes are slices of one tensor, all of one size, which are the whole of it in their order."""
+def _order_of(parts: Any) -> tuple[int, ...]:
+    """Which pieces nodes are, slices of one tensor, all of one size, which together are the whole of it."""
     if not parts or not all(is_call(part, SLICE) and len(part.args) == 4 and not part.kwargs for part in parts):
-        return False
+        return ()
     x, dim = parts[0].args[:2]
     size, begins = value(parts[0]).shape[dim], [_told(part.args[2]) for part in parts]
-    return (
-        all(part.args[:2] == (x, dim) and is_same(value(part).shape[dim], size) for part in parts)
-        and all(is_same(begin, at * size) for at, begin in enumerate(begins))
-        and is_same(value(x).shape[dim], len(parts) * size)
-        and size_node(x.graph, size) is not None
-    )
+    is_alike = all(part.args[:2] == (x, dim) and is_same(value(part).shape[dim], size) for part in parts)
+    if not is_alike or not is_same(value(x).shape[dim], len(parts) * size) or size_node(x.graph, size) is None:
+        return ()
+    places = range(len(parts))
+    order = tuple(next((at for at in places if is_same(begin, at * size)), -1) for begin in begins)
+    return order if sorted(order) == [*places] else ()
 
 
 def _told(size: Any) -> Any:

@@ -31,7 +31,7 @@ LAST_DIMENSION = "the last dimension, which holds columns, is scattered"
 
 
 class Summed(NamedTuple):
-    """A sum of matmuls. biases: `[n]`, each of which a W-th is added on every rank."""
+    """A sum of matmuls, and of biases `[n]`, which need not be the same on all ranks."""
 
     products: list[tuple[Node, Node]]
     biases: list[Node]
@@ -55,9 +55,10 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
         return f"operands in {value(given).dtype}, or of one dimension"
     whole: Any = given
     lead: Any = 1
+    order: tuple[int, ...] = ()
     joined = pieces_joined(given) if scatters else None
     if joined is not None:
-        whole, cut, onto = joined
+        whole, cut, onto, order = joined
         if onto != 0 or len(given.args[0]) != ranks or not _is_read_once(given):
             return "pieces that are no ranks' parts"
         if cut == value(whole).dim() - 1:
@@ -65,30 +66,31 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
         lead = prod(value(whole).shape[:cut])
     if not has_sizes(given, lead) or len(reduction.users) > 1:  # sizes are read of it
         return VARIES
-    found = summed(whole, ranks)
+    found = summed(whole)
     if found is None:
         return "no matmul stands before it, or others read the product"
     writer = Writer(graph, wait)
-    xs = [writer.rows(x, () if is_same(lead, 1) else (lead, ranks)) for x, _ in found.products]
+    is_laid = is_same(lead, 1) and [*order] == sorted(order)
+    xs = [writer.rows(x, () if is_laid else (lead, ranks), ((), order)) for x, _ in found.products]
     ws = [_dense(writer, w) for _, w in found.products]
     y = writer.item(writer.call(_SCATTERED if scatters else _REDUCED, xs, ws, group_name=group), 0)
-    for bias in found.biases:
-        y = writer.call(ATEN.add.Tensor, y, bias)
+    if found.biases:
+        y = writer.call(ATEN.add.Tensor, y, _over_ranks(writer, found.biases, group))
     wait.replace_all_uses_with(writer.shaped(y, wait))
     graph.erase_node(wait)
     graph.erase_node(reduction)
     return ""
 
 
-def summed(node: Any, ranks: int) -> Summed | None:
+def summed(node: Any) -> Summed | None:
     """The matmuls whose sum a node is, each of which nothing else reads."""
     if not isinstance(node, Node) or len(node.users) != 1:
         return None
     if is_call(node, *RESHAPES):
         before: Any = node.args[0]
-        return summed(before, ranks) if is_same(value(before).shape[-1], value(node).shape[-1]) else None
+        return summed(before) if is_same(value(before).shape[-1], value(node).shape[-1]) else None
     if is_call(node, ATEN.add.Tensor) and not node.kwargs:
-        parts = [summed(each, ranks) for each in node.args]
+        parts = [summed(each) for each in node.args]
         if any(part is None for part in parts) or not is_same(value(node.args[0]).shape, value(node.args[1]).shape):
             return None
         both = [part for part in parts if part is not None]
@@ -96,14 +98,22 @@ def summed(node: Any, ranks: int) -> Summed | None:
     if is_call(node, ATEN.mm.default):
         return Summed([node.args], [])  # type: ignore[list-item]
     if is_call(node, ATEN.addmm.default) and not node.kwargs:
-        share: Any = node.args[0]
+        added: Any = node.args[0]
         product: Any = node.args[1:]
-        if is_same(value(share).shape, value(node).shape):  # Inductor makes this of a sum
-            others = summed(share, ranks)
+        if is_same(value(added).shape, value(node).shape):  # Inductor makes this of a sum
+            others = summed(added)
             return None if others is None else Summed([*others.products, product], others.biases)
-        if is_call(share, ATEN.div.Tensor) and share.args[1] == ranks and value(share).dim() == 1:
-            return Summed([product], [share.args[0]])
+        if is_same(value(added).shape, value(node).shape[1:]):
+            return Summed([product], [added])
     return None
+
+
+def _over_ranks(writer: Writer, biases: list[Node], group: str) -> Node:
+    """The sum of biases over ranks: a W-th of one that all ranks have, say, which no rank's graph can tell."""
+    total = biases[0]
+    for bias in biases[1:]:
+        total = writer.call(ATEN.add.Tensor, total, bias)
+    return writer.call(COLLECTIVE.wait_tensor.default, writer.call(REDUCE, total, "sum", group))
 
 
 def _is_read_once(cat: Any) -> bool:

@@ -19,7 +19,7 @@ from overweave.ops.call.groups import group_of, refuse
 from overweave.ops.call.operands import WEIGHTS, check_kinds
 from overweave.ops.call.side_by_side import check_pairs
 from overweave.ops.call.surroundings import is_read_by_compiler, is_watched
-from overweave.ops.dispatch.schema import DEFINED, OF_GRADIENTS, Defined, Given, request_of, results_of
+from overweave.ops.dispatch.schema import DEFINED, OF_GRADIENTS, PLACE, Defined, Given, request_of, results_of
 
 
 def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[str, torch.Tensor]:
@@ -33,12 +33,12 @@ def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[st
         raise refused(group, InputError(f"{operator.name} in torch's dispatcher", "it has no op there", cure))
     if operator.exchanges:
         given = _in_one_row(operator, group, given)
-    group_name = place_of(group).name
+    place = place_of(group)
     if is_read_by_compiler():
-        return results_of(given, _by_op(defined, group_name, given))
+        return results_of(given, _by_op(defined, place, given))
     is_seen = is_watched() or torch._C._is_any_autocast_enabled()
     try:
-        found = _by_op(defined, group_name, given) if is_seen else defined.eager(group_name, given)
+        found = _by_op(defined, place, given) if is_seen else defined.eager(place.name, given)
         return results_of(given, found)
     except OverweaveError:
         raise
@@ -48,10 +48,15 @@ def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[st
         raise
 
 
-def _by_op(defined: Defined, group_name: str, given: Given) -> list[torch.Tensor]:
-    request = request_of(defined.names, group_name, given)
-    results: list[torch.Tensor] = defined.op(*request.tensors, **request.options)
+def _by_op(defined: Defined, place: Place, given: Given) -> list[torch.Tensor]:
+    request = request_of(defined.names, place.name, given)
+    results: list[torch.Tensor] = defined.op(*request.tensors, **request.options, **told_of(place))
     return results
+
+
+def told_of(place: Place) -> Given:
+    """What a recorded call tells of the place where it was recorded."""
+    return {PLACE: [place.rank, place.world_size]}
 
 
 def _in_one_row(operator: Operator, group: GroupLike, given: Given) -> Given:

@@ -40,6 +40,9 @@ _OPTIONS = {
 # operator that computes that of x.
 OF_GRADIENTS = ("save", "backward_plan", "gradients")
 _SAVE, _GRADIENTS = 'str save="gathered"', 'str gradients="", str? backward_plan=None'
+# The rank and the world size where a call was recorded. No kernel reads them. Shapes of results follow from them, so
+# that they belong in the text of a graph, by which torch's caches know it.
+PLACE, _PLACE = "place", "int[]? place=None"
 PRODUCTS = tuple(numbered("y", index) for index in range(LONGEST_LIST))
 
 
@@ -60,6 +63,7 @@ def schema_of(operator: Operator) -> str:
     tensors = ", ".join(f"Tensor? {name}=None" for name in beside(operator))
     options = [text for keyword, text in _OPTIONS.items() if keyword in operator.keywords]
     options += [_SAVE, _GRADIENTS] if operator.gathers and not operator.exchanges else [_GRADIENTS]
+    options.append(_PLACE)
     factors = ", ".join(("Tensor[] x", "Tensor[] w", *([tensors] if tensors else [])))
     return f"{operator.name}({factors}, *, str group_name, {', '.join(options)}) -> Tensor[]"
 
@@ -90,7 +94,7 @@ def given_by(names: tuple[str, ...], request: Request) -> Given:
     weight, eps = given.pop(NORM_WEIGHT, None), given.pop("norm_eps", NORM_EPS)
     if weight is not None:
         given["norm"] = RmsNorm(weight, eps=eps)
-    for name in ("group_name", *OF_GRADIENTS):
+    for name in ("group_name", PLACE, *OF_GRADIENTS):
         given.pop(name, None)
     if given.get(COUNTS) is not None:
         given[COUNTS] = matrix_of(given[COUNTS])
