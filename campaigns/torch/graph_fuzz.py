@@ -12,9 +12,11 @@ Kernels that Inductor would write are left to ATen: no compiler of C++ runs.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -60,6 +62,8 @@ def difference(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) ->
 def judged(seeds: list[int], folder: str) -> list[Told]:
     """For `run_ranks`: programs in order, up to the first that raises, behind which ranks have nothing in common."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    warnings.simplefilter("ignore", FutureWarning)  # newer torch has other names for its functional collectives
+    logging.getLogger("torch").setLevel(logging.ERROR)  # it warns of what selective checkpoints must not hold
     told: list[Told] = []
     ow.install(graphs=True)
     with config.patch(fallback_by_default=True, compile_threads=1):
