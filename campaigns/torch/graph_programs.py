@@ -1,8 +1,9 @@
 """Random small programs of layers and collectives, as data, and how they run: in torch's own operations or in ours.
 
 A program works on rows, this rank's part of them or all of them. Its steps are drawn so that what follows fits. Ranks
-run the same steps; which part of the rows a step reads may be the rank's own, the first rank's, or all in an order that
-begins with the own one.
+run the same steps; which part of the rows a step reads may be the rank's own, the first rank's, or all in another order.
+Orders are the same on all ranks: Inductor joins pieces that follow each other, so that others leave ranks with different
+nodes, of which nothing may be fused.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ ANYWHERE: dict[str, Step] = {
 WIDER: dict[str, Step] = {
     "gather": lambda x, given: linear(_gathered(x, given.dim), given.ws[0]),
     "gather, bias, kept": _kept,
-    "gather, own first": lambda x, given: linear(
-        torch.cat(_parts(_gathered(x, given.dim), given, dist.get_rank()), given.dim), given.ws[2]
+    "gather, turned": lambda x, given: linear(
+        torch.cat(_parts(_gathered(x, given.dim), given, 1), given.dim), given.ws[2]
     ),
     "columns, own rows": lambda x, given: _columns(x, given, dist.get_rank()),
     "columns, first rows": lambda x, given: _columns(x, given, 0),
@@ -163,8 +164,8 @@ NARROWER: dict[str, Step] = {
     "scatter, bias of each rank": lambda x, given: _scattered(
         linear(x, given.ws[0], given.bias * (1 + dist.get_rank())), given.dim
     ),
-    "scatter, own first": lambda x, given: _scattered(
-        torch.cat(_parts(linear(x, given.ws[2]), given, dist.get_rank()), given.dim), given.dim
+    "scatter, turned": lambda x, given: _scattered(
+        torch.cat(_parts(linear(x, given.ws[2]), given, 1), given.dim), given.dim
     ),
     "sum, own rows": lambda x, given: _parts(_summed(linear(x, given.ws[0])), given, dist.get_rank())[0],
     "sum, first rows": lambda x, given: _parts(_summed(linear(x, given.ws[1])), given, 0)[0],
