@@ -28,7 +28,7 @@ from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board.board import Board
 from overweave.memory.group import LIVING, Group
-from overweave.memory.outside_inference_mode import lasting
+from overweave.memory.lasting import lasting
 from overweave.ops.author import arguments as asked_arguments
 from overweave.ops.author.arguments import where_of
 from overweave.ops.author.trial import CHECKED, NOT_CHECKED, check_footprint
@@ -247,7 +247,7 @@ def _forget_calls() -> None:
 class _Call:
     """One combination of numbers, tensors and options: planned, proven, agreed on by all ranks, and bound."""
 
-    @lasting()
+    @lasting
     def __init__(self, fused: Fused, group: Group, given: Mapping[str, Any], options: Mapping[str, int]) -> None:
         self.group = group
         try:
