@@ -131,9 +131,10 @@ def cells_of(blocks: Blocks, shape: tuple[int, int], part: Rectangle) -> list[Ce
 
 class Image(NamedTuple):
     """What rectangles of a buffer are in memory. stretch: the elements `[lo, hi)` if they lie with nothing but padding
-    between them, else None. order: which element of which rectangle lies at which distance from the first. Stretches of
-    equal order hold the same elements at the same distances, whatever their buffers are. rest: rows of blocks that lie
-    within the stretch and are no part of the rectangles, as rectangles of the matrix.
+    between them, else None. order: which element of which rectangle lies at which distance from the first: rectangle,
+    row, column, rows, columns, distance, and how far its rows lie apart. Stretches of equal order hold the same
+    elements at the same distances, whatever their buffers are. rest: rows of blocks that lie within the stretch and are
+    no part of the rectangles, as rectangles of the matrix.
     """
 
     stretch: Span | None
@@ -156,14 +157,19 @@ def image_of(
     for at, run, stop, _ in pieces:
         is_whole &= run.start == end and stop > 0
         end = stop
-        last = order[-1] if order else None
-        follows = last and run.start - lo == last[5] + last[3] * run.pitch
-        if last and follows and (at, run.row - last[3], run.col, run.cols) == (last[0], last[1], last[2], last[4]):
-            order[-1] = (*last[:3], last[3] + run.rows, *last[4:])  # the next rows of the same columns
+        last, pitch = order[-1] if order else None, run.pitch if run.rows > 1 else 0
+        if last and _follows(last, at, run, lo):
+            order[-1] = (*last[:3], last[3] + run.rows, *last[4:6], run.pitch)  # the next rows of the same columns
         else:
-            order.append((at, run.row, run.col, run.rows, run.cols, run.start - lo))
+            order.append((at, run.row, run.col, run.rows, run.cols, run.start - lo, pitch))
     rest = tuple(piece.rest for piece in pieces if piece.rest)
     return Image((lo, end) if is_whole else None, tuple(order), rest)
+
+
+def _follows(last: tuple[int, ...], at: int, run: Run, lo: int) -> bool:
+    """Whether a run of rectangle `at` has the next rows of the same columns, as far apart. lo: of the image."""
+    is_next = (at, run.row - last[3], run.col, run.cols) == (last[0], last[1], last[2], last[4])
+    return is_next and last[6] in (0, run.pitch) and run.start - lo == last[5] + last[3] * run.pitch
 
 
 class _Piece(NamedTuple):

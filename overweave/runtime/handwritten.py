@@ -61,6 +61,11 @@ class ChannelArgument:
     consumer_table: torch.Tensor | None = None
     counts: torch.Tensor | None = None
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether any part of its mapping is filled at run time."""
+        return any(table is not None for table in (self.producer_table, self.consumer_table, self.counts))
+
 
 @dataclass(frozen=True)
 class TensorArgument:

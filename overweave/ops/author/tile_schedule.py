@@ -189,7 +189,7 @@ class _Paper:
         asked = f"prove the tiles of {launch.name}"
         if not launch.effects:
             raise InputError(asked, "nobody says what they read and make", "Pass tile_effects=(TileEffect(...), ...)")
-        if any(isinstance(one, ChannelArgument) and one.producer_table is not None for one in launch.arguments):
+        if any(isinstance(one, ChannelArgument) and one.is_dynamic for one in launch.arguments):
             raise InputError(asked, "their mapping is filled at run time", "Its waits are bounded; no more is proven")
         first = 0
         for effect in launch.effects:

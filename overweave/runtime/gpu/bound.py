@@ -18,6 +18,7 @@ from overweave.ir.launch.gates import first_own_waits, waits_for_nothing
 from overweave.ir.launch.order import Action, launch_order
 from overweave.ir.launch.reach import addresses_peers
 from overweave.ir.launch.streams import most_sms, queues_beside
+from overweave.ir.library_call import is_permuted
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
     COPY_ENGINE,
@@ -42,7 +43,7 @@ from overweave.runtime.kernel_calls.bind import Binding, Tensors, kernel_call
 from overweave.runtime.kernel_calls.hopper import matmul_call
 from overweave.runtime.kernel_calls.protocol import head_call, need_reach, tell_call
 from overweave.runtime.library.calls import Call, counted_call, library_call
-from overweave.runtime.library.stretches import is_permuted, stretch_call
+from overweave.runtime.library.stretches import stretch_call
 from overweave.runtime.library.views import shapes_of
 
 KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)

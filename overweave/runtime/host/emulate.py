@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overweave.ir.blocks import DEALT, dealt, stored_shape
+from overweave.ir.blocks import DEALT, stored_shape
 from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
@@ -94,7 +94,8 @@ class HostCall:
         try:
             self.slot = self.workspace.begin(layout, self.timeout_s)
             self.instance = Instances(self.plan, self.slot)
-            self._permuted = Permuted(self.plan.schedule.buffers, self.instance)
+            self.memory = _memory_of(self.tensors, self._homes, self.instance)
+            self._permuted = Permuted(self.plan.schedule.buffers, self.memory)
             self.prepare()
             self._work_off()
         except BaseException as error:
@@ -154,7 +155,7 @@ class HostCall:
     def _start_collective(self, operation: Collective) -> IsDone:
         try:
             group = part_of(self.group, operation.ranks)
-            ends = _start_collective(operation, group, lambda parts: self._permuted.stretch(parts, self.view))
+            ends = _start_collective(operation, group, self._permuted.sides(operation, self.view))
         except RuntimeError as error:
             raise self.workspace.board.blame(error, operation.name) from error
 
@@ -168,9 +169,7 @@ class HostCall:
 
     def view(self, region: Region) -> Tensor:
         """The elements of a region, where they lie."""
-        is_callers = self._homes[region.buffer] in (INPUT, OUTPUT)
-        matrix = self.tensors[region.buffer] if is_callers else self.instance(region.buffer, region.rank)
-        return matrix[slice(*region.rows), slice(*region.cols)]
+        return self.memory(region.buffer, region.rank)[slice(*region.rows), slice(*region.cols)]
 
     def _work_off(self) -> None:
         work_off(
@@ -233,14 +232,18 @@ class HostCall:
         return next((rank for rank, count in enumerate(due) if arrived[rank] < count), -1)
 
 
-def _start_collective(operation: Collective, group: Group, stretch: Callable[[tuple[Region, ...]], Tensor]) -> IsDone:
+def _memory_of(tensors: Tensors, homes: Mapping[str, str], instance: Instances) -> Callable[[str, int], Tensor]:
+    """A rank's instance of a buffer: the caller's tensor, or what lies in the slot."""
+    return lambda name, rank: tensors[name] if homes[name] in (INPUT, OUTPUT) else instance(name, rank)
+
+
+def _start_collective(operation: Collective, group: Group, sides: tuple[list[Tensor], list[Tensor]]) -> IsDone:
     """Starts a library collective. Uneven shards: as lists; the sum is fp32 in rank order, rounded once.
 
-    stretch: the tensor that the library is given for the regions of one member.
+    sides: what the library is given, and where it stores, by member, or once for all.
     """
     of_sources, of_destinations = DEALT[operation.function]
-    sources = [stretch(parts).contiguous() for parts in dealt(operation.sources, of_sources, group.world_size)]
-    targets = [stretch(parts) for parts in dealt(operation.destinations, of_destinations, group.world_size)]
+    sources, targets = [source.contiguous() for source in sides[0]], sides[1]
     if not of_sources:
         sources = sources * group.world_size
     landing = targets if of_destinations else targets * group.world_size

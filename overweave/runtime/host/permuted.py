@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from overweave.ir.blocks import image_of, runs_of
-from overweave.ir.schedule import Buffer, Operation, Region
+from overweave.ir.blocks import DEALT, dealt, runs_of
+from overweave.ir.library_call import Side, is_permuted, sides_of
+from overweave.ir.schedule import Buffer, Collective, Operation, Region
 from overweave.runtime.library.library import View
 
 
@@ -16,7 +17,8 @@ class Permuted:
     """The permuted buffers of a schedule. memory: the whole tensor of a rank's instance, by buffer and rank."""
 
     def __init__(self, buffers: Iterable[Buffer], memory: Callable[[str, int], Tensor]) -> None:
-        self._buffers = {buffer.name: buffer for buffer in buffers if buffer.blocks is not None}
+        self._all = {buffer.name: buffer for buffer in buffers}
+        self._buffers = {name: buffer for name, buffer in self._all.items() if buffer.blocks is not None}
         self._memory = memory
 
     def through(self, operation: Operation, view: View) -> tuple[View, Callable[[], None]]:
@@ -42,15 +44,22 @@ class Permuted:
 
         return matrix, store
 
-    def stretch(self, regions: tuple[Region, ...], view: View) -> Tensor:
-        """What a library call is given for regions: the stretch of memory that they fill, or one region's matrix."""
-        buffer = self._buffers.get(regions[0].buffer)
-        if buffer is None:
-            return view(regions[0])
-        parts = tuple((region.rows, region.cols) for region in regions)
-        image = image_of(buffer.blocks, (buffer.rows, buffer.cols), parts, by_cells=True)
-        assert image.stretch is not None, "verify refuses a collective of anything else"
-        return self._memory(buffer.name, regions[0].rank).view(-1)[slice(*image.stretch)]
+    def sides(self, collective: Collective, view: View) -> tuple[list[Tensor], list[Tensor]]:
+        """What a library call sends and gets, by member, or once for all: equal parts of two stretches of memory where
+        blocks are permuted, else the matrices of regions."""
+        if not is_permuted(collective, self._all):
+            pairs = zip((collective.sources, collective.destinations), DEALT[collective.function], strict=True)
+            sent, got = (
+                [view(one) for (one,) in dealt(side, is_dealt, len(collective.ranks))] for side, is_dealt in pairs
+            )
+            return sent, got
+        sides = sides_of(collective, self._all)
+        assert not isinstance(sides, str), f"verify refuses it: {sides}"
+        sent, got = (list(self._stretch(side, collective.rank).tensor_split(side.parts)) for side in sides)
+        return sent, got
+
+    def _stretch(self, side: Side, rank: int) -> Tensor:
+        return self._memory(side.buffer, rank).view(-1)[slice(*side.span)]
 
     def _pieces(self, region: Region, matrix: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
         """Each part of a region's matrix with its place in memory."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions, ReduceScatterOptions
 
+from overweave.ir.blocks import DEALT
 from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.plan import W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
@@ -125,7 +126,10 @@ def _collective(operation: Operation, problem: Problem, shapes: Mapping[str, Sha
     if len(parts) != 2 or any(cut(part, shapes) is not None for part in parts):
         return None
     source, target = (part.buffer for part in parts)
-    move = MOVES.get(operation.function)
+    move, rows, members = MOVES.get(operation.function), [part.shape[0] for part in parts], len(operation.ranks)
+    each = [members if is_dealt else 1 for is_dealt in DEALT[operation.function]]
+    if rows[0] * each[1] != rows[1] * each[0]:
+        return None  # a short shard's, which is padded
     if move is None or (source == target) != (operation.function == "all_reduce"):
         return None
     run = move(part_of(group, operation.ranks).process_group)

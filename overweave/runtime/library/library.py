@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Clear, Collective, Compute, Copy, Operation, Reduce, Region
-from overweave.memory.fast_empty import Make
 from overweave.memory.group import Group
 from overweave.memory.subgroups import part_of
 
@@ -176,21 +175,17 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _all_gather(collective: Collective, view: View, group: Group) -> None:
-    """Shards are padded to equal rows; only trailing ones are short, so the gathered rows stand where they belong.
-
-    What they are padded with is anybody's guess, and nobody reads it.
-    """
+    """Shards are padded to equal rows, and what they are padded with is anybody's guess: it lands behind the rows of a
+    buffer (`joined` in views.py), or in memory of its own."""
     source, *targets = [movable(view(part)) for part in (*collective.sources, *collective.destinations)]
     source = source.contiguous()  # a part of rows is not
-    if len(targets) == 1 and targets[0].is_contiguous():
-        all_gather_flat(targets[0], source, group=group.process_group)
-        return
-    size = max(target.shape[0] for target in targets)
+    is_joined = len(targets) == 1 and targets[0].is_contiguous()
+    size = targets[0].shape[0] // len(collective.ranks) if is_joined else max(target.shape[0] for target in targets)
     sent = source
     if source.shape[0] < size:
         sent = source.new_empty((size, source.shape[1]))
         sent[: source.shape[0]] = source
-    whole = equal_parts(targets, size)
+    whole = targets[0] if is_joined else equal_parts(targets, size)
     if whole is not None:
         all_gather_flat(whole, sent, group=group.process_group)
         return
@@ -202,11 +197,9 @@ def _all_gather(collective: Collective, view: View, group: Group) -> None:
 
 def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
     sources, target = [view(source) for source in collective.sources], view(collective.destinations[0])
-    if len(sources) == 1 and sources[0].is_contiguous():
-        reduce_scatter_flat(target, sources[0], group=group.process_group)
-        return
-    size = max(source.shape[0] for source in sources)
-    whole = equal_parts(sources, size)
+    is_joined = len(sources) == 1 and sources[0].is_contiguous()
+    size = sources[0].shape[0] // len(collective.ranks) if is_joined else max(source.shape[0] for source in sources)
+    whole = sources[0] if is_joined else equal_parts(sources, size)
     if whole is None:
         whole = target.new_empty((size * len(sources), target.shape[1]))
         for part, source in zip(whole.split(size), sources, strict=True):
@@ -217,33 +210,15 @@ def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
         target.copy_(summed[: target.shape[0]])
 
 
-def with_room(make: Make, shape: tuple[int, int], dtype: torch.dtype, parts: int) -> torch.Tensor:
-    """A new tensor with memory behind it for as many rows as equal parts of it would have: for `equal_parts`."""
-    rows, cols = shape
-    if rows % parts == 0:
-        return make(shape, dtype)
-    return make((-(-rows // parts) * parts, cols), dtype)[:rows]
-
-
 def equal_parts(parts: list[torch.Tensor], size: int) -> torch.Tensor | None:
-    """The memory of parts as equal parts of `size` rows; None if they do not stand so.
-
-    Trailing parts may be short, or empty, where all memory behind them is the parts' own (`with_room`).
-    """
+    """The memory of parts that are of `size` rows each and stand one behind the other; None of others."""
     first = parts[0]
-    cols, start = first.shape[1], first.storage_offset()
-    if first.stride() != (cols, 1) or first.numel() == 0:
+    cols, step = first.shape[1], size * first.shape[1] * first.element_size()
+    if first.stride() != (cols, 1) or first.numel() == 0 or any(part.shape[0] != size for part in parts):
         return None
-    step = size * cols
-    stands = all(
-        part.numel() == 0 or part.data_ptr() == first.data_ptr() + index * step * first.element_size()
-        for index, part in enumerate(parts)
-    )
-    is_even = all(part.shape[0] == size for part in parts)
-    owns_more = start == 0 and first.untyped_storage().nbytes() == len(parts) * step * first.element_size()
-    if not stands or not (is_even or owns_more):
+    if any(part.data_ptr() != first.data_ptr() + index * step for index, part in enumerate(parts)):
         return None
-    return first.as_strided((size * len(parts), cols), (cols, 1), start)
+    return first.as_strided((size * len(parts), cols), (cols, 1), first.storage_offset())
 
 
 def _all_reduce(collective: Collective, view: View, group: Group) -> None:

@@ -13,8 +13,7 @@ from overweave.memory.fast_empty import maker
 from overweave.memory.group import Group
 from overweave.memory.subgroups import make_parts
 from overweave.runtime.library.calls import counted_call, library_call, made_by
-from overweave.runtime.library.library import with_room
-from overweave.runtime.library.views import joined, shapes_of
+from overweave.runtime.library.views import joined, shapes_of, with_room
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -30,20 +29,19 @@ class LibraryRun:
     def __init__(self, plan: Plan, group: Group, example: Tensors) -> None:
         problem, shapes = plan.problem, shapes_of(example)
         local = [each for each in plan.schedule.buffers if each.home == LOCAL]
-        shapes |= {each.name: (each.rows, each.cols) for each in local}
+        shapes |= {each.name: (with_room(each.rows, group.world_size), each.cols) for each in local}
         make_parts(group, plan.schedule.of_rank(group.rank))
-        operations = [each if problem.counted else joined(each, shapes) for each in plan.schedule.of_rank(group.rank)]
+        ends, own = {each.name: each.rows for each in local}, plan.schedule.of_rank(group.rank)
+        operations = [each if problem.counted else joined(each, shapes, ends) for each in own]
         made = {made_by(each, problem, shapes) for each in operations if not problem.counted}
         self.makes = frozenset(name for name in made if name in example)
         self._calls = [
             counted_call(each, plan, group) if problem.counted else library_call(each, problem, shapes, group)
             for each in operations
         ]
-        self._make, self._ranks = maker(example["w"].device), group.world_size
+        self._make = maker(example["w"].device)
         self._local = [
-            (each.name, (each.rows, each.cols), _dtype(each, problem.dtype))
-            for each in local
-            if each.name not in made or each.rows % group.world_size  # as of `with_room`
+            (each.name, shapes[each.name], _dtype(each, problem.dtype)) for each in local if each.name not in made
         ]
         self._board = Board.of(group)
         self._board.probes_rarely = True  # a collective that waits for a dead peer ends by its library's watchdog
@@ -51,7 +49,7 @@ class LibraryRun:
     def __call__(self, tensors: dict[str, torch.Tensor]) -> None:
         """Runs the plan once, on the current stream. What it makes is added to the tensors."""
         for name, shape, dtype in self._local:
-            tensors[name] = with_room(self._make, shape, dtype, self._ranks)
+            tensors[name] = self._make(shape, dtype)
         for call in self._calls:
             call(tensors)
         if not self._board.is_watched:  # no workspace, whose end would say so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,30 +46,37 @@ class Views:
         return view
 
 
-def joined(operation: Operation, shapes: Mapping[str, Shape]) -> Operation:
-    """The operation; a collective whose equal parts stand one behind the other in a buffer, as one of a single part."""
+def with_room(rows: int, parts: int) -> int:
+    """How many rows of memory a buffer of so many needs for `joined` to make parts of it equal ones."""
+    return -(-rows // parts) * parts
+
+
+def joined(operation: Operation, shapes: Mapping[str, Shape], ends: Mapping[str, int]) -> Operation:
+    """The operation; a collective whose equal parts stand one behind the other in a buffer, as one of a single part.
+
+    ends: the rows of buffers whose memory has more, as `shapes` say. Of parts that end there the trailing ones may be
+    short, or empty: what they are padded with is nobody's.
+    """
     if isinstance(operation, Collective) and operation.function == "all_gather":
-        return replace(operation, destinations=_joined(operation.destinations, shapes))
+        return replace(operation, destinations=_joined(operation.destinations, shapes, ends))
     if isinstance(operation, Collective) and operation.function == "reduce_scatter":
-        return replace(operation, sources=_joined(operation.sources, shapes))
+        return replace(operation, sources=_joined(operation.sources, shapes, ends))
     if isinstance(operation, Collective) and operation.function == "all_to_all":
-        sources, destinations = _joined(operation.sources, shapes), _joined(operation.destinations, shapes)
+        sources, destinations = _joined(operation.sources, shapes, {}), _joined(operation.destinations, shapes, {})
         if len(sources) == len(destinations) == 1:
             return replace(operation, sources=sources, destinations=destinations)
     return operation
 
 
-def _joined(parts: tuple[Region, ...], shapes: Mapping[str, Shape]) -> tuple[Region, ...]:
-    first, last = parts[0], parts[-1]
-    is_whole_rows = first.cols == (0, shapes[first.buffer][1])
-    follow = all(one.rows[1] == other.rows[0] for one, other in zip(parts, parts[1:], strict=False))
-    alike = all(
-        (part.buffer, part.rank, part.shape, part.cols) == (first.buffer, first.rank, first.shape, first.cols)
-        for part in parts
-    )
-    if not (is_whole_rows and follow and alike):
+def _joined(parts: tuple[Region, ...], shapes: Mapping[str, Shape], ends: Mapping[str, int]) -> tuple[Region, ...]:
+    first, size = parts[0], parts[0].shape[0]
+    rows, cols = shapes[first.buffer]
+    top, last = first.rows[0], ends.get(first.buffer, rows)
+    bounds = [min(top + at * size, last) for at in range(len(parts) + 1)]
+    is_one = all((part.buffer, part.rank, part.cols) == (first.buffer, first.rank, (0, cols)) for part in parts)
+    if not is_one or [part.rows for part in parts] != list(pairwise(bounds)) or top + len(parts) * size > rows:
         return parts
-    return (replace(first, rows=(first.rows[0], last.rows[1])),)
+    return (replace(first, rows=(top, top + len(parts) * size)),)
 
 
 def cut(region: Region, shapes: Mapping[str, Shape]) -> Cut | None:

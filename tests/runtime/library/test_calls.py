@@ -52,7 +52,7 @@ def collective(operator: str) -> bool:
     (moves,) = (each for each in operations if isinstance(each, Collective))
     shapes = {part.buffer: (part.rows[1], part.cols[1]) for part in moves.reads + moves.writes}  # of the last rows
     values = {name: torch.randint(-9, 10, shape).float() + 100 * group.rank for name, shape in shapes.items()}
-    whole, short, full = joined(moves, shapes), _copied(values), _copied(values)
+    whole, short, full = joined(moves, shapes, {}), _copied(values), _copied(values)
     for operation, tensors in ((moves, values), (whole, full)):
         run_operation(operation, Views((operation,), shapes).of(tensors), group)
     with patch.object(calls, "_in_full"):  # which the short way does without; ranks go on to other tests

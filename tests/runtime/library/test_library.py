@@ -11,13 +11,16 @@ from overweave.errors import ScheduleError
 from overweave.ir.epilogue import Norm
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
-from overweave.memory.fast_empty import maker
 from overweave.memory.group import resolve
 from overweave.runtime.library import epilogue, scaled
-from overweave.runtime.library.library import equal_parts, full_precision, run_operation, with_room
+from overweave.runtime.library.calls import library_call
+from overweave.runtime.library.library import equal_parts, full_precision, run_operation
 from overweave.runtime.library.norm import apply_norm
+from overweave.runtime.library.views import joined, shapes_of, with_room
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
+
+PROBLEM = Problem(operator="all_gather_matmul", m=8, n=8, k=8, world_size=2, dtype="float32")
 
 
 def collective_of(operator: str, m: int, world_size: int, rank: int) -> Collective:
@@ -33,18 +36,18 @@ def collect(operator: str, m: int, dtype: torch.dtype, has_room: bool) -> bool:
     rows = torch.arange(m).float().reshape(m, 1).expand(m, 8)
     tensors: dict[str, torch.Tensor] = {}
     for region in collective.writes:
-        make = maker(rows.device)
-        whole = with_room(make, (m, 8), dtype, group.world_size) if has_room else make((m, 8), dtype)
-        tensors.setdefault(region.buffer, whole.fill_(torch.nan))
+        height = with_room(m, group.world_size) if has_room else m
+        tensors.setdefault(region.buffer, torch.full((height, 8), torch.nan, dtype=dtype))
     for region in collective.reads:
         first = group.rank * -(-m // group.world_size) if operator == "all_gather_matmul" else 0
         values = (rows[first:] + (0 if operator == "all_gather_matmul" else group.rank)).to(dtype)
-        roomy = with_room(maker(rows.device), (values.shape[0], 8), dtype, group.world_size).copy_(values)
+        roomy = torch.cat([values, values.new_empty(with_room(len(values), group.world_size) - len(values), 8)])
         tensors.setdefault(region.buffer, roomy if has_room else values)
-    run_operation(collective, lambda region: tensors[region.buffer][slice(*region.rows), slice(*region.cols)], group)
+    called = joined(collective, shapes_of(tensors), dict.fromkeys(tensors, m)) if has_room else collective
+    run_operation(called, lambda region: tensors[region.buffer][slice(*region.rows), slice(*region.cols)], group)
     (target,) = {region.buffer for region in collective.writes}
     if operator == "all_gather_matmul":
-        return torch.equal(tensors[target], rows.to(dtype))
+        return torch.equal(tensors[target][:m], rows.to(dtype))
     lo, hi = collective.sources[group.rank].rows
     total = rows[lo:hi] * group.world_size + sum(range(group.world_size))
     return torch.equal(tensors[target][: hi - lo], total.to(dtype))
@@ -222,18 +225,38 @@ def test_nothing_is_cast_under_a_callers_autocast(dtype: torch.dtype):
         assert torch.equal(product, torch.full((2, 4), 1 + 2**-10, dtype=dtype))
 
 
-def test_parts_of_a_tensor_with_room_are_equal_parts_of_its_memory():
-    whole = with_room(maker(torch.device("cpu")), (4, 3), torch.float32, 3)
-    parts = [whole[:2], whole[2:4], whole[4:4]]
-    found = equal_parts(parts, 2)
+def test_equal_parts_of_memory_are_one_behind_the_other():
+    whole = torch.empty(8, 3)
+    found = equal_parts([whole[2:4], whole[4:6]], 2)
     assert found is not None
-    assert found.shape == (6, 3)
-    assert found.data_ptr() == whole.data_ptr()
-
-
-def test_what_lies_behind_a_callers_rows_is_no_part_of_them():
-    whole = torch.empty(8, 3)  # more than three parts of two rows
+    assert found.shape == (4, 3)
+    assert found.data_ptr() == whole[2:].data_ptr()
     assert equal_parts([whole[:2], whole[2:4], whole[4:4]], 2) is None
-    assert equal_parts([whole[:2], whole[2:4]], 2) is not None
+    assert equal_parts([whole[:1], whole[2:4]], 2) is None
     assert equal_parts([whole[:2], whole[4:6]], 2) is None
     assert equal_parts([whole[:2, :2], whole[2:4, :2]], 2) is None
+
+
+def gathered_beside_others(short: int) -> list[list[float]]:
+    """What a buffer holds once rank 0's shard of two rows and another's of four were gathered around rows that are
+    there: the short one stands first (short=0), or last."""
+    group = resolve(None)
+    whole, heights = torch.full((8, 1), -1.0), [2, 4] if short == 0 else [4, 2]
+    source = torch.full((heights[group.rank], 1), float(group.rank))
+    starts = (0, 4)
+    parts = tuple(
+        Region("whole", group.rank, (at, at + rows), (0, 1)) for at, rows in zip(starts, heights, strict=True)
+    )
+    gather = Collective(
+        name="gather", rank=group.rank, queue="main", function="all_gather", label="gather", ranks=(0, 1),
+        sources=(Region("x", group.rank, (0, heights[group.rank]), (0, 1)),), destinations=parts,
+    )  # fmt: skip
+    tensors = {"whole": whole, "x": source}
+    shapes = shapes_of(tensors)
+    library_call(joined(gather, shapes, {"whole": 8}), PROBLEM, shapes, group)(tensors)
+    return whole.flatten().tolist()
+
+
+def test_padding_lies_over_no_rows():
+    for short, wanted in enumerate(([0, 0, -1, -1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, -1, -1])):
+        assert run_ranks(gathered_beside_others, 2, short) == [wanted] * 2

@@ -87,8 +87,14 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
         findings.add("engine", operation, f"a copy engine moves it at once, not as {operation.instances} instances")
     elif engine == LIBRARY and operation.instances != 1:
         findings.add("engine", operation, f"a library call is one instance, not {operation.instances}")
+    elif engine == LIBRARY and isinstance(operation, Compute) and not _is_cut_alike(operation):
+        findings.add("engine", operation, "a library multiplies each part of `a` into one of `out`, of as many rows")
     elif engine == LIBRARY and any(region.rank != operation.rank for region in (*operation.reads, *operation.writes)):
         findings.add("engine", operation, "a library call touches its own rank's memory only")
+
+
+def _is_cut_alike(compute: Compute) -> bool:
+    return [part.shape[0] for part in compute.a] == [part.shape[0] for part in compute.out]
 
 
 def _check_members(operation: Collective, world_size: int, findings: Findings) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
+
 from overweave.ir.plan import LIBRARY, PACKED_KERNEL, PACKED_SUMS, REDUCE_KERNEL, Plan
 from overweave.ir.schedule import OUTPUT, Collective, Compute, Operation, Range, Reduce, Region
 from overweave.ir.verify.verdict import Findings
 
+Place = tuple[str, int]  # an output, and a rank
+Normed = tuple[int, int, Operation]  # rows, and by whom
+
 
 def check_norm(plan: Plan, findings: Findings) -> None:
     """Rows of the output come from sums of whole rows, by the reduction kernel, a packed one that adds, or the
-    library; nothing else norms."""
+    library; nothing else norms. Each is normed once, and read by nobody but the caller then."""
     sums = plan.realization.reduction
     if sums is not None and (sums.parts > sums.block_n or (plan.problem.norm is None and sums.parts > 1)):
         findings.add(
@@ -18,7 +26,10 @@ def check_norm(plan: Plan, findings: Findings) -> None:
     if plan.problem.norm is None:
         return
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
-    normed: dict[int, list[Range]] = {}
+    if outputs - {"y"}:
+        findings.add("form", None, f"a norm is of y alone, and outputs are {', '.join(sorted(outputs))}")
+        return
+    normed: dict[Place, list[Normed]] = {}
     for operation in plan.schedule.operations:
         for region in operation.writes:
             if region.buffer in outputs and not region.is_empty:
@@ -26,11 +37,46 @@ def check_norm(plan: Plan, findings: Findings) -> None:
                 if obstacle:
                     findings.add("form", operation, f"rows of the normed output: {obstacle}", region)
                 elif _norms(plan, operation):
-                    normed.setdefault(region.rank, []).append(region.rows)
-    for rank, rows in normed.items():
-        rows.sort()
+                    normed.setdefault((region.buffer, region.rank), []).append((*region.rows, operation))
+    for (_, rank), rows in normed.items():
+        rows.sort(key=itemgetter(0, 1))
         if any(one[1] > other[0] for one, other in zip(rows, rows[1:], strict=False)):
             findings.add("form", None, f"rank {rank} norms a row twice")
+            return
+    _check_readers(plan, normed, findings)
+    _check_all(plan, normed, findings)
+
+
+def _check_readers(plan: Plan, normed: dict[Place, list[Normed]], findings: Findings) -> None:
+    """Rows that were normed stay where they are: wherever they went, they might be normed again, or summed."""
+    for operation in plan.schedule.operations:
+        for region in () if not normed else operation.reads:
+            rows = normed.get((region.buffer, region.rank), ()) if not region.is_empty else ()
+            other = next((by for _, _, by in _meeting(rows, region.rows) if by is not operation), None)
+            if other is not None:
+                said = f"reads rows of the output that {other.name} has normed, which would be normed or added again"
+                findings.add("form", operation, said, region)
+                break
+
+
+def _check_all(plan: Plan, normed: dict[Place, list[Normed]], findings: Findings) -> None:
+    """Every row of a result is normed."""
+    for goal in plan.schedule.goal:
+        at, (_, end), region = goal.region.rows[0], goal.region.rows, goal.region
+        for lo, hi, _ in _meeting(normed.get((region.buffer, region.rank), []), region.rows):
+            at = hi if lo <= at else at
+        if at < end and not region.is_empty:
+            findings.add("form", None, f"nobody norms row {at} of the result", region)
+
+
+def _meeting(rows: Sequence[Normed], wanted: Range) -> Iterator[Normed]:
+    """Those of disjoint ranges in ascending order that share a row with the wanted one."""
+    first = max(0, bisect_right(rows, wanted[0], key=itemgetter(0)) - 1)
+    for one in islice(rows, first, None):
+        if one[0] >= wanted[1]:
+            return
+        if one[1] > wanted[0]:
+            yield one
 
 
 def _norms(plan: Plan, operation: Operation) -> bool:

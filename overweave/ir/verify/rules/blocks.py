@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from overweave.ir.blocks import Image, Span, cells_of, image_of, obstacle
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import (
-    INPUT,
-    OUTPUT,
-    Buffer,
-    Collective,
-    Compute,
-    Copy,
-    Get,
-    Put,
-    Reduce,
-    ReducePut,
-    Region,
-    Schedule,
-)
+from overweave.ir.blocks import DEALT, Span, cells_of, dealt, obstacle
+from overweave.ir.library_call import image, is_permuted, library_obstacle, sides_of
+from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
+from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Collective, Compute, Reduce, Region, Schedule
 from overweave.ir.verify.verdict import Findings
 
 
@@ -57,40 +45,42 @@ def _meet(one: Span, other: Span) -> bool:
     return one[0] < other[1] and other[0] < one[1]
 
 
-def image(buffers: Mapping[str, Buffer], regions: tuple[Region, ...], by_cells: bool = False) -> Image:
-    """The image in memory of regions of one buffer."""
-    buffer = buffers[regions[0].buffer]
-    parts = tuple((one.rows, one.cols) for one in regions)
-    return image_of(buffer.blocks, (buffer.rows, buffer.cols), parts, by_cells)
-
-
-def check_stretches(
-    buffers: Mapping[str, Buffer], part: Collective, groups: Sequence[tuple[Region, ...]], findings: Findings
-) -> None:
-    """What a library call sends to one member, or receives from one, is one stretch of a permuted buffer, and those of
-    all members lie one behind the other.
-
-    Of a buffer whose elements lie row by row it is one region, which the library may pack first.
+def check_sides(buffers: Mapping[str, Buffer], part: Collective, findings: Findings) -> None:
+    """What a library sends and gets for permuted blocks is one call's (ir/library_call.py). Of rows as they lie it is
+    one region for a member, which the library may pack first.
     """
-    end = None
-    for group in groups:
-        names = {region.buffer for region in group}
-        if len(names) > 1 or (len(group) > 1 and buffers[group[0].buffer].blocks is None):
-            findings.add("form", part, f"{len(group)} regions for one member, which share no permutation", group[0])
-            return
-        if buffers[group[0].buffer].blocks is None:
-            continue
-        stretch = image(buffers, group, by_cells=True).stretch
-        if stretch is None:
-            findings.add("form", part, "a library call needs one stretch of memory, and this is none", group[0])
-            return
-        if part.finishes:
-            said = "finishes sums in permuted blocks; finish them where they lie row by row"
-            findings.add("form", part, said, group[0])
-        if end not in (None, stretch[0]):
-            said = "what it moves for this member does not lie behind what it moves for the one before"
-            findings.add("form", part, said, group[0])
-        end = stretch[1]
+    if any(one.buffer not in buffers for one in (*part.reads, *part.writes)):
+        return
+    if is_permuted(part, buffers):
+        sides = sides_of(part, buffers)
+        if isinstance(sides, str):
+            findings.add("form", part, sides, part.sources[0])
+        return
+    for side, is_dealt in zip((part.sources, part.destinations), DEALT[part.function], strict=True):
+        for group in dealt(side, is_dealt, len(part.ranks)):
+            if len(group) > 1:
+                said = f"{len(group)} regions for one member, which share no permutation"
+                findings.add("form", part, said, group[0])
+                return
+
+
+def check_members(buffers: Mapping[str, Buffer], parts: Sequence[Collective], findings: Findings) -> None:
+    """Where blocks are permuted, the parts of all members are such calls, and cut into parts of one size."""
+    permuted = [is_permuted(part, buffers) for part in parts]
+    if not any(permuted):
+        return
+    if not all(permuted):
+        other = parts[permuted.index(False)]
+        findings.add("form", other, "other members of the collective move permuted blocks, and it moves rows")
+        return
+    sizes: dict[int, Collective] = {}
+    for part in parts:
+        sides = sides_of(part, buffers)
+        if not isinstance(sides, str):
+            sizes.setdefault(sides[0].part_size, part)
+    if len(sizes) > 1:
+        said = f"members move equal parts, and this one's differ from others': {sorted(sizes)[:8]} elements"
+        findings.add("form", list(sizes.values())[-1], said)
 
 
 def check_pair(
@@ -112,35 +102,28 @@ def check_pair(
             findings.add("form", part, f"{source} has another dtype than {destination}", destination)
             return
     permuted = any(buffers[end[0].buffer].blocks is not None for end in ends)
-    if not permuted:
-        return
-    images = [image(buffers, end, by_cells=True) for end in ends]
-    if images[0].order != images[1].order:
+    if permuted and len({image(buffers, end, by_cells=True).order for end in ends}) > 1:
         findings.add("form", part, "its blocks lie in another order there", destinations[0])
-    elif len({one.stretch[1] - one.stretch[0] for one in images if one.stretch}) > 1:
-        findings.add("form", part, "its blocks have cells of another size there", destinations[0])
 
 
 def check_permuted_engines(plan: Plan, findings: Findings) -> None:
-    """Which engines reach a permuted buffer: library calls, copies between stretches of equal order, tiles of a kernel
-    that are whole blocks, and the kernel that moves sums, which reads through the map.
+    """Which engines reach a permuted buffer: collectives of a library, tiles of a kernel that are whole blocks, and the
+    kernel that moves sums, which reads through the map.
     """
     buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
     permuted = {name for name, buffer in buffers.items() if buffer.blocks is not None}
-    if not permuted:
-        return
     engines = {one.queue: one.engine for one in plan.realization.engines}
-    for operation in plan.schedule.operations:
+    for operation in plan.schedule.operations if permuted else ():
         touched = [part for part in (*operation.reads, *operation.writes) if part.buffer in permuted]
         engine = engines.get(operation.queue)
-        if not touched or engine == LIBRARY:
+        if not touched:
             continue
-        if engine == TILE_KERNEL and isinstance(operation, Compute):
+        if engine == LIBRARY:
+            said = library_obstacle(operation, buffers)
+        elif engine == TILE_KERNEL and isinstance(operation, Compute):
             said = _tiles_obstacle(plan, operation, buffers)
         elif engine == REDUCE_KERNEL and isinstance(operation, Reduce):
             said = _reader_obstacle(operation, buffers)
-        elif engine == COPY_ENGINE and isinstance(operation, Put | Get | Copy) and not isinstance(operation, ReducePut):
-            said = _copies_obstacle(operation, buffers)
         else:
             said = f"a {engine} addresses rows and columns, and this buffer's blocks are permuted"
         if said:
@@ -172,14 +155,3 @@ def _reader_obstacle(reduce: Reduce, buffers: Mapping[str, Buffer]) -> str:
         return "the kernel that sums reads one operand of its own rank by a map, in blocks of equal height"
     is_in_place = operand.rows == out.rows and operand.cols == out.cols and operand.rows[0] == operand.cols[0] == 0
     return "" if is_in_place else "what it reads by a map it moves to the same rows and columns, from the first on"
-
-
-def _copies_obstacle(move: Put | Get | Copy, buffers: Mapping[str, Buffer]) -> str:
-    """Why a copy engine cannot move it; empty if it can."""
-    for source, destination in zip(move.sources, move.destinations, strict=True):
-        if source.is_empty or not (buffers[source.buffer].blocks or buffers[destination.buffer].blocks):
-            continue
-        ends = image(buffers, (source,)), image(buffers, (destination,))
-        if None in (ends[0].stretch, ends[1].stretch) or ends[0].order != ends[1].order:
-            return "a copy engine needs one stretch of memory at both ends, in the same order"
-    return ""

@@ -43,11 +43,13 @@ def share_of(side: tuple[Region, ...], is_dealt: bool, members: int, at: int) ->
 
 
 def fold(part: Collective, buffers: Mapping[str, Buffer]) -> Collective:
-    """The collective with one region for shares that lie one below the other in a buffer that lies row by row."""
+    """The collective with one region for shares that lie one below the other, if no blocks are permuted."""
+    if any(one.buffer in buffers and buffers[one.buffer].blocks for one in (*part.reads, *part.writes)):
+        return part
     sides = {"sources": part.sources, "destinations": part.destinations}
     for (name, side), is_dealt in zip(tuple(sides.items()), DEALT[part.function], strict=True):
         whole = stack_of(side) if is_dealt and len(side) == len(part.ranks) else None
-        if whole is not None and whole.buffer in buffers and buffers[whole.buffer].blocks is None:
+        if whole is not None:
             sides[name] = (whole,)
     return replace(part, **sides)
 

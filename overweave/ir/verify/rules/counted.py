@@ -1,17 +1,20 @@
-"""Whether a schedule of counted blocks is right for all counts: whether operations keep rows in their place of a block.
+"""Whether a schedule of counted blocks is right for all counts: whether every row keeps its place of a block.
 
-What is proven of whole blocks holds of the filled rows of any call: an operation reads a filled row where it writes
-one, and in no other. For that, the rows that it pairs must be the same row of the same block, `(source, target, row)`.
-A buffer that is not counted holds rows where the schedule says; they are paired with rows of one block at a time.
+Of a block a call fills the first rows, as many as its counts say, and nobody reads the others. So what is proven of
+whole blocks holds of any call, if each row that may be missing is missing wherever it is looked for: a row of a tensor
+that a counted buffer gives is in one *cell*, `(source, target, row)`. A counted buffer takes it in the same cell alone;
+elsewhere it may lie anywhere, but is moved, added or multiplied row by row only, as the rows of whole blocks are paired
+(`ir/counts.py`): a region of a counted buffer with the rows from the first on of what stands beside it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan
 from overweave.ir.schedule import (
-    Buffer,
+    OUTPUT,
     Collective,
     Compute,
     Copy,
@@ -23,21 +26,126 @@ from overweave.ir.schedule import (
     Region,
     Schedule,
 )
+from overweave.ir.verify.rules.values import UNKNOWN, ZERO, Value
 from overweave.ir.verify.verdict import Findings
 
 Pair = tuple[Region, Region]
+Span = tuple[int, int, int]  # rows `[lo, hi)`, and the cell of the first, whose successors are those of the others
+
+
+class Cells:
+    """The cells of counted buffers, and of the rows of tensors that these give. A cell is a number: those of a block
+    follow one another, and so do the blocks that a rank receives. The buffers are whole blocks of one size.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.size = schedule.world_size
+        self.sides = {each.name: each.counted for each in schedule.buffers if each.counted}
+        rows = next((each.rows for each in schedule.buffers if each.counted), 0)
+        self.block = rows // self.size
+        self._spans: dict[str, list[Span]] = {}
+        for given in schedule.given if self.sides else ():
+            if given.region.buffer in self.sides and not given.region.is_empty:
+                first = given.row - given.region.rows[0]
+                spans = ((first + lo, first + hi, cell) for lo, hi, cell in self.of_region(given.region))
+                self._spans.setdefault(_rows_of(given.tensor), []).extend(spans)
+        self.conflict = next((name for name, spans in self._spans.items() if not _joined(spans)), None)
+
+    def of_region(self, region: Region) -> Iterator[Span]:
+        """The cells of rows of a counted buffer, block by block if they do not follow one another."""
+        (lo, hi), rank = region.rows, region.rank
+        if self.sides[region.buffer] == "received":
+            yield lo, hi, rank * self.size * self.block + lo
+            return
+        while lo < hi:
+            target, row = divmod(lo, self.block)
+            end = min(hi, (target + 1) * self.block)
+            yield lo, end, (target * self.size + rank) * self.block + row
+            lo = end
+
+    def check_whole(self, operation: Operation, region: Region, value: Value, findings: Findings) -> None:
+        """Adds a refusal if rows of what an operation needs all rows of may be missing."""
+        if self._spans and any(_rows_of(piece.tensor) in self._spans for piece in value):
+            said = "it needs all rows there, and a call fills as many as its counts say"
+            findings.add("value", operation, said, region)
+
+    def check_stored(self, operation: Operation, region: Region, value: Value, findings: Findings) -> None:
+        """Adds a refusal if a counted buffer takes a row in another place of the blocks than its own."""
+        said = self._misplaced(region, value) if region.buffer in self.sides else ""
+        if said:
+            findings.add("value", operation, said, region)
+
+    def _misplaced(self, region: Region, value: Value) -> str:
+        """Why a region of a counted buffer must not take a value; empty if it may."""
+        for piece in value:
+            if piece.tensor in (UNKNOWN, ZERO):
+                continue
+            top = region.rows[0] + piece.lo_i
+            part = Region(region.buffer, region.rank, (top, region.rows[0] + piece.hi_i), region.cols)
+            for lo, hi, cell in self.of_region(part):
+                row = piece.row + lo - top
+                if not self._is_in(_rows_of(piece.tensor), row, hi - lo, cell):
+                    source, target, at = self._named(cell)
+                    place = f"row {at} of the block from rank {source} to rank {target}"
+                    return f"{piece.tensor}[{row},{piece.col}] is no {place}: counts may fill one without the other"
+        return ""
+
+    def _is_in(self, tensor: str, row: int, count: int, cell: int) -> bool:
+        """Whether so many rows of a tensor are those of the cells that begin with this one."""
+        spans = self._spans.get(tensor, [])
+        while count > 0:
+            at = bisect_right(spans, row, key=lambda span: span[0]) - 1
+            if at < 0 or spans[at][1] <= row or spans[at][2] + row - spans[at][0] != cell:
+                return False
+            taken = min(count, spans[at][1] - row)
+            row, count, cell = row + taken, count - taken, cell + taken
+        return True
+
+    def _named(self, cell: int) -> tuple[int, int, int]:
+        """Source, target and row."""
+        block, row = divmod(cell, self.block)
+        return block % self.size, block // self.size, row
+
+
+def _rows_of(tensor: str) -> str:
+    """The tensor whose rows those of a product are."""
+    return tensor.partition("@")[0]
+
+
+def _joined(spans: list[Span]) -> bool:
+    """Puts spans in order, those together that follow one another. Whether no row is in two cells."""
+    spans.sort()
+    joined: list[Span] = []
+    for lo, hi, cell in spans:
+        if not joined or lo > joined[-1][1]:
+            joined.append((lo, hi, cell))
+            continue
+        first, end, its = joined[-1]
+        if cell - lo == its - first:
+            joined[-1] = (first, max(end, hi), its)
+        elif lo < end:
+            return False
+        else:
+            joined.append((lo, hi, cell))
+    spans[:] = joined
+    return True
 
 
 def check_counted(schedule: Schedule, findings: Findings) -> None:
-    """Adds a refusal for what would mix rows of blocks that are filled in part. The form of the schedule is sound."""
-    buffers, size = {each.name: each for each in schedule.buffers}, schedule.world_size
-    counted = {each.name for each in schedule.buffers if each.counted}
-    for buffer in (buffers[name] for name in sorted(counted)):
-        if buffer.rows % size or buffer.blocks is not None:
-            findings.add("form", None, f"the {buffer.rows} rows of buffer {buffer.name} are no {size} whole blocks")
-            return
-    sent: dict[tuple[str, int, int], Region] = {}  # by label, source and target
-    for operation in schedule.operations if counted else ():
+    """Adds a refusal for what would mix rows of blocks that are filled in part. The form of the schedule is sound.
+
+    Which rows values are, and whether they land in their cells, is asked where values are followed (`coverage.py`).
+    """
+    counted = {each.name: each for each in schedule.buffers if each.counted}
+    if not counted:
+        return
+    _check_buffers(schedule, findings)
+    if findings.refusals:
+        return
+    cells, sent = Cells(schedule), dict[tuple[str, int, int], Region]()  # by label, source and target
+    if cells.conflict is not None:
+        findings.add("form", None, f"a row of {cells.conflict} is given in two places of the blocks")
+    for operation in schedule.operations:
         touched = [region for region in (*operation.reads, *operation.writes) if region.buffer in counted]
         if isinstance(operation, Collective) and touched:
             pairs = list(zip(operation.ranks, operation.sources, strict=False))
@@ -45,18 +153,35 @@ def check_counted(schedule: Schedule, findings: Findings) -> None:
         if touched and (said := _unpaired(operation)):
             findings.add("form", operation, said, touched[0])
             return
-    for operation in schedule.operations if counted else ():
+    for operation in schedule.operations:
         for one, other in _pairs(operation, sent):
             if isinstance(operation, Collective) and (one.buffer in counted) != (other.buffer in counted):
                 findings.add(
                     "form", operation, "a collective has filled rows at one end, and whole blocks at the other"
                 )
-            elif said := _mixes(one, other, buffers, size):
+            elif said := _mixes(one, other, cells):
                 findings.add("form", operation, said, other)
+
+
+def _check_buffers(schedule: Schedule, findings: Findings) -> None:
+    """Counted buffers are as many blocks as there are ranks, all of one size; with them every result is counted."""
+    size = schedule.world_size
+    most = max((each.rows for each in schedule.buffers if each.counted and each.rows % size == 0), default=0)
+    for buffer in schedule.buffers:
+        if buffer.counted and (buffer.rows % size or buffer.blocks is not None):
+            findings.add("form", None, f"the {buffer.rows} rows of buffer {buffer.name} are no {size} whole blocks")
+        elif buffer.counted and buffer.rows != most:
+            found = f"blocks of buffer {buffer.name} have {buffer.rows // size} rows, others {most // size}"
+            findings.add("form", None, f"{found}: a call's counts are of blocks of one size")
+        elif buffer.home == OUTPUT and not buffer.counted:
+            said = f"output {buffer.name} is not counted, and of what a call does not fill it would hold anything"
+            findings.add("form", None, said)
 
 
 def _unpaired(operation: Operation) -> str:
     """Why an operation has no pairs of rows that correspond."""
+    if isinstance(operation, Compute) and len(operation.a) != len(operation.out):
+        return "`a` and `out` are not cut alike, and their filled rows are paired part by part"
     if isinstance(operation, Compute):
         plain = not (operation.addends or operation.copies or operation.scales)
         return "" if plain else "a matmul with addends, copies or scales does not know which rows are filled"
@@ -70,43 +195,45 @@ def _unpaired(operation: Operation) -> str:
 
 def _pairs(operation: Operation, sent: dict[tuple[str, int, int], Region]) -> Iterator[Pair]:
     if isinstance(operation, Compute):
-        yield from zip(operation.a, operation.out, strict=True)
+        yield from zip(operation.a, operation.out, strict=False)
     elif isinstance(operation, Put | Get | Copy):
         yield from zip(operation.sources, operation.destinations, strict=True)
     elif isinstance(operation, Reduce):
-        yield from zip(operation.operands, (operation.out,), strict=True)
+        yield from zip(operation.operands, (operation.out,), strict=False)
     elif isinstance(operation, Collective):
         for source, region in zip(operation.ranks, operation.destinations, strict=False):
             if (operation.label, source, operation.rank) in sent:
                 yield sent[operation.label, source, operation.rank], region
 
 
-def _mixes(one: Region, other: Region, buffers: dict[str, Buffer], size: int) -> str:
+def _mixes(one: Region, other: Region, cells: Cells) -> str:
     """Why rows that correspond are not the same row of the same block; empty if they are."""
-    counted = [region for region in (one, other) if buffers[region.buffer].counted]
-    if not counted or one.is_empty:
+    counted = [region for region in (one, other) if region.buffer in cells.sides and not region.is_empty]
+    if not counted:
         return ""
-    blocks = {region: buffers[region.buffer].rows // size for region in counted}
-    straddles = [region for region, block in blocks.items() if region.rows[0] // block != (region.rows[1] - 1) // block]
-    if len(counted) == 2 and (buffers[one.buffer].counted, one.rank) == (buffers[other.buffer].counted, other.rank):
-        return "" if one.rows == other.rows and len(set(blocks.values())) == 1 else f"{one} holds other rows of blocks"
+    if one.shape[0] != other.shape[0]:
+        return f"{one} has other rows than {other}, and filled ones are paired"
+    sides = [(cells.sides.get(region.buffer), region.rank) for region in (one, other)]
+    if sides[0] == sides[1]:
+        return "" if one.rows == other.rows else f"{one} holds other rows of blocks"
+    block = cells.block
+    straddles = [region for region in counted if region.rows[0] // block != (region.rows[1] - 1) // block]
     if straddles:
         return f"{straddles[0]} is of several blocks, whose filled rows lie elsewhere beside it"
-    if len(counted) == 2 and _cell(one, buffers, size) != _cell(other, buffers, size):
+    if len(counted) == 2 and next(cells.of_region(one))[2] != next(cells.of_region(other))[2]:
         return f"{one} holds other rows of a block, or those of another block"
     return ""
 
 
-def _cell(region: Region, buffers: dict[str, Buffer], size: int) -> tuple[int, int, int]:
-    """Source, target and row of the block's row with which a region begins."""
-    block, row = divmod(region.rows[0], buffers[region.buffer].rows // size)
-    ends = (region.rank, block) if buffers[region.buffer].counted == "sent" else (block, region.rank)
-    return (*ends, row)
-
-
 def check_counted_engines(plan: Plan, findings: Findings) -> None:
-    """What touches counted rows is the library's or the copy engine's: kernels have addresses of whole blocks."""
-    counted = {each.name for each in plan.schedule.buffers if each.counted}
+    """Counted blocks are the problem's. What touches their rows is the library's or the copy engine's: kernels have
+    addresses of whole blocks."""
+    counted = {each.name: each for each in plan.schedule.buffers if each.counted}
+    for buffer in counted.values():
+        if not plan.problem.counted or buffer.rows != plan.problem.m:
+            blocks = f"of {plan.problem.block} rows" if plan.problem.counted else "not counted"
+            said = f"buffer {buffer.name} has counted blocks of {buffer.rows // plan.schedule.world_size} rows"
+            findings.add("form", None, f"{said}; those of the problem are {blocks}")
     for operation in plan.schedule.operations if counted else ():
         engine = plan.realization.engine_by_queue.get(operation.queue)
         touched = [region for region in (*operation.reads, *operation.writes) if region.buffer in counted]

@@ -30,13 +30,8 @@ from overweave.ir.schedule import (
 from overweave.ir.verify.engines.scales import mismatch
 from overweave.ir.verify.rules.accumulation import accumulated, is_in_place
 from overweave.ir.verify.rules.collectives import Exchange
-from overweave.ir.verify.rules.contents import (
-    MOST_STEPS,
-    MOST_STEPS_OF_A_REGION,
-    Contents,
-    Fragment,
-    value_of,
-)
+from overweave.ir.verify.rules.contents import MOST_STEPS, MOST_STEPS_OF_A_REGION, Contents, Fragment, value_of
+from overweave.ir.verify.rules.counted import Cells
 from overweave.ir.verify.rules.goals import check_goal, has_place_for
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import NONE, Bits, Past, lacks, union
@@ -87,17 +82,15 @@ class Follower:
         self.graph, self.past, self.findings = graph, past, findings
         self.contents: dict[tuple[str, int], Contents] = {}
         regions = sum(len(operation.reads) + len(operation.writes) for operation in graph.operations)
-        most = MOST_STEPS + MOST_STEPS_OF_A_REGION * regions
-        self.steps = Work(most, "its regions overlap too often")
+        self.steps = Work(MOST_STEPS + MOST_STEPS_OF_A_REGION * regions, "its regions overlap too often")
         # Region to the set of its writers, and its value.
         self.known: dict[Region, tuple[Bits, Value]] = {}
-        self.accumulated = accumulated(graph)
+        self.accumulated, self.cells = accumulated(graph), Cells(graph.schedule)
 
     def take_given(self, schedule: Schedule) -> None:
         for given in schedule.given:
             if not given.region.is_empty:
-                shape = given.region.shape
-                piece = unknown(shape)[0]._replace(tensor=given.tensor, row=given.row, col=given.col)
+                piece = unknown(given.region.shape)[0]._replace(tensor=given.tensor, row=given.row, col=given.col)
                 self.write(GIVEN_BY, given.region, (piece,))
 
     def of(self, region: Region) -> Contents:
@@ -169,9 +162,12 @@ class Follower:
         if others:
             report_write(self.graph, position, region, others[0].writer, self.findings)
             return
-        contents.write(region, value, None if position == GIVEN_BY else position)
+        is_given = position == GIVEN_BY
+        contents.write(region, value, None if is_given else position)
+        if not is_given:
+            self.cells.check_stored(self.graph.operations[position], region, value, self.findings)
         if (region.buffer, region.rank) not in self.accumulated:
-            self.known[region] = (NONE if position == GIVEN_BY else self.past.bit(position), value)
+            self.known[region] = (NONE if is_given else self.past.bit(position), value)
 
     def update(self, position: int, region: Region, change: Callable[[Value], Value]) -> None:
         """Replaces what the region holds by `change` of it. All who touched it before must be in the past."""
@@ -187,6 +183,7 @@ class Follower:
         if lacks(self.past.before[position], touched):
             report_update(self.graph, self.past, position, region, touched, self.findings)
         new = self.attempt(position, region, lambda: change(old))
+        self.cells.check_stored(self.graph.operations[position], region, new, self.findings)
         for fragment in fragments:
             contents.remove(fragment)
         contents.write(region, new, position)
@@ -312,6 +309,7 @@ def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> No
 def _follow_compute(follower: Follower, position: int, compute: Compute) -> None:
     depth, width = compute.b.shape
     b = follower.read(position, compute.b)
+    follower.cells.check_whole(compute, compute.b, b, follower.findings)
     if len(compute.a) == 1:
         height, a = compute.a[0].shape[0], follower.read(position, compute.a[0])
     else:
@@ -319,6 +317,7 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
         height, a = sum(rows for rows, _ in parts), stacked(parts, depth)
     if compute.scales:
         columns = stacked([(part.shape[0], follower.read(position, part)) for part in compute.scales], 1)
+        follower.cells.check_whole(compute, compute.scales[0], columns, follower.findings)
         if said := mismatch(a, columns):
             follower.findings.add("value", compute, said, compute.scales[0])
     result = follower.attempt(position, compute.out[0], lambda: multiplied(a, b, (height, depth, width)))
@@ -379,6 +378,7 @@ def _follow_apply(follower: Follower, position: int, apply: Apply) -> None:
 
 
 def _expect(follower: Follower, position: int, need: Given, value: Value) -> None:
+    follower.cells.check_whole(follower.graph.operations[position], need.region, value, follower.findings)
     for piece in () if is_unknown(value) else value:
         wanted = (need.tensor, need.row + piece.lo_i, need.col + piece.lo_j, ())
         if (piece.tensor, piece.row, piece.col, piece.terms) != wanted:

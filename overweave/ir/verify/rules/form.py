@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from overweave.ir.blocks import DEALT, dealt
+from overweave.ir.blocks import DEALT
 from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.schedule import (
     INPUT,
@@ -33,7 +33,7 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.ir.verify.engines.scales import check_shapes
-from overweave.ir.verify.rules.blocks import check_blocks, check_stretches
+from overweave.ir.verify.rules.blocks import check_blocks, check_sides
 from overweave.ir.verify.rules.collectives import fold
 from overweave.ir.verify.verdict import Findings
 
@@ -320,9 +320,7 @@ def _check_collective(form: _Form, part: Collective) -> None:
         form.findings.add("form", part, f"finishes sums, but an {part.function} makes none")
     if part.rank not in part.ranks or len(set(part.ranks)) != len(part.ranks):
         form.findings.add("form", part, f"its members are {part.ranks[:16]}")
-    for side, is_dealt in zip((part.sources, part.destinations), DEALT[part.function], strict=True):
-        if len(side) > 1 or any(one.buffer in form.buffers and form.buffers[one.buffer].blocks for one in side):
-            check_stretches(form.buffers, part, dealt(side, is_dealt, len(part.ranks)), form.findings)
+    check_sides(form.buffers, part, form.findings)
 
 
 def _check_sides(form: _Form, part: Collective) -> bool:

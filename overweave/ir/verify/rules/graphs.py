@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from overweave.ir.blocks import DEALT
 from overweave.ir.schedule import LIMIT, Collective, Operation, Schedule
-from overweave.ir.verify.rules.blocks import check_pair
+from overweave.ir.verify.rules.blocks import check_members, check_pair
 from overweave.ir.verify.rules.collectives import share_of
 from overweave.ir.verify.verdict import Findings
 
@@ -143,6 +143,7 @@ def _check_members(graph: Graph, label: str, positions: list[int], findings: Fin
     if missing:
         return
     buffers = {buffer.name: buffer for buffer in graph.schedule.buffers}
+    check_members(buffers, list(parts.values()), findings)
     of_sources, of_destinations = DEALT[some.function]
     order = {rank: at for at, rank in enumerate(some.ranks)}
     is_told_apart = any(len(side) > 1 for part in parts.values() for side in (part.sources, part.destinations))

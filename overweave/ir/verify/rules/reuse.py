@@ -14,8 +14,10 @@ contract, so it does not matter which of them the calls are of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
+
+from msgspec.structs import replace
 
 from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, SYMMETRIC, Compute, Operation, Region, Schedule
 from overweave.ir.verify.rules.graphs import Graph
@@ -39,7 +41,7 @@ def check_reuse(graph: Graph, past: Past, findings: Findings) -> None:
     everyone = (1 << schedule.world_size) - 1
     if all(over_with(1 << rank) == everyone for rank in range(schedule.world_size)):
         return
-    users = _Users(graph.operations, homes)
+    users = _Users(schedule)
     for position, operation in enumerate(graph.operations):
         own, late = 1 << operation.rank, past.late.get(position, past.before[position])
         told_over = over_with(past.ranks(late) | own)
@@ -77,23 +79,31 @@ def _last_uses_over(schedule: Schedule) -> Callable[[int], int]:
 
 
 class _Users:
-    """Which ranks touch each instance of a workspace buffer, as a whole and region by region."""
+    """Which ranks touch each instance of a workspace buffer, as a whole and region by region. Where the filled rows of
+    a counted buffer lie is another thing in every call: there a region stands for all rows."""
 
-    def __init__(self, operations: tuple[Operation, ...], homes: Mapping[str, str]) -> None:
-        self.homes = homes
+    def __init__(self, schedule: Schedule) -> None:
+        workspace = [buffer for buffer in schedule.buffers if buffer.home in (SYMMETRIC, LOCAL)]
+        self.names = {buffer.name for buffer in workspace}
+        self.rows_of_counted = {buffer.name: buffer.rows for buffer in workspace if buffer.counted}
         self.of_instance: dict[tuple[str, int], int] = {}
         self.of_region: dict[tuple[str, int], dict[Region, int]] = {}
-        for operation in operations:
+        for operation in schedule.operations:
             bit = 1 << operation.rank
-            for region in (*operation.reads, *operation.writes):
-                if homes[region.buffer] in (SYMMETRIC, LOCAL):
+            for region in map(self._anywhere, (*operation.reads, *operation.writes)):
+                if region.buffer in self.names:
                     instance = (region.buffer, region.rank)
                     self.of_instance[instance] = self.of_instance.get(instance, 0) | bit
                     regions = self.of_region.setdefault(instance, {})
                     regions[region] = regions.get(region, 0) | bit
 
+    def _anywhere(self, region: Region) -> Region:
+        rows = self.rows_of_counted.get(region.buffer)
+        return region if rows is None or region.is_empty else replace(region, rows=(0, rows))
+
     def of(self, region: Region, over: int) -> tuple[int, Region] | None:
         """A rank outside of `over` that touches the region, and where."""
+        region = self._anywhere(region)
         instance = (region.buffer, region.rank)
         if not self.of_instance.get(instance, 0) & ~over:
             return None
