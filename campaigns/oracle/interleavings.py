@@ -30,6 +30,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from campaigns.oracle.counted import Counts, pairs_of_counts
 from campaigns.oracle.memory import Memory
 from campaigns.oracle.permuted import Malformed
 from overweave.ir.schedule import Collective, Compute, Operation, Schedule, Wait
@@ -74,20 +75,28 @@ State = tuple[int, tuple[int, ...], tuple[int, ...]]  # events that happened, co
 def explore(schedule: Schedule, serial: bool = False, reduced: bool = True) -> Outcome:
     """All interleavings of two calls, or, if reduced, enough of them to find whatever goes wrong in any.
 
-    serial: every rank runs its operations one by one in launch order.
+    serial: every rank runs its operations one by one in launch order. Where blocks are filled in part, with counts of
+    several pairs of calls.
     """
-    try:
-        return System(schedule, serial).explore(reduced)
-    except Malformed as error:
-        return Outcome("malformed", str(error), 0)
+    states = 0
+    for counts in pairs_of_counts(schedule):
+        try:
+            outcome = System(schedule, serial, counts).explore(reduced)
+        except Malformed as error:
+            outcome = Outcome("malformed", str(error), 0)
+        states += outcome.states
+        if outcome.kind != "right":
+            return outcome
+    return Outcome("right", "", states)
 
 
 class System:
     """The events of a schedule, what each conflicts with, and the search through its states."""
 
-    def __init__(self, schedule: Schedule, serial: bool) -> None:
+    def __init__(self, schedule: Schedule, serial: bool, counts: tuple[Counts, Counts]) -> None:
         self.schedule, self.serial = schedule, serial
-        self.memory = Memory(schedule)
+        self.memory = Memory(schedule, counts)
+        self.is_counted = any(counts)
         self.events: list[Event] = []
         self.last: dict[tuple[int, str], int] = {}  # the event that ends an operation of a call
         self.parts: dict[tuple[int, str], list[int]] = {}  # of collectives, by call and label
@@ -111,7 +120,8 @@ class System:
                 needs = [1 << zeroed[one] for one in (rank, *givers)]
                 begun[rank] = self._event("begin", call, rank, None, _all(needs))
             for rank in zeroed:
-                operations = [operation for operation in self.schedule.operations if operation.rank == rank]
+                filled = self.memory.fillings[call].operation
+                operations = [filled(one) for one in self.schedule.operations if one.rank == rank]
                 self._launch(call, operations, 1 << begun[rank])
                 done = _all([1 << self.last[call, operation.name] for operation in operations])
                 returned = self._event("return", call, rank, None, done | 1 << begun[rank])
@@ -319,7 +329,7 @@ class System:
             patch = self.memory.exchange(sorted(found, key=lambda part: part.ranks.index(part.rank)), elements)
         else:
             patch = self.memory.result(operation, elements)
-        if patch.unwritten is not None:
+        if patch.unwritten is not None and not self.is_counted:  # rows that no count fills may be moved, too
             raise Fault("unwritten", f"{event.name} reads {patch.unwritten}, which nothing was stored into")
         for element, value in patch.stores:
             elements[element] = value

@@ -7,9 +7,13 @@ result.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from campaigns.oracle.permuted import Malformed, extent_of, offsets_in, positions_of
+from msgspec.structs import replace
+
+from campaigns.oracle.counted import Counts, Filling
+from campaigns.oracle.permuted import Malformed, extent_of, positions_of, stretch_of
 from overweave.ir.schedule import (
     Clear,
     Collective,
@@ -26,6 +30,12 @@ from overweave.ir.schedule import (
 
 NOTHING = 0  # what an element holds that nothing was stored into
 Label = tuple[object, ...]
+CUT = {  # whether a library's call cuts what it sends, and what it gets, into a part for each member
+    "all_gather": (False, True),
+    "reduce_scatter": (True, False),
+    "all_reduce": (False, False),
+    "all_to_all": (True, True),
+}
 
 
 class Patch(NamedTuple):
@@ -38,8 +48,10 @@ class Patch(NamedTuple):
 class Memory:
     """Where each element lies, and the labels of values."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, counts: tuple[Counts, ...]) -> None:
         self.schedule = schedule
+        self.buffers = {buffer.name: buffer for buffer in schedule.buffers}
+        self.fillings = [Filling(schedule, each) for each in counts]
         self.starts: dict[tuple[str, int], int] = {}
         self.shapes = {buffer.name: (buffer.rows, buffer.cols) for buffer in schedule.buffers}
         self.size = 0
@@ -103,6 +115,11 @@ class Memory:
 
     def touches(self, operation: Operation) -> tuple[int, int]:
         """(read, written). Raises Malformed where an operation's own reads and writes conflict."""
+        if isinstance(operation, Collective) and self.is_permuted(operation):
+            reads, writes = (sum(1 << element for element in span) for span in self.stretches(operation))
+            if reads & writes and operation.function != "all_reduce":
+                raise Malformed(f"{operation.name} reads what it writes")
+            return reads, writes
         reads, writes = 0, 0
         for region in operation.writes:
             elements = self.elements(region)
@@ -137,13 +154,17 @@ class Memory:
 
     def exchange(self, parts: list[Collective], memory: list[int]) -> Patch:
         """What a collective does; `parts` stand in the order of its ranks."""
-        if any(self.permuted & {region.buffer for region in (*part.reads, *part.writes)} for part in parts):
-            return self._exchange_stretches(parts, memory)
+        permuted = [self.is_permuted(part) for part in parts]
+        if any(permuted):
+            if not all(permuted):
+                raise Malformed(f"{parts[0].name}: some move blocks, others rows")
+            return self._call(parts, memory)
         patches = []
         for at, part in enumerate(parts):
-            if part.function == "all_gather":
+            if part.function in ("all_gather", "all_to_all"):
+                which = 0 if part.function == "all_gather" else at
                 for destination, source in zip(part.destinations, parts, strict=True):
-                    patches.append(self._patch(destination, self.load(source.sources[0], memory)))
+                    patches.append(self._patch(destination, self.load(source.sources[which], memory)))
             else:
                 which = 0 if part.function == "all_reduce" else at
                 operands = [self.load(source.sources[which], memory) for source in parts]
@@ -151,44 +172,40 @@ class Memory:
                 patches.append(self._patch(out, self._ended(part, out, self._sum(operands))))
         return _merged(patches)
 
-    def _exchange_stretches(self, parts: list[Collective], memory: list[int]) -> Patch:
-        """A library adds stretches of memory, the i-th element to the i-th, whatever blocks they are of."""
+    def is_permuted(self, part: Operation) -> bool:
+        return bool(self.permuted & {region.buffer for region in (*part.reads, *part.writes)})
+
+    def stretches(self, part: Collective) -> tuple[range, range]:
+        """The elements that a library's call on permuted blocks reads, and those that it writes: the i-th of each are
+        those of the same place in memory, whatever they are."""
+        found = []
+        for regions in (part.sources, part.destinations):
+            name, span = stretch_of(self.buffers, regions, part.rank)
+            start = self.starts[name, part.rank]
+            found.append(range(start + span.start, start + span.stop))
+        return (found[1] if part.function == "all_reduce" else found[0]), found[1]
+
+    def _call(self, parts: list[Collective], memory: list[int]) -> Patch:
+        """One call of a library, which knows a stretch at each side and cuts it into equal parts; of an all-reduce the
+        one at which it stores."""
+        sides, count = [self.stretches(part) for part in parts], len(parts)
+        function = parts[0].function
+        cuts = [count if is_cut else 1 for is_cut in CUT[function]]
+        sizes = {(len(side) // cut, len(side) % cut) for pair in sides for side, cut in zip(pair, cuts, strict=True)}
+        if len(sizes) > 1 or any(rest for _, rest in sizes):
+            raise Malformed(f"{parts[0].name}: calls of different sizes")
+        ((size, _),) = sizes
         stores: list[tuple[int, int]] = []
-        shares = [self._shares(part) for part in parts]
-        for at, part in enumerate(parts):
-            first, offsets = self._stretch(part.destinations)
-            operands = []
-            for its in shares:
-                lo, found = its[at if len(its) > 1 else 0]
-                if found != offsets:
-                    raise Malformed(f"{part.name} stores a stretch that others have otherwise")
-                operands.append([memory[lo + offset] for offset in found])
-            sums = self._ended(part, part.destinations[0], self._sum([[one] for one in operands]))[0]
-            stores += [(first + offset, value) for offset, value in zip(offsets, sums, strict=True)]
-        is_unwritten = any(value == NOTHING for _, value in stores)
+        for at, (_, target) in enumerate(sides):
+            shares = [source[at * size : (at + 1) * size] if cuts[0] > 1 else source for source, _ in sides]
+            if function in ("all_gather", "all_to_all"):
+                values = [memory[element] for share in shares for element in share]
+            else:
+                values = self._sum([[[memory[element] for element in share]] for share in shares])[0]
+            stores += zip(target, values, strict=True)
+        named = {element for part in parts for out in part.destinations for row in self.grid(out) for element in row}
+        is_unwritten = any(value == NOTHING for element, value in stores if element in named)
         return Patch(stores, parts[0].sources[0] if is_unwritten else None)
-
-    def _shares(self, part: Collective) -> list[tuple[int, list[int]]]:
-        """The stretch of each member of a scattered sum, one behind the other, or the one of a sum for all."""
-        assert part.function in ("all_reduce", "reduce_scatter"), "no other is drawn with permuted blocks"
-        self._stretch(part.sources)
-        size = len(part.sources) // (1 if part.function == "all_reduce" else len(part.ranks))
-        regions = [part.sources[lo : lo + size] for lo in range(0, len(part.sources), max(1, size))]
-        shares = [self._stretch(one) for one in regions]
-        if [lo for lo, _ in shares] != sorted(lo for lo, _ in shares):
-            raise Malformed(f"{part.name} has the members of its group in another order")
-        return shares
-
-    def _stretch(self, regions: tuple[Region, ...]) -> tuple[int, list[int]]:
-        """The first element of regions, and how far each lies from it."""
-        elements = [element for region in regions for row in self.grid(region) for element in row]
-        taken = {
-            self.starts[region.buffer, region.rank] + position
-            for region in {(one.buffer, one.rank): one for one in regions}.values()
-            for row in self.positions[region.buffer]
-            for position in row
-        }
-        return min(elements, default=0), offsets_in(elements, taken)
 
     def load(self, region: Region, memory: list[int]) -> list[list[int]]:
         return [[memory[element] for element in row] for row in self.grid(region)]
@@ -276,11 +293,16 @@ class Memory:
 
     # What callers give and get.
 
+    def placed(self, region: Region, call: int) -> Iterator[tuple[int, list[int]]]:
+        """Of the rows of a region that a call fills: which it is, and its elements."""
+        for at, row in self.fillings[call].rows(region):
+            yield at, self.grid(replace(region, rows=(row, row + 1)))[0]
+
     def fill_inputs(self, rank: int, call: int, memory: list[int]) -> None:
         self.spoil_callers_elements(rank, memory)
         for given in self.schedule.given:
             if given.region.rank == rank:
-                for i, row in enumerate(self.grid(given.region)):
+                for i, row in self.placed(given.region, call):
                     for j, element in enumerate(row):
                         memory[element] = self._element(given.tensor, given.row + i, given.col + j, call)
 
@@ -294,7 +316,7 @@ class Memory:
         """The first element that differs from its goal, or nothing."""
         for goal in self.schedule.goal:
             if goal.region.rank == rank:
-                for i, row in enumerate(self.grid(goal.region)):
+                for i, row in self.placed(goal.region, call):
                     for j, element in enumerate(row):
                         wanted = self._element(goal.tensor, goal.row + i, goal.col + j, call)
                         if goal.terms:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from campaigns.oracle import broken_data, broken_order
+from campaigns.oracle.broken_blocks import BLOCKS
 from campaigns.oracle.changes import Mutation
 from overweave.ir.schedule import Schedule
 
@@ -49,5 +50,6 @@ _SINGLE: tuple[Mutation, ...] = (
     broken_data.swapped_blocks,
     broken_data.no_bijection,
     broken_data.hole_in_range,
+    *BLOCKS,
 )
 MUTATIONS: dict[str, Mutation] = {mutation.__name__: mutation for mutation in (*_SINGLE, two_at_once)}

@@ -6,10 +6,11 @@ of launch that the proof does not state.
 
 from __future__ import annotations
 
-from overweave.errors import OverweaveError
+from overweave.errors import OverweaveError, ScheduleError
 from overweave.ir.launch.gates import gated, launch_obstacle
 from overweave.ir.launch.order import Action, launch_order
 from overweave.ir.launch.waits_without_deadline import unheard
+from overweave.ir.library_call import library_obstacle
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.tile_order import share_places
 from overweave.memory.layout import lay_out
@@ -53,6 +54,8 @@ def _bind(plan: Plan, addresses: SlotAddresses, action: Action, rank: int) -> No
         copy_steps(addresses, action.operations)
     elif engine == LIBRARY:
         for operation in action.operations:
+            if said := library_obstacle(operation, {buffer.name: buffer for buffer in plan.schedule.buffers}):
+                raise ScheduleError(f"run {operation.name} by the library", said, "")
             tuple(wait_steps(addresses, operation)), tuple(write_steps(addresses, operation))
     else:
         share_places(plan.tile_order(rank, queue).rows)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from campaigns.oracle.library_queues import gathered_beside, reduced_beside
 from campaigns.oracle.library_scatter import scatter
+from campaigns.oracle.plans import broken_blocks
 from overweave.ir.dtype import Dtype
 from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.operators.registry import OPERATORS, operator_of
@@ -299,10 +300,14 @@ _NEVER: tuple[Mutation, ...] = (
     products_added_in_16_bits,
     residual_elsewhere,
     norm_of_no_row,
+    broken_blocks.normed_rows_travel,
 )
 _SOMETIMES: tuple[Mutation, ...] = (
     *(drop_after, other_after, launch_order, other_sms, drop_waits, other_rank_signals),
     *(dtype_of_buffer, residency_without_tiles, premise_of_launch),
+    broken_blocks.library_moves_permuted_blocks,
+    *broken_blocks.RUN,
 )
+RUN = tuple(one.__name__ for one in broken_blocks.RUN)  # small enough to run every interleaving
 NEVER_RIGHT = tuple(one.__name__ for one in _NEVER)
 MUTATIONS: dict[str, Mutation] = {one.__name__: one for one in (*_SOMETIMES, *_NEVER)}

@@ -1,7 +1,8 @@
 """Breaks right plans and compares verify with what becomes of them on a GPU of few SMs.
 
 `python -m campaigns.plan_mutations --count 20000`. A mutant that verify accepts must end for every order of streams
-(`gpu_model.py`), leave no two accesses unordered (`gpu_races.py`) and bind (`bound.py`); some changes are never right.
+(`gpu_model.py`), leave no two accesses unordered (`gpu_races.py`) and bind (`bound.py`); small ones are run in every
+interleaving, with counts that differ from call to call (`interleavings.py`); some changes are never right.
 What verify refuses and these runs find nothing in is counted by class and rule: verify demands more than they see.
 
 `--verifier OLD_CHECKOUT` holds the runs against the verifier of another commit, which says what that one missed.
@@ -20,8 +21,9 @@ from time import perf_counter
 from msgspec.structs import replace
 from rich.console import Console
 
+from campaigns.oracle.interleavings import explore
 from campaigns.oracle.plans.bound import obstacle
-from campaigns.oracle.plans.broken_plans import MUTATIONS, NEVER_RIGHT, right_plans
+from campaigns.oracle.plans.broken_plans import MUTATIONS, NEVER_RIGHT, RUN, right_plans
 from campaigns.oracle.plans.gpu_model import hang
 from campaigns.oracle.plans.gpu_races import race
 from campaigns.oracle.plans.other_verifier import OtherVerifier
@@ -65,6 +67,8 @@ def judged(name: str, plan: Plan) -> tuple[str, str]:
         return "conflict", how
     if how := obstacle(plan):
         return "unbound", how
+    if name in RUN and (outcome := explore(plan.schedule)).kind != "right":
+        return outcome.kind, outcome.message
     return "right", ""
 
 

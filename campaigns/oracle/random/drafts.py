@@ -33,6 +33,7 @@ from overweave.ir.schedule import (
 from overweave.ir.tensors import product
 
 Home = Literal["input", "output", "symmetric", "local"]
+Counted = Literal["sent", "received"] | None
 At = tuple[int, str]  # rank and queue
 Waits = tuple[Wait, ...]
 Notifies = tuple[Notify, ...]
@@ -124,8 +125,10 @@ class Draft:
         self.goals: list[Goal] = []
         self.operations: list[Operation] = []
 
-    def buffer(self, name: str, rows: int, cols: int, home: Home, blocks: Blocks | None = None) -> Place:
-        self.buffers.append(Buffer(name, rows, cols, home, blocks=blocks))
+    def buffer(
+        self, name: str, rows: int, cols: int, home: Home, blocks: Blocks | None = None, counted: Counted = None
+    ) -> Place:
+        self.buffers.append(Buffer(name, rows, cols, home, blocks=blocks, counted=counted))
         return Place(self.buffers[-1])
 
     def pad(self, name: str, size: int) -> None:

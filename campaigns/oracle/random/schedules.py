@@ -13,10 +13,11 @@ from msgspec import Struct
 
 from campaigns.oracle.random.chunks import chunked
 from campaigns.oracle.random.endings import finished_sums
+from campaigns.oracle.random.exchanges import exchanged
 from campaigns.oracle.random.gathers import collectives, gather, gather_columns, into_outputs
 from campaigns.oracle.random.sums import add_in_any_order, add_in_turn, ring, scatter, scatter_into_tiles
 from campaigns.oracle.random.totals import all_reduces, read_everywhere, stored_at_peers
-from campaigns.oracle.random.waves import waves
+from campaigns.oracle.random.waves import exchanged_waves, waves
 from overweave.ir.schedule import Schedule
 
 
@@ -43,6 +44,8 @@ TEMPLATES = (
     Template(read_everywhere, lambda ranks: 3 * ranks),
     Template(stored_at_peers, lambda ranks: 2 * ranks * ranks),
     Template(waves, lambda ranks: ranks * ranks + 2 * ranks),
+    Template(exchanged_waves, lambda ranks: ranks * ranks + 2 * ranks),
+    Template(exchanged, lambda ranks: 3 * ranks * ranks),
 )
 
 

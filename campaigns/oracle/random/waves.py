@@ -7,7 +7,7 @@ from random import Random
 from campaigns.oracle.random.drafts import Draft, Place, Sharding, cut, one, tell
 from overweave.ir.blocks import Blocks
 from overweave.ir.schedule import Collective, Copy, Range, Region, Schedule
-from overweave.ir.tensors import product
+from overweave.ir.tensors import product, received
 
 Group = list[tuple[int, int]]  # blocks of a member, by row and column
 
@@ -55,6 +55,40 @@ def waves(rng: Random, ranks: int, pieces: int) -> Schedule:
                 destinations=tuple(grid.parts(landed, rank, 1, group)),
             )
         draft.move(Copy, (rank, "sums"), (landed(rank), y(rank)))
+    return draft.schedule(())
+
+
+def exchanged_waves(rng: Random, ranks: int, pieces: int) -> Schedule:
+    """A product block by block of rows for every rank, an all-to-all of each group, and a move out of the blocks."""
+    grid = _Grid(rng, ranks, pieces + 1)
+    rows, depth = ranks * grid.rows, rng.randint(1, 2)
+    draft = Draft("exchanged_waves", ranks)
+    x, w = draft.buffer("x", rows, depth, "input"), draft.buffer("w", depth, grid.cols, "input")
+    y = draft.buffer("y", rows, grid.cols, "output")
+    staged, gathered = (draft.buffer(name, rows, grid.cols, "local", grid.blocks(ranks)) for name in ("staged", "got"))
+    draft.pad("computed", len(grid.groups))
+    draft.queue("tiles", rng.choice(("issue", "complete")))
+    draft.queue("exchanges")
+    draft.queue("sums", "complete", ("tiles", "exchanges"))
+    for rank in range(ranks):
+        draft.give(w(rank), "b", 0, rank * grid.cols)
+        for member in range(ranks):
+            for row in range(grid.high):
+                strip, first = grid.rows_of(member, row), row * grid.height
+                draft.give(x(rank, strip), received("a", member), rank * grid.rows + first, 0)
+                its, made = (member * grid.rows + first, member * grid.cols), product(received("a", rank), "b")
+                draft.want(y(rank, strip), made, *its, ((0, depth),))
+        for at, group in enumerate(grid.groups):
+            tiles, sources = rng.randint(1, 2), grid.parts(staged, rank, ranks, group)
+            for part in rng.sample(sources, len(sources)):
+                operands = x(rank, part.rows), w(rank, cols=part.cols), part
+                draft.multiply((rank, "tiles"), operands, (), tell("computed", rank, at), tiles)
+            draft.add(
+                Collective, "exchange", (rank, "exchanges"), one("computed", at, tiles * len(sources)),
+                function="all_to_all", label=f"group.{at}", ranks=tuple(range(ranks)),
+                sources=tuple(sources), destinations=tuple(grid.parts(gathered, rank, ranks, group)),
+            )  # fmt: skip
+        draft.move(Copy, (rank, "sums"), (gathered(rank), y(rank)))
     return draft.schedule(())
 
 
