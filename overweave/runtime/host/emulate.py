@@ -155,7 +155,7 @@ class HostCall:
     def _start_collective(self, operation: Collective) -> IsDone:
         try:
             group = part_of(self.group, operation.ranks)
-            ends = _start_collective(operation, group, self._permuted.sides(operation, self.view))
+            ends = start_collective(operation, group, self._permuted.sides(operation, self.view))
         except RuntimeError as error:
             raise self.workspace.board.blame(error, operation.name) from error
 
@@ -237,7 +237,7 @@ def _memory_of(tensors: Tensors, homes: Mapping[str, str], instance: Instances) 
     return lambda name, rank: tensors[name] if homes[name] in (INPUT, OUTPUT) else instance(name, rank)
 
 
-def _start_collective(operation: Collective, group: Group, sides: tuple[list[Tensor], list[Tensor]]) -> IsDone:
+def start_collective(operation: Collective, group: Group, sides: tuple[list[Tensor], list[Tensor]]) -> IsDone:
     """Starts a library collective. Uneven shards: as lists; the sum is fp32 in rank order, rounded once.
 
     sides: what the library is given, and where it stores, by member, or once for all.

@@ -204,7 +204,8 @@ def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
         whole = target.new_empty((size * len(sources), target.shape[1]))
         for part, source in zip(whole.split(size), sources, strict=True):
             part[: source.shape[0]] = source
-    summed = target if target.shape[0] == size else target.new_empty((size, target.shape[1]))
+    is_landing = target.shape[0] == size and target.is_contiguous()
+    summed = target if is_landing else target.new_empty((size, target.shape[1]))
     reduce_scatter_flat(summed, whole, group=group.process_group)
     if summed is not target:
         target.copy_(summed[: target.shape[0]])
@@ -222,11 +223,14 @@ def equal_parts(parts: list[torch.Tensor], size: int) -> torch.Tensor | None:
 
 
 def _all_reduce(collective: Collective, view: View, group: Group) -> None:
-    """In place; a source that lies elsewhere is copied first."""
+    """In place; a source that lies elsewhere is copied first, and so is a part of rows."""
     source, target = view(collective.sources[0]), view(collective.destinations[0])
-    if source.data_ptr() != target.data_ptr():
-        target.copy_(source)
-    dist.all_reduce(target, group=group.process_group)
+    summed = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
+    if source.data_ptr() != summed.data_ptr():
+        summed.copy_(source)
+    dist.all_reduce(summed, group=group.process_group)
+    if summed is not target:
+        target.copy_(summed)
 
 
 def _all_to_all(collective: Collective, view: View, group: Group) -> None:

@@ -118,6 +118,11 @@ def test_a_hole_in_the_proof_would_be_seen():
         ("value", "wrong_slot"),
         ("double_write", "duplicate_chunk"),
         ("form", "swapped_blocks"),
+        ("value", "rows_lose_their_place"),
+        ("reuse", "next_call_fills_other_rows"),
+        ("form", "uneven_members"),
+        ("form", "all_reduce_apart"),
+        ("form", "two_buffers_at_a_side"),
         ("deadlock", "collectives_in_another_order"),
     ],
 )

@@ -10,7 +10,20 @@ from msgspec.structs import replace
 from overweave.ir.counts import Filled, filled_rows
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Buffer, Compute, Copy, Operation, Region, Schedule
+from overweave.ir.schedule import (
+    Buffer,
+    Compute,
+    Copy,
+    Credit,
+    Get,
+    Notify,
+    Operation,
+    Put,
+    Region,
+    Schedule,
+    SignalPad,
+    Wait,
+)
 from overweave.ir.text.printed import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule
@@ -120,6 +133,121 @@ def test_a_part_of_a_block_has_as_many_rows_elsewhere():
     filled = Filled(schedule, [[1, 4], [2, 0]])
     staged = [filled.operation(one) for one in schedule.operations if isinstance(one, Copy)]
     assert [one.destinations[0].rows for one in staged] == [(0, 1), (4, 6), (0, 4), (4, 4)]
+
+
+def hops(rows: dict[int, int], world_size: int = 2) -> Plan:
+    """What has arrived goes row by row to rows that are not counted, to counted ones, and to others that are not, which
+    are multiplied. rows: where in the counted ones those of each block lie that lie elsewhere."""
+    plan, block = planned("sequential", world_size), BLOCK
+    total, cols, made = world_size * block, (0, 16), list[Operation]()
+    for one in plan.schedule.operations:
+        if not isinstance(one, Compute):
+            made.append(one)
+            continue
+        for row in range(total):
+            at = row // block * block + rows.get(row % block, row % block)
+            places = [(one.a[0].buffer, row), ("first", row), ("again", at), ("last", row)]
+            regions = [Region(name, one.rank, (lo, lo + 1), cols) for name, lo in places]
+            for number, (source, target) in enumerate(pairwise(regions)):
+                name = f"hop.{one.rank}.{row}.{number}"
+                move = Copy(name=name, rank=one.rank, queue="main", sources=(source,), destinations=(target,))
+                made.append(move)
+        for lo in range(0, total, block):
+            a, out = Region("last", one.rank, (lo, lo + block), cols), replace(one.out[0], rows=(lo, lo + block))
+            made.append(replace(one, name=f"{one.name}.{lo}", a=(a,), out=(out,)))
+    local = [Buffer(name, total, 16, "local", counted=None) for name in ("first", "last")]
+    again = Buffer("again", total, 16, "local", counted="received")
+    schedule = replace(plan.schedule, buffers=(*plan.schedule.buffers, *local, again), operations=tuple(made))
+    return replace(plan, schedule=schedule)
+
+
+def verdict(plan: Plan) -> str:
+    return "\n".join(str(refusal) for refusal in verify_plan(plan, MachineLimits()).refusals)
+
+
+def test_rows_keep_their_place_through_buffers_that_are_not_counted():
+    """Two rows that change places twice are right where a call fills both or none, and in whole blocks."""
+    for world_size in (1, 2, 3):
+        assert verdict(hops({}, world_size)) == ""
+        assert "counts may fill one without the other" in verdict(hops({0: 1, 1: 0}, world_size))
+    plan = hops({0: 1, 1: 0})
+    whole = tuple(replace(each, counted=None) for each in plan.schedule.buffers)
+    uncounted = replace(plan, schedule=replace(plan.schedule, buffers=whole), problem=planned(counted=False).problem)
+    assert refusals(uncounted.schedule) == []
+
+
+def test_rows_that_counts_fill_are_no_factor_that_is_needed_whole():
+    """As `b` of a matmul, by way of a buffer that is not counted, rows that are not there would be added."""
+    plan = hops({})
+    first = next(one for one in plan.schedule.operations if isinstance(one, Compute))
+    assert "needs all rows" not in verdict(plan)
+    rows = Region("last", first.rank, (0, BLOCK), (0, 16))
+    by_rows = replace(first, a=(replace(first.a[0], cols=(0, BLOCK)),), b=rows)
+    operations = tuple(by_rows if one is first else one for one in plan.schedule.operations)
+    assert "needs all rows" in verdict(replace(plan, schedule=replace(plan.schedule, operations=operations)))
+
+
+def test_blocks_are_those_of_the_problem():
+    plan = hops({})
+    higher = tuple(
+        replace(each, rows=each.rows + 2) if each.name == "again" else each for each in plan.schedule.buffers
+    )
+    assert "are of blocks of one size" in verdict(replace(plan, schedule=replace(plan.schedule, buffers=higher)))
+    taller = replace(plan, problem=replace(plan.problem, m=2 * (BLOCK + 1)))
+    assert "those of the problem are of 5 rows" in verdict(taller)
+
+
+def test_an_output_beside_counted_blocks_is_counted():
+    schedule = planned().schedule
+    buffers = tuple(replace(each, counted=None) if each.name == "y" else each for each in schedule.buffers)
+    assert any("output y is not counted" in each for each in refusals(replace(schedule, buffers=buffers)))
+
+
+def lent(counted: bool, credits: tuple[tuple[int, int], ...]) -> Schedule:
+    """Of three ranks, rank 0 keeps what it sends rank 1 where rank 1 fetches it, and what it sends rank 2 where rank 1
+    brings it back to and rank 2 fetches it. Of ranks 0 and 2 none writes a row that the other one reads."""
+    schedule, block, cols = planned("per_peer", 3).schedule, BLOCK, (0, 16)
+
+    def part(buffer: str, rank: int, at: int) -> Region:
+        return Region(buffer, rank, (at * block, (at + 1) * block), cols)
+
+    signals = {"push.0-1.0": ("fetch.1", 1), "push.0-2.0": ("fetch.2", 2)}
+    kept = [one for one in schedule.operations if one.name not in signals]
+    arrived = {one.name: one.notifies for one in schedule.operations if one.name in signals}
+    made = [
+        Put(name="relay.0", rank=0, queue="copies", sources=(part("x", 0, 2),), destinations=(part("t", 1, 0),),
+            notifies=(Notify("there", 1, 0),)),
+        Copy(name="keep.0", rank=0, queue="main", sources=(part("x", 0, 1),), destinations=(part("s", 0, 1),),
+             notifies=(Notify("kept", 1, 0),)),
+        Put(name="relay.1", rank=1, queue="copies", sources=(part("t", 1, 0),), destinations=(part("s", 0, 2),),
+            waits=(Wait("there", (0, 1), 1),), notifies=(Notify("kept", 2, 0),)),
+    ]  # fmt: skip
+    fetched = [
+        Get(name=name, rank=rank, queue="copies", sources=(part("s", 0, rank),),
+            destinations=(part("gathered", rank, 0),), waits=(Wait("kept", (0, 1), 1),), notifies=arrived[push])
+        for push, (name, rank) in signals.items()
+    ]  # fmt: skip
+    by_rank = [[*(one for one in (*made, *fetched, *kept) if one.rank == rank)] for rank in range(3)]
+    return replace(
+        schedule,
+        buffers=(*(each if counted else replace(each, counted=None) for each in schedule.buffers),
+                 Buffer("t", block, 16, "symmetric"),
+                 Buffer("s", 3 * block, 16, "symmetric", counted="sent" if counted else None)),
+        pads=(*schedule.pads, SignalPad("there", 1), SignalPad("kept", 1)),
+        credits=tuple(Credit(*one) for one in credits),
+        operations=tuple(one for its in by_rank for one in its),
+    )  # fmt: skip
+
+
+def test_the_next_call_may_store_where_this_one_reads_another_block():
+    every = tuple((giver, taker) for giver in range(3) for taker in range(3) if giver != taker)
+    lacking = tuple(one for one in every if one != (2, 0))
+    assert refusals(lent(True, every)) == []
+    assert refusals(lent(False, lacking)) == []
+    told = refusals(lent(True, lacking))
+    assert len(told) == 1
+    assert "[reuse] keep.0" in told[0]
+    assert "no credit from rank 2 to rank 0" in told[0]
 
 
 def test_buffers_of_other_sizes_and_sums_are_refused():

@@ -101,13 +101,28 @@ def test_tiles_of_which_nothing_is_said_and_dynamic_mappings_are_not_proven():
         schedule_of(Silent(2), 2)
 
 
-def test_a_mapping_that_is_filled_at_run_time_is_not_proven():
+@pytest.mark.parametrize("passed", [("producer_table", "counts"), ("consumer_table",)])
+def test_a_mapping_that_is_filled_at_run_time_is_not_proven(passed: tuple[str, ...]):
+    """Whichever part of it: producers' tables, or that of consumers alone, for which no static one may stand."""
+
     class Filled(Pushed):
         def write(self, call: TileCall, x: Any, out: Any) -> None:
             channel = self.declared.channels["gathered"]
-            tables = channel.producer_table(), channel.consumer_table(), [1] * channel.counters
-            argument = call.channel("gathered", *(torch.tensor(table, dtype=torch.int32) for table in tables))
-            arguments = (argument, call.tensor("whole"), x, out, ROWS, COLS, kernels.NOTHING.value)
+            tables = {
+                "producer_table": channel.producer_table(),
+                "consumer_table": channel.consumer_table(),
+                "counts": [1] * channel.counters,
+            }
+            found = {name: torch.tensor(tables[name], dtype=torch.int32) for name in passed}
+            arguments = (
+                call.channel("gathered", **found),
+                call.tensor("whole"),
+                x,
+                out,
+                ROWS,
+                COLS,
+                kernels.NOTHING.value,
+            )
             call.launch(kernels.gather_kernel, 1, *arguments, tile_effects=self.effects())
 
     with pytest.raises(InputError, match="filled at run time"):

@@ -65,9 +65,13 @@ def check_sides(buffers: Mapping[str, Buffer], part: Collective, findings: Findi
 
 
 def check_members(buffers: Mapping[str, Buffer], parts: Sequence[Collective], findings: Findings) -> None:
-    """Where blocks are permuted, the parts of all members are such calls, and cut into parts of one size."""
+    """Where blocks are permuted, the parts of all members are such calls, and cut into parts of one size. Of rows as
+    they lie a library pads short shares of a gather or a scatter by rows, so these are as wide."""
     permuted = [is_permuted(part, buffers) for part in parts]
     if not any(permuted):
+        wide = {one.shape[1] for part in parts for one in (*part.reads, *part.writes)}
+        if parts[0].function in ("all_gather", "reduce_scatter") and len(wide) > 1:
+            findings.add("form", parts[0], f"shares of an {parts[0].function} are {sorted(wide)[:8]} columns wide")
         return
     if not all(permuted):
         other = parts[permuted.index(False)]

@@ -9,8 +9,9 @@ from overweave.errors import InputError
 from overweave.ir.epilogue import MOST_NORM_COLS, Norm
 from overweave.ir.plan import REDUCE_KERNEL, Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Reduce
+from overweave.ir.schedule import Buffer, Collective, Compute, Copy, Operation, Reduce, Region
 from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import method_of
 
@@ -103,3 +104,90 @@ def test_half_a_row_is_no_row():
         operations += halved(operation) if operation.name in moves else [operation]
     changed = replace(plan, schedule=replace(plan.schedule, operations=tuple(operations)))
     assert "no whole row" in refusals(changed)
+
+
+def library_plan(*operations: Operation, ranks: int = 2, rows: int = 4) -> Plan:
+    """The library's all-reduce that ends with a norm, with other operations, and buffers for what these keep."""
+    problem = replace(NORMED, m=ranks * rows, n=16, k=16, world_size=ranks, norm=Norm(eps=1e-5))
+    plan = build("matmul_all_reduce.sequential", problem, {})
+    local = (
+        Buffer("made", ranks * rows, 16, "local"),
+        *(Buffer(name, rows, 16, "local") for name in ("kept", "again")),
+    )
+    buffers = (*(each for each in plan.schedule.buffers if each.home != "local"), *local)
+    return replace(plan, schedule=replace(plan.schedule, buffers=buffers, operations=operations))
+
+
+def part(buffer: str, rank: int, rows: tuple[int, int]) -> Region:
+    return Region(buffer, rank, rows, (0, 16))
+
+
+def collective(rank: int, function: str, sources: tuple[Region, ...], destinations: tuple[Region, ...]) -> Collective:
+    return Collective(
+        name=f"{function}.{rank}", rank=rank, queue="main", function=function, label=function, ranks=(0, 1),  # type: ignore[arg-type]
+        sources=sources, destinations=destinations,
+    )  # fmt: skip
+
+
+def shared(rank: int, by_copy: bool) -> list[Operation]:
+    """A rank's rows of the sum, in the output, and then those of its peer."""
+    rows, own = ((0, 4), (4, 8)), part("y", rank, (4 * rank, 4 * rank + 4))
+    product = Compute(
+        name=f"multiply.{rank}", rank=rank, queue="main", a=(part("x", rank, (0, 8)),), b=part("w", rank, (0, 16)),
+        out=(part("made", rank, (0, 8)),),
+    )  # fmt: skip
+    scattered = collective(rank, "reduce_scatter", tuple(part("made", rank, one) for one in rows), (own,))
+    kept, landing = part("kept", rank, (0, 4)), [part("y", rank, one) for one in rows]
+    landing[rank] = kept
+    if not by_copy:
+        return [product, scattered, collective(rank, "all_to_all", (own, own), tuple(landing))]
+    copied = Copy(name=f"keep.{rank}", rank=rank, queue="main", sources=(own,), destinations=(kept,))
+    landing[rank] = part("again", rank, (0, 4))
+    return [product, scattered, copied, collective(rank, "all_to_all", (kept, kept), tuple(landing))]
+
+
+def test_rows_that_were_normed_are_not_sent_on_to_be_normed_again():
+    for by_copy in (False, True):
+        plan = library_plan(*shared(0, by_copy), *shared(1, by_copy))
+        if not by_copy:
+            assert verify_schedule(plan.schedule).ok
+        assert "reads rows of the output that reduce_scatter.0 has normed" in refusals(plan)
+
+
+def test_every_row_of_a_result_is_normed():
+    """Of factors that were gathered, one matmul is the whole sum, and no part of one, which nothing norms."""
+    plan = library_plan()
+    made = []
+    for rank in range(2):
+        x, w = Buffer("xs", 8, 32, "local"), Buffer("ws", 32, 16, "local")
+        landing = [Region("xs", rank, (0, 8), (16 * peer, 16 * peer + 16)) for peer in range(2)]
+        gathered = collective(rank, "all_gather", (part("x", rank, (0, 8)),), tuple(landing))
+        rows = tuple(part("ws", rank, (16 * peer, 16 * peer + 16)) for peer in range(2))
+        weights = replace(gathered, name=f"w.{rank}", label="w", sources=(part("w", rank, (0, 16)),), destinations=rows)
+        each = [
+            Compute(
+                name=f"multiply.{rank}.{peer}", rank=rank, queue="main", a=(landing[peer],), b=rows[peer],
+                out=(part("sums", rank, (0, 8)),), accumulate=peer > 0,
+            )
+            for peer in range(2)
+        ]  # fmt: skip
+        stored = Reduce(
+            name=f"store.{rank}", rank=rank, queue="main", operands=(part("sums", rank, (0, 8)),),
+            out=part("y", rank, (0, 8)),
+        )  # fmt: skip
+        made.append(([gathered, weights, *each], stored))
+    buffers = (*plan.schedule.buffers, x, w, Buffer("sums", 8, 16, "local"))
+
+    def plan_of(is_normed: bool) -> Plan:
+        """is_normed: what stores the sums moves them, behind which the library norms."""
+        operations: list[Operation] = []
+        for steps, stored in made:
+            direct = [replace(one, out=(stored.out,)) if isinstance(one, Compute) else one for one in steps]
+            operations += [*steps, stored] if is_normed else direct
+        realization = replace(plan.realization, partial_sums="result")
+        schedule = replace(plan.schedule, buffers=buffers, operations=tuple(operations))
+        return replace(plan, schedule=schedule, realization=realization)
+
+    assert verify_plan(plan_of(is_normed=True), MachineLimits()).ok
+    assert verify_schedule(plan_of(is_normed=False).schedule).ok
+    assert "nobody norms row 0 of the result" in refusals(plan_of(is_normed=False))

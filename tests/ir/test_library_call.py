@@ -1,0 +1,87 @@
+"""What one library call takes of permuted blocks: a stretch of one buffer at each side, in equal parts for members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from overweave.ir.blocks import Blocks, image_of
+from overweave.ir.library_call import Side, is_permuted, library_obstacle, sides_of
+from overweave.ir.schedule import Buffer, Collective, Copy, Region
+
+# Blocks 0 and 2 of four, one below the other, lie side by side, and so do 1 and 3.
+BUFFERS = {
+    "staged": Buffer("staged", 8, 3, "local", blocks=Blocks(2, 3, (0, 2, 1, 3))),
+    "got": Buffer("got", 8, 3, "local", blocks=Blocks(2, 3, (2, 0, 3, 1))),
+    "rows": Buffer("rows", 8, 3, "local"),
+}
+
+
+def blocks(buffer: str, *which: int) -> tuple[Region, ...]:
+    return tuple(Region(buffer, 0, (2 * at, 2 * at + 2), (0, 3)) for at in which)
+
+
+def call(function: str, sources: tuple[Region, ...], destinations: tuple[Region, ...], **changes: Any) -> Collective:
+    return Collective(
+        name="call", rank=0, queue="main", function=function, label="call", ranks=(0, 1),  # type: ignore[arg-type]
+        sources=sources, destinations=destinations, **changes,
+    )  # fmt: skip
+
+
+def test_blocks_that_lie_side_by_side_are_one_call():
+    exchange = call("all_to_all", blocks("staged", 0, 2), blocks("got", 0, 2))
+    assert sides_of(exchange, BUFFERS) == (Side("staged", (0, 12), 2), Side("got", (12, 24), 2))
+    assert library_obstacle(exchange, BUFFERS) == ""
+    gather = call("all_gather", blocks("staged", 1), blocks("rows", 0, 1))
+    assert sides_of(gather, BUFFERS) == (Side("staged", (12, 18), 1), Side("rows", (0, 12), 2))
+    summed = call("all_reduce", blocks("staged", 0, 2), blocks("staged", 0, 2))
+    assert sides_of(summed, BUFFERS) == (Side("staged", (0, 12), 1),) * 2
+    scattered = call("reduce_scatter", blocks("staged", 1, 3), blocks("rows", 3))
+    assert sides_of(scattered, BUFFERS) == (Side("staged", (12, 24), 2), Side("rows", (18, 24), 1))
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (call("all_to_all", blocks("staged", 0, 1), blocks("got", 0, 1)), "needs one stretch of memory"),
+        (call("all_to_all", blocks("staged", 0, 2), blocks("rows", 0, 2)), "needs one stretch of memory"),  # a gap
+        (call("all_to_all", blocks("staged", 2, 0), blocks("got", 2, 0)), "not the same part of its stretch"),
+        (call("all_to_all", (*blocks("staged", 0), *blocks("got", 2)), blocks("got", 0, 2)), "this is 2 buffers"),
+        (call("all_reduce", blocks("staged", 0, 2), blocks("got", 0, 2)), "adds in place"),
+        (call("all_reduce", blocks("staged", 0, 2), blocks("staged", 2, 0)), "adds in place"),
+        (call("all_reduce", *(blocks("staged", 0),) * 2, finishes=True), "finishes sums in permuted blocks"),
+        (call("all_gather", blocks("staged", 0, 2), blocks("got", 0, 2)), "cells of another size"),
+    ],
+    ids=["apart", "gap", "in another order", "two buffers", "elsewhere", "turned", "finished", "sizes"],
+)
+def test_what_is_no_call_is_refused(part: Collective, said: str):
+    assert said in str(sides_of(part, BUFFERS))
+    assert said in library_obstacle(part, BUFFERS)
+
+
+def test_members_have_equal_parts():
+    """Three blocks, two for one member: as many regions for each, and all of it one stretch."""
+    buffer = Buffer("staged", 6, 3, "local", blocks=Blocks(2, 3, (0, 1, 2)))
+    regions = Region("staged", 0, (0, 4), (0, 3)), Region("staged", 0, (4, 6), (0, 3))
+    said = str(sides_of(call("all_to_all", regions, regions), {"staged": buffer}))
+    assert "for member 0 is not the same part" in said
+
+
+def test_other_operations_of_a_library_take_no_permuted_blocks():
+    moved = Copy(name="c", rank=0, queue="main", sources=blocks("staged", 0), destinations=blocks("rows", 0))
+    assert is_permuted(moved, BUFFERS)
+    assert "a library's Copy addresses rows" in library_obstacle(moved, BUFFERS)
+    assert library_obstacle(replace(moved, sources=blocks("rows", 1)), BUFFERS) == ""
+
+
+def test_rows_that_lie_further_apart_are_in_another_order():
+    """Two rows of three columns, in cells of 3 x 4 and of 6 x 2 elements: as large, and the second row elsewhere."""
+    part = (((0, 2), (3, 5)),)
+    wide, narrow = (image_of(Blocks(high, cols, (0, 1)), (high, 5), part, True) for high, cols in ((2, 3), (2, 4)))
+    assert wide.order != narrow.order
+    whole = (((0, 2), (0, 3)),)
+    cells = [image_of(Blocks(high, wide, (0,)), (2, 3), whole, True) for high, wide in ((3, 4), (2, 6), (4, 3))]
+    assert {image.stretch for image in cells} == {(0, 12)}
+    assert len({image.order for image in cells}) == 3
