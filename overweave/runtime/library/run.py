@@ -33,7 +33,8 @@ class LibraryRun:
         problem, shapes = plan.problem, shapes_of(example)
         buffers = {each.name: each for each in plan.schedule.buffers}
         local = [each for each in plan.schedule.buffers if each.home == LOCAL]
-        shapes |= {each.name: _memory_of(each, group.world_size) for each in local}
+        memory = {each.name: _memory_of(each, group.world_size) for each in local}
+        shapes |= memory
         make_parts(group, plan.schedule.of_rank(group.rank))
         ends, permuted = {each.name: each.rows for each in local}, list[Operation]()
         operations = list(plan.schedule.of_rank(group.rank))
@@ -53,7 +54,7 @@ class LibraryRun:
         self._calls = [call_of(each) for each in operations]
         self._make = maker(example["w"].device)
         self._local = [
-            (each.name, shapes[each.name], _dtype(each, problem.dtype)) for each in local if each.name not in made
+            (each.name, memory[each.name], _dtype(each, problem.dtype)) for each in local if each.name not in made
         ]
         self._board = Board.of(group)
         self._board.probes_rarely = True  # a collective that waits for a dead peer ends by its library's watchdog
