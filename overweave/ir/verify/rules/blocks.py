@@ -49,6 +49,8 @@ def check_sides(buffers: Mapping[str, Buffer], part: Collective, findings: Findi
     """What a library sends and gets for permuted blocks is one call's (ir/library_call.py). Of rows as they lie it is
     one region for a member, which the library may pack first.
     """
+    if not (part.ranks and part.sources and part.destinations):
+        return  # said elsewhere
     if is_permuted(part, buffers):
         sides = sides_of(part, buffers)
         if isinstance(sides, str):
