@@ -191,6 +191,8 @@ class Memory:
     def _call(self, parts: list[Collective], memory: list[int]) -> Patch:
         """One call of a library, which knows a stretch at each side and cuts it into equal parts; of an all-reduce the
         one at which it stores."""
+        if any(part.finishes for part in parts):
+            raise Malformed(f"{parts[0].name}: a call ends no sums in blocks")
         sides, count = [self.stretches(part) for part in parts], len(parts)
         function = parts[0].function
         cuts = [count if is_cut else 1 for is_cut in CUT[function]]
