@@ -36,13 +36,14 @@ class Axis(Struct, frozen=True, forbid_unknown_fields=True):
 class Dim(Struct, frozen=True, forbid_unknown_fields=True):
     """A dimension of `extent` elements. A tile that is block `t` of `axis` touches block `scale * t + shift`.
 
-    axis None: every tile touches all of it.
+    axis None: every tile touches all of it. is_of_blocks: it has one entry for each block of the axis.
     """
 
     extent: Size
     axis: Name | None = None
     scale: int = 1
     shift: int = 0
+    is_of_blocks: bool = False
 
 
 class Operand(Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,10 +94,14 @@ class TileSpace(Struct, frozen=True, forbid_unknown_fields=True):
         for blocks in product(*(range(axis.count) for axis in self.grid)):
             yield dict(zip(names, blocks, strict=True))
 
+    def entries(self, dim: Dim) -> int:
+        """How many elements of a dimension a block of its axis is; 1 of an extent."""
+        return self.axis(dim.axis).block if dim.axis is not None and not dim.is_of_blocks else 1
+
     def touched(self, dim: Dim, tile: dict[str, int]) -> Range:
         """Elements `[lo, hi)` of a dimension that a tile touches; all that its loop will, where that walks the axis."""
         if dim.axis is None or dim.axis not in tile:
             return 0, dim.extent
-        block = self.axis(dim.axis).block
+        block = self.entries(dim)
         lo = (dim.scale * tile[dim.axis] + dim.shift) * block
         return min(max(lo, 0), dim.extent), min(max(lo + block, 0), dim.extent)

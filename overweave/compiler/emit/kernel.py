@@ -17,7 +17,14 @@ from overweave.compiler.frontend.directives import (
     StreamDirective,
     TileIdDirective,
 )
-from overweave.compiler.frontend.expressions import SHAPE, ExpressionError, affine_in, can_be_positive
+from overweave.compiler.frontend.expressions import (
+    BLOCKS,
+    SHAPE,
+    ExpressionError,
+    affine_in,
+    can_be_positive,
+    is_of_blocks,
+)
 from overweave.compiler.frontend.language import Language
 from overweave.compiler.frontend.names import assigned_names, called, calls_in
 from overweave.compiler.frontend.polynomials import Polynomial
@@ -71,6 +78,13 @@ class Kernel(Struct, frozen=True, kw_only=True):
         return _body(self.source, () if self.loop is None else (self.loop,))
 
     @property
+    def symbols(self) -> frozenset[str]:
+        """The names that directives use for numbers."""
+        said = [one for axis in self.axes for one in (axis.extent, axis.block)]
+        said += [dim for access in (*self.loads, *self.stores) for dim in access.directive.dims]
+        return frozenset[str]().union(*(one.names for one in said))
+
+    @property
     def grid(self) -> tuple[AxisDirective, ...]:
         return tuple(axis for axis in self.axes if not axis.is_streamed)
 
@@ -106,7 +120,8 @@ def _dim(place: Place, said: Polynomial, axes: tuple[Axis, ...], numbers: Mappin
     name, scale, shift = _affine(place, said, by_name)
     if name is None:
         return Dim(_value(place, said, numbers))
-    return Dim(by_name[name].extent, name, scale, shift)
+    counts = is_of_blocks(said)
+    return Dim(by_name[name].count if counts else by_name[name].extent, name, scale, shift, counts)
 
 
 def _affine(place: Place, said: Polynomial, axes: Mapping[str, object]) -> tuple[str | None, int, int]:
@@ -176,7 +191,7 @@ def check_names(place: Place, said: Polynomial, source: Source, others: frozense
     """Raises DirectiveError for a name that is neither a parameter of the kernel nor one of `others`."""
     if not can_be_positive(said):
         raise place.error(f"{said} is never more than 0", "Write a number of elements")
-    shapes = {name: SHAPE.fullmatch(name) for name in said.names}
+    shapes = {name: SHAPE.fullmatch(name) or BLOCKS.fullmatch(name) for name in said.names}
     names = {match[1] if match else name for name, match in shapes.items()}
     unknown = sorted(names - set(source.parameters) - others)
     if unknown:

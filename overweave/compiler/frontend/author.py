@@ -13,10 +13,20 @@ from typing import Generic, TypeVar, cast
 import libcst as cst
 from libcst.metadata import CodePosition, MetadataWrapper, PositionProvider
 from msgspec import Struct
+from msgspec.structs import replace
 
-from overweave.compiler.frontend.directives import Directive, Place, is_directive, parse_directive
+from overweave.compiler.frontend.directives import (
+    AccessDirective,
+    AxisDirective,
+    Directive,
+    Place,
+    is_directive,
+    parse_directive,
+)
+from overweave.compiler.frontend.files import File
 from overweave.compiler.frontend.language import Language, language_of
 from overweave.compiler.frontend.names import calls_in
+from overweave.compiler.frontend.polynomials import Polynomial, number
 from overweave.errors import InputError
 from overweave.ir.text.files import shown
 from overweave.ir.text.strangers import read_bytes
@@ -42,17 +52,21 @@ class Marked(Struct, Generic[Kind], frozen=True):
 class Source(Struct, frozen=True):
     """A kernel's file and function, all that is marked in it, in the order of the text, and what it calls `tl`.
 
-    text: the file. tree: as Python reads it; module: as LibCST does, with comments.
+    text: the file. module: as LibCST reads it, with comments. file: as Python does, with what it imports.
     """
 
     path: Path
     text: str
-    tree: ast.Module
+    file: File
     module: cst.Module
     function: cst.FunctionDef
     marks: tuple[Marked[Directive], ...]
     line: int
     language: Language
+
+    @property
+    def tree(self) -> ast.Module:
+        return self.file.tree
 
     @property
     def name(self) -> str:
@@ -72,6 +86,17 @@ class Source(Struct, frozen=True):
         """The defaults that are whole numbers, by parameter."""
         numbers = ((one.name.value, one.default) for one in listed(self.function))
         return {name: number.evaluated_value for name, number in numbers if isinstance(number, cst.Integer)}
+
+    def default_of(self, name: str) -> ast.expr | None:
+        """The default of a parameter."""
+        arguments = self.file.functions[self.name].args
+        given = zip(reversed([*arguments.posonlyargs, *arguments.args]), reversed(arguments.defaults), strict=False)
+        return next((value for one, value in given if one.arg == name), None)
+
+    @property
+    def file_numbers(self) -> dict[str, int]:
+        """The whole numbers at the top of the file that no parameter hides."""
+        return {name: value for name, value in self.file.numbers.items() if name not in self.parameters}
 
     @property
     def constants(self) -> frozenset[str]:
@@ -168,9 +193,25 @@ def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> 
     reader = _Reader(path.name, lines)
     marks = (*reader.block(body, ()), *reader.called(function, wrapper.module))
     reader.refuse_strays(function)
-    return Source(
-        path, text, tree, wrapper.module, function, marks, lines[function].start.line, language_of(wrapper.module)
+    language = language_of(wrapper.module)
+    source = Source(
+        path, text, File(path, tree, language), wrapper.module, function, marks, lines[function].start.line, language
     )
+    return replace(source, marks=tuple(_in_numbers(mark, source.file_numbers) for mark in marks))
+
+
+def _in_numbers(mark: Marked[Directive], numbers: Mapping[str, int]) -> Marked[Directive]:
+    """A directive with the constants of the file in the place of their names."""
+
+    def put(said: Polynomial) -> Polynomial:
+        return said.replaced(lambda atom: number(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
+
+    said = mark.directive
+    if isinstance(said, AxisDirective):
+        return replace(mark, directive=replace(said, extent=put(said.extent), block=put(said.block)))
+    if isinstance(said, AccessDirective):
+        return replace(mark, directive=replace(said, dims=tuple(map(put, said.dims))))
+    return mark
 
 
 class _Reader:

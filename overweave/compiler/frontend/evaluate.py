@@ -6,12 +6,29 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from overweave.compiler.frontend.polynomials import ZERO, Lane, Result, number, one, rounded_up, tags_of
+from msgspec.structs import replace
+
+from overweave.compiler.frontend.polynomials import (
+    ZERO,
+    Atom,
+    Lane,
+    Polynomial,
+    Result,
+    number,
+    one,
+    quotient,
+    rounded_up,
+    tags_of,
+)
 from overweave.compiler.frontend.values import (
+    CASTS,
     CHOSEN,
     CLAMP,
+    GREATEST,
+    LEAST,
     LOADED,
     NUMBERED,
+    WIDE,
     Condition,
     Constant,
     Descriptor,
@@ -31,7 +48,15 @@ from overweave.compiler.frontend.values import (
 
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
-SAME = ("multiple_of", "max_contiguous", "max_constancy", "cast", "to")  # words that leave a number what it is
+SAME = ("multiple_of", "max_contiguous", "max_constancy")  # words that leave a number what it is
+FOLDED: dict[str, Callable[..., int]] = {  # Results of numbers alone
+    LEAST: min,
+    GREATEST: max,
+    "next_power_of_2": lambda value: 1 << max(0, value - 1).bit_length(),
+    "BitAnd": lambda a, b: a & b,
+    "BitOr": lambda a, b: a | b,
+    "BitXor": lambda a, b: a ^ b,
+}
 Arguments = tuple[list[Value], dict[str, Value]]
 
 
@@ -43,6 +68,12 @@ class Reader(Protocol):
 
     def called(self, call: ast.Call, arguments: Arguments) -> Value | None:
         """What a function of the file returns; None if it is none."""
+
+    def named(self, name: str) -> Value:
+        """What a name is that no variable has."""
+
+    def truth(self, test: ast.expr, condition: Condition) -> bool | None:
+        """Whether a condition holds wherever it is asked; None if that depends."""
 
     def reached(self, call: ast.Call, kind: str, place: Value, arguments: Arguments) -> None:
         """Sees a load or store."""
@@ -65,7 +96,7 @@ class Expressions:
         return Number(number(int(node.value))) if isinstance(node.value, int) else Constant(node.value)
 
     def _name(self, node: ast.Name) -> Value:
-        return self.variables.get(node.id, Constant(node.id))
+        return self.variables[node.id] if node.id in self.variables else self.reader.named(node.id)
 
     def _tuple(self, node: ast.Tuple | ast.List) -> Value:
         return Several(tuple(self.value(element) for element in node.elts))
@@ -102,8 +133,9 @@ class Expressions:
 
     def _ifexp(self, node: ast.IfExp) -> Value:
         test = as_condition(self.value(node.test))
-        if test.truth is not None:
-            return self.value(node.body if test.truth else node.orelse)
+        truth = self.reader.truth(node.test, test)
+        if truth is not None:
+            return self.value(node.body if truth else node.orelse)
         return joined(self.value(node.body), self.value(node.orelse), test)
 
     def _attribute(self, node: ast.Attribute) -> Value:
@@ -148,11 +180,24 @@ class Expressions:
         if name in ("load", "store", "gather", "scatter") or name.startswith("atomic_"):
             self.reader.reached(node, name, inner, arguments)
             return unknown("load", tags=frozenset({LOADED}))
-        if name == "to":
-            return inner if not arguments[1].get("bitcast") else unknown(name, inner)
         rule = _WORDS.get(name)
         made = rule([inner, *arguments[0]], arguments[1]) if rule else None
         return made or _opaque(name, ([inner, *arguments[0]], arguments[1]))
+
+
+def folded(poly: Polynomial, numbers: Mapping[str, int]) -> Polynomial:
+    """A polynomial with numbers in the place of names, and of what is made of numbers alone."""
+
+    def by(atom: Atom) -> Polynomial | None:
+        if isinstance(atom, str):
+            return number(numbers[atom]) if atom in numbers else None
+        if isinstance(atom, Result) and atom.of in FOLDED and atom.inputs:
+            inputs = [folded(value, numbers).constant for value in atom.inputs]
+            known = [value for value in inputs if value is not None]
+            return number(FOLDED[atom.of](*known)) if len(known) == len(inputs) else None
+        return None
+
+    return poly.replaced(by)
 
 
 def operated(left: Value, right: Value, sign: ast.operator) -> Value:
@@ -171,8 +216,12 @@ def operated(left: Value, right: Value, sign: ast.operator) -> Value:
         return Number(rounded_up(over - by + number(1), by), rank)
     if isinstance(sign, ast.Mod) and by.constant != 0:
         return remainder(left, right)
-    if over.constant is not None and by.constant is not None and isinstance(sign, ast.BitAnd):
-        return Number(number(over.constant & by.constant))
+    if isinstance(sign, ast.LShift | ast.RShift) and by.constant is not None and 0 <= by.constant < 64:
+        power = number(1 << by.constant)
+        return Number(over * power if isinstance(sign, ast.LShift) else quotient(over, power), rank)
+    word = type(sign).__name__
+    if over.constant is not None and by.constant is not None and word in FOLDED:
+        return Number(number(FOLDED[word](over.constant, by.constant)), rank)
     return unknown(type(sign).__name__, left, right)
 
 
@@ -273,26 +322,48 @@ def _clamped(value: Number, bound: Any) -> Number:
 def _least(args: list[Value], named: Mapping[str, Value]) -> Value | None:
     if len(args) == 2 and isinstance(args[0], Number) and isinstance(args[1], Number):
         left, right = args[0], args[1]
-        known = left.poly.constant, right.poly.constant
-        if known[0] is not None and known[1] is not None:
-            return Number(number(min(known[0], known[1])), max(left.rank, right.rank))
         for value, bound in ((left, right), (right, left)):
             if value.rank > bound.rank and bound.rank == 0:
                 return _clamped(value, bound.poly + number(1))
-    return None
+    return _extreme(LEAST, args)
 
 
-def _greatest(args: list[Value], named: Mapping[str, Value]) -> Value | None:
-    known = [arg.poly.constant for arg in args if isinstance(arg, Number)]
-    if len(args) == 2 and len(known) == 2 and known[0] is not None and known[1] is not None:
-        return Number(number(max(known[0], known[1])))
-    return None
+def _extreme(word: str, args: list[Value]) -> Value | None:
+    """The least or the greatest of whole numbers."""
+    values = [arg for arg in args if isinstance(arg, Number)]
+    if len(values) != len(args) or len(args) < 2:
+        return None
+    rank = max(value.rank for value in values)
+    polys = [broadcast(value, rank) for value in values]
+    if len(set(polys)) == 1:
+        return Number(polys[0], rank)
+    known = [poly.constant for poly in polys if poly.constant is not None]
+    if len(known) == len(polys):
+        return Number(number(FOLDED[word](*known)), rank)
+    return Number(one(Result(word, tuple(polys), tags_of(*polys))), rank)
 
 
 def _full(args: list[Value], named: Mapping[str, Value]) -> Value | None:
     filled = args[1] if len(args) > 1 else named.get("value")
     rank = len(args[0].values) if args and isinstance(args[0], Several) else 1
-    return Number(filled.poly, rank) if isinstance(filled, Number) else None
+    dtype = args[2] if len(args) > 2 else named.get("dtype")
+    return _cast_to(Number(filled.poly, rank), dtype) if isinstance(filled, Number) else None
+
+
+def _cast(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+    dtype = args[1] if len(args) > 1 else named.get("dtype")
+    if not args or named.get("bitcast") is not None:
+        return None
+    return _cast_to(args[0], dtype) if isinstance(args[0], Number) else args[0]
+
+
+def _cast_to(value: Number, dtype: Value | None) -> Number:
+    """A number as another type holds it."""
+    of = dtype.value if isinstance(dtype, Constant) and isinstance(dtype.value, str) else ""
+    if dtype is None or of in WIDE or value.poly.constant == 0:
+        return value
+    known = of if of in CASTS else "a cast to a type that nothing tells"
+    return Number(one(Result(known, (value.poly,), tags_of(value.poly))), value.rank)
 
 
 def _zeros(args: list[Value], named: Mapping[str, Value]) -> Value | None:
@@ -306,9 +377,9 @@ def _broadcast_to(args: list[Value], named: Mapping[str, Value]) -> Value | None
 
 def _expand_dims(args: list[Value], named: Mapping[str, Value]) -> Value | None:
     at = args[1] if len(args) > 1 else named.get("axis")
-    if isinstance(args[0], Number) and isinstance(at, Number) and at.poly.constant is not None:
-        kept = [True] * args[0].rank
-        kept.insert(at.poly.constant, False)
+    if isinstance(args[0], Number | Condition) and isinstance(at, Number) and at.poly.constant is not None:
+        kept, place = [True] * args[0].rank, at.poly.constant
+        kept.insert(place if place >= 0 else len(kept) + 1 + place, False)
         return _widened(args[0], kept)
     return None
 
@@ -327,7 +398,9 @@ def _descriptor(args: list[Value], named: Mapping[str, Value]) -> Value | None:
     if not (isinstance(base, Number) and isinstance(block, Several) and isinstance(strides, Several)):
         return None
     starts = offsets.values if isinstance(offsets, Several) else tuple(Number(ZERO) for _ in block.values)
-    polys = [_polys(each) for each in (strides.values, block.values, starts)]
+    shape = given.get("shape")
+    ends = shape.values if isinstance(shape, Several) else ()
+    polys = [_polys(each) for each in (strides.values, block.values, starts, ends)]
     return Descriptor(base.poly, *map(tuple, polys)) if all(len(one) == len(polys[1]) for one in polys) else None
 
 
@@ -340,7 +413,7 @@ def _advance(args: list[Value], named: Mapping[str, Value]) -> Value | None:
     if args and isinstance(args[0], Descriptor) and isinstance(by, Several):
         steps = _polys(by.values)
         moved = tuple(old + step for old, step in zip(args[0].offsets, steps, strict=False))
-        return Descriptor(args[0].pointer, args[0].strides, args[0].block, moved)
+        return replace(args[0], offsets=moved)
     return None
 
 
@@ -358,8 +431,8 @@ _WORDS: dict[str, Callable[[list[Value], Mapping[str, Value]], Value | None]] = 
     "arange": _arange,
     "cdiv": _cdiv,
     "where": _where,
-    "minimum": _least,
-    "maximum": _greatest,
+    LEAST: _least,
+    GREATEST: lambda args, named: _extreme(GREATEST, args),
     "full": _full,
     "zeros": _zeros,
     "broadcast_to": _broadcast_to,
@@ -370,6 +443,8 @@ _WORDS: dict[str, Callable[[list[Value], Mapping[str, Value]], Value | None]] = 
     "advance": _advance,
     "program_id": _program,
     "num_programs": _programs,
+    "cast": _cast,
+    "to": _cast,
     **dict.fromkeys(SAME, _same),
     "int": _same,
     "constexpr": _same,

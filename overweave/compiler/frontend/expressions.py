@@ -1,4 +1,5 @@
-"""Integer expressions of directives: names, numbers, `+`, `-`, `*`, `//`, `cdiv(a, b)`, `tensor.shape[0]`, parentheses.
+"""Integer expressions of directives: names, numbers, `+`, `-`, `*`, `//`, `cdiv(a, b)`, `tensor.shape[0]`, `blocks(S)`,
+parentheses.
 
 What a comment says is parsed here, never evaluated by Python: a `Polynomial` is data, and the text that reaches
 generated code is written anew from it.
@@ -15,9 +16,12 @@ MOST_CHARACTERS, MOST_TOKENS, MOST_TERMS = 200, 60, 16
 LARGEST = 2**31 - 1
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}", re.ASCII)
 SHAPE = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,39})\.shape\[([0-7])\]", re.ASCII)
+BLOCKS = re.compile(r"blocks\(([A-Za-z_][A-Za-z0-9_]{0,39})\)", re.ASCII)
 ROUNDED_UP = "cdiv"
 _TOKEN = re.compile(
-    r"\s*([A-Za-z_][A-Za-z0-9_]{0,39}(?:\.shape\[[0-7]\])?|[0-9]{1,10}|//|[-+*(),])", re.ASCII
+    r"\s*(blocks\([A-Za-z_][A-Za-z0-9_]{0,39}\)|[A-Za-z_][A-Za-z0-9_]{0,39}(?:\.shape\[[0-7]\])?|[0-9]{1,10}"
+    r"|//|[-+*(),])",
+    re.ASCII,
 )  # fmt: skip
 
 
@@ -26,11 +30,13 @@ class ExpressionError(Exception):
 
 
 def affine_in(said: Polynomial, axes: Iterable[str]) -> tuple[str | None, int, int]:
-    """(axis, scale, shift) of `scale * axis + shift` over one of the axes, or (None, 0, 0) if none is named.
+    """(axis, scale, shift) of `scale * axis + shift` over one of the axes, or of its `blocks(axis)`; or (None, 0, 0) if
+    none is named.
 
     Raises ExpressionError for anything else over an axis.
     """
-    used = sorted(said.names & set(axes))
+    names = {name: axis for axis in axes for name in (axis, f"blocks({axis})")}
+    used = sorted(said.names & names.keys())
     if not used:
         return None, 0, 0
     scale = shift = 0
@@ -41,7 +47,12 @@ def affine_in(said: Polynomial, axes: Iterable[str]) -> tuple[str | None, int, i
             shift = factor
         else:
             raise ExpressionError(f"{said} is not affine in one axis with constant numbers")
-    return used[0], scale, shift
+    return names[used[0]], scale, shift
+
+
+def is_of_blocks(said: Polynomial) -> bool:
+    """Whether a dimension has one entry for each block of its axis."""
+    return any(BLOCKS.fullmatch(name) for name in said.names)
 
 
 def can_be_positive(said: Polynomial) -> bool:
@@ -108,7 +119,7 @@ def _factor(tokens: list[str]) -> tuple[Polynomial, list[str]]:
         return _divided(over + by - number(1), by), _after(rest, ")")
     if first.isdecimal():
         return _small(number(int(first))), rest
-    if IDENTIFIER.fullmatch(first) or SHAPE.fullmatch(first):
+    if any(form.fullmatch(first) for form in (IDENTIFIER, SHAPE, BLOCKS)):
         return one(first), rest
     raise ExpressionError(f"cannot read {first!r} there")
 

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.compiler.emit.kernel import Kernel
-from overweave.compiler.frontend.directives import AccessDirective, TileIdDirective
-from overweave.compiler.frontend.evaluate import Arguments, Expressions, operated
+from overweave.compiler.frontend.directives import AccessDirective, StreamDirective, TileIdDirective
+from overweave.compiler.frontend.evaluate import Arguments, Expressions, folded, operated
+from overweave.compiler.frontend.files import number_of
 from overweave.compiler.frontend.polynomials import (
     ZERO,
     BlockOf,
@@ -26,9 +28,11 @@ from overweave.compiler.frontend.polynomials import (
     number,
     one,
     rounded_up,
+    tags_of,
 )
 from overweave.compiler.frontend.values import (
     CARRIED,
+    ELSEWHERE,
     NUMBERED,
     Condition,
     Constant,
@@ -39,6 +43,7 @@ from overweave.compiler.frontend.values import (
     as_condition,
     both,
     comes_from,
+    compared,
     joined,
     unknown,
 )
@@ -62,41 +67,45 @@ class Reached(Struct, frozen=True):
     line: int
 
 
+class Begun(Struct, frozen=True):
+    """Where a streamed loop begins."""
+
+    said: StreamDirective
+    low: Polynomial
+
+
 class Followed(Struct, frozen=True):
-    """Everything that a tile reaches, and the regions whose blocks are not those of the first: their lines."""
+    """Everything that a tile reaches, the regions whose blocks are not those of the first by their lines, and where
+    streamed loops begin."""
 
     reached: tuple[Reached, ...]
     other_blocks: tuple[int, ...]
+    begun: tuple[Begun, ...]
 
 
-def follow(kernel: Kernel, constants: Mapping[str, Any]) -> Followed:
-    """What a tile reaches. constants: the arguments of a call that are no tensors, as far as they are known."""
-    walk = _Walk(kernel)
-    for name in kernel.source.parameters:
-        walk.expressions.variables[name] = _argument(name, constants)
+def follow(kernel: Kernel, given: Mapping[str, Any] | None = None) -> Followed:
+    """What a tile reaches. given: the arguments of a call that are no tensors; None before one."""
+    walk = _Walk(kernel, given)
     walk.block(walk.function.body)
-    return Followed(tuple(walk.found), tuple(walk.other_blocks))
-
-
-def _argument(name: str, known: Mapping[str, Any]) -> Value:
-    if name not in known:
-        return Number(one(name))
-    value = known[name]
-    return Number(number(int(value))) if isinstance(value, int) else Constant(value)
+    return Followed(tuple(walk.found), tuple(walk.other_blocks), tuple(walk.begun))
 
 
 class _Walk:
     """The state of a walk: variables, what was found, and where it stands."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        module = kernel.source.tree
-        functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-        self.helpers = {one.name: one for one in functions}
-        self.function = self.helpers[kernel.source.name]
+    def __init__(self, kernel: Kernel, given: Mapping[str, Any] | None) -> None:
+        self.kernel, self.is_call = kernel, given is not None
+        self.file = kernel.source.file
+        functions = list(self.file.functions.values())
+        self.function = self.file.functions[kernel.source.name]
+        whole = {name: value for name, value in (given or {}).items() if isinstance(value, int)}
+        self.numbers = {name: int(value) for name, value in whole.items()}
         self.expressions = Expressions(self)
+        for name in kernel.source.parameters:
+            self.expressions.variables[name] = self._argument(name, given or {})
         self.found: list[Reached] = []
         self.other_blocks: list[int] = []
+        self.begun: list[Begun] = []
         self.guard = Condition(())
         self.is_probing = 0
         self.depth = 0
@@ -108,6 +117,18 @@ class _Walk:
         tile_ids = [mark.directive for mark in kernel.source.of_kind(TileIdDirective) if kernel.loop is not None]
         self.tiles = next(iter(_below(statements, tile_ids)), -1)
         self.current: Sequence[Any] = ()
+
+    def _argument(self, name: str, given: Mapping[str, Any]) -> Value:
+        """A parameter: what directives name, and what may be a stride, keeps its name in a call, too."""
+        kernel, value = self.kernel, given.get(name)
+        default = kernel.source.default_of(name)
+        if name not in given and self.is_call and default is not None:
+            return self.expressions.value(default)
+        if name not in given or (type(value) is int and name in kernel.symbols):
+            return Number(one(name))
+        if type(value) is int and name not in kernel.source.constants:
+            return Number(one(name))
+        return Number(number(int(value))) if isinstance(value, int) else Constant(value)
 
     # statements
 
@@ -195,8 +216,9 @@ class _Walk:
 
     def _if(self, node: ast.If) -> bool:
         test = as_condition(self.expressions.value(node.test))
-        if test.truth is not None:
-            return self.block(node.body if test.truth else node.orelse)
+        truth = self.truth(node.test, test)
+        if truth is not None:
+            return self.block(node.body if truth else node.orelse)
         start, guard = dict(self.expressions.variables), self.guard
         self.guard = both(guard, test)
         ends = self.block(node.body)
@@ -214,30 +236,65 @@ class _Walk:
             }
         return ends and other_ends
 
+    def truth(self, test: ast.expr, condition: Condition) -> bool | None:
+        """Whether a condition holds wherever it is asked, by its names or their numbers; None if it depends."""
+        if condition.truth is not None or not self.is_call:
+            return condition.truth
+        kept, before = self.expressions.variables, self.current
+        names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+        known = {name: in_numbers(kept[name], self.numbers) for name in names & kept.keys()}
+        self.expressions.variables, self.current, self.is_probing = {**kept, **known}, (), self.is_probing + 1
+        made = as_condition(self.expressions.value(test)).truth
+        self.expressions.variables, self.current, self.is_probing = kept, before, self.is_probing - 1
+        return made
+
     def _while(self, node: ast.While) -> None:
-        for name in _assigned(node.body):
-            self.expressions.variables[name] = unknown(name, tags=frozenset({CARRIED}))
-        self.block(node.body)
-        for name in _assigned(node.body):
-            self.expressions.variables[name] = unknown(name, tags=frozenset({CARRIED}))
+        tags = comes_from(self.expressions.value(node.test)) | {CARRIED}
+        loop = _Loop(node.lineno, one(Result(f"the turns of line {node.lineno}", (), tags)))
+        before = self._before(node)
+        counted = self._counted(node, self._steps(node, loop, before), before)
+        self._turn(node, loop if counted is None else _Loop(node.lineno, counted), before)
+
+    def _counted(self, node: ast.While, steps: Mapping[str, Any], before: Mapping[str, Value]) -> Polynomial | None:
+        """How many turns `while n < end` has, where n goes on by a number and the end stays."""
+        test = node.test
+        if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Lt)):
+            return None
+        name, end = ast.unparse(test.left), self.expressions.value(test.comparators[0])
+        begun, step = before.get(name), steps.get(name)
+        is_steady = not _names_in(test.comparators[0]) & set(_assigned(node.body))
+        if not (is_steady and isinstance(begun, Number) and isinstance(end, Number) and step):
+            return None
+        return rounded_up(end.poly - begun.poly, step[0]) if (step[0].constant or 0) > 0 else None
 
     def _for(self, node: ast.For) -> None:
-        loop = _Loop(self, node)
-        names = _assigned(node.body)
-        before = {name: self.expressions.variables[name] for name in names if name in self.expressions.variables}
-        steps = self._steps(node, loop, before)
-        inside = {name: _after(before[name], steps[name], loop.turn) for name in before}
+        loop = self._loop(node)
+        if self.is_call and (folded(loop.count, self.numbers).constant or 1) <= 0:
+            return
+        self._turn(node, loop, self._before(node))
+
+    def _before(self, node: ast.For | ast.While) -> dict[str, Value]:
+        known = self.expressions.variables
+        return {name: known[name] for name in _assigned(node.body) if name in known}
+
+    def _turn(self, node: ast.For | ast.While, loop: _Loop, before: Mapping[str, Value]) -> None:
+        """Walks a loop once, for all of its turns."""
+        steps, guard = self._steps(node, loop, before), self.guard
+        inside = {name: _after(before[name], steps[name], loop, loop.turn) for name in before}
         self.expressions.variables |= inside
+        if loop.is_guard:
+            self.guard = both(guard, compared(Number(loop.count), Number(ZERO), ">"))
         self._enter(node, loop)
         self.block(node.body)
-        for name in names:
+        self.guard = guard
+        for name in _assigned(node.body):
             if name in before:
-                self.expressions.variables[name] = _after(before[name], steps[name], loop.count)
+                self.expressions.variables[name] = _after(before[name], steps[name], loop, loop.count)
             else:
                 left = self.expressions.variables.get(name, Constant(None))
-                self.expressions.variables[name] = unknown(name, left, tags=frozenset({CARRIED}))
+                self.expressions.variables[name] = unknown(name, left, tags=loop.tags)
 
-    def _steps(self, node: ast.For, loop: _Loop, before: Mapping[str, Value]) -> dict[str, Any]:
+    def _steps(self, node: ast.For | ast.While, loop: _Loop, before: Mapping[str, Value]) -> dict[str, Any]:
         """By how much each variable goes on in a turn; None for what does so in another way."""
         marks = {name: _marked(name, value) for name, value in before.items()}
         kept, self.is_probing = dict(self.expressions.variables), self.is_probing + 1
@@ -245,48 +302,87 @@ class _Walk:
         self._enter(node, loop)
         self.block(node.body)
         after = self.expressions.variables
-        steps = {name: _step(marks[name], after.get(name, Constant(None)), loop) for name in before}
+        made = {name: after.get(name, Constant(None)) for name in before}
+        steps = {name: () if made[name] == before[name] else _step(marks[name], made[name], loop) for name in before}
         self.expressions.variables, self.is_probing = kept, self.is_probing - 1
         return steps
 
-    def _enter(self, node: ast.For, loop: _Loop) -> None:
-        self._set(node.target, loop.variable)
+    def _enter(self, node: ast.For | ast.While, loop: _Loop) -> None:
+        if isinstance(node, ast.For):
+            self._set(node.target, loop.variable)
         if loop.is_of_tiles and not self.kernel.regions:
             self._blocks()
 
+    def _loop(self, node: ast.For) -> _Loop:
+        """A loop over a range."""
+        values = [self.expressions.value(arg) for arg in node.iter.args] if isinstance(node.iter, ast.Call) else []
+        polys = [value.poly for value in values if isinstance(value, Number)]
+        tags = frozenset[str]().union(*map(comes_from, values))
+        end = one(Result(f"the turns of line {node.lineno}", (), tags | {CARRIED}))
+        low, step = ZERO, number(1)
+        if polys and len(polys) == len(values):
+            low, high = (polys[0], polys[1]) if len(polys) > 1 else (ZERO, polys[0])
+            step = polys[2] if len(polys) > 2 else number(1)
+            end = rounded_up(high - low, step)
+        stream = self.streams.get(node.lineno)
+        if stream and not self.depth:
+            begun = Begun(stream[0], low)
+            self.begun += [begun] if not self.is_probing and begun not in self.begun else []
+            return _Loop(node.lineno, end, variable=Number(one(BlockOf(stream[0].axis))))
+        if node.lineno == self.tiles and not self.depth:
+            turn = one(Result("the tile's turn", (), frozenset({NUMBERED})))
+            return _Loop(node.lineno, end, is_of_tiles=True, variable=Number(low + turn * step), turn=turn)
+        turn = one(Turn(node.lineno, end))
+        return _Loop(node.lineno, end, variable=Number(low + turn * step), is_guard=True)
+
     # what expressions ask
+
+    def named(self, name: str) -> Value:
+        """A constant of the file, or what nobody knows."""
+        node = self.file.constant(name)
+        if node is None:
+            return Constant(name)
+        whole = number_of(node, self.file)
+        if whole is not None:
+            return Number(number(whole))
+        value = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else node
+        return Constant(value.value if isinstance(value, ast.Constant) else name)
 
     def word(self, call: ast.Call) -> str:
         """The word of the language that is called, or Python's own of the same meaning."""
-        language, name = self.kernel.source.language, _dotted(call.func)
+        language, name = self.file.language, _dotted(call.func)
         head, _, last = name.rpartition(".")
-        if name in self.helpers:
+        if name in self.file.functions:
             return ""
         if head in language.modules or head == "triton":
             return last
-        return language.words.get(name, "") or BUILTINS.get(name, "")
+        python = "" if self.file.rebinds(name) else BUILTINS.get(name, "")
+        return language.words.get(name, "") or python
 
     def called(self, call: ast.Call, arguments: Arguments) -> Value | None:
-        """What a function of the file returns; None if it is none."""
-        helper = self.helpers.get(_dotted(call.func))
-        if helper is None or self.depth > MOST_DEEP:
-            return None
+        """What a function returns that can be read, here or in another file; None for one of Triton or Python."""
+        name = _dotted(call.func)
+        found = self.file.function(name) if name else None
+        if found is None or self.depth > MOST_DEEP:
+            is_known = self.file.is_of_triton(name) or name.split(".")[0] in self.expressions.variables
+            if is_known or not name:
+                return None
+            values = (*arguments[0], *arguments[1].values())
+            return unknown(name, *values, tags=frozenset({ELSEWHERE}))
+        helper, file = found
+        outside, returned, before = self.expressions.variables, self.returned, self.file
+        defaults = _defaults(helper)
+        self.file = file
+        given: dict[str, Value] = {one: self.expressions.value(value) for one, value in defaults.items()}
         names = [one.arg for one in (*helper.args.posonlyargs, *helper.args.args, *helper.args.kwonlyargs)]
-        defaults = dict(zip(reversed(helper.args.args), reversed(helper.args.defaults), strict=False))
-        given: dict[str, Value] = {one.arg: self.expressions.value(value) for one, value in defaults.items()}
         given |= dict(zip(names, arguments[0], strict=False)) | arguments[1]
-        outside, returned = self.expressions.variables, self.returned
         self.expressions.variables, self.returned = given, []
         self.depth += 1
         self.block(helper.body)
         self.depth -= 1
-        values, self.expressions.variables, self.returned = self.returned, outside, returned
-        if not values:
-            return Constant(None)
-        made, by = values[-1]
-        for value, condition in reversed(values[:-1]):
-            made = joined(value, made, both(by, condition))
-        return made
+        values_of, self.expressions.variables, self.returned = self.returned, outside, returned
+        self.file = before
+        return _returned(values_of)
 
     def reached(self, call: ast.Call, kind: str, place: Value, arguments: Arguments) -> None:
         """Sees a load or store."""
@@ -298,34 +394,51 @@ class _Walk:
 
 
 class _Loop:
-    """A loop over a range: its variable, the number of its turn, and how many turns there are."""
+    """A loop: its variable, the number of its turn, how many turns there are. is_guard: what stands in it is reached
+    where there are any."""
 
-    def __init__(self, walk: _Walk, node: ast.For) -> None:
-        self.turn: Polynomial | None = None
-        self.count: Polynomial | None = None
-        values = [walk.expressions.value(arg) for arg in node.iter.args] if isinstance(node.iter, ast.Call) else []
-        polys = [value.poly for value in values if isinstance(value, Number)]
-        self.variable: Value = unknown("a loop's variable", *values, tags=frozenset({CARRIED}))
-        stream = walk.streams.get(node.lineno)
-        self.is_of_tiles = node.lineno == walk.tiles
-        if stream:
-            self.variable = Number(one(BlockOf(stream[0].axis)))
-        elif polys and len(polys) == len(values):
-            low, high = (polys[0], polys[1]) if len(polys) > 1 else (ZERO, polys[0])
-            step = polys[2] if len(polys) > 2 else number(1)
-            self.count = rounded_up(high - low, step)
-            numbered = Result("the tile's turn", (), frozenset({NUMBERED}))
-            self.turn = one(numbered if self.is_of_tiles else Turn(node.lineno, self.count))
-            self.variable = Number(low + self.turn * step)
+    def __init__(
+        self,
+        line: int,
+        count: Polynomial,
+        variable: Value | None = None,
+        turn: Polynomial | None = None,
+        is_of_tiles: bool = False,
+        is_guard: bool = False,
+    ) -> None:
+        self.count, self.is_of_tiles, self.is_guard = count, is_of_tiles, is_guard
+        self.variable = Constant(None) if variable is None else variable
+        self.turn = one(Turn(line, count)) if turn is None else turn
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """What a variable comes from that goes on in it, in whatever way."""
+        return tags_of(self.count) | {CARRIED} | ({NUMBERED} if self.is_of_tiles else set())
+
+
+def _returned(values: Sequence[tuple[Value, Condition]]) -> Value:
+    """What a function returns that does so in several places."""
+    if not values:
+        return Constant(None)
+    made, by = values[-1]
+    for value, condition in reversed(values[:-1]):
+        made = joined(value, made, both(by, condition))
+    return made
+
+
+def _defaults(helper: ast.FunctionDef) -> dict[str, ast.expr]:
+    listed, named = [*helper.args.posonlyargs, *helper.args.args], helper.args.kwonlyargs
+    found = dict(zip(reversed(listed), reversed(helper.args.defaults), strict=False))
+    found |= {one: value for one, value in zip(named, helper.args.kw_defaults, strict=True) if value is not None}
+    return {one.arg: value for one, value in found.items()}
 
 
 def _marked(name: str, value: Value) -> Value:
-    if isinstance(value, Number):
-        return Number(unknown(name, tags=frozenset({CARRIED})).poly, value.rank)
     if isinstance(value, Descriptor):
         offsets = tuple(unknown(name, tags=frozenset({CARRIED})).poly for _ in value.offsets)
-        return Descriptor(value.pointer, value.strides, value.block, offsets)
-    return value
+        return replace(value, offsets=offsets)
+    rank = value.rank if isinstance(value, Number) else 0
+    return Number(unknown(name, tags=frozenset({CARRIED})).poly, rank)
 
 
 def _step(mark: Value, after: Value, loop: _Loop) -> Any:
@@ -338,26 +451,31 @@ def _step(mark: Value, after: Value, loop: _Loop) -> Any:
     else:
         return None
     steps = tuple(new - old for old, new in pairs)
-    is_even = all(CARRIED not in comes_from(Number(one)) and not _turns(one, loop) for one in steps)
-    return steps if is_even and loop.turn is not None else None
+    turning = loop.turn.atoms - loop.count.atoms
+    is_even = all(CARRIED not in comes_from(Number(one)) and not one.atoms & turning for one in steps)
+    return steps if is_even else None
 
 
-def _turns(step: Polynomial, loop: _Loop) -> bool:
-    return loop.turn is not None and bool(step.atoms & loop.turn.atoms - loop.count.atoms if loop.count else True)
-
-
-def _after(value: Value, step: Any, turns: Polynomial | None) -> Value:
+def _after(value: Value, step: Any, loop: _Loop, turns: Polynomial) -> Value:
     """A variable after so many turns."""
     if step == ():
         return value
-    if step is None or turns is None:
-        tags = comes_from(value) | {CARRIED}
-        return Number(unknown("a sum", tags=tags).poly, value.rank if isinstance(value, Number) else 0)
-    if isinstance(value, Descriptor):
+    if isinstance(value, Descriptor) and step is not None:
         offsets = tuple(old + turns * by for old, by in zip(value.offsets, step, strict=True))
-        return Descriptor(value.pointer, value.strides, value.block, offsets)
-    assert isinstance(value, Number)
-    return Number(value.poly + turns * step[0], value.rank)
+        return replace(value, offsets=offsets)
+    if isinstance(value, Number) and step is not None:
+        return Number(value.poly + turns * step[0], value.rank)
+    rank = value.rank if isinstance(value, Number) else 0
+    return Number(unknown("a sum", tags=comes_from(value) | loop.tags).poly, rank)
+
+
+def in_numbers(value: Value, numbers: Mapping[str, int]) -> Value:
+    """A value with the numbers of a call in the place of their names."""
+    if isinstance(value, Number):
+        return Number(folded(value.poly, numbers), value.rank)
+    if isinstance(value, Condition):
+        return replace(value, parts=tuple(folded(part, numbers) for part in value.parts))
+    return Several(tuple(in_numbers(each, numbers) for each in value.values)) if isinstance(value, Several) else value
 
 
 def _below(statements: Sequence[ast.stmt], directives: Sequence[Any]) -> dict[int, list[Any]]:
@@ -369,6 +487,10 @@ def _below(statements: Sequence[ast.stmt], directives: Sequence[Any]) -> dict[in
         if below is not None:
             found.setdefault(below, []).append(said)
     return found
+
+
+def _names_in(node: ast.expr) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def _assigned(statements: Sequence[ast.stmt]) -> list[str]:

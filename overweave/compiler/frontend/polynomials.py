@@ -163,6 +163,44 @@ def summed(parts: Iterable[tuple[Monomial, int]]) -> Polynomial:
     return Polynomial(tuple(sorted(kept, key=lambda item: (-len(item[0]), [_order(atom) for atom in item[0]]))))
 
 
+def divided(over: Polynomial, by: Polynomial) -> tuple[Polynomial, Polynomial]:
+    """(quotient, rest), where `quotient * by + rest` is `over`; terms that `by` does not divide are the rest."""
+    if by.constant == 1:
+        return over, ZERO
+    lead, factor = by.terms[0]
+    made, rest = ZERO, over
+    for _ in range(MOST_TERMS):
+        parts = ((_without(atoms, lead), each) for atoms, each in rest.terms if abs(each) >= abs(factor))
+        atoms, each = next(((left, each) for left, each in parts if left is not None), ((), 0))
+        if not each:
+            return made, rest
+        times = abs(each) // abs(factor)
+        step = Polynomial(((atoms, times if (each > 0) == (factor > 0) else -times),))
+        made, rest = made + step, rest - step * by
+    raise TooLarge
+
+
+def _without(atoms: Monomial, taken: Monomial) -> Monomial | None:
+    rest = list(atoms)
+    for atom in taken:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest)
+
+
+def least(poly: Polynomial, positive: frozenset[str]) -> int | None:
+    """The least value that terms tell, where `positive` names are at least 1 and all but names at least 0."""
+    made = poly.replaced(lambda atom: one(atom) + number(1) if atom in positive else None)
+    if any(factor < 0 or not positive.issuperset(filter(_is_name, atoms)) for atoms, factor in made.terms if atoms):
+        return None
+    return sum(factor for atoms, factor in made.terms if not atoms)
+
+
+def _is_name(atom: Atom) -> bool:
+    return isinstance(atom, str)
+
+
 def tags_of(*values: Polynomial) -> frozenset[str]:
     """What values come from."""
     results = (atom for value in values for atom in value.atoms if isinstance(atom, Result))

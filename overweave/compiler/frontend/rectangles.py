@@ -1,34 +1,26 @@
 """Whether each annotated load and store reaches the rectangle that its directive declares, and nothing beside it.
 
-Before a call, sizes are samples that nothing has in common, and a stride that is a parameter is solved for; in a call
-all are numbers, and nothing is left open.
+Addresses are compared by the names that stand in them, before a call and in it. A call adds the number of each, and
+leaves nothing open: a stride that is a parameter, an offset, what a loop counts up to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain, count
+from collections.abc import Iterator, Mapping
+from itertools import product
 from math import prod
 from typing import Any
 
 from overweave.compiler.emit.kernel import Kernel
-from overweave.compiler.frontend.access import AccessCheck, Open, Side
 from overweave.compiler.frontend.directives import AccessDirective, Place
-from overweave.compiler.frontend.expressions import affine_in
-from overweave.compiler.frontend.follow import STORES, Followed, Reached, follow
-from overweave.compiler.frontend.polynomials import (
-    Polynomial,
-    TooLarge,
-    number,
-)
-from overweave.compiler.frontend.values import (
-    NUMBERED,
-    Number,
-    comes_from,
-)
-from overweave.ir.schedule import Range
-
-_PRIMES = (100_003, 120_011, 140_009, 160_001, 180_001, 200_003, 220_009, 240_007, 260_003, 280_001)
+from overweave.compiler.frontend.evaluate import folded
+from overweave.compiler.frontend.expressions import affine_in, is_of_blocks
+from overweave.compiler.frontend.follow import STORES, Begun, Followed, Reached, follow
+from overweave.compiler.frontend.places.access import AccessCheck, Open
+from overweave.compiler.frontend.places.bounds import Bounds, Extents
+from overweave.compiler.frontend.places.dimensions import Side
+from overweave.compiler.frontend.polynomials import ZERO, Polynomial, Result, TooLarge, divided, number, rounded_up
+from overweave.compiler.frontend.values import ELSEWHERE, GREATEST, LEAST, NUMBERED, Number, comes_from
 
 
 def check_places(kernel: Kernel, given: Mapping[str, Any] | None = None) -> None:
@@ -37,20 +29,8 @@ def check_places(kernel: Kernel, given: Mapping[str, Any] | None = None) -> None
     given: the arguments of a call that are no tensors, and `NAME.shape[0]`, `NAME.block_shape[0]` of those that are;
     None before a call.
     """
-    numbers = _samples(kernel) if given is None else {k: int(v) for k, v in given.items() if isinstance(v, int)}
-    _Check(kernel, numbers, given is not None).all(follow(kernel, given or {}))
-
-
-def _samples(kernel: Kernel) -> dict[str, int]:
-    """Numbers for what directives name: blocks are powers of two, extents prime."""
-    blocks = sorted({name for axis in kernel.axes for name in axis.block.names})
-    said = [axis.extent for axis in kernel.axes]
-    said += [dim for access in (*kernel.loads, *kernel.stores) for dim in access.directive.dims]
-    axes = {axis.name for axis in kernel.axes}
-    extents = sorted({name for each in said for name in each.names} - set(blocks) - axes)
-    extents += sorted(name for name in axes & set(kernel.source.parameters) if name not in (*extents, *blocks))
-    found = {name: 16 << at for at, name in enumerate(blocks)}
-    return found | dict(zip(extents, chain(_PRIMES, count(300_007, 2)), strict=False))
+    numbers = {name: int(value) for name, value in (given or {}).items() if isinstance(value, int)}
+    _Check(kernel, kernel.source.file_numbers | numbers, given is not None).all(follow(kernel, given))
 
 
 class _Check:
@@ -59,12 +39,18 @@ class _Check:
         walked = {one.directive.axis: kernel.source.module.code_for_node(one.loop.target) for one in kernel.streams}
         self.variables = dict(kernel.blocks) | walked
         self.lines = kernel.source.text.splitlines()
+        self.symbols = kernel.symbols
+        self.strides = frozenset(kernel.source.parameters) - kernel.symbols - kernel.source.constants
+        axes = {axis.name: Extents(axis.extent, axis.block, axis.is_streamed) for axis in kernel.axes}
+        self.bounds = Bounds(axes, self.known, kernel.symbols)
 
     def all(self, followed: Followed) -> None:
         for line in followed.other_blocks:
             raise self._at(line).error("the blocks are not those of the first region", "Reckon them from one number")
-        stored: dict[AccessDirective, list[tuple[Range, ...]]] = {}
+        stored: dict[AccessDirective, list[tuple[range, ...]]] = {}
         opened: set[str] = set()
+        for begun in followed.begun if self.is_call else ():
+            self._check_begun(begun)
         for reached in followed.reached:
             self._check_number(reached)
             if reached.said is None:
@@ -93,56 +79,105 @@ class _Check:
                     found = f"{access.helper} loads {access.directive.parameter} at another place, without a directive"
                     raise self._at(reached.line).error(found, "Annotate every load of a tensor that is annotated")
 
-    def _check_whole(self, stored: Mapping[AccessDirective, list[tuple[Range, ...]]], opened: set[str]) -> None:
+    def _check_whole(self, stored: Mapping[AccessDirective, list[tuple[range, ...]]], opened: set[str]) -> None:
         """What several statements store of a tensor is all of the tile's rectangle."""
-        by_tensor: dict[str, list[tuple[AccessDirective, tuple[Range, ...]]]] = {}
+        by_tensor: dict[str, list[tuple[AccessDirective, tuple[range, ...]]]] = {}
         for said, ranges in stored.items():
             by_tensor.setdefault(said.tensor, []).extend((said, each) for each in ranges)
         for tensor, found in by_tensor.items():
-            whole = prod(side.size for side in self.sides(found[0][0]))
-            areas = [prod(hi - lo for lo, hi in each) for _, each in dict.fromkeys(found)]
-            if tensor not in opened and max(areas) < whole > sum(areas):
+            sizes = [self.known(side.size).constant for side in self.sides(found[0][0])]
+            if tensor in opened or None in sizes:
+                continue
+            parts = list(dict.fromkeys(ranges for _, ranges in found))
+            if not _is_covered([size or 0 for size in sizes], parts):
                 said, touched = found[0]
-                parts = ", ".join(f"[{lo}:{hi}]" for lo, hi in touched)
-                sizes = " x ".join(str(side.size) for side in self.sides(said))
-                raise said.place.error(f"a tile stores {parts} of its {sizes} elements", "Store the whole tile")
+                named = ", ".join(_named(each) for each in touched)
+                raise said.place.error(
+                    f"a tile stores {named} of its {' x '.join(map(str, sizes))} elements", "Store the whole tile"
+                )
 
     def _check_number(self, reached: Reached) -> None:
         """Nothing that is loaded or stored depends on which program it is, or on the number that its tile had."""
         values = [reached.place, *reached.given[0], *reached.given[1].values(), reached.guard]
-        if any(NUMBERED in comes_from(value) for value in values):
-            place = reached.said.place if reached.said else self._at(reached.line)
+        made = frozenset[str]().union(*map(comes_from, values))
+        what = "its place, or what it stores," if reached.kind in STORES else "its place"
+        place = reached.said.place if reached.said else self._at(reached.line)
+        if NUMBERED in made:
             blocks = ", ".join(sorted(self.kernel.blocks.values()))
-            what = "its place, or what it stores," if reached.kind in STORES else "its place"
             found = f"{what} is made from a program's number, and the schedule numbers tiles anew"
             raise place.error(found, f"Reckon it from the blocks, {blocks}, alone")
+        if ELSEWHERE in made:
+            found = f"{what} is made by {ELSEWHERE}: it may ask for a program's number"
+            raise place.error(found, "Define it in this file, or in one that this file imports from")
+
+    def _check_begun(self, begun: Begun) -> None:
+        """A streamed loop begins at a whole block: a turn that begins inside of one reads on into the next part."""
+        axis = next(axis for axis in self.kernel.axes if axis.name == begun.said.axis)
+        block = self.known(axis.block)
+        if not _is_multiple(self.known(begun.low), block):
+            found = f"its loop begins at {self.known(begun.low)}, which is not always a whole block of {block}"
+            raise begun.said.place.error(found, "Begin at a multiple of the block, and mask what is loaded")
 
     def _at(self, line: int) -> Place:
         return Place(self.kernel.source.path.name, line, self.lines[line - 1].strip())
 
     def known(self, poly: Polynomial) -> Polynomial:
         """With the numbers in the place of their names."""
-        return poly.replaced(lambda atom: number(self.numbers[atom]) if atom in self.numbers else None)  # type: ignore[index]
+        return folded(poly, self.numbers)
 
     def sides(self, said: AccessDirective) -> list[Side]:
-        """The dimensions of a tensor in numbers."""
+        """The dimensions of a tensor."""
         axes = {axis.name: axis for axis in self.kernel.axes}
         found: list[Side] = []
-        stride = 1
+        stride = number(1)
         for dim in reversed(said.dims):
             name, scale, shift = affine_in(dim, axes)
-            extent = self._number(axes[name].extent if name else dim)
+            extent = axes[name].extent if name else dim
             side = Side(extent, stride, extent)
             if name:
-                block = self._number(axes[name].block)
-                step = 1 if axes[name].is_streamed else scale * block
-                side = Side(extent, stride, block, name, step, shift * block)
+                axis, counts = axes[name], is_of_blocks(dim)
+                block = number(1) if counts else axis.block
+                extent = rounded_up(axis.extent, axis.block) if counts else extent
+                step = number(1) if axis.is_streamed else number(scale) * block
+                side = Side(extent, stride, block, name, step, number(shift) * block)
             found.insert(0, side)
-            stride *= max(extent, 1)
+            stride = stride * extent
         return found
 
-    def _number(self, said: Polynomial) -> int:
-        known = self.known(said).constant
-        if known is None:
-            raise Open
-        return known
+
+def _is_multiple(low: Polynomial, block: Polynomial) -> bool:
+    """Whether a number is blocks of a size, whatever stands in it."""
+    _, rest = divided(low, block)
+    inside = [atom for atoms, _ in rest.terms for atom in atoms]
+    if len(rest.terms) != 1 or len(inside) != 1:
+        return rest == ZERO
+    chosen = inside[0]
+    is_chosen = isinstance(chosen, Result) and chosen.of in (LEAST, GREATEST)
+    return is_chosen and all(_is_multiple(value, block) for value in chosen.inputs)  # type: ignore[union-attr]
+
+
+def _is_covered(sizes: list[int], parts: list[tuple[range, ...]]) -> bool:
+    """Whether rectangles together are all elements of a box."""
+    for ranges in parts:
+        if all(
+            set(range(size)) <= set(each) if len(each) >= size else False
+            for size, each in zip(sizes, ranges, strict=True)
+        ):
+            return True
+    if prod(sizes) > sum(prod(map(len, ranges)) for ranges in parts):
+        return False
+    kinds = [list(_kinds(size, [ranges[at] for ranges in parts])) for at, size in enumerate(sizes)]
+    return all(frozenset.intersection(*each) for each in product(*kinds))
+
+
+def _kinds(size: int, ranges: list[range]) -> Iterator[frozenset[int]]:
+    """Which of the parts have an element of a dimension, for all that differ in it."""
+    have: list[frozenset[int]] = [frozenset()] * size
+    for at, each in enumerate(ranges):
+        for element in each:
+            have[element] |= {at}
+    yield from set(have)
+
+
+def _named(found: range) -> str:
+    return f"[{found.start}:{found.stop}]" if found.step == 1 else f"[{found.start}:{found.stop}:{found.step}]"

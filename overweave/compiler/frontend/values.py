@@ -22,14 +22,32 @@ from overweave.compiler.frontend.polynomials import (
     tags_of,
 )
 
-LOADED, CHOSEN, CARRIED, NUMBERED, CALLERS = (
+LOADED, CHOSEN, CARRIED, NUMBERED, CALLERS, ELSEWHERE = (
     "what is loaded",
     "a condition",
     "a variable that goes on from turn to turn",
     "a program's number",
     "a choice that the caller makes",
+    "a function that no file here shows",
 )
 CLAMP = "clamp"  # Result of (value, bound): the value where it is less than the bound, something below it elsewhere
+LEAST, GREATEST = "minimum", "maximum"  # Results of numbers
+CASTS = {  # Result of one number -> the whole numbers that the type holds exactly
+    "int1": (0, 1),
+    "int8": (-(1 << 7), (1 << 7) - 1),
+    "uint8": (0, (1 << 8) - 1),
+    "int16": (-(1 << 15), (1 << 15) - 1),
+    "uint16": (0, (1 << 16) - 1),
+    "uint32": (0, (1 << 32) - 1),
+    "uint64": (0, (1 << 64) - 1),
+    "float8e4nv": (-(1 << 4), 1 << 4),
+    "float8e5": (-(1 << 3), 1 << 3),
+    "bfloat16": (-(1 << 8), 1 << 8),
+    "float16": (-(1 << 11), 1 << 11),
+    "float32": (-(1 << 24), 1 << 24),
+    "float64": (-(1 << 53), 1 << 53),
+}
+WIDE = ("int32", "int64")  # what Triton reckons addresses in
 _fresh = count()
 
 
@@ -74,12 +92,13 @@ class Several(Struct, frozen=True):
 
 
 class Descriptor(Struct, frozen=True):
-    """A tensor descriptor or block pointer: elements `offset + lane` of every dimension, `stride` apart."""
+    """A tensor descriptor or block pointer: elements `offset + lane` of dimensions, `stride` apart, up to `shape`."""
 
     pointer: Polynomial
     strides: tuple[Polynomial, ...]
     block: tuple[Polynomial, ...]
     offsets: tuple[Polynomial, ...]
+    shape: tuple[Polynomial, ...]
 
     def place(self, offsets: Sequence[Polynomial]) -> Number:
         """Where a block lies."""

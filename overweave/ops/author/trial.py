@@ -161,7 +161,7 @@ def _strides(kernel: Kernel, old: Mapping[str, int], new: Mapping[str, int]) -> 
     spaces = [{one.tensor: one for one in (*space.loads, *space.stores)} for space in map(kernel.space, (old, new))]
     found: dict[str, int] = {}
     sized = {name for axis in kernel.axes for name in axis.extent.names | axis.block.names} | kernel.source.constants
-    for reached in follow(kernel, {}).reached:
+    for reached in follow(kernel).reached:
         if reached.said is None or not isinstance(reached.place, Number):
             continue
         dims = [_stride_list(each[reached.said.tensor]) for each in spaces]

@@ -172,8 +172,7 @@ def _wrapped(inside: Any, operand: Operand, space: TileSpace, tile: Mapping[str,
     allowed = inside.copy()
     for at, dim in enumerate(operand.dims):
         if dim.axis is not None and dim.axis in tile:
-            axis = space.axis(dim.axis)
-            over = (dim.scale * tile[dim.axis] + dim.shift + 1) * axis.block - dim.extent
+            over = (dim.scale * tile[dim.axis] + dim.shift + 1) * space.entries(dim) - dim.extent
             if over > 0:
                 index: list[Any] = [slice(None)] * len(operand.dims)
                 index[at] = slice(0, over)

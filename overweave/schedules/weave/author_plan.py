@@ -188,7 +188,7 @@ def _parts(
         asked = f"read {', '.join(one.operand.tensor for one in streamed)} part by part on rank {rank}"
         if any(chunk.rows != rows for chunk in together) or len({len(one.chunks[rank]) for one in streamed}) > 1:
             raise ScheduleError(asked, "they arrive in other parts than each other", "Exchange them alike")
-        block = space.axis(str(streamed[0].operand.dims[0].axis)).block
+        block = space.entries(streamed[0].operand.dims[0])
         if rows[0] % block:
             found = f"rows [{rows[0]}:{rows[1]}] arrive together, but begin inside a block of {block}"
             raise ScheduleError(asked, found, "Let every shard be whole blocks of the axis")

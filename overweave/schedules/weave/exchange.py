@@ -96,14 +96,13 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
     name, *pairs = words.split()
     settings = settle(name, transport.options, options_of(name, pairs))
     check_mover(name, settings.mover)
-    axis = operand.dims[0].axis
     is_spread = transport.side == SPREAD and not transport.is_traded
     split = Split(
         rows=operand.rows * (world_size if is_spread else 1),
         world_size=world_size,
         order=settings.order,
         pieces=settings.pieces,
-        alignment=space.axis(axis).block if axis else 1,
+        alignment=space.entries(operand.dims[0]),
         mover=settings.mover,
         tile_rows=_moved_rows(operand, settings, (space.tile_count, world_size)),
     )

@@ -228,7 +228,7 @@ class _Weaver:
         chunks = " and ".join(f"[{chunk.rows[0]}:{chunk.rows[1]}]" for chunk in (one[1], other[1]))
         found = f"tiles straddle the chunks {chunks} of the {operand.rows} rows of {operand.tensor}"
         whole = (
-            f"let every rank's rows, as torch.chunk deals them, be whole blocks of {axis.name}: of {axis.block} rows"
+            f"let every rank's rows, as torch.chunk deals them, be whole blocks of {axis.name}: of {self.space.entries(operand.dims[0])} rows"
         )
         cure = f"Let another mover carry them, or {whole}"
         return ScheduleError(asked, found, cure)
@@ -343,7 +343,7 @@ def _are_blocks(chunks: list[Chunk], operand: Operand, space: TileSpace) -> bool
     dim = operand.dims[0]
     if dim.axis is None or space.axis(dim.axis).is_streamed or (dim.scale, dim.shift) != (1, 0):
         return False
-    block = space.axis(dim.axis).block
+    block = space.entries(dim)
     return all(lo % block == 0 and hi % block == 0 for lo, hi in (chunk.rows for chunk in chunks))
 
 

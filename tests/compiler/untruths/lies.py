@@ -16,7 +16,8 @@ Change = tuple[str, str]
 
 
 class Lie(NamedTuple):
-    """blamed: in the line that the error names. call: the numbers with which it is found out; None when it is read."""
+    """blamed: in the line that the error names. call: the numbers with which it is found out, at the latest; None when
+    it is read."""
 
     text: str
     changes: tuple[Change, ...]
@@ -25,11 +26,22 @@ class Lie(NamedTuple):
     call: Mapping[str, int] | None = None
 
 
-def lies(text: str, *told: tuple[str, str, str, str]) -> list[Lie]:
+def lies(text: str, *told: tuple[str, str, str, str], call: Mapping[str, int] | None = None) -> list[Lie]:
     """Lies of one change each: what stands there, what takes its place, the line, what is said."""
-    return [Lie(text, ((old, new),), blamed, found) for old, new, blamed, found in told]
+    return [Lie(text, ((old, new),), blamed, found, call) for old, new, blamed, found in told]
 
 
+NUMBERED = {"M": 96, "N": 80, "K": 64, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 4}
+STRIDED = NUMBERED | {
+    "stride_am": 64,
+    "stride_ak": 1,
+    "stride_bk": 80,
+    "stride_bn": 1,
+    "stride_cm": 80,
+    "stride_cn": 1,
+}
+SIZED = {"M": 96, "N": 80, "BLOCK_M": 16, "BLOCK_N": 32}
+SHAPES = {f"{name}_desc.block_shape[{at}]": 16 for name in "abc" for at in (0, 1)}
 ROWS = "    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)\n"
 COLS = "    cols = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)\n"
 LOAD, STORE = "load X=x_ptr[M, N]", "store Y=y_ptr[M, N]"
@@ -38,34 +50,39 @@ BEHIND = "    # @overweave.store Y=y_ptr[M, N]\n"
 
 PLACES = lies(
     SCALE,
-    ("axis M block=BLOCK_M", "axis M block=2 * BLOCK_M", LOAD, "the blocks of M are 16 apart"),
+    ("axis M block=BLOCK_M", "axis M block=2 * BLOCK_M", LOAD, "the blocks of M are BLOCK_M apart"),
     ("axis N block=BLOCK_N", "axis N block=BLOCK_N // 2", LOAD, "the blocks of N are 32"),
-    (ROWS, ROWS[:-1] + " + 1\n", LOAD, "elements 1 to 16 of a block of 16"),
-    (ROWS, ROWS[:-1] + " - 1\n", LOAD, "elements -1 to 14 of a block of 16"),
-    (ROWS, "    rows = (pid_m + 1) * BLOCK_M + tl.arange(0, BLOCK_M)\n", LOAD, "elements 16 and more"),
-    (ROWS, "    rows = M - 1 - (pid_m * BLOCK_M + tl.arange(0, BLOCK_M))\n", LOAD, "the blocks of M are -16 apart"),
-    (ROWS, "    rows = pid_m * BLOCK_M + BLOCK_M - 1 - tl.arange(0, BLOCK_M)\n", STORE, "not every one of"),
-    (ROWS, "    rows = (tl.cdiv(M, BLOCK_M) - 1 - pid_m) * BLOCK_M + tl.arange(0, BLOCK_M)\n", LOAD, "-16 apart"),
-    (ROWS, "    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M) * 2\n", LOAD, "elements 0 to 30"),
-    (ROWS, "    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M // 2) * 2\n", STORE, "not every one of 0 to 14"),
-    (ROWS, f"{ROWS}    rows = rows * 2\n", LOAD, "the blocks of M are 32 apart"),
+    (ROWS, ROWS[:-1] + " + 1\n", LOAD, "elements 1 to BLOCK_M of a block of BLOCK_M"),
+    (ROWS, ROWS[:-1] + " - 1\n", LOAD, "elements -1 to BLOCK_M - 2 of a block of BLOCK_M"),
+    (ROWS, "    rows = (pid_m + 1) * BLOCK_M + tl.arange(0, BLOCK_M)\n", LOAD, "elements BLOCK_M to 2 * BLOCK_M - 1"),
+    (
+        ROWS,
+        "    rows = M - 1 - (pid_m * BLOCK_M + tl.arange(0, BLOCK_M))\n",
+        LOAD,
+        "the blocks of M are -BLOCK_M apart",
+    ),
+    (ROWS, "    rows = (tl.cdiv(M, BLOCK_M) - 1 - pid_m) * BLOCK_M + tl.arange(0, BLOCK_M)\n", LOAD, "-BLOCK_M apart"),
+    (ROWS, "    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M) * 2\n", LOAD, "elements 0 to 2 * BLOCK_M - 2"),
+    (ROWS, "    rows = pid_m * BLOCK_M + tl.arange(0, BLOCK_M // 2) * 2\n", STORE, "a tile stores [0:15:2], [0:32]"),
+    (ROWS, f"{ROWS}    rows = rows * 2\n", LOAD, "the blocks of M are 2 * BLOCK_M apart"),
     (ROWS, f"{ROWS}    rows = tl.where(rows > 5, rows, 0)\n", LOAD, "is not made from pid_m"),
     (ROWS, f"{ROWS}    rows = tl.where(rows < 64, rows, 0)\n", LOAD, "pid_m stands inside of"),
-    (ROWS, f"{ROWS}    rows = rows % 64\n", LOAD, "elements what"),
+    (ROWS, f"{ROWS}    rows = rows % 64\n", LOAD, "elements -80 to 63"),
     (ROWS, f"{ROWS}    rows = tl.load(z_ptr + rows)\n", LOAD, "is not made from pid_m"),
     (ROWS, f"{ROWS}    rows += tl.load(z_ptr + rows)\n", LOAD, "what what is loaded says"),
-    (ROWS, f"    pid_m = pid_m + 1\n{ROWS}", LOAD, "elements 16 and more"),
+    (ROWS, f"    pid_m = pid_m + 1\n{ROWS}", LOAD, "elements BLOCK_M to"),
     (ROWS, f"    pid_m = pid_m // 2\n{ROWS}", LOAD, "pid_m stands inside of"),
     (ROWS, f"    pid_m = pid_m ^ 1\n{ROWS}", LOAD, "pid_m stands inside of"),
     (ROWS, f"    if pid_n > 2:\n        pid_m = pid_m + 1\n{ROWS}", LOAD, "is not made from pid_m"),
     (LOAD, "load X=x_ptr[N, M]", "load X=x_ptr[N, M]", "the blocks of N are"),
-    ("pid_map M=pid_m N=pid_n", "pid_map M=pid_n N=pid_m", LOAD, "the blocks of M are 32 elements apart"),
-    ("rows[:, None] * N + cols", "rows[:, None] * N + N + cols", LOAD, "elements 1 to 16"),
-    ("rows[:, None] * N + cols", "rows[:, None] * N + 1 + cols", LOAD, "elements 1 to 32 of a block of 32"),
-    ("rows[:, None] * N", "rows[:, None] * (N + 1)", LOAD, "apart in its place"),
-    (COLS, "    cols = (pid_n + 1) * BLOCK_N + tl.arange(0, BLOCK_N)\n", LOAD, "along N it reaches elements 32"),
+    ("pid_map M=pid_m N=pid_n", "pid_map M=pid_n N=pid_m", LOAD, "the blocks of M are BLOCK_N elements apart"),
+    ("rows[:, None] * N + cols", "rows[:, None] * N + N + cols", LOAD, "elements 1 to BLOCK_M"),
+    ("rows[:, None] * N + cols", "rows[:, None] * N + 1 + cols", LOAD, "elements 1 to BLOCK_N of a block of BLOCK_N"),
+    ("rows[:, None] * N", "rows[:, None] * (N + 1)", STORE, "moves along two dimensions"),
+    (COLS, "    cols = (pid_n + 1) * BLOCK_N + tl.arange(0, BLOCK_N)\n", LOAD, "along N it reaches elements BLOCK_N"),
     (COLS, "    cols = pid_n * BLOCK_N + tl.arange(0, BLOCK_N // 2)\n", STORE, "a tile stores [0:16], [0:16]"),
-    ("tl.load(x_ptr + at)", "tl.load(helper(x_ptr) + at + helper(N))", LOAD, "elements 1 to 16"),
+    ("tl.load(x_ptr + at)", "tl.load(helper(x_ptr) + at + helper(N))", LOAD, "elements 1 to BLOCK_M"),
+    call=SIZED,
 )
 CONDITIONS = lies(
     SCALE,
@@ -75,6 +92,7 @@ CONDITIONS = lies(
     (STORED, "tl.store(y_ptr + at, x, mask=tl.load(z_ptr + rows)[:, None] > 0)", STORE, "is told by"),
     (f"{BEHIND}    {STORED}", f"    if pid_m > 0:\n    {BEHIND}        {STORED}", STORE, "not the end of"),
     (f"{BEHIND}    {STORED}", f"    if tl.sum(x) > 0:\n    {BEHIND}        {STORED}", STORE, "is told by"),
+    call=SIZED,
 )
 NUMBERS = lies(
     SCALE,
@@ -131,17 +149,8 @@ DESCRIPTORS = lies(
     ("c_desc.store([offs_am, offs_bn]", "c_desc.store([offs_bn, offs_am]", "store C=", "blocks of M"),
     ("a_desc.load([offs_am, depth])", "a_desc.load([offs_am + K, depth])", "load A=", "along M"),
     ("a_desc.load([offs_am, depth])", "a_desc.load([tile_id, depth])", "load A=", "a program's number"),
+    call=NUMBERED | {"BLOCK_N": 16} | SHAPES,
 )
-NUMBERED = {"M": 96, "N": 80, "K": 64, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 4}
-STRIDED = NUMBERED | {
-    "stride_am": 64,
-    "stride_ak": 1,
-    "stride_bk": 80,
-    "stride_bn": 1,
-    "stride_cm": 80,
-    "stride_cn": 1,
-}
-SIZED = {"M": 96, "N": 80, "BLOCK_M": 16, "BLOCK_N": 32}
 CALLS = [
     Lie(MATMUL, (), "load A=", "the blocks of M are 32 apart", STRIDED | {"stride_am": 128}),
     Lie(MATMUL, (), "load A=", "apart in its place", STRIDED | {"stride_am": 1, "stride_ak": 96}),
