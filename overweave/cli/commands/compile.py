@@ -14,7 +14,9 @@ from overweave.compiler.emit.fuse import kernel_of
 from overweave.errors import InputError
 from overweave.ops.author.arguments import where_of
 from overweave.ops.author.compile import compile as fuse
-from overweave.ops.author.trial import arguments_of, check_footprint
+from overweave.ops.author.trial import CHECKED, arguments_of, check_footprint
+
+UNDECIDED = 3  # the exit status of what was neither checked nor found untrue
 
 
 def compile(
@@ -28,12 +30,16 @@ def compile(
         str, typer.Option(help="`M=4096,BLOCK_M=128,eps=1e-5`, and `a_desc=128x64`, the block of a descriptor.")
     ] = "",
 ) -> None:
-    """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself."""
+    """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself.
+
+    With --check: exit 0 checked, 1 untrue, 2 unusable, 3 not checked.
+    """
     if check:
         with limited(where_of(kernel)[0]):
             read = kernel_of(*where_of(kernel))
-        typer.echo(f"{read.source.name}: directives {check_footprint(read, arguments_of(read, shape), anew=True)}")
-        return
+        found = check_footprint(read, arguments_of(read, shape), anew=True)
+        typer.echo(f"{read.source.name}: directives {found}")
+        raise typer.Exit(0 if found == CHECKED else UNDECIDED)
     if not schedule:
         raise InputError("compile a kernel", "no schedule", "Name one by --schedule, or pass --check --shape ...")
     with limited(where_of(kernel)[0]):

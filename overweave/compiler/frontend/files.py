@@ -42,6 +42,12 @@ class File:
             hasattr(builtins, root) or any(f"{root}." in f"{module}." for module in self.language.modules)
         )
 
+    def texts(self) -> list[str]:
+        """The files that it imports from, as far as they are not Python's or Triton's own."""
+        modules = sorted({module for module, _ in self._imported.values() if module not in sys.stdlib_module_names})
+        files = (found_file(module, self.path) for module in modules)
+        return [ast.unparse(file.tree) for file in files if file is not None]
+
     def rebinds(self, name: str) -> bool:
         """Whether the file binds a name of Python's itself."""
         return name in self.functions or name in self._imported or name in self._assigned or self._starred(name)

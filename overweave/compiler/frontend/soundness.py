@@ -13,7 +13,7 @@ from overweave.compiler.frontend.author import Source
 from overweave.compiler.frontend.callees import Callees, Touch
 from overweave.compiler.frontend.carried import check_carried
 from overweave.compiler.frontend.directives import RESERVED, AccessDirective
-from overweave.compiler.frontend.expressions import ExpressionError, affine_in, parse_expression
+from overweave.compiler.frontend.expressions import ExpressionError, affine_in, is_of_blocks, parse_expression
 from overweave.compiler.frontend.language import dotted
 from overweave.compiler.frontend.names import (
     Origins,
@@ -23,6 +23,7 @@ from overweave.compiler.frontend.names import (
     calls_in,
     used_names,
 )
+from overweave.compiler.frontend.polynomials import Polynomial, number
 from overweave.compiler.frontend.rectangles import check_places
 
 KEPT = ("multiple_of", "max_contiguous", "max_constancy", "cast", "to")  # words that leave a number what it is
@@ -100,6 +101,8 @@ def _check_access(kernel: Kernel, access: Access, origins: Origins) -> None:
         except ExpressionError as error:
             cure = "Write an axis, `2 * M + 1` blocks along one, or an extent without axes"
             raise said.place.error(str(error), cure) from None
+        if axis is not None and axes[axis].is_streamed and is_of_blocks(dim):
+            raise said.place.error(f"{axis} is streamed: its blocks are turns of a loop, not tiles", "Name an extent")
         if axis is not None and axes[axis].is_streamed:
             inside = any(stream.directive.axis == axis and stream.index == access.index for stream in kernel.streams)
             if said.is_store or not inside:
@@ -224,6 +227,11 @@ def _check_extents(kernel: Kernel) -> None:
             raise kernel.source.place().error(found, "Give what the kernel makes of it another name")
 
 
+def _stepped(text: str, source: Source) -> Polynomial:
+    numbers = source.file_numbers
+    return parse_expression(text).replaced(lambda atom: number(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
+
+
 def _last(call: cst.Call) -> str:
     return dotted(call.func).split(".")[-1]
 
@@ -259,7 +267,7 @@ def _check_stream(kernel: Kernel) -> None:
             raise place.error("its loop names no step", "Write `for start in range(low, high, BLOCK):`")
         step = kernel.source.module.code_for_node(arguments[2].value)
         try:
-            is_block = parse_expression(step) == axes[stream.directive.axis].block
+            is_block = _stepped(step, kernel.source) == axes[stream.directive.axis].block
         except ExpressionError:
             is_block = False
         if not is_block:

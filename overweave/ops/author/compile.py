@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -30,7 +31,7 @@ from overweave.memory.group import LIVING, Group
 from overweave.memory.outside_inference_mode import lasting
 from overweave.ops.author import arguments as asked_arguments
 from overweave.ops.author.arguments import where_of
-from overweave.ops.author.trial import NOT_CHECKED, check_footprint
+from overweave.ops.author.trial import CHECKED, NOT_CHECKED, check_footprint
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.ops.call.operands import DTYPES
@@ -204,7 +205,10 @@ class Fused:
     def try_directives(self, given: Mapping[str, Any]) -> None:
         """Holds what the kernel touches against its directives, if that is asked for. Raises DirectiveError."""
         if self._check if self._check is not None else _device(given).type == "cpu":
-            self.checked = check_footprint(self.kernel, given)
+            before, self.checked = self.checked, check_footprint(self.kernel, given)
+            if self.checked not in (before, CHECKED):
+                message = f"overweave: {self.kernel.source.name}: its directives are read, but {self.checked}"
+                warnings.warn(message, RuntimeWarning, stacklevel=6)
 
     def source(self) -> str:
         """The text of the fused kernel's module, as `weaving` says. It imports and runs by itself."""
@@ -354,7 +358,7 @@ def _check_tensors(
         if tensor.numel() != own * operand.cols or not tensor.is_contiguous():
             found = f"got {list(tensor.shape)} with strides {tensor.stride()}"
             raise InputError(asked, found, cure)
-        if tensor.data_ptr() % ALIGNED_BYTES:
+        if tensor.data_ptr() % ALIGNED_BYTES and tensor.device.type == "cuda":
             found = f"it begins {tensor.data_ptr() % ALIGNED_BYTES} bytes behind a multiple of {ALIGNED_BYTES}"
             raise InputError(asked, found, "Pass a copy of it")
         dtypes.add(tensor.dtype)

@@ -1,7 +1,8 @@
 """The footprint check: an author's kernel runs under the interpreter, on a smaller problem, in a process of its own.
 
-Each axis keeps two blocks and a half, or three where the call's are whole; strides are those of the smaller tensors.
-What was found is kept under the digest of the kernel's text, so that a machine tries it once.
+Each axis keeps two blocks and a half or more, or whole blocks where the call's are whole, no two alike; strides are
+those of the smaller tensors. What was found is kept under the digest of the kernel's text and the smaller problem, so
+that a machine tries it once; that there was no time is not kept.
 """
 
 from __future__ import annotations
@@ -9,28 +10,35 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import select
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
+from overweave import __version__
 from overweave.compiler.emit.kernel import Kernel
 from overweave.compiler.frontend.follow import follow
 from overweave.compiler.frontend.polynomials import BlockOf, Lane, TooLarge
 from overweave.compiler.frontend.rectangles import check_places
 from overweave.compiler.frontend.values import Number
 from overweave.errors import DirectiveError, InputError, OverweaveError
-from overweave.ops.author.arguments import numbers_of
+from overweave.ops.author.arguments import constants_of, numbers_of
 from overweave.runtime.authored import shape_of, tensor_of
 from overweave.tuner.store.caches import cache_folders
 
-LONGEST_S = 10.0
+LONGEST_S = 10.0  # a trial, from where its process has imported what it needs
+BEGIN_S = 120.0  # until then
+READY = b"\n"  # what the process writes when its trial begins
+MOST_ELEMENTS = 1 << 22  # of the tensors of a trial
 LARGE = 1 << 20  # elements of a tensor of which no directive tells
 KEPT = 128  # of an extent that no axis cuts, and what it leaves by that
 _BLOCK = re.compile(r"[0-9]{1,6}(x[0-9]{1,6})+")
@@ -58,17 +66,24 @@ class _Verdict(msgspec.Struct):
     of: str = ""
     is_store: bool = False
     failed: str = ""
+    is_late: bool = False
 
 
 def check_footprint(kernel: Kernel, given: Mapping[str, Any], anew: bool = False) -> str:
     """`checked`, or `not checked` and why. given: the arguments of a call; anew: whatever was found before.
 
-    Raises DirectiveError for what is untrue.
+    Raises DirectiveError for what is untrue, of the call or where it is tried.
     """
-    try:
-        trial = _reduced(kernel, given)
-    except (OverweaveError, TooLarge, KeyError) as error:
-        return f"{NOT_CHECKED}: no smaller problem: {error}"[:200]
+    check_places(kernel, kernel.source.default_numbers | constants_of(given))
+    trial, why = None, ""
+    for extents in (_extents, _same):  # where a smaller problem is no call of the kernel, the call itself may be small
+        try:
+            trial = _reduced(kernel, given, extents)
+            break
+        except (OverweaveError, TooLarge, KeyError) as error:
+            why = why or str(error)
+    if trial is None or sum(prod(one["shape"]) for one in trial.tensors.values()) > MOST_ELEMENTS:
+        return f"{NOT_CHECKED}: no smaller problem: {why}"[:200]
     verdict = _kept(kernel, trial, anew)
     if verdict.failed:
         return f"{NOT_CHECKED}: {verdict.failed}"
@@ -87,8 +102,10 @@ def _blamed(kernel: Kernel, verdict: _Verdict) -> DirectiveError:
 
 def _kept(kernel: Kernel, trial: _Trial, anew: bool) -> _Verdict:
     """What was found of a kernel, by this process or an earlier one; others of this machine wait for it."""
-    data, text = msgspec.json.encode(trial), (kernel.source.text, kernel.source.name, sys.version)
-    digest = blake2b("".join(text).encode(), digest_size=12).hexdigest()
+    data = msgspec.json.encode(trial)
+    problem = msgspec.json.encode([trial.kernel, trial.constants, trial.tensors], order="sorted")
+    text = (*kernel.source.file.texts(), kernel.source.text, __version__, sys.version)
+    digest = blake2b("\0".join(text).encode() + problem, digest_size=12).hexdigest()
     folder = cache_folders()["overweave"] / "footprints"
     path = folder / f"{digest}.json"
     try:
@@ -98,7 +115,8 @@ def _kept(kernel: Kernel, trial: _Trial, anew: bool) -> _Verdict:
             if path.is_file() and not anew:
                 return msgspec.json.decode(path.read_bytes(), type=_Verdict)
             verdict = _tried(data)
-            path.write_bytes(msgspec.json.encode(verdict))
+            if not verdict.is_late:
+                path.write_bytes(msgspec.json.encode(verdict))
             return verdict
     except (OSError, msgspec.DecodeError) as error:
         return _Verdict(failed=f"{folder}: {error}"[:120])
@@ -107,20 +125,48 @@ def _kept(kernel: Kernel, trial: _Trial, anew: bool) -> _Verdict:
 def _tried(data: bytes) -> _Verdict:
     command = [sys.executable, "-m", "overweave.runtime.interpreted.footprint"]
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    try:
-        done = subprocess.run(command, input=data, capture_output=True, timeout=LONGEST_S, env=clean, check=False)
-    except subprocess.TimeoutExpired:
-        return _Verdict(failed=f"it took longer than {LONGEST_S:.0f} s")
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
-        return _Verdict(failed=last[0][:160])
-    return msgspec.json.decode(done.stdout, type=_Verdict)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=clean) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            begun = _read(process.stdout.fileno(), BEGIN_S, len(READY))
+            if begun == READY:
+                process.stdin.write(data)
+                process.stdin.close()
+            said = _read(process.stdout.fileno(), LONGEST_S) if begun == READY else b""
+        except TimeoutError:
+            return _Verdict(failed=f"it took longer than {LONGEST_S:.0f} s", is_late=True)
+        except BrokenPipeError:
+            said = b""
+        finally:
+            process.kill()
+        assert process.stderr is not None
+        errors = process.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
+    if not said:
+        return _Verdict(failed=(errors or [f"it ended with {process.returncode}"])[0][:160])
+    return msgspec.json.decode(said, type=_Verdict)
 
 
-def _reduced(kernel: Kernel, given: Mapping[str, Any]) -> _Trial:
-    """The same call of a smaller problem. Raises OverweaveError where its strides cannot be told."""
+def _read(pipe: int, longest_s: float, most: int = MOST_ELEMENTS) -> bytes:
+    """What a process writes until it has written so much, or has ended. Raises TimeoutError."""
+    found, end = b"", time.monotonic() + longest_s
+    while len(found) < most:
+        if not select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+            raise TimeoutError
+        part = os.read(pipe, min(1 << 16, most - len(found)))
+        if not part:
+            break
+        found += part
+    return found
+
+
+def _reduced(
+    kernel: Kernel, given: Mapping[str, Any], extents: Callable[[Kernel, Mapping[str, int]], dict[str, int]]
+) -> _Trial:
+    """The same call of a smaller problem. Raises OverweaveError where it is no call of the kernel."""
     numbers = kernel.source.default_numbers | numbers_of(given)
-    smaller = numbers | _extents(kernel, numbers)
+    smaller = numbers | extents(kernel, numbers)
     smaller |= _strides(kernel, numbers, smaller)
     space = kernel.space(smaller)
     shapes = {one.parameter: tuple(dim.extent for dim in one.dims) for one in (*space.loads, *space.stores)}
@@ -140,19 +186,30 @@ def _described(value: Any, shape: tuple[int, ...] | None) -> dict[str, Any]:
     return {"shape": shape or shape_of(value), "dtype": dtype, "block": tuple(getattr(value, "block_shape", ()))}
 
 
+def _same(kernel: Kernel, numbers: Mapping[str, int]) -> dict[str, int]:
+    """The call itself."""
+    return {}
+
+
 def _extents(kernel: Kernel, numbers: Mapping[str, int]) -> dict[str, int]:
-    """Two blocks and a half of every axis whose extent is a parameter, or three, and less of other extents."""
+    """A few blocks of every axis whose extent is a parameter, and less of other extents, no two alike if the call's
+    leave room: what is equal hides which one a kernel means."""
     found: dict[str, int] = {}
-    for axis in kernel.axes:
-        name, block = str(axis.extent), axis.block.value(numbers)
-        if name in numbers:
-            least = 3 * block if numbers[name] % block == 0 else 2 * block + max(1, block // 2)
-            found[name] = min(numbers[name], least)
     axes, constants = {axis.name for axis in kernel.axes}, kernel.source.constants
+    blocks = {f"blocks({name})" for name in axes}
+    walked = {str(axis.extent) for axis in kernel.axes}
     for access in (*kernel.loads, *kernel.stores):
         for dim in access.directive.dims:
-            for name in dim.names - axes - found.keys() - constants:
+            for name in dim.names - axes - found.keys() - constants - blocks - walked:
                 found[name] = min(numbers[name], KEPT + numbers[name] % KEPT)
+    for axis in kernel.axes:
+        name, block = str(axis.extent), axis.block.value(numbers)
+        if name in numbers and name not in found:
+            part = 0 if numbers[name] % block == 0 else max(1, block // 2)
+            sizes = [count * block + part for count in (2 + (not part), 3 + (not part), 4, 1)]
+            taken = set(found.values())
+            free = (size for size in sizes if size <= numbers[name] and size not in taken)
+            found[name] = next(free, min(numbers[name], sizes[0]))
     return found
 
 

@@ -31,6 +31,7 @@ from overweave.compiler.emit.generated import load_generated  # noqa: E402
 from overweave.ir.footprint import Operand, TileSpace  # noqa: E402
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileRow  # noqa: E402
 
+READY = b"\n"  # tells that all is imported: the time of a trial begins
 GUARD_BYTES = 1 << 16  # before and behind each tensor: what reaches there reaches beyond it
 DIFFERENCE = 0.02  # of the largest value: parts in another order round otherwise
 
@@ -69,6 +70,8 @@ class Untrue(Exception):
 
 
 def main() -> None:
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
     sys.stdout.buffer.write(judged(sys.stdin.buffer.read()))
 
 
@@ -93,7 +96,7 @@ class _Run:
         weaving = Weaving(frozenset(), None, streams=walks, signals=False, carries=None, away=None, exchanges=())
         self.function = load_generated(folder, trial.kernel, emit(self.kernel, weaving))
         self.trial = trial
-        self.memory, self.tensors = _allocated(trial.tensors)
+        self.memory, self.tensors = _allocated(trial.tensors, _least_extent(self.space))
         self.touched: list[tuple[bool, Any]] = []
 
     def tried(self) -> None:
@@ -156,7 +159,7 @@ class _Run:
         declared = [self.space.touched(dim, tile) for dim in operand.dims]
         inside = np.zeros(shape, bool)
         inside[tuple(slice(lo, hi) for lo, hi in declared)] = True
-        outside = seen.reshape(shape) & ~(inside if is_store else _wrapped(inside, operand, self.space, tile))
+        outside = seen.reshape(shape) & ~(inside if is_store else _wrapped(operand, self.space, tile))
         if outside.any():
             place = [int(at[0]) for at in np.nonzero(outside)]
             verb = "stores" if is_store else "loads"
@@ -167,18 +170,23 @@ class _Run:
             raise Untrue(f"tile {number} does not store element {place} of {_text(declared)}", operand.tensor, is_store)
 
 
-def _wrapped(inside: Any, operand: Operand, space: TileSpace, tile: Mapping[str, int]) -> Any:
-    """Where a load may also reach: rows beyond the end of an axis may wrap round to its first, which nothing keeps."""
-    allowed = inside.copy()
+def _wrapped(operand: Operand, space: TileSpace, tile: dict[str, int]) -> Any:
+    """Where a load may reach: rows beyond the end of an axis may wrap round to its first, which nothing keeps."""
+    allowed = np.ones((1,) * len(operand.dims), bool)
     for at, dim in enumerate(operand.dims):
+        here = np.zeros(dim.extent, bool)
+        here[slice(*space.touched(dim, tile))] = True
         if dim.axis is not None and dim.axis in tile:
             over = (dim.scale * tile[dim.axis] + dim.shift + 1) * space.entries(dim) - dim.extent
-            if over > 0:
-                index: list[Any] = [slice(None)] * len(operand.dims)
-                index[at] = slice(0, over)
-                rest = inside.any(axis=at, keepdims=True)
-                allowed[tuple(index)] |= np.broadcast_to(rest, allowed[tuple(index)].shape)
+            here[: max(over, 0)] = True
+        allowed = allowed & here.reshape([-1 if each == at else 1 for each in range(len(operand.dims))])
     return allowed
+
+
+def _least_extent(space: TileSpace) -> int:
+    """The shortest dimension: a number below it finds an element of every one."""
+    extents = [dim.extent for one in (*space.loads, *space.stores) for dim in one.dims]
+    return max(1, min(extents, default=1))
 
 
 def _compare(name: str, first: torch.Tensor, again: torch.Tensor, axis: str) -> None:
@@ -188,8 +196,11 @@ def _compare(name: str, first: torch.Tensor, again: torch.Tensor, axis: str) -> 
         raise Untrue(f"with its parts in another order {name} holds something else", axis)
 
 
-def _allocated(tensors: Mapping[str, Given]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """All tensors in one piece of memory, with room between them: to read beyond one must not end the process."""
+def _allocated(tensors: Mapping[str, Given], most: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """All tensors in one piece of memory, with room between them: to read beyond one must not end the process.
+
+    most: whole numbers are below it.
+    """
     generator = torch.Generator().manual_seed(1)
     sizes = {name: prod(one.shape) * getattr(torch, one.dtype).itemsize for name, one in tensors.items()}
     room = GUARD_BYTES * 2
@@ -201,6 +212,9 @@ def _allocated(tensors: Mapping[str, Given]) -> tuple[torch.Tensor, dict[str, to
         made[name] = memory[at : at + sizes[name]].view(dtype).view(one.shape)
         if dtype.is_floating_point:
             made[name].copy_(torch.randn(one.shape, generator=generator, dtype=torch.float32) / 2)
+        else:  # indices, lengths, labels: of something that is there, and not falling
+            numbers = torch.randint(0, most, (made[name].numel(),), generator=generator)
+            made[name].copy_(numbers.sort().values.view(one.shape))
         at += -(-sizes[name] // 256) * 256 + room
     return memory, made
 

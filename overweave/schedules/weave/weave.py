@@ -227,9 +227,7 @@ class _Weaver:
         axis = self.space.axis(str(operand.dims[0].axis))
         chunks = " and ".join(f"[{chunk.rows[0]}:{chunk.rows[1]}]" for chunk in (one[1], other[1]))
         found = f"tiles straddle the chunks {chunks} of the {operand.rows} rows of {operand.tensor}"
-        whole = (
-            f"let every rank's rows, as torch.chunk deals them, be whole blocks of {axis.name}: of {self.space.entries(operand.dims[0])} rows"
-        )
+        whole = f"let every rank's rows, as torch.chunk deals them, be whole blocks of {axis.name}: of {self.space.entries(operand.dims[0])} rows"
         cure = f"Let another mover carry them, or {whole}"
         return ScheduleError(asked, found, cure)
 
@@ -266,16 +264,19 @@ class _Weaver:
         return [(Region(bound.buffer.name, rank, (0, 0), (0, 0)), 0)]
 
     def _columns(self, store: Operand, group: Group) -> tuple[Range, ...]:
-        """Of a matrix, those that the group's tiles write; of more dimensions, all or none."""
-        if len(store.dims) == 2:
-            return self._touched(store.dims[1], group)
-        touched = [self._touched(dim, group) for dim in store.dims[1:]]
-        if any(ranges != ((0, dim.extent),) for ranges, dim in zip(touched, store.dims[1:], strict=True)):
-            found = (
-                f"some tiles write only a part of the rows of {store.tensor}, which has {len(store.dims)} dimensions"
-            )
-            raise ScheduleError(f"weave {self.space.kernel}", found, "Exchange tensors along their first axis only")
-        return ((0, store.cols),)
+        """Those of a row that the group's tiles write, whatever dimensions it has."""
+        made: tuple[Range, ...] = ((0, 1),)
+        for dim in store.dims[1:]:
+            touched = self._touched(dim, group)
+            if touched == ((0, dim.extent),):
+                made = tuple((lo * dim.extent, hi * dim.extent) for lo, hi in made)
+                continue
+            rows = [row * dim.extent for lo, hi in made for row in range(lo, hi)]
+            if len(rows) * len(touched) > MOST_RANGES:
+                found = f"some tiles write {len(rows) * len(touched)} pieces of each row of {store.tensor}"
+                raise ScheduleError(f"weave {self.space.kernel}", found, "Let a tile write longer pieces of a row")
+            made = tuple((row + lo, row + hi) for row in rows for lo, hi in touched)
+        return united(made)
 
     def _touched(self, dim: Dim, group: Group) -> tuple[Range, ...]:
         """Elements of a dimension that the group's tiles touch, as ranges that leave gaps between them."""
@@ -283,6 +284,9 @@ class _Weaver:
             return ((0, dim.extent),)
         ranges = [self.space.touched(dim, {dim.axis: block}) for block in group.blocks[dim.axis]]
         return united(ranges)
+
+
+MOST_RANGES = 1024  # pieces of a row that tiles of one group write
 
 
 def bound(exchange: Exchange, space: TileSpace, chooses: bool = False) -> Bound:

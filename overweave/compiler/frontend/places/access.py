@@ -488,10 +488,11 @@ class _Judged:
             if first < 0 or last >= size:
                 raise self.access.beside(side, f"{first} to {last}")
             return found
-        if (first < 0 and cut.low <= 0 and not self._keeps(inside)) or (last >= size and cut.high > size):
-            raise self.access.beside(side, f"{first} to {last}")
         behind = first + max(0, -(-(cut.low - first) // by)) * by
-        return range(behind, min(last + 1, size, cut.high), by)
+        kept = range(behind, min(last + 1, cut.high), by)
+        if kept and ((kept[0] < 0 and not self._keeps(inside)) or kept[-1] >= size):
+            raise self.access.beside(side, f"{first} to {last}")
+        return kept
 
     def _refuse_definite(self, side: Side, inside: Polynomial) -> None:
         """Before a call: what no numbers make true."""
