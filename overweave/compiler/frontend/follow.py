@@ -51,12 +51,14 @@ from overweave.compiler.frontend.values import (
 MOST_DEEP = 12
 BUILTINS = {"min": "minimum", "max": "maximum", "range": "range", "int": "int"}
 STORES = ("store", "scatter")
+TILES = "tiles"
 
 
 class Reached(Struct, frozen=True):
     """A load or store. said: its directive, if it has one. place: a pointer or descriptor. given: of the call.
 
-    guard: what must hold for it to be reached. line: of the call.
+    guard: what must hold for it to be reached. line: of the call. within: the loops around it whose turns come in
+    another order than the kernel's, of tiles or of a streamed axis.
     """
 
     said: AccessDirective | None
@@ -65,6 +67,7 @@ class Reached(Struct, frozen=True):
     given: Arguments
     guard: Condition
     line: int
+    within: frozenset[str]
 
 
 class Begun(Struct, frozen=True):
@@ -107,6 +110,7 @@ class _Walk:
         self.other_blocks: list[int] = []
         self.begun: list[Begun] = []
         self.guard = Condition(())
+        self.within: frozenset[str] = frozenset()
         self.is_probing = 0
         self.depth = 0
         self.returned: list[tuple[Value, Condition]] = []
@@ -285,8 +289,9 @@ class _Walk:
         if loop.is_guard:
             self.guard = both(guard, compared(Number(loop.count), Number(ZERO), ">"))
         self._enter(node, loop)
+        within, self.within = self.within, self.within | loop.reordered
         self.block(node.body)
-        self.guard = guard
+        self.guard, self.within = guard, within
         for name in _assigned(node.body):
             if name in before:
                 self.expressions.variables[name] = _after(before[name], steps[name], loop, loop.count)
@@ -328,7 +333,7 @@ class _Walk:
         if stream and not self.depth:
             begun = Begun(stream[0], low)
             self.begun += [begun] if not self.is_probing and begun not in self.begun else []
-            return _Loop(node.lineno, end, variable=Number(one(BlockOf(stream[0].axis))))
+            return _Loop(node.lineno, end, variable=Number(one(BlockOf(stream[0].axis))), is_streamed=True)
         if node.lineno == self.tiles and not self.depth:
             turn = one(Result("the tile's turn", (), frozenset({NUMBERED})))
             return _Loop(node.lineno, end, is_of_tiles=True, variable=Number(low + turn * step), turn=turn)
@@ -390,7 +395,9 @@ class _Walk:
             return
         is_store = kind in STORES
         said = [each for each in self.current if each.is_store == is_store and not kind.startswith("atomic_")]
-        self.found.append(Reached(said[0] if said else None, kind, place, arguments, self.guard, call.lineno))
+        self.found.append(
+            Reached(said[0] if said else None, kind, place, arguments, self.guard, call.lineno, self.within)
+        )
 
 
 class _Loop:
@@ -405,10 +412,19 @@ class _Loop:
         turn: Polynomial | None = None,
         is_of_tiles: bool = False,
         is_guard: bool = False,
+        is_streamed: bool = False,
     ) -> None:
-        self.count, self.is_of_tiles, self.is_guard = count, is_of_tiles, is_guard
+        self.count, self.is_of_tiles, self.is_guard, self.is_streamed = count, is_of_tiles, is_guard, is_streamed
         self.variable = Constant(None) if variable is None else variable
         self.turn = one(Turn(line, count)) if turn is None else turn
+
+    @property
+    def reordered(self) -> frozenset[str]:
+        """What it walks, if that comes in another order than the kernel's."""
+        if self.is_of_tiles:
+            return frozenset({TILES})
+        atoms = self.variable.poly.atoms if isinstance(self.variable, Number) and self.is_streamed else frozenset()
+        return frozenset(atom.axis for atom in atoms if isinstance(atom, BlockOf))
 
     @property
     def tags(self) -> frozenset[str]:

@@ -49,6 +49,7 @@ from overweave.compiler.frontend.values import (
     CARRIED,
     CASTS,
     CLAMP,
+    LOADED,
     Condition,
     Constant,
     Descriptor,
@@ -411,7 +412,7 @@ class _Judged:
         if turns:
             tags = sorted(tags_of(one(turns[0])))
             raise self.access.beside(side, f"as many as {tags[0] if tags else one(turns[0])} says")
-        if not loose:
+        if not loose or any(LOADED not in tags_of(one(atom)) for atom in loose):
             raise self.access.beside(side, _reach(low, high))
 
     def _is_loose(self, atom: Atom) -> bool:
