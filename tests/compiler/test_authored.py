@@ -30,6 +30,7 @@ SHORT = "-3] or ((test_a_gathered_matmul or test_a_scattered_matmul) and not cop
         ("chunks", ""),
         ("sums spelled forms", ""),
         ("layer_norm", "-3] and (pull or tiles or spread)"),
+        ("exact", "-3]"),
     ],
 )
 def test_compiled_kernels_are_right_on_ranks(files: str, chosen: str, part: str):

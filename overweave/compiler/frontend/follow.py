@@ -273,7 +273,8 @@ class _Walk:
 
     def _for(self, node: ast.For) -> None:
         loop = self._loop(node)
-        if self.is_call and (folded(loop.count, self.numbers).constant or 1) <= 0:
+        count = folded(loop.count, self.numbers).constant if self.is_call else None
+        if count is not None and count <= 0:
             return
         self._turn(node, loop, self._before(node))
 

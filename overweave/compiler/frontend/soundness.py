@@ -193,11 +193,8 @@ def _unseen(touch: Touch, text: str) -> tuple[str, str]:
         found = f"`{text}` reaches {touch.parameter} by {what} of its own, which no directive can name"
         return found, f"Let {touch.by} make the pointers, and load or store in the kernel itself"
     if touch.kind == "atomic":
-        found = f"`{text}` adds to {touch.parameter} by atomics: no tile's store is the last, so none can be announced"
-        return (
-            found,
-            "Let each tile store a part of its own, such as C[SPLIT, M, N] or C[blocks(K), M, N], and add these",
-        )
+        found = f"`{text}` changes {touch.parameter} by atomics: no tile's store is the last, so none can be announced"
+        return found, "Let each tile store a part of its own, such as C[SPLIT, M, N] or C[blocks(K), N], and add these"
     found = f"another {touch.kind} of {touch.parameter} has no directive: `{text}`"
     return found, "Annotate every load and store of a tensor that is annotated"
 
