@@ -250,7 +250,7 @@ def _check_extents(kernel: Kernel) -> None:
 
 def _stepped(text: str, source: Source) -> Polynomial:
     numbers = source.file_numbers
-    return parse_expression(text).replaced(lambda atom: number(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
+    return parse_expression(text).replaced(lambda atom: number(numbers[atom]) if atom in numbers else None)
 
 
 def _last(call: cst.Call) -> str:

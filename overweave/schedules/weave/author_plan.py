@@ -106,7 +106,7 @@ def is_summed(transport: Transport) -> bool:
 
 def plan_dtype(dtypes: Iterable[MovedDtype]) -> Dtype:
     """In which a plan reckons whose tensors have these: the first that is no dtype of what is only moved."""
-    return next((one for one in dtypes if one in get_args(Dtype)), SUM_DTYPE)  # type: ignore[return-value]
+    return next((cast("Dtype", one) for one in dtypes if one in get_args(Dtype)), SUM_DTYPE)
 
 
 def _typed(schedule: Schedule, dtypes: Mapping[str, MovedDtype], dtype: Dtype) -> Schedule:

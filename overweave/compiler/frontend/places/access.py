@@ -27,6 +27,7 @@ from overweave.compiler.frontend.places.dimensions import (
     grouped,
     in_numbers,
     indices,
+    long_lanes,
     taken_apart,
 )
 from overweave.compiler.frontend.polynomials import (
@@ -116,7 +117,7 @@ class AccessCheck:
         offset = self._offset()
         strides = Strides(self.sides, self.check.strides, self.check.known, self.check.is_call)
         offset = self._unwrapped(strides.resolved(offset))
-        self.parts = divided_lanes(offset, self.check.known)
+        self.parts = divided_lanes(offset, self.check.known) or long_lanes(offset, self.sides, self.check.known)
         ways = [(taken_apart(offset, self.parts), self.sides)]
         if self.check.is_call:  # what the kernel has as a number, and the directive as a name
             numbers = [in_numbers(side, self.check.known) for side in self.sides]
