@@ -13,13 +13,13 @@ from typing import Any
 
 from overweave.compiler.emit.kernel import Kernel
 from overweave.compiler.frontend.directives import AccessDirective, Place
-from overweave.compiler.frontend.evaluate import folded
 from overweave.compiler.frontend.expressions import affine_in, is_of_blocks
-from overweave.compiler.frontend.follow import STORES, TILES, Begun, Followed, Reached, follow
+from overweave.compiler.frontend.follow import STORES, follow
 from overweave.compiler.frontend.language import ATOMIC
-from overweave.compiler.frontend.places.access import AccessCheck, Open
+from overweave.compiler.frontend.places.access import AccessCheck
 from overweave.compiler.frontend.places.bounds import Bounds, Extents
 from overweave.compiler.frontend.places.dimensions import Side
+from overweave.compiler.frontend.places.judged import Open
 from overweave.compiler.frontend.polynomials import (
     ZERO,
     BlockOf,
@@ -31,6 +31,9 @@ from overweave.compiler.frontend.polynomials import (
     rounded_up,
 )
 from overweave.compiler.frontend.values import ELSEWHERE, GREATEST, LEAST, NUMBERED, Descriptor, Number, comes_from
+from overweave.compiler.frontend.walk.loops import TILES
+from overweave.compiler.frontend.walk.reached import Begun, Followed, Reached
+from overweave.compiler.frontend.walk.words import folded
 
 ADDING = ("atomic_add", "atomic_max", "atomic_min", "atomic_and", "atomic_or", "atomic_xor")  # in any order
 

@@ -143,3 +143,21 @@ def check_others(kernel: str, operands: Sequence[Operand], given: Mapping[str, A
         if tensor.numel() < elements:
             asked = f"{kernel}: {operand.parameter}, the {[dim.extent for dim in operand.dims]} of {operand.tensor}"
             raise InputError(asked, f"got {list(tensor.shape)}", f"Pass a tensor of at least {elements} elements")
+
+
+def check_dtype(kernel: str, operand: Operand, dtype: torch.dtype, is_added: bool) -> None:
+    """What is moved may be of any dtype that Triton's tiles hold; what is added over ranks is of a float's."""
+    known = DTYPES if is_added else MOVED
+    if dtype not in known:
+        asked = f"{kernel}: {'add' if is_added else 'move'} {operand.tensor} over ranks"
+        raise InputError(asked, f"it is of {dtype}", f"Use one of {', '.join(map(str, known))}")
+
+
+def passed(operand: Operand, rows: int) -> tuple[str, str]:
+    """Whose rows of a tensor a call is given, and how they should come."""
+    if rows > operand.rows:
+        of_whom = f"every rank's {operand.rows} rows, all"
+        return of_whom, "Pass the whole tensor, contiguous; the kernel's numbers are those of what one rank writes"
+    if rows == operand.rows:
+        return "all", "Pass all of it, contiguous"
+    return "this rank's", "Pass its rows as torch.chunk deals them, contiguous"

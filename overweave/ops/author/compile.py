@@ -30,11 +30,10 @@ from overweave.memory.board.board import Board
 from overweave.memory.group import LIVING, Group
 from overweave.memory.outside_inference_mode import lasting
 from overweave.ops.author import arguments as asked_arguments
-from overweave.ops.author.arguments import MOVED, where_of
+from overweave.ops.author.arguments import MOVED, check_dtype, passed, where_of
 from overweave.ops.author.trial import CHECKED, NOT_CHECKED, check_footprint
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
-from overweave.ops.call.operands import DTYPES
 from overweave.ops.call.surroundings import check_untraced
 from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
@@ -356,7 +355,7 @@ def _check_tensors(
     dtypes: dict[str, torch.dtype] = {}
     for operand, _ in operands:
         own, tensor = rows[operand.tensor], tensor_of(given.get(operand.parameter))
-        of_whom, cure = _passed(operand, own)
+        of_whom, cure = passed(operand, own)
         asked = f"{kernel.source.name}: {operand.parameter}, {of_whom} [{own}, {operand.cols}] of {operand.tensor}"
         if tensor is None:
             raise InputError(asked, f"got {type(given.get(operand.parameter)).__name__}", "Pass a tensor")
@@ -367,7 +366,7 @@ def _check_tensors(
             found = f"it begins {tensor.data_ptr() % ALIGNED_BYTES} bytes behind a multiple of {ALIGNED_BYTES}"
             raise InputError(asked, found, "Pass a copy of it")
         dtypes[operand.tensor] = tensor.dtype
-        _check_dtype(kernel, operand, tensor.dtype, is_summed(transport_of(wanted[operand.tensor])))
+        check_dtype(kernel.source.name, operand, tensor.dtype, is_summed(transport_of(wanted[operand.tensor])))
     sums = {str(dtypes[name]) for name, how in wanted.items() if is_summed(transport_of(how))}
     if len(sums) > 1:
         cure = "Let a collective add one of them, or write both in one dtype"
@@ -375,24 +374,6 @@ def _check_tensors(
             f"{kernel.source.name}: add tensors over ranks", f"they are of {', '.join(sorted(sums))}", cure
         )
     return {name: MOVED[dtype] for name, dtype in dtypes.items()}
-
-
-def _check_dtype(kernel: Kernel, operand: Operand, dtype: torch.dtype, is_added: bool) -> None:
-    """What is moved may be of any dtype that Triton's tiles hold; what is added over ranks is of a float's."""
-    known = DTYPES if is_added else MOVED
-    if dtype not in known:
-        asked = f"{kernel.source.name}: {'add' if is_added else 'move'} {operand.tensor} over ranks"
-        raise InputError(asked, f"it is of {dtype}", f"Use one of {', '.join(map(str, known))}")
-
-
-def _passed(operand: Operand, rows: int) -> tuple[str, str]:
-    """Whose rows of a tensor a call is given, and how they should come."""
-    if rows > operand.rows:
-        of_whom = f"every rank's {operand.rows} rows, all"
-        return of_whom, "Pass the whole tensor, contiguous; the kernel's numbers are those of what one rank writes"
-    if rows == operand.rows:
-        return "all", "Pass all of it, contiguous"
-    return "this rank's", "Pass its rows as torch.chunk deals them, contiguous"
 
 
 def _signature_of(value: Any) -> Any:

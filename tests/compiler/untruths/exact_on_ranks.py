@@ -1,6 +1,7 @@
 """True kernels on CPU ranks, gathered and summed, against the kernel alone on one.
 
-Run by test_authored.py in a process of its own: where triton has been imported for compiling it cannot interpret.
+Run by tests/compiler/test_authored.py in a process of its own:
+where triton has been imported for compiling it cannot interpret.
 """
 
 from __future__ import annotations
