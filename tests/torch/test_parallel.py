@@ -120,7 +120,7 @@ def read_beside() -> list[str]:
     own_x = x.pow(2).sum(-1).detach()
     dist.all_reduce(whole_part := (product - own_x - 6.0).detach())
     found = [] if torch.allclose(whole_part, (wanted - own_x - 6.0).detach(), atol=1e-4) else ["values"]
-    # The reading without a matmul is the same on every rank: its gradient counts once, as that of torch's `Replicate()`.
+    # The reading without a matmul is the same on every rank: its gradient counts once, as torch's `Replicate()` does.
     product.sum().backward()
     (single_x,) = torch.autograd.grad(wanted.sum(), x)
     own = single_x.chunk(dist.get_world_size(), 1)[dist.get_rank()]
