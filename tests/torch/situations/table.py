@@ -34,6 +34,14 @@ class Cell(NamedTuple):
         return " / ".join(self)
 
 
+# What another library does wrong beside a style of ours.
+EXCLUDED = {
+    Cell(
+        "subclassed", "Transformers, whole", "a deep copy"
+    ): "Transformers' forward keeps to the layer that was copied",
+}
+
+
 class Verdict(NamedTuple):
     """wrong: empty if all is right. left: what was torch's, by site and reason."""
 

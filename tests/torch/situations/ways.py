@@ -23,6 +23,11 @@ from overweave.layers.parts import own_part
 from overweave.layers.replicated import replicated_linear
 from tests.torch.situations.models import MODELS, Attention, Scaled, Situated, Tied
 
+try:
+    from overweave.adapters import transformers as adapter
+except ImportError:  # no package to adapt
+    adapter = None  # type: ignore[assignment]
+
 Cut = Callable[[Situated, DeviceMesh, DeviceMesh], Situated]  # of the layers, and of the boundary of the module
 
 
@@ -71,6 +76,16 @@ def by_layers(sequence: bool) -> Cut:
         return model
 
     return cut
+
+
+def by_transformers(model: Situated, mesh: DeviceMesh, _: DeviceMesh) -> Situated:
+    """By overweave's styles of Transformers, as a model's plan applies them."""
+    for name, kind in _layers(model, adapter.Colwise, adapter.Rowwise):
+        layer, style = getattr(model, name), kind()
+        for parameter in ("weight", "bias"):
+            style.shard_param(layer, parameter, mesh)
+        style.install_forward(layer, mesh)
+    return model
 
 
 def by_functions(kind: type[Called]) -> Callable[[bool], Cut]:
@@ -168,6 +183,9 @@ WAYS: dict[str, Way] = {
     "functional, whole": Way(by_functions(Called)(False), False),
     "install, sequence": Way(by_functions(Installed)(True), True, gathers_inside=True, sums_biases=False),
 }
+
+if adapter is not None:
+    WAYS["Transformers, whole"] = Way(by_transformers, False, is_plan=True)
 
 
 def cut_model(name: str, way: Way, mesh: DeviceMesh, boundary: DeviceMesh | None = None) -> tuple[Situated, Situated]:
