@@ -54,3 +54,8 @@ class Deferred(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         """The values as an array; refused as torch refuses it for a tensor with a history."""
         return self.view_as(self).numpy(force=force)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place; inference tensors do not count it."""
+    return 0 if tensor.is_inference() else tensor._version

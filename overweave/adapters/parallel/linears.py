@@ -94,6 +94,8 @@ def _answered(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
         counts.by_torch[reason] += 1
         return _by_dtensor(layer, x)
     counts.by_overweave += 1
+    if x.__class__ is Gathering and hasattr(type(layer), "_get_fsdp_state"):
+        x = x.view_as(x)  # FSDP2 frees the weight of a layer that it shards by itself before the gather's gradient
     try:
         y: torch.Tensor = compute(place, x, weight, bias)
         return y
@@ -105,7 +107,7 @@ def _answered(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
 
 def _columns(place: Place, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     if x.__class__ is Gathering and x.group == place.group and x.is_as_given:
-        y: torch.Tensor = x.linear(local(weight), local(bias))
+        y: torch.Tensor = x.linear(local(weight), local(bias), weight)
         return y
     part, size = local_part(x, place.given)
     if not place.given.is_shard():
