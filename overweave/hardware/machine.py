@@ -73,6 +73,9 @@ class Share(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
+UNSLOWED = Share(1.0, "where a file says nothing else: beside a collective a matmul loses SMs alone")
+
+
 class Held(Struct, frozen=True, forbid_unknown_fields=True):
     """SMs that something holds while it runs."""
 
@@ -156,10 +159,12 @@ class Latencies(Struct, frozen=True, forbid_unknown_fields=True):
 class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
     """What kernels lose to what runs beside them. copy_engine: how much slower they are while a rank's ports carry full
     copy-engine traffic. collective: the SMs that a library's collective holds, from its start until it ends.
+    library_matmul: how much slower the tiles of a library's matmul are meanwhile, on the SMs that are left to it.
     """
 
     copy_engine: Share
     collective: Held
+    library_matmul: Share = UNSLOWED
 
 
 class FewRows(Struct, frozen=True, forbid_unknown_fields=True):

@@ -57,9 +57,12 @@ class Collectives:
         for each in parts:
             each.run.tile_us = took_us
             each.run.finished = partial(self._leave, each, self._clock.now)
-            self._clock.after(0.0, partial(self._processors[each.operation.rank].open, each.run))
+            processor = self._processors[each.operation.rank]
+            processor.count_collectives(1)
+            self._clock.after(0.0, partial(processor.open, each.run))
 
     def _leave(self, part: _Part, met_us: float, batch: Batch) -> None:
         part.running -= len(batch.programs)
         if not part.running:
+            self._processors[part.operation.rank].count_collectives(-1)
             part.ended(part.begin_us, met_us)

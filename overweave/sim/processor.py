@@ -1,7 +1,8 @@
 """One rank's SMs: kernels get them as they fall free, programs claim tiles in order, and traffic slows them all.
 
 Tiles that start together on equal terms are one batch, so a wave costs one event however wide the GPU is. Durations
-count on a clock of their own, which runs slower while the rank's ports are busy: a change of speed moves no batch.
+count on clocks of their own, which run slower while the rank's ports are busy, and those of the library's matmuls while
+a collective runs: a change of speed moves no batch.
 """
 
 from __future__ import annotations
@@ -62,25 +63,68 @@ class Batch:
 
 
 class Kernel:
-    """A launch: its runs in claim order and how many SMs it may hold."""
+    """A launch: its runs in claim order and how many SMs it may hold. is_library_matmul: collectives slow it."""
 
-    def __init__(self, runs: list[TileRun], programs: int) -> None:
+    def __init__(self, runs: list[TileRun], programs: int, is_library_matmul: bool = False) -> None:
         self.runs = deque(run for run in runs if run.count)
         self.programs = programs
+        self.is_library_matmul = is_library_matmul
         self.resident = 0
 
 
+class _Pace:
+    """Batches whose work goes on at one speed, the next to end first; `ended` hears of each."""
+
+    def __init__(self, clock: Clock, ended: Callable[[list[Batch]], None]) -> None:
+        self._clock, self._ended = clock, ended
+        self._running: list[tuple[float, int, Batch]] = []
+        self._batches = self._version = 0
+        self._speed = 1.0
+        self._work_us = self._updated_us = 0.0
+
+    def set_speed(self, speed: float) -> None:
+        self._advance()
+        self._speed = speed
+        self._schedule()
+
+    def run(self, batch: Batch, work_us: float, delay_us: float = 0.0) -> None:
+        """Work that begins now, behind a delay that no slowdown stretches."""
+        self._advance()
+        self._batches += 1
+        heappush(self._running, (self._work_us + delay_us * self._speed + work_us, self._batches, batch))
+        self._schedule()
+
+    def _advance(self) -> None:
+        self._work_us += (self._clock.now - self._updated_us) * self._speed
+        self._updated_us = self._clock.now
+
+    def _schedule(self) -> None:
+        self._version += 1
+        if self._running:
+            version = self._version
+            self._clock.after((self._running[0][0] - self._work_us) / self._speed, lambda: self._wake(version))
+
+    def _wake(self, version: int) -> None:
+        if version != self._version:
+            return
+        self._advance()
+        over: list[Batch] = []
+        while self._running and self._running[0][0] <= self._work_us + _SAME_US:
+            over.append(heappop(self._running)[2])
+        self._ended(over)
+        self._schedule()
+
+
 class Processor:
-    def __init__(self, clock: Clock, sms: int) -> None:
+    """library_slowdown: of the library's matmuls while a collective runs on the rank."""
+
+    def __init__(self, clock: Clock, sms: int, library_slowdown: float = 1.0) -> None:
         self._clock = clock
         self._free = list(range(sms))
         self._kernels: deque[Kernel] = deque()
-        self._running: list[tuple[float, int, Batch]] = []
-        self._batches = 0
-        self._speed = 1.0
-        self._work_us = 0.0
-        self._updated_us = 0.0
-        self._version = 0
+        self._pace, self._library_pace = _Pace(clock, self._end), _Pace(clock, self._end)
+        self._library_slowdown = library_slowdown
+        self._slowdown, self._collectives = 1.0, 0
 
     def launch(self, kernel: Kernel) -> None:
         self._kernels.append(kernel)
@@ -88,9 +132,18 @@ class Processor:
 
     def set_slowdown(self, factor: float) -> None:
         """From now on every tile takes `factor` times as long."""
-        self._advance()
-        self._speed = 1.0 / factor
-        self._schedule()
+        self._slowdown = factor
+        self._pace.set_speed(1.0 / factor)
+        self._set_library_speed()
+
+    def count_collectives(self, more: int) -> None:
+        """So many more of the library's collectives run on the rank, or, negative, fewer."""
+        self._collectives += more
+        self._set_library_speed()
+
+    def _set_library_speed(self) -> None:
+        beside = self._library_slowdown if self._collectives else 1.0
+        self._library_pace.set_speed(1.0 / (self._slowdown * beside))
 
     def open(self, run: TileRun) -> None:
         """The run's signals are there: programs that wait for them begin."""
@@ -140,14 +193,12 @@ class Processor:
             self._free += programs
 
     def _begin(self, batch: Batch) -> None:
-        self._advance()
-        batch.begin_us = self._clock.now + batch.run.delay_us
-        self._run(batch, batch.run.delay_us * self._speed + batch.run.tile_us)
+        delay_us = batch.run.delay_us
+        batch.begin_us = self._clock.now + delay_us
+        self._pace_of(batch).run(batch, batch.run.tile_us, delay_us)
 
-    def _run(self, batch: Batch, work_us: float) -> None:
-        self._batches += 1
-        heappush(self._running, (self._work_us + work_us, self._batches, batch))
-        self._schedule()
+    def _pace_of(self, batch: Batch) -> _Pace:
+        return self._library_pace if batch.kernel.is_library_matmul else self._pace
 
     def _hold(self, batch: Batch) -> None:
         """Its tiles are computed; what they add may not be there."""
@@ -159,30 +210,15 @@ class Processor:
 
     def _go_on(self, batch: Batch) -> None:
         assert batch.held_us is not None, "it was held"
-        self._advance()
         batch.held_us = (batch.held_us[0], self._clock.now)
-        self._run(batch, batch.run.late_us)
+        self._pace_of(batch).run(batch, batch.run.late_us)
 
-    def _advance(self) -> None:
-        self._work_us += (self._clock.now - self._updated_us) * self._speed
-        self._updated_us = self._clock.now
-
-    def _schedule(self) -> None:
-        self._version += 1
-        if self._running:
-            version = self._version
-            self._clock.after((self._running[0][0] - self._work_us) / self._speed, lambda: self._wake(version))
-
-    def _wake(self, version: int) -> None:
-        if version != self._version:
-            return
-        self._advance()
-        while self._running and self._running[0][0] <= self._work_us + _SAME_US:
-            _, _, batch = heappop(self._running)
+    def _end(self, over: list[Batch]) -> None:
+        """The work of some batches is done: their programs take the next tiles, or leave."""
+        for batch in over:
             if batch.run.late_us and batch.held_us is None:
                 self._hold(batch)
                 continue
             batch.run.finished(batch)
             self._claim(batch.kernel, batch.programs)
         self._grant()
-        self._schedule()

@@ -102,7 +102,8 @@ class _Run:
         self._costs = Costs(plan, machine, author_tile_us)
         self._clock, self._signals, self._recorder = Clock(), Signals(), Recorder(with_tiles)
         ranks = plan.schedule.world_size
-        self._processors = [Processor(self._clock, machine.processor.sms) for _ in range(ranks)]
+        beside = machine.sharing.library_matmul.factor
+        self._processors = [Processor(self._clock, machine.processor.sms, beside) for _ in range(ranks)]
         self._ports = Ports(self._clock, machine, self._hear_traffic)
         self._collectives = Collectives(
             self._clock, machine, self._processors, self._costs, plan.realization.library_sms
@@ -311,7 +312,8 @@ class _Run:
         run = TileRun(work.count, work.tile_us, 0.0, partial(self._finish_batch, node))
         run.ready_us = self._clock.now
         node.tiles = work.count
-        kernel = Kernel([run], self._machine.processor.sms)
+        is_matmul = isinstance(node.step.operation, Compute)
+        kernel = Kernel([run], self._machine.processor.sms, is_matmul)
         processor = self._processors[node.step.operation.rank]
         self._clock.after(self._machine.latency.kernel.us, partial(processor.launch, kernel))
 

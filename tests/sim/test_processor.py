@@ -87,3 +87,23 @@ def test_tiles_that_add_hold_their_sms_until_what_they_add_is_there():
     bench.clock.run()
     # Two are computed at 5, wait until 9 and add until 11; the third finds the addends there.
     assert bench.ended == [("late", 2, 11.0), ("behind", 1, 15.0), ("late", 1, 18.0)]
+
+
+def test_a_collective_slows_matmuls_of_the_library_alone():
+    """Two SMs: a matmul of the library on one, a kernel of ours on the other; a collective from 2 to 6 us."""
+    clock, ends = Clock(), {}
+    processor = Processor(clock, 2, library_slowdown=2.0)
+
+    def launch(name: str, is_library_matmul: bool) -> None:
+        run = TileRun(1, 10.0, 0.0, lambda batch: ends.update({name: clock.now}))
+        run.ready_us = 0.0
+        processor.launch(Kernel([run], 1, is_library_matmul))
+
+    launch("library", True)
+    launch("ours", False)
+    clock.at(2.0, lambda: processor.count_collectives(1))
+    clock.at(3.0, lambda: processor.count_collectives(1))  # one beside another slows no more
+    clock.at(5.0, lambda: processor.count_collectives(-1))
+    clock.at(6.0, lambda: processor.count_collectives(-1))
+    clock.run()
+    assert ends == {"library": 12.0, "ours": 10.0}

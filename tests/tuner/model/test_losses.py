@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import geometric_mean
+
 import pytest
 from msgspec.structs import replace
 
@@ -54,3 +56,29 @@ def test_correlations_go_by_order_and_means_are_geometric():
     assert correlation(falling, "one", "op_to_byte") == pytest.approx(-1.0)
     assert correlation(found, "same", "op_to_byte") == 0.0
     assert geomean(found, "one") == pytest.approx(2.0)
+
+
+# m, n, k of a rank, and how many times as long cuBLAS took beside a standing NCCL (four H200s, 2026-11-20).
+STANDING = (
+    ((8192, 2752, 4096), (1.35, 1.58)),
+    ((8192, 3584, 4096), (1.14, 1.76)),
+    ((8192, 7168, 8192), (1.22, 1.48)),
+    ((2048, 12288, 12288), (1.19, 1.67)),
+    ((8192, 2048, 8192), (1.43, 1.91)),
+)
+
+
+def test_a_library_matmul_beside_a_standing_collective_takes_as_long_as_measured():
+    """Collectives of a twentieth of the speed outlast the matmuls."""
+    machine = load("h200x4")
+    slow = tuple(
+        replace(curve, points=tuple((size, rate / 20) for size, rate in curve.points)) for curve in machine.collectives
+    )
+    machine, found = replace(machine, collectives=slow), []
+    for (m, n, k), _ in STANDING:
+        problem = Problem(operator="all_gather_matmul", m=4 * m, n=n, k=k, world_size=4, dtype="bfloat16")
+        losses = losses_on_paper("", problem, machine, ("matmul beside the library",))
+        found.append(losses.factors["matmul beside the library"])
+    assert all(1.14 < factor < 1.91 for factor in found), found
+    measured = geometric_mean([(low * high) ** 0.5 for _, (low, high) in STANDING])
+    assert geometric_mean(found) == pytest.approx(measured, rel=0.05)
