@@ -22,6 +22,9 @@ from overweave.hardware.topology import Routes, Topology, check, routes
 
 NotNegative = Annotated[float, Meta(ge=0)]
 Whole = Annotated[int, Meta(ge=1)]
+Joined = Literal["nvswitch", "nvlink", "pcie", "unknown"]
+UNKNOWN_LINKS: Joined = "unknown"
+OWN = ("basis", "card")  # fields that no machine has from the one that it is `like`
 FARTHEST = 2.0  # powers of two between a layer and the nearest measured one; beyond them nothing is known of it
 
 
@@ -167,6 +170,18 @@ class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
     library_matmul: Share = UNSLOWED
 
 
+class Card(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a driver tells of a machine's GPUs, by which they are found (hardware/cards.py). joined: by NVLink to a
+    switch, by NVLink to each other, or by PCIe alone.
+    """
+
+    names: Annotated[tuple[str, ...], Meta(min_length=1)]
+    capability: tuple[int, int]
+    memory_gib: Positive
+    joined: Joined
+    source: str
+
+
 class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
     """What our matmul of few rows saves beside the library's in a call of packed messages of one exchange.
 
@@ -197,7 +212,10 @@ class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
-    """Equal GPUs, joined as `topology` says. hbm: bytes read plus bytes written, by kernels that only move."""
+    """Equal GPUs, joined as `topology` says. hbm: bytes read plus bytes written, by kernels that only move.
+
+    basis: where most of its numbers come from: `overweave calibrate`, measurements of such a machine, or data sheets.
+    """
 
     name: str
     title: str
@@ -215,6 +233,8 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     sharing: Sharing
     few_rows: tuple[FewRows, ...] = ()
     peers: PeerAccess = ADDRESSED
+    basis: Literal["calibrated", "measured", "guess"] = "guess"
+    card: Card | None = None
 
     @property
     def peer_access(self) -> bool:
@@ -322,7 +342,8 @@ def _completed(told: object) -> object:
     if not isinstance(told, dict) or "like" not in told:
         return told
     base = str(told.pop("like"))
-    return _over(_with_source(msgspec.to_builtins(load(base)), base), told)
+    shared = {key: value for key, value in msgspec.to_builtins(load(base)).items() if key not in OWN}
+    return _over(_with_source(shared, base), told)
 
 
 def _with_source(value: object, base: str) -> object:
