@@ -80,9 +80,7 @@ class Found(Struct, frozen=True):
             "guess": "a guess from data sheets, whose margins are doubled",
             "nearest": "the nearest",
         }
-        links = (
-            "; the driver hides its links: it is known by its name alone" if self._is_hidden else ""
-        )
+        links = "; the driver hides its links: it is known by its name alone" if self._is_hidden else ""
         return f"{told}: {words[self.basis]}{links}"
 
 
@@ -151,9 +149,10 @@ def _stood_in(machine: Machine, gpu: Gpu) -> Machine:
     """A machine with another GPU's SMs, each as fast as its own; without rates of our kernels where the GPU is of
     another kind than they were tuned for.
     """
-    scale = gpu.sms / machine.processor.sms
+    sms = max(gpu.sms, 1)
+    scale = sms / machine.processor.sms
     is_alike = machine.card is not None and machine.card.capability == gpu.capability
     tiles = tuple(
         replace(tile, tflops=tile.tflops * scale) for tile in machine.tiles if is_alike or tile.kernel == "library"
     )
-    return replace(machine, processor=replace(machine.processor, sms=gpu.sms), tiles=tiles)
+    return replace(machine, processor=replace(machine.processor, sms=sms), tiles=tiles)

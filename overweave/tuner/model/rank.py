@@ -36,10 +36,10 @@ from overweave.tuner.space.target import Target
 from overweave.tuner.space.waves import regrouped, wave_families
 from overweave.tuner.store.table import bucketed
 
-# What is simulated, since a first call must not wait long: elements of the products of four ranks, and tiles of what
+# What is simulated, since a first call must not wait long: elements of the products of all ranks, and tiles of what
 # kernels gather, or sum, which more candidates do; and no fewer rows. MEASURED: a choice takes 0.1 to 0.5 s of a
 # processor (campaigns.choice_by_machine).
-MOST_ELEMENTS, MOST_GATHERED, MOST_ADDED, MOST_SUMMED, FEWEST_ROWS = 1 << 28, 1 << 19, 1 << 27, 1 << 16, 2048
+MOST_ELEMENTS, MOST_GATHERED, MOST_ADDED, MOST_SUMMED, FEWEST_ROWS = 1 << 28, 1 << 19, 3 << 26, 1 << 16, 2048
 
 
 def weigh(problem: Problem, target: Target, is_thorough: bool = True) -> tuple[Weighed[Candidate], ...]:
@@ -145,5 +145,6 @@ def _is_large(problem: Problem, sms: int) -> bool:
     tile = reduction_shape(problem.m, cols, sms)
     ranks = problem.world_size
     tiles = ranks * tiles_of(problem.m, cols, tile.block_m, tile.block_n)
-    most_elements, most_tiles = (MOST_ELEMENTS, MOST_GATHERED) if gathers else (MOST_ADDED, MOST_SUMMED)
-    return ranks * problem.m * problem.n > most_elements * max(1, ranks // 4) or tiles > most_tiles
+    gathered = MOST_ELEMENTS * max(1, ranks // 4)  # copies of more ranks take as long, whatever their rows
+    most_elements, most_tiles = (gathered, MOST_GATHERED) if gathers else (MOST_ADDED, MOST_SUMMED)
+    return ranks * problem.m * problem.n > most_elements or tiles > most_tiles

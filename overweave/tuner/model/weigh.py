@@ -12,6 +12,7 @@ from msgspec import Struct
 from overweave.errors import OverweaveError
 from overweave.ir.verify.pause_gc import without_collection
 
+WORSE = 1.01  # times the best value of an option, behind which no further value is looked at
 REACH = 1.2  # how far behind the quickest the first of a family may be for the others to be looked at
 State = Literal["measured", "simulated", "impossible", "unknown"]
 C = TypeVar("C")
@@ -111,8 +112,14 @@ class Model(Generic[C]):
         """From a member, one option after the other, to the value that is best with the others as they are."""
         chosen = dict(options)
         for name, values in family.grid.items():
-            tried = {value: self._judged_us(family.member({**chosen, name: value})) for value in values}
-            chosen[name] = min(tried, key=tried.__getitem__)
+            best, least_us = chosen[name], inf
+            for value in dict.fromkeys((best, *values)):
+                us = self._judged_us(family.member({**chosen, name: value}))
+                if inf > us > WORSE * least_us:
+                    break  # values stand in order: more of the same is worse still
+                if us < least_us:
+                    best, least_us = value, us
+            chosen[name] = best
 
     def _judged_us(self, what: C, limit_us: float = inf) -> float:
         """As a choice judges it."""
