@@ -15,7 +15,6 @@ import torch
 from overweave.hardware.cards import Gpu
 from overweave.hardware.machine import UNKNOWN_LINKS, Joined
 
-driver: Any
 try:
     from cuda.bindings import driver
 except ImportError:  # an extra: without it the driver is not asked

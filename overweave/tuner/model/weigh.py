@@ -12,6 +12,7 @@ from msgspec import Struct
 from overweave.errors import OverweaveError
 from overweave.ir.verify.pause_gc import without_collection
 
+MOST_DESCENTS = 6  # families whose further members are looked at, the quickest first
 WORSE = 1.01  # times the best value of an option, behind which no further value is looked at
 REACH = 1.2  # how far behind the quickest the first of a family may be for the others to be looked at
 State = Literal["measured", "simulated", "impossible", "unknown"]
@@ -98,9 +99,9 @@ class Model(Generic[C]):
             us = self._judged_us(family.member(options), REACH * least_us)
             least_us = min(least_us, us)
             heads.append((family, options, us))
-        for family, options, us in heads:
-            if us < inf and us <= REACH * least_us:
-                self._descend(family, options)
+        near = [head for head in heads if head[2] < inf and head[2] <= REACH * least_us]
+        for family, options, _ in sorted(near, key=lambda head: head[2])[:MOST_DESCENTS]:
+            self._descend(family, options)
 
     def _head(self, family: Family[C]) -> tuple[Family[C], dict[str, Any]]:
         """The first member without an obstacle, by its options; the very first where all have one."""
@@ -115,8 +116,8 @@ class Model(Generic[C]):
             best, least_us = chosen[name], inf
             for value in dict.fromkeys((best, *values)):
                 us = self._judged_us(family.member({**chosen, name: value}))
-                if inf > us > WORSE * least_us:
-                    break  # values stand in order: more of the same is worse still
+                if inf > us > WORSE * least_us and isinstance(value, int):
+                    break  # numbers stand in order: more of the same is worse still
                 if us < least_us:
                     best, least_us = value, us
             chosen[name] = best

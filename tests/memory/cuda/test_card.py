@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from overweave.memory.cuda import card
 from overweave.memory.cuda.card import joined_by
@@ -15,13 +18,13 @@ SWITCH, A_GPU, ABSENT, REFUSED = 2, 0, 2, 4
 def library(links: dict[int, int | None], missing: int = ABSENT, handle: int = 0, init: int = 0) -> SimpleNamespace:
     """NVML with active links, each to the end of a kind, or (None) to one that it does not tell."""
 
-    def state(gpu: object, link: int, out: object) -> int:
+    def state(gpu: object, link: int, out: Any) -> int:
         if link not in links:
             return missing
         out._obj.value = 1
         return 0
 
-    def end(gpu: object, link: int, out: object) -> int:
+    def end(gpu: object, link: int, out: Any) -> int:
         if links[link] is None:
             return 3
         out._obj.value = links[link]
@@ -52,7 +55,7 @@ def library(links: dict[int, int | None], missing: int = ABSENT, handle: int = 0
     ],
 )
 def test_links_are_told_or_unknown(told: SimpleNamespace, joined: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(card.ctypes, "CDLL", lambda name: told)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: told)
     assert joined_by("0123") == joined
 
 
@@ -69,7 +72,8 @@ def test_the_driver_is_asked_where_nvml_is_silent(
     answers: tuple[int | None, ...], joined: str, monkeypatch: pytest.MonkeyPatch
 ):
     def asked(wanted: object, own: int, other: int) -> tuple[str, int]:
-        return ("refused", 0) if answers[other - 1] is None else ("success", answers[other - 1])
+        answer = answers[other - 1]
+        return ("refused", 0) if answer is None else ("success", answer)
 
     driver = SimpleNamespace(
         CUdevice_P2PAttribute=SimpleNamespace(CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED=1),
@@ -79,9 +83,9 @@ def test_the_driver_is_asked_where_nvml_is_silent(
     told = SimpleNamespace(uuid="0", name="A", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30)
     monkeypatch.setattr(card, "driver", driver)
     monkeypatch.setattr(card, "LIBRARY", "libno-such-library.so.1")
-    monkeypatch.setattr(card.torch.cuda, "device_count", lambda: 1 + len(answers))
-    monkeypatch.setattr(card.torch.cuda, "get_device_properties", lambda index: told)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 + len(answers))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: told)
     card.gpu_of.cache_clear()
-    gpu = card.gpu_of(card.torch.device("cuda", 0))
+    gpu = card.gpu_of(torch.device("cuda", 0))
     card.gpu_of.cache_clear()
     assert (gpu.name, gpu.capability, gpu.sms, gpu.memory_gib, gpu.joined) == ("A", (9, 0), 132, 80.0, joined)
