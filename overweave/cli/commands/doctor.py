@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from overweave.memory.cuda.card import current_gpu
 from overweave.runtime.diagnosis import CHECKS, Check, Finding, applicable, installed
 from overweave.tuner.store.caches import cache_folders
+from overweave.tuner.store.machines import found_machine
 
 SIGNS = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "failed": "[red]failed[/red]"}
 PACKAGES = ("overweave", "msgspec", "typer", "rich", "platformdirs", "numpy", "matplotlib")
@@ -46,7 +48,19 @@ def _caches() -> Finding:
     return cache_finding(cache_folders())
 
 
-ALL_CHECKS = (Check("packages", _packages), *CHECKS, Check("caches", _caches))
+def _machine() -> Finding:
+    found = found_machine(current_gpu())
+    if found.is_sure:
+        return Finding("ok", str(found))
+    return Finding("note", str(found), "" if found.basis == "measured" else "overweave calibrate")
+
+
+ALL_CHECKS = (
+    Check("packages", _packages),
+    *CHECKS,
+    Check("machine", _machine, needs_gpu=True),
+    Check("caches", _caches),
+)
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False) -> None:
