@@ -1,7 +1,7 @@
 """Random small programs of layers and collectives, as data, and how they run: in torch's own operations or in ours.
 
 A program works on rows, this rank's part of them or all of them. Its steps are drawn so that what follows fits. Ranks
-run the same steps; which part of the rows a step reads may be the rank's own, the first rank's, or all in another order.
+run the same steps; which part of the rows a step reads may be the rank's own, the first rank's, or all reordered.
 Orders are the same on all ranks: Inductor joins pieces that follow each other, so that others leave ranks with different
 nodes, of which nothing may be fused.
 """

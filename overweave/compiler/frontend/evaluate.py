@@ -13,7 +13,6 @@ from overweave.compiler.frontend.polynomials import (
     rounded_up,
 )
 from overweave.compiler.frontend.values import (
-    CASTS,
     CHOSEN,
     LOADED,
     Condition,
@@ -160,21 +159,6 @@ class Expressions:
         rule = WORDS.get(name)
         made = rule([inner, *arguments[0]], arguments[1]) if rule else None
         return made or _opaque(name, ([inner, *arguments[0]], arguments[1]))
-
-
-def folded(poly: Polynomial, numbers: Mapping[str, int]) -> Polynomial:
-    """A polynomial with numbers in the place of names, and of what is made of numbers alone."""
-
-    def by(atom: Atom) -> Polynomial | None:
-        if isinstance(atom, str):
-            return number(numbers[atom]) if atom in numbers else None
-        if isinstance(atom, Result) and atom.of in FOLDED and atom.inputs:
-            inputs = [folded(value, numbers).constant for value in atom.inputs]
-            known = [value for value in inputs if value is not None]
-            return number(FOLDED[atom.of](*known)) if len(known) == len(inputs) else None
-        return None
-
-    return poly.replaced(by)
 
 
 def operated(left: Value, right: Value, sign: ast.operator) -> Value:

@@ -27,7 +27,6 @@ from overweave.compiler.frontend.polynomials import (
     number,
     one,
     rounded_up,
-    tags_of,
 )
 from overweave.compiler.frontend.values import (
     CARRIED,

@@ -24,7 +24,6 @@ from typing import Any
 import msgspec
 import torch
 
-from overweave import __version__
 from overweave.compiler.emit.kernel import Kernel
 from overweave.compiler.frontend.follow import follow
 from overweave.compiler.frontend.polynomials import BlockOf, Lane, TooLarge
