@@ -10,13 +10,25 @@ export $(shell sed '/^#/d; s/=.*//' $(NO_MULTICAST))
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dist docs docs-serve demo test tiers fast slow torch-test nightly nightly-list adapters-test lint format gpu-test bench clean
+.PHONY: dist docs docs-serve demo test newest tiers fast slow torch-test nightly nightly-list adapters-test lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
 
 test: .venv/stamp        ## everything that needs no GPU: lint and types beside both tiers, which are collected once
 	$(MAKE) --jobs 2 lint tiers
+	$(MAKE) newest
+
+# The newest Triton that is tested, beside the torch of .venv: launches, a dozen configurations, interpreted kernels.
+NEWEST := .triton-3.9.0
+WITH_NEWEST := PYTHONPATH=$(NEWEST) TRITON_CACHE_DIR=$(NEWEST)/cache $(PYTEST) -p no:cacheprovider -W ignore::UserWarning
+newest: $(NEWEST)/triton/__init__.py
+	$(WITH_NEWEST) tests/runtime/gpu/test_launcher.py tests/compiler/test_configurations.py tests/compat
+	TRITON_INTERPRET=1 $(WITH_NEWEST) --part=1/9 tests/runtime/interpreted_kernels.py
+
+$(NEWEST)/triton/__init__.py: .venv/stamp .ci/triton
+	@if [ -e .venv/offline ]; then echo "no registry here to install from"; exit 1; fi
+	.ci/triton $(NEWEST:.triton-%=%)
 
 # Two workers, one a core. MEASURED: of three each remembers plans of its own and collects all tests: 9 % more work.
 tiers: .venv/stamp

@@ -2,7 +2,7 @@
 
 A program works on rows, this rank's part of them or all of them. Its steps are drawn so that what follows fits. Ranks
 run the same steps; which part of the rows a step reads may be the rank's own, the first rank's, or all reordered.
-Orders are the same on all ranks: Inductor joins pieces that follow each other, so that others leave ranks with different
+Orders are the same on all ranks: Inductor joins pieces that follow each other, so that others leave ranks with other
 nodes, of which nothing may be fused.
 """
 

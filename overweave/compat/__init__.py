@@ -1,7 +1,6 @@
-"""What moves between versions of Triton and of PyTorch, and which versions overweave is tested with.
+"""What moves between versions of Triton, and with which versions of Triton and of PyTorch overweave is tested.
 
-Private names and names that move stand in `triton_names` and `torch_names`. Nothing else in the library asks for a
-version.
+Triton's private names and those that move stand in `triton_names`. Nothing else in the library asks for a version.
 """
 
 from __future__ import annotations
