@@ -20,12 +20,12 @@ from overweave.runtime.authored import shape_of, tensor_of
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # what Triton takes beside a kernel's arguments
 MOST_RANKS = 1024
 MOVED: dict[torch.dtype, MovedDtype] = {  # what tiles may exchange; floats alone are added
-    **DTYPES,  # type: ignore[dict-item]
     torch.float8_e4m3fn: "float8_e4m3fn",
     torch.float8_e5m2: "float8_e5m2",
     torch.int8: "int8",
     torch.uint8: "uint8",
     torch.int32: "int32",
+    **DTYPES,  # type: ignore[dict-item]
 }
 POWERS_OF_TWO = ("num_warps",)
 

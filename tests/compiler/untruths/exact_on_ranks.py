@@ -7,7 +7,7 @@ where triton has been imported for compiling it cannot interpret.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -30,7 +30,8 @@ from tests.ranks import run_ranks  # noqa: E402
 
 load("host author")
 try_in_copies()
-GATHER, SUM = "all_gather.push pieces=2", "all_reduce.two_shot"
+GATHERS = ("all_gather.push pieces=2", "all_gather.collective")  # a tile tells one wait for rows of two chunks
+SUM = "all_reduce.two_shot"
 
 
 class Case(NamedTuple):
@@ -200,7 +201,7 @@ def differences(case: Case, is_gathered: bool) -> tuple[str, list[float]]:
     given = tensors(case, group.rank)
     exact = {name: alone(case, group.rank)[name] for name in case.written}
     if is_gathered:
-        wanted = {tensor_named(case, name): GATHER for name in case.gathered}
+        wanted = dict(zip(map(partial(tensor_named, case), case.gathered), GATHERS, strict=False))
         given |= {name: shard(given[name], group) for name in case.gathered}
     else:
         wanted = {tensor_named(case, case.summed): SUM}

@@ -7,12 +7,10 @@ next rows would be read unseen, and a store reaches what its mask leaves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from overweave.compiler.frontend.directives import AccessDirective
 from overweave.compiler.frontend.follow import STORES
-from overweave.compiler.frontend.places.bounds import Bounds
 from overweave.compiler.frontend.places.dimensions import (
     Parts,
     Side,
@@ -23,7 +21,7 @@ from overweave.compiler.frontend.places.dimensions import (
     long_lanes,
     taken_apart,
 )
-from overweave.compiler.frontend.places.judged import Judged, Open
+from overweave.compiler.frontend.places.judged import Judged, Known, Open
 from overweave.compiler.frontend.polynomials import (
     ZERO,
     Atom,
@@ -50,22 +48,6 @@ from overweave.compiler.frontend.values import (
 )
 from overweave.compiler.frontend.walk.reached import Reached
 from overweave.errors import DirectiveError
-
-
-class Known(Protocol):
-    """What is known around an access. variables: axis -> the variable of its block. symbols: names of directives;
-    strides: those that may be strides. is_call: nothing may stay open."""
-
-    bounds: Bounds
-    symbols: frozenset[str]
-    strides: frozenset[str]
-
-    @property
-    def is_call(self) -> bool: ...
-    @property
-    def variables(self) -> Mapping[str, str]: ...
-    def known(self, poly: Polynomial) -> Polynomial: ...
-    def sides(self, said: AccessDirective) -> list[Side]: ...
 
 
 class AccessCheck:

@@ -148,7 +148,9 @@ def long_lanes(offset: Polynomial, sides: Sequence[Side], known: Known) -> Parts
     parts: Parts = {}
     for moving, coefficient in grouped(offset).items():
         lane = moving[0] if len(moving) == 1 else None
-        for side in sides if isinstance(lane, Lane) else ():
+        if not isinstance(lane, Lane):
+            continue
+        for side in sides:
             length, extent = known(lane.length).constant, known(side.extent).constant
             is_along = known(coefficient) == known(side.stride) and side.axis is None
             if is_along and length and extent and length > extent and length % extent == 0:

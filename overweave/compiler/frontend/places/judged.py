@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import ceil, floor, gcd
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
 from overweave.compiler.frontend.directives import AccessDirective
+from overweave.compiler.frontend.places.bounds import Bounds
 from overweave.compiler.frontend.places.dimensions import (
     Side,
     beside,
@@ -55,10 +56,26 @@ class Cut(Struct, frozen=True):
         return Cut(max(self.low, other.low), min(self.high, other.high))
 
 
+class Known(Protocol):
+    """What is known around an access. variables: axis -> the variable of its block. symbols: names of directives;
+    strides: those that may be strides. is_call: nothing may stay open."""
+
+    bounds: Bounds
+    symbols: frozenset[str]
+    strides: frozenset[str]
+
+    @property
+    def is_call(self) -> bool: ...
+    @property
+    def variables(self) -> Mapping[str, str]: ...
+    def known(self, poly: Polynomial) -> Polynomial: ...
+    def sides(self, said: AccessDirective) -> list[Side]: ...
+
+
 class Access(Protocol):
     """What is known of an access: see AccessCheck."""
 
-    check: Any
+    check: Known
     said: AccessDirective
     limits: list[Polynomial]
 
