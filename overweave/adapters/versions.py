@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-from overweave.compat import numbers
+from overweave.compat.versions import numbers
 from overweave.errors import MachineError
 
 

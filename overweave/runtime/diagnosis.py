@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct
 
-from overweave.compat import numbers, standing, tested
+from overweave.compat.versions import numbers, standing, tested
 from overweave.errors import PACKAGES, KernelUnavailable, MachineError
 from overweave.hardware import multicast
 from overweave.memory.cuda.heap import CudaHeap

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from overweave.compat import TESTED, numbers, standing, tested, triton_names
+from overweave.compat import triton_names, versions
+from overweave.compat.versions import TESTED, numbers, standing
 from overweave.errors import KernelUnavailable
 from tests.source_tree import ROOT, nodes
 
@@ -95,4 +96,4 @@ def test_versions_are_compared_by_their_first_two_numbers() -> None:
         "tested",
         "new",
     ]
-    assert tested("torch") == "{}.{} to {}.{}".format(*TESTED["torch"][0], *TESTED["torch"][1])
+    assert versions.tested("torch") == "{}.{} to {}.{}".format(*TESTED["torch"][0], *TESTED["torch"][1])

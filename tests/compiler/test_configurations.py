@@ -8,7 +8,7 @@ import triton
 from campaigns.gpu_ranks import spread_over
 from campaigns.lint.lint_case import Case
 from campaigns.lint.lint_cases import cases
-from overweave.compat import numbers
+from overweave.compat.versions import numbers
 from overweave.compiler.aot import compile_kernel
 from overweave.compiler.ptx_lint.lint import lint
 
