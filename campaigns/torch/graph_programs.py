@@ -1,15 +1,15 @@
 """Random small programs of layers and collectives, as data, and how they run: in torch's own operations or in ours.
 
 A program works on rows, this rank's part of them or all of them. Its steps are drawn so that what follows fits. Ranks
-run the same steps; which part of the rows a step reads may be the rank's own, the first rank's, or all reordered.
-Orders are the same on all ranks: Inductor joins pieces that follow each other, so that others leave ranks with other
-nodes, of which nothing may be fused.
+run the same steps; which part of the rows a step reads may be the rank's own, the first rank's, or all in another
+order. Orders are the same on all ranks: Inductor joins pieces that follow each other, so that others leave ranks with
+different nodes, of which nothing may be fused.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from torch.nn.functional import linear, rms_norm
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from overweave import functional as woven
+from overweave.memory.group import process_group_of
 
 WIDTH, OWN_ROWS, BATCH = 16, 2, 2
 WEIGHTS = 3
@@ -50,11 +51,12 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return all_reduce(x, "sum", dist.group.WORLD)
+        found: Tensor = all_reduce(x, "sum", process_group_of(None))
+        return found
 
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
-        return all_reduce(dys[0].contiguous(), "sum", dist.group.WORLD)
+        return all_reduce(dys[0].contiguous(), "sum", process_group_of(None))
 
 
 class _Columns(torch.autograd.Function):
@@ -70,18 +72,20 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *dys: Any) -> Any:
         whole, *ws = ctx.saved_tensors
-        (dim, part), group = ctx.place, dist.group.WORLD
+        (dim, part), group = ctx.place, process_group_of(None)
         sums = [all_reduce(linear(dy, w.t()), "sum", group) for dy, w in zip(dys, ws, strict=True)]
         own = (sums[0] + sums[1]).chunk(dist.get_world_size(), dim)[part]
         return own, None, *(dy.flatten(0, -2).t() @ whole.flatten(0, -2) for dy in dys)
 
 
 def _gathered(x: Tensor, dim: int) -> Tensor:
-    return all_gather_tensor_autograd(x, dim, dist.group.WORLD)
+    found: Tensor = all_gather_tensor_autograd(x, dim, process_group_of(None))
+    return found
 
 
 def _scattered(x: Tensor, dim: int) -> Tensor:
-    return reduce_scatter_tensor_autograd(x, "sum", dim, dist.group.WORLD)
+    found: Tensor = reduce_scatter_tensor_autograd(x, "sum", dim, process_group_of(None))
+    return found
 
 
 def _summed(x: Tensor) -> Tensor:
@@ -105,7 +109,7 @@ def _fused_gather(x: Tensor, given: Given) -> Tensor:
     """By torch's fused operator, in a program that overweave's install answers."""
     if not given.is_ours:
         return linear(_gathered(x, given.dim), given.ws[0])
-    group = dist.group.WORLD.group_name
+    group = process_group_of(None).group_name
     _, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(x, [given.ws[0].t()], given.dim, group)
     return y  # type: ignore[no-any-return]
 
@@ -114,7 +118,7 @@ def _fused_scatter(x: Tensor, given: Given) -> Tensor:
     if not given.is_ours:
         return _scattered(linear(x, given.ws[1]), given.dim)
     found: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(
-        x, given.ws[1].t(), "sum", given.dim, dist.group.WORLD.group_name
+        x, given.ws[1].t(), "sum", given.dim, process_group_of(None).group_name
     )
     return found
 
@@ -127,13 +131,13 @@ def _kept(x: Tensor, given: Given) -> Tensor:
 def _our_gather(x: Tensor, given: Given) -> Tensor:
     if not given.is_ours:
         return linear(_gathered(x, given.dim), given.ws[2], given.bias)
-    return woven.all_gather_linear(x, given.ws[2], given.bias, dim=given.dim)  # type: ignore[no-any-return]
+    return woven.all_gather_linear(x, given.ws[2], given.bias, dim=given.dim)
 
 
 def _our_scatter(x: Tensor, given: Given) -> Tensor:
     if not given.is_ours:
         return _scattered(linear(x, given.ws[0]), given.dim)
-    return woven.linear_reduce_scatter(x, given.ws[0], dim=given.dim)  # type: ignore[no-any-return]
+    return woven.linear_reduce_scatter(x, given.ws[0], dim=given.dim)
 
 
 Step = Callable[[Tensor, Given], Tensor]
@@ -219,13 +223,10 @@ def given_to(one: Program) -> Given:
     shape[one.dim] = OWN_ROWS
     x = torch.randn(shape, generator=own)
     ws = [torch.randn(WIDTH, WIDTH, generator=each) / WIDTH**0.5 for each in (own, common, common)]
-    return Given(*_leaves(x, ws, torch.randn(WIDTH, generator=common)), one.dim)
-
-
-def _leaves(x: Tensor, ws: list[Tensor], bias: Tensor) -> Iterator[Any]:
-    yield x.requires_grad_()
-    yield [w.requires_grad_() for w in ws]
-    yield bias.requires_grad_()
+    given = Given(x, ws, torch.randn(WIDTH, generator=common), one.dim)
+    for each in given.factors:
+        each.requires_grad_()
+    return given
 
 
 def result(one: Program, given: Given) -> Tensor:

@@ -22,7 +22,8 @@ import torch
 from overweave.errors import MachineError
 
 _RELAXED, _CURE = 2, "See `overweave doctor`"  # SOURCE: cuda.h, CU_STREAM_CAPTURE_MODE_RELAXED
-Given, Made = ParamSpec("Given"), TypeVar("Made")
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
 
 def lasting(make: Callable[Given, Made]) -> Callable[Given, Made]:

@@ -112,7 +112,7 @@ class Place(NamedTuple):
     name: str
     world_size: int
     rank: int
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
 
 
 _PLACES: dict[object, tuple[dist.ProcessGroup, Place]] = {}  # of process groups, by themselves and by their names
