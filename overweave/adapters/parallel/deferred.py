@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 class Deferred(torch.Tensor):
     """A tensor without memory of its own. A subclass says in `computed` what its values are."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # shape, dtype and device are read as fast as any
+    # Shape, dtype and device are read as fast as those of any tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def computed(self, reader: str) -> torch.Tensor:
         """The values, contiguous, computed at the first call. reader: the function that asks for them."""

@@ -51,7 +51,7 @@ class Gathering(Deferred):
         """Whether nobody changed its values or its history: a gradient of it reaches the shard."""
         if not self.is_inference() and self._version:
             return False
-        return not self.requires_grad or self.grad_fn.__class__ is _Gathered._backward_cls  # type: ignore[attr-defined]
+        return not self.requires_grad or self.grad_fn.__class__ is _Gathered._backward_cls
 
     def linear(self, weight: torch.Tensor, bias: Maybe, parameter: torch.Tensor) -> torch.Tensor:
         """linear(all_gather(shard), weight, bias), of local tensors: the first such call gathers. parameter: of which
@@ -169,7 +169,7 @@ class _Multiplied(torch.autograd.Function):
 
 def _may_change(parameter: torch.Tensor) -> bool:
     """Whether a hook sees the gradient of a parameter, and may step the optimizer, before the sum is scattered."""
-    return bool(parameter._post_accumulate_grad_hooks or parameter._backward_hooks)  # type: ignore[attr-defined]
+    return bool(parameter._post_accumulate_grad_hooks or parameter._backward_hooks)
 
 
 def _is_fleeting(tensor: torch.Tensor) -> bool:

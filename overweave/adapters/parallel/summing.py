@@ -102,16 +102,17 @@ def _added(one: Any, other: Any) -> Summing | None:
     like: Like = one.shape, one.dtype, one.device
     if (other.shape, other.dtype, other.device) != like:
         return None
-    products, plain = one._products, other
-    if isinstance(other, Summing):
-        if not other.is_unread or other._gather != one._gather:
-            return None
-        products, plain = products + other._products, other._plain  # type: ignore[assignment]
-    if plain is None or one._plain is None:
-        plain = one._plain if plain is None else plain  # type: ignore[assignment]
-    else:
-        plain = one._plain + plain
-    return Summing(like, one._gather, products, plain)
+    if not isinstance(other, Summing):
+        return Summing(like, one._gather, one._products, _sum(one._plain, other))
+    if not other.is_unread or other._gather != one._gather:
+        return None
+    return Summing(like, one._gather, one._products + other._products, _sum(one._plain, other._plain))
+
+
+def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
 
 
 def _total(parts: list[torch.Tensor], dtype: torch.dtype, plain: torch.Tensor | None) -> torch.Tensor:
