@@ -36,9 +36,7 @@ class Cell(NamedTuple):
 
 # What another library does wrong beside a style of ours.
 EXCLUDED = {
-    Cell(
-        "subclassed", "Transformers, whole", "a deep copy"
-    ): "Transformers' forward keeps to the layer that was copied",
+    Cell("subclassed", "Transformers, whole", "a deep copy"): "its forward keeps to the layer that was copied",
 }
 
 
@@ -56,12 +54,10 @@ def cells(way_name: str, circumstances: Iterable[str] = CIRCUMSTANCES) -> Iterat
     for model in MODELS:
         for name in circumstances:
             known = CIRCUMSTANCES[name]
-            if (
-                way.takes(model)
-                and (way.is_plan or not known.plans_only)
-                and not (way.is_torchs and known.torch_refuses)
-            ):
-                yield Cell(model, way_name, name)
+            cell = Cell(model, way_name, name)
+            is_other = (known.plans_only and not way.is_plan) or (known.torch_refuses and way.is_torchs)
+            if way.takes(model) and not is_other and cell not in EXCLUDED:
+                yield cell
 
 
 def judged(asked: list[Cell]) -> list[Verdict]:
