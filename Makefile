@@ -10,13 +10,25 @@ export $(shell sed '/^#/d; s/=.*//' $(NO_MULTICAST))
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dist docs docs-serve demo test tiers fast slow torch-test nightly nightly-list adapters-test lint format gpu-test bench clean
+.PHONY: dist docs docs-serve demo test newest tiers fast slow torch-test nightly nightly-list adapters-test lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
 
 test: .venv/stamp        ## everything that needs no GPU: lint and types beside both tiers, which are collected once
 	$(MAKE) --jobs 2 lint tiers
+	$(MAKE) newest
+
+# The newest Triton that is tested, beside the torch of .venv: launches, a dozen configurations, interpreted kernels.
+NEWEST := .triton-3.9.0
+WITH_NEWEST := PYTHONPATH=$(NEWEST) TRITON_CACHE_DIR=$(NEWEST)/cache $(PYTEST) -p no:cacheprovider -W ignore::UserWarning
+newest: $(NEWEST)/triton/__init__.py
+	$(WITH_NEWEST) tests/runtime/gpu/test_launcher.py tests/compiler/test_configurations.py tests/compat
+	TRITON_INTERPRET=1 $(WITH_NEWEST) --part=1/9 tests/runtime/interpreted_kernels.py
+
+$(NEWEST)/triton/__init__.py: .venv/stamp .ci/triton
+	@if [ -e .venv/offline ]; then echo "no registry here to install from"; exit 1; fi
+	.ci/triton $(NEWEST:.triton-%=%)
 
 # Two workers, one a core. MEASURED: of three each remembers plans of its own and collects all tests: 9 % more work.
 tiers: .venv/stamp
@@ -31,7 +43,7 @@ slow: .venv/stamp        ## the slow tier alone
 # The long runs whose short versions `make test` has.
 NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "routings" "wave_partitions" "verify_mutations --per-class 1000" \
   "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" \
-  "heuristic_cases --seed 7" "ficco_tables" \
+  "heuristic_cases --seed 7" "ficco_tables" "graph_fuzz --count 500" "choice_by_machine" \
   "lint_authored"
 
 # What only nightly tests import: a browser's driver. The browser is playwright's or the machine's.
@@ -48,23 +60,34 @@ nightly: .venv/stamp     ## the long runs, some hours on two cores; `make nightl
 nightly-list:            ## what `make nightly` runs
 	@printf 'python -m campaigns.%s\n' $(NIGHTLY); echo 'python -m pytest -m nightly -rs'
 
+TEST_ADAPTER := python -m pytest -q -p no:cacheprovider tests/torch
+
 # What vLLM imports for a layer, of all that it installs.
 VLLM_NEEDS := aiohttp cachetools cbor2 cloudpickle einops 'fastapi<0.137' llguidance openai openai_harmony \
   partial_json_parser prometheus-client psutil py-cpuinfo pybase64 pyzmq regex 'transformers<5.21' uvloop xgrammar
 
+# What megatron-core needs from 0.17 on. Where it is not there, the last that an older Python takes stands for it.
+PYTHON_3_12 ?= python3.12
+
+# The newest of each, and the oldest: overweave/adapters/versions.py names both.
 # Of torchtitan's own tests, which its package leaves out: TORCHTITAN_TESTS=<its repository>/tests/unit_tests.
 adapters-test: .venv/stamp ## adapters against the packages that they adapt, each in an environment of its own
 	.ci/adapter transformers 'transformers>=5.24,<6' peft
-	.venv-transformers/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_transformers.py
-	.ci/adapter megatron 'megatron-core>=0.16,<0.17'
-	.venv-megatron/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_megatron.py
+	.venv-transformers/bin/$(TEST_ADAPTER)/test_transformers.py
+	.ci/adapter transformers-first 'transformers==5.17.*' peft
+	.venv-transformers-first/bin/$(TEST_ADAPTER)/test_transformers.py
+	if $(PYTHON_3_12) -V; then PYTHON=$(PYTHON_3_12) .ci/adapter megatron 'megatron-core>=0.19,<0.20'; \
+	  else .ci/adapter megatron 'megatron-core>=0.16,<0.17'; fi
+	.venv-megatron/bin/$(TEST_ADAPTER)/test_megatron.py
+	.ci/adapter megatron-first 'megatron-core==0.15.*'
+	.venv-megatron-first/bin/$(TEST_ADAPTER)/test_megatron.py
 	.ci/adapter deepspeed 'deepspeed>=0.19,<0.20'
-	.venv-deepspeed/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_deepspeed.py
+	.venv-deepspeed/bin/$(TEST_ADAPTER)/test_deepspeed.py
 	.ci/adapter torchtitan 'torchtitan>=0.3,<0.4' expecttest
-	.venv-torchtitan/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_torchtitan.py
+	.venv-torchtitan/bin/$(TEST_ADAPTER)/test_torchtitan.py
 	.ci/adapter vllm --no-deps 'vllm>=0.33,<0.34'  # its torch is built for CUDA, and is not asked here
 	.ci/adapter vllm $(VLLM_NEEDS)
-	.venv-vllm/bin/python -m pytest -q -p no:cacheprovider tests/torch/test_vllm.py
+	.venv-vllm/bin/$(TEST_ADAPTER)/test_vllm.py
 
 lint: .venv/stamp        ## ruff, ruff format, mypy
 	@if [ -e .venv/offline ]; then echo "lint left out: no registry here to install from:$$(cat .venv/offline)"; else \
@@ -80,8 +103,10 @@ docs: .venv/stamp        ## the documentation, built strictly into build/site
 docs-serve: .venv/stamp  ## the documentation, shown in a browser and built again at each change
 	$(BIN)/mkdocs serve
 
+DIST := dist
+
 dist: .venv/stamp        ## a wheel and a source distribution, built into dist
-	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m build --no-isolation --outdir $(DIST)
 
 gpu-test: .venv/stamp    ## the tests that need NVIDIA GPUs, one or more; nothing else is collected, or asks for its packages
 	$(PYTEST) -o addopts="--strict-markers --import-mode=importlib" -m gpu tests/gpu tests/cli/commands/test_demo.py

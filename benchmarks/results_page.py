@@ -31,7 +31,8 @@ HEAD = """# Results of the operators
 
 All methods of a row were interleaved in one run, in at least 30 paired rounds, with ranks aligned and random data. The
 slowest rank counts. The ceiling is a matmul beside copies of the same size on which the matmul does not depend. The
-cases are those of `benchmarks/shapes/mlp.*.json`; `make bench` repeats the runs on the GPUs at hand.
+cases are those of `benchmarks/shapes/mlp.*.json`; `make bench` repeats the runs on the GPUs at hand. NVLink multicast
+was off everywhere: NCCL can be quicker with it, in groups of three ranks and more.
 
 ![Time of a call against NCCL + cuBLAS](pictures/speedup.svg)
 """

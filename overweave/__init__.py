@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from overweave.ops.workspace import check, memory_report, reset, symmetric_empty
     from overweave.schedules.moves.moves import AllToAll, Chunk, Collective, Gather, Get, Put, Reduction, Sum
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "all_gather_matmul": "overweave.ops.all_gather_matmul",
@@ -139,6 +139,16 @@ def __dir__() -> list[str]:
 
 def _on_torch_import() -> None:
     """The entry point that torch calls when it is imported: OVERWEAVE_INSTALL=1 installs, see `install`."""
-    value = os.environ.get("OVERWEAVE_INSTALL", "")
-    if value not in ("", "0"):
+    if value := _asked_by_environment():
         import_module(_HOMES["install"]).install_by_environment(value)
+
+
+def _on_vllm_start() -> None:
+    """The entry point that vLLM calls in each of its processes: OVERWEAVE_INSTALL=1 registers with vLLM."""
+    if _asked_by_environment():
+        import_module("overweave.adapters.vllm").plugin()
+
+
+def _asked_by_environment() -> str:
+    value = os.environ.get("OVERWEAVE_INSTALL", "")
+    return "" if value == "0" else value

@@ -111,9 +111,10 @@ def nearest(kind: str, asked: object, known: Iterable[str], listed_by: str) -> s
 
 # What a part of the library needs beside the packages that it always has, and where it comes from.
 PACKAGES = {
-    "bokeh": "pip install 'overweave[html]'",
-    "cuda": "pip install cuda-bindings, of the CUDA that your torch was built for",
+    "bokeh": "pip install 'bokeh>=3.6'",
+    "cuda": "pip install 'cuda-bindings>=12.9', of the CUDA that your torch was built for",
     "libcst": "pip install 'libcst>=1.8'",
+    "matplotlib": "pip install 'matplotlib>=3.9'",
     "triton": "Install the triton that your torch names; for its CPU build, pip install triton==3.6.0 'numpy<2.4'",
     "torch": "pip install 'torch>=2.10'",
 }

@@ -332,10 +332,12 @@ def _group(operator: Operator, weights: list[Any], group: GroupLike) -> GroupLik
     meshes = [each.device_mesh for each in weights if _is_dtensor(each)]
     if not meshes:
         return group
-    if group is not None and place_of(group).name != place_of(meshes[0]).name:
-        found = f"the group is {place_of(group).name!r}, the weight lies on {place_of(meshes[0]).name!r}"
-        error = GroupError(f"{operator.name}: one group for a layer", found, "Leave out group=, or pass the weight's")
-        raise refused(group, error)
+    places = [place_of(each) for each in ([*meshes] if group is None else [group, *meshes])]
+    other = next((each for each in places if each.ranks != places[0].ranks), None)
+    if other is not None:
+        found = f"ranks {[*places[0].ranks]} of {places[0].name!r}, and {[*other.ranks]} of {other.name!r}"[:200]
+        cure = "Leave out group=, or pass the weights'"
+        raise refused(group, GroupError(f"{operator.name}: one group for a layer and its weights", found, cure))
     mesh: GroupLike = meshes[0]
     return mesh
 

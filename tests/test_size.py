@@ -14,7 +14,7 @@ from overweave.memory import shares
 from tests.source_tree import ROOT, modules, nodes, tree
 
 FILES_PER_FOLDER = 16
-FILE_LINES = 400
+FILE_LINES = 600
 HOST_FUNCTION_LINES = 60
 DEVICE_FUNCTION_LINES = 120
 PUBLIC_PARAMETERS = 8

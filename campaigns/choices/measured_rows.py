@@ -15,7 +15,7 @@ from overweave.schedules.methods.registry import METHODS
 from overweave.tuner.measure.baselines import NAMED, OURS
 from overweave.tuner.space.shapes import Case, DtypeWord
 from overweave.tuner.space.space import Options, candidate, full_options
-from overweave.tuner.space.target import Target
+from overweave.tuner.space.target import Target, target_on
 
 MATMUL = "matmul"
 COMPARED = ("sequential", "per_shard", OURS)
@@ -109,11 +109,11 @@ def read(path: Path, machine: Machine) -> list[Measured]:
     for times in middle.cases:
         for method in times.methods:
             if method.name in COMPARED or method.name.startswith(NAMED):
-                rows += _row(report, times, method)
+                rows += _row(report, times, method, target_on(machine))
     return rows
 
 
-def _row(report: Report, times: CaseTimes, method: MethodTime) -> list[Measured]:
+def _row(report: Report, times: CaseTimes, method: MethodTime, target: Target) -> list[Measured]:
     run = report.runs[report.middle]
     problem, alone = run.problem(times.case), times.of(MATMUL)
     told = method.plan or (CHOSEN[problem.operator] if method.name == OURS else method.name.removeprefix(NAMED))
@@ -123,7 +123,7 @@ def _row(report: Report, times: CaseTimes, method: MethodTime) -> list[Measured]
         return []
     asked = {option: int(value) if value.isdigit() else value for option, value in (pair.split("=") for pair in pairs)}
     if method.plan:
-        options = full_options(problem, Target("cuda"), candidate(name, asked))
+        options = full_options(problem, target, candidate(name, asked))
     else:
         options = (COMMON if METHODS[schedule].is_fused else {}) | asked
     return [

@@ -2,6 +2,7 @@
 
     python -m campaigns.sim_accuracy [FILE ...] [--machine h200x4]        (default: benchmarks/results/mlp.*.json)
     python -m campaigns.sim_accuracy --all                          (every result file: campaigns/choices/every_row.py)
+    python -m campaigns.sim_accuracy --calibrated FILE ...          (on the GPU at hand, by its calibrated file)
 
 Judged are NCCL + cuBLAS (`sequential`), one library matmul per shard (`per_shard`) and ours, as its plan was then.
 Exposed communication is what a call takes beyond the matmul alone, on both sides (Flux, 5.1); its error is the mean
@@ -12,28 +13,37 @@ all together.
 No number of the machine file may be fitted on these rows: each names its source. The `small` files are what some were
 fitted on; their rows can be shown, and are no test. Launches are the host's affair and not simulated, so cases of fewer
 than 1,024 rows are shown but not judged.
+
+--calibrated judges one number, the mean error of whole calls on a machine that `overweave calibrate -w 2` has measured,
+of files that were benched there: `overweave bench all_gather_matmul --shapes mlp -w 2 --json FILE`, and so on.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
+import torch
 from msgspec import Struct
 
 from campaigns.choices.every_row import every_verdict
 from campaigns.choices.measured_rows import Measured, read
 from campaigns.verdict import Verdict, tell
 from overweave.errors import InputError
+from overweave.hardware.cards import MOST_GPUS, machine_for
 from overweave.hardware.machine import Machine, load
+from overweave.memory.cuda.card import current_gpu
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us
+from overweave.tuner.store.machines import found_machine
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FEWEST_ROWS = 1024
+CALIBRATED_WITHIN = 0.06
 TOTAL_WITHIN, EXPOSED_WITHIN, SAME_WITHIN = 0.08, 0.35, 0.05
 LEAST_EXPOSED_US = 1.0  # what the timer tells apart: no error is counted relative to less
 
@@ -173,22 +183,43 @@ def _print(rows: list[Row]) -> None:
         print(f"{f'{row} {row.method}':44s} {total}   {exposed}{remark}")
 
 
+def calibrated_verdict(rows: Sequence[Row]) -> Verdict:
+    """What a calibrated file promises."""
+    errors = [abs(row.error) for row in rows if row.is_judged]
+    mean = sum(errors) / len(errors) if errors else 1.0
+    promise = f"mean error at most {CALIBRATED_WITHIN:.0%} by the calibrated file"
+    return Verdict(promise, f"{mean:.1%} of {len(errors)}", bool(errors) and mean <= CALIBRATED_WITHIN)
+
+
+def _calibrated() -> Machine:
+    """The machine at hand, as it was calibrated. Raises InputError where it was not."""
+    found = found_machine(current_gpu()) if torch.cuda.is_available() else None
+    machine = machine_for(found, MOST_GPUS) if found and found.basis == "calibrated" else None
+    if machine is None:
+        here = "no GPU is at hand" if found is None else str(found)
+        raise InputError("predictions by a calibrated file", here, "Run `overweave calibrate -w 2` here first")
+    return machine
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--machine", default="h200x4")
     parser.add_argument("--all", action="store_true", help="judge every result file, by other bars")
+    parser.add_argument("--calibrated", action="store_true", help="judge the mean error by this machine's own file")
     asked = parser.parse_args(arguments)
     if asked.all:
         return tell(every_verdict(sorted(RESULTS.glob("*.json")), load(asked.machine)))
     files = asked.files or sorted(RESULTS.glob("mlp.*.json"))
     try:
-        machine = load(asked.machine)
+        machine = _calibrated() if asked.calibrated else load(asked.machine)
         rows = [simulated(measured, machine) for path in files for measured in read(path, machine)]
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
     _print(rows)
+    if asked.calibrated:
+        return tell([calibrated_verdict(rows)])
     found = verdicts(rows)
     for verdict in found:
         print(f"{'pass' if verdict.holds else 'FAIL'}  {verdict.promise}: {verdict.found}")

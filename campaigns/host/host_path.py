@@ -1,12 +1,12 @@
 """What Python does for an eager call, counted without a GPU: from the public function to the launch, plan by plan.
 
-    python -m campaigns.host_path [--calls N] [--cold]
+    python -m campaigns.host_path [--calls N] [--cold] [--styles [--beside FOLDER]]
 
 calls: functions of Python that one call enters. C: built-in functions that it calls. us: how long it takes here, in the
 mean, with a driver that does nothing (campaigns/host/no_gpu.py); a GPU's driver comes on top of it, and so does the
 work of torch's allocator there. `replayed`: the tensors come back to the same places, so the call is one graph.
 `launched`: they do not. A library's plan is never replayed. --cold: the first call of a signature on CPU ranks
-(host_path_cold.py).
+(host_path_cold.py). --styles: a module of a plan, forward and backward (host_styles.py).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from campaigns.host import no_gpu
+from campaigns.host.host_beside import print_styles
 from campaigns.host.host_cases import CASES, Case, Sizes, call_of
 from campaigns.host.host_path_cold import print_cold
 from campaigns.host.no_gpu import Graph, group_without_gpus
@@ -138,8 +139,13 @@ def main() -> None:
     parser.add_argument("--of", default="", help="only cases that contain this")
     parser.add_argument("--functions", action="store_true", help="name every function that a call enters")
     parser.add_argument("--cold", action="store_true", help="count the first call of a signature, on CPU ranks")
+    parser.add_argument("--styles", action="store_true", help="count the passes of a module of a plan")
+    parser.add_argument("--beside", default="", help="another checkout, whose styles are counted in turns with these")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    if asked.styles:
+        print_styles(asked.beside, asked.calls)
+        return
     if asked.cold:
         print_cold()
         return

@@ -87,8 +87,8 @@ class Filling:
             return row
         buffer = self.counted[region.buffer]
         block, rest = divmod(buffer.rows, self.size)
-        if rest or not block or not 0 <= region.rank < self.size:
-            raise Malformed(f"{buffer.name} has no whole blocks")
+        if rest or not block or not 0 <= region.rank < self.size or not 0 <= row <= buffer.rows:
+            raise Malformed(f"{region} is of no whole blocks")
         peers = range(self.size)
         fills = [
             self.counts[region.rank][peer] if buffer.counted == "sent" else self.counts[peer][region.rank]

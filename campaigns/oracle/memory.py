@@ -160,6 +160,9 @@ class Memory:
                 raise Malformed(f"{parts[0].name}: some move blocks, others rows")
             return self._call(parts, memory)
         patches = []
+        lengths = [len(parts) if is_cut else 1 for is_cut in CUT[parts[0].function]]
+        if any([len(part.sources), len(part.destinations)] != lengths for part in parts):
+            raise Malformed(f"{parts[0].name}: sides of other lengths")
         for at, part in enumerate(parts):
             if part.function in ("all_gather", "all_to_all"):
                 which = 0 if part.function == "all_gather" else at
@@ -188,6 +191,8 @@ class Memory:
     def _call(self, parts: list[Collective], memory: list[int]) -> Patch:
         """One call of a library, which knows a stretch at each side and cuts it into equal parts; of an all-reduce the
         one at which it stores."""
+        if any(part.finishes for part in parts):
+            raise Malformed(f"{parts[0].name}: a call ends no sums in blocks")
         sides, count = [self.stretches(part) for part in parts], len(parts)
         function = parts[0].function
         cuts = [count if is_cut else 1 for is_cut in CUT[function]]

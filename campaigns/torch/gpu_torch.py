@@ -1,12 +1,16 @@
 """Are layers right on GPUs, forward and backward, eager and replayed, and does nothing grow?
 
     torchrun --standalone --nproc-per-node 4 -m campaigns.gpu_torch [--only all_reduce] [--model | --soak [CALLS]]
+    torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_torch --only reduce-overhead
 
 errors: results and gradients of every form in bf16, held against fp64 autograd: at most 1.05 times the error of torch's
 collectives in bf16. exchanges: those of whole numbers are exact. replayed: forward and backward in one CUDA graph,
-whose inputs change between replays: the same bits as the same calls made one by one. --model: instead, a Llama trains
-for 200 steps and generates 64 tokens in a CUDA graph (gpu_models.py). --soak: instead, so many layers forward and
-backward, in every form by turns: memory of the GPU, open files and threads stay what they are after the first hundred.
+whose inputs change between replays: the same bits as the same calls made one by one. reduce-overhead, max-autotune:
+layers, styles and install(graphs=True) in the CUDA graphs of torch.compile, called there first or eagerly before, with
+sizes that change: values of eager torch; of ranks that share a GPU, layers with named plans alone. --model: instead, a
+Llama trains for 200 steps and generates 64 tokens in a CUDA graph (gpu_models.py). --soak: instead, so many layers
+forward and backward, in every form by turns: memory of the GPU, open files and threads stay what they are after the
+first hundred.
 Of layers plans are named, since ranks that share a GPU have gloo as their library, which no graph holds; for the
 same reason no layer there gathers its shard again by the library.
 """
@@ -27,6 +31,7 @@ from campaigns.exact.calls import captured
 from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers
 from campaigns.torch.exchanges import exchanges_off
 from campaigns.torch.gpu_models import whole_models
+from campaigns.torch.in_cuda_graphs import in_cuda_graphs
 from campaigns.torch.layers import Layer, Tensors, errors, in_dtype, is_too_large, ours, upstream
 
 GATHER, SCATTER, REDUCE = "push", "scatter", "two_shot"
@@ -132,6 +137,7 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     if asked.soak:
         yield Check(f"soak: {asked.soak} layers", partial(soaked, asked.soak), asked.soak)
         return
+    yield from in_cuda_graphs()
     yield Check("exchanges: results and gradients", partial(exchanges_off, torch.bfloat16, 256, 512, 128))
     for layer in layers():
         words = " ".join(map(str, (*layer.shape, *layer.extras, *(value for _, value in layer.options))))

@@ -6,7 +6,7 @@ made.
     engine = deepspeed.init_inference(model, tensor_parallel={"tp_size": 8}, replace_with_kernel_inject=False)
 
 AutoTP puts a `LinearAllreduce` in the place of each row-parallel `nn.Linear`, for inference and for training; its
-forward is replaced. Weights, their partition and checkpoints stay DeepSpeed's. Tested with DeepSpeed 0.19.
+forward is replaced. Weights, their partition and checkpoints stay DeepSpeed's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from deepspeed.module_inject.layers import LinearAllreduce
 
 from overweave.adapters.forwards import ReplacedForward, is_dense
+from overweave.adapters.versions import names_of
 from overweave.functional import linear_all_reduce
+
+with names_of("deepspeed"):
+    from deepspeed.module_inject.layers import LinearAllreduce
 
 
 def _forward(self: Any, input: torch.Tensor) -> torch.Tensor:

@@ -4,31 +4,35 @@
     spec = megatron.woven(get_gpt_layer_local_spec())
     model = GPTModel(config, transformer_layer_spec=spec, ...)
 
-Weights, initialization, distributed checkpoints and the accumulation of gradients into `main_grad` are Megatron's.
-Tested with megatron-core 0.16.
+Weights, initialization, distributed checkpoints and the accumulation of gradients into `main_grad` are Megatron's. So
+are weights that are sharded over other groups as well (`gtp_remat`, from 0.19), and gathered for each matmul.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.models.backends import LocalSpecProvider
-from megatron.core.tensor_parallel import layers as stock
 
+from overweave.adapters.versions import names_of
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.replicated import replicated_linear
+
+with names_of("megatron"):
+    from megatron.core.models.backends import LocalSpecProvider
+    from megatron.core.tensor_parallel import layers as stock
 
 
 class ColumnParallelLinear(stock.ColumnParallelLinear):  # type: ignore[misc]  # Megatron is not installed with it
     """With sequence parallelism rows are gathered while they are multiplied, forward and, for the weight, backward."""
 
     def _forward_impl(self, input: torch.Tensor, weight: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        """The product; Megatron's own where it defers the weight's gradient, or where nothing moves."""
+        """The product; Megatron's own where it defers the weight's gradient or gathers the weight."""
         bias, group = options.get("bias"), options.get("tp_group")
         is_fused = bool(options.get("gradient_accumulation_fusion")) and weight.requires_grad
-        if arguments or options.get("grad_output_buffer") is not None:
+        if arguments or options.get("grad_output_buffer") is not None or options.get("gtp_remat_size", 1) > 1:
             return super()._forward_impl(input, weight, *arguments, **options)
         if options.get("sequence_parallel"):
             return all_gather_linear(input, weight, bias, group, dim=0, save="columns", main_grad=is_fused)
@@ -43,7 +47,9 @@ class RowParallelLinear(stock.RowParallelLinear):  # type: ignore[misc]
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Megatron's: the sum, and the bias where another layer adds it."""
-        if self.explicit_expert_comm or not self.input_is_parallel or self.config._cpu_offloading_context is not None:
+        is_gathered = getattr(self, "gtp_remat_size", 1) > 1
+        is_offloaded = self.config._cpu_offloading_context is not None
+        if self.explicit_expert_comm or not self.input_is_parallel or is_offloaded or is_gathered:
             result: tuple[torch.Tensor, torch.Tensor | None] = super().forward(input_)
             return result
         is_fused = bool(self.gradient_accumulation_fusion) and self.weight.requires_grad
@@ -77,6 +83,9 @@ def woven(spec: Any) -> Any:
         return _WOVEN.get(spec, spec)
     if isinstance(spec, (list, tuple)):
         return type(spec)(woven(each) for each in spec)
+    if isinstance(spec, partial):  # what builds a module, from 0.17
+        options = {name: woven(each) for name, each in spec.keywords.items()}
+        return partial(woven(spec.func), *woven(spec.args), **options)
     if not is_dataclass(spec) or isinstance(spec, type):
         return spec
     return replace(spec, **{field.name: woven(getattr(spec, field.name)) for field in fields(spec) if field.init})

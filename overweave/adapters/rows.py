@@ -58,7 +58,8 @@ def gathered_by_library(shard: torch.Tensor, gather: Gather) -> torch.Tensor:
     if missing:
         rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
     whole = collectives.wait_tensor(collectives.all_gather_into_tensor(rows.contiguous(), ranks, gather.group))
-    return whole[: gather.size].movedim(0, gather.dim).contiguous()
+    every: torch.Tensor = whole[: gather.size].movedim(0, gather.dim).contiguous()
+    return every
 
 
 def scattered_by_library(whole: torch.Tensor, dim: int, group: str) -> torch.Tensor:

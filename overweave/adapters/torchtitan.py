@@ -6,7 +6,6 @@ overweave.adapters.torchtitan.feed_forward
 of a model whose configuration says `tp_gemm_backend="dist_gemm"`, with sequence parallelism. Sequences are gathered and
 scattered along their own dimension, and SwiGLU is one operator. Parameters, their sharding and checkpoints are
 torchtitan's. `overweave.install()` without these overrides puts overweave behind the operators that `dist_gemm` calls.
-Tested with torchtitan 0.3.
 """
 
 from __future__ import annotations
@@ -14,12 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import spmd_types
 import torch
-from torchtitan.config import derive, override
-from torchtitan.models.common import dist_gemm as stock
 
+from overweave.adapters.versions import names_of
 from overweave.functional import all_gather_linear, linear_reduce_scatter
+
+with names_of("torchtitan"):
+    import spmd_types
+    from torchtitan.config import derive, override
+    from torchtitan.models.common import dist_gemm as stock
 
 
 class Qkv(stock.AllGatherFusedQKVLinear):  # type: ignore[misc]  # torchtitan is not installed with it

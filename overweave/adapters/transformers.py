@@ -5,23 +5,30 @@
     model = AutoModelForCausalLM.from_pretrained(name, distributed_config=DistributedConfig(tp_size=8))
 
 The styles `colwise` and `rowwise` of Transformers, which the plans of its models name, are replaced under these names:
-PEFT knows no others. Weights stay the DTensors that Transformers makes of them. Tested with Transformers 5.24.
+PEFT knows no others. Weights stay the DTensors that Transformers makes of them.
 """
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from transformers.distributed import tensor_parallel as stock
-from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
+from overweave.adapters.report import site
+from overweave.adapters.versions import names_of
 from overweave.errors import InputError
 from overweave.functional import linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import local
 from overweave.layers.replicated import replicated_linear
+
+with names_of("transformers"):
+    from transformers.distributed import tensor_parallel as stock
+    from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES  # it lives elsewhere from 5.22
+
+SITES = " of Transformers"  # behind the names of the styles, as `overweave.report()` counts them
 
 
 class Colwise(stock.ColwiseParallel):  # type: ignore[misc]  # transformers has no types
@@ -29,21 +36,10 @@ class Colwise(stock.ColwiseParallel):  # type: ignore[misc]  # transformers has 
 
     def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
         """Replaces the forward of a linear layer whose columns stay apart. Any other is Transformers' own."""
+        is_ours = self.use_local_output and self.output_layouts == Shard(-1) and self.input_layouts == Replicate()
+        reason = _reason(module, is_ours)
         super().install_forward(module, mesh)
-        if not (_is_plain(module) and self.use_local_output and self.output_layouts == Shard(-1)):
-            return module
-        theirs = module.forward
-
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            weight: Any = module.weight
-            bias: Any = module.bias
-            if _is_theirs(x, weight) or self.input_layouts != Replicate():
-                result: torch.Tensor = theirs(x)
-                return result
-            return replicated_linear(x, local(weight), local(bias), weight.device_mesh)
-
-        module.forward = forward
-        return module
+        return _with_forward(module, _columns, (self, mesh), reason)
 
 
 class Rowwise(stock.RowwiseParallel):  # type: ignore[misc]
@@ -51,25 +47,56 @@ class Rowwise(stock.RowwiseParallel):  # type: ignore[misc]
 
     def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
         """Replaces the forward of a linear layer. A quantized one is Transformers' own."""
-        super().install_forward(module, mesh)
         made = self.output_layouts
-        if not (_is_plain(module) and self.use_local_output and self.input_layouts == Shard(-1)):
-            return module
-        theirs = module.forward
+        is_made = made == Replicate() or _is_of_rows(made)
+        reason = _reason(module, self.use_local_output and self.input_layouts == Shard(-1) and is_made)
+        super().install_forward(module, mesh)
+        return _with_forward(module, _rows, (self, mesh), reason)
 
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            weight: Any = module.weight
-            bias: Any = module.bias
-            if _is_theirs(x, weight) or not (made == Replicate() or _is_of_rows(made)):
-                result: torch.Tensor = theirs(x)
-                return result
-            if _is_of_rows(made):
-                return linear_reduce_scatter(x, weight, bias, dim=made.dim)
-            y: torch.Tensor = linear_all_reduce(x, weight, bias)
-            return y
 
-        module.forward = forward
+def _with_forward(module: nn.Module, forward: Any, style: tuple[Any, Any], reason: str) -> nn.Module:
+    """The layer with overweave's forward, unless there is a reason against it. A copy of the layer computes with its
+    own weights: what a method is bound to is copied with it."""
+    if reason:
+        site(type(style[0]).__name__ + SITES).by_torch[reason] += 1
         return module
+    module.overweave_style = style  # type: ignore[assignment]
+    module.forward = MethodType(forward, module)
+    return module
+
+
+def _columns(module: Any, x: torch.Tensor) -> torch.Tensor:
+    weight, bias, counts = module.weight, module.bias, site("Colwise" + SITES)
+    reason = _obstacle(x, weight)
+    if reason:
+        counts.by_torch[reason] += 1
+        return _theirs(module, x)
+    counts.by_overweave += 1
+    return replicated_linear(x, local(weight), local(bias), weight.device_mesh)
+
+
+def _rows(module: Any, x: torch.Tensor) -> torch.Tensor:
+    weight, bias, counts = module.weight, module.bias, site("Rowwise" + SITES)
+    reason = _obstacle(x, weight)
+    if reason:
+        counts.by_torch[reason] += 1
+        return _theirs(module, x)
+    counts.by_overweave += 1
+    made = module.overweave_style[0].output_layouts
+    if _is_of_rows(made):
+        return linear_reduce_scatter(x, weight, bias, dim=made.dim)
+    y: torch.Tensor = linear_all_reduce(x, weight, bias)
+    return y
+
+
+def _theirs(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """As Transformers computes it. SOURCE: TensorParallelLayer.install_forward, whose forward keeps to one layer."""
+    style, mesh = module.overweave_style
+    arguments, options = style.transform_inputs_pre_forward(module, (x,), {}, mesh)
+    with style.context_around_forward(module, mesh):
+        y = type(module).forward(module, *arguments, **options)
+    result: torch.Tensor = style.transform_output_post_forward(module, y, mesh)
+    return result
 
 
 def register() -> None:
@@ -90,16 +117,25 @@ def unregister() -> None:
     ALL_PARALLEL_STYLES.register("rowwise", stock.RowwiseParallel())
 
 
-def _is_plain(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) and not getattr(module, "_hf_quantized_needs_local_tp", False)
+def _reason(module: nn.Module, is_ours: bool) -> str:
+    """Why a layer keeps Transformers' forward; empty: it gets overweave's."""
+    kind = type(module)
+    if not isinstance(module, nn.Linear) or getattr(module, "_hf_quantized_needs_local_tp", False):
+        return f"a layer that is a {kind.__name__}, or quantized"
+    if kind.forward is not nn.Linear.forward or "forward" in vars(module):
+        return f"a layer that is a {kind.__name__}, whose forward is its own"
+    return "" if is_ours else "a layer with layouts that no operator of overweave has"
 
 
-def _is_theirs(x: object, weight: object) -> bool:
-    """Whether a call is computed in DTensors: of one, in a mesh of several dimensions, or where a compiler reads."""
-    if isinstance(x, DTensor) or not isinstance(weight, DTensor) or torch.compiler.is_compiling():
-        return True
-    width = weight.shape[weight.placements[0].dim]  # type: ignore[attr-defined]
-    return weight.device_mesh.ndim != 1 or width % weight.device_mesh.size() > 0
+def _obstacle(x: object, weight: Any) -> str:
+    """Why a call is computed in DTensors; empty: it is ours."""
+    if torch.compiler.is_compiling():
+        return "a compiler reads it"
+    if isinstance(x, DTensor) or not isinstance(weight, DTensor):
+        return "its input is a DTensor, or its weight is none"
+    if weight.device_mesh.ndim != 1 or weight.shape[weight.placements[0].dim] % weight.device_mesh.size():  # type: ignore[attr-defined]
+        return "its mesh has several dimensions, or ranks do not divide its width"
+    return ""
 
 
 def _is_of_rows(placement: Any) -> bool:

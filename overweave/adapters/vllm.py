@@ -2,24 +2,27 @@
 
     OVERWEAVE_INSTALL=1 vllm serve ... --tensor-parallel-size 8
 
-vLLM calls `plugin` in each of its processes, by the entry point `vllm.general_plugins`; where OVERWEAVE_INSTALL is set,
-it replaces `RowParallelLinear.forward`. A program that makes its own engine calls `register()` before. Layers that are
-quantized, or whose results are not summed at once, stay vLLM's. Tested with vLLM 0.33.
+vLLM calls overweave in each of its processes, by the entry point `vllm.general_plugins`; where OVERWEAVE_INSTALL is
+set, `plugin` replaces `RowParallelLinear.forward`. A program that makes its own engine calls `register()` before. What
+is quantized, or not summed at once, stays vLLM's.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
-from vllm import envs
-from vllm.distributed import get_tp_group
-from vllm.model_executor.layers.linear import RowParallelLinear, UnquantizedLinearMethod
 
 from overweave.adapters.forwards import ReplacedForward, is_dense
-from overweave.adapters.symm_mem.install import ENVIRONMENT
+from overweave.adapters.versions import names_of
 from overweave.functional import linear_all_reduce
+
+with names_of("vllm"):
+    from vllm import envs
+    from vllm.distributed import get_tp_group
+    from vllm.model_executor.layers.linear import RowParallelLinear, UnquantizedLinearMethod
+
+    envs.VLLM_BATCH_INVARIANT  # noqa: B018 - read at each call
 
 
 def _forward(self: Any, input_: torch.Tensor) -> Any:
@@ -53,6 +56,6 @@ def unregister() -> None:
 
 
 def plugin() -> None:
-    """What vLLM calls in each process, more than once in some: registers where OVERWEAVE_INSTALL is set, and not 0."""
-    if os.environ.get(ENVIRONMENT, "0") not in ("", "0") and not _REPLACED.is_registered:
+    """Registers, once: vLLM calls plugins more than once in some processes."""
+    if not _REPLACED.is_registered:
         register()

@@ -7,6 +7,7 @@ the sites that torch's pass fuses in the block's graph. overweave is what the mo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 from msgspec import Struct
 
@@ -19,9 +20,9 @@ from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.schedules.methods.outside import OUTSIDE
 from overweave.sim.cost import library_matmul_us
-from overweave.tuner.model.rank import cold_choice, machine_of, predictor, weigh
+from overweave.tuner.model.rank import cold_choice, predictor, weigh
 from overweave.tuner.space.shapes import DTYPES, Case
-from overweave.tuner.space.space import families, library_path
+from overweave.tuner.space.space import families, library_path, obstacle
 from overweave.tuner.space.target import Target
 
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
@@ -74,12 +75,12 @@ class PredictedBlock(Struct, frozen=True):
         return share * site.torch_us + (1 - share) * site.sequential_us
 
 
-def predicted(case: BlockCase, ranks: int, machine: Machine, fused: Fused) -> PredictedBlock:
-    """A case on a machine of which the tuner predicts. Raises InputError for another one."""
-    target = Target("cuda")
-    if (known := machine_of(target, ranks)) is None or known.name != machine.name:
-        found = f"the tuner predicts plans on {known.name if known else 'no machine'} for {ranks} ranks"
-        raise InputError(f"bench block --simulate {machine.name}", found, "Name that machine, or 2 to 8 ranks")
+def predicted(case: BlockCase, ranks: int, target: Target, fused: Fused) -> PredictedBlock:
+    """A case on a described machine's GPUs. Raises InputError where it has fewer than ranks."""
+    known = target.machine(ranks)
+    if known is None:
+        found = f"{target.found.machine} cannot have {ranks} GPUs"
+        raise InputError("bench block --simulate", found, "Ask for fewer ranks, or another machine")
     case.check(ranks)
     sites = tuple(_site(name, problem, target) for name, problem in _problems(case, ranks))
     return PredictedBlock(case.name, sites, _rest_us(case, ranks, known), fused)
@@ -87,17 +88,19 @@ def predicted(case: BlockCase, ranks: int, machine: Machine, fused: Fused) -> Pr
 
 def _site(name: str, problem: Problem, target: Target) -> Site:
     predict, operator = predictor(problem, target), problem.operator
-    chosen = cold_choice(weigh(problem, target, is_thorough=False), problem)
+    chosen = cold_choice(weigh(problem, target, is_thorough=False), problem, target.found.doubt)
     like = {each.like: each for name in problem.record.baselines if (each := OUTSIDE.get(name)) is not None}
     by_torch = next((family.first for family in families(operator) if family.plan in like), None)
     least_us = 0.0 if by_torch is None else like[by_torch.plan].least_host_us  # however quick its pieces are
+    is_able = by_torch is not None and not obstacle(problem, target, by_torch)
+    torch_us = predict(by_torch, inf) if by_torch is not None and is_able else None
     return Site(
         name=name,
         problem=problem,
         plan=str(chosen.candidate),
-        sequential_us=_us(predict(library_path(operator))),
-        torch_us=None if by_torch is None else max(_us(predict(by_torch)), least_us),
-        overweave_us=_us(predict(chosen.candidate)),
+        sequential_us=_us(predict(library_path(operator), inf)),
+        torch_us=None if torch_us is None else max(torch_us, least_us),
+        overweave_us=_us(predict(chosen.candidate, inf)),
     )
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from overweave.cli.destination import write_file
 from overweave.cli.pictures.gantt import is_on_one_scale, print_gantt, print_table, time_text
+from overweave.errors import PACKAGES
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
 from overweave.ir.timeline.contents import with_contents
@@ -77,7 +78,7 @@ def save(console: Console, folder: Path, name: str, *timelines: Timeline) -> Non
     write_file(trace, to_chrome(*timelines))
     console.print(f"{trace}: every tile and chunk, for ui.perfetto.dev", soft_wrap=True)
     if draw is None:
-        console.print("no picture: matplotlib is missing; install overweave\\[viz]")
+        console.print(f"no picture: matplotlib is missing: {PACKAGES['matplotlib']}")
     else:
         draw(picture, *timelines, one_scale=is_on_one_scale(timelines))
         console.print(f"{picture}: the same, drawn", soft_wrap=True)

@@ -16,7 +16,7 @@ from overweave.block.predicted import PredictedBlock, predicted
 from overweave.cli.bench_table import LEAST_WIDTH
 from overweave.cli.destination import check_file, write_file
 from overweave.errors import InputError
-from overweave.hardware.machine import load
+from overweave.tuner.space.target import target_named
 
 COLUMNS = (
     "", "library\nus", "torch's pass\nus", "sites\nthat it fuses", "overweave\nus", "faster than\nlibrary",
@@ -27,22 +27,23 @@ COLUMNS = (
 def predict_blocks(subject: str, shapes: str, place: tuple[str, int], file: Path | None) -> None:
     """Prints a line for each case and a line for each of its matmuls. place: a machine and how many ranks; 0: four.
 
-    Raises InputError for anything but blocks, and for a machine of which the tuner predicts nothing.
+    Raises InputError for anything but blocks, and for a machine without GPUs for so many ranks.
     """
     name, ranks = place[0], place[1] or 4
     if subject != BLOCK:
         cure = f"Ask `overweave simulate` or `overweave explain`, or for {BLOCK}"
         raise InputError(f"bench {subject[:60]} --simulate {name}", "operators are benched on ranks", cure)
-    machine = load(name)
+    target = target_named(name, ranks)
     if file is not None:
         check_file(file)
     cases = read_blocks(shapes or "llama").cases
-    found = tuple(predicted(case, ranks, machine, fused_by_torch(case, ranks)) for case in cases)
+    found = tuple(predicted(case, ranks, target, fused_by_torch(case, ranks)) for case in cases)
     if file is not None:
         write_file(file, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     console = Console()
     console.width = max(console.width, LEAST_WIDTH)
-    console.print(_table(found, f"{BLOCK}: predicted for {ranks} ranks of {machine.title}, bf16"))
+    console.print(_table(found, f"{BLOCK}: predicted for {ranks} ranks, bf16"))
+    console.print(f"Machine: {target.found}", markup=False, soft_wrap=True)
     for block in found:
         for site in block.sites:
             console.print(

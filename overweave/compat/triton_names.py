@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import triton
 
-from overweave.compat import standing, tested
+from overweave.compat.versions import standing, tested
 from overweave.errors import KernelUnavailable
 
 VERSIONS_CURE = f"Use a Triton from {tested('triton')}"

@@ -26,6 +26,9 @@ NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Whole = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 MAX_BYTES = 2**20  # of a file
 MOST_GPUS, MOST_SMS = 1024, 4096
+Joined = Literal["nvswitch", "nvlink", "pcie", "unknown"]
+UNKNOWN_LINKS: Joined = "unknown"
+OWN = ("basis", "card")  # fields that no machine has from the one that it is `like`
 FARTHEST = 2.0  # powers of two between a layer and the nearest measured one; beyond them nothing is known of it
 
 
@@ -171,6 +174,18 @@ class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
     library_matmul: Share = UNSLOWED
 
 
+class Card(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a driver tells of a machine's GPUs, by which they are found (hardware/cards.py). joined: by NVLink to a
+    switch, by NVLink to each other, or by PCIe alone.
+    """
+
+    names: Annotated[tuple[str, ...], Meta(min_length=1)]
+    capability: tuple[int, int]
+    memory_gib: Positive
+    joined: Joined
+    source: str
+
+
 class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
     """What our matmul of few rows saves beside the library's in a call of packed messages of one exchange.
 
@@ -201,7 +216,10 @@ class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
-    """Equal GPUs, joined as `topology` says. hbm: bytes read plus bytes written, by kernels that only move."""
+    """Equal GPUs, joined as `topology` says. hbm: bytes read plus bytes written, by kernels that only move.
+
+    basis: where most of its numbers come from: `overweave calibrate`, measurements of such a machine, or data sheets.
+    """
 
     name: str
     title: str
@@ -219,6 +237,8 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     sharing: Sharing
     few_rows: tuple[FewRows, ...] = ()
     peers: PeerAccess = ADDRESSED
+    basis: Literal["calibrated", "measured", "guess"] = "guess"
+    card: Card | None = None
 
     @property
     def peer_access(self) -> bool:
@@ -333,7 +353,8 @@ def _completed(told: object) -> object:
     base = str(told.pop("like"))
     if base not in names():  # a file that is like a file would be read for as long as they name each other
         raise ValueError(f"it is like {base[:80]!r}, and no machine of the package has that name")
-    return _over(_with_source(msgspec.to_builtins(load(base)), base), told)
+    shared = {key: value for key, value in msgspec.to_builtins(load(base)).items() if key not in OWN}
+    return _over(_with_source(shared, base), told)
 
 
 def _with_source(value: object, base: str) -> object:

@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.errors import MachineFileError
 from overweave.hardware.curves import Bandwidth, Curve
@@ -77,6 +78,11 @@ class Routes:
         """Of a transfer alone, as far as the links limit it."""
         return max(self.curves[hop].time_us(size_bytes) for hop in self.between(source, target))
 
+    def are_alike(self, gpus: int) -> bool:
+        """Whether all pairs of GPUs are joined alike: by as many links, as fast."""
+        routes = (self.between(one, other) for one, other in combinations(range(gpus), 2))
+        return len({tuple(self.curves[hop].peak_gb_per_s for hop in route) for route in routes}) <= 1
+
     def _route(self, source: int, target: int) -> tuple[Hop, ...]:
         if source not in self._towards:
             self._towards[source] = self._origins(source)
@@ -108,6 +114,25 @@ class Routes:
 def routes(topology: Topology, gpus: int) -> Routes:
     """Of a topology with so many GPUs."""
     return Routes(topology, gpus)
+
+
+def widened(topology: Topology, gpus: int, wanted: int) -> Topology | None:
+    """The same with more GPUs: as many more at each switch and bridge, and pairs as the first ones. None for a ring, of
+    which every GPU is a part.
+    """
+    if topology.kind == "closed_ring":
+        return None
+    return replace(topology, links=tuple(_repeated(link, gpus, wanted) for link in topology.links))
+
+
+def _repeated(link: Link, gpus: int, wanted: int) -> Link:
+    pairs = list(link.between)
+    for first in range(gpus, wanted, gpus):
+        for pair in link.between:
+            moved = tuple(place + first if isinstance(place, int) else place for place in pair)
+            if moved != pair and all(place < wanted for place in moved if isinstance(place, int)):
+                pairs.append((moved[0], moved[1]))
+    return replace(link, between=tuple(pairs))
 
 
 def check(topology: Topology, gpus: int) -> None:

@@ -30,7 +30,8 @@ class Side(NamedTuple):
 
 def is_permuted(operation: Operation, buffers: Buffers) -> bool:
     """Whether an operation reads or writes a buffer whose blocks are permuted."""
-    return any(buffers[part.buffer].blocks is not None for part in (*operation.reads, *operation.writes))
+    names = {part.buffer for part in (*operation.reads, *operation.writes)}  # a few, of up to a million regions
+    return any(buffers[name].blocks is not None for name in names if name in buffers)
 
 
 def image(buffers: Buffers, regions: tuple[Region, ...], by_cells: bool = False) -> Image:

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES, Dtype
+from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES, Dtype, MovedDtype
 from overweave.ir.epilogue import MOST_NORM_COLS
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Count, Name, Put, Schedule
@@ -271,7 +271,7 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     realization: Realization
     tile_orders: tuple[TileOrder, ...] = ()
 
-    def dtype_of(self, buffer: str) -> Dtype:
+    def dtype_of(self, buffer: str) -> MovedDtype:
         """Of the numbers in a buffer of the schedule. Raises KeyError."""
         return self.schedule.buffer(buffer).dtype or self.realization.dtype
 

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from overweave.ir.blocks import Blocks
-from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
+from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
 
 LIMIT, LONGEST_DELAY_US = 2**31 - 1, 600_000_000
 Index = Annotated[int, Meta(ge=0, le=LIMIT)]
@@ -45,7 +45,7 @@ class Buffer(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     rows: Index
     cols: Index
     home: Literal["input", "output", "symmetric", "local"]
-    dtype: Dtype | None = None
+    dtype: MovedDtype | None = None
     blocks: Blocks | None = None
     counted: Literal["sent", "received"] | None = None
 

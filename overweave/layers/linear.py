@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from overweave.errors import InputError
 from overweave.functional import Save, all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.parts import own_part
 from overweave.layers.replicated import replicated_linear
@@ -41,7 +42,8 @@ class ColumnParallelLinear(nn.Module):
 
     @classmethod
     def of(cls, whole: nn.Linear, group: GroupLike = None, *, dim: int | None = None, save: Save = "gathered") -> Self:
-        """This rank's part of a layer that is there."""
+        """This rank's part of a layer that is there. Raises InputError where its forward is not `nn.Linear`'s."""
+        check_linear(whole, cls.__name__)
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._hold(whole, group)
@@ -89,7 +91,8 @@ class RowParallelLinear(nn.Module):
 
     @classmethod
     def of(cls, whole: nn.Linear, group: GroupLike = None, *, dim: int | None = None) -> Self:
-        """This rank's part of a layer that is there."""
+        """This rank's part of a layer that is there. Raises InputError where its forward is not `nn.Linear`'s."""
+        check_linear(whole, cls.__name__)
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._hold(whole, group)
@@ -111,6 +114,14 @@ class RowParallelLinear(nn.Module):
     def extra_repr(self) -> str:
         """What `print` of a model shows."""
         return f"in_features={self.in_features}, out_features={self.out_features}, dim={self.dim}"
+
+
+def check_linear(whole: nn.Module, called: str) -> None:
+    """Raises InputError for a layer that computes anything but `linear`, which its part would not."""
+    kind = type(whole)
+    if kind.forward is not nn.Linear.forward or "forward" in vars(whole):
+        found = f"the forward of this {kind.__name__} is its own"
+        raise InputError(f"{called}.of an nn.Linear", found, "Cut what it is made of, or subclass overweave's layer")
 
 
 def local(parameter: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.dtype import SUM_DTYPE, Dtype
+from overweave.ir.dtype import SUM_DTYPE, Dtype, MovedDtype
 from overweave.ir.schedule import (
     INPUT,
     OUTPUT,
@@ -98,7 +98,7 @@ def widths_of(reduces: Sequence[Reduce]) -> tuple[int, int, int]:
 def sums_first(schedule: Schedule, dtype: Dtype, reduces: Iterable[Reduce]) -> bool:
     """Whether the first operands of a kernel's sums are kept in fp32, where results are of a narrower dtype."""
 
-    def kept(region: Region) -> Dtype:
+    def kept(region: Region) -> MovedDtype:
         return schedule.buffer(region.buffer).dtype or dtype
 
     return all(kept(reduce.operands[0]) == SUM_DTYPE != kept(reduce.out) for reduce in reduces)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from overweave.compat import numbers, standing, tested
+from overweave.compat.versions import numbers, standing, tested
 from overweave.errors import PACKAGES, KernelUnavailable, MachineError
 from overweave.hardware import multicast
 from overweave.memory.cuda.heap import CudaHeap

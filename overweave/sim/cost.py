@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.hardware.machine import Machine, TileRate
-from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
+from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
 from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, numbered
 from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
 from overweave.sim.order import Run, Step, tiles_of
@@ -24,7 +24,7 @@ from overweave.sim.shares import sum_us, to_share_us
 
 Move = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
 Shape = tuple[int, int, int]  # rows, columns, k
-Dtypes = tuple[Dtype, Dtype]  # of a matmul's operands, and of its result
+Dtypes = tuple[Dtype, MovedDtype]  # of a matmul's operands, and of its result
 FP32_BYTES = ITEMSIZE_BYTES["float32"]
 # A tile reads several addends strip by strip, each strip when the one before is stored: slower than its SM's share.
 # MEASURED: fitted to the 18 rows of sums=epilogue in benchmarks/results/plans.matmul_reduce_scatter.h200x4.2026-11-20,

@@ -20,6 +20,14 @@ Move = tuple[int, int, Region]  # from which rank, to which, and what
 
 def floor_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
     """When the busiest port or link has passed all its bytes, one move after the other, since the first one began."""
+    busiest_us, moving = busiest(plan, machine)
+    if not moving:
+        return 0.0
+    return busiest_us + min(span.begin_us for span in timeline.spans if span.name in moving)
+
+
+def busiest(plan: Plan, machine: Machine) -> tuple[float, set[str]]:
+    """How long the busiest port or link passes bytes, whatever the order, and the names of what moves them."""
     links, routes = machine.links, machine.routes
     pushed = max(rate for _, rate in links.sm_push.points)
     peaks = {
@@ -42,9 +50,7 @@ def floor_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
             for hop in routes.between(source, target):
                 busy_us[hop] += kilobytes / routes.curves[hop].peak_gb_per_s
             moving.add(operation.name)
-    if not moving:
-        return 0.0
-    return max(busy_us.values()) + min(span.begin_us for span in timeline.spans if span.name in moving)
+    return max(busy_us.values(), default=0.0), moving
 
 
 def no_sooner_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:

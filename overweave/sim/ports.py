@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 from overweave.hardware.machine import Machine
 from overweave.hardware.topology import Hop, Place
@@ -17,13 +18,22 @@ from overweave.sim.events import Action, Clock
 Shared = tuple[Place, Place]  # a link in one direction, or a port: out of a rank, or into it
 
 
+class _Path(NamedTuple):
+    """What a copy between two ranks shares: their ports and the links of its route. wide: how many copies, as fast as
+    one alone on this route, each link passes.
+    """
+
+    shared: tuple[Shared, ...]
+    wide: tuple[tuple[Hop, float], ...]
+
+
 class _Flow:
     """A copy under way. version: of its speed; a wake-up that was asked for at another speed is late."""
 
-    __slots__ = ("done", "left_us", "segment", "shared", "speed", "updated_us", "version")
+    __slots__ = ("done", "left_us", "path", "segment", "shared", "speed", "updated_us", "version")
 
-    def __init__(self, segment: Segment, shared: tuple[Shared, ...], done: Action, now_us: float) -> None:
-        self.segment, self.shared, self.done = segment, shared, done
+    def __init__(self, segment: Segment, path: _Path, done: Action, now_us: float) -> None:
+        self.segment, self.path, self.shared, self.done = segment, path, path.shared, done
         self.left_us, self.updated_us = segment.alone_us, now_us
         self.speed, self.version = 0.0, 0
 
@@ -47,15 +57,14 @@ class Ports:
         self._of_rank: dict[int, dict[_Flow, None]] = {}
         self._loads: dict[int, float] = {}
         self._untold: set[int] = set()  # ranks whose load has changed, told once at the end of an instant
-        self._paths: dict[tuple[int, int], tuple[Shared, ...]] = {}
-        self._widths: dict[tuple[Hop, int, int], float] = {}
+        self._paths: dict[tuple[int, int], _Path] = {}
 
     def copy(self, segment: Segment, done: Action) -> None:
         """Starts a copy now; `done` runs at its end."""
         if segment.source == segment.target:
             self._copy_within(segment, done)
             return
-        flow = _Flow(segment, self._shared(segment.source, segment.target), done, self._clock.now)
+        flow = _Flow(segment, self._path(segment.source, segment.target), done, self._clock.now)
         for each in flow.shared:
             self._flows.setdefault(each, {})[flow] = None
         for rank in (segment.source, segment.target):
@@ -75,11 +84,14 @@ class Ports:
         self._tell([rank])
         self._clock.after(segment.alone_us, end)
 
-    def _shared(self, source: int, target: int) -> tuple[Shared, ...]:
-        """The ports of a copy and the links of its route."""
+    def _path(self, source: int, target: int) -> _Path:
+        """Of a copy between two ranks."""
         pair = source, target
         if pair not in self._paths:
-            self._paths[pair] = ((source, "out"), ("into", target), *self._routes.between(source, target))
+            hops, curves = self._routes.between(source, target), self._routes.curves
+            alone = min(self._alone_gb_per_s, self._routes.alone_gb_per_s(source, target))
+            wide = tuple((hop, curves[hop].peak_gb_per_s / alone) for hop in hops)
+            self._paths[pair] = _Path(((source, "out"), ("into", target), *hops), wide)
         return self._paths[pair]
 
     def _deal(self, changed: _Flow) -> None:
@@ -97,23 +109,14 @@ class Ports:
 
     def _speed(self, flow: _Flow) -> float:
         """The least that a port or a link leaves it."""
-        out, into, *hops = flow.shared
-        sharers = max(len(self._flows[out]), len(self._flows[into]))
+        flows, (out, into) = self._flows, flow.shared[:2]
+        sharers = max(len(flows[out]), len(flows[into]))
         speed = 1.0 if sharers == 1 else min(1.0, self._crowd / sharers)
-        for hop in hops:
-            sharers = len(self._flows[hop])
-            if sharers > 1:
-                speed = min(speed, self._wide(hop, flow) / sharers)
+        for hop, wide in flow.path.wide:
+            sharers = len(flows[hop])
+            if sharers > 1 and wide < speed * sharers:
+                speed = wide / sharers
         return speed
-
-    def _wide(self, hop: Hop, flow: _Flow) -> float:
-        """How many copies as fast as this one alone a link passes."""
-        source, target = flow.segment.source, flow.segment.target
-        key = hop, source, target
-        if key not in self._widths:
-            alone = min(self._alone_gb_per_s, self._routes.alone_gb_per_s(source, target))
-            self._widths[key] = self._routes.curves[hop].peak_gb_per_s / alone
-        return self._widths[key]
 
     def _set_speed(self, flow: _Flow, speed: float) -> None:
         now = self._clock.now

@@ -15,13 +15,13 @@ from overweave.block.graphs import Fused
 from overweave.block.predicted import predicted
 from overweave.cli.main import app
 from overweave.errors import InputError
-from overweave.hardware.machine import load
 from overweave.memory.group import resolve
 from overweave.schedules.methods.outside import OUTSIDE
 from overweave.schedules.methods.outside import TORCH_FUSED as TORCH_OPERATOR
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import Request
 from overweave.tuner.measure.timer import Effort
+from overweave.tuner.space.target import target_named
 from tests import forked
 from tests.ranks import run_ranks
 
@@ -65,7 +65,7 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path):
 def test_overweave_is_predicted_to_be_no_slower_than_the_library(work: Work):
     whole = read_blocks("llama").cases
     chosen = min((each for each in whole if each.work == work), key=lambda each: each.tokens)
-    found = predicted(chosen, 4, load("h200x4"), Fused(0, 0))
+    found = predicted(chosen, 4, target_named("h200x4"), Fused(0, 0))
     assert found.overweave_us <= found.sequential_us == found.torch_us
     assert len(found.sites) == {"forward": 4, "training": 8, "decoding": 2}[work]
     # As long as torch's operator keeps its host; of an all-reduce it has none.
@@ -73,9 +73,15 @@ def test_overweave_is_predicted_to_be_no_slower_than_the_library(work: Work):
     assert all(site.torch_us is None if work == "decoding" else site.torch_us >= least_us for site in found.sites)
 
 
-def test_only_machines_of_the_tuner_are_predicted():
-    with pytest.raises(InputError, match="Name that machine"):
-        predicted(case("forward"), 4, load("mi300x8"), Fused(0, 0))
+def test_every_described_machine_is_predicted():
+    large = max(read_blocks("llama").cases, key=lambda each: each.tokens * (each.work == "forward"))
+    times = {
+        name: predicted(large, 4, target_named(name), Fused(0, 0)).overweave_us
+        for name in ("h200x4", "a100_pciex8", "b200x8")
+    }
+    assert times["b200x8"] < times["h200x4"] < times["a100_pciex8"]
+    with pytest.raises(InputError, match="cannot have 16 GPUs"):
+        predicted(case("forward"), 16, target_named("h200x4"), Fused(0, 0))
 
 
 @pytest.mark.parametrize(

@@ -26,16 +26,17 @@ SHORT = "-3] or ((test_a_gathered_matmul or test_a_scattered_matmul) and not cop
 @pytest.mark.parametrize(
     ("files", "chosen"),
     [
-        ("kernels", f"(({CARRIED}) and -3]) or (not ({CARRIED}) and ({SHORT}))"),
-        ("chunks", ""),
-        ("sums spelled forms", ""),
-        ("layer_norm", "-3] and (pull or tiles or spread)"),
+        ("authored_kernels", f"(({CARRIED}) and -3]) or (not ({CARRIED}) and ({SHORT}))"),
+        ("authored_chunks", ""),
+        ("authored_sums authored_spelled authored_forms", ""),
+        ("authored_layer_norm", "-3] and (pull or tiles or spread)"),
+        ("untruths/exact_on_ranks", "-3]"),
     ],
 )
 def test_compiled_kernels_are_right_on_ranks(files: str, chosen: str, part: str):
     """Each in a process of its own, which imports torch and triton once. Short: every twelfth case."""
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, f"--part={part}"]
-    command += [f"tests/compiler/authored_{name}.py" for name in files.split()]
+    command += [f"tests/compiler/{name}.py" for name in files.split()]
     cases = forked.run(*command, timeout=290)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
 

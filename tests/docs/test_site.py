@@ -29,4 +29,4 @@ def test_the_site_builds_without_a_warning(tmp_path):
 def test_every_command_has_its_options():
     page = commands_page()
     assert all(f"## overweave {name}\n" in page for name in COMMANDS)
-    assert "| `--links` | `h200x4` |" in page
+    assert "| `--dtype` | `bf16` |" in page

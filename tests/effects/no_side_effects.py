@@ -1,6 +1,8 @@
-"""What of a process is another's after each thing that overweave does in it: python -m tests.effects.no_side_effects THING.
+"""What of a process has changed after each thing that overweave does in it.
 
-Prints a line for each change, and nothing where there is none. `calls` runs as a rank that torchrun would start.
+python -m tests.effects.no_side_effects THING
+
+Prints a line for each change, and nothing where there is none. `calls` and `gpu_calls` run as ranks of torchrun.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
@@ -90,6 +93,16 @@ def first_calls() -> None:
     ow.check()
 
 
+def first_calls_on_gpus() -> None:
+    """By what is chosen, by kernels of ours, and by torch's."""
+    ow = import_module("overweave")
+    x, w = torch.ones(256, 128, device="cuda").bfloat16(), torch.ones(128, 256, device="cuda").bfloat16()
+    for call, plan in ((ow.all_gather_matmul, "push"), (ow.matmul_reduce_scatter, "scatter")):
+        call(x, w)
+        call(x, w, plan=plan)
+    ow.check()
+
+
 def install() -> None:
     import_module("overweave").install()
 
@@ -98,6 +111,7 @@ THINGS: dict[str, tuple[Callable[[], None], ...]] = {
     "imports": (import_all, map_memory, install),
     "interprets": (interpret,),
     "calls": (first_calls, install),
+    "gpu_calls": (first_calls_on_gpus, install),
 }
 
 
@@ -118,9 +132,11 @@ def main(name: str) -> None:
         list(map(import_module, CONFIGS))
     if name == "calls":
         dist.init_process_group("gloo")
+    if name == "gpu_calls":
+        import_module("campaigns.gpu_ranks").join(timedelta(seconds=60))
     for line in changes(THINGS[name]):
-        print(line)
-    if name == "calls":
+        print(line, flush=True)
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,7 +55,7 @@ def changes(*words: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("thing", [name for name in THINGS if name != "calls"])
+@pytest.mark.parametrize("thing", [name for name in THINGS if not name.endswith("calls")])
 def test_nothing_of_the_process_is_changed(thing: str):
     assert changes("-m", "tests.effects.no_side_effects", thing) == ""
 
@@ -63,6 +64,18 @@ def test_nothing_of_the_process_is_changed(thing: str):
 def test_nor_by_first_calls():
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert changes(*torchrun, "-m", "tests.effects.no_side_effects", "calls") == ""
+
+
+@pytest.mark.slow
+def test_where_multicast_is_asked_for_no_test_starts_on_gpus(tmp_path: Path):
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'GPU 0: any'\n")
+    driver.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "NCCL_NVLS_ENABLE": "2"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu/test_small_plans.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "NVLink multicast is not switched off: NCCL_NVLS_ENABLE=2" in done.stderr
 
 
 def test_what_switches_multicast_off_is_said_once():

@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 
 from campaigns.gpu_ranks import Report, join
-from campaigns.oracle.library_queues import ROWS, K, N, gathered_beside, gathered_in_pairs, reduced_beside
+from campaigns.oracle.plans.library_queues import ROWS, K, N, gathered_beside, gathered_in_pairs, reduced_beside
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve

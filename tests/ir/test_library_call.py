@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from overweave.ir.blocks import Blocks, image_of
 from overweave.ir.library_call import Side, is_permuted, library_obstacle, sides_of
-from overweave.ir.schedule import Buffer, Collective, Copy, Region
+from overweave.ir.schedule import Buffer, Collective, Copy, Given, Goal, Queue, Region, Schedule
+from overweave.ir.verify.schedule import verify_schedule
 
 # Blocks 0 and 2 of four, one below the other, lie side by side, and so do 1 and 3.
 BUFFERS = {
@@ -74,6 +75,26 @@ def test_other_operations_of_a_library_take_no_permuted_blocks():
     assert is_permuted(moved, BUFFERS)
     assert "a library's Copy addresses rows" in library_obstacle(moved, BUFFERS)
     assert library_obstacle(replace(moved, sources=blocks("rows", 1)), BUFFERS) == ""
+
+
+def test_shares_of_a_gather_are_as_wide():
+    """A library pads the shorter ones by rows, and cannot pad columns."""
+    widths = (1, 2)
+    buffers = (Buffer("x", 2, 2, "input"), Buffer("y", 4, 2, "output"))
+    parts = [Region("y", 0, (2 * at, 2 * at + 2), (0, wide)) for at, wide in enumerate(widths)]
+    operations = tuple(
+        call("all_gather", (Region("x", rank, (0, 2), (0, wide)),), tuple(replace(part, rank=rank) for part in parts))
+        for rank, wide in enumerate(widths)
+    )
+    schedule = Schedule(
+        name="gather", world_size=2, buffers=buffers, queues=(Queue("main", "complete"),),
+        given=tuple(Given(one.sources[0], "a", 2 * rank, 0) for rank, one in enumerate(operations)),
+        goal=tuple(
+            Goal(part, "a", 2 * at, 0) for one in operations for at, part in enumerate(one.destinations)
+        ),
+        operations=tuple(replace(one, name=f"call.{rank}", rank=rank) for rank, one in enumerate(operations)),
+    )  # fmt: skip
+    assert "columns wide" in str(verify_schedule(schedule))
 
 
 def test_rows_that_lie_further_apart_are_in_another_order():

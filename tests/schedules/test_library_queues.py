@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from campaigns.oracle.library_queues import ROWS, K, N, Sizes, gathered_beside, gathered_in_pairs, reduced_beside
+from campaigns.oracle.plans.library_queues import ROWS, K, N, Sizes, gathered_beside, gathered_in_pairs, reduced_beside
 from overweave.hardware.machine import load
 from overweave.ir.launch.order import launch_order
 from overweave.ir.launch.streams import queues_beside

@@ -28,7 +28,7 @@ RECORDS = ("overweave.schedules.methods.", "overweave.schedules.weave.transports
 # Where words that are methods' names mean something else: how packed messages are exchanged, operations of Triton, rows
 # that `bench` compares.
 # Files that follow the calls of an author's kernel, of which `tl.scatter` is one.
-FOLLOWERS = ("access", "carried", "evaluate", "follow", "language", "rectangles")
+FOLLOWERS = ("places.access", "carried", "evaluate", "follow", "language", "rectangles")
 EXCHANGES, ROWS = {"scatter", "two_shot"}, {"sequential", "per_shard"}
 OTHER_WORDS = {
     **{f"overweave.compiler.frontend.{name}": {"scatter"} for name in FOLLOWERS},

@@ -69,7 +69,7 @@ def scaled(**wanting: bool) -> Any:
 def refusals() -> dict[str, tuple[str, str]]:
     """What every rank is told where all make the same mistake."""
     x, weight = (each.detach() for each in operands())
-    other = dist.new_group(list(range(dist.get_world_size())))
+    other, _ = dist.new_subgroups(1)
     square = torch.ones(K, K)
     bad: dict[str, Callable[[], Any]] = {
         "a tensor in the place of the group": lambda: woven.all_gather_linear(x, weight, None, torch.ones(2)),

@@ -92,7 +92,18 @@ def refused() -> None:
     with pytest.raises(InputError, match="does not divide by 2 ranks"):
         ow.RowParallelLinear(5, 4)
 
+    class Scaled(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) * 3.0
+
+    replaced = nn.Linear(4, 4)
+    replaced.forward = lambda input: input  # type: ignore[method-assign]
+    for kind in (ow.ColumnParallelLinear, ow.RowParallelLinear):
+        for layer in (Scaled(4, 4), replaced):
+            with pytest.raises(InputError, match=r"the forward of this \w+ is its own"):
+                kind.of(layer)
+
 
 @pytest.mark.bad
-def test_widths_that_do_not_divide_are_refused():
+def test_what_has_no_part_is_refused():
     run_ranks(refused, 2)

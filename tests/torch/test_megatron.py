@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -78,8 +80,24 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]):
     assert f"{adapter.ColumnParallelLinear} {adapter.RowParallelLinear}" in told
 
 
-def test_a_spec_names_overweaves_layers():
-    told = str(adapter.woven(get_gpt_layer_local_spec()))
+@pytest.mark.parametrize("experts", [None, 4])
+def test_a_spec_names_overweaves_layers(experts: int | None):
+    told = str(adapter.woven(get_gpt_layer_local_spec(num_experts=experts)))
     assert "overweave.adapters.megatron.ColumnParallelLinear" in told
     assert "overweave.adapters.megatron.RowParallelLinear" in told
     assert stock.__name__ not in told
+
+
+def test_a_weight_that_megatron_gathers_is_megatrons(monkeypatch: pytest.MonkeyPatch):
+    """As layers of 0.19 are whose weights are sharded over another group, too."""
+    monkeypatch.setattr(stock.ColumnParallelLinear, "_forward_impl", lambda self, *given, **options: "theirs")
+    monkeypatch.setattr(stock.RowParallelLinear, "forward", lambda self, x: "theirs")
+    x, w = torch.ones(2, 4), torch.ones(4, 4)
+    layers: list[Any] = [kind.__new__(kind) for kind in (adapter.ColumnParallelLinear, adapter.RowParallelLinear)]
+    for layer in layers:
+        torch.nn.Module.__init__(layer)
+    column, row = layers
+    assert column._forward_impl(x, w, sequence_parallel=True, gtp_remat_size=2) == "theirs"
+    row.explicit_expert_comm, row.input_is_parallel, row.gtp_remat_size = False, True, 2
+    row.config = SimpleNamespace(_cpu_offloading_context=None)
+    assert row.forward(x) == "theirs"

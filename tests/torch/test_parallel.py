@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import overweave as ow
 from campaigns.torch.small_llama import Llama, Sizes, loss_of, plan
 from overweave import functional
+from overweave.adapters import report
 from overweave.adapters.parallel import gathering, linears, summing
 from overweave.errors import InputError
 from tests.ranks import run_ranks
@@ -120,7 +122,7 @@ def read_beside() -> list[str]:
     own_x = x.pow(2).sum(-1).detach()
     dist.all_reduce(whole_part := (product - own_x - 6.0).detach())
     found = [] if torch.allclose(whole_part, (wanted - own_x - 6.0).detach(), atol=1e-4) else ["values"]
-    # The reading without a matmul is the same on every rank: its gradient counts once, as that of torch's `Replicate()`.
+    # The reading without a matmul is the same on every rank: its gradient counts once, as torch's `Replicate()` does.
     product.sum().backward()
     (single_x,) = torch.autograd.grad(wanted.sum(), x)
     own = single_x.chunk(dist.get_world_size(), 1)[dist.get_rank()]
@@ -160,6 +162,71 @@ def calls_of_a_block() -> dict[str, int]:
 def test_what_reads_one_input_shares_one_gather_and_one_gradient():
     """Query, key and value; gate and up: one gather each, and one scattered sum of matmuls for their gradient."""
     assert run_ranks(calls_of_a_block, 2) == [{"all_gather_linear": 2, "linear_reduce_scatter": 2 + 2}] * 2
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).relu())
+
+
+def of_uneven_sequences() -> list[str]:
+    """A DTensor knows the length of its sequence, and hands it on."""
+    mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), []
+    row = {"down": ow.Rowwise(output_layouts=Shard(1))}
+    plans = (
+        {"": ow.PrepareGather(input_layouts=Shard(1)), "up": ow.Colwise()},
+        {"up": ow.Colwise(input_layouts=Shard(1))},
+    )
+    for plan_, length in itertools.product(plans, (1, 5, 7)):
+        torch.manual_seed(2)
+        single, whole_x = Mlp(), torch.randn(2, length, 8)
+        model = parallelize_module(copy.deepcopy(single), mesh, plan_ | row)
+        wanted, x = whole_x.clone().requires_grad_(), distribute_tensor(whole_x, mesh, [Shard(1)]).requires_grad_()
+        own = DTensor.from_local(
+            model(x), mesh, [Shard(1)], shape=whole_x.shape, stride=whole_x.stride(), run_check=False
+        )
+        (own.full_tensor() * whole_x).sum().backward()
+        (single(wanted) * whole_x).sum().backward()
+        for name, (got, truth) in {"x": (x, wanted), "weight": (model.up.weight, single.up.weight)}.items():
+            if not torch.allclose(whole(got.grad), truth.grad, atol=1e-5):
+                found.append(f"gradient of {name}, {length} rows")
+    return found
+
+
+@pytest.mark.slow
+def test_sequences_that_ranks_do_not_divide_are_gathered_as_dtensors():
+    assert run_ranks(of_uneven_sequences, 2) == [[]] * 2
+
+
+def counted_styles() -> list[str]:
+    """What is torch's is counted with its reason, and what fails is named by its path."""
+    mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), []
+    report.SITES.clear()
+    model = torch.nn.Sequential(Mlp(), Mlp())
+    model[0].up.forward = torch.nn.Linear.forward.__get__(model[0].up)
+    parallelize_module(
+        model, mesh, {"0.up": ow.Colwise(), "1.up": ow.Colwise(), "1": ow.PrepareGather(input_layouts=Shard(1))}
+    )
+    text = str(ow.report())
+    found += [] if "1 by torch: a layer that is a Linear, whose forward was replaced" in text else [text]
+    model[1].down = torch.nn.Identity()
+    model[1](torch.randn(2, 3, 8))
+    text = str(ow.report())
+    found += [] if "PrepareGather: 1 by overweave, 0 by torch" in text else [text]
+    with pytest.raises(InputError, match=r"layer '1\.up'"):
+        model[1](torch.randn(2, 3, 5))
+    wide = torch.nn.Sequential(Mlp(), torch.nn.Linear(8, 5))
+    with pytest.raises(InputError, match=r"linear layer '1'.* 5 does not divide by 2 ranks"):
+        parallelize_module(wide, mesh, {"1": ow.Colwise()})
+    return found
+
+
+def test_what_is_torchs_is_counted_and_errors_name_layers():
+    assert run_ranks(counted_styles, 2) == [[]] * 2
 
 
 def bad_plans() -> list[str]:

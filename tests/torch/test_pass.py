@@ -58,12 +58,8 @@ def rows(ranks: int, is_short: bool) -> Iterator[Row]:
         gathered = partial(all_gather_tensor, gather_dim=dim, group=group)
         scattered = partial(reduce_scatter_tensor, reduceOp="sum", scatter_dim=dim, group=group)
         yield Row(f"gather {where}", shape, lambda x, w, *_, g=gathered: linear(g(x), w[0]), (GATHER,))
-        yield Row(
-            f"gather, kept {where}",
-            shape,
-            lambda x, w, *_, g=gathered: [(whole * 2, linear(whole, w[0])) for whole in [g(x)]],
-            (GATHER,),
-        )
+        kept = lambda x, w, *_, g=gathered: [(whole * 2, linear(whole, w[0])) for whole in [g(x)]]  # noqa: E731
+        yield Row(f"gather, kept {where}", shape, kept, (GATHER,))
         yield Row(f"gather, bias {where}", shape, lambda x, w, b, g=gathered: linear(g(x), w[0], b), (GATHER,))
         yield Row(
             f"query, key and value {where}",

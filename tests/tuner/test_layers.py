@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overweave.ir.problem import Problem
-from overweave.tuner.model.rank import cold_choice, machine_of, predict_us, weigh
+from overweave.tuner.model.rank import cold_choice, predict_us, weigh
 from overweave.tuner.space.space import candidate, is_replaced
 from overweave.tuner.space.target import Target
 
@@ -68,7 +68,7 @@ def chosen(shape: Shape) -> str:
 @pytest.mark.parametrize(("world_size", "files"), [(2, OF_TWO_RANKS), (4, FILES)])
 def test_what_users_had_before_is_predicted(world_size: int, files: Files):
     """The model gives no plan a lead that the library and torch's two-shot do not leave."""
-    machine = machine_of(GPU, world_size)
+    machine = GPU.machine(world_size)
     for shape, times in measured(files, world_size).items():
         for plan in ("sequential", "torch.two_shot"):
             predicted_us = predict_us(problem_of(shape, world_size), GPU, candidate(plan, {}), machine)

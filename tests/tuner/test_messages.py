@@ -13,7 +13,7 @@ import pytest
 
 from overweave.ir.problem import Problem
 from overweave.sim.cost import library_matmul_us
-from overweave.tuner.model.rank import cold_choice, machine_of, predict_us, weigh
+from overweave.tuner.model.rank import cold_choice, predict_us, weigh
 from overweave.tuner.space.space import candidate, obstacle
 from overweave.tuner.space.target import Target
 from tests.hardware.test_few_rows import measured
@@ -64,7 +64,7 @@ def _read(file: Path, world_size: int) -> Iterator[Measured]:
 
 def exposed_us(row: Measured, plan: str) -> float:
     """Beyond the matmul alone, as predicted."""
-    machine, problem = machine_of(GPU, row.problem.world_size), row.problem
+    machine, problem = GPU.machine(row.problem.world_size), row.problem
     assert machine is not None
     alone_us = library_matmul_us(machine, (problem.m, problem.n, problem.k), problem.dtype)
     return predict_us(problem, GPU, candidate(plan, {}), machine) - alone_us

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from campaigns.oracle.library_queues import gathered_beside, reduced_beside
-from campaigns.oracle.library_scatter import scatter
 from campaigns.oracle.plans import broken_blocks
+from campaigns.oracle.plans.library_queues import gathered_beside, reduced_beside
+from campaigns.oracle.plans.library_scatter import scatter
 from overweave.ir.dtype import Dtype
 from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.operators.registry import OPERATORS, operator_of

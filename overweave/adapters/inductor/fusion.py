@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
-import overweave
+from overweave import errors
 from overweave.adapters.inductor import flattened, gathers, merged_sums, nodes, pieces, reductions
 from overweave.adapters.report import Site, site
 from overweave.errors import InputError
@@ -23,8 +24,10 @@ _FUSE: dict[str, Callable[[Graph, Node], str]] = {
     "gathers in compiled graphs": gathers.fuse_gather,
     "sums in compiled graphs": reductions.fuse_reduction,
 }
-# The pass, and what it writes: whoever mends one of them finds no graph that the old one made.
-_FILES = tuple(str(module.__file__) for module in (flattened, gathers, merged_sums, nodes, pieces, reductions, schema))
+# The version, the pass, and what it writes: whoever mends one of them finds no graph that the old one made.
+_VERSION = Path(str(errors.__file__)).with_name("__init__.py")
+_PASS = (flattened, gathers, merged_sums, nodes, pieces, reductions, schema)
+FILES = (str(_VERSION), __file__, *(str(module.__file__) for module in _PASS))
 
 
 class FuseCollectives(CustomGraphPass):
@@ -55,7 +58,7 @@ class FuseCollectives(CustomGraphPass):
     def uuid(self) -> Any:
         """What names this pass, and all that it decides by beside a graph's text, in Inductor's caches of graphs;
         nothing, where the other pass has no name."""
-        own = overweave.__version__, get_hash_for_files(_FILES), _members()
+        own = get_hash_for_files(FILES), _members()
         if self.before is None:
             return own
         others = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None

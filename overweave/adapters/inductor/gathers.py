@@ -140,8 +140,8 @@ def _reading(wait: Node, ranks: int) -> Reading:
                     continue
                 way |= {user, *user.users}
                 waiting.append((cat, Rows(prod(shape[:onto]), order)))
-    order = {node: index for index, node in enumerate(wait.graph.nodes)}
-    products.sort(key=lambda product: order[product.node])
+    places = {node: index for index, node in enumerate(wait.graph.nodes)}
+    products.sort(key=lambda product: places[product.node])
     return Reading(_independent(products), way, obstacle)
 
 

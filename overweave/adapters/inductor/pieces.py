@@ -53,7 +53,7 @@ def split_slices(graph: Graph) -> None:
     for node in list(graph.nodes):
         order = _order_of(node.args[0]) if is_call(node, CAT) and _is_beside(node) else ()
         if order:
-            parts: Any = tuple(node.args[0])  # type: ignore[arg-type]
+            parts: Any = tuple(node.args[0])
             x, dim = parts[0].args[:2]
             writer = Writer(graph, node)
             pieces = writer.call(SPLIT, x, size_node(graph, value(parts[0]).shape[dim]), dim)

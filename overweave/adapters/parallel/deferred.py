@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 class Deferred(torch.Tensor):
     """A tensor without memory of its own. A subclass says in `computed` what its values are."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # shape, dtype and device are read as fast as any
+    # Shape, dtype and device are read as fast as those of any tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def computed(self, reader: str) -> torch.Tensor:
         """The values, contiguous, computed at the first call. reader: the function that asks for them."""
@@ -54,3 +55,8 @@ class Deferred(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         """The values as an array; refused as torch refuses it for a tensor with a history."""
         return self.view_as(self).numpy(force=force)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place; inference tensors do not count it."""
+    return 0 if tensor.is_inference() else tensor._version

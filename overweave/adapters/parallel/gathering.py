@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from overweave.adapters.parallel.deferred import Deferred
-from overweave.adapters.parallel.summing import Summing
+from overweave.adapters.parallel.deferred import Deferred, version_of
+from overweave.adapters.parallel.summing import Product, Summing
 from overweave.adapters.report import site
 from overweave.adapters.rows import Gather, gathered_by_library
 from overweave.errors import InputError
-from overweave.functional import all_gather_linear
+from overweave.functional import all_gather_linear, linear_all_reduce
 from overweave.layers.precision import autocast_dtype, cast, is_autocast
 from overweave.layers.replicated import differentiated_twice, gradients_of_weights
 
@@ -43,7 +43,7 @@ class Gathering(Deferred):
         shape[gather.dim] = gather.size
         made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
         made._shard, made._gather, made.group, made._whole = shard, gather, gather.group, {}
-        made._version_of_shard = _version(shard)
+        made._version_of_shard = version_of(shard)
         return made
 
     @property
@@ -51,15 +51,16 @@ class Gathering(Deferred):
         """Whether nobody changed its values or its history: a gradient of it reaches the shard."""
         if not self.is_inference() and self._version:
             return False
-        return not self.requires_grad or self.grad_fn.__class__ is _Gathered._backward_cls  # type: ignore[attr-defined]
+        return not self.requires_grad or self.grad_fn.__class__ is _Gathered._backward_cls
 
-    def linear(self, weight: torch.Tensor, bias: Maybe) -> torch.Tensor:
-        """linear(all_gather(shard), weight, bias), of local tensors: the first such call gathers."""
+    def linear(self, weight: torch.Tensor, bias: Maybe, parameter: torch.Tensor) -> torch.Tensor:
+        """linear(all_gather(shard), weight, bias), of local tensors: the first such call gathers. parameter: of which
+        the weight is this rank's part."""
         dtype = self.dtype
         if is_autocast():
             dtype, weight, bias = autocast_dtype(self) or dtype, cast(weight), cast(bias)
         if torch.is_grad_enabled():
-            y: torch.Tensor = _apply(_Multiplied, self, weight, bias, dtype)
+            y: torch.Tensor = _apply(_Multiplied, self, weight, bias, (dtype, parameter))
             return y
         return self.multiplied(weight, bias, dtype)
 
@@ -97,7 +98,7 @@ class Gathering(Deferred):
 
     def _unchanged(self) -> torch.Tensor:
         assert self._shard is not None
-        if _version(self._shard) != self._version_of_shard:
+        if version_of(self._shard) != self._version_of_shard:
             cure = "Change a copy, or read what PrepareGather prepared before: `x + 0`"
             raise InputError("gather the input of a module", "its shard was changed in place meanwhile", cure)
         return self._shard
@@ -138,8 +139,10 @@ class _Multiplied(torch.autograd.Function):
     """linear(gathered, weight, bias). The gradient of the gathered tensor is a sum over ranks that waits to be read."""
 
     @staticmethod
-    def forward(ctx: Any, x: Gathering, weight: torch.Tensor, bias: Maybe, dtype: torch.dtype) -> torch.Tensor:
-        wanted = ctx.needs_input_grad
+    def forward(
+        ctx: Any, x: Gathering, weight: torch.Tensor, bias: Maybe, how: tuple[torch.dtype, torch.Tensor]
+    ) -> torch.Tensor:
+        wanted, (dtype, ctx.parameter) = ctx.needs_input_grad, how
         ctx.gather, ctx.like = x._gather, (x.shape, x.dtype, x.device)
         ctx.set_materialize_grads(False)
         y = x.multiplied(weight, bias, dtype)
@@ -156,17 +159,22 @@ class _Multiplied(torch.autograd.Function):
             raise differentiated_twice("Colwise", ctx.gather.group)
         if isinstance(whole, Gathering):
             whole = whole.computed("the gradient of a weight")
-        of_x = Summing(ctx.like, ctx.gather, ((of_y, weight),)) if wanted[0] else None
+        of_x: Maybe = None
+        if wanted[0] and _may_change(ctx.parameter):
+            of_x = linear_all_reduce(of_y, weight.t(), group=ctx.gather.group).to(ctx.like[1])
+        elif wanted[0]:
+            of_x = Summing(ctx.like, ctx.gather, (Product(of_y, weight, ctx.parameter),))
         return of_x, *gradients_of_weights(of_y, whole, wanted[1:3]), None
+
+
+def _may_change(parameter: torch.Tensor) -> bool:
+    """Whether a hook sees the gradient of a parameter, and may step the optimizer, before the sum is scattered."""
+    return bool(parameter._post_accumulate_grad_hooks or parameter._backward_hooks)
 
 
 def _is_fleeting(tensor: torch.Tensor) -> bool:
     """Whether what is computed here would be an inference tensor, where others need to read it later."""
     return torch.is_inference_mode_enabled() and not tensor.is_inference()
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _apply(function: Any, *arguments: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Placement
 
 from overweave.adapters.parallel.gathering import Gathering
-from overweave.adapters.report import site
+from overweave.adapters.report import SITES, site
 from overweave.errors import InputError, OverweaveError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import local
@@ -88,12 +88,14 @@ def local_part(x: Any, wanted: Placement) -> tuple[torch.Tensor, int | None]:
 def _answered(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
     if torch.compiler.is_compiling():
         return _by_dtensor(layer, x)
-    place, weight, bias, counts = layer.overweave_place, layer.weight, layer.bias, site(name)
+    place, weight, bias, counts = layer.overweave_place, layer.weight, layer.bias, SITES.get(name) or site(name)
     reason = _obstacle(place, x, weight)
     if reason:
         counts.by_torch[reason] += 1
         return _by_dtensor(layer, x)
     counts.by_overweave += 1
+    if x.__class__ is Gathering and hasattr(type(layer), "_get_fsdp_state"):
+        x = x.view_as(x)  # FSDP2 frees the weight of a layer that it shards by itself before the gather's gradient
     try:
         y: torch.Tensor = compute(place, x, weight, bias)
         return y
@@ -105,13 +107,13 @@ def _answered(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
 
 def _columns(place: Place, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     if x.__class__ is Gathering and x.group == place.group and x.is_as_given:
-        y: torch.Tensor = x.linear(local(weight), local(bias))
-        return y
+        return x.linear(local(weight), local(bias), weight)
     part, size = local_part(x, place.given)
     if not place.given.is_shard():
         return replicated_linear(part, local(weight), local(bias), place.group)
     size = size if size is not None and size % place.mesh.size() else None
-    return all_gather_linear(part, weight, bias, place.mesh, dim=_dim(place.given), size=size)
+    y: torch.Tensor = all_gather_linear(part, weight, bias, place.mesh, dim=_dim(place.given), size=size)
+    return y
 
 
 def _rows(place: Place, x: Any, weight: Any, bias: Any) -> torch.Tensor:

@@ -12,11 +12,32 @@ from typing import Any
 
 import torch
 
-from overweave.adapters.parallel.deferred import Deferred
+from overweave.adapters.parallel.deferred import Deferred, version_of
 from overweave.adapters.rows import Gather
+from overweave.errors import InputError
 from overweave.functional import linear_all_reduce, linear_reduce_scatter
 
-Product = tuple[torch.Tensor, torch.Tensor]  # the gradient of a result `[.., S, .., n]`, and the weight `[n, k]`
+
+class Product:
+    """dy @ weight, of the gradient of a result `[.., S, .., n]` and the weight `[n, k]`, this rank's part of a
+    parameter. Raises InputError where the parameter was changed before the product is computed."""
+
+    __slots__ = ("_parameter", "_version", "_weight", "dy")
+
+    def __init__(self, dy: torch.Tensor, weight: torch.Tensor, parameter: torch.Tensor) -> None:
+        self.dy, self._weight, self._parameter, self._version = dy, weight, parameter, version_of(parameter)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight, as the operators of gradients take it: `[k, n]`."""
+        if version_of(self._parameter) != self._version:
+            cure = (
+                "Step the optimizer in a hook of the parameter that is registered before backward, or behind backward"
+            )
+            raise InputError("the gradient of a gathered input", "a weight was changed in place before it", cure)
+        return self._weight.t()
+
+
 Like = tuple[torch.Size, torch.dtype, torch.device]
 _ADD = torch.ops.aten.add.Tensor
 
@@ -67,9 +88,9 @@ class Summing(Deferred):
     def _factors(self) -> list[tuple[Any, Any]]:
         """Of one sum for each dtype: there are two where autocast was on for some matmuls."""
         found: dict[torch.dtype, list[Product]] = defaultdict(list)
-        for dy, weight in self._products:
-            found[dy.dtype].append((dy, weight.t()))
-        return [([dy for dy, _ in pairs], [weight for _, weight in pairs]) for pairs in found.values()]
+        for each in self._products:
+            found[each.dy.dtype].append(each)
+        return [([each.dy for each in alike], [each.weight for each in alike]) for alike in found.values()]
 
 
 def _added(one: Any, other: Any) -> Summing | None:
@@ -81,16 +102,17 @@ def _added(one: Any, other: Any) -> Summing | None:
     like: Like = one.shape, one.dtype, one.device
     if (other.shape, other.dtype, other.device) != like:
         return None
-    products, plain = one._products, other
-    if isinstance(other, Summing):
-        if not other.is_unread or other._gather != one._gather:
-            return None
-        products, plain = products + other._products, other._plain  # type: ignore[assignment]
-    if plain is None or one._plain is None:
-        plain = one._plain if plain is None else plain  # type: ignore[assignment]
-    else:
-        plain = one._plain + plain
-    return Summing(like, one._gather, products, plain)
+    if not isinstance(other, Summing):
+        return Summing(like, one._gather, one._products, _sum(one._plain, other))
+    if not other.is_unread or other._gather != one._gather:
+        return None
+    return Summing(like, one._gather, one._products + other._products, _sum(one._plain, other._plain))
+
+
+def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
 
 
 def _total(parts: list[torch.Tensor], dtype: torch.dtype, plain: torch.Tensor | None) -> torch.Tensor:

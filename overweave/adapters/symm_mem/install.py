@@ -39,8 +39,8 @@ def install(strict: bool = False, graphs: bool = False) -> None:
 
     These are `torch.ops.symm_mem.fused_all_gather_matmul`, `fused_matmul_reduce_scatter`,
     `fused_all_gather_scaled_matmul` and `fused_scaled_matmul_reduce_scatter`: what Inductor's asynchronous tensor
-    parallelism, torchtitan's `dist_gemm` and vLLM emit. Results have torch's values and strides, and the first two
-    operators get gradients, which torch's drop.
+    parallelism emits, and torchtitan's `dist_gemm`, with rows of two dimensions. Results have torch's values and
+    strides, and the first two operators get gradients, which torch's drop.
     A call that overweave does not take (a last dimension, float64, a mean in float16, a fake group, torch's own test
     mode) is answered by torch's kernel. On a CPU torch has none, and its plain collectives answer. `overweave.report()`
     counts both, with reasons.

@@ -19,7 +19,7 @@ from overweave.cli.destination import make_folder, write_file
 from overweave.cli.limits import allowed_s, files_of, limited
 from overweave.cli.pictures.gantt import print_table
 from overweave.cli.progress import progress
-from overweave.errors import InputError
+from overweave.errors import PACKAGES, InputError
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
 from overweave.tuner.measure.losses import fitted, free_bytes, gpu_here, losses_here, measured_names
@@ -72,7 +72,7 @@ def characterize(
         write_file(out / "losses.csv", _csv(found))
         if HAS_PICTURES:
             write_file(out / "losses.png", save_losses(found, where))
-        told = "and losses.png" if HAS_PICTURES else "; pictures need matplotlib: pip install 'overweave[viz]'"
+        told = "and losses.png" if HAS_PICTURES else f"; pictures need matplotlib: {PACKAGES['matplotlib']}"
         console.print(f"{out}: losses.csv {told}", soft_wrap=True)
 
 

@@ -16,7 +16,9 @@ from overweave.runtime.finding import Check, Finding, installed
 from overweave.tuner.store.caches import cache_folders
 
 try:
+    from overweave.memory.cuda.card import current_gpu
     from overweave.runtime.diagnosis import CHECKS, has_gpu
+    from overweave.tuner.store.machines import found_machine
 except ModuleNotFoundError as error:  # a doctor is asked where something is missing
     _missing = str(error.name).partition(".")[0]
 
@@ -61,7 +63,19 @@ def _caches() -> Finding:
     return cache_finding(cache_folders())
 
 
-ALL_CHECKS = (Check("packages", _packages), *CHECKS, Check("caches", _caches))
+def _machine() -> Finding:
+    found = found_machine(current_gpu())
+    if found.is_sure:
+        return Finding("ok", str(found))
+    return Finding("note", str(found), "" if found.basis == "measured" else "overweave calibrate")
+
+
+ALL_CHECKS = (
+    Check("packages", _packages),
+    *CHECKS,
+    Check("machine", _machine, needs_gpu=True),
+    Check("caches", _caches),
+)
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False) -> None:

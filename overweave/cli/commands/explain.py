@@ -12,14 +12,13 @@ from rich.text import Text
 from overweave.cli.limits import files_of, limited
 from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of, tell_of_rounding
 from overweave.errors import InputError
-from overweave.hardware.machine import load
 from overweave.ir.operators.registry import operator_of
 from overweave.ops.explain import device_of, target_for
 from overweave.tuner.model.choose import explained
 from overweave.tuner.model.heuristic import advise, serves
-from overweave.tuner.model.rank import machine_of
 from overweave.tuner.model.weigh import State
 from overweave.tuner.space.shapes import DtypeWord
+from overweave.tuner.space.target import target_named
 
 # Of a row, by what is known of its candidate: the words say it, too.
 STYLES: dict[State, str] = {"measured": "green", "simulated": "yellow", "impossible": "dim", "unknown": "dim italic"}
@@ -37,7 +36,9 @@ def explain(
     dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="cuda without a GPU at hand means an H200")] = "cuda",
     after: Annotated[str, typer.Option(help=AFTER_HELP)] = "",
-    machine: Annotated[str | None, typer.Option(help="Tell the static heuristic's choice on this machine, too")] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="A machine, or a file of one: what its GPUs would take; else the GPU at hand")
+    ] = None,
     norm: Annotated[bool, typer.Option("--norm", help="As --after residual+rms_norm")] = False,
 ) -> None:
     """Say which plan an operator would take for a shape, and why."""
@@ -45,10 +46,12 @@ def explain(
     if norm and after:
         raise InputError(f"explain --norm --after {after[:60]}", "two endings", "Join all of it by + behind --after")
     case = case_of(shape, "residual+rms_norm" if norm else after)
-    problem, target = case.problem(operator, world, dtype), target_for(device_of("explain", device))
-    files = files_of(machine)
+    if machine is not None and device == "cpu":
+        raise InputError(f"explain --machine {machine[:60]} --device cpu", "a CPU", "Leave one of the two out")
+    problem, files = case.problem(operator, world, dtype), files_of(machine)
     with limited(*files) if files else nullcontext():
-        where = load(machine) if machine else machine_of(target, world)
+        target = target_named(machine, world) if machine is not None else target_for(device_of("explain", device))
+        where = target.machine(world)
         advice = advise(problem, where) if where is not None and serves(problem, where) else None
     choice = explained(problem, target)
     tell_of_rounding(record, case, world)

@@ -186,7 +186,8 @@ def _table(report: Report, machine: Machine) -> Table:
     if report.matmul_us:  # kernels of authors are no matmul of the library's
         caption += f", matmul alone {report.matmul_us:.1f} us, "
         caption += f"effective communication {report.effective_communication_us:.1f} us"
-    table = Table(title=Text(f"{report.plan} on {machine.title}"), title_justify="left", title_style="bold")
+    title = Text(f"{report.plan} on {machine.name}: {machine.title}")
+    table = Table(title=title, title_justify="left", title_style="bold")
     table.caption, table.caption_justify = caption, "left"
     for column in _COLUMNS:
         table.add_column(column, justify="right")

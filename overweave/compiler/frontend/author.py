@@ -94,6 +94,21 @@ class Source(Struct, frozen=True):
         return next((value for one, value in given if one.arg == name), None)
 
     @property
+    def tuned(self) -> frozenset[str]:
+        """The constants that `@triton.autotune` sets: those that its configs name, or all where nothing tells them."""
+        for decorator in self.file.functions[self.name].decorator_list:
+            named = decorator.func if isinstance(decorator, ast.Call) else decorator
+            if isinstance(decorator, ast.Call) and ast.unparse(named).split(".")[-1] == "autotune":
+                configs = next((one.value for one in decorator.keywords if one.arg == "configs"), None)
+                configs = configs or (decorator.args[0] if decorator.args else None)
+                if isinstance(configs, ast.Name):
+                    configs = self.file.constant(configs.id)
+                listed = [one for one in ast.walk(configs) if isinstance(one, ast.Dict)] if configs else []
+                keys = [key.value if isinstance(key, ast.Constant) else None for one in listed for key in one.keys]
+                return frozenset(map(str, keys)) if keys and None not in keys else self.constants
+        return frozenset()
+
+    @property
     def file_numbers(self) -> dict[str, int]:
         """The whole numbers at the top of the file that no parameter hides."""
         return {name: value for name, value in self.file.numbers.items() if name not in self.parameters}

@@ -206,6 +206,10 @@ class _Loop:
         for kind in kinds if is_load else kinds[:1]:
             if kind not in FREE:
                 raise self.refused(kind.of or self.variable)
+        is_last = not is_load and len(kinds) > 1 and kinds[0] == STEADY and kinds[1] in (TURN, DATA)
+        if is_last and name in ("store", "scatter", "atomic_xchg", "atomic_cas"):
+            found = "every turn stores to one place, and parts are walked in the order in which they arrive"
+            raise self.place.error(found, "Store behind the loop, or at a place of the turn's own")
         others = [kind for kind in kinds[1:] if kind not in FREE]
         if others and not is_load and (kinds[0] != STEADY or name.startswith("atomic_")):
             raise self.refused(others[0].of or self.variable)

@@ -10,7 +10,8 @@
     # @overweave.store C=c_ptr[M, N]               above a store
     # @overweave.stream S                          above the loop that walks a streamed axis
 
-A dimension is an axis, `2 * M + 1` blocks along one, or an extent of its own. What a comment says becomes data here.
+A dimension is an axis, `2 * M + 1` blocks along one, `blocks(M)`, or an extent of its own. What a comment says becomes
+data here.
 SOURCE: the annotations of AutoOverlap, listing 1.
 """
 
@@ -190,7 +191,7 @@ def _expression(place: Place, text: str) -> Polynomial:
     try:
         return parse_expression(text)
     except ExpressionError as error:
-        cure = "Use names, whole numbers, +, -, *, //, cdiv(a, b), tensor.shape[0] and parentheses"
+        cure = "Use names, whole numbers, +, -, *, //, cdiv(a, b), tensor.shape[0], blocks(AXIS) and parentheses"
         raise place.error(f"{text.strip()[:40]!r} is no integer expression: {error}", cure) from None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -66,19 +67,19 @@ class File:
 
     @cached_property
     def _assigned(self) -> dict[str, ast.expr]:
-        found: dict[str, list[ast.expr | None]] = {}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                continue
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            targets = [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign | ast.For) else targets
-            is_plain = node in self.tree.body and isinstance(node, ast.Assign | ast.AnnAssign)
-            for target in targets:
-                for one in ast.walk(target):
-                    if isinstance(one, ast.Name) and not self._is_local(one):
-                        value = node.value if is_plain and one is target else None  # type: ignore[union-attr]
-                        found.setdefault(one.id, []).append(value)
-        return {name: values[0] for name, values in found.items() if len(values) == 1 and values[0] is not None}
+        """What is bound once, by a statement at the top of the file."""
+        bound = Counter(one.id for one in ast.walk(self.tree) if isinstance(one, ast.Name) and self._is_bound(one))
+        found: dict[str, ast.expr] = {}
+        for node in self.tree.body:
+            target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+            target = node.target if isinstance(node, ast.AnnAssign) else target
+            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            if isinstance(target, ast.Name) and value is not None and bound[target.id] == 1:
+                found[target.id] = value
+        return found
+
+    def _is_bound(self, node: ast.Name) -> bool:
+        return isinstance(node.ctx, ast.Store) and not self._is_local(node)
 
     def _is_local(self, node: ast.Name) -> bool:
         return any(one.lineno <= node.lineno <= (one.end_lineno or 0) for one in self.functions.values())

@@ -8,15 +8,14 @@ tile's number into blocks give the blocks themselves.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.compiler.emit.kernel import Kernel
-from overweave.compiler.frontend.directives import AccessDirective, StreamDirective, TileIdDirective
-from overweave.compiler.frontend.evaluate import Arguments, Expressions, folded, operated
+from overweave.compiler.frontend.directives import TileIdDirective
+from overweave.compiler.frontend.evaluate import Arguments, Expressions, operated
 from overweave.compiler.frontend.files import number_of
 from overweave.compiler.frontend.polynomials import (
     ZERO,
@@ -28,7 +27,6 @@ from overweave.compiler.frontend.polynomials import (
     number,
     one,
     rounded_up,
-    tags_of,
 )
 from overweave.compiler.frontend.values import (
     CARRIED,
@@ -36,7 +34,6 @@ from overweave.compiler.frontend.values import (
     NUMBERED,
     Condition,
     Constant,
-    Descriptor,
     Number,
     Several,
     Value,
@@ -47,40 +44,14 @@ from overweave.compiler.frontend.values import (
     joined,
     unknown,
 )
+from overweave.compiler.frontend.walk.loops import Loop, after_turns, marked, step_of
+from overweave.compiler.frontend.walk.reached import Begun, Followed, Reached
+from overweave.compiler.frontend.walk.tree import assigned, below, defaults, dotted, names_in
+from overweave.compiler.frontend.walk.words import folded
 
 MOST_DEEP = 12
 BUILTINS = {"min": "minimum", "max": "maximum", "range": "range", "int": "int"}
 STORES = ("store", "scatter")
-
-
-class Reached(Struct, frozen=True):
-    """A load or store. said: its directive, if it has one. place: a pointer or descriptor. given: of the call.
-
-    guard: what must hold for it to be reached. line: of the call.
-    """
-
-    said: AccessDirective | None
-    kind: str
-    place: Value
-    given: Arguments
-    guard: Condition
-    line: int
-
-
-class Begun(Struct, frozen=True):
-    """Where a streamed loop begins."""
-
-    said: StreamDirective
-    low: Polynomial
-
-
-class Followed(Struct, frozen=True):
-    """Everything that a tile reaches, the regions whose blocks are not those of the first by their lines, and where
-    streamed loops begin."""
-
-    reached: tuple[Reached, ...]
-    other_blocks: tuple[int, ...]
-    begun: tuple[Begun, ...]
 
 
 def follow(kernel: Kernel, given: Mapping[str, Any] | None = None) -> Followed:
@@ -107,15 +78,16 @@ class _Walk:
         self.other_blocks: list[int] = []
         self.begun: list[Begun] = []
         self.guard = Condition(())
+        self.within: frozenset[str] = frozenset()
         self.is_probing = 0
         self.depth = 0
         self.returned: list[tuple[Value, Condition]] = []
         self.forms: dict[str, Value] = {}
         statements = [node for one in functions for node in ast.walk(one) if isinstance(node, ast.stmt)]
-        self.said = _below(statements, [one.directive for one in (*kernel.loads, *kernel.stores)])
-        self.streams = _below(statements, [one.directive for one in kernel.streams])
+        self.said = below(statements, [one.directive for one in (*kernel.loads, *kernel.stores)])
+        self.streams = below(statements, [one.directive for one in kernel.streams])
         tile_ids = [mark.directive for mark in kernel.source.of_kind(TileIdDirective) if kernel.loop is not None]
-        self.tiles = next(iter(_below(statements, tile_ids)), -1)
+        self.tiles = next(iter(below(statements, tile_ids)), -1)
         self.current: Sequence[Any] = ()
 
     def _argument(self, name: str, given: Mapping[str, Any]) -> Value:
@@ -174,7 +146,7 @@ class _Walk:
         try:
             return bool(rule(node)) if rule else False
         except TooLarge:
-            for name in _assigned([node]):
+            for name in assigned([node]):
                 self.expressions.variables[name] = unknown("a long expression", tags=frozenset({CARRIED}))
             return False
         finally:
@@ -250,10 +222,10 @@ class _Walk:
 
     def _while(self, node: ast.While) -> None:
         tags = comes_from(self.expressions.value(node.test)) | {CARRIED}
-        loop = _Loop(node.lineno, one(Result(f"the turns of line {node.lineno}", (), tags)))
+        loop = Loop(node.lineno, one(Result(f"the turns of line {node.lineno}", (), tags)))
         before = self._before(node)
         counted = self._counted(node, self._steps(node, loop, before), before)
-        self._turn(node, loop if counted is None else _Loop(node.lineno, counted), before)
+        self._turn(node, loop if counted is None else Loop(node.lineno, counted), before)
 
     def _counted(self, node: ast.While, steps: Mapping[str, Any], before: Mapping[str, Value]) -> Polynomial | None:
         """How many turns `while n < end` has, where n goes on by a number and the end stays."""
@@ -262,58 +234,60 @@ class _Walk:
             return None
         name, end = ast.unparse(test.left), self.expressions.value(test.comparators[0])
         begun, step = before.get(name), steps.get(name)
-        is_steady = not _names_in(test.comparators[0]) & set(_assigned(node.body))
+        is_steady = not names_in(test.comparators[0]) & set(assigned(node.body))
         if not (is_steady and isinstance(begun, Number) and isinstance(end, Number) and step):
             return None
         return rounded_up(end.poly - begun.poly, step[0]) if (step[0].constant or 0) > 0 else None
 
     def _for(self, node: ast.For) -> None:
         loop = self._loop(node)
-        if self.is_call and (folded(loop.count, self.numbers).constant or 1) <= 0:
+        count = folded(loop.count, self.numbers).constant if self.is_call else None
+        if count is not None and count <= 0:
             return
         self._turn(node, loop, self._before(node))
 
     def _before(self, node: ast.For | ast.While) -> dict[str, Value]:
         known = self.expressions.variables
-        return {name: known[name] for name in _assigned(node.body) if name in known}
+        return {name: known[name] for name in assigned(node.body) if name in known}
 
-    def _turn(self, node: ast.For | ast.While, loop: _Loop, before: Mapping[str, Value]) -> None:
+    def _turn(self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, Value]) -> None:
         """Walks a loop once, for all of its turns."""
         steps, guard = self._steps(node, loop, before), self.guard
-        inside = {name: _after(before[name], steps[name], loop, loop.turn) for name in before}
+        inside = {name: after_turns(before[name], steps[name], loop, loop.turn) for name in before}
         self.expressions.variables |= inside
         if loop.is_guard:
             self.guard = both(guard, compared(Number(loop.count), Number(ZERO), ">"))
         self._enter(node, loop)
+        within, self.within = self.within, self.within | loop.reordered
         self.block(node.body)
-        self.guard = guard
-        for name in _assigned(node.body):
+        self.guard, self.within = guard, within
+        for name in assigned(node.body):
             if name in before:
-                self.expressions.variables[name] = _after(before[name], steps[name], loop, loop.count)
+                self.expressions.variables[name] = after_turns(before[name], steps[name], loop, loop.count)
             else:
                 left = self.expressions.variables.get(name, Constant(None))
                 self.expressions.variables[name] = unknown(name, left, tags=loop.tags)
 
-    def _steps(self, node: ast.For | ast.While, loop: _Loop, before: Mapping[str, Value]) -> dict[str, Any]:
+    def _steps(self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, Value]) -> dict[str, Any]:
         """By how much each variable goes on in a turn; None for what does so in another way."""
-        marks = {name: _marked(name, value) for name, value in before.items()}
+        marks = {name: marked(name, value) for name, value in before.items()}
         kept, self.is_probing = dict(self.expressions.variables), self.is_probing + 1
         self.expressions.variables |= marks
         self._enter(node, loop)
         self.block(node.body)
         after = self.expressions.variables
         made = {name: after.get(name, Constant(None)) for name in before}
-        steps = {name: () if made[name] == before[name] else _step(marks[name], made[name], loop) for name in before}
+        steps = {name: () if made[name] == before[name] else step_of(marks[name], made[name], loop) for name in before}
         self.expressions.variables, self.is_probing = kept, self.is_probing - 1
         return steps
 
-    def _enter(self, node: ast.For | ast.While, loop: _Loop) -> None:
+    def _enter(self, node: ast.For | ast.While, loop: Loop) -> None:
         if isinstance(node, ast.For):
             self._set(node.target, loop.variable)
         if loop.is_of_tiles and not self.kernel.regions:
             self._blocks()
 
-    def _loop(self, node: ast.For) -> _Loop:
+    def _loop(self, node: ast.For) -> Loop:
         """A loop over a range."""
         values = [self.expressions.value(arg) for arg in node.iter.args] if isinstance(node.iter, ast.Call) else []
         polys = [value.poly for value in values if isinstance(value, Number)]
@@ -328,12 +302,12 @@ class _Walk:
         if stream and not self.depth:
             begun = Begun(stream[0], low)
             self.begun += [begun] if not self.is_probing and begun not in self.begun else []
-            return _Loop(node.lineno, end, variable=Number(one(BlockOf(stream[0].axis))))
+            return Loop(node.lineno, end, variable=Number(one(BlockOf(stream[0].axis))), is_streamed=True)
         if node.lineno == self.tiles and not self.depth:
             turn = one(Result("the tile's turn", (), frozenset({NUMBERED})))
-            return _Loop(node.lineno, end, is_of_tiles=True, variable=Number(low + turn * step), turn=turn)
+            return Loop(node.lineno, end, is_of_tiles=True, variable=Number(low + turn * step), turn=turn)
         turn = one(Turn(node.lineno, end))
-        return _Loop(node.lineno, end, variable=Number(low + turn * step), is_guard=True)
+        return Loop(node.lineno, end, variable=Number(low + turn * step), is_guard=True)
 
     # what expressions ask
 
@@ -350,7 +324,7 @@ class _Walk:
 
     def word(self, call: ast.Call) -> str:
         """The word of the language that is called, or Python's own of the same meaning."""
-        language, name = self.file.language, _dotted(call.func)
+        language, name = self.file.language, dotted(call.func)
         head, _, last = name.rpartition(".")
         if name in self.file.functions:
             return ""
@@ -361,7 +335,7 @@ class _Walk:
 
     def called(self, call: ast.Call, arguments: Arguments) -> Value | None:
         """What a function returns that can be read, here or in another file; None for one of Triton or Python."""
-        name = _dotted(call.func)
+        name = dotted(call.func)
         found = self.file.function(name) if name else None
         if found is None or self.depth > MOST_DEEP:
             is_known = self.file.is_of_triton(name) or name.split(".")[0] in self.expressions.variables
@@ -371,9 +345,9 @@ class _Walk:
             return unknown(name, *values, tags=frozenset({ELSEWHERE}))
         helper, file = found
         outside, returned, before = self.expressions.variables, self.returned, self.file
-        defaults = _defaults(helper)
+        listed = defaults(helper)
         self.file = file
-        given: dict[str, Value] = {one: self.expressions.value(value) for one, value in defaults.items()}
+        given: dict[str, Value] = {one: self.expressions.value(value) for one, value in listed.items()}
         names = [one.arg for one in (*helper.args.posonlyargs, *helper.args.args, *helper.args.kwonlyargs)]
         given |= dict(zip(names, arguments[0], strict=False)) | arguments[1]
         self.expressions.variables, self.returned = given, []
@@ -390,30 +364,9 @@ class _Walk:
             return
         is_store = kind in STORES
         said = [each for each in self.current if each.is_store == is_store and not kind.startswith("atomic_")]
-        self.found.append(Reached(said[0] if said else None, kind, place, arguments, self.guard, call.lineno))
-
-
-class _Loop:
-    """A loop: its variable, the number of its turn, how many turns there are. is_guard: what stands in it is reached
-    where there are any."""
-
-    def __init__(
-        self,
-        line: int,
-        count: Polynomial,
-        variable: Value | None = None,
-        turn: Polynomial | None = None,
-        is_of_tiles: bool = False,
-        is_guard: bool = False,
-    ) -> None:
-        self.count, self.is_of_tiles, self.is_guard = count, is_of_tiles, is_guard
-        self.variable = Constant(None) if variable is None else variable
-        self.turn = one(Turn(line, count)) if turn is None else turn
-
-    @property
-    def tags(self) -> frozenset[str]:
-        """What a variable comes from that goes on in it, in whatever way."""
-        return tags_of(self.count) | {CARRIED} | ({NUMBERED} if self.is_of_tiles else set())
+        self.found.append(
+            Reached(said[0] if said else None, kind, place, arguments, self.guard, call.lineno, self.within)
+        )
 
 
 def _returned(values: Sequence[tuple[Value, Condition]]) -> Value:
@@ -426,49 +379,6 @@ def _returned(values: Sequence[tuple[Value, Condition]]) -> Value:
     return made
 
 
-def _defaults(helper: ast.FunctionDef) -> dict[str, ast.expr]:
-    listed, named = [*helper.args.posonlyargs, *helper.args.args], helper.args.kwonlyargs
-    found = dict(zip(reversed(listed), reversed(helper.args.defaults), strict=False))
-    found |= {one: value for one, value in zip(named, helper.args.kw_defaults, strict=True) if value is not None}
-    return {one.arg: value for one, value in found.items()}
-
-
-def _marked(name: str, value: Value) -> Value:
-    if isinstance(value, Descriptor):
-        offsets = tuple(unknown(name, tags=frozenset({CARRIED})).poly for _ in value.offsets)
-        return replace(value, offsets=offsets)
-    rank = value.rank if isinstance(value, Number) else 0
-    return Number(unknown(name, tags=frozenset({CARRIED})).poly, rank)
-
-
-def _step(mark: Value, after: Value, loop: _Loop) -> Any:
-    if mark == after:
-        return ()
-    if isinstance(mark, Number) and isinstance(after, Number) and mark.rank == after.rank:
-        pairs = [(mark.poly, after.poly)]
-    elif isinstance(mark, Descriptor) and isinstance(after, Descriptor):
-        pairs = list(zip(mark.offsets, after.offsets, strict=False))
-    else:
-        return None
-    steps = tuple(new - old for old, new in pairs)
-    turning = loop.turn.atoms - loop.count.atoms
-    is_even = all(CARRIED not in comes_from(Number(one)) and not one.atoms & turning for one in steps)
-    return steps if is_even else None
-
-
-def _after(value: Value, step: Any, loop: _Loop, turns: Polynomial) -> Value:
-    """A variable after so many turns."""
-    if step == ():
-        return value
-    if isinstance(value, Descriptor) and step is not None:
-        offsets = tuple(old + turns * by for old, by in zip(value.offsets, step, strict=True))
-        return replace(value, offsets=offsets)
-    if isinstance(value, Number) and step is not None:
-        return Number(value.poly + turns * step[0], value.rank)
-    rank = value.rank if isinstance(value, Number) else 0
-    return Number(unknown("a sum", tags=comes_from(value) | loop.tags).poly, rank)
-
-
 def in_numbers(value: Value, numbers: Mapping[str, int]) -> Value:
     """A value with the numbers of a call in the place of their names."""
     if isinstance(value, Number):
@@ -476,36 +386,3 @@ def in_numbers(value: Value, numbers: Mapping[str, int]) -> Value:
     if isinstance(value, Condition):
         return replace(value, parts=tuple(folded(part, numbers) for part in value.parts))
     return Several(tuple(in_numbers(each, numbers) for each in value.values)) if isinstance(value, Several) else value
-
-
-def _below(statements: Sequence[ast.stmt], directives: Sequence[Any]) -> dict[int, list[Any]]:
-    """The line of the statement below each directive -> the directives above it."""
-    lines = sorted({one.lineno for one in statements})
-    found: dict[int, list[Any]] = {}
-    for said in dict.fromkeys(directives):
-        below = next((line for line in lines if line > said.place.line), None)
-        if below is not None:
-            found.setdefault(below, []).append(said)
-    return found
-
-
-def _names_in(node: ast.expr) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-
-
-def _assigned(statements: Sequence[ast.stmt]) -> list[str]:
-    return list(dict.fromkeys(_names_set(statements)))
-
-
-def _names_set(statements: Sequence[ast.stmt]) -> Iterator[str]:
-    for statement in statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                yield node.id
-
-
-def _dotted(node: ast.expr) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    left = _dotted(node.value) if isinstance(node, ast.Attribute) else ""
-    return f"{left}.{node.attr}" if left and isinstance(node, ast.Attribute) else ""

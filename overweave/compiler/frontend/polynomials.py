@@ -192,13 +192,10 @@ def _without(atoms: Monomial, taken: Monomial) -> Monomial | None:
 def least(poly: Polynomial, positive: frozenset[str]) -> int | None:
     """The least value that terms tell, where `positive` names are at least 1 and all but names at least 0."""
     made = poly.replaced(lambda atom: one(atom) + number(1) if atom in positive else None)
-    if any(factor < 0 or not positive.issuperset(filter(_is_name, atoms)) for atoms, factor in made.terms if atoms):
+    unknown = [atom for atoms, _ in made.terms for atom in atoms if isinstance(atom, str) and atom not in positive]
+    if unknown or any(factor < 0 for atoms, factor in made.terms if atoms):
         return None
     return sum(factor for atoms, factor in made.terms if not atoms)
-
-
-def _is_name(atom: Atom) -> bool:
-    return isinstance(atom, str)
 
 
 def tags_of(*values: Polynomial) -> frozenset[str]:

@@ -13,14 +13,29 @@ from typing import Any
 
 from overweave.compiler.emit.kernel import Kernel
 from overweave.compiler.frontend.directives import AccessDirective, Place
-from overweave.compiler.frontend.evaluate import folded
 from overweave.compiler.frontend.expressions import affine_in, is_of_blocks
-from overweave.compiler.frontend.follow import STORES, Begun, Followed, Reached, follow
-from overweave.compiler.frontend.places.access import AccessCheck, Open
+from overweave.compiler.frontend.follow import STORES, follow
+from overweave.compiler.frontend.language import ATOMIC
+from overweave.compiler.frontend.places.access import AccessCheck
 from overweave.compiler.frontend.places.bounds import Bounds, Extents
 from overweave.compiler.frontend.places.dimensions import Side
-from overweave.compiler.frontend.polynomials import ZERO, Polynomial, Result, TooLarge, divided, number, rounded_up
-from overweave.compiler.frontend.values import ELSEWHERE, GREATEST, LEAST, NUMBERED, Number, comes_from
+from overweave.compiler.frontend.places.judged import Open
+from overweave.compiler.frontend.polynomials import (
+    ZERO,
+    BlockOf,
+    Polynomial,
+    Result,
+    TooLarge,
+    divided,
+    number,
+    rounded_up,
+)
+from overweave.compiler.frontend.values import ELSEWHERE, GREATEST, LEAST, NUMBERED, Descriptor, Number, comes_from
+from overweave.compiler.frontend.walk.loops import TILES
+from overweave.compiler.frontend.walk.reached import Begun, Followed, Reached
+from overweave.compiler.frontend.walk.words import folded
+
+ADDING = ("atomic_add", "atomic_max", "atomic_min", "atomic_and", "atomic_or", "atomic_xor")  # in any order
 
 
 def check_places(kernel: Kernel, given: Mapping[str, Any] | None = None) -> None:
@@ -51,6 +66,8 @@ class _Check:
         opened: set[str] = set()
         for begun in followed.begun if self.is_call else ():
             self._check_begun(begun)
+        for loop in sorted(frozenset[str]().union(*(one.within for one in followed.reached))):
+            self._check_memory(loop, [one for one in followed.reached if loop in one.within])
         for reached in followed.reached:
             self._check_number(reached)
             if reached.said is None:
@@ -95,6 +112,24 @@ class _Check:
                 raise said.place.error(
                     f"a tile stores {named} of its {' x '.join(map(str, sizes))} elements", "Store the whole tile"
                 )
+
+    def _check_memory(self, loop: str, inside: list[Reached]) -> None:
+        """Memory carries nothing from turn to turn of a loop whose turns come in another order: what is loaded in it is
+        not stored in it, but at a place of the turn's own."""
+        own = {loop} if loop != TILES else {axis.name for axis in self.kernel.grid}
+        stores = [one for one in inside if one.kind in STORES or one.kind.startswith(ATOMIC)]
+        for load in (one for one in inside if one.kind not in STORES):
+            for store in stores:
+                shared = _pointers(load, self.kernel) & _pointers(store, self.kernel)
+                places = {_poly(load), _poly(store)}
+                is_own = len(places) == 1 and all(BlockOf(axis) in _poly(load).atoms for axis in own)
+                if shared and not is_own and not (load is store and load.kind in ADDING):
+                    what = "tiles" if loop == TILES else f"parts of {loop}"
+                    found = (
+                        f"{sorted(shared)[0]} is loaded and stored in a loop over {what}, which come in another order"
+                    )
+                    cure = "Carry it in a variable as a sum or a maximum, or give each turn a place of its own"
+                    raise self._at(store.line).error(found, cure)
 
     def _check_number(self, reached: Reached) -> None:
         """Nothing that is loaded or stored depends on which program it is, or on the number that its tile had."""
@@ -143,6 +178,17 @@ class _Check:
             found.insert(0, side)
             stride = stride * extent
         return found
+
+
+def _poly(reached: Reached) -> Polynomial:
+    """Where it reaches, or begins to."""
+    place = reached.place
+    return place.poly if isinstance(place, Number) else place.pointer if isinstance(place, Descriptor) else ZERO
+
+
+def _pointers(reached: Reached, kernel: Kernel) -> frozenset[str]:
+    """The parameters that it reaches memory through."""
+    return _poly(reached).names & frozenset(kernel.source.parameters) - kernel.symbols - kernel.source.constants
 
 
 def _is_multiple(low: Polynomial, block: Polynomial) -> bool:

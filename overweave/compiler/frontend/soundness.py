@@ -22,6 +22,7 @@ from overweave.compiler.frontend.names import (
     assignments,
     calls_in,
     used_names,
+    walk,
 )
 from overweave.compiler.frontend.polynomials import Polynomial, number
 from overweave.compiler.frontend.rectangles import check_places
@@ -43,6 +44,7 @@ def check_kernel(kernel: Kernel) -> None:
         _check_access(kernel, access, origins)
     _check_twins((*kernel.loads, *kernel.stores))
     _check_touches(kernel, callees, origins)
+    _check_locks(kernel)
     _check_dispatch(kernel)
     _check_extents(kernel)
     _check_jumps(kernel)
@@ -191,7 +193,8 @@ def _unseen(touch: Touch, text: str) -> tuple[str, str]:
         found = f"`{text}` reaches {touch.parameter} by {what} of its own, which no directive can name"
         return found, f"Let {touch.by} make the pointers, and load or store in the kernel itself"
     if touch.kind == "atomic":
-        return f"`{text}` changes {touch.parameter}", "Give what atomics change a parameter without directives"
+        found = f"`{text}` changes {touch.parameter} by atomics: no tile's store is the last, so none can be announced"
+        return found, "Let each tile store a part of its own, such as C[SPLIT, M, N] or C[blocks(K), N], and add these"
     found = f"another {touch.kind} of {touch.parameter} has no directive: `{text}`"
     return found, "Annotate every load and store of a tensor that is annotated"
 
@@ -215,6 +218,24 @@ def _check_dispatch(kernel: Kernel) -> None:
         raise kernel.source.place().error(found, "Move it above `dispatch begin`: the compiler replaces the region")
 
 
+def _check_locks(kernel: Kernel) -> None:
+    """Programs that wait for each other, as in stream-K, have an order that no schedule may change."""
+    source = kernel.source
+    for call in calls_in(source.function.body):
+        word = source.language.word(call)
+        if word == "atomic_cas" or (word == "atomic_xchg" and _is_waited(source, call)):
+            text = source.module.code_for_node(call).split("\n")[0][:60]
+            found = f"`{text}` lets programs wait for each other (a lock, stream-K), and tiles come in another order"
+            raise source.place().error(
+                found, "Split K into blocks of an axis, and store each part to a slab of its own"
+            )
+
+
+def _is_waited(source: Source, call: cst.Call) -> bool:
+    loops = [one for one in walk(source.function.body) if isinstance(one, cst.While)]
+    return any(call is each for loop in loops for each in calls_in(loop.test))
+
+
 def _check_extents(kernel: Kernel) -> None:
     """The numbers that directives name are the caller's wherever they are used."""
     said = [one for axis in kernel.axes for one in (axis.extent, axis.block)]
@@ -229,7 +250,7 @@ def _check_extents(kernel: Kernel) -> None:
 
 def _stepped(text: str, source: Source) -> Polynomial:
     numbers = source.file_numbers
-    return parse_expression(text).replaced(lambda atom: number(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
+    return parse_expression(text).replaced(lambda atom: number(numbers[atom]) if atom in numbers else None)
 
 
 def _last(call: cst.Call) -> str:

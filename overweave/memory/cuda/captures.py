@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from overweave.ir.verify.pause_gc import without_collection
+from overweave.memory.lasting import lasting
 
 
 class Captures:
@@ -25,6 +26,7 @@ class Captures:
         self._stream: torch.cuda.Stream | None = None
         self._first: torch.cuda.CUDAGraph | None = None
 
+    @lasting
     def graph(self, enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph:
         """What `enqueue` puts on a stream, as a graph. Raises whatever it raises."""
         if self._settle is not None:

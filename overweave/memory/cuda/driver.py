@@ -171,9 +171,3 @@ class LinearGraph:
         node = checked(call, outcome)
         self._last = [node]
         return node
-
-
-def exempt_thread_from_capture() -> None:
-    """This thread's calls neither disturb nor join a capture that another thread has under way."""
-    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    checked("cuThreadExchangeStreamCaptureMode", driver.cuThreadExchangeStreamCaptureMode(mode))

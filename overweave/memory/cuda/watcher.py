@@ -26,6 +26,7 @@ from overweave.memory.board.alarm import Alarm
 from overweave.memory.board.board import Board
 from overweave.memory.cuda import driver
 from overweave.memory.device.signals import SATISFIED
+from overweave.memory.lasting import exempt_thread_from_capture
 
 LOOK_EVERY_S = 0.2
 HELD_BACK_S = 0.1  # writes take a thousandth of it
@@ -99,7 +100,7 @@ class Watcher:
 
     def _run(self) -> None:
         torch.cuda.set_device(self._workspace.device)
-        driver.exempt_thread_from_capture()
+        exempt_thread_from_capture()
         while True:
             time.sleep(LOOK_EVERY_S)
             self.look()

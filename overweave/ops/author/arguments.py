@@ -7,16 +7,26 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from overweave.compiler.frontend.author import Source
 from overweave.compiler.frontend.expressions import SHAPE
 from overweave.errors import InputError
-from overweave.ir.dtype import Dtype
+from overweave.ir.dtype import Dtype, MovedDtype
 from overweave.ir.footprint import Operand
 from overweave.ops.call.operands import DTYPES, check_plain
 from overweave.runtime.authored import shape_of, tensor_of
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # what Triton takes beside a kernel's arguments
 MOST_RANKS = 1024
+MOVED: dict[torch.dtype, MovedDtype] = {  # what tiles may exchange; floats alone are added
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e5m2: "float8_e5m2",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.int32: "int32",
+    **DTYPES,  # type: ignore[dict-item]
+}
 POWERS_OF_TWO = ("num_warps",)
 
 
@@ -96,7 +106,9 @@ def check_memory(kernel: str, given: Mapping[str, Any]) -> None:
             )
 
 
-def check_on_paper(source: Source, numbers: object, world_size: object, dtype: Dtype) -> None:
+def check_on_paper(
+    source: Source, numbers: object, world_size: object, dtype: Dtype | Mapping[str, MovedDtype]
+) -> None:
     """What is planned or predicted of a kernel without tensors. Raises InputError."""
     kernel, known = source.name, (*source.parameters, *LAUNCH_OPTIONS)
     if not isinstance(numbers, Mapping) or not all(isinstance(name, str) for name in numbers):
@@ -111,9 +123,10 @@ def check_on_paper(source: Source, numbers: object, world_size: object, dtype: D
             raise InputError(f"plan {kernel}: {name[:40]}", "it has no such parameter", cure)
     if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
         raise InputError(f"plan {kernel}", f"world_size {world_size}"[:60], f"Use 1 to {MOST_RANKS} ranks")
-    if dtype not in DTYPES.values():
-        found = f"dtype {dtype}"[:60]
-        raise InputError(f"plan {kernel}", found, f"Use one of {', '.join(DTYPES.values())}, as a string")
+    for each in dtype.values() if isinstance(dtype, Mapping) else (dtype,):
+        if each not in MOVED.values():
+            found = f"dtype {each}"[:60]
+            raise InputError(f"plan {kernel}", found, f"Use one of {', '.join(MOVED.values())}, as a string")
 
 
 def check_others(kernel: str, operands: Sequence[Operand], given: Mapping[str, Any]) -> None:
@@ -130,3 +143,21 @@ def check_others(kernel: str, operands: Sequence[Operand], given: Mapping[str, A
         if tensor.numel() < elements:
             asked = f"{kernel}: {operand.parameter}, the {[dim.extent for dim in operand.dims]} of {operand.tensor}"
             raise InputError(asked, f"got {list(tensor.shape)}", f"Pass a tensor of at least {elements} elements")
+
+
+def check_dtype(kernel: str, operand: Operand, dtype: torch.dtype, is_added: bool) -> None:
+    """What is moved may be of any dtype that Triton's tiles hold; what is added over ranks is of a float's."""
+    known = DTYPES if is_added else MOVED
+    if dtype not in known:
+        asked = f"{kernel}: {'add' if is_added else 'move'} {operand.tensor} over ranks"
+        raise InputError(asked, f"it is of {dtype}", f"Use one of {', '.join(map(str, known))}")
+
+
+def passed(operand: Operand, rows: int) -> tuple[str, str]:
+    """Whose rows of a tensor a call is given, and how they should come."""
+    if rows > operand.rows:
+        of_whom = f"every rank's {operand.rows} rows, all"
+        return of_whom, "Pass the whole tensor, contiguous; the kernel's numbers are those of what one rank writes"
+    if rows == operand.rows:
+        return "all", "Pass all of it, contiguous"
+    return "this rank's", "Pass its rows as torch.chunk deals them, contiguous"

@@ -21,25 +21,24 @@ from overweave.compiler.emit.kernel import Kernel
 from overweave.compiler.frontend.rectangles import check_places
 from overweave.compiler.frontend.soundness import check_exchanged
 from overweave.errors import InputError, OverweaveError
-from overweave.ir.dtype import Dtype
+from overweave.ir.dtype import Dtype, MovedDtype
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board.board import Board
 from overweave.memory.group import LIVING, Group
-from overweave.memory.outside_inference_mode import lasting
+from overweave.memory.lasting import lasting
 from overweave.ops.author import arguments as asked_arguments
-from overweave.ops.author.arguments import where_of
+from overweave.ops.author.arguments import MOVED, check_dtype, passed, where_of
 from overweave.ops.author.trial import CHECKED, NOT_CHECKED, check_footprint
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
-from overweave.ops.call.operands import DTYPES
 from overweave.ops.call.surroundings import check_untraced
 from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
 from overweave.runtime.backends import load
 from overweave.schedules.communication import CARRYING_TILES
-from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan
+from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan, is_summed
 from overweave.schedules.weave.transports import (
     GATHER,
     SPREAD,
@@ -163,11 +162,11 @@ class Fused:
         self,
         numbers: Mapping[str, int],
         world_size: int,
-        dtype: Dtype = "bfloat16",
+        dtype: Dtype | Mapping[str, MovedDtype] = "bfloat16",
         rank: int | None = None,
         tile_group: int = TILE_GROUP,
     ) -> Plan:
-        """The proven plan of a call. numbers: the kernel's integer arguments by name.
+        """The proven plan of a call. numbers: the kernel's integers. dtype: of what is exchanged, or by tensor.
 
         Raises InputError for what is no call, and ScheduleError.
         """
@@ -247,7 +246,7 @@ def _forget_calls() -> None:
 class _Call:
     """One combination of numbers, tensors and options: planned, proven, agreed on by all ranks, and bound."""
 
-    @lasting()
+    @lasting
     def __init__(self, fused: Fused, group: Group, given: Mapping[str, Any], options: Mapping[str, int]) -> None:
         self.group = group
         try:
@@ -260,7 +259,7 @@ class _Call:
             wanted = fused.wanted
             self.operands = _exchanged(space, wanted)
             rows = {one.tensor: _own_rows(one, wanted, group) for one, _ in self.operands}
-            dtype = _check_tensors(fused.kernel, self.operands, given, rows)
+            dtype = _check_tensors(fused.kernel, self.operands, given, (rows, wanted))
             others = [one for one in (*space.loads, *space.stores) if one.tensor not in rows]
             asked_arguments.check_others(fused.kernel.source.name, others, given)
             self.plan = fused.plan(numbers, group.world_size, dtype, group.rank, options.get("tile_group", TILE_GROUP))
@@ -323,7 +322,8 @@ def by_name(
         given[name] = value
     if len(arguments) > len(names):
         raise InputError(asked, f"{len(arguments)} arguments", f"Pass at most {len(names)}")
-    missing = [name for name in names if name not in given and name not in kernel.source.defaults]
+    chosen = kernel.source.defaults - kernel.source.tuned  # alone, a tuned kernel has another number than its default
+    missing = [name for name in names if name not in given and name not in chosen]
     if missing:
         cure = "Pass every parameter that has no default; overweave.compile_auto chooses those of configs"
         raise InputError(asked, f"{', '.join(missing)} is missing", cure)
@@ -348,13 +348,17 @@ def _own_rows(operand: Operand, wanted: Mapping[str, Asked], group: Group) -> in
 
 
 def _check_tensors(
-    kernel: Kernel, operands: list[tuple[Operand, bool]], given: Mapping[str, Any], rows: Mapping[str, int]
-) -> Dtype:
-    """Every exchanged tensor has the rows that this rank should pass, row-major, all of one dtype. Or InputError."""
-    dtypes = set()
+    kernel: Kernel, operands: list[tuple[Operand, bool]], given: Mapping[str, Any], call: tuple[Any, Any]
+) -> dict[str, MovedDtype]:
+    """The dtypes of exchanged tensors, each of which has the rows that this rank should pass, row-major. Or InputError.
+
+    call: the rows of each, and its schedule.
+    """
+    rows, wanted = call
+    dtypes: dict[str, torch.dtype] = {}
     for operand, _ in operands:
         own, tensor = rows[operand.tensor], tensor_of(given.get(operand.parameter))
-        of_whom, cure = _passed(operand, own)
+        of_whom, cure = passed(operand, own)
         asked = f"{kernel.source.name}: {operand.parameter}, {of_whom} [{own}, {operand.cols}] of {operand.tensor}"
         if tensor is None:
             raise InputError(asked, f"got {type(given.get(operand.parameter)).__name__}", "Pass a tensor")
@@ -364,21 +368,15 @@ def _check_tensors(
         if tensor.data_ptr() % ALIGNED_BYTES and tensor.device.type == "cuda":
             found = f"it begins {tensor.data_ptr() % ALIGNED_BYTES} bytes behind a multiple of {ALIGNED_BYTES}"
             raise InputError(asked, found, "Pass a copy of it")
-        dtypes.add(tensor.dtype)
-    if len(dtypes) != 1 or dtypes - DTYPES.keys():
-        found, known = ", ".join(sorted(map(str, dtypes))), ", ".join(map(str, DTYPES))
-        raise InputError(f"{kernel.source.name}: exchanged tensors of one dtype", f"got {found}", f"Use one of {known}")
-    return DTYPES[dtypes.pop()]  # type: ignore[return-value]
-
-
-def _passed(operand: Operand, rows: int) -> tuple[str, str]:
-    """Whose rows of a tensor a call is given, and how they should come."""
-    if rows > operand.rows:
-        of_whom = f"every rank's {operand.rows} rows, all"
-        return of_whom, "Pass the whole tensor, contiguous; the kernel's numbers are those of what one rank writes"
-    if rows == operand.rows:
-        return "all", "Pass all of it, contiguous"
-    return "this rank's", "Pass its rows as torch.chunk deals them, contiguous"
+        dtypes[operand.tensor] = tensor.dtype
+        check_dtype(kernel.source.name, operand, tensor.dtype, is_summed(transport_of(wanted[operand.tensor])))
+    sums = {str(dtypes[name]) for name, how in wanted.items() if is_summed(transport_of(how))}
+    if len(sums) > 1:
+        cure = "Let a collective add one of them, or write both in one dtype"
+        raise InputError(
+            f"{kernel.source.name}: add tensors over ranks", f"they are of {', '.join(sorted(sums))}", cure
+        )
+    return {name: MOVED[dtype] for name, dtype in dtypes.items()}
 
 
 def _signature_of(value: Any) -> Any:

@@ -14,10 +14,11 @@ from overweave.compiler.emit.kernel import Kernel
 from overweave.compiler.frontend.soundness import check_exchanged
 from overweave.errors import InputError, OverweaveError
 from overweave.hardware.machine import Machine
-from overweave.ir.dtype import Dtype
+from overweave.ir.dtype import Dtype, MovedDtype
 from overweave.memory.group import Group
 from overweave.ops.author.arguments import (
     LAUNCH_OPTIONS,
+    MOVED,
     check_asked,
     check_on_paper,
     check_options,
@@ -27,10 +28,9 @@ from overweave.ops.author.arguments import (
 from overweave.ops.author.compile import OPTIONS, Fused, by_name
 from overweave.ops.call.devices import current
 from overweave.ops.call.groups import GroupLike, group_of, refuse
-from overweave.ops.call.operands import DTYPES
 from overweave.runtime.authored import tensor_of
 from overweave.schedules.moves.moves import AllToAll, Gather, Reduction
-from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan
+from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan, plan_dtype
 from overweave.schedules.weave.transports import GATHER, Asked, wanted_of
 from overweave.sim.author import guessed_tile_us
 from overweave.sim.simulate import total_us
@@ -200,12 +200,16 @@ class AutoFused:
         machine = described(target or Target("cpu"), world_size)
         return judge(self.asked, self.configs, self._prediction(numbers, world_size, dtype), machine)
 
-    def _prediction(self, numbers: Mapping[str, int], world_size: int, dtype: Dtype) -> Callable[[Way, Machine], float]:
+    def _prediction(
+        self, numbers: Mapping[str, int], world_size: int, dtype: Dtype | Mapping[str, MovedDtype]
+    ) -> Callable[[Way, Machine], float]:
+        reckoned = dtype if isinstance(dtype, str) else plan_dtype(dtype.values())
+
         def predict(way: Way, machine: Machine) -> float:
             space, fused = self.kernel.space({**numbers, **dict(way.constants)}), self.fused(way)
             group = dict(way.constants).get("tile_group", TILE_GROUP)
             plan = author_plan(space, fused.wanted, world_size, dtype, None, fused.chosen, group)
-            return total_us(plan, machine, self._tile_us or guessed_tile_us(machine, space, dtype))
+            return total_us(plan, machine, self._tile_us or guessed_tile_us(machine, space, reckoned))
 
         return predict
 
@@ -239,13 +243,16 @@ class _Call:
         if exchanged is None:
             found = f"{' and '.join(auto.asked)} is no tensor"
             raise InputError(asked, found, "Pass this rank's part of what is exchanged")
-        if exchanged.dtype not in DTYPES:
-            raise InputError(asked, f"{exchanged.dtype}", f"Use one of {', '.join(DTYPES.values())}")
-        self.device, self._dtype = exchanged.device, exchanged.dtype
+        held = {tensor: tensor_of(self._stored((tensor,))[0]) for tensor in auto.asked}
+        dtypes = {tensor: one.dtype for tensor, one in held.items() if one is not None}
+        unknown = next((dtype for dtype in dtypes.values() if dtype not in MOVED), None)
+        if unknown is not None:
+            raise InputError(asked, f"{unknown}", f"Use one of {', '.join(MOVED.values())}")
+        self.device, self._dtypes = exchanged.device, {tensor: MOVED[dtype] for tensor, dtype in dtypes.items()}
         self._trial = Trial(self, EFFORT)
         self._options = tuple(sorted(options.items()))
         self._target = target_of(self.device)
-        where = (self.device.type, self._dtype, group.world_size)
+        where = (self.device.type, tuple(self._dtypes.items()), group.world_size)
         self.signature = (tuple(self._numbers.items()), self._options, *where)
 
     @property
@@ -259,13 +266,12 @@ class _Call:
             sorted((tensor, repr(how)) for tensor, how in auto.asked.items()),
             [(constants, auto.kernel.space({**self._numbers, **dict(constants)})) for constants in auto.configs],
             self._options,
-            self._dtype,
+            sorted(self._dtypes.items()),
             fingerprint(self._target, self.group.world_size),
         )
 
     def judged(self) -> tuple[Judged, ...]:
-        dtype: Dtype = DTYPES[self._dtype]  # type: ignore[assignment]
-        predict = self._auto._prediction(self._numbers, self.group.world_size, dtype)
+        predict = self._auto._prediction(self._numbers, self.group.world_size, self._dtypes)
         machine = described(self._target, self.group.world_size)
         return judge(self._auto.asked, self._auto.configs, predict, machine)
 

@@ -20,7 +20,7 @@ from overweave.errors import InputError, OverweaveError
 from overweave.lang.mapping import TileChannel
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
-from overweave.memory.outside_inference_mode import lasting
+from overweave.memory.lasting import lasting
 from overweave.ops.author.arguments import LAUNCH_OPTIONS
 from overweave.ops.call.devices import current, own_device
 from overweave.ops.call.groups import GroupLike, group_of, refuse
@@ -63,7 +63,7 @@ class TileProgram:
     after that `overweave.reset()`.
     """
 
-    @lasting()
+    @lasting
     def __init__(
         self,
         buffers: Mapping[str, SymmetricBuffer],

@@ -24,7 +24,6 @@ from typing import Any
 import msgspec
 import torch
 
-from overweave import __version__
 from overweave.compiler.emit.kernel import Kernel
 from overweave.compiler.frontend.follow import follow
 from overweave.compiler.frontend.polynomials import BlockOf, Lane, TooLarge
@@ -104,7 +103,7 @@ def _kept(kernel: Kernel, trial: _Trial, anew: bool) -> _Verdict:
     """What was found of a kernel, by this process or an earlier one; others of this machine wait for it."""
     data = msgspec.json.encode(trial)
     problem = msgspec.json.encode([trial.kernel, trial.constants, trial.tensors], order="sorted")
-    text = (*kernel.source.file.texts(), kernel.source.text, __version__, sys.version)
+    text = (*kernel.source.file.texts(), kernel.source.text, sys.version)
     digest = blake2b("\0".join(text).encode() + problem, digest_size=12).hexdigest()
     folder = cache_folders()["overweave"] / "footprints"
     path = folder / f"{digest}.json"

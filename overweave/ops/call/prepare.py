@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 
+import torch.distributed as dist
 from msgspec.structs import replace
 
-from overweave.errors import InputError, KernelUnavailable, OverweaveError, ScheduleError
+from overweave.errors import InputError, KernelUnavailable, MachineError, PeerError, ScheduleError
 from overweave.ir.epilogue import Z
 from overweave.ir.plan import X_REST, Plan
 from overweave.ir.problem import Problem
@@ -14,7 +15,8 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board.board import Board
 from overweave.memory.fast_empty import maker
 from overweave.memory.group import Group
-from overweave.memory.outside_inference_mode import lasting
+from overweave.memory.lasting import lasting
+from overweave.memory.subgroups import NCCL
 from overweave.ops.call.counts import RowCounts
 from overweave.ops.call.devices import ALIGNED_BYTES, is_captured
 from overweave.ops.call.groups import refuse
@@ -34,8 +36,9 @@ from overweave.tuner.space.space import Candidate, library_path, obstacle
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.agreement import agreed_knowledge
 
+CAPTURED, WORDS_BYTES = b" in a capture", 200  # what ranks tell each other of a call that is captured
 
-@lasting()
+
 def prepare(
     key: Key,
     problem: Problem,
@@ -51,8 +54,18 @@ def prepare(
     A plan that nobody asked for, and whose kernel cannot be made here, is replaced by the library path, with a warning.
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
+    Board.of(caller[0]).asked += 1
+    prepared = _prepare(problem, caller, tensors, plan, (counts, is_captured(tensors["x"])))
+    calls_of(caller[0]).put(key, prepared)
+    return prepared
+
+
+@lasting
+def _prepare(
+    problem: Problem, caller: tuple[Group, str], tensors: Tensors, plan: str | None, call: tuple[RowCounts | None, bool]
+) -> Prepared:
+    """See `prepare`. call: its counts, and whether a graph of the caller's is being captured."""
     group, _ = caller
-    Board.of(group).asked += 1
     target = target_of(tensors["x"].device, group)
     known = agreed_knowledge(group, target, problem.operator) if plan is None else None
     try:
@@ -60,39 +73,37 @@ def prepare(
     except (InputError, ScheduleError) as error:
         raise refuse(group, error) from None
     try:
-        return _prepared(key, problem, caller, tensors, choice, counts)
+        return _prepared(problem, caller, tensors, choice, call)
     except KernelUnavailable as error:
         library = chosen(problem, target, library_path(problem.operator), ("rule", f"{error.asked}: {error.found}"))
         if plan is not None or choice.plan == library.plan:
             raise
-        warnings.warn(f"overweave: {error} Until then {problem.operator} takes the library path", stacklevel=4)
-    return _prepared(key, problem, caller, tensors, library, counts)
+        warnings.warn(f"overweave: {error} Until then {problem.operator} takes the library path", stacklevel=5)
+    return _prepared(problem, caller, tensors, library, call)
 
 
 def _prepared(
-    key: Key, problem: Problem, caller: tuple[Group, str], tensors: Tensors, choice: Choice, counts: RowCounts | None
+    problem: Problem, caller: tuple[Group, str], tensors: Tensors, choice: Choice, call: tuple[RowCounts | None, bool]
 ) -> Prepared:
-    """The call by a plan that was chosen for it: proven, agreed on, bound, and kept by the group."""
+    """The call by a plan that was chosen for it: proven, agreed on and bound."""
     group, gradients = caller
+    counts, captured = call
     try:
         built = None if choice.plan in OUTSIDE else _proven(choice, problem, group.rank)
     except (InputError, ScheduleError) as error:
         raise refuse(group, error) from None
     signature = _signature(problem, choice, gradients)
-    Board.of(group).agree(signature if counts is None else signature + counts.words)
+    agreed = signature if counts is None else signature + counts.words
+    Board.of(group).agree(agreed + CAPTURED if captured else agreed)
     outputs, make = outputs_of(problem, group.rank), maker(tensors["x"].device)
     is_laid = X_REST in tensors and not takes_parts(built)
     try:
         made = {name: make(shape, dtype) for name, shape, dtype in outputs}
         example = as_matrices(whole(tensors) if is_laid else tensors)
-        run, bound = _bound(built, choice, problem, (group, example | made))
+        bind = _bound_in_capture if captured else _bound
+        run, bound = bind(built, choice, problem, (group, example | made))
     except BaseException as error:
         Board.of(group).give_up(error, problem.operator)
-        is_ours = isinstance(error, OverweaveError)
-        if isinstance(error, RuntimeError) and not is_ours and is_captured(tensors["x"]):
-            found = f"it is the first of its kind, and cannot be prepared inside of a capture: {error}"[:300]
-            cure = "Make the same call once before the capture"
-            raise InputError(f"capture {problem.operator}", found, cure) from error
         raise
     if built is not None and built.problem.strip:
         run = _with_map(run, maps_of(built.problem, group.rank, tensors["x"].device))
@@ -100,9 +111,7 @@ def _prepared(
         outputs = tuple(each for each in outputs if each[0] not in bound.makes)
     if is_laid:
         run = _with_whole_factors(run)
-    prepared = Prepared(problem, signature, choice, run, bound, outputs, Board.of(group), make)
-    calls_of(group).put(key, prepared)
-    return prepared
+    return Prepared(problem, signature, choice, run, bound, outputs, Board.of(group), make)
 
 
 def _asked(problem: Problem, target: Target, plan: str) -> Choice:
@@ -167,8 +176,39 @@ def _bound(
     """How a plan runs, or what torch has in its place. where: the group, and tensors as it will be called with."""
     group, example = where
     if built is None:
-        return bind_by_torch(choice.plan, problem, group, example["x"].device)
+        return bind_by_torch(choice.plan, problem, group, example)
     return _bind(built, group, example)
+
+
+def _bound_in_capture(
+    built: Plan | None, choice: Choice, problem: Problem, where: tuple[Group, Tensors]
+) -> tuple[Run, Bound | None]:
+    """As `_bound`, while a graph is captured; by a library's calls on all ranks, where one of them cannot have it.
+
+    Raises InputError where no library's calls can be captured either.
+    """
+    group, example = where
+    found, why = None, ""
+    try:
+        found = _bound(built, choice, problem, where)
+    except PeerError:
+        raise
+    except (RuntimeError, MachineError) as error:
+        why = f"{type(error).__name__}: {error}"
+    reasons = [each.decode(errors="replace") for each in Board.of(group).exchange(why.encode()[:WORDS_BYTES])]
+    if found is not None and not any(reasons):
+        return found
+    asked, cure = f"capture {problem.operator}", "Make the same call once before the capture"
+    told = f"the first call of its kind cannot be prepared there ({next(filter(None, reasons))})"
+    if dist.get_backend(group.process_group) != NCCL or (built is not None and built.problem.strip):
+        raise InputError(asked, told, cure)
+    warnings.warn(f"{asked}: {told}; a library computes it. {cure}.", stacklevel=2)
+    library = library_path(problem.operator)
+    plan = build(library.schedule(problem.operator), problem, dict(library.options), rank=group.rank)
+    if X_REST not in example:
+        return _bound(plan, choice, problem, where)
+    run, bound = _bound(plan, choice, problem, (group, whole(example)))
+    return _with_whole_factors(run), bound
 
 
 def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None]:

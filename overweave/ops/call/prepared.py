@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch.autograd import profiler
 
 from overweave.ir.epilogue import Z
 from overweave.ir.plan import numbered
@@ -68,11 +69,19 @@ class Prepared:
         try:
             for name, shape, dtype in self.outputs:
                 tensors[name] = self.make(shape, dtype)
-            self.run(tensors)
+            if profiler._is_profiler_enabled:
+                self._run_named(tensors)
+            else:
+                self.run(tensors)
         except BaseException as error:
             if self.board is not None:
                 self.board.give_up(error, self.problem.operator)
             raise
+
+    def _run_named(self, tensors: Tensors) -> None:
+        """Under a profiler, which tells the operator, its sizes and its plan."""
+        with profiler.record_function(f"overweave.{self.problem.operator} {self.signature.decode()}"):
+            self.run(tensors)
 
 
 def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:

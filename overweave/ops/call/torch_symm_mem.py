@@ -22,14 +22,17 @@ from overweave.runtime.library.torch_fused import torch_answers
 from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 
 
-def bind_by_torch(plan: str, problem: Problem, group: Group, device: torch.device) -> tuple[Run, Bound | None]:
+def bind_by_torch(plan: str, problem: Problem, group: Group, example: Tensors) -> tuple[Run, Bound | None]:
     """A run of `torch.fused`, `torch.one_shot` or `torch.two_shot`, and what it keeps on the GPU.
 
-    What they cannot compute stands in schedules/methods/outside.py. Collective. Raises, at the call, what torch raises.
+    example: tensors as it will be called with. What they cannot compute stands in schedules/methods/outside.py.
+    Collective. Raises what torch raises.
     """
     load("gpu heap")  # the one module that loads torch's symmetric memory, and with it these operators
-    bound = None if plan == TORCH_FUSED else _AllReduce(plan, problem, group, device)
+    bound = None if plan == TORCH_FUSED else _AllReduce(plan, problem, group, example["x"].device)
     multiply: Run = bound or (lambda tensors: _fused(problem, tensors, group.name))
+    if bound is None:
+        multiply(dict(example))  # torch's fused operators make their workspace when they first run, and keep it
     board = Board.of(group)
 
     def run(tensors: Tensors) -> None:

@@ -25,6 +25,7 @@ from overweave.ir.operators.registry import record_of
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import process_group_of
 from overweave.ops.call.surroundings import is_watched
+from overweave.ops.dispatch.flops import tell_counters
 from overweave.ops.dispatch.route import place_of, told_of
 from overweave.ops.dispatch.schema import DEFINED, matrix_of
 from overweave.runtime.library.library import all_gather_flat
@@ -149,6 +150,7 @@ def _dual(kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torc
 def _call(operator: Operator, kept: Kept, xs: list[Any], ws: list[Any], **options: Any) -> list[torch.Tensor]:
     defined = DEFINED[operator.name]
     if is_watched():
+        tell_counters()
         place = told_of(place_of(kept.group_name))
         return list(defined.op(xs, ws, group_name=kept.group_name, **options, **place))
     x, w = (each if len(each) > 1 else each[0] for each in (xs, ws))

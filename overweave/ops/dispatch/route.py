@@ -19,6 +19,7 @@ from overweave.ops.call.groups import group_of, refuse
 from overweave.ops.call.operands import WEIGHTS, check_kinds
 from overweave.ops.call.side_by_side import check_pairs
 from overweave.ops.call.surroundings import is_read_by_compiler, is_watched
+from overweave.ops.dispatch.flops import tell_counters
 from overweave.ops.dispatch.schema import DEFINED, OF_GRADIENTS, PLACE, Defined, Given, request_of, results_of
 
 
@@ -37,6 +38,8 @@ def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[st
     if is_read_by_compiler():
         return results_of(given, _by_op(defined, place, given))
     is_seen = is_watched() or torch._C._is_any_autocast_enabled()
+    if is_seen:
+        tell_counters()
     try:
         found = _by_op(defined, place, given) if is_seen else defined.eager(place.name, given)
         return results_of(given, found)
@@ -103,11 +106,13 @@ def _is_imagined() -> bool:
 
 
 class Place(NamedTuple):
-    """A rank in a group. name: what torch calls the group, the one thing of it that graphs can hold."""
+    """A rank in a group. name: what torch calls the group, the one thing of it that graphs can hold. ranks: of the
+    world, in order: groups that have the same are equal, whatever they are called."""
 
     name: str
     world_size: int
     rank: int
+    ranks: tuple[int, ...] = ()
 
 
 _PLACES: dict[object, tuple[dist.ProcessGroup, Place]] = {}  # of process groups, by themselves and by their names
@@ -121,7 +126,8 @@ def place_of(group: GroupLike) -> Place:
     if known is not None and known[0] in LIVING:
         return known[1]
     process_group = process_group_of(group)
-    place = Place(str(process_group.group_name), process_group.size(), process_group.rank())
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    place = Place(str(process_group.group_name), process_group.size(), process_group.rank(), ranks)
     for gone in [each for each, (other, _) in _PLACES.items() if other not in LIVING]:
         del _PLACES[gone]
     _PLACES[process_group] = _PLACES[place.name] = process_group, place

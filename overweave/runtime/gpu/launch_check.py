@@ -6,7 +6,7 @@ import torch
 import triton
 
 from overweave.runtime.backends import load
-from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.gpu.launcher import Launch, PackedLaunch
 from overweave.runtime.kernel_calls.protocol import tell_call
 
 HOPPER = 9
@@ -22,4 +22,4 @@ def launch_check(device: torch.device) -> bool:
         launch = Launch(tell_call((), device))
     if torch.cuda.get_device_properties(device).major == HOPPER:
         load("hopper kernel")
-    return launch.is_quick
+    return isinstance(launch.start, PackedLaunch) and launch.start.is_quick

@@ -33,9 +33,7 @@ class Launch:
     def __init__(self, call: KernelCall, most: int | None = None) -> None:
         self.programs = call.programs if most is None else max(1, min(call.programs, most))
         self.compiled = compiled_for(call.kernel, call.arguments, (self.programs,), call.options)
-        start = PackedLaunch(self.compiled, self.programs, call.arguments)
-        self.start: Callable[[int], None] = start
-        self.is_quick = start.is_quick
+        self.start: Callable[[int], None] = PackedLaunch(self.compiled, self.programs, call.arguments)
 
 
 def compiled_for(kernel: Any, arguments: Any, grid: tuple[int, ...], options: dict[str, Any]) -> Any:

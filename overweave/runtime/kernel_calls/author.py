@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-import torch
-
 from overweave.compiler.emit.emit import CARRYING, PARAMETERS, PLACES
+from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import AUTHOR_KERNEL
 from overweave.ir.schedule import Apply, Operation, Put
 from overweave.ir.tensors import exchanged
@@ -58,7 +57,7 @@ def _place_rows(operations: Iterable[Operation], kernel: AuthoredKernel, binding
     assert kernel.away is not None
     plan, bases, offsets = binding.plan, binding.heap.addresses, binding.addresses.layout.buffers
     own = bases[binding.rank] + offsets[kernel.places[kernel.away.parameter][1]]
-    itemsize = getattr(torch, plan.realization.dtype).itemsize
+    itemsize = ITEMSIZE_BYTES[plan.dtype_of(kernel.places[kernel.away.parameter][1])]
     rows: list[list[int]] = []
     for apply in operations:
         row: list[int] = []

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 
 import torch
 
+from overweave.ir.blocks import stored_shape
 from overweave.ir.launch.streams import queues_beside
+from overweave.ir.library_call import is_permuted
 from overweave.ir.plan import LIBRARY, Plan
-from overweave.ir.schedule import LOCAL, Buffer
+from overweave.ir.schedule import LOCAL, Buffer, Operation
 from overweave.memory.board.board import Board
 from overweave.memory.fast_empty import maker
 from overweave.memory.group import Group
 from overweave.memory.subgroups import make_parts
-from overweave.runtime.library.calls import counted_call, library_call, made_by
+from overweave.runtime.library.calls import Call, counted_call, library_call, made_by
+from overweave.runtime.library.stretches import stretch_call
 from overweave.runtime.library.views import joined, shapes_of, with_room
 
 Tensors = Mapping[str, torch.Tensor]
@@ -35,20 +38,30 @@ class LibraryRun:
 
     def __init__(self, plan: Plan, group: Group, example: Tensors) -> None:
         problem, shapes = plan.problem, shapes_of(example)
+        buffers = {each.name: each for each in plan.schedule.buffers}
         local = [each for each in plan.schedule.buffers if each.home == LOCAL]
-        shapes |= {each.name: (with_room(each.rows, group.world_size), each.cols) for each in local}
+        memory = {each.name: _memory_of(each, group.world_size) for each in local}
+        shapes |= memory
         make_parts(group, plan.schedule.of_rank(group.rank))
-        ends, own = {each.name: each.rows for each in local}, plan.schedule.of_rank(group.rank)
-        operations = [each if problem.counted else joined(each, shapes, ends) for each in own]
+        ends, permuted = {each.name: each.rows for each in local}, list[Operation]()
+        operations = list(plan.schedule.of_rank(group.rank))
+        if not problem.counted:
+            permuted = [each for each in operations if is_permuted(each, buffers)]
+            operations = [each if each in permuted else joined(each, shapes, ends) for each in operations]
         made = {made_by(each, problem, shapes) for each in operations if not problem.counted}
         self.makes = frozenset(name for name in made if name in example)
-        self._calls = [
-            counted_call(each, plan, group) if problem.counted else library_call(each, problem, shapes, group)
-            for each in operations
-        ]
+
+        def call_of(operation: Operation) -> Call:
+            if problem.counted:
+                return counted_call(operation, plan, group)
+            if operation in permuted:
+                return stretch_call(operation, buffers, group)
+            return library_call(operation, problem, shapes, group)
+
+        self._calls = [call_of(each) for each in operations]
         self._make = maker(example["w"].device)
         self._local = [
-            (each.name, shapes[each.name], _dtype(each, problem.dtype)) for each in local if each.name not in made
+            (each.name, memory[each.name], _dtype(each, problem.dtype)) for each in local if each.name not in made
         ]
         self._board = Board.of(group)
         self._board.probes_rarely = True  # a collective that waits for a dead peer ends by its library's watchdog
@@ -61,6 +74,11 @@ class LibraryRun:
             call(tensors)
         if not self._board.is_watched:  # no workspace, whose end would say so
             self._board.finish()  # what is under way is the library's, and its watchdog's
+
+
+def _memory_of(buffer: Buffer, ranks: int) -> tuple[int, int]:
+    """Rows and columns of a local buffer's memory, with room for equal parts of its rows where blocks are none."""
+    return stored_shape(buffer) if buffer.blocks else (with_room(buffer.rows, ranks), buffer.cols)
 
 
 def _dtype(buffer: Buffer, otherwise: str) -> torch.dtype:

@@ -12,6 +12,7 @@ from overweave.schedules.catalog import options
 from overweave.schedules.communication import PUSHES, Communication, in_parts
 from overweave.schedules.families.packed import gather_packed
 from overweave.schedules.methods import asked_for
+from overweave.schedules.methods.needs import FAR_PAIRS
 from overweave.schedules.methods.record import Case, Margin, Method, Work
 from overweave.schedules.moves import gather_templates
 from overweave.schedules.moves.gather_templates import Template, gather_of
@@ -111,6 +112,8 @@ METHODS = (
         source="AutoOverlap 5.1, Figure 4",
         write=by_moves(gather_templates.round_ring),
         options=(*asked_for.CUT, options.LANES, *options.TILES),
+        needs=(FAR_PAIRS,),
+        grids=({"pieces": (1, 2)},),
     ),
     _tiles(
         name="double_ring",
@@ -118,6 +121,8 @@ METHODS = (
         source="AutoOverlap 5.1, Figure 4",
         write=by_moves(gather_templates.round_two_rings),
         options=(*asked_for.CUT, *options.TILES),
+        needs=(FAR_PAIRS,),
+        grids=({"pieces": (2, 4)},),
     ),
     _tiles(
         name="islands",
@@ -125,5 +130,7 @@ METHODS = (
         source="AutoOverlap 5.1, Figure 4: heterogeneous by levels of a mesh",
         write=by_moves(gather_templates.by_islands),
         options=(*asked_for.CUT, options.ISLAND, *options.TILES),
+        needs=(FAR_PAIRS,),
+        grids=({"pieces": (1, 2), "island": (2, 4)},),
     ),
 )

@@ -117,6 +117,19 @@ def _peer_memory(asked: Asked) -> str:
     return f"the GPUs {NO_REACH}"
 
 
+def _tuned_kernels(asked: Asked) -> str:
+    if asked.device is None or asked.device.kind != "cuda" or asked.device.has_tuned_kernels:
+        return ""
+    return "no kernel of ours is tuned for such a GPU: `overweave calibrate` measures how fast ours are there"
+
+
+def _far_pairs(asked: Asked) -> str:
+    """On a switch, or a mesh, whoever passes rows on takes the link by which their owner could have sent them."""
+    if asked.device is None or asked.device.kind != "cuda" or asked.device.has_far_pairs:
+        return ""
+    return "all pairs of GPUs are joined alike: rows come no sooner by way of a third one"
+
+
 def _starts_early(asked: Asked) -> str:
     return "" if asked.device is None or asked.device.is_hopper else "kernels start early from sm_90 on"
 
@@ -199,6 +212,7 @@ def _unscaled(asked: Asked) -> str:
 
 
 SEVERAL, FULL_PIECES = Need("choice", _several), Need("choice", _full_pieces)
+TUNED_KERNELS, FAR_PAIRS = Need("choice", _tuned_kernels), Need("choice", _far_pairs)
 ALIGNED, PEER_ACCESS = Need("device", _rows_of_kernels), Need("device", _peer_memory)
 WHOLE_BLOCKS = Need("schedule", _whole_blocks)
 FEW_WEIGHTS = Need("schedule", _few_weights)

@@ -42,7 +42,8 @@ MODEL_SMS = 132  # of the GPU whose measurements the margins are
 
 class Device(Protocol):
     """What a need may ask of a device: its kind (cpu, cuda), whether it is sm_90, and whether it has peer access: it
-    reads and writes the memory of the other GPUs.
+    reads and writes the memory of the other GPUs. has_tuned_kernels: rates of our tile kernels are known there.
+    has_far_pairs: some pairs of GPUs are joined by other links than the rest.
     """
 
     @property
@@ -51,6 +52,10 @@ class Device(Protocol):
     def is_hopper(self) -> bool: ...
     @property
     def peer_access(self) -> bool: ...
+    @property
+    def has_tuned_kernels(self) -> bool: ...
+    @property
+    def has_far_pairs(self) -> bool: ...
 
 
 class Asked(Struct, frozen=True):

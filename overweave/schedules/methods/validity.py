@@ -33,6 +33,7 @@ def needs_of(method: Method, asked: Asked) -> Iterator[Need]:
     yield needs.of_norms(method.norms)
     if method.has_kernels:
         yield needs.ALIGNED
+        yield needs.TUNED_KERNELS
     if method.is_fused:
         yield needs.FEW_WEIGHTS
     if method.addresses_peers(asked.options):

@@ -6,12 +6,14 @@ tile runs when is the table's affair alone: the author's own order of tiles is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import cast
+from typing import cast, get_args
+
+from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
-from overweave.ir.dtype import Dtype
+from overweave.ir.dtype import SUM_DTYPE, Dtype, MovedDtype
 from overweave.ir.footprint import TileSpace
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
@@ -29,13 +31,14 @@ from overweave.ir.plan import (
 )
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Apply, Copy, Put, Queue, Range, Schedule, Wait
+from overweave.ir.tensors import exchanged
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileOrder, TileRow
 from overweave.ir.verify.rules.applied import slices_of, source_of
 from overweave.ir.words import COPY_WORD_BYTES
 from overweave.schedules.communication import COMPLETE, COPIES, PUSHES, SUMS, TILES
 from overweave.schedules.tiles.order import copy_rows, tile_order
 from overweave.schedules.weave.exchange import exchange
-from overweave.schedules.weave.transports import Asked, path_of_slices
+from overweave.schedules.weave.transports import SCATTER, Asked, Transport, path_of_slices
 from overweave.schedules.weave.weave import Bound, bound, is_streamed, weave
 
 TILE_GROUP = 8  # blocks of the last but one axis that run together, unless a call names another number
@@ -47,14 +50,14 @@ def author_plan(
     space: TileSpace,
     wanted: Mapping[str, Asked],
     world_size: int,
-    dtype: Dtype,
+    dtype: Dtype | Mapping[str, MovedDtype],
     rank: int | None = None,
     chosen: str | None = None,
     tile_group: int = TILE_GROUP,
 ) -> Plan:
     """The plan that exchanges tensors as `wanted` says, tensor -> schedule. A pure function: all ranks build the same.
 
-    dtype: of the tensors that are exchanged. rank: build only this rank's table. chosen: the tensor whose own shard
+    dtype: of the tensors that are exchanged, or of each. rank: build only this rank's table. chosen: whose own shard
     the kernel can read where the caller has it. tile_group: how many blocks of the last but one axis run together,
     column by column. The plan is not yet proven.
     Raises InputError for what is asked, ScheduleError for what cannot be woven or told in a table.
@@ -69,7 +72,10 @@ def author_plan(
     exchanges = (exchange(space, tensor, words, world_size) for tensor, words in wanted.items())
     bounds = tuple(bound(one, space, one.operand.tensor == chosen) for one in exchanges)
     asked = "+".join(str(words).split()[0].split(".")[0] for words in wanted.values())
-    schedule = weave(f"{space.kernel}.{asked}"[:64], space, bounds, world_size)
+    dtypes = dict.fromkeys(wanted, dtype) if isinstance(dtype, str) else dict(dtype)
+    summed = [one.operand.tensor for one in bounds if is_summed(one.exchange.transport)]
+    dtype = plan_dtype([dtypes[tensor] for tensor in (*summed, *wanted)])
+    schedule = _typed(weave(f"{space.kernel}.{asked}"[:64], space, bounds, world_size), dtypes, dtype)
     sums = [one for one in schedule.operations if one.queue == SUMS]
     is_early = any(one.notifies for one in sums)  # some sums are passed on while tiles are computed
     engines = tuple(map(_engine, schedule.queues))
@@ -91,6 +97,25 @@ def author_plan(
         realization=realization,
         tile_orders=tuple(table for one in ranks for table in _tables(schedule, realization, tiles, one)),
     )
+
+
+def is_summed(transport: Transport) -> bool:
+    """Whether ranks add what they have of a tensor."""
+    return transport.side == SCATTER and not transport.is_traded
+
+
+def plan_dtype(dtypes: Iterable[MovedDtype]) -> Dtype:
+    """In which a plan reckons whose tensors have these: the first that is no dtype of what is only moved."""
+    return next((cast("Dtype", one) for one in dtypes if one in get_args(Dtype)), SUM_DTYPE)
+
+
+def _typed(schedule: Schedule, dtypes: Mapping[str, MovedDtype], dtype: Dtype) -> Schedule:
+    """With the dtype of each buffer of an exchanged tensor that is not the plan's."""
+    of = {name: each for name, each in dtypes.items() if each != dtype}
+    buffers = (
+        replace(one, dtype=of[exchanged(one.name)]) if exchanged(one.name) in of else one for one in schedule.buffers
+    )
+    return replace(schedule, buffers=tuple(buffers)) if of else schedule
 
 
 def _check_words(schedule: Schedule, realization: Realization) -> None:

@@ -224,10 +224,10 @@ class _Weaver:
         if operand != also:
             found = f"a tile stores {operand.tensor} and {also.tensor}, and can announce one of them"
             return ScheduleError(asked, found, "Let a collective exchange one of them")
-        axis = self.space.axis(str(operand.dims[0].axis))
+        axis, rows = operand.dims[0].axis, self.space.entries(operand.dims[0])
         chunks = " and ".join(f"[{chunk.rows[0]}:{chunk.rows[1]}]" for chunk in (one[1], other[1]))
         found = f"tiles straddle the chunks {chunks} of the {operand.rows} rows of {operand.tensor}"
-        whole = f"let every rank's rows, as torch.chunk deals them, be whole blocks of {axis.name}: of {self.space.entries(operand.dims[0])} rows"
+        whole = f"let every rank's rows, as torch.chunk deals them, be whole blocks of {axis}: of {rows} rows"
         cure = f"Let another mover carry them, or {whole}"
         return ScheduleError(asked, found, cure)
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from overweave.hardware.machine import Machine
 from overweave.ir.plan import MatmulConfig
+from overweave.memory.cuda.card import gpu_of
 from overweave.memory.cuda.peer_access import has_peer_access
 from overweave.runtime.diagnosis import driver_version, installed
 from overweave.tuner.calibrate import rates
@@ -47,6 +48,7 @@ def calibrated(like: Machine, tell: Tell) -> tuple[Measured, str]:
         library_scale=scale,
         push_points=pushed,
         peer_access=has_peer_access(device) if torch.cuda.device_count() > 1 else None,
+        card=gpu_of(device),
     )
     dist.barrier()
     torch.cuda.synchronize()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
+from overweave.hardware.cards import Gpu
 from overweave.hardware.machine import Latencies, Machine, decode
 from overweave.ir.plan import MatmulConfig
 from overweave.tuner.calibrate.rates import Tile, scaled
@@ -17,7 +18,7 @@ FROM_FILE = ("topology", "links", "collectives", "sharing", "dtypes", "few_rows"
 class Measured(Struct, frozen=True):
     """What a calibration found on one GPU. latencies: microseconds by their names in the file. passes: GB/s of the
     library's element-wise kernels. push_points: of copies between GPUs, where there were several.
-    peer_access: as of a Machine; None where there is one GPU.
+    peer_access: as of a Machine; None where there is one GPU. card: the GPU as its driver tells it.
     """
 
     device: str
@@ -29,6 +30,7 @@ class Measured(Struct, frozen=True):
     library_scale: float
     push_points: tuple[tuple[int, float], ...] = ()
     peer_access: bool | None = None
+    card: Gpu | None = None
 
 
 def machine_file(name: str, found: Measured, like: Machine, source: str) -> bytes:
@@ -48,12 +50,15 @@ def _records(name: str, found: Measured, like: Machine, source: str) -> dict[str
     links: Mapping[str, object] = {}
     if found.push_points:
         links = {"links": {"push": {"points": [list(point) for point in found.push_points], "source": source}}}
+    card = {} if found.card is None else {"card": _card(found.card, source)}
     access = {} if found.peer_access is None else {"peers": {"is_there": found.peer_access, "source": source}}
     return {
         "like": like.name,
         "name": name,
         "title": f"{found.device}, calibrated; links as {like.title}",
         "gpus": like.gpus,
+        "basis": "calibrated",
+        **card,
         "processor": {"sms": found.sms, "source": source},
         "hbm": rate,
         "local_copies": {"by": like.local_copies.by, **rate},
@@ -63,6 +68,13 @@ def _records(name: str, found: Measured, like: Machine, source: str) -> dict[str
         **links,
         **access,
     }
+
+
+def _card(gpu: Gpu, source: str) -> dict[str, object]:
+    return {
+        "names": [gpu.name], "capability": list(gpu.capability), "memory_gib": gpu.memory_gib, "joined": gpu.joined,
+        "source": source,
+    }  # fmt: skip
 
 
 def _tiles(found: Measured, source: str) -> list[dict[str, object]]:

@@ -19,7 +19,6 @@ from overweave.errors import InputError
 from overweave.hardware.machine import Machine
 from overweave.schedules.methods.record import WITH_KERNELS
 from overweave.schedules.weave.transports import Asked
-from overweave.tuner.model.rank import machine_of
 from overweave.tuner.model.weigh import Model, Weighed
 from overweave.tuner.space.compiled import Constants, Exchange, Way, families, is_member, neighbours
 from overweave.tuner.space.target import Target
@@ -48,7 +47,7 @@ class Measured(Struct, frozen=True, forbid_unknown_fields=True):
 
 def described(target: Target, world_size: int) -> Machine | None:
     """The machine that predictions are made on: the target's, or for a CPU, where nothing is timed, a GPU's."""
-    return machine_of(target if target.kind == "cuda" else Target("cuda"), world_size)
+    return (target if target.kind == "cuda" else Target("cuda")).machine(world_size)
 
 
 def judge(
@@ -59,7 +58,7 @@ def judge(
     The schedules of one tensor after the other are explored; then the constants, with the schedules as they are.
     machine: None where none is described: then nothing is predicted.
     """
-    model: Model[Way] = Model(lambda way: None if machine is None else predict(way, machine))
+    model: Model[Way] = Model(lambda way, _: None if machine is None else predict(way, machine))
     by_tensor = {tensor: families(how) for tensor, how in asked.items()}
     best = Way(tuple((tensor, known[0].first) for tensor, known in by_tensor.items()), configs[0])
     model(best)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from overweave.errors import MachineError
+from overweave.errors import PACKAGES, MachineError
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import Group
 from overweave.memory.steps import CopyStep, Place
@@ -35,9 +35,7 @@ class PeerCopies:
         self, group: Group, device: torch.device, landing_bytes: int, piece: Callable[[int], Piece], rounds: int = 1
     ) -> None:
         if not HAS_COPY_ENGINE:
-            raise MachineError(
-                "measure the copy engine", "cuda-bindings is not installed", "pip install overweave[cuda]"
-            )
+            raise MachineError("measure the copy engine", "cuda-bindings is not installed", PACKAGES["cuda"])
         self._heap = CudaHeap(group, device, landing_bytes)
         self.stream = torch.cuda.Stream(device, priority=-1)
         steps = []

@@ -20,7 +20,7 @@ from overweave.tuner.measure.sides import Setting, Side
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.measure.trial import Trial
-from overweave.tuner.model.rank import cold_choice, machine_of, weigh
+from overweave.tuner.model.rank import cold_choice, weigh
 from overweave.tuner.model.weigh import Weighed
 from overweave.tuner.space.space import Candidate, variations
 from overweave.tuner.space.target import Target
@@ -92,9 +92,9 @@ def shortlist(weighed: tuple[Weighed[Candidate], ...], operator: str, cold: Cand
 
 def _cold(problem: Problem, target: Target) -> Candidate | None:
     """What a first call would take without any measurement; None where no machine is described."""
-    if machine_of(target, problem.world_size) is None:
+    if target.machine(problem.world_size) is None:
         return None
-    return cold_choice(weigh(problem, target, is_thorough=False), problem).candidate
+    return cold_choice(weigh(problem, target, is_thorough=False), problem, target.found.doubt).candidate
 
 
 def _medians(trial: Trial, side: Side, asked: Iterable[Candidate], on_round: OnRound | None) -> dict[Candidate, float]:

@@ -20,7 +20,7 @@ class Choice(Struct, frozen=True):
 
     source: where the answer comes from. text: the choice as the operators' `plan=` takes it. weights: all candidates,
     where `explain` has weighed them. library: the library path among them, by its text. tiles: how those of its matmul
-    fill the GPU.
+    fill the GPU. machine: the described machine that predictions were made on.
     """
 
     plan: str
@@ -32,6 +32,7 @@ class Choice(Struct, frozen=True):
     weights: tuple[Weighed[str], ...] = ()
     library: str = ""
     tiles: str = ""
+    machine: str = ""
 
     def __str__(self) -> str:
         return "\n".join([*self.sentences(), *(line for _, line in self.rows())])
@@ -40,7 +41,8 @@ class Choice(Struct, frozen=True):
         """What runs and why, how that is known, what it gains, and of how many candidates what is known."""
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         runs = f"{self.plan} runs{f' with {options}' if options else ''}, because {self.reason}."
-        return [runs, *filter(None, [self.tiles]), SOURCES[self.source], *self._gain(), *counted(self.weights)]
+        told = [*filter(None, [self.tiles]), SOURCES[self.source], *self._gain(), *counted(self.weights)]
+        return [runs, *told, *([f"Machine: {self.machine}."] if self.machine else [])]
 
     def rows(self) -> list[tuple[State, str]]:
         """One line for each candidate, with what is known of it; the one that runs has an arrow."""

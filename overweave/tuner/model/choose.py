@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from overweave.ir.problem import Problem
 from overweave.tuner.model.choice import Choice, chosen
 from overweave.tuner.model.filled import filled
-from overweave.tuner.model.rank import cold_choice, machine_of, weigh
+from overweave.tuner.model.rank import cold_choice, weigh
 from overweave.tuner.model.size_rule import by_size
 from overweave.tuner.model.weigh import Weighed
 from overweave.tuner.space.space import Candidate, fitted, library_path, obstacle
@@ -32,7 +32,7 @@ def choose(problem: Problem, target: Target, known: Knowledge | None = None) -> 
     measured = _by_measurement(problem, target, found) if found else None
     if measured is not None:
         return measured
-    if machine_of(target, problem.world_size) is None:
+    if target.machine(problem.world_size) is None:
         return by_size(problem, target)
     return _by_model(problem, target)
 
@@ -57,7 +57,9 @@ def explained(problem: Problem, target: Target) -> Choice:
     choice = choose(problem, target, known)
     rejected = choice.rejected if choice.source == "rule" else ()  # the weights tell
     library = str(library_path(problem.operator))
-    choice = replace(choice, rejected=rejected, weights=(*weights.values(), *others), library=library)
+    machine = str(target.found) if target.machine(problem.world_size) else ""
+    weighed = (*weights.values(), *others)
+    choice = replace(choice, rejected=rejected, weights=weighed, library=library, machine=machine)
     return replace(choice, tiles=filled(choice, problem))
 
 
@@ -89,7 +91,7 @@ def _by_measurement(problem: Problem, target: Target, found: Found) -> Choice | 
 
 def _by_model(problem: Problem, target: Target) -> Choice:
     weighed = weigh(problem, target, is_thorough=False)
-    taken = cold_choice(weighed, problem)
+    taken = cold_choice(weighed, problem, target.found.doubt)
     rejected = tuple((str(each.candidate), each.obstacle) for each in weighed if each.obstacle)
     what = regrouped(problem, target, taken.candidate)
     return chosen(problem, target, what, ("model", _reason(problem, taken, weighed)), rejected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from math import inf
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -11,6 +12,8 @@ from msgspec import Struct
 from overweave.errors import OverweaveError
 from overweave.ir.verify.pause_gc import without_collection
 
+MOST_DESCENTS = 6  # families whose further members are looked at, the quickest first
+WORSE = 1.01  # times the best value of an option, behind which no further value is looked at
 REACH = 1.2  # how far behind the quickest the first of a family may be for the others to be looked at
 State = Literal["measured", "simulated", "impossible", "unknown"]
 C = TypeVar("C")
@@ -54,10 +57,7 @@ class Weighed(Struct, Generic[C], frozen=True):
 
 
 class Family(Protocol[C_co]):
-    """Candidates that differ in the values of options. first: the one that is asked for first."""
-
-    @property
-    def first(self) -> C_co: ...
+    """Candidates that differ in the values of options."""
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]: ...
@@ -68,22 +68,23 @@ class Family(Protocol[C_co]):
 class Model(Generic[C]):
     """Asks for every candidate at most once. known: in the order of asking.
 
-    predict: microseconds, or None where nobody can tell; raises OverweaveError for what cannot be. obstacle: why a
-    candidate cannot be, or empty. handicap: microseconds that the library's is given ahead of a candidate.
+    predict: microseconds, or None where nobody can tell, or where more than a limit is all that need be known; raises
+    OverweaveError for what cannot be. obstacle: why a candidate cannot be, or empty. handicap: microseconds that the
+    library's is given ahead of a candidate.
     """
 
     def __init__(
         self,
-        predict: Callable[[C], float | None],
+        predict: Callable[[C, float], float | None],
         obstacle: Callable[[C], str] = lambda what: "",
         handicap: Callable[[C], float] = lambda what: 0.0,
     ) -> None:
         self._predict, self._obstacle, self._handicap = predict, obstacle, handicap
         self.known: dict[C, Weighed[C]] = {}
 
-    def __call__(self, what: C) -> Weighed[C]:
+    def __call__(self, what: C, limit_us: float = inf) -> Weighed[C]:
         if what not in self.known:
-            self.known[what] = self._weighed(what)
+            self.known[what] = self._weighed(what, limit_us)
         return self.known[what]
 
     def unasked(self, what: C) -> Weighed[C]:
@@ -91,29 +92,45 @@ class Model(Generic[C]):
         return self.known.get(what) or Weighed(what, None, self._obstacle(what))
 
     def explore(self, families: Iterable[Family[C]]) -> None:
-        """Asks for the first of each family, and goes through those that are not far behind the best of these."""
-        heads = [(family, self._judged_us(family.first)) for family in families]
-        least_us = min((us for _, us in heads), default=inf)
-        for family, us in heads:
-            if us < inf and us <= REACH * least_us:
-                self._descend(family)
+        """Asks for the first of each family that can be, and goes through those that are not far behind the best."""
+        heads: list[tuple[Family[C], dict[str, Any], float]] = []
+        least_us = inf
+        for family, options in map(self._head, families):
+            us = self._judged_us(family.member(options), REACH * least_us)
+            least_us = min(least_us, us)
+            heads.append((family, options, us))
+        near = [head for head in heads if head[2] < inf and head[2] <= REACH * least_us]
+        for family, options, _ in sorted(near, key=lambda head: head[2])[:MOST_DESCENTS]:
+            self._descend(family, options)
 
-    def _descend(self, family: Family[C]) -> None:
-        """From the first member, one option after the other, to the value that is best with the others as they are."""
-        chosen = {name: values[0] for name, values in family.grid.items()}
+    def _head(self, family: Family[C]) -> tuple[Family[C], dict[str, Any]]:
+        """The first member without an obstacle, by its options; the very first where all have one."""
+        every = (dict(zip(family.grid, values, strict=True)) for values in product(*family.grid.values()))
+        able = (options for options in every if not self._obstacle(family.member(options)))
+        return family, next(able, {name: values[0] for name, values in family.grid.items()})
+
+    def _descend(self, family: Family[C], options: Mapping[str, Any]) -> None:
+        """From a member, one option after the other, to the value that is best with the others as they are."""
+        chosen = dict(options)
         for name, values in family.grid.items():
-            tried = {value: self._judged_us(family.member({**chosen, name: value})) for value in values}
-            chosen[name] = min(tried, key=tried.__getitem__)
+            best, least_us = chosen[name], inf
+            for value in dict.fromkeys((best, *values)):
+                us = self._judged_us(family.member({**chosen, name: value}))
+                if inf > us > WORSE * least_us and isinstance(value, int):
+                    break  # numbers stand in order: more of the same is worse still
+                if us < least_us:
+                    best, least_us = value, us
+            chosen[name] = best
 
-    def _judged_us(self, what: C) -> float:
+    def _judged_us(self, what: C, limit_us: float = inf) -> float:
         """As a choice judges it."""
-        return self(what).us + self._handicap(what)
+        return self(what, limit_us).us + self._handicap(what)
 
-    def _weighed(self, what: C) -> Weighed[C]:
+    def _weighed(self, what: C, limit_us: float) -> Weighed[C]:
         if why := self._obstacle(what):
             return Weighed(what, None, why)
         try:
             with without_collection():  # tables have some hundred thousand rows, through which it would look in vain
-                return Weighed(what, self._predict(what))
+                return Weighed(what, self._predict(what, limit_us))
         except OverweaveError as error:
             return Weighed(what, None, f"{error.asked}: {error.found}")

@@ -95,10 +95,6 @@ class Exchange(NamedTuple):
     family: Family
 
     @property
-    def first(self) -> Way:
-        return self.way.with_exchange(self.tensor, self.family.first)
-
-    @property
     def grid(self) -> dict[str, tuple[Value, ...]]:
         return self.family.grid
 

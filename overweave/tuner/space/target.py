@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
-from overweave.hardware.machine import Machine
+from overweave.errors import InputError
+from overweave.hardware.cards import OF_H200, Found, machine_for, named
+from overweave.hardware.machine import Machine, PeerAccess, load
 from overweave.hardware.multicast import nccl_uses_it
+from overweave.memory.cuda.card import gpu_of
 from overweave.memory.cuda.multicast import has_multicast
 from overweave.memory.cuda.peer_access import agreed_peer_access, has_peer_access
 from overweave.memory.group import Group
 from overweave.schedules.methods.record import Method
+from overweave.tuner.store.machines import agreed_machine, found_machine
 
 
 class Target(Struct, frozen=True):
     """What a plan will run on. is_hopper: sm_90. name: the GPU's, as its driver tells it; of no meaning on a CPU.
-    peer_access: as of a Machine. has_multicast: NVLink multicast, which NCCL uses unless it is told not to.
+    peer_access: as of a Machine. found: the described machine that predictions are made on. has_multicast: NVLink
+    multicast, which NCCL uses unless it is told not to.
     """
 
     kind: str
@@ -23,7 +31,33 @@ class Target(Struct, frozen=True):
     is_hopper: bool = True
     name: str = "NVIDIA H200"
     peer_access: bool = True
+    found: Found = OF_H200
     has_multicast: bool = False
+
+    def machine(self, world_size: int) -> Machine | None:
+        """The description that predictions for so many ranks are made on; None for a CPU, and for more ranks than such
+        a machine can have.
+        """
+        machine = machine_for(self.found, world_size) if self.kind == "cuda" else None
+        if machine is None or machine.peer_access == self.peer_access:
+            return machine
+        return replace(machine, peers=PeerAccess(self.peer_access, "the GPUs at hand"))
+
+    @property
+    def has_tuned_kernels(self) -> bool:
+        """Whether rates of our tile kernels are known on it."""
+        machine = self.machine(1)
+        return machine is None or any(tile.kernel == self.kernel for tile in machine.tiles)
+
+    @property
+    def has_far_pairs(self) -> bool:
+        """Whether some pairs of its GPUs are joined by other links than the rest: rows may go by way of others."""
+        return self.kind == "cuda" and _has_far_pairs(self.found)
+
+    @property
+    def kernel(self) -> str:
+        """Which of our tile kernels it runs."""
+        return "hopper" if self.is_hopper else "portable"
 
     def device(self, world_size: int) -> str:
         """What a measurement of so many ranks is made on. NCCL by NVLink multicast is another machine's."""
@@ -32,21 +66,42 @@ class Target(Struct, frozen=True):
         return f"{self.name}, NVLink multicast" if self.has_multicast and nccl_uses_it(world_size) else self.name
 
 
+@lru_cache
+def _has_far_pairs(found: Found) -> bool:
+    machine = machine_for(found, 1)
+    return machine is not None and not machine.routes.are_alike(machine.gpus)
+
+
 def target_of(device: torch.device, group: Group | None = None) -> Target:
     """What a device means to the choice of a plan. With a group, what its ranks agree on: the first call of a group on
     a GPU is collective, and raises RankMismatch and PeerError."""
     if device.type == "cpu":
         return Target("cpu")
-    properties = torch.cuda.get_device_properties(device)
-    sms, is_hopper = properties.multi_processor_count, properties.major == 9
+    gpu = gpu_of(device)
     reaches = has_peer_access(device) if group is None else agreed_peer_access(group, device)
-    return Target("cuda", sms, is_hopper, properties.name, reaches, has_multicast(device))
+    found = found_machine(gpu) if group is None else agreed_machine(group, gpu)
+    hopper, multicast = gpu.capability[0] == 9, has_multicast(device)
+    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast)
 
 
-def target_on(machine: Machine) -> Target:
-    """A GPU of a described machine."""
+def target_on(machine: Machine, found: Found | None = None) -> Target:
+    """A GPU of a described machine. found: under which name, where that is no name of the package."""
     is_hopper = any(tile.kernel == "hopper" for tile in machine.tiles)
-    return Target("cuda", machine.processor.sms, is_hopper, machine.title, machine.peer_access)
+    name = machine.card.names[0] if machine.card else machine.title
+    found = found or Found(machine.name, machine.basis)
+    return Target("cuda", machine.processor.sms, is_hopper, name, machine.peer_access, found)
+
+
+def target_named(machine: str, world_size: int = 1) -> Target:
+    """A GPU of the machine of a name or file. Raises InputError where it has no GPUs for so many ranks, and
+    MachineFileError.
+    """
+    found = named(machine)
+    described = machine_for(found, world_size)
+    if described is None:
+        asked = f"{world_size} ranks on {machine[:200]}"
+        raise InputError(asked, f"it has {load(machine).gpus} GPUs", "Ask for fewer ranks, or another machine")
+    return target_on(described, found)
 
 
 def tile_options(target: Target, method: Method) -> dict[str, str | int]:
@@ -54,4 +109,4 @@ def tile_options(target: Target, method: Method) -> dict[str, str | int]:
     if target.kind == "cpu":
         return {}
     own: dict[str, str | int] = {"pieces": 1} if method.takes("pieces") else {}
-    return {"kernel": "hopper" if target.is_hopper else "portable", "sms": target.sms, **own}
+    return {"kernel": target.kernel, "sms": target.sms, **own}

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from campaigns.choices import sim_accuracy
 from campaigns.choices.measured_rows import read
 from campaigns.choices.sim_accuracy import Row, distinct_pairs, main, simulated, verdicts
 from overweave.hardware.machine import load
@@ -92,3 +93,15 @@ def test_few_rows_are_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_what_is_no_result_file_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([str(tmp_path / "absent.json")]) == 2
     assert "absent.json" in capsys.readouterr().err
+
+
+def test_by_a_calibrated_file_the_mean_error_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    files = [str(written(tmp_path / f"{operator}.json", operator)) for operator in MEASURED_US]
+    assert main(["--calibrated", *files]) == 2  # no GPU here
+    monkeypatch.setattr(sim_accuracy, "_calibrated", lambda: load("h200x4"))
+    assert main(["--calibrated", *files]) == 0
+    assert "PASS  mean error at most 6% by the calibrated file" in capsys.readouterr().out
+    slow = [str(written(tmp_path / f"{operator}.json", operator, {"sequential": 700.0})) for operator in MEASURED_US]
+    assert main(["--calibrated", *slow]) == 1

@@ -10,12 +10,12 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from campaigns.oracle.library_scatter import scatter
 from campaigns.oracle.plans import broken_plans, gpu_launch, gpu_model, gpu_races, plan_mutations
 from campaigns.oracle.plans.bound import obstacle
 from campaigns.oracle.plans.broken_plans import MUTATIONS, right_plans
 from campaigns.oracle.plans.gpu_model import hang
 from campaigns.oracle.plans.gpu_races import race
+from campaigns.oracle.plans.library_scatter import scatter
 from campaigns.oracle.plans.other_verifier import OtherVerifier
 from overweave.ir.launch.gates import first_own_waits
 from overweave.ir.launch.order import launch_order

@@ -13,8 +13,17 @@ pytest.importorskip("cuda.bindings")
 
 from overweave.cli.commands import calibrate as command
 from overweave.cli.main import app
+from overweave.hardware.cards import Gpu, machine_for
 from overweave.hardware.machine import load
+from overweave.tuner.store.machines import found_machine
 from tests.tuner.calibrate.test_machine_file import FOUND, SOURCE
+
+GPU = Gpu("NVIDIA H200", (9, 0), FOUND.sms, 139.8, "nvswitch")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
 def run(*words: str, exit_code: int = 0) -> str:
@@ -27,13 +36,22 @@ def as_a_rank(monkeypatch: pytest.MonkeyPatch, calibrated: object) -> None:
     monkeypatch.setattr(command, "is_one_of_the_ranks", lambda: True)
     monkeypatch.setattr(command, "joined_world", lambda device: nullcontext(SimpleNamespace(rank=0, world_size=1)))
     monkeypatch.setattr(command, "calibrated", calibrated)
+    monkeypatch.setattr(command, "current_gpu", lambda: GPU)
 
 
 def test_a_file_is_written_whole_and_what_it_takes_from_elsewhere_is_said(tmp_path: Path, monkeypatch):
     as_a_rank(monkeypatch, lambda like, tell: (FOUND, SOURCE))
     out = tmp_path / "mine.json"
-    assert "not measured, and taken from h200x4: topology, links, collectives" in run(str(out))
+    assert "not measured, and taken from h200x4: topology, links, collectives" in run(str(out), "--links", "h200x4")
     assert load(str(out)).hbm.source == SOURCE
+
+
+def test_without_a_file_it_is_kept_where_calls_find_it(monkeypatch: pytest.MonkeyPatch):
+    as_a_rank(monkeypatch, lambda like, tell: (FOUND, SOURCE))
+    assert found_machine(GPU).basis == "nearest"  # of 114 SMs
+    run("--links", "h200x4")
+    found = found_machine(GPU)
+    assert (found.basis, found.doubt, machine_for(found, 2).hbm.source) == ("calibrated", 1.0, SOURCE)
 
 
 def test_an_interrupted_calibration_leaves_no_file(tmp_path: Path, monkeypatch):

@@ -118,6 +118,7 @@ def test_operators_and_kernels_are_asked_for_in_their_own_words(words: tuple[str
 def test_the_static_heuristic_is_told_for_the_machine_that_is_named():
     words = ("all_gather_matmul", "--shape", "16384,8192,8192")
     assert "without a say in what runs, the static heuristic: per_shard\n" in run(*words, "--world", "4")
-    assert "full_mesh of mi300x8" in run(*words, "--world", "8", "--machine", "mi300x8", "--device", "cpu")
+    assert "full_mesh of mi300x8" in run(*words, "--world", "8", "--machine", "mi300x8")
+    assert "leave one of the two out" in run(*words, "--machine", "mi300x8", "--device", "cpu", exit_code=2).lower()
     assert "static heuristic" not in run("matmul_all_reduce", *words[1:], "--device", "cpu")
     assert "abacus" in run(*words, "--machine", "abacus", exit_code=2)

@@ -58,7 +58,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(tmp_path: Path,
     monkeypatch.delitem(sys.modules, "overweave.cli.pictures.page", raising=False)
     monkeypatch.setitem(sys.modules, "bokeh", None)
     monkeypatch.setitem(sys.modules, "bokeh.embed", None)
-    with pytest.raises(MachineError, match=r"bokeh is not installed\. pip install 'overweave\[html\]'\.$"):
+    with pytest.raises(MachineError, match=r"bokeh is not installed\. pip install 'bokeh>=3\.6'\.$"):
         page_writer(tmp_path / "call.html")
     assert list(tmp_path.iterdir()) == []
 

@@ -12,6 +12,7 @@ from overweave.compiler.frontend.rectangles import check_places
 from overweave.errors import DirectiveError
 from tests.compiler.annotated import SCALE as TRUE
 from tests.compiler.annotated import changed
+from tests.compiler.untruths.believed import BELIEVED
 from tests.compiler.untruths.lies import ALL, ATTENTION, MATMUL, NORM, NUMBERED, PERSISTENT, SIZED, STRIDED, Lie
 
 
@@ -25,7 +26,7 @@ def read(folder: Path, text: str, call: object = None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lie", ALL, ids=range(len(ALL)))
+@pytest.mark.parametrize("lie", [*ALL, *BELIEVED], ids=range(len(ALL) + len(BELIEVED)))
 def test_an_untruth_is_refused_with_its_line(tmp_path: Path, lie: Lie):
     text = changed(lie.text, *lie.changes)
     with pytest.raises(DirectiveError) as caught:
@@ -36,7 +37,7 @@ def test_an_untruth_is_refused_with_its_line(tmp_path: Path, lie: Lie):
 
 
 def test_they_are_many():
-    assert len({(lie.text, lie.changes, str(lie.call)) for lie in ALL}) >= 40
+    assert len({(lie.text, lie.changes, str(lie.call)) for lie in (*ALL, *BELIEVED)}) >= 100
 
 
 SHAPES = {f"{name}_desc.block_shape[{at}]": size for name in "abc" for at, size in ((0, 16), (1, 16))}
@@ -57,3 +58,53 @@ ATTENDED = {"Q": 32, "S": 64, "H": 2, "D": 16, "q_start": 0, "BLOCK_Q": 16, "BLO
 )
 def test_the_truth_is_believed(tmp_path: Path, text: str, call: dict[str, int]):
     read(tmp_path, text, call)
+
+
+FOREIGN = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def number_of():
+    return tl.program_id(0)
+
+
+@triton.jit
+def min(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def twice(x):
+    return x * 2
+
+
+WIDTH = tl.constexpr(32)
+"""
+STORED = "tl.store(y_ptr + at, x)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("imported", "changes", "found"),
+    [
+        ("from foreign import number_of", ((STORED, "tl.store(y_ptr + at, x + number_of())"),), "a program's number"),
+        ("import foreign", ((STORED, "tl.store(y_ptr + at, x + foreign.number_of())"),), "a program's number"),
+        ("from foreign import *", ((STORED, "tl.store(y_ptr + at, x + number_of())"),), "a program's number"),
+        ("from foreign import min", (("rows = pid_m", "rows = min(pid_m, M)"),), "pid_m stands inside of"),
+        ("from nowhere import number", ((STORED, "tl.store(y_ptr + at, x + number(x))"),), "no file here shows"),
+        ("from foreign import twice", ((STORED, "tl.store(y_ptr + at, twice(x))"),), ""),
+        ("from foreign import WIDTH", (("block=BLOCK_N", "block=WIDTH"), ("pid_n * BLOCK_N", "pid_n * WIDTH")), ""),
+    ],
+)
+def test_functions_and_constants_of_other_files_are_read(
+    tmp_path: Path, imported: str, changes: tuple[tuple[str, str], ...], found: str
+):
+    (tmp_path / "foreign.py").write_text(FOREIGN)
+    text = changed(TRUE, ("import triton\n", f"import triton\n{imported}\n"), *changes)
+    if not found:
+        read(tmp_path, text, SIZED)
+        return
+    with pytest.raises(DirectiveError, match=found):
+        read(tmp_path, text, SIZED)

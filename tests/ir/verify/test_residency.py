@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from campaigns.oracle.library_scatter import scatter
+from campaigns.oracle.plans.library_scatter import scatter
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, Assignment, Engine, Plan
 from overweave.ir.schedule import Copy, Queue
 from overweave.ir.verify.plan import MachineLimits, verify_plan

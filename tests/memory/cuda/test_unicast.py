@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
 
 from overweave.errors import MachineError
 from overweave.hardware.multicast import BY_TORCH, WITHOUT
@@ -17,10 +19,10 @@ GROUP = SimpleNamespace(name="0", process_group=None)
 
 
 def mapped(monkeypatch: pytest.MonkeyPatch, rendezvous) -> None:
-    monkeypatch.setattr(heap.symmetric_memory, "empty", lambda size, **options: torch.ones(size, dtype=torch.uint8))
-    monkeypatch.setattr(heap.symmetric_memory, "rendezvous", rendezvous)
+    monkeypatch.setattr(symmetric_memory, "empty", lambda size, **options: torch.ones(size, dtype=torch.uint8))
+    monkeypatch.setattr(symmetric_memory, "rendezvous", rendezvous)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(heap.dist, "barrier", lambda group: None)
+    monkeypatch.setattr(dist, "barrier", lambda group: None)
     heap.CudaHeap(GROUP, torch.device("cpu"), 16)
 
 

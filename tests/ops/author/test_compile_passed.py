@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from overweave.ir.footprint import Dim, Operand
-from overweave.ops.author.compile import _passed
+from overweave.ops.author.arguments import passed
 
 
 def test_whose_rows_are_asked_for_and_how():
     operand = Operand("Y", "y_ptr", (Dim(32), Dim(8)))
-    assert _passed(operand, 16)[0] == "this rank's"
-    assert "torch.chunk" in _passed(operand, 16)[1]
-    assert _passed(operand, 32) == ("all", "Pass all of it, contiguous")
-    whole, cure = _passed(operand, 96)
+    assert passed(operand, 16)[0] == "this rank's"
+    assert "torch.chunk" in passed(operand, 16)[1]
+    assert passed(operand, 32) == ("all", "Pass all of it, contiguous")
+    whole, cure = passed(operand, 96)
     assert whole == "every rank's 32 rows, all"
     assert "numbers are those of what one rank writes" in cure

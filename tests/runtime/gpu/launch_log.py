@@ -20,6 +20,7 @@ import torch.distributed as dist
 import triton
 from triton.runtime.jit import JITFunction, KernelInterface
 
+from overweave.compat.triton_names import COMPILE_OPTIONS
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.shares import SharedShares
@@ -209,7 +210,8 @@ def logged(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
         )
 
     def said(stream: str, name: str, programs: Any, arguments: Any, options: Mapping[str, Any]) -> None:
-        how = " ".join(f"{option}={value}" for option, value in options.items() if isinstance(value, int))
+        own = {name: value for name, value in options.items() if name not in COMPILE_OPTIONS}
+        how = " ".join(f"{option}={value}" for option, value in own.items() if isinstance(value, int))
         say(f"{stream}: {name}[{programs}] {how}")
         for argument, alike in groupby(map(memory.said, arguments)):
             count = len(list(alike))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from campaigns.oracle.library_queues import gathered_beside, reduced_beside
+from campaigns.oracle.plans.library_queues import gathered_beside, reduced_beside
 from overweave.ir.launch.order import launch_order
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import COPY_KERNEL, Plan

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import overweave as ow
-from campaigns.oracle.library_queues import gathered_beside, gathered_in_pairs, reduced_beside
+from campaigns.oracle.plans.library_queues import gathered_beside, gathered_in_pairs, reduced_beside
 from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import ECHOES

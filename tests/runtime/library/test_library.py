@@ -260,3 +260,28 @@ def gathered_beside_others(short: int) -> list[list[float]]:
 def test_padding_lies_over_no_rows():
     for short, wanted in enumerate(([0, 0, -1, -1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, -1, -1])):
         assert run_ranks(gathered_beside_others, 2, short) == [wanted] * 2
+
+
+def summed_columns() -> tuple[list[list[float]], list[list[float]]]:
+    """What is left where a sum's parts, and then a scattered one, are some columns of wider rows."""
+    group = resolve(None)
+    rank = group.rank
+    tensors = {"part": torch.full((2, 3), float(rank + 1)), "out": torch.zeros(2, 3)}
+    middle = Region("part", rank, (0, 2), (1, 2))
+    base = {"rank": rank, "queue": "main", "label": "sum", "ranks": (0, 1)}
+    shapes = shapes_of(tensors)
+    total = Collective(name="sum", function="all_reduce", sources=(middle,), destinations=(middle,), **base)  # type: ignore[arg-type]
+    library_call(total, PROBLEM, shapes, group)(tensors)
+    halves, own = (
+        tuple(Region("part", rank, (at, at + 1), (1, 2)) for at in range(2)),
+        Region("out", rank, (0, 1), (1, 2)),
+    )
+    scattered = Collective(name="sum", function="reduce_scatter", sources=halves, destinations=(own,), **base)  # type: ignore[arg-type]
+    library_call(scattered, PROBLEM, shapes, group)(tensors)
+    return tensors["part"].tolist(), tensors["out"].tolist()
+
+
+def test_parts_of_rows_are_summed_too():
+    for rank, (part, out) in enumerate(run_ranks(summed_columns, 2)):
+        assert part == [[rank + 1, 3, rank + 1]] * 2
+        assert out == [[0, 6, 0], [0, 0, 0]]

@@ -188,7 +188,7 @@ def test_names_are_sorted_by_operator():
         (
             "all_gather_matmul.push",
             {"peices": 2},
-            "Valid options, nearest first: pieces=1..64, ",
+            "Valid options, nearest first: pieces=1..64; ",
         ),
         ("all_gather_matmul.push", {"pieces": 0}, "1..64"),
         ("all_gather_matmul.push", {"pieces": "9" * 50}, "1..64"),

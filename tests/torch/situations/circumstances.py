@@ -22,6 +22,16 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tests.torch.situations.between import (
+    changed_itself,
+    doubling_hook,
+    half_in_place,
+    halved,
+    hooked_tensor,
+    in_place,
+    looked,
+    looked_at_copy,
+)
 from tests.torch.situations.models import Tied
 
 ROUGH, EXACT = 0.06, 2e-5  # relative to the largest element wanted
@@ -56,55 +66,6 @@ def between(function: Callable[[torch.Tensor], torch.Tensor], case: Case) -> Non
     """Something stands between the boundary of the module and its first matmul."""
     case.model.between = function
     case.backward()
-
-
-def looked(context: Callable[[], Any], x: torch.Tensor) -> torch.Tensor:
-    with context():
-        x.abs().max()
-    return x
-
-
-def hooked_tensor(x: torch.Tensor) -> torch.Tensor:
-    if x.requires_grad:
-        x.register_hook(lambda gradient: gradient * 1.0)
-    return x
-
-
-def doubling_hook(x: torch.Tensor) -> torch.Tensor:
-    if x.requires_grad:
-        x.register_hook(lambda gradient: gradient * 2.0)
-    return x
-
-
-def in_place(x: torch.Tensor) -> torch.Tensor:
-    x = x * 1.0
-    return x.mul_(0.5)
-
-
-def half_in_place(x: torch.Tensor) -> torch.Tensor:
-    x = x.clone()
-    x[:, :, : x.shape[2] // 2] *= 0.5
-    return x
-
-
-class Halved(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 0.5
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0] * 0.5
-
-
-def halved(x: torch.Tensor) -> torch.Tensor:
-    function: Any = Halved
-    return function.apply(x)
-
-
-def changed_itself(x: torch.Tensor) -> torch.Tensor:
-    """In place, where the input is no leaf."""
-    return x.mul_(0.5) if x.grad_fn is not None or not x.requires_grad else x * 0.5
 
 
 def retaining(case: Case) -> None:
@@ -269,6 +230,18 @@ def in_a_row(case: Case) -> None:
     case.loss(case.model(case.model(case.x))).backward()
 
 
+def stepped_in_backward(case: Case) -> None:
+    """Each weight is changed as soon as it has its gradient."""
+
+    def step(weight: torch.Tensor) -> None:
+        with torch.no_grad():
+            weight.mul_(0.5)
+
+    for each in case.weights():
+        each.register_post_accumulate_grad_hook(step)
+    case.backward()
+
+
 def sharded(case: Case) -> None:
     """FSDP2 beside the plan, over the first dimension of the mesh, and over layers apart."""
     if case.mesh is not None:
@@ -304,15 +277,16 @@ def looks_on(case: Case) -> None:
 
 
 class Circumstance(NamedTuple):
-    """run: see above. tolerance: relative. stays_fused: whether every site of a plan is overweave's, as in a plain call.
-    plans_only: of what only a plan knows. two_meshes: the module's boundary and its layers lie on meshes that are equal
-    and not the same. changes_input: the result is a function of what stands between, so sequence ways see it, too."""
+    """run: see above. tolerance: relative. stays_fused: whether every site of a plan is overweave's, as when nothing
+    happens. plans_only: of what only a plan knows. two_meshes: the module's boundary and its layers lie on meshes that
+    are equal and not the same. torch_refuses: torch's own styles raise."""
 
     run: Callable[[Case], None]
     tolerance: float = EXACT
     stays_fused: bool = False
     plans_only: bool = False
     two_meshes: bool = False
+    torch_refuses: bool = False
 
 
 def _bf16() -> Any:
@@ -330,10 +304,10 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "a look under no_grad": Circumstance(partial(between, partial(looked, torch.no_grad))),
     "a look under inference_mode": Circumstance(partial(between, partial(looked, torch.inference_mode))),
     "a look with gradients": Circumstance(partial(between, partial(looked, nullcontext))),
-    "a look at a copy": Circumstance(partial(between, lambda x: looked(nullcontext, x.detach()) is x or x)),
+    "a look at a copy": Circumstance(partial(between, looked_at_copy)),
     "a scale between": Circumstance(partial(between, lambda x: x * 0.5)),
     "a change in place between": Circumstance(partial(between, in_place)),
-    "a change of the input in place": Circumstance(partial(between, changed_itself)),
+    "a change of the input in place": Circumstance(partial(between, changed_itself), torch_refuses=True),
     "a change of a part between": Circumstance(partial(between, half_in_place)),
     "a split between": Circumstance(partial(between, lambda x: torch.cat([each * 1.5 for each in x.split(1)]))),
     "a view between": Circumstance(partial(between, lambda x: x.flatten(0, 1).view(x.shape))),
@@ -379,6 +353,7 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "a deep copy": Circumstance(copied, stays_fused=True),
     "used twice": Circumstance(used_twice, stays_fused=True),
     "in a row": Circumstance(in_a_row, stays_fused=True),
+    "optimizer in backward": Circumstance(stepped_in_backward),
     "no gradient before": Circumstance(looks_on),
     "FSDP2": Circumstance(sharded, stays_fused=True, plans_only=True),
     "FSDP2 of layers": Circumstance(sharded_layers, plans_only=True),

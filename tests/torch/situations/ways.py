@@ -1,7 +1,7 @@
 """The ways in which a module of the table is cut over ranks, as data: what stands for its layers.
 
-`sequence`: ranks share out rows of the input and of the result; else both are whole on every rank. A way that gathers in
-its layers, and not at the boundary of the module, cannot be read whole beside them: it takes no such module.
+`sequence`: ranks share out rows of the input and of the result; else both are whole on every rank. Where layers gather,
+and not the boundary of the module, nothing can read the whole input beside them: such a way takes no such module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 import overweave as ow
@@ -22,6 +22,11 @@ from overweave.functional import all_gather_linear, linear_all_reduce, linear_re
 from overweave.layers.parts import own_part
 from overweave.layers.replicated import replicated_linear
 from tests.torch.situations.models import MODELS, Attention, Scaled, Situated, Tied
+
+try:
+    from overweave.adapters import transformers as adapter
+except ImportError:  # no package to adapt
+    adapter = None  # type: ignore[assignment]
 
 Cut = Callable[[Situated, DeviceMesh, DeviceMesh], Situated]  # of the layers, and of the boundary of the module
 
@@ -35,6 +40,7 @@ class Way(NamedTuple):
     gathers_inside: bool = False
     is_plan: bool = False
     sums_biases: bool = True
+    is_torchs: bool = False
 
     def takes(self, model: str) -> bool:
         return not self.gathers_inside or model not in ("router", "normed")
@@ -51,8 +57,6 @@ def by_plan(sequence: bool, by_overweave: bool = True) -> Cut:
         if sequence and by_overweave:
             parallelize_module(model, boundary, ow.PrepareGather(input_layouts=Shard(1)))
         elif sequence:
-            from torch.distributed.tensor import Replicate
-
             style = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True)
             parallelize_module(model, boundary, style)
         return model
@@ -72,6 +76,16 @@ def by_layers(sequence: bool) -> Cut:
         return model
 
     return cut
+
+
+def by_transformers(model: Situated, mesh: DeviceMesh, _: DeviceMesh) -> Situated:
+    """By overweave's styles of Transformers, as a model's plan applies them."""
+    for name, kind in _layers(model, adapter.Colwise, adapter.Rowwise):
+        layer, style = getattr(model, name), kind()
+        for parameter in ("weight", "bias"):
+            style.shard_param(layer, parameter, mesh)
+        style.install_forward(layer, mesh)
+    return model
 
 
 def by_functions(kind: type[Called]) -> Callable[[bool], Cut]:
@@ -160,7 +174,7 @@ def _plain(whole: nn.Linear) -> nn.Linear:
 
 
 WAYS: dict[str, Way] = {
-    "torch's styles, sequence": Way(by_plan(True, by_overweave=False), True),
+    "torch's styles, sequence": Way(by_plan(True, by_overweave=False), True, is_torchs=True),
     "styles, sequence": Way(by_plan(True), True, is_plan=True),
     "styles, whole": Way(by_plan(False), False, is_plan=True),
     "layers, sequence": Way(by_layers(True), True, gathers_inside=True),
@@ -169,6 +183,9 @@ WAYS: dict[str, Way] = {
     "functional, whole": Way(by_functions(Called)(False), False),
     "install, sequence": Way(by_functions(Installed)(True), True, gathers_inside=True, sums_biases=False),
 }
+
+if adapter is not None:
+    WAYS["Transformers, whole"] = Way(by_transformers, False, is_plan=True)
 
 
 def cut_model(name: str, way: Way, mesh: DeviceMesh, boundary: DeviceMesh | None = None) -> tuple[Situated, Situated]:

@@ -24,7 +24,7 @@ from overweave.tuner.measure.compiled import (
     shortlist,
 )
 from overweave.tuner.space.compiled import Way, families, is_auto, is_member, side_of
-from overweave.tuner.space.target import Target
+from overweave.tuner.space.target import Target, target_named
 
 ASKED = {"A": "all_gather.auto", "C": "reduce_scatter.scatter"}
 CONFIGS = ((("BLOCK", 64),), (("BLOCK", 128),))
@@ -110,7 +110,8 @@ def test_the_librarys_way_has_a_start():
 
 
 def test_where_no_machine_is_described_nothing_is_predicted():
-    assert described(Target("cuda", name="another"), 4) is None
+    assert described(target_named("a100x8"), 4).name == "a100x8"
+    assert described(Target("cuda"), 64) is None
     assert described(Target("cpu"), 8).gpus == 8
     judged = judge(ASKED, CONFIGS, predict, None)
     assert {each.predicted_us for each in judged} == {None}

@@ -10,15 +10,17 @@ from msgspec.structs import replace
 from campaigns.choices.cold_choice import read, shares
 from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS
+from overweave.ir.plan import COPY_ENGINE, LIBRARY
 from overweave.ir.problem import Problem
 from overweave.schedules.methods.asked_for import OF_STORES
 from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.schedules.methods.record import WITH_KERNELS
+from overweave.schedules.methods.registry import METHODS
 from overweave.tuner.model import rank
-from overweave.tuner.model.rank import MOST_GPUS, cold_choice, machine_of, weigh
+from overweave.tuner.model.rank import cold_choice, weigh
 from overweave.tuner.model.weigh import Weighed
 from overweave.tuner.space.space import Candidate, candidate
-from overweave.tuner.space.target import Target
+from overweave.tuner.space.target import Target, target_named
 from tests.clock import ends_within
 from tests.source_tree import ROOT
 
@@ -97,12 +99,12 @@ def test_both_ways_to_weigh_say_the_same_of_a_large_problem():
     ids=str,
 )
 def test_a_large_problem_is_weighed_in_time(operator: str, changes: dict[str, int]):
-    rank._weigh.cache_clear()
+    rank.forget()
     weigh(problem_of(operator), GPU, is_thorough=False)  # machine files and tables of tile shapes are read
     large = replace(LARGEST, **({"operator": operator} | changes))
 
     def anew() -> None:
-        rank._weigh.cache_clear()
+        rank.forget()
         weigh(large, GPU, is_thorough=False)
 
     ends_within(EAGER_S * 2, anew)  # twice: CPUs that are shared
@@ -169,12 +171,43 @@ def test_torchs_all_reduces_have_the_times_of_a_measured_number_of_ranks():
     assert [each.predicted_us for each in three if each.candidate.is_by_torch] == [None, None]
 
 
-def test_which_machines_are_described():
-    assert machine_of(GPU, 2).gpus == 4
-    assert machine_of(GPU, MOST_GPUS).gpus == MOST_GPUS
-    assert machine_of(GPU, MOST_GPUS + 1) is None
-    assert machine_of(Target("cpu"), 2) is None
-    assert machine_of(Target("cuda", name="NVIDIA Unheard"), 2) is None
+def test_numbers_that_nobody_measured_must_gain_twice_as_much_and_then_the_quickest_is_taken():
+    problem = problem_of("all_gather_matmul")
+    library, least = Weighed(Candidate("sequential"), 1000.0), WITH_KERNELS.us + 1000 * WITH_KERNELS.share
+
+    def taken(*others: Weighed[Candidate]) -> str:
+        return cold_choice((library, *others), problem, doubt=2.0).candidate.plan
+
+    assert taken(Weighed(Candidate("push"), 1000 - 2 * least + 0.1)) == "sequential"
+    assert taken(Weighed(Candidate("push"), 1000 - 2 * least - 0.1)) == "push"
+    # per_shard has the larger margin, which says nothing between the two.
+    both = (Weighed(Candidate("push"), 500.0), Weighed(Candidate("per_shard"), 499.0))
+    assert taken(*both) == "per_shard"
+    assert cold_choice((library, *both), problem).candidate.plan == "push"
+
+
+@pytest.mark.slow
+def test_rows_go_round_rings_where_links_are_slow_between_some():
+    """On a PCIe tree a ring crosses the trunk once; on a switch nobody is far."""
+    problem = problem_of("all_gather_matmul", m=8192, n=6144, k=12288, world_size=8)
+    tree, switch = target_named("a100_pciex8"), target_named("a100x8")
+    weighed = weigh(problem, tree, is_thorough=False)
+    times = {each.candidate.plan: each.us for each in weighed}
+    assert cold_choice(weighed, problem, tree.found.doubt).candidate.plan == "ring"
+    assert times["ring"] < 0.75 * times["push"]
+    assert {each.candidate.plan for each in weigh(problem, switch, is_thorough=False) if "alike" in each.obstacle} == {
+        "ring",
+        "double_ring",
+        "islands",
+    }
+
+
+def test_where_no_kernel_of_ours_is_tuned_plans_are_the_librarys_and_the_copy_engines():
+    problem, target = problem_of("all_gather_matmul"), target_named("b200x8")
+    able = [each.candidate for each in weigh(problem, target, is_thorough=False) if not each.obstacle]
+    plans = {what.plan for what in able if not what.is_by_torch}
+    assert {"sequential", "per_shard"} <= plans
+    assert all(METHODS[f"all_gather_matmul.{plan}"].engines <= {LIBRARY, COPY_ENGINE} for plan in plans)
 
 
 @pytest.mark.slow

@@ -143,6 +143,22 @@ def divided_lanes(poly: Polynomial, known: Known) -> Parts:
     return parts
 
 
+def long_lanes(offset: Polynomial, sides: Sequence[Side], known: Known) -> Parts:
+    """Lanes that go on over the end of a dimension, by whole rows of it, and what takes their place."""
+    parts: Parts = {}
+    for moving, coefficient in grouped(offset).items():
+        lane = moving[0] if len(moving) == 1 else None
+        if not isinstance(lane, Lane):
+            continue
+        for side in sides:
+            length, extent = known(lane.length).constant, known(side.extent).constant
+            is_along = known(coefficient) == known(side.stride) and side.axis is None
+            if is_along and length and extent and length > extent and length % extent == 0:
+                high = Lane(quotient(lane.length, side.extent), HIGH + lane.place)
+                parts.setdefault(lane, (high, Lane(side.extent, LOW + lane.place)))
+    return parts
+
+
 def taken_apart(poly: Polynomial, parts: Parts) -> Polynomial:
     """With the parts of divided lanes in their place."""
 

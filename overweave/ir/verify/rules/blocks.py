@@ -49,8 +49,8 @@ def check_sides(buffers: Mapping[str, Buffer], part: Collective, findings: Findi
     """What a library sends and gets for permuted blocks is one call's (ir/library_call.py). Of rows as they lie it is
     one region for a member, which the library may pack first.
     """
-    if any(one.buffer not in buffers for one in (*part.reads, *part.writes)):
-        return
+    if not (part.ranks and part.sources and part.destinations):
+        return  # said elsewhere
     if is_permuted(part, buffers):
         sides = sides_of(part, buffers)
         if isinstance(sides, str):
@@ -69,7 +69,7 @@ def check_members(buffers: Mapping[str, Buffer], parts: Sequence[Collective], fi
     they lie a library pads short shares of a gather or a scatter by rows, so these are as wide."""
     permuted = [is_permuted(part, buffers) for part in parts]
     if not any(permuted):
-        wide = {one.shape[1] for part in parts for one in (*part.reads, *part.writes)}
+        wide = {one.cols[1] - one.cols[0] for part in parts for one in (*part.reads, *part.writes)}
         if parts[0].function in ("all_gather", "reduce_scatter") and len(wide) > 1:
             findings.add("form", parts[0], f"shares of an {parts[0].function} are {sorted(wide)[:8]} columns wide")
         return

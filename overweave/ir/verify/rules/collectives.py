@@ -12,6 +12,7 @@ from functools import cache
 from msgspec.structs import replace
 
 from overweave.ir.blocks import DEALT
+from overweave.ir.library_call import is_permuted
 from overweave.ir.schedule import Buffer, Collective, Region, Schedule
 from overweave.ir.verify.rules.values import Value, clipped, stacked, summed
 
@@ -44,7 +45,7 @@ def share_of(side: tuple[Region, ...], is_dealt: bool, members: int, at: int) ->
 
 def fold(part: Collective, buffers: Mapping[str, Buffer]) -> Collective:
     """The collective with one region for shares that lie one below the other, if no blocks are permuted."""
-    if any(one.buffer in buffers and buffers[one.buffer].blocks for one in (*part.reads, *part.writes)):
+    if is_permuted(part, buffers):
         return part
     sides = {"sources": part.sources, "destinations": part.destinations}
     for (name, side), is_dealt in zip(tuple(sides.items()), DEALT[part.function], strict=True):

@@ -156,8 +156,7 @@ def test_rows_that_were_normed_are_not_sent_on_to_be_normed_again():
 
 def test_every_row_of_a_result_is_normed():
     """Of factors that were gathered, one matmul is the whole sum, and no part of one, which nothing norms."""
-    plan = library_plan()
-    made = []
+    plan, made = library_plan(), list[tuple[list[Operation], Reduce]]()
     for rank in range(2):
         x, w = Buffer("xs", 8, 32, "local"), Buffer("ws", 32, 16, "local")
         landing = [Region("xs", rank, (0, 8), (16 * peer, 16 * peer + 16)) for peer in range(2)]
@@ -182,7 +181,9 @@ def test_every_row_of_a_result_is_normed():
         """is_normed: what stores the sums moves them, behind which the library norms."""
         operations: list[Operation] = []
         for steps, stored in made:
-            direct = [replace(one, out=(stored.out,)) if isinstance(one, Compute) else one for one in steps]
+            direct: list[Operation] = [
+                replace(one, out=(stored.out,)) if isinstance(one, Compute) else one for one in steps
+            ]
             operations += [*steps, stored] if is_normed else direct
         realization = replace(plan.realization, partial_sums="result")
         schedule = replace(plan.schedule, buffers=buffers, operations=tuple(operations))

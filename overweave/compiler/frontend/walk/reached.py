@@ -1,0 +1,47 @@
+"""What a walk through a kernel finds."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from overweave.compiler.frontend.directives import AccessDirective, StreamDirective
+from overweave.compiler.frontend.evaluate import Arguments
+from overweave.compiler.frontend.polynomials import (
+    Polynomial,
+)
+from overweave.compiler.frontend.values import (
+    Condition,
+    Value,
+)
+
+
+class Reached(Struct, frozen=True):
+    """A load or store. said: its directive, if it has one. place: a pointer or descriptor. given: of the call.
+
+    guard: what must hold for it to be reached. line: of the call. within: the loops around it whose turns come in
+    another order than the kernel's, of tiles or of a streamed axis.
+    """
+
+    said: AccessDirective | None
+    kind: str
+    place: Value
+    given: Arguments
+    guard: Condition
+    line: int
+    within: frozenset[str]
+
+
+class Begun(Struct, frozen=True):
+    """Where a streamed loop begins."""
+
+    said: StreamDirective
+    low: Polynomial
+
+
+class Followed(Struct, frozen=True):
+    """Everything that a tile reaches, the regions whose blocks are not those of the first by their lines, and where
+    streamed loops begin."""
+
+    reached: tuple[Reached, ...]
+    other_blocks: tuple[int, ...]
+    begun: tuple[Begun, ...]

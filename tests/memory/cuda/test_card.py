@@ -1,0 +1,91 @@
+"""How GPUs are joined, as drivers that tell all, something, or nothing say it."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from overweave.memory.cuda import card
+from overweave.memory.cuda.card import joined_by
+
+SWITCH, A_GPU, ABSENT, REFUSED = 2, 0, 2, 4
+
+
+def library(links: dict[int, int | None], missing: int = ABSENT, handle: int = 0, init: int = 0) -> SimpleNamespace:
+    """NVML with active links, each to the end of a kind, or (None) to one that it does not tell."""
+
+    def state(gpu: object, link: int, out: Any) -> int:
+        if link not in links:
+            return missing
+        out._obj.value = 1
+        return 0
+
+    def end(gpu: object, link: int, out: Any) -> int:
+        if links[link] is None:
+            return 3
+        out._obj.value = links[link]
+        return 0
+
+    return SimpleNamespace(
+        nvmlInit_v2=lambda: init,
+        nvmlShutdown=lambda: 0,
+        nvmlDeviceGetHandleByUUID=lambda uuid, out: handle,
+        nvmlDeviceGetNvLinkState=state,
+        nvmlDeviceGetNvLinkRemoteDeviceType=end,
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "joined"),
+    [
+        (library(dict.fromkeys(range(18), SWITCH)), "nvswitch"),
+        (library(dict.fromkeys(range(12), A_GPU)), "nvlink"),
+        (library({}), "pcie"),
+        (library({}, missing=3), "pcie"),  # a card without NVLink
+        (library({}, missing=REFUSED), "unknown"),
+        (library({0: None}), "unknown"),
+        (library({0: 255}), "unknown"),
+        (library({0: SWITCH}, handle=6), "unknown"),  # a slice of a GPU has another name there
+        (library({0: SWITCH}, init=9), "unknown"),
+        (SimpleNamespace(), "unknown"),  # none of its functions
+    ],
+)
+def test_links_are_told_or_unknown(told: SimpleNamespace, joined: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: told)
+    assert joined_by("0123") == joined
+
+
+def test_without_the_library_links_are_unknown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(card, "LIBRARY", "libno-such-library.so.1")
+    assert joined_by("0123") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("answers", "joined"),
+    [((0, 0), "pcie"), ((0, 1), "unknown"), ((0, None), "unknown"), ((), "unknown")],
+)
+def test_the_driver_is_asked_where_nvml_is_silent(
+    answers: tuple[int | None, ...], joined: str, monkeypatch: pytest.MonkeyPatch
+):
+    def asked(wanted: object, own: int, other: int) -> tuple[str, int]:
+        answer = answers[other - 1]
+        return ("refused", 0) if answer is None else ("success", answer)
+
+    driver = SimpleNamespace(
+        CUdevice_P2PAttribute=SimpleNamespace(CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED=1),
+        CUresult=SimpleNamespace(CUDA_SUCCESS="success"),
+        cuDeviceGetP2PAttribute=asked,
+    )
+    told = SimpleNamespace(uuid="0", name="A", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30)
+    monkeypatch.setattr(card, "driver", driver)
+    monkeypatch.setattr(card, "LIBRARY", "libno-such-library.so.1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 + len(answers))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: told)
+    card.gpu_of.cache_clear()
+    gpu = card.gpu_of(torch.device("cuda", 0))
+    card.gpu_of.cache_clear()
+    assert (gpu.name, gpu.capability, gpu.sms, gpu.memory_gib, gpu.joined) == ("A", (9, 0), 132, 80.0, joined)

@@ -1,0 +1,84 @@
+"""Gradients are those of one process in every situation of the table, and the table sees faults that there were."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from overweave.adapters.parallel import gathering, linears, styles
+from overweave.adapters.rows import Gather
+from overweave.layers import replicated
+from tests.ranks import run_ranks
+from tests.torch.situations.circumstances import CIRCUMSTANCES
+from tests.torch.situations.table import RANKS, Cell, cells, judged, verdicts
+from tests.torch.situations.ways import WAYS
+
+BY_DAY = ("plain", "autocast", "accumulation", "checkpoint", "a deep copy", "a split backward", "full backward hooks")
+WHOLE_BY_DAY = "styles, sequence"
+
+
+def wrong(asked: list[Cell]) -> list[str]:
+    print(f"{len(asked)} cells")
+    return [f"{verdict.cell}: {verdict.wrong}" for verdict in judged(asked) if verdict.wrong]
+
+
+@pytest.mark.slow
+def test_styles_that_gather_are_right_in_every_situation():
+    """What fell back to torch in a circumstance that leaves all sites fused is wrong, too."""
+    assert not wrong(list(cells(WHOLE_BY_DAY)))
+
+
+@pytest.mark.slow
+def test_every_way_is_right_in_some_situations():
+    asked = [cell for way in WAYS if way != WHOLE_BY_DAY for cell in cells(way, BY_DAY)]
+    assert not wrong(asked)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", [way for way in WAYS if way != WHOLE_BY_DAY])
+def test_every_way_is_right_in_every_situation(way: str):
+    assert not wrong(list(cells(way)))
+
+
+def test_there_are_four_hundred_cells_by_day():
+    asked = [*cells(WHOLE_BY_DAY), *(cell for way in WAYS if way != WHOLE_BY_DAY for cell in cells(way, BY_DAY))]
+    assert len(set(asked)) >= 400
+    assert set(BY_DAY) <= set(CIRCUMSTANCES)
+
+
+OWN = Gather.own
+# What was wrong once: what is put in the place of what, and the circumstances that must show it.
+FAULTS = {
+    "the gradient of a reader counts on every rank": (
+        (Gather, "own", lambda gather, whole: OWN(gather, whole) * RANKS),
+        ("a scale between", "a function between", "full backward hooks", "CommDebugMode"),
+    ),
+    "what is gathered has no history": (
+        (styles, "gathered_later", lambda shard, gather: gathering.Gathering(shard.detach(), gather)),
+        ("plain", "a look under no_grad", "full backward pre-hooks", "checkpoint inside, reentrant"),
+    ),
+    "a subclass loses its forward": ((styles, "_reason", lambda *_: ""), ("plain",)),
+    "factors are not cast": ((replicated, "is_autocast", lambda: False), ("autocast",)),
+    "a weight is read after its step": ((gathering, "_may_change", lambda _: False), ("optimizer in backward",)),
+    "a layer that FSDP2 frees is read later": ((linears, "hasattr", lambda *_: False), ("FSDP2 of layers",)),
+}
+
+
+def verdicts_with(fault: str, asked: list[Cell]) -> list[tuple[Cell, str, tuple[str, ...]]]:
+    """For `run_ranks`: of cells where a fault is back."""
+    (owner, name, broken), _ = FAULTS[fault]
+    with patch.object(owner, name, broken, create=True):
+        return [tuple(each) for each in verdicts(asked)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_table_sees_a_fault(fault: str):
+    circumstances = FAULTS[fault][1]
+    ways = ("styles, whole",) if fault == "factors are not cast" else (WHOLE_BY_DAY,)
+    asked = [cell for way in ways for cell in cells(way, circumstances) if cell.model in ("mlp", "tied", "subclassed")]
+    found = run_ranks(verdicts_with, RANKS, fault, asked, timeout_s=100.0)
+    seen = {cell[2] for rank in found for cell, wrong, _ in rank if wrong}
+    assert seen == set(circumstances)
