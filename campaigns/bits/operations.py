@@ -30,6 +30,9 @@ REDUCTIONS = (
 )
 # What the hardware does not round: `div.full.f32` is 2 units in the last place away at most.
 APPROXIMATE = ("div",)
+# What is not the same on all lanes of a warp, as what they combine with comes from elsewhere: the first lane's counts,
+# which is the one that stores a number.
+OF_FIRST_LANE = ("argmax", "argmin", "argmax of fast ties")
 ROUNDINGS = (None, "rtz")
 DOTS = (*((dtype, dtype) for dtype in ("bfloat16", "float16", *FP8, "int8")), FP8, FP8[::-1])
 

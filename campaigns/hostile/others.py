@@ -68,11 +68,6 @@ def _points(count: int, rate: float = 100.0) -> list[list[float]]:
     return [[at + 1, rate] for at in range(count)]
 
 
-def _of_links(machine: Json, change: Callable[[Json], object]) -> None:
-    for link in machine["topology"]["links"]:
-        change(link)
-
-
 CRAFTED: dict[str, dict[str, Callable[[], bytes]]] = {
     MACHINE: {
         "an empty machine": lambda: b"",
@@ -98,7 +93,8 @@ CRAFTED: dict[str, dict[str, Callable[[], bytes]]] = {
         "no collectives": lambda: _machine(lambda m: m.update(collectives=[])),
         "no links": lambda: _machine(lambda m: m["topology"].update(links=[])),
         "every two GPUs many times": lambda: _machine(
-            lambda m: (m.update(gpus=1024), _of_links(m, lambda link: link.update(between=[["gpu", "gpu"]] * 1000)))
+            lambda m: [m.update(gpus=1024)]
+            + [link.update(between=[["gpu", "gpu"]] * 1000) for link in m["topology"]["links"]]
         ),
         "a machine like itself": lambda: b'{"like": "machine.json"}',
         "a machine like markup": lambda: b'{"like": "[/red]"}',

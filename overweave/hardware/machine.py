@@ -5,27 +5,26 @@ A machine is a JSON file: one of the package's in `machines/`, or one that `over
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import pairwise
 from math import log2
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from overweave.errors import InputError, MachineFileError, nearest
+from overweave.errors import InputError, MachineFileError
 from overweave.hardware.curves import Bandwidth, Curve, Points, Positive, SmCurve, interpolated_us
+from overweave.hardware.records_of_files import nearest_field, values_of
 from overweave.hardware.topology import Routes, Topology, check, routes
-from overweave.untrusted import check_keys, check_words, read_bytes
+from overweave.untrusted import read_bytes
 
 NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Whole = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 MAX_BYTES = 2**20  # of a file
-_UNKNOWN_FIELD = re.compile("unknown field `([^`]*)`")
 MOST_GPUS, MOST_SMS = 1024, 4096
 Joined = Literal["nvswitch", "nvlink", "pcie", "unknown"]
 UNKNOWN_LINKS: Joined = "unknown"
@@ -320,10 +319,12 @@ def load(name: str) -> Machine:
 def decode(data: bytes, name: str) -> Machine:
     """A machine file's machine. Raises MachineFileError."""
     try:
-        machine = msgspec.convert(_completed(_told(data)), type=Machine)
+        machine = msgspec.convert(_completed(values_of(data, MAX_BYTES)), type=Machine)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         cure = "`overweave calibrate` writes one, and those of the package show the form"
-        raise MachineFileError(f"machine {name[:200]}", str(error)[:300], _nearest_field(str(error)) or cure) from None
+        raise MachineFileError(
+            f"machine {name[:200]}", str(error)[:300], nearest_field(str(error), Machine) or cure
+        ) from None
     links = machine.links
     measured = [
         links.push.points,
@@ -343,36 +344,6 @@ def decode(data: bytes, name: str) -> Machine:
     except MachineFileError as error:
         raise MachineFileError(f"machine {name[:200]}, {error.asked}", error.found, error.cure) from None
     return machine
-
-
-def _nearest_field(told: str) -> str:
-    """A cure for a field that no record has: the name that is meant, most likely. Empty for other errors."""
-    unknown = _UNKNOWN_FIELD.search(told)
-    if unknown is None:
-        return ""
-    structs, names = [Machine], set[str]()
-    for struct in structs:
-        names.update(struct.__struct_fields__)
-        kinds = get_type_hints(struct).values()
-        structs += [each for kind in kinds for each in _structs_of(kind) if each not in structs]
-    return nearest("Fields", unknown.group(1), sorted(names), "docs/how-to/machines.md")
-
-
-def _structs_of(kind: Any) -> list[type[Struct]]:
-    """The records that a type is made of."""
-    if isinstance(kind, type) and issubclass(kind, Struct):
-        return [kind]
-    return [each for part in get_args(kind) for each in _structs_of(part)]
-
-
-def _told(data: bytes) -> object:
-    """What a file says. Raises what msgspec raises, and ValueError for what no machine file holds."""
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"more than {MAX_BYTES} bytes")
-    told = msgspec.json.decode(data)
-    check_keys(data)
-    check_words(told)
-    return told
 
 
 def _completed(told: object) -> object:

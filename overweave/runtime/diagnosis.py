@@ -9,15 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from itertools import permutations
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.distributed as dist
-from msgspec import Struct
 
 from overweave.compat.versions import numbers, standing, tested
 from overweave.errors import PACKAGES, KernelUnavailable, MachineError
@@ -26,45 +22,13 @@ from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.cuda.multicast import has_multicast
 from overweave.memory.group import resolve
 from overweave.runtime.backends import load
+from overweave.runtime.finding import Check, Finding, Status, installed
 
 OLDEST_PYTHON = (3, 11)
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount, not a file of ours
 SMALLEST_SHARED_MEMORY_BYTES = 1 << 30
 SYMMETRIC_BYTES = 1 << 20
 HOPPER = (9, 0)
-
-Status = Literal["ok", "note", "failed"]
-
-
-class Finding(Struct, frozen=True):
-    """What a probe saw. `note`: it works, but you should know. cure: what to do, empty where nothing need be done."""
-
-    status: Status
-    found: str
-    cure: str = ""
-
-
-class Check(Struct, frozen=True):
-    """A question to the machine. needs_gpu: not asked where torch sees none."""
-
-    name: str
-    probe: Callable[[], Finding]
-    needs_gpu: bool = False
-
-    def run(self) -> Finding:
-        """The finding; whatever the probe raises is one too."""
-        try:
-            return self.probe()
-        except Exception as error:  # noqa: BLE001 - a machine that surprises us is what a doctor is for
-            return Finding("failed", f"{type(error).__name__}: {error}", "Mend what it names, then run this again")
-
-
-def installed(package: str) -> str:
-    """The version of a package that is installed, or was loaded from its tree; else an empty string."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return str(getattr(sys.modules.get(package), "__version__", ""))
 
 
 def _python() -> Finding:
@@ -266,7 +230,6 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def applicable(checks: tuple[Check, ...]) -> tuple[Check, ...]:
-    """The checks that make sense here."""
-    has_gpu = torch.cuda.device_count() > 0
-    return tuple(check for check in checks if has_gpu or not check.needs_gpu)
+def has_gpu() -> bool:
+    """Whether checks that need one are asked."""
+    return torch.cuda.device_count() > 0

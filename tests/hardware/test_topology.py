@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -96,3 +98,32 @@ def test_the_machines_of_the_papers_are_there():
         "mi300x8",
     }
     assert {name for name, count in gpus.items() if count == 4} >= {"h200x4", "rtx4090x4", "a800x4"}
+
+
+def test_a_field_with_a_typing_error_is_told_with_its_file_and_the_nearest_name():
+    data = msgspec.json.encode(msgspec.to_builtins(load("h200x4")) | {"gpu": 4})
+    with pytest.raises(MachineFileError, match=r"mine.json.*`gpu`.*nearest first: gpus"):
+        decode(data, "mine.json")
+
+
+@pytest.mark.parametrize(
+    ("told", "changed"),
+    [
+        ("stands twice", lambda data: data.replace(b'"gpus":', b'"gpus":4,"gpus":', 1)),
+        ("<= 1024", lambda data: data.replace(b'"gpus":4', b'"gpus":1000000000', 1)),
+        (
+            ">= 1e-09",
+            lambda data: data.replace(
+                b'"hbm":{"gb_per_s":', b'"hbm":{"gb_per_s":1e-320,"source":"x"},"h":{"gb_per_s":', 1
+            ),
+        ),
+        ("not printed", lambda data: data.replace(b'"title":"', b'"title":"\\u001b[2J', 1)),
+        ("more than", lambda data: data + b" " * (1 << 20)),
+        ("like 'mine.json'", lambda data: b'{"like": "mine.json"}'),
+    ],
+)
+def test_what_no_machine_file_holds_is_refused(told: str, changed: Callable[[bytes], bytes]):
+    data = msgspec.json.encode(msgspec.to_builtins(load("h200x4")))
+    assert changed(data) != data
+    with pytest.raises(MachineFileError, match=told):
+        decode(changed(data), "mine.json")

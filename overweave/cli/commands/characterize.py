@@ -91,14 +91,14 @@ def _predicted(cases: dict[str, Problem], name: str, shapes: str, kinds: tuple[K
         raise InputError(
             f"characterize --only comm --simulate {name}", found, "Leave --only out, or name another machine"
         )
-    files, found = files_of(name, shapes), list[Losses]()
+    files, told = files_of(name, shapes), list[Losses]()
     left_s = allowed_s(*files_of(shapes)) if files_of(shapes) else inf  # a set of the repository takes what it takes
     for case, problem in cases.items():
         began = process_time()
         with limited(*files, seconds=min(CASE_S, max(left_s, _LEAST_S))) if files else nullcontext():
-            found.append(losses_on_paper(case, problem, machine, wanted))
+            told.append(losses_on_paper(case, problem, machine, wanted))
         left_s -= process_time() - began
-    return found
+    return told
 
 
 def _measured(cases: dict[str, Problem], kinds: tuple[Kinds, ...]) -> list[Losses]:

@@ -97,6 +97,6 @@ def _table(sides: dict[str, tuple[Timeline, ...]]) -> Table:
             ranks = range(each.world_size)
             busy = [max(each.busy_us(rank, kinds) for rank in ranks) for kinds in ((COMPUTE,), COMMUNICATION, (WAIT,))]
             numbers = (each.total_us, *busy, each.exposed_us())
-            words = (Text(f"{each.source}: {each.name}"), *(f"{number:.1f}" for number in numbers))
-            table.add_row(side, *words, f"{each.hidden_share():.1%}")
+            words = tuple(f"{number:.1f}" for number in numbers)
+            table.add_row(side, Text(f"{each.source}: {each.name}"), *words, f"{each.hidden_share():.1%}")
     return table

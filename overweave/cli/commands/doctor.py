@@ -11,10 +11,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from overweave.memory.cuda.card import current_gpu
-from overweave.runtime.diagnosis import CHECKS, Check, Finding, applicable, installed
+from overweave.errors import PACKAGES as CURES
+from overweave.runtime.finding import Check, Finding, installed
 from overweave.tuner.store.caches import cache_folders
-from overweave.tuner.store.machines import found_machine
+
+try:
+    from overweave.memory.cuda.card import current_gpu
+    from overweave.runtime.diagnosis import CHECKS, has_gpu
+    from overweave.tuner.store.machines import found_machine
+except ModuleNotFoundError as error:  # a doctor is asked where something is missing
+    _missing = str(error.name).partition(".")[0]
+
+    def _not_there() -> Finding:
+        return Finding("failed", f"{_missing} is not installed, and no more can be looked at", CURES.get(_missing, ""))
+
+    def has_gpu() -> bool:
+        """Nobody knows."""
+        return False
+
+    CHECKS = (Check(_missing, _not_there),)
 
 SIGNS = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "failed": "[red]failed[/red]"}
 PACKAGES = ("overweave", "msgspec", "typer", "rich", "platformdirs", "numpy", "matplotlib")
@@ -76,7 +91,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 
 def examine(checks: tuple[Check, ...]) -> list[Line]:
     """Runs every check that applies here."""
-    findings = [(check.name, check.run()) for check in applicable(checks)]
+    findings = [(check.name, check.run()) for check in checks if not check.needs_gpu or has_gpu()]
     return [Line(name, finding.status, finding.found, finding.cure) for name, finding in findings]
 
 

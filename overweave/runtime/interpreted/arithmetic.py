@@ -24,6 +24,7 @@ from overweave.runtime.interpreted.numbers import (
     FP8,
     PATTERNS,
     Values,
+    fp8e5_to_bfloat16,
     handle_of,
     multiplied_and_added,
     numpy_kind,
@@ -122,11 +123,9 @@ def _smaller_or_nan(one: Values, other: Values) -> Values:
 
 
 def _clamp(self: Any, argument: Any, low: Any, high: Any, propagate_nans: Any) -> Any:
-    raised = self.create_maxnumf(argument, low)
-    clamped = self.create_minnumf(raised, high)
-    if propagate_nans != triton_interpreter._ir.PROPAGATE_NAN.ALL:
-        return clamped
-    return _Handle(np.where(np.isnan(widened(argument)), argument.data, clamped.data), clamped.dtype)
+    if propagate_nans == triton_interpreter._ir.PROPAGATE_NAN.ALL:
+        return self.create_minimumf(self.create_maximumf(argument, low), high)
+    return self.create_minnumf(self.create_maxnumf(argument, low), high)
 
 
 def _remainder(self: Any, lhs: Any, rhs: Any) -> Any:
@@ -168,6 +167,8 @@ def _cast(self: Any, source: Any, target: Any) -> Any:
     if have.name in FLOATS and want.name in FLOATS:
         if {have.name, want.name} <= {"fp64", *FP8}:
             raise TypeError(f"{have} to {want}: Triton compiles none for a GPU. Make it fp32 first")
+        if (have.name, want.name) == ("fp8e5", "bf16"):
+            return _Handle(fp8e5_to_bfloat16(source.data), want)
         return handle_of(widened(source), want)
     if have.is_int() and want.name in FLOATS:
         return handle_of(source.data.astype(np.int32) if source.data.dtype == bool else source.data, want)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
 
@@ -15,8 +16,8 @@ from overweave.cli.main import app
 from overweave.cli.ranks import how_many
 from overweave.errors import KernelUnavailable, MachineError
 from overweave.hardware.multicast import WITHOUT
-from overweave.runtime import diagnosis
-from overweave.runtime.diagnosis import CHECKS, Check, Finding
+from overweave.runtime import diagnosis, finding
+from overweave.runtime.finding import Check, Finding
 
 OK = Check("fine", lambda: Finding("ok", "all there"))
 BAD = Check("broken", lambda: Finding("failed", "nothing there", "Plug it in"))
@@ -71,9 +72,20 @@ def test_a_probe_that_raises_has_failed():
 
 def test_checks_for_gpus_are_not_asked_without_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert not any(check.needs_gpu for check in diagnosis.applicable(CHECKS))
+    asked = (Check("of a GPU", BAD.probe, needs_gpu=True), OK)
+    assert [line.name for line in doctor.examine(asked)] == ["fine"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert diagnosis.applicable(CHECKS) == CHECKS
+    assert [line.name for line in doctor.examine(asked)] == ["of a GPU", "fine"]
+
+
+@pytest.mark.slow
+def test_without_torch_it_says_so_and_looks_at_the_rest():
+    code = "import sys; sys.modules['torch'] = None; from overweave.cli.main import app; app(['doctor', '--json'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    lines = {line["name"]: line for line in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 1, done.stderr
+    assert lines["torch"]["cure"] == "pip install 'torch>=2.10'"
+    assert {"packages", "caches"} <= lines.keys()
 
 
 @pytest.mark.parametrize(
@@ -190,9 +202,9 @@ def test_a_package_that_was_loaded_from_its_tree_is_found(monkeypatch):
     def missing(package):
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(diagnosis, "version", missing)
-    assert diagnosis.installed("overweave") == overweave.__version__
-    assert diagnosis.installed("no_such_package") == ""
+    monkeypatch.setattr(finding, "version", missing)
+    assert finding.installed("overweave") == overweave.__version__
+    assert finding.installed("no_such_package") == ""
 
 
 def test_little_shared_memory(monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from overweave.errors import OverweaveError, PeerDied, PeerTimeout, RankMismatch
+from overweave.memory.board import board
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.board.board import Board
 from overweave.memory.group import resolve
@@ -218,3 +219,25 @@ def exchange() -> list[list[str]]:
 
 def test_exchange_never_mixes_turns():
     assert run_ranks(exchange, 3) == [[[f"{turn}.{rank}" for rank in range(3)] for turn in range(50)]] * 3
+
+
+def test_later_calls_say_since_which_one_the_group_is_broken():
+    first = Alarm("mismatch", "rank 1 asks for m=16, rank 0 asks for m=8", 1)
+    assert str(first.error("0", 0, 2, 2)).startswith(
+        "call 2 of group 0, seen by rank 0: rank 1 differs: rank 1 asks for m=16"
+    )
+    later = first.error("0", 0, 2, 5)
+    assert isinstance(later, RankMismatch)
+    assert str(later).startswith("make call 5 of group 0: the group is broken since call 2")
+    assert "overweave.reset(group) on every rank" in str(later)
+
+
+def test_ranks_that_call_other_operators_are_told_these():
+    told = board._told_apart(
+        "a plan of matmul_all_reduce chosen by what was measured, 0 problems", "m=16 by all_gather_matmul.push"
+    )
+    assert told == ("asks for matmul_all_reduce", "asks for all_gather_matmul")
+    assert (
+        board._told_apart("m=16 by all_gather_matmul.push", "m=8 by all_gather_matmul.push")[1]
+        == "asks for m=8 by all_gather_matmul.push"
+    )
