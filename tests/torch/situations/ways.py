@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 import overweave as ow
+from overweave.errors import MachineError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.parts import own_part
 from overweave.layers.replicated import replicated_linear
@@ -25,7 +26,7 @@ from tests.torch.situations.models import MODELS, Attention, Scaled, Situated, T
 
 try:
     from overweave.adapters import transformers as adapter
-except ImportError:  # no package to adapt
+except MachineError:  # no package to adapt
     adapter = None  # type: ignore[assignment]
 
 Cut = Callable[[Situated, DeviceMesh, DeviceMesh], Situated]  # of the layers, and of the boundary of the module
