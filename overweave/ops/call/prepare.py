@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch.distributed as dist
 from msgspec.structs import replace
@@ -227,7 +228,8 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None
 
 def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound]:
     """A tensor of this rank that kernels cannot address is copied: peers, whose tensors are others, must not notice."""
-    run: Bound = (LibraryRun if is_of_library(plan) else load("gpu launch"))(plan, group, aligned(tensors))
+    bind: Callable[..., Bound] = LibraryRun if is_of_library(plan) else load("gpu launch")
+    run = bind(plan, group, aligned(tensors))
     if all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values()):
         return run, run
 
