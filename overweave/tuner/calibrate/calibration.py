@@ -12,7 +12,8 @@ from overweave.hardware.machine import Machine
 from overweave.ir.plan import MatmulConfig
 from overweave.memory.cuda.card import gpu_of
 from overweave.memory.cuda.peer_access import has_peer_access
-from overweave.runtime.diagnosis import driver_version, installed
+from overweave.runtime.diagnosis import driver_version
+from overweave.runtime.finding import installed
 from overweave.tuner.calibrate import rates
 from overweave.tuner.calibrate.latencies import element_wise, latencies, measure, push_points
 from overweave.tuner.calibrate.machine_file import Measured
