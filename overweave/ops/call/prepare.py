@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 from msgspec.structs import replace
@@ -228,8 +228,8 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None
 
 def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound]:
     """A tensor of this rank that kernels cannot address is copied: peers, whose tensors are others, must not notice."""
-    bind: Callable[..., Bound] = LibraryRun if is_of_library(plan) else load("gpu launch")
-    run = bind(plan, group, aligned(tensors))
+    bind: Any = LibraryRun if is_of_library(plan) else load("gpu launch")
+    run: Bound = bind(plan, group, aligned(tensors))
     if all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values()):
         return run, run
 
