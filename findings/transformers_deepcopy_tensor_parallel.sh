@@ -57,7 +57,7 @@ if dist.get_rank() == 0:
     print(f"a copy sees the original's weights: plain {plain[1]}, tensor-parallel {parallel[1]}")
 dist.destroy_process_group()
 PYTHON
-OMP_NUM_THREADS=1 timeout 300 "$work/env/bin/python" -m torch.distributed.run --standalone --nproc-per-node 2 "$work/copies.py" "$work/model" 2>"$work/errors" | tee "$work/seen" || { tail -20 "$work/errors" >&2; exit 1; }
+OMP_NUM_THREADS=1 timeout 300 "$work/env/bin/python" -m torch.distributed.run --standalone --nproc-per-node 2 "$work/copies.py" "$work/model" 2>"$work/errors" | tee "$work/seen" || { grep -v "^\[" "$work/errors" | head -40 >&2; exit 1; }
 diff <(cat "$work/seen") - <<'SEEN'
 a copy sees its own weights: plain True, tensor-parallel False
 a copy sees the original's weights: plain False, tensor-parallel True
