@@ -85,6 +85,15 @@ def test_the_tuner_offers_and_explains_them(toy: Method):
     assert toy.name in str(ow.explain(toy.operator, m=4096, n=4096, k=4096, world_size=4))
 
 
+@pytest.mark.slow
+def test_it_is_weighed_where_others_were_weighed_before(toy: Method):
+    large = problem(toy, 4, 4096, "bfloat16")
+    with kept_registries():
+        del METHODS[toy.full_name]
+        assert toy.name not in {each.candidate.plan for each in weigh(large, GPU)}
+    assert toy.name in {each.candidate.plan for each in weigh(large, GPU)}
+
+
 def test_its_need_and_its_margin_are_asked_for():
     toy = toy_method.METHOD
     assert "too far" in obstacle(problem(toy, 9, 4096, "bfloat16"), GPU, candidate(toy.name, {}))

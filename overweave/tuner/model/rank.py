@@ -18,6 +18,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.verify.pause_gc import without_collection
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.outside import OUTSIDE
+from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.tiles.shape import reduction_shape
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.link_floor import busiest
@@ -48,7 +49,7 @@ def weigh(problem: Problem, target: Target, is_thorough: bool = True) -> tuple[W
     is_thorough: simulate them all; else, as a first call does, go from the first of each family that is not far behind
     to its best, option by option. Both say the same of a candidate.
     """
-    return _weigh(bucketed(problem), target, is_thorough)
+    return _weigh(bucketed(problem), target, is_thorough, tuple(METHODS))
 
 
 def cold_choice(weighed: tuple[Weighed[Candidate], ...], problem: Problem, doubt: float = 1.0) -> Weighed[Candidate]:
@@ -101,7 +102,11 @@ def forget() -> None:
 
 
 @lru_cache(maxsize=1024)
-def _weigh(problem: Problem, target: Target, is_thorough: bool) -> tuple[Weighed[Candidate], ...]:
+def _weigh(
+    problem: Problem, target: Target, is_thorough: bool, registered: tuple[str, ...]
+) -> tuple[Weighed[Candidate], ...]:
+    """registered: the names of all methods, so that what is registered later is weighed, too."""
+
     def handicap(what: Candidate) -> float:
         base_us = model(library_path(problem.operator)).predicted_us or 0.0
         return 0.0 if target.found.doubt > 1.0 else judged_us(what, 0.0, (problem, base_us, 1.0))
