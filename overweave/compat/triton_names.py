@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import triton
+from triton.language import core
 
 from overweave.compat.versions import standing, tested
 from overweave.errors import KernelUnavailable
@@ -83,6 +84,13 @@ COMPILE_OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}
 def is_tested() -> bool:
     """Whether the Triton at hand is one that overweave is tested with."""
     return standing("triton", triton.__version__) == "tested"
+
+
+@core.builtin  # type: ignore[untyped-decorator]
+def has_bulk_copies(_semantic: Any = None) -> Any:
+    """Of device code: whether the GPU that it is compiled for has bulk copies, and with them the asynchronous proxy."""
+    arch = str(_semantic.builder.options.arch)  # `sm90`
+    return core.constexpr(int("".join(filter(str.isdigit, arch))) >= 90)
 
 
 class QuickLaunch(NamedTuple):

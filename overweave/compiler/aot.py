@@ -30,7 +30,6 @@ from overweave.compat.triton_names import (
 from overweave.errors import InputError, MachineError
 
 HOPPER = GPUTarget("cuda", 90, 32)
-ARCHITECTURE = "sm_90a"
 _SCRATCH_PARAMETERS = 2  # Triton appends a global and a profiling scratch pointer to every kernel
 _BY_16 = "D"  # what Triton says of an argument that a launch finds divisible by 16
 _DESCRIPTOR = re.compile(r"tensordesc<[^\[]*\[([^\]]*)\]")
@@ -108,8 +107,8 @@ class Compiled(Struct, frozen=True):
     resources: Resources
 
 
-def compile_kernel(source: Source) -> Compiled:
-    """Compiles for sm_90a.
+def compile_kernel(source: Source, capability: int = 90) -> Compiled:
+    """Compiles for GPUs of a compute capability, 90 for sm_90a. Only for these `pointers` are told.
 
     Raises MachineError in an interpreting process and when compiler or assembler refuse the kernel, InputError when
     the source's names do not fit the kernel.
@@ -134,14 +133,16 @@ def compile_kernel(source: Source) -> Compiled:
             # Triton prints the assembler's report, and the whole PTX when the assembler refuses it.
             with contextlib.redirect_stdout(said):
                 kernel = make(source.kernel, signature, constants, attrs)
-                made = triton.compile(kernel, HOPPER, COMPILE_OPTIONS | dict(source.options))
+                target = GPUTarget("cuda", capability, HOPPER.warp_size)
+                made = triton.compile(kernel, target, COMPILE_OPTIONS | dict(source.options))
         except Exception as error:
             raise MachineError(
-                f"compile {source.name} [{source.config}] for {ARCHITECTURE}", str(error)[:800], "Mend the kernel"
+                f"compile {source.name} [{source.config}] for sm_{capability}", str(error)[:800], "Mend the kernel"
             ) from error
         ptx, cubin = str(made.asm["ptx"]), bytes(made.asm["cubin"])
         shared_bytes, num_warps = int(made.metadata.shared), int(made.metadata.num_warps)
-    pointers = _pointers(source, given, ptx)
+    # Descriptors are other parameters on GPUs without bulk copies; the lint reads what is compiled for Hopper.
+    pointers = _pointers(source, given, ptx) if capability == HOPPER.arch else {}
     resources = resources_of(said.getvalue(), shared_bytes, num_warps)
     return Compiled(source.name, source.config, ptx, cubin, pointers, resources)
 

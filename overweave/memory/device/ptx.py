@@ -27,10 +27,10 @@ _REGISTERS = """
     .reg .b32 seen, scratch;
     .reg .b64 start, now;
 """
-_VERDICT = """
-    selp.b32 $0, 1, 0, reached;
-    fence.proxy.async.global;
-"""
+# Of GPUs with bulk copies, from sm_90 on; older ones have no such proxy, and their assembler no such fence.
+_FENCE = "    fence.proxy.async.global;\n"
+_VERDICT = "    selp.b32 $0, 1, 0, reached;\n"
+
 
 # Thread 0 polls for its block. The block barrier makes the verdict the same for all threads and orders their later
 # loads behind thread 0's acquire.
@@ -41,7 +41,7 @@ _ONLY_THREAD_0 = """
     @other bra decided;
 """
 _BLOCK_AGREES = "    bar.red.and.pred reached, 0, reached;"
-WAIT_UNTIL_AT_LEAST = "{" + _REGISTERS + _ONLY_THREAD_0 + _POLL + _BLOCK_AGREES + _VERDICT + "}"
+WAIT_UNTIL_AT_LEAST = "{" + _REGISTERS + _ONLY_THREAD_0 + _POLL + _BLOCK_AGREES + _VERDICT + _FENCE + "}"
 
 # The same for as many words as a warp has lanes, at once: each lane of the first warp that has a word polls its own.
 # Operands: as above, then whether the lane has a word.
@@ -54,11 +54,11 @@ _ONLY_LANES_WITH_A_WORD = f"""
     setp.eq.u32 other, $5, 0;
     @other bra decided;
 """
-WAIT_UNTIL_EACH_AT_LEAST = "{" + _REGISTERS + _ONLY_LANES_WITH_A_WORD + _POLL + _BLOCK_AGREES + _VERDICT + "}"
+WAIT_UNTIL_EACH_AT_LEAST = "{" + _REGISTERS + _ONLY_LANES_WITH_A_WORD + _POLL + _BLOCK_AGREES + _VERDICT + _FENCE + "}"
 
 # A partition of one warp has no block barrier: all lanes poll the word, and a vote makes their verdicts one.
 _WARP_AGREES = "    vote.sync.all.pred reached, reached, 0xffffffff;"
-WAIT_UNTIL_AT_LEAST_IN_WARP = "{" + _REGISTERS + _POLL + _WARP_AGREES + _VERDICT + "}"
+WAIT_UNTIL_AT_LEAST_IN_WARP = "{" + _REGISTERS + _POLL + _WARP_AGREES + _VERDICT + _FENCE + "}"
 
 # Bulk-tensor stores of this thread are complete, not merely read from shared memory: only then may they be announced.
 COMPLETE_BULK_STORES = "cp.async.bulk.wait_group 0; mov.u32 $0, 0;"
@@ -293,3 +293,8 @@ def poll_packed(senders: int) -> str:
 def poll_packed_constraints(senders: int) -> str:
     """How the operands of `poll_packed` are held: outputs of 32 bits, then l l r r r l l."""
     return ",".join(["=&r"] * (3 * senders + 1) + ["l", "l", "r", "r", "r", "l", "l"])
+
+
+def before_hopper(wait: str) -> str:
+    """A wait for GPUs without bulk copies."""
+    return wait.replace(_FENCE, "")
