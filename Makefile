@@ -10,7 +10,7 @@ export $(shell sed '/^#/d; s/=.*//' $(NO_MULTICAST))
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dist docs docs-serve demo test newest tiers fast slow torch-test nightly nightly-list adapters-test lint format gpu-test bench clean
+.PHONY: dist docs docs-serve demo test size newest tiers fast slow torch-test nightly nightly-list adapters-test lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
@@ -42,7 +42,7 @@ slow: .venv/stamp        ## the slow tier alone
 
 # The long runs whose short versions `make test` has.
 NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "routings" "wave_partitions" "verify_mutations --per-class 1000" \
-  "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" \
+  "lock --ptx" "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" \
   "heuristic_cases --seed 7" "ficco_tables" "graph_fuzz --count 500" "choice_by_machine" \
   "lint_authored"
 
@@ -114,6 +114,10 @@ gpu-test: .venv/stamp    ## the tests that need NVIDIA GPUs, one or more; nothin
 bench: .venv/stamp       ## both operators on every GPU at hand, shapes of mlp.*.json
 	$(BIN)/overweave bench all_gather_matmul --shapes mlp
 	$(BIN)/overweave bench matmul_reduce_scatter --shapes mlp
+
+SINCE := 7e83ba7
+size: .venv/stamp        ## lines, files and classes of each room, beside the last release
+	$(BIN)/python -m campaigns.size --beside $(SINCE)
 
 clean:                   ## the virtual environment and every cache
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

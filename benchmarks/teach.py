@@ -17,15 +17,14 @@ from pathlib import Path
 import msgspec
 
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.outside import OUTSIDE
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.records.outside import OUTSIDE
+from overweave.tuner.caches import encoded, replace_whole
 from overweave.tuner.measure.baselines import NAMED, SEQUENTIAL, row_of
 from overweave.tuner.space.shapes import Case
 from overweave.tuner.space.space import Candidate, candidate, candidates, is_member
 from overweave.tuner.store import cache
-from overweave.tuner.store.caches import encoded
 from overweave.tuner.store.table import Entry, Time, bucketed
-from overweave.tuner.store.whole_file import replace_whole
 
 PLANS = {row_of(plan): plan for plan in (SEQUENTIAL, "per_shard", *OUTSIDE)}
 DEFAULTS = {"pieces": 1}  # of plans with a tile kernel, on a GPU (tuner/space/target.py)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from overweave.ir.operators.registry import OPERATORS as RECORDS
 from overweave.ir.plan import COPY_KERNEL, TILE_KERNEL
-from overweave.schedules.methods.record import Method
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.records.record import Method
 
 # Operators of shards and sums; those that exchange blocks have campaigns of their own.
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = OPERATORS = tuple(

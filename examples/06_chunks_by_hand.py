@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()  # in this process Triton interprets
 

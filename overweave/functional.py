@@ -20,9 +20,9 @@ from overweave.errors import GroupError, InputError
 from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from overweave.ir.operators.record import Operator
 from overweave.memory.group import GroupLike
-from overweave.ops.call.call import call
 from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.surroundings import is_read_by_compiler
+from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
 from overweave.ops.dispatch.main_grad import added_to_main_grad
 from overweave.ops.dispatch.route import Place, by_dispatcher, place_of, refused

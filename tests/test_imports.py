@@ -65,7 +65,7 @@ MAY_IMPORT_IN_FUNCTIONS = (
     "overweave.runtime.backends",
     "overweave.cli.main",
     "overweave.cli.commands.bench",
-    "overweave.cli.pictures.page_file",
+    "overweave.cli.page_file",
     "overweave.adapters.symm_mem.install",
 )
 NEED_NO_TRITON = ("doctor", "show", "verify", "simulate")
@@ -142,6 +142,55 @@ def test_no_two_modules_need_each_other():
 
     for module in modules():
         visit(module, ())
+
+
+def folder(module: str) -> str:
+    """Of a module its folder, of a package itself."""
+    return module if modules()[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def folder_imports() -> dict[str, dict[str, str]]:
+    """By folder, the other folders of its room that it imports from when it is imported, each with one such import."""
+    found: dict[str, dict[str, str]] = {}
+    for module in modules():
+        home = folder(module)
+        for each in imports(module):
+            if each.target in modules() and room(each.target) == room(module) and not each.inside:
+                if (other := folder(each.target)) != home:
+                    found.setdefault(home, {})[other] = f"{module} imports {each.target}"
+    return found
+
+
+def circles(arrows: dict[str, dict[str, str]]) -> list[str]:
+    """Every arrow back to a folder from which one comes, with the import that makes it."""
+    state: dict[str, str] = {}
+    back: list[str] = []
+
+    def visit(home: str) -> None:
+        state[home] = "entered"
+        for other, why in arrows.get(home, {}).items():
+            if state.get(other) == "entered":
+                back.append(f"{other} -> ... -> {home} -> {other}: {why}")
+            elif other not in state:
+                visit(other)
+        state[home] = "left"
+
+    for home in sorted(arrows):
+        if home not in state:
+            visit(home)
+    return back
+
+
+def test_no_two_folders_of_a_room_need_each_other():
+    """The files that lie in a room itself are one folder more: what all of the room stands on, or what stands on it."""
+    assert not circles(folder_imports())
+
+
+def test_a_circle_of_folders_would_be_seen():
+    arrows = {"rules": {"base": ""}, "engines": {"rules": ""}, "base": {"engines": "base imports engines"}}
+    assert len(circles(arrows)) == 1
+    del arrows["base"]
+    assert not circles(arrows)
 
 
 def run_python(code: str) -> str:

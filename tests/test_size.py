@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from overweave.kernels import arguments
 from overweave.memory import shares
 from tests.source_tree import ROOT, modules, nodes, tree
 
-FILES_PER_FOLDER = 16
 FILE_LINES = 600
 HOST_FUNCTION_LINES = 60
 DEVICE_FUNCTION_LINES = 120
@@ -66,12 +64,6 @@ def is_overload(function: Function) -> bool:
 
 def test_files_stay_small():
     assert not [path for path in EVERYTHING if len(path.read_text().splitlines()) > FILE_LINES]
-
-
-def test_folders_stay_small():
-    """A file too many means a room of its own, with a first line that says who lives there."""
-    folders = Counter(path.parent for path in EVERYTHING)
-    assert not {str(folder): count for folder, count in folders.items() if count > FILES_PER_FOLDER}
 
 
 def test_functions_stay_small():

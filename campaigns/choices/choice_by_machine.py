@@ -26,10 +26,10 @@ from campaigns.shown import shown
 from campaigns.verdict import Verdict, tell
 from overweave.errors import InputError
 from overweave.hardware.machine import load, names
+from overweave.ir.pause_gc import without_collection
 from overweave.ir.problem import Problem
-from overweave.ir.verify.pause_gc import without_collection
-from overweave.schedules.methods.record import combinations
 from overweave.schedules.methods.registry import methods_for
+from overweave.schedules.records.record import combinations
 from overweave.tuner.model.rank import cold_choice, forget, judged_us, predictor, weigh
 from overweave.tuner.model.weigh import Model
 from overweave.tuner.space.shapes import read_shapes

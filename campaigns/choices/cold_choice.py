@@ -21,7 +21,7 @@ from msgspec import Struct
 from benchmarks.teach import entries
 from overweave.errors import InputError
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.outside import OUTSIDE
+from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.measure.baselines import SEQUENTIAL
 from overweave.tuner.model.choose import choose
 from overweave.tuner.model.rank import cold_choice, weigh

@@ -234,7 +234,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.depth == "interpreter":
-        import_module("overweave.runtime.interpreted.interpreted")  # once, before the ranks fork
+        import_module("overweave.runtime.host.interpreted")  # once, before the ranks fork
     failed, worlds = 0, arguments.worlds
     shares = [
         arguments.shapes // len(worlds) + (index < arguments.shapes % len(worlds)) for index in range(len(worlds))

@@ -152,7 +152,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.depth == "interpreter":
-        import_module("overweave.runtime.interpreted.interpreted")  # once, before the ranks fork
+        import_module("overweave.runtime.host.interpreted")  # once, before the ranks fork
     failed = 0
     done = 0
     for trial in shown(trials(arguments.count, arguments.depth, arguments.seed), "faults", arguments.count):

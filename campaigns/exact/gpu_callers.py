@@ -32,7 +32,7 @@ from campaigns.gpu_ranks import Check, arguments, report, run_campaign
 from campaigns.rates.gpu_beside import SHAPES
 from overweave.errors import OverweaveError
 from overweave.ops.call.groups import group_of
-from overweave.schedules.methods.outside import TORCH_ONE_SHOT
+from overweave.schedules.records.outside import TORCH_ONE_SHOT
 from overweave.tuner.measure.baselines import SEQUENTIAL
 from overweave.tuner.measure.replay import SIGHTS
 

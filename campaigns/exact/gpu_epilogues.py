@@ -28,8 +28,8 @@ from campaigns.exact.gpu_exactness import ERROR_RATIO
 from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers, spread_over
 from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS as RECORDS
-from overweave.schedules.methods.record import Asked
-from overweave.schedules.methods.validity import obstacle
+from overweave.schedules.records.needs import obstacle
+from overweave.schedules.records.record import Asked
 from overweave.tuner.space.shapes import read_shapes
 from overweave.tuner.space.target import Target
 

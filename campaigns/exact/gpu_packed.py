@@ -24,7 +24,7 @@ from campaigns.exact.calls import Case
 from campaigns.exact.gpu_exactness import unequal
 from campaigns.exact.trials import LATE_S, absent_rank, long_run, of_case
 from campaigns.gpu_ranks import Check, arguments, run_campaign
-from overweave.schedules.tiles.skinny import Multiplier
+from overweave.schedules.tiles.shape import Multiplier
 
 PACKED = tuple(plain for plain in PLAIN if plain.method.has_messages)
 MULTIPLIERS: tuple[Multiplier, ...] = ("library", "skinny", "early")

@@ -25,12 +25,12 @@ from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.operators.registry import record_of
+from overweave.ir.pause_gc import without_collection
 from overweave.ir.problem import Problem
 from overweave.ir.text.files import to_json
-from overweave.ir.verify.pause_gc import without_collection
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.record import Method, Value, combinations
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.records.record import Method, Value, combinations
 from overweave.sim.simulate import total_us
 
 FILE = Path(__file__).with_name("lock.json")
@@ -149,7 +149,7 @@ def computed(with_ptx: bool) -> Digests:
 
 def kept() -> Digests:
     """The digests of the file."""
-    return json.loads(FILE.read_text()) if FILE.exists() else {}  # type: ignore[no-any-return]
+    return json.loads(FILE.read_text()) if FILE.exists() else {}
 
 
 def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

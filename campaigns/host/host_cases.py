@@ -12,7 +12,7 @@ import torch.distributed as dist
 import overweave as ow
 from campaigns.cases import ALL_GATHER, ALL_REDUCE, HOPPER, OFFERED, PLAIN, REDUCE_SCATTER, in_kernels
 from overweave.ir.plan import LIBRARY
-from overweave.schedules.methods.record import Method
+from overweave.schedules.records.record import Method
 from overweave.tuner.measure.baselines import SEQUENTIAL
 
 KERNEL, PACKED_SHARE = HOPPER, 32

@@ -22,12 +22,12 @@ from overweave.compat.triton_names import QuickLaunch
 from overweave.memory.board import records
 from overweave.memory.board.board import Board
 from overweave.memory.board.records import Records
+from overweave.memory.board.shared import SharedFile
 from overweave.memory.cuda import driver
-from overweave.memory.cuda.chain import Chain
+from overweave.memory.cuda.streams import Chain
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.fast_empty import Make
 from overweave.memory.group import Group
-from overweave.memory.host.shared import SharedFile
 from overweave.ops.call import prepare
 from overweave.runtime.gpu import launcher
 from overweave.runtime.gpu.launcher import PackedLaunch

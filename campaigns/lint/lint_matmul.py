@@ -12,9 +12,8 @@ from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
 from overweave.memory.shares import Shares
-from overweave.runtime.kernel_calls.call import KernelCall
+from overweave.runtime.kernel_calls.call import KernelCall, Peers
 from overweave.runtime.kernel_calls.matmul import Operands, matmul_call
-from overweave.runtime.kernel_calls.peers import Peers
 
 # Sizes are no matter but for what a launch specialises for: whether they are multiples of 16.
 TILES, ROWS = 7, 512

@@ -12,7 +12,7 @@ from overweave.ir.dtype import Dtype
 from overweave.ir.plan import SkinnyConfig
 from overweave.memory.shares import SharedShares
 from overweave.runtime.kernel_calls.skinny import Factors, Turn, skinny_call
-from overweave.schedules.tiles.skinny import SHAPES
+from overweave.schedules.tiles.shape import SHAPES
 
 
 def skinny_cases() -> Iterator[Case]:

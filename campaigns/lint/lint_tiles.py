@@ -14,8 +14,8 @@ from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import TILE_KERNEL, MatmulConfig, shares_obstacle
 from overweave.ir.problem import Problem
-from overweave.schedules.finished import shapes_of_tiles
-from overweave.schedules.methods.record import Adds
+from overweave.schedules.catalog.finished import shapes_of_tiles
+from overweave.schedules.records.record import Adds
 from overweave.schedules.tiles.shape import Kernel, shapes
 
 KERNELS: tuple[Kernel, ...] = ("portable", "hopper")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct, field
 from rich.table import Table
 
-from overweave.ir.verify.verdict import Verdict
+from overweave.ir.verify.rules.verdict import Verdict
 
 
 class Tally(Struct):

@@ -26,7 +26,7 @@ from campaigns.cases import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, every_plan
 from campaigns.exact.calls import Case, expected, make_inputs, run
 from campaigns.gpu_ranks import join, report
 from overweave.errors import OverweaveError
-from overweave.schedules.methods.outside import TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.schedules.records.outside import TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.tuner.measure.baselines import SEQUENTIAL
 
 SHAPES = {ALL_GATHER: (4096, 1024, 2048), REDUCE_SCATTER: (4096, 2048, 1024), ALL_REDUCE: (4096, 2048, 1024)}

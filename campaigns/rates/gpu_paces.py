@@ -1,5 +1,5 @@
 """How long rings take where tiles store their strips at peers differently far apart
-(runtime/kernel_calls/peer_store_throttle.py).
+(runtime/kernel_calls/bind.py).
 
     torchrun --standalone --nproc-per-node 4 -m campaigns.gpu_paces
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 import overweave as ow
 from campaigns.gpu_ranks import join
 from overweave.memory.group import resolve
-from overweave.runtime.kernel_calls.peers import Peers
+from overweave.runtime.kernel_calls.call import Peers
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort, compare
 from overweave.tuner.space.shapes import Case

@@ -27,7 +27,7 @@ from overweave.memory.shares import SharedShares
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import Moving, moving
 from overweave.runtime.kernel_calls.skinny import Factors, skinny_call, tiles_of
-from overweave.schedules.tiles.skinny import SHAPES, skinny_shape
+from overweave.schedules.tiles.shape import SHAPES, skinny_shape
 from overweave.tuner.calibrate.alone import operands, product
 from overweave.tuner.measure.statistics import geometric_mean
 

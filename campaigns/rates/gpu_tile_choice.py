@@ -37,8 +37,8 @@ from campaigns.rates.tile_times import Candidate, Record, Shape, Times, chosen, 
 from campaigns.verdict import Verdict, tell
 from overweave.ir.plan import MatmulConfig, shares_obstacle
 from overweave.runtime.gpu.matmul import Matmul
-from overweave.schedules.methods.needs import ALIGNED
-from overweave.schedules.methods.record import Asked
+from overweave.schedules.records.needs import ALIGNED
+from overweave.schedules.records.record import Asked
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes
 from overweave.tuner.calibrate.alone import made, medians_us, operands, product

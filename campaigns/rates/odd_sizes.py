@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.needs import ALIGNED
-from overweave.schedules.methods.record import Asked
+from overweave.schedules.records.needs import ALIGNED
+from overweave.schedules.records.record import Asked
 from overweave.schedules.tiles.shape import shapes, tile_shape
 from overweave.tuner.calibrate.alone import made, operands, product
 from overweave.tuner.space.target import Target

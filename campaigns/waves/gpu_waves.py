@@ -30,7 +30,7 @@ from overweave.ir.schedule import Collective
 from overweave.memory.device.signals import CLAIMED, STORED
 from overweave.schedules.families.wave_groups import count_waves
 from overweave.tuner.calibrate.alone import medians_us, operands
-from overweave.tuner.model.partition_search import Grouped, costs_on
+from overweave.tuner.space.partition_search import Grouped, costs_on
 
 LIBRARY_SMS = 16
 LEFT_FREE = (8, 16, 24, 32)

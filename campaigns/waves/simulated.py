@@ -18,7 +18,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.simulate import total_us
-from overweave.tuner.model.partition_search import Grouped, Partition, WaveCosts, best_partitions, costs_on, words_of
+from overweave.tuner.space.partition_search import Grouped, Partition, WaveCosts, best_partitions, costs_on, words_of
 from overweave.tuner.space.shapes import SETS
 from overweave.tuner.space.space import Candidate, candidate, full_options, library_path
 from overweave.tuner.space.target import Target, target_on

@@ -10,8 +10,8 @@ from overweave.cli.outcome import global_shape, simulated
 from overweave.cli.pictures.png import save_png
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.record import Method
 from overweave.schedules.methods.registry import methods_for
+from overweave.schedules.records.record import Method
 from overweave.tuner.store.cache import decode, shipped_files
 
 MACHINE, RANKS = "h200x4", 4

@@ -18,7 +18,7 @@ from overweave.hardware.machine import Machine
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.outside import OUTSIDE
+from overweave.schedules.records.outside import OUTSIDE
 from overweave.sim.cost import library_matmul_us
 from overweave.tuner.model.rank import cold_choice, predictor, weigh
 from overweave.tuner.space.shapes import DTYPES, Case

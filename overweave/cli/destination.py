@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from overweave.errors import InputError
-from overweave.tuner.store.whole_file import check_writable, write_whole
+from overweave.tuner.caches import check_writable, write_whole
 
 
 def check_file(path: Path) -> None:

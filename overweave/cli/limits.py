@@ -19,7 +19,7 @@ import typer
 
 from overweave.errors import OverweaveError, ScheduleRefused, ScheduleUndecided
 from overweave.ir.text.files import shown
-from overweave.ir.verify.verdict import FAULT, TOO_LARGE, Refusal
+from overweave.ir.verify.rules.verdict import FAULT, TOO_LARGE, Refusal
 
 SECONDS, SECONDS_PER_MIB = 1.5, 1.75  # of the processor, beside what a command takes to start and to print
 BYTES, LEAST_BYTES = 2**30, 2**28  # of memory, with what a command takes to start; beside that at least

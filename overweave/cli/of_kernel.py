@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overweave.compiler.frontend.expressions import SHAPE
+from overweave.compiler.frontend.symbols.expressions import SHAPE
 from overweave.errors import InputError
 
 

@@ -7,8 +7,8 @@ from typing import Literal, overload
 import torch
 
 from overweave.ir.operators.all_gather_matmul import OPERATOR
-from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
+from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
 from overweave.ops.dispatch.schema import PRODUCTS
 

@@ -8,8 +8,8 @@ from typing import Never
 import torch
 
 from overweave.ir.operators.all_to_all_matmul import OPERATOR
-from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
+from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
 
 define(OPERATOR)

@@ -8,10 +8,10 @@ import torch
 
 from overweave.ir.epilogue import Z
 from overweave.ir.operators.matmul_all_reduce import OPERATOR
-from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.side_by_side import Factors
+from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
 
 define(OPERATOR)

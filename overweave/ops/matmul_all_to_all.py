@@ -8,8 +8,8 @@ from typing import Never
 import torch
 
 from overweave.ir.operators.matmul_all_to_all import OPERATOR
-from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
+from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
 
 define(OPERATOR)

@@ -8,11 +8,11 @@ import torch
 
 from overweave.ir.epilogue import Z
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
-from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.row_map import ROWS, ROWS_OF_ALL, RowMap
 from overweave.ops.call.side_by_side import Factors
+from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
 
 define(OPERATOR)

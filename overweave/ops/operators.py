@@ -7,9 +7,9 @@ import torch.distributed as dist
 
 from overweave.ir.epilogue import GATE, NORM_WEIGHT, SCALE_W, SCALE_X, Z
 from overweave.ir.problem import Problem
-from overweave.ops.call.call import call
 from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.operands import Given
+from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.schema import PRODUCTS
 from overweave.tuner.measure.sides import OperatorCall
 from overweave.tuner.measure.trial import Result

@@ -17,11 +17,11 @@ from overweave.memory.group import Group, resolve
 from overweave.ops.reference import PlainCollectives
 from overweave.runtime.backends import load
 from overweave.runtime.host.host import Depth, run_on_host
-from overweave.runtime.trace.host import trace_on_host
+from overweave.runtime.host.trace import trace_on_host
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.record import Asked
 from overweave.schedules.methods.registry import method_of
-from overweave.schedules.methods.validity import obstacle
+from overweave.schedules.records.needs import obstacle
+from overweave.schedules.records.record import Asked
 from overweave.tuner.space.target import Target, target_of, tile_options
 
 NON_ZEROS = 16  # of a row of x, in the mean: every partial sum of such integers is exact, even in bf16

@@ -13,7 +13,7 @@ from overweave.errors import PACKAGES, KernelUnavailable
 
 BACKENDS = {
     "host library": "overweave.runtime.host.emulate:HostCall",
-    "host interpreter": "overweave.runtime.interpreted.interpreted:InterpretedCall",
+    "host interpreter": "overweave.runtime.host.interpreted:InterpretedCall",
     "host author": "overweave.runtime.host.authored:AuthoredRun",
     "gpu author": "overweave.runtime.gpu.authored:AuthoredRun",
     "host handwritten": "overweave.runtime.host.handwritten:HandwrittenRun",
@@ -22,7 +22,7 @@ BACKENDS = {
     "gpu launch": "overweave.runtime.gpu.launch:bind",
     "hopper kernel": "overweave.runtime.kernel_calls.hopper:hopper_call",
     "gpu launch check": "overweave.runtime.gpu.launch_check:launch_check",
-    "gpu trace": "overweave.runtime.trace.gpu:trace_on_gpu",
+    "gpu trace": "overweave.runtime.gpu.trace:trace_on_gpu",
     "gpu heap": "overweave.memory.cuda.heap:CudaHeap",
     "gpu scratch": "overweave.memory.cuda.scratch:Scratch",
 }

@@ -16,8 +16,8 @@ from overweave.block.predicted import predicted
 from overweave.cli.main import app
 from overweave.errors import InputError
 from overweave.memory.group import resolve
-from overweave.schedules.methods.outside import OUTSIDE
-from overweave.schedules.methods.outside import TORCH_FUSED as TORCH_OPERATOR
+from overweave.schedules.records.outside import OUTSIDE
+from overweave.schedules.records.outside import TORCH_FUSED as TORCH_OPERATOR
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import Request
 from overweave.tuner.measure.timer import Effort

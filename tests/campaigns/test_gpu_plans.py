@@ -10,8 +10,8 @@ from campaigns.host import host_cases
 from overweave.ir.problem import Problem
 from overweave.ops.call.plan_words import candidate_of
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.record import Method
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.records.record import Method
 
 NAMED = (
     *((operator, plan) for operator in cases.OPERATORS for plan in cases.every_plan(operator)),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 

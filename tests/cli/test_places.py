@@ -132,7 +132,7 @@ def test_a_file_on_a_full_disk_is_told_and_leaves_nothing_behind(
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("overweave.tuner.store.whole_file.os.fsync", full)
+    monkeypatch.setattr("overweave.tuner.caches.os.fsync", full)
     result = CliRunner().invoke(app, [*SIMULATE, option, str(tmp_path / "file")])
     assert result.exit_code == 2
     assert "No space left on device. Name a file that can be written." in result.output

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 
@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from examples.kernels import attention, batched, gate_up, matmul, norm, persistent  # noqa: E402
 from overweave.compiler.emit.fuse import kernel_of  # noqa: E402
-from overweave.compiler.emit.kernel import Kernel  # noqa: E402
+from overweave.compiler.frontend.source.kernel import Kernel  # noqa: E402
 from overweave.errors import InputError, PeerError  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
 from overweave.ops.author.arguments import where_of  # noqa: E402

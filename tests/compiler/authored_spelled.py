@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from campaigns.lint.lint_skinny import skinny_case
 from overweave.compiler.aot import compile_kernel
 from overweave.compiler.ptx_lint.lint import lint
-from overweave.schedules.tiles.skinny import SHAPES
+from overweave.schedules.tiles.shape import SHAPES
 from tests.compiler.cases import edit
 
 pytestmark = pytest.mark.slow

@@ -74,7 +74,7 @@ def import_all() -> None:
 
 def interpret() -> None:
     """What runs kernels on CPU ranks."""
-    import_module("overweave.runtime.interpreter").repair()
+    import_module("overweave.runtime.interpreted.interpreter").repair()
 
 
 def map_memory() -> None:

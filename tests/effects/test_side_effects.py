@@ -17,7 +17,7 @@ from tests.source_tree import ROOT, modules, nodes, python_path
 
 WRITES = re.compile(r"\bos\.environ(\.(update|setdefault|pop|popitem|clear)\b|\[[^]]+\]$)|\bos\.(putenv|unsetenv)\b")
 # Who writes the environment, and puts it back: around one call of torch, and around one import.
-PUT_BACK = {"overweave.memory.cuda.heap", "overweave.runtime.interpreter"}
+PUT_BACK = {"overweave.memory.cuda.heap", "overweave.runtime.interpreted.interpreter"}
 
 
 def writes(source: list[ast.AST]) -> list[str]:

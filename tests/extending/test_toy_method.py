@@ -15,8 +15,8 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.trial import Case, try_case
 from overweave.schedules.catalog.catalog import build, names
-from overweave.schedules.methods.record import Method
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.records.record import Method
 from overweave.tuner.model.rank import weigh
 from overweave.tuner.space.space import candidate, candidates, is_member, obstacle
 from overweave.tuner.space.target import Target

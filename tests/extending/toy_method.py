@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, TILE_KERNEL
-from overweave.schedules.catalog import options
 from overweave.schedules.methods.gathers import by_moves
-from overweave.schedules.methods.record import Asked, Case, Margin, Method, Need
 from overweave.schedules.methods.registry import register
 from overweave.schedules.moves.gather_templates import Mesh
 from overweave.schedules.moves.moves import Move
+from overweave.schedules.records import options
+from overweave.schedules.records.record import Asked, Case, Margin, Method, Need
 
 
 def reversed_pushes(mesh: Mesh) -> Iterator[Move]:

@@ -12,11 +12,11 @@ import torch
 from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
 from overweave.ir.schedule import Buffer, Compute, Given, Goal, Operation, Queue, Schedule
 from overweave.ir.tensors import product
-from overweave.ops.call.call import call
 from overweave.ops.call.groups import GroupLike
+from overweave.ops.dispatch.call import call
 from overweave.schedules.catalog.catalog import register
 from overweave.schedules.communication import COMPLETE, MAIN, PARTIAL, A, B, W, X, Y, gathered_by_library, region
-from overweave.schedules.methods.record import Method, Work
+from overweave.schedules.records.record import Method, Work
 
 OPERATOR = Operator(
     name="matmul_all_gather",

@@ -24,9 +24,9 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.shards import shard_rows
 from overweave.ir.tensors import finished
+from overweave.schedules.assemble_schedule import credits
 from overweave.schedules.communication import Chunk, Communication
 from overweave.schedules.signals import with_signals
-from overweave.schedules.weave.assemble_schedule import credits
 
 
 def cut(width: int, chunks: int) -> tuple[Range, ...]:

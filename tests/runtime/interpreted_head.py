@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 

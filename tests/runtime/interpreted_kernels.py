@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 

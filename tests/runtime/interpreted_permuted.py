@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 

@@ -7,7 +7,7 @@ from threading import Event, Timer
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 

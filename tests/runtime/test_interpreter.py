@@ -44,7 +44,7 @@ def test_every_interpreted_file_is_run():
 
 
 def test_a_process_that_compiles_is_told_so():
-    code = "import triton; from overweave.runtime.interpreter import repair; repair()"
+    code = "import triton; from overweave.runtime.interpreted.interpreter import repair; repair()"
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert "triton was imported for compiling" in result.stderr

@@ -18,13 +18,16 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import OUTPUT, Compute
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.record import Adds, Case, Method, Work
-from overweave.schedules.methods.registry import METHODS, method_of, register
-from overweave.schedules.methods.replaced import REPLACED
+from overweave.schedules.methods.registry import METHODS, REPLACED, method_of, register
+from overweave.schedules.records.record import Adds, Case, Method, Work
 from tests.source_tree import modules, nodes
 
 SEARCHES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "split", "find", "index", "count"}
-RECORDS = ("overweave.schedules.methods.", "overweave.schedules.weave.transports")  # of operators, of authors' kernels
+RECORDS = (  # of operators, of what torch brings, of authors' kernels
+    "overweave.schedules.methods.",
+    "overweave.schedules.records.outside",
+    "overweave.schedules.weave.transports",
+)
 # Where words that are methods' names mean something else: how packed messages are exchanged, operations of Triton, rows
 # that `bench` compares.
 # Files that follow the calls of an author's kernel, of which `tl.scatter` is one.

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from overweave.ir.plan import Plan
-from overweave.ir.verify.verdict import Refusal, Verdict
+from overweave.ir.verify.rules.verdict import Refusal, Verdict
 
 # Runs in the other checkout: the names that both have.
 ANSWER = """

@@ -32,7 +32,7 @@ from campaigns.shown import shown
 from overweave.errors import OverweaveError
 from overweave.ir.plan import Plan
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.verdict import Verdict
+from overweave.ir.verify.rules.verdict import Verdict
 from overweave.schedules.tiles.order import tile_orders
 
 MOST_DRAWS = 5000  # for a mutant

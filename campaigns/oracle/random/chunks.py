@@ -8,8 +8,8 @@ from overweave.ir.plan import MatmulConfig
 from overweave.ir.schedule import Buffer, Given, Goal, Queue, Region, Schedule
 from overweave.ir.shards import piece_rows, shard_rows
 from overweave.ir.tensors import product
+from overweave.schedules.catalog.compose import Footprint, compose
 from overweave.schedules.communication import A, B, W, Y
-from overweave.schedules.compose import Footprint, compose
 from overweave.schedules.moves.gather_templates import TEMPLATES, Mesh, gather_of
 from overweave.schedules.moves.moves import Chunk, Collective, Gather, Get, Move, Put
 from overweave.schedules.moves.transfers import transferred

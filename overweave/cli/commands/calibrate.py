@@ -18,7 +18,7 @@ from overweave.runtime.diagnosis import no_gpu
 from overweave.tuner.calibrate.calibration import PARTS, calibrated
 from overweave.tuner.calibrate.machine_file import FROM_FILE, machine_file
 from overweave.tuner.measure.bench import device_count, joined_world
-from overweave.tuner.store.machines import keep_calibrated
+from overweave.tuner.space.machines import keep_calibrated
 
 
 def calibrate(

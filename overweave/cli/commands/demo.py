@@ -13,7 +13,7 @@ from rich.console import Console
 
 from overweave.cli.destination import make_folder
 from overweave.cli.outcome import print_charts, print_trials, save, simulated
-from overweave.cli.pictures.page_file import HTML_HELP, page_writer
+from overweave.cli.page_file import HTML_HELP, page_writer
 from overweave.cli.ranks import Asked, Device, how_many, tried, where
 from overweave.hardware.machine import default_for
 from overweave.ir.operators.record import Demo, Operator

@@ -13,12 +13,12 @@ from rich.table import Table
 
 from overweave.errors import PACKAGES as CURES
 from overweave.runtime.finding import Check, Finding, installed
-from overweave.tuner.store.caches import cache_folders
+from overweave.tuner.caches import cache_folders
 
 try:
     from overweave.memory.cuda.card import current_gpu
     from overweave.runtime.diagnosis import CHECKS, has_gpu
-    from overweave.tuner.store.machines import found_machine
+    from overweave.tuner.space.machines import found_machine
 except ModuleNotFoundError as error:  # a doctor is asked where something is missing
     _missing = str(error.name).partition(".")[0]
 

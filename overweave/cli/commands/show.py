@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from overweave.cli.destination import write_file
 from overweave.cli.limits import limited
-from overweave.cli.pictures.page_file import HTML_HELP, page_writer
+from overweave.cli.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import PROBLEM_OPTIONS, options_of, problem_of
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype
@@ -21,8 +21,8 @@ from overweave.ir.text.printed import to_text
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.steps import timeline_of_steps
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.catalog.options import Option
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.records.options import Option
 from overweave.schedules.weave.transports import TRANSPORTS
 
 WIDTH = 36  # of a name

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from overweave.cli.destination import write_file
 from overweave.cli.limits import files_of, limited, told_as_json
+from overweave.cli.page_file import HTML_HELP, page_writer
 from overweave.cli.pictures.gantt import print_gantt, print_table
-from overweave.cli.pictures.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import load as load_plan
 from overweave.cli.plans import options_of, problem_of, prove
 from overweave.cli.shape import case_of, tell_of_rounding

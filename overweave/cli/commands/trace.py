@@ -12,7 +12,7 @@ from rich.console import Console
 from overweave.cli.destination import make_folder
 from overweave.cli.limits import files_of, limited
 from overweave.cli.outcome import print_charts, print_trials, save, simulated
-from overweave.cli.pictures.page_file import HTML_HELP, page_writer
+from overweave.cli.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import options_of
 from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, tried, where
 from overweave.cli.shape import case_of as case_of_shape
@@ -21,8 +21,8 @@ from overweave.errors import InputError
 from overweave.hardware.machine import default_for, load
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.outside import OUTSIDE
 from overweave.schedules.methods.registry import method_of
+from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.model.choose import choose
 from overweave.tuner.space.target import Target
 

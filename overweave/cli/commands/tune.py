@@ -21,13 +21,13 @@ from overweave.ir.epilogue import SCALE_X
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.problem import Problem
 from overweave.ops.tune import device_named, tune_and_learn
+from overweave.tuner.caches import encoded
 from overweave.tuner.measure.bench import joined_world
 from overweave.tuner.measure.search import Tuned
 from overweave.tuner.space.shapes import Case, DtypeWord, read_shapes, usual_set
 from overweave.tuner.space.space import library_path
 from overweave.tuner.space.target import target_of
 from overweave.tuner.store.cache import fingerprint, load, path_of
-from overweave.tuner.store.caches import encoded
 from overweave.tuner.store.table import Fingerprint, Table, bucketed
 
 

@@ -13,13 +13,13 @@ import re
 import libcst as cst
 from msgspec import Struct
 
-from overweave.compiler.emit.kernel import Kernel
-from overweave.compiler.emit.module import fused_module
-from overweave.compiler.frontend.author import Statement, is_constant
-from overweave.compiler.frontend.expressions import SHAPE
-from overweave.compiler.frontend.language import is_value
-from overweave.compiler.frontend.names import accesses_in, used_names
-from overweave.compiler.frontend.polynomials import Polynomial
+from overweave.compiler.frontend.source.author import Statement, is_constant
+from overweave.compiler.frontend.source.kernel import Kernel
+from overweave.compiler.frontend.source.language import is_value
+from overweave.compiler.frontend.source.module import fused_module
+from overweave.compiler.frontend.source.names import accesses_in, used_names
+from overweave.compiler.frontend.symbols.expressions import SHAPE
+from overweave.compiler.frontend.symbols.polynomials import Polynomial
 from overweave.ir.plan import DataPath
 
 LANG = "overweave_lang"

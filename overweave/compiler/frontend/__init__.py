@@ -1,1 +1,1 @@
-"""An author's kernel as read: directives, names, language, and whether the annotations hold."""
+"""An author's kernel as read, from its source up to the rectangles that tiles touch and whether annotations hold."""

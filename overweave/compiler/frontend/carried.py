@@ -11,8 +11,8 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from overweave.compiler.emit.kernel import Kernel, Stream
-from overweave.compiler.frontend.directives import Place
+from overweave.compiler.frontend.source.kernel import Kernel, Stream
+from overweave.compiler.frontend.symbols.directives import Place
 
 
 class Kind(NamedTuple):

@@ -11,16 +11,15 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from overweave.compiler.emit.kernel import Kernel
-from overweave.compiler.frontend.directives import AccessDirective, Place
-from overweave.compiler.frontend.expressions import affine_in, is_of_blocks
-from overweave.compiler.frontend.follow import STORES, follow
-from overweave.compiler.frontend.language import ATOMIC
 from overweave.compiler.frontend.places.access import AccessCheck
 from overweave.compiler.frontend.places.bounds import Bounds, Extents
 from overweave.compiler.frontend.places.dimensions import Side
 from overweave.compiler.frontend.places.judged import Open
-from overweave.compiler.frontend.polynomials import (
+from overweave.compiler.frontend.source.kernel import Kernel
+from overweave.compiler.frontend.source.language import ATOMIC
+from overweave.compiler.frontend.symbols.directives import AccessDirective, Place
+from overweave.compiler.frontend.symbols.expressions import affine_in, is_of_blocks
+from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     BlockOf,
     Polynomial,
@@ -30,7 +29,16 @@ from overweave.compiler.frontend.polynomials import (
     number,
     rounded_up,
 )
-from overweave.compiler.frontend.values import ELSEWHERE, GREATEST, LEAST, NUMBERED, Descriptor, Number, comes_from
+from overweave.compiler.frontend.symbols.values import (
+    ELSEWHERE,
+    GREATEST,
+    LEAST,
+    NUMBERED,
+    Descriptor,
+    Number,
+    comes_from,
+)
+from overweave.compiler.frontend.walk.follow import STORES, follow
 from overweave.compiler.frontend.walk.loops import TILES
 from overweave.compiler.frontend.walk.reached import Begun, Followed, Reached
 from overweave.compiler.frontend.walk.words import folded

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Iterator
 import libcst as cst
 import libcst.matchers as m
 
-from overweave.compiler.emit.kernel import Access, Kernel, check_names
-from overweave.compiler.emit.module import jit_decorators
-from overweave.compiler.frontend.author import Source
-from overweave.compiler.frontend.callees import Callees, Touch
 from overweave.compiler.frontend.carried import check_carried
-from overweave.compiler.frontend.directives import RESERVED, AccessDirective
-from overweave.compiler.frontend.expressions import ExpressionError, affine_in, is_of_blocks, parse_expression
-from overweave.compiler.frontend.language import dotted
-from overweave.compiler.frontend.names import (
+from overweave.compiler.frontend.rectangles import check_places
+from overweave.compiler.frontend.source.author import Source
+from overweave.compiler.frontend.source.callees import Callees, Touch
+from overweave.compiler.frontend.source.kernel import Access, Kernel, check_names
+from overweave.compiler.frontend.source.language import dotted
+from overweave.compiler.frontend.source.module import jit_decorators
+from overweave.compiler.frontend.source.names import (
     Origins,
     accesses_in,
     assigned_names,
@@ -24,8 +23,9 @@ from overweave.compiler.frontend.names import (
     used_names,
     walk,
 )
-from overweave.compiler.frontend.polynomials import Polynomial, number
-from overweave.compiler.frontend.rectangles import check_places
+from overweave.compiler.frontend.symbols.directives import RESERVED, AccessDirective
+from overweave.compiler.frontend.symbols.expressions import ExpressionError, affine_in, is_of_blocks, parse_expression
+from overweave.compiler.frontend.symbols.polynomials import Polynomial, number
 
 KEPT = ("multiple_of", "max_contiguous", "max_constancy", "cast", "to")  # words that leave a number what it is
 OF_POINTERS = ("mask", "boundary_check", "cache_modifier", "eviction_policy")  # what no descriptor's store is given

@@ -110,7 +110,7 @@ class Operator(Struct, frozen=True, kw_only=True):
     summary: one line. x, w: the factors of its matmul; y: their product. sizes: the extents that its Problem states;
     split: the one of which a rank's problem has only the rank's part. matmuls: of one call. groups: over how many a
     call communicates. reference: plain torch on a call's tensors by their names. baselines: plans that `bench` times
-    beside the library's and the chosen one. torch's own (schedules/methods/outside.py) are candidates by that.
+    beside the library's and the chosen one. torch's own (schedules/records/outside.py) are candidates by that.
     bars: what its times on four ranks are held against.
     dual: the operator that computes the gradient of x from that of y; empty: a matmul of each rank alone; None: there
     are no gradients.

@@ -36,13 +36,12 @@ from overweave.ir.tile_order import (
 from overweave.ir.verify.engines.addends import check_addends
 from overweave.ir.verify.engines.copies import check_copy
 from overweave.ir.verify.engines.finished import finishes
-from overweave.ir.verify.engines.scales import check_places
 from overweave.ir.verify.engines.shares import check_partials, without_shares
-from overweave.ir.verify.engines.stored import check_stored
-from overweave.ir.verify.engines.stored_blocks import check_stored_blocks
+from overweave.ir.verify.engines.stored import check_stored, check_stored_blocks
 from overweave.ir.verify.rules.applied import check_applied, check_carried, check_parts, check_slices, note_places
 from overweave.ir.verify.rules.graphs import Graph, Key
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.scales import check_places
+from overweave.ir.verify.rules.verdict import Findings
 
 OUT = "out"
 Placed = tuple[int, int, int, int, int, int]  # row, row_end, col, source, source_row, width

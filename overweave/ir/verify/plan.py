@@ -14,7 +14,6 @@ from overweave.ir.verify.engines.norm import check_norm
 from overweave.ir.verify.engines.packed import check_packed
 from overweave.ir.verify.engines.promised import check_promised
 from overweave.ir.verify.engines.replays import check_replays
-from overweave.ir.verify.engines.scales import check_scaling
 from overweave.ir.verify.engines.skinny import check_skinny
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.residency import check_residency
@@ -22,8 +21,9 @@ from overweave.ir.verify.rules.blocks import check_permuted_engines
 from overweave.ir.verify.rules.collectives import folded
 from overweave.ir.verify.rules.counted import check_counted_engines
 from overweave.ir.verify.rules.graphs import Graph, build_graph
+from overweave.ir.verify.rules.scales import check_scaling
+from overweave.ir.verify.rules.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.ir.verify.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
 from overweave.ir.words import SIGNAL_CAPACITY
 
 BULK_ALIGNMENT_BYTES = 16

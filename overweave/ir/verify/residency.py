@@ -22,7 +22,7 @@ from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, 
 from overweave.ir.schedule import Apply, Collective, Compute
 from overweave.ir.verify.rules.deadlock import Run
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.verdict import Findings, TooMuchWork
+from overweave.ir.verify.rules.verdict import Findings, TooMuchWork
 
 Start = Literal["launched", "early", "late"]
 Starts = dict[str, Start]  # when each queue with a stream of its own starts

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from overweave.ir.pause_gc import without_collection
 from overweave.ir.schedule import Schedule
-from overweave.ir.verify.pause_gc import without_collection
 from overweave.ir.verify.rules.blocks import check_rest
 from overweave.ir.verify.rules.counted import check_counted
 from overweave.ir.verify.rules.coverage import check_coverage
@@ -12,7 +12,7 @@ from overweave.ir.verify.rules.form import check_form
 from overweave.ir.verify.rules.graphs import build_graph
 from overweave.ir.verify.rules.happens_before import past_of
 from overweave.ir.verify.rules.reuse import check_reuse
-from overweave.ir.verify.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
+from overweave.ir.verify.rules.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
 
 
 def verify_schedule(schedule: Schedule) -> Verdict:

@@ -28,8 +28,8 @@ from overweave.ir.operators.registry import OPERATORS
 from overweave.memory.board import records
 from overweave.memory.board.alarm import RULES, SAME_CALL, Alarm
 from overweave.memory.board.records import ALARM_TEXT_BYTES, EXCHANGE_BYTES, TEXT_BYTES, Pause, Records, entry, now_ms
+from overweave.memory.board.shared import SharedFile, share
 from overweave.memory.group import Group, all_gather_bytes
-from overweave.memory.host.shared import SharedFile, share
 
 PROBE_EVERY_S = 0.05
 ABSENT_AFTER_S = 1.0

@@ -11,7 +11,7 @@ import os
 import struct
 import time
 
-from overweave.memory.host.shared import Fence, SharedFile
+from overweave.memory.board.shared import Fence, SharedFile
 
 TEXT_BYTES = 200
 EXCHANGE_BYTES = 240

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from overweave.ir.verify.pause_gc import without_collection
+from overweave.ir.pause_gc import without_collection
 from overweave.memory.lasting import lasting
 
 

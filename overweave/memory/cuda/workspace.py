@@ -1,6 +1,6 @@
 """The workspace of one (group, GPU): memory that the calls of plans use one after the other, and the protocol's words.
 
-Calls are chained (memory/cuda/chain.py): each begins, on the device, after the one before it, whatever stream it came
+Calls are chained (memory/cuda/streams.py): each begins, on the device, after the one before it, whatever stream it came
 from. Memory is never given back while the process lives, because a captured graph may hold its addresses.
 """
 
@@ -18,8 +18,8 @@ from overweave.memory.board.alarm import Alarm
 from overweave.memory.board.board import Board
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.captures import Captures
-from overweave.memory.cuda.chain import Chain
 from overweave.memory.cuda.heap import CudaHeap, heap_of
+from overweave.memory.cuda.streams import Chain
 from overweave.memory.cuda.watcher import Watcher, reason_within
 from overweave.memory.device.packed import PACKED_OPERATION
 from overweave.memory.device.protocol import BEGIN_OPERATION, QUEUE_OPERATION, STATE_WORDS
@@ -32,9 +32,9 @@ from overweave.memory.device.signals import (
     REPORTED,
 )
 from overweave.memory.group import Group
+from overweave.memory.heap import HALVES, PackedSpace
 from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_BYTES, SlotLayout, aligned
 from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
-from overweave.memory.packed_space import HALVES, PackedSpace
 from overweave.memory.shares import SharedShares
 
 SMALLEST_BYTES = 32 << 20

@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from overweave.memory.board.board import Board
-from overweave.memory.host.shared import share
+from overweave.memory.board.shared import share
 from overweave.memory.layout import aligned
 
 

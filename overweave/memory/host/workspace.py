@@ -20,11 +20,11 @@ from overweave.errors import InputError, WorkspaceBroken
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.board.board import Board
 from overweave.memory.board.records import Pause
+from overweave.memory.board.shared import Fence
 from overweave.memory.group import Group
+from overweave.memory.heap import HALVES, PackedSpace
 from overweave.memory.host.heap import HostHeap
-from overweave.memory.host.shared import Fence
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
-from overweave.memory.packed_space import HALVES, PackedSpace
 
 ABORT, COMPLETED = 0, 1  # lines of the words
 # A signal's line holds one word per contributor, so that no word has two writers and no atomic add is needed.

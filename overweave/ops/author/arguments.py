@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from overweave.compiler.frontend.author import Source
-from overweave.compiler.frontend.expressions import SHAPE
+from overweave.compiler.frontend.source.author import Source
+from overweave.compiler.frontend.symbols.expressions import SHAPE
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype, MovedDtype
 from overweave.ir.footprint import Operand

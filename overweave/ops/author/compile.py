@@ -17,9 +17,9 @@ import torch.distributed as dist
 from overweave.compiler.emit.emit import Weaving, can_choose, can_store_away, emit, shapes_of
 from overweave.compiler.emit.fuse import kernel_of, weaving_of
 from overweave.compiler.emit.generated import load_generated
-from overweave.compiler.emit.kernel import Kernel
 from overweave.compiler.frontend.rectangles import check_places
 from overweave.compiler.frontend.soundness import check_exchanged
+from overweave.compiler.frontend.source.kernel import Kernel
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.dtype import Dtype, MovedDtype
 from overweave.ir.footprint import Operand, TileSpace
@@ -48,7 +48,7 @@ from overweave.schedules.weave.transports import (
     transport_of,
     wanted_of,
 )
-from overweave.tuner.store.caches import cache_folders
+from overweave.tuner.caches import cache_folders
 
 OPTIONS = (*asked_arguments.LAUNCH_OPTIONS, "tile_group")
 MOST_CALLS = 256  # of one kernel and group; a call that was forgotten is bound again

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from overweave.compiler.emit.fuse import kernel_of
-from overweave.compiler.emit.kernel import Kernel
 from overweave.compiler.frontend.soundness import check_exchanged
+from overweave.compiler.frontend.source.kernel import Kernel
 from overweave.errors import InputError, OverweaveError
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype, MovedDtype

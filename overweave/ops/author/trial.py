@@ -24,15 +24,15 @@ from typing import Any
 import msgspec
 import torch
 
-from overweave.compiler.emit.kernel import Kernel
-from overweave.compiler.frontend.follow import follow
-from overweave.compiler.frontend.polynomials import BlockOf, Lane, TooLarge
 from overweave.compiler.frontend.rectangles import check_places
-from overweave.compiler.frontend.values import Number
+from overweave.compiler.frontend.source.kernel import Kernel
+from overweave.compiler.frontend.symbols.polynomials import BlockOf, Lane, TooLarge
+from overweave.compiler.frontend.symbols.values import Number
+from overweave.compiler.frontend.walk.follow import follow
 from overweave.errors import DirectiveError, InputError, OverweaveError
 from overweave.ops.author.arguments import constants_of, numbers_of
 from overweave.runtime.authored import shape_of, tensor_of
-from overweave.tuner.store.caches import cache_folders
+from overweave.tuner.caches import cache_folders
 
 LONGEST_S = 10.0  # a trial, from where its process has imported what it needs
 BEGIN_S = 120.0  # until then
@@ -122,7 +122,7 @@ def _kept(kernel: Kernel, trial: _Trial, anew: bool) -> _Verdict:
 
 
 def _tried(data: bytes) -> _Verdict:
-    command = [sys.executable, "-m", "overweave.runtime.interpreted.footprint"]
+    command = [sys.executable, "-m", "overweave.runtime.host.footprint"]
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=clean) as process:

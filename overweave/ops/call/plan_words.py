@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from overweave.errors import InputError
-from overweave.schedules.catalog.options import settle
-from overweave.schedules.methods.outside import OUTSIDE
 from overweave.schedules.methods.registry import method_of
+from overweave.schedules.records.options import settle
+from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.space.space import Candidate, candidate
 
 LONGEST_SHOWN = 80

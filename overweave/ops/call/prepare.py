@@ -30,7 +30,7 @@ from overweave.runtime.backends import load
 from overweave.runtime.host.host import run_on_host
 from overweave.runtime.library.run import LibraryRun, is_of_library
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.outside import OUTSIDE
+from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.model.choice import Choice, chosen
 from overweave.tuner.model.choose import choose
 from overweave.tuner.space.space import Candidate, library_path, obstacle

@@ -19,13 +19,13 @@ from overweave.runtime.backends import load
 from overweave.runtime.gpu.replays import Replays
 from overweave.runtime.library.library import full_precision
 from overweave.runtime.library.torch_fused import torch_answers
-from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.schedules.records.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 
 
 def bind_by_torch(plan: str, problem: Problem, group: Group, example: Tensors) -> tuple[Run, Bound | None]:
     """A run of `torch.fused`, `torch.one_shot` or `torch.two_shot`, and what it keeps on the GPU.
 
-    example: tensors as it will be called with. What they cannot compute stands in schedules/methods/outside.py.
+    example: tensors as it will be called with. What they cannot compute stands in schedules/records/outside.py.
     Collective. Raises what torch raises.
     """
     load("gpu heap")  # the one module that loads torch's symmetric memory, and with it these operators

@@ -17,7 +17,6 @@ from overweave.ir.counts import COUNTS
 from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X
 from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
-from overweave.ops.call.call import call
 from overweave.ops.call.operands import FP8, activation_of
 from overweave.ops.call.surroundings import is_watched
 from overweave.ops.dispatch.backward import (
@@ -30,6 +29,7 @@ from overweave.ops.dispatch.backward import (
     norm_gradients,
     summed,
 )
+from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.route import refused
 from overweave.ops.dispatch.schema import DEFINED, OF_GRADIENTS, Eager, Given, beside, in_order, matrix_of, request_of
 from overweave.runtime.library.epilogue import ACTIVATIONS

@@ -12,9 +12,9 @@ import torch
 from overweave.ir.epilogue import SCALE_W, SCALE_X
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
-from overweave.ops.call.call import call
 from overweave.ops.dispatch.autocast import KEYS, autocast_kernel
 from overweave.ops.dispatch.autograd import autograd_kernel, eager_call
+from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.fake import results_for
 from overweave.ops.dispatch.schema import DEFINED, NAMESPACE, Defined, Request, beside, given_by, in_order, schema_of
 

@@ -28,7 +28,7 @@ def sides_of(plan: Plan, rank: int) -> list[str]:
 def bind_with_head(plan: Plan, workspace: Workspace, example: Tensors, is_traced: bool = False) -> PlanRun[BoundPlan]:
     """A plan whose calls have a head, bound to a workspace. Collective if that must grow.
 
-    is_traced: kernels write down when each tile ran, and events when everything else did (runtime/trace/gpu.py). What a
+    is_traced: kernels write down when each tile ran, and events when everything else did (runtime/gpu/trace.py). What a
     trace times is enqueued one by one, never captured.
     """
     rank = workspace.group.rank

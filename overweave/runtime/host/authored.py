@@ -9,11 +9,11 @@ from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import lay_out
+from overweave.runtime.agenda import Step
 from overweave.runtime.authored import AuthoredKernel, tensor_of
-from overweave.runtime.host.agenda import Step
 from overweave.runtime.host.beside import IsDone
 from overweave.runtime.host.emulate import Tensors
-from overweave.runtime.interpreted.interpreted import PROGRAMS, InterpretedCall
+from overweave.runtime.host.interpreted import PROGRAMS, InterpretedCall
 from overweave.runtime.kernel_calls.author import author_call
 
 

@@ -7,18 +7,20 @@ the credits are those of the Plan.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overweave.ir.blocks import DEALT, stored_shape
+from overweave.ir.blocks import DEALT, dealt, runs_of, stored_shape
 from overweave.ir.counts import COUNTS, Filled
+from overweave.ir.library_call import Side, is_permuted, sides_of
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
     INPUT,
     OUTPUT,
+    Buffer,
     Collective,
     Copy,
     Get,
@@ -34,13 +36,11 @@ from overweave.memory.host.lock import run_alone
 from overweave.memory.host.workspace import HostSlot, HostWorkspace
 from overweave.memory.layout import SlotLayout
 from overweave.memory.subgroups import part_of
-from overweave.runtime.host.agenda import Agenda, Step
+from overweave.runtime.agenda import Agenda, Step
 from overweave.runtime.host.beside import IsDone, work_off
-from overweave.runtime.host.permuted import Permuted
-from overweave.runtime.library.epilogue import run_with_epilogue
-from overweave.runtime.library.library import movable
-from overweave.runtime.library.norm import finish_sum
-from overweave.runtime.trace.trace import Stopwatch
+from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
+from overweave.runtime.library.library import View, movable
+from overweave.runtime.trace import Stopwatch
 
 Tensors = Mapping[str, Tensor]
 
@@ -279,3 +279,63 @@ def _start_all_to_all(group: Group, sources: list[Tensor], received: list[Tensor
         return True
 
     return is_done
+
+
+# Buffers whose blocks are permuted, in the emulation: what an operation sees of them, and where its results go.
+
+
+class Permuted:
+    """The permuted buffers of a schedule. memory: the whole tensor of a rank's instance, by buffer and rank."""
+
+    def __init__(self, buffers: Iterable[Buffer], memory: Callable[[str, int], Tensor]) -> None:
+        self._all = {buffer.name: buffer for buffer in buffers}
+        self._buffers = {name: buffer for name, buffer in self._all.items() if buffer.blocks is not None}
+        self._memory = memory
+
+    def through(self, operation: Operation, view: View) -> tuple[View, Callable[[], None]]:
+        """A view in which the operation's regions are matrices, and what then puts its results where they belong."""
+        if not any(region.buffer in self._buffers for region in (*operation.reads, *operation.writes)):
+            return view, lambda: None
+        seen: dict[Region, Tensor] = {}
+
+        def matrix(region: Region) -> Tensor:
+            if region.buffer not in self._buffers:
+                return view(region)
+            if region not in seen:
+                seen[region] = torch.empty(region.shape, dtype=self._memory(region.buffer, region.rank).dtype)
+                for part, place in self._pieces(region, seen[region]):
+                    part.copy_(place)
+            return seen[region]
+
+        def store() -> None:
+            for region in operation.writes:
+                if region in seen:
+                    for part, place in self._pieces(region, seen[region]):
+                        place.copy_(part)
+
+        return matrix, store
+
+    def sides(self, collective: Collective, view: View) -> tuple[list[Tensor], list[Tensor]]:
+        """What a library call sends and gets, by member, or once for all: equal parts of two stretches of memory where
+        blocks are permuted, else the matrices of regions."""
+        if not is_permuted(collective, self._all):
+            pairs = zip((collective.sources, collective.destinations), DEALT[collective.function], strict=True)
+            sent, got = (
+                [view(one) for (one,) in dealt(side, is_dealt, len(collective.ranks))] for side, is_dealt in pairs
+            )
+            return sent, got
+        sides = sides_of(collective, self._all)
+        assert not isinstance(sides, str), f"verify refuses it: {sides}"
+        sent, got = (list(self._stretch(side, collective.rank).tensor_split(side.parts)) for side in sides)
+        return sent, got
+
+    def _stretch(self, side: Side, rank: int) -> Tensor:
+        return self._memory(side.buffer, rank).view(-1)[slice(*side.span)]
+
+    def _pieces(self, region: Region, matrix: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        """Each part of a region's matrix with its place in memory."""
+        buffer = self._buffers[region.buffer]
+        memory = self._memory(region.buffer, region.rank)
+        for run in runs_of(buffer.blocks, (buffer.rows, buffer.cols), (region.rows, region.cols)):
+            part = matrix[run.row : run.row + run.rows, run.col : run.col + run.cols]
+            yield part, memory.as_strided((run.rows, run.cols), (run.pitch, 1), memory.storage_offset() + run.start)

@@ -12,7 +12,6 @@ from overweave.memory.board.alarm import Alarm
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import ABORT, HostSlot, HostWorkspace
 from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS
-from overweave.runtime import interpreter
 from overweave.runtime.handwritten import (
     Await,
     Declared,
@@ -23,7 +22,8 @@ from overweave.runtime.handwritten import (
     Step,
 )
 from overweave.runtime.host.beside import Beside, IsDone, work_off
-from overweave.runtime.interpreted.interpreted import host_words
+from overweave.runtime.host.interpreted import host_words
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 

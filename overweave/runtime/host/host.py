@@ -24,7 +24,7 @@ from overweave.memory.layout import SlotLayout, lay_out
 from overweave.memory.subgroups import make_parts
 from overweave.runtime.backends import load
 from overweave.runtime.host.emulate import HostCall, Tensors
-from overweave.runtime.trace.trace import Stopwatch
+from overweave.runtime.trace import Stopwatch
 
 Depth = Literal["library", "interpreter"]
 

@@ -1,1 +1,1 @@
-"""The portable kernels under the Triton interpreter, and the repairs that it needs."""
+"""Repairs of Triton's interpreter: it computes what a GPU computes, in every dtype."""

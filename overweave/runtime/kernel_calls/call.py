@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -88,3 +89,28 @@ def as_stored(matrix: Matrix, is_transposed: bool) -> tuple[list[int], list[int]
     """Shape and strides of a matrix as it lies in memory, row-major."""
     step = -1 if is_transposed else 1
     return list(matrix.shape)[::step], list(matrix.stride())[::step]
+
+
+# Where the tiles of a kernel store at other ranks (kernels/stored.py), as its call takes it.
+
+
+class Peers(NamedTuple):
+    """places: int64, a row of two for each rank (memory/lower.peer_places); behind them where sums of peers lie here,
+    or 0, and how far apart strips are stored (peer_store_throttle.py). distances: of the slot of each peer behind the
+    own one in bytes, the next rank first. spread: the own instance of the buffer where sums go at peers, if they go to
+    every rank.
+    """
+
+    places: torch.Tensor
+    distances: tuple[int, ...]
+    spread: torch.Tensor | None
+
+    @property
+    def everyone(self) -> int | None:
+        """How many ranks there are, if sums go to all of them."""
+        return None if self.spread is None else len(self.distances) + 1
+
+    def at(self, own: Matrix) -> Iterator[Moving]:
+        """A buffer of the workspace as it lies at each peer, by its own instance."""
+        shape, strides = tuple(own.shape), own.stride()
+        return (Moving(own.data_ptr() + distance, own.dtype, shape, strides) for distance in self.distances)

@@ -15,8 +15,7 @@ from overweave.kernels.arguments import AtPeers, Ends, Products, Traits
 from overweave.kernels.matmul import matmul_kernel
 from overweave.memory.shares import Shares
 from overweave.runtime.backends import load
-from overweave.runtime.kernel_calls.call import KernelCall, Matrix, Tiles, descriptor
-from overweave.runtime.kernel_calls.peers import Peers
+from overweave.runtime.kernel_calls.call import KernelCall, Matrix, Peers, Tiles, descriptor
 
 # fp32 means fp32: no TF32. For 16-bit operands the name decides nothing.
 PRECISION = {torch.float32: "ieee", torch.float8_e4m3fn: "fp8"}

@@ -13,8 +13,8 @@ from overweave.ir.problem import Problem
 from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTraits, Parts, SignalWords
 from overweave.kernels.packed.exchange import packed_kernel
 from overweave.memory.device.ptx import poll_packed, poll_packed_constraints
+from overweave.memory.heap import PackedSpace
 from overweave.memory.packed_layout import PackedLayout
-from overweave.memory.packed_space import PackedSpace
 from overweave.runtime.kernel_calls.call import EARLY, KernelCall
 
 

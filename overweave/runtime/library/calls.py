@@ -19,9 +19,8 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Region
 from overweave.memory.group import Group
 from overweave.memory.subgroups import part_of
-from overweave.runtime.library.epilogue import run_with_epilogue
+from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
 from overweave.runtime.library.library import full_precision
-from overweave.runtime.library.norm import finish_sum
 from overweave.runtime.library.views import Cut, Shape, Views, cut
 
 Tensors = dict[str, torch.Tensor]

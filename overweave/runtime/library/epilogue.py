@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as functional
 
-from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, RESIDUAL, SCALE_W, Activation, Epilogue
+from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, NORM_WEIGHT, RESIDUAL, SCALE_W, Activation, Epilogue, Norm, Z
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Collective, Compute, Operation, Range
+from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
-from overweave.runtime.library.library import End, View, full_precision, run_operation
+from overweave.runtime.library.library import End, View, full_precision, run_operation, without_autocast
 from overweave.runtime.library.scaled import multiply_scaled, scaled_matmul, scales_of_columns, scales_of_rows
 
 Moved = tuple[Mapping[str, torch.Tensor], Group]
@@ -109,3 +109,36 @@ def apply_epilogue(
         y.copy_(ACTIVATIONS[epilogue.activation](y))
     if epilogue.residual:
         y += tensors[RESIDUAL][rows]
+
+
+# What happens to a sum where a library summed, or the emulation: the epilogue of a collective's, and the RMSNorm of
+# whole rows, by torch's own operations.
+
+
+def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
+    """What the problem's epilogue or norm does to rows of `y` that an operation has just stored as sums; nothing for
+    others, nor for sums that were given their epilogue before they were rounded.
+
+    `tensors` are the caller's, the weight as `[n]` or `[1, n]`.
+    """
+    end_collective(operation, problem, view, tensors)
+    if problem.norm is None or not _sums(operation, problem):
+        return
+    for out in operation.writes:
+        if out.buffer == "y" and not out.is_empty:
+            apply_norm(view(out), slice(*out.rows), problem.norm, tensors)
+
+
+def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Rows `rows` of a sum, which `y` holds, to `z` and, normed, back to `y`. Each step rounds, as torch does."""
+    z, weight = tensors[Z][rows], tensors[NORM_WEIGHT].view(-1)
+    z.copy_(y + tensors[RESIDUAL][rows] if norm.residual else y)
+    with without_autocast():
+        y.copy_(functional.rms_norm(z, (z.shape[1],), weight, norm.eps))
+
+
+def _sums(operation: Operation, problem: Problem) -> bool:
+    """Whether an operation leaves whole sums behind, its own or others'; of a group of one, products are."""
+    return isinstance(operation, Reduce | Copy | Collective) or (
+        isinstance(operation, Compute) and problem.world_size == 1
+    )

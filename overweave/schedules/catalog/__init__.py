@@ -1,1 +1,1 @@
-"""Every schedule by name: templates with their options, and the Plan that a name and a Problem make."""
+"""Every schedule by name: the Plan that a name, options and a Problem make."""

@@ -17,10 +17,11 @@ from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, numbered, share
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule
 from overweave.ir.tensors import product
+from overweave.schedules.catalog.compose import Footprint, compose
+from overweave.schedules.catalog.finished import shapes_of_tiles, with_finished_sums
 from overweave.schedules.catalog.forms import check_forms
-from overweave.schedules.catalog.options import Settings, settle
 from overweave.schedules.catalog.realized import realized, sums_shape
-from overweave.schedules.catalog.with_mover import carried
+from overweave.schedules.catalog.scales import of_partials, with_row_scales
 from overweave.schedules.communication import (
     COMPLETE,
     ISSUE,
@@ -37,13 +38,12 @@ from overweave.schedules.communication import (
     Y,
     region,
 )
-from overweave.schedules.compose import Footprint, compose
-from overweave.schedules.finished import shapes_of_tiles, with_finished_sums
-from overweave.schedules.methods.record import Asked, Method, Work
 from overweave.schedules.methods.registry import METHODS, method_of, methods_for
 from overweave.schedules.methods.registry import register as register_method
-from overweave.schedules.methods.validity import obstacle
-from overweave.schedules.scales import of_partials, with_row_scales
+from overweave.schedules.records.movers import carried
+from overweave.schedules.records.needs import obstacle
+from overweave.schedules.records.options import Settings, settle
+from overweave.schedules.records.record import Asked, Method, Work
 from overweave.schedules.tiles.order import tile_orders
 from overweave.schedules.tiles.shape import BEST, along_k, count_tiles, half_tiles, has_second_wave, tile_shape
 

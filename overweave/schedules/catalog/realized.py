@@ -25,8 +25,6 @@ from overweave.ir.plan import (
 )
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Put, Queue, Schedule
-from overweave.schedules.catalog.options import Settings
-from overweave.schedules.catalog.with_mover import copy_config
 from overweave.schedules.communication import (
     COPIES,
     EXCHANGES,
@@ -39,15 +37,17 @@ from overweave.schedules.communication import (
     SUMS,
     TILES,
 )
-from overweave.schedules.methods.record import Method
+from overweave.schedules.records.movers import copy_config
+from overweave.schedules.records.options import Settings
+from overweave.schedules.records.record import Method
 from overweave.schedules.tiles.shape import (
     SUMS_FINISHED,
     packed_row_shape,
     packed_shape,
     reduction_shape,
     row_shape,
+    skinny_shape,
 )
-from overweave.schedules.tiles.skinny import skinny_shape
 
 _ENGINES = {
     COPIES: COPY_ENGINE,

@@ -1,1 +1,1 @@
-"""What each family of methods moves: gathers, reductions, exchanges, packed messages."""
+"""What each family of methods moves where moves are no list: sums, packed messages, waves, finer pieces."""

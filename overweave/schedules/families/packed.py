@@ -29,8 +29,7 @@ from overweave.schedules.communication import (
     is_empty,
     region,
 )
-from overweave.schedules.families.straight import slot_of_all
-from overweave.schedules.families.summed import Family, Steps, Summed
+from overweave.schedules.families.sums import Family, Steps, Summed, slot_of_all
 
 MESSAGES = "messages"  # a buffer
 SHARED = "shared"  # a pad: a summed piece of a peer is here

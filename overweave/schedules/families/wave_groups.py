@@ -38,9 +38,9 @@ from overweave.schedules.communication import (
     Y,
     communicated,
 )
-from overweave.schedules.families import straight
-from overweave.schedules.families.summed import Steps, sums_by
-from overweave.schedules.methods.record import Work
+from overweave.schedules.families import sums
+from overweave.schedules.families.sums import Steps, sums_by
+from overweave.schedules.records.record import Work
 from overweave.schedules.tiles.order import swizzled
 
 Partition = tuple[int, ...]
@@ -206,7 +206,7 @@ def wave_groups(work: Work) -> Communication:
     """
     in_shards = not work.problem.strip
     if work.settings.groups is None and (work.split.world_size == 1 or (in_shards and len(_heights(work)) > 1)):
-        return sums_by(straight.COLLECTIVE)(work)
+        return sums_by(sums.COLLECTIVE)(work)
     return in_groups(work, "all_reduce" if work.problem.record.shares_sums else "reduce_scatter")
 
 

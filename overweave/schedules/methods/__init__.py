@@ -1,1 +1,1 @@
-"""Methods: each way to communicate beside a matmul, as one record, with the registry and the one rule of validity."""
+"""Methods: each way to communicate beside a matmul, as one record, and the registry of all."""

@@ -12,7 +12,6 @@ from overweave.ir.operators.all_to_all_matmul import OPERATOR
 from overweave.ir.operators.matmul_all_to_all import OPERATOR as RETURNS
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import Collective, Queue
-from overweave.schedules.catalog import options
 from overweave.schedules.communication import (
     COMPLETE,
     EXCHANGES,
@@ -26,14 +25,14 @@ from overweave.schedules.communication import (
     is_empty,
 )
 from overweave.schedules.families.wave_groups import in_groups
-from overweave.schedules.methods import asked_for, needs
-from overweave.schedules.methods.record import WITH_KERNELS, Case, Method, Work
 from overweave.schedules.moves.gather_templates import all_to_all_of
-from overweave.schedules.moves.mesh import mesh_of
 from overweave.schedules.moves.moves import AllToAll
 from overweave.schedules.moves.moves import Chunk as Rows
 from overweave.schedules.moves.moves import Collective as Together
 from overweave.schedules.moves.transfers import OWN, transferred
+from overweave.schedules.records import needs, option_sets, options
+from overweave.schedules.records.movers import mesh_of
+from overweave.schedules.records.record import WITH_KERNELS, Case, Method, Work
 
 _COUNTED = {X: "sent", OWN: "sent", GATHERED: "received", Y: "received"}
 
@@ -105,7 +104,7 @@ _per_peer = partial(
     write=by_exchange(by_library=False),
     moves=(COPY_ENGINE,),
     options=(options.ORDER,),
-    grids=(asked_for.AS_IT_IS, {"order": ("all_peers",)}),
+    grids=(option_sets.AS_IT_IS, {"order": ("all_peers",)}),
     margins=(Case(margin=WITH_KERNELS),),
 )
 _push = partial(
@@ -114,12 +113,12 @@ _push = partial(
     write=by_exchange(by_library=False),
     multiplies=TILE_KERNEL,
     moves=(COPY_ENGINE,),
-    options=asked_for.PUSHED,
+    options=option_sets.PUSHED,
     needs=(needs.WHOLE_BLOCKS,),
     grids=(
-        asked_for.PIECES,
+        option_sets.PIECES,
         {"pieces": (1, 2), "order": ("all_peers",)},
-        {"pieces": (1, 2), **asked_for.BY_KERNEL},
+        {"pieces": (1, 2), **option_sets.BY_KERNEL},
     ),
 )
 METHODS = (
@@ -127,7 +126,7 @@ METHODS = (
         name="sequential",
         summary="library all-to-all, then one library matmul",
         write=by_exchange(by_library=True),
-        grids=(asked_for.AS_IT_IS,),
+        grids=(option_sets.AS_IT_IS,),
     ),
     _per_peer(
         operator=OPERATOR.name,
@@ -143,7 +142,7 @@ METHODS = (
         name="sequential",
         summary="one library matmul, then library all-to-all",
         write=by_exchange(by_library=True),
-        grids=(asked_for.AS_IT_IS,),
+        grids=(option_sets.AS_IT_IS,),
     ),
     _per_peer(
         operator=RETURNS.name,
@@ -162,10 +161,10 @@ METHODS = (
         write=_waves,
         multiplies=TILE_KERNEL,
         moves=(LIBRARY, REDUCE_KERNEL),
-        options=asked_for.WAVES,
+        options=option_sets.WAVES,
         needs=(needs.WHOLE_BLOCKS,),
-        grids=(asked_for.AS_IT_IS,),
-        margins=(Case(margin=asked_for.OF_STORES),),
+        grids=(option_sets.AS_IT_IS,),
+        margins=(Case(margin=option_sets.OF_STORES),),
     ),
     _behind(
         name="decomposed",
@@ -173,6 +172,6 @@ METHODS = (
         source="FlashOverlap (arXiv 2504.19519) 6.1.3: VanillaDecomposition",
         write=_decomposed,
         options=(options.PIECES,),
-        grids=(asked_for.PIECES,),
+        grids=(option_sets.PIECES,),
     ),
 )

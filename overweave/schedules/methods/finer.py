@@ -5,11 +5,9 @@ from __future__ import annotations
 from overweave.ir.operators import all_gather_matmul, all_to_all_matmul
 from overweave.ir.operators.record import Operator
 from overweave.ir.plan import COPY_ENGINE
-from overweave.schedules.catalog import options
-from overweave.schedules.families.finer import finer
-from overweave.schedules.families.finer_pieces import Point
-from overweave.schedules.methods import asked_for, needs
-from overweave.schedules.methods.record import Method, Need
+from overweave.schedules.families.finer import Point, finer
+from overweave.schedules.records import needs, option_sets, options
+from overweave.schedules.records.record import Method, Need
 
 _SUMMARIES = {
     "rows": "pieces of shards by rows from all peers at once",
@@ -55,8 +53,8 @@ def _method(operator: Operator, point: Point) -> Method:
         moves=(COPY_ENGINE,),
         options=(options.ALL_PEERS, options.CARRIER),
         needs=_needs(point),
-        grids=() if point in _DROPPED else (asked_for.AS_IT_IS,),
-        margins=(asked_for.NOT_MEASURED,),
+        grids=() if point in _DROPPED else (option_sets.AS_IT_IS,),
+        margins=(option_sets.NOT_MEASURED,),
     )
 
 

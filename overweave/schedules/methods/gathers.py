@@ -8,16 +8,15 @@ from functools import partial
 from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, PACKED_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
-from overweave.schedules.catalog import options
 from overweave.schedules.communication import PUSHES, Communication, in_parts
 from overweave.schedules.families.packed import gather_packed
-from overweave.schedules.methods import asked_for
-from overweave.schedules.methods.needs import FAR_PAIRS
-from overweave.schedules.methods.record import Case, Margin, Method, Work
 from overweave.schedules.moves import gather_templates
 from overweave.schedules.moves.gather_templates import Template, gather_of
-from overweave.schedules.moves.mesh import mesh_of
 from overweave.schedules.moves.transfers import transferred
+from overweave.schedules.records import option_sets, options
+from overweave.schedules.records.movers import mesh_of
+from overweave.schedules.records.needs import FAR_PAIRS
+from overweave.schedules.records.record import Case, Margin, Method, Work
 
 # A gather of two ranks whose shards the library multiplies by one weight. Its call costs the host 59 us if its tensors
 # come back, and 212 us if not (benchmarks/results/host_cost.h200x2.2026-11-23.txt), which the GPU mostly needs itself.
@@ -51,14 +50,14 @@ _messages = partial(
     moves=(PACKED_KERNEL,),
     reuse=ECHOES,
     options=(options.MATMUL,),
-    margins=(asked_for.OF_MESSAGES,),
+    margins=(option_sets.OF_MESSAGES,),
 )
 METHODS = (
     _library(
         name="sequential",
         summary="library all-gather, then one library matmul",
         write=by_moves(gather_templates.at_once),
-        grids=(asked_for.AS_IT_IS,),
+        grids=(option_sets.AS_IT_IS,),
     ),
     _library(
         name="per_shard",
@@ -67,7 +66,7 @@ METHODS = (
         write=by_moves(gather_templates.push),
         moves=(COPY_ENGINE,),
         options=(options.ORDER,),
-        grids=(asked_for.AS_IT_IS,),
+        grids=(option_sets.AS_IT_IS,),
         margins=(Case(margin=OF_SHARDS_OF_TWO, ranks=2, weights=1),),
     ),
     _tiles(
@@ -75,13 +74,13 @@ METHODS = (
         summary="pieces pushed by copy engine or kernel, tiles of one kernel wait",
         source="Flux (arXiv 2406.06858) 4.2; with all_peers and pieces, FiCCO",
         write=by_moves(gather_templates.push),
-        options=asked_for.PUSHED,
+        options=option_sets.PUSHED,
         grids=(
-            asked_for.PIECES,
+            option_sets.PIECES,
             {"pieces": (1, 2), "order": ("all_peers",)},
             # A shard of one wave computes nothing while the next one travels.
             {"pieces": (1, 2), "half_tiles": ("on",)},
-            {"pieces": (1, 2), **asked_for.BY_KERNEL},
+            {"pieces": (1, 2), **option_sets.BY_KERNEL},
         ),
     ),
     _messages(
@@ -89,14 +88,14 @@ METHODS = (
         summary="gathered in packed messages, one matmul",
         source="messages that carry their flag, as in NCCL's LL protocol",
         write=_packed,
-        grids=(asked_for.AS_IT_IS, {"matmul": ("skinny", "early")}),
+        grids=(option_sets.AS_IT_IS, {"matmul": ("skinny", "early")}),
     ),
     _tiles(
         name="pull",
         summary="pieces pulled from staged shards, tiles of one kernel wait",
         source="Flux (arXiv 2406.06858) 4.2",
         write=by_moves(gather_templates.pull),
-        options=(*asked_for.FUSED, options.ROTATION),
+        options=(*option_sets.FUSED, options.ROTATION),
         grids=({"pieces": (1, 2)},),
     ),
     _tiles(
@@ -104,14 +103,14 @@ METHODS = (
         summary="chunks by rows and columns go straight to every rank of a mesh, line by line of it",
         source="AutoOverlap 5.1, Figure 4",
         write=by_moves(gather_templates.across_mesh),
-        options=(*asked_for.CUT, options.ISLAND, options.AXIS, options.LANES, *options.TILES),
+        options=(*option_sets.CUT, options.ISLAND, options.AXIS, options.LANES, *options.TILES),
     ),
     _tiles(
         name="ring",
         summary="every rank passes on what came from the next one",
         source="AutoOverlap 5.1, Figure 4",
         write=by_moves(gather_templates.round_ring),
-        options=(*asked_for.CUT, options.LANES, *options.TILES),
+        options=(*option_sets.CUT, options.LANES, *options.TILES),
         needs=(FAR_PAIRS,),
         grids=({"pieces": (1, 2)},),
     ),
@@ -120,7 +119,7 @@ METHODS = (
         summary="two rings, one each way, take a shard's chunks by turns",
         source="AutoOverlap 5.1, Figure 4",
         write=by_moves(gather_templates.round_two_rings),
-        options=(*asked_for.CUT, *options.TILES),
+        options=(*option_sets.CUT, *options.TILES),
         needs=(FAR_PAIRS,),
         grids=({"pieces": (2, 4)},),
     ),
@@ -129,7 +128,7 @@ METHODS = (
         summary="gathered inside islands, while each shard crosses to other islands once and is passed on there",
         source="AutoOverlap 5.1, Figure 4: heterogeneous by levels of a mesh",
         write=by_moves(gather_templates.by_islands),
-        options=(*asked_for.CUT, options.ISLAND, *options.TILES),
+        options=(*option_sets.CUT, options.ISLAND, *options.TILES),
         needs=(FAR_PAIRS,),
         grids=({"pieces": (1, 2), "island": (2, 4)},),
     ),

@@ -7,15 +7,12 @@ from functools import partial
 from overweave.ir.operators.matmul_all_reduce import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
-from overweave.schedules.catalog import options
-from overweave.schedules.families import packed, straight
-from overweave.schedules.families.decomposed import DECOMPOSED
-from overweave.schedules.families.rings import RING
-from overweave.schedules.families.summed import sums_by
+from overweave.schedules.families import packed, sums
+from overweave.schedules.families.sums import DECOMPOSED, RING, sums_by
 from overweave.schedules.families.wave_groups import wave_groups
-from overweave.schedules.methods import asked_for
-from overweave.schedules.methods.needs import UNSCALED
-from overweave.schedules.methods.record import Adds, Case, Margin, Method
+from overweave.schedules.records import option_sets, options
+from overweave.schedules.records.needs import UNSCALED
+from overweave.schedules.records.record import Adds, Case, Margin, Method
 
 # All-reduces by finished parts. MEASURED: on layers of 1,024 to 8,192 rows those whose own tiles add what arrived take
 # 6 to 23 % more than predicted, those whose sums are a kernel's 0 to 7 % (4 x H200,
@@ -31,7 +28,7 @@ _messages = partial(
     moves=(PACKED_KERNEL,),
     reuse=ECHOES,
     options=(options.MATMUL,),
-    margins=(asked_for.OF_MESSAGES,),
+    margins=(option_sets.OF_MESSAGES,),
     adds=Adds(PACKED_KERNEL),
     norms=PACKED_KERNEL,
 )
@@ -39,33 +36,33 @@ METHODS = (
     _library(
         name="sequential",
         summary="one library matmul, then library all-reduce",
-        write=sums_by(straight.COLLECTIVE),
+        write=sums_by(sums.COLLECTIVE),
         adds=Adds(LIBRARY, "library", "result"),
         norms=LIBRARY,
-        grids=(asked_for.AS_IT_IS,),
+        grids=(option_sets.AS_IT_IS,),
     ),
     _messages(
         name="one_shot_packed",
         summary="one matmul, then a kernel pushes packed partials, and sums",
         source="the one-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
         write=sums_by(packed.ONE_SHOT),
-        grids=(asked_for.AS_IT_IS, asked_for.EARLY),
+        grids=(option_sets.AS_IT_IS, option_sets.EARLY),
     ),
     _messages(
         name="two_shot_packed",
         summary="one matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
         source="the two-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
         write=sums_by(packed.STRAIGHT),
-        grids=(asked_for.AS_IT_IS, asked_for.EARLY),
+        grids=(option_sets.AS_IT_IS, option_sets.EARLY),
     ),
     _tiles(
         name="two_shot",
         summary="tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
         source="the two-shot all-reduce of torch's symmetric memory, piece by piece",
-        write=sums_by(straight.STRAIGHT),
+        write=sums_by(sums.STRAIGHT),
         adds=Adds(REDUCE_KERNEL),
         norms=REDUCE_KERNEL,
-        options=(options.SUMS, *asked_for.FUSED),
+        options=(options.SUMS, *option_sets.FUSED),
         grids=({"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue")},),
         margins=(
             Case(margin=OF_ADDING_TILES, options={"sums": "epilogue"}),
@@ -82,12 +79,12 @@ METHODS = (
         moves=(TILE_KERNEL, REDUCE_KERNEL),
         adds=Adds(TILE_KERNEL, "ring", "result"),
         norms=REDUCE_KERNEL,
-        options=asked_for.STORED_ROUND,
-        grids=(asked_for.IN_TWO,),
+        options=option_sets.STORED_ROUND,
+        grids=(option_sets.IN_TWO,),
         margins=(
-            Case(margin=asked_for.OF_SUMS_IN_A_RING, ranks=2),
-            Case(margin=asked_for.OF_SUMS_IN_A_RING, waves=2),
-            Case(margin=asked_for.OF_STORES),
+            Case(margin=option_sets.OF_SUMS_IN_A_RING, ranks=2),
+            Case(margin=option_sets.OF_SUMS_IN_A_RING, waves=2),
+            Case(margin=option_sets.OF_STORES),
         ),
     ),
     _library(
@@ -106,8 +103,8 @@ METHODS = (
         moves=(LIBRARY, REDUCE_KERNEL),
         adds=Adds(LIBRARY, "library", "result"),
         norms=REDUCE_KERNEL,
-        options=asked_for.WAVES,
-        margins=(Case(margin=asked_for.OF_STORES),),
+        options=option_sets.WAVES,
+        margins=(Case(margin=option_sets.OF_STORES),),
         needs=(UNSCALED,),
     ),
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from overweave.errors import InputError, nearest
+from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from overweave.schedules.methods import exchanges, finer, gathers, reductions, scatters
-from overweave.schedules.methods.record import Method
-from overweave.schedules.methods.replaced import REPLACED
+from overweave.schedules.records.record import Method
 
 METHODS: dict[str, Method] = {
     method.full_name: method
@@ -36,3 +36,20 @@ def method_of(name: str) -> Method:
 def methods_for(operator: str) -> tuple[Method, ...]:
     """The methods of an operator, in order."""
     return tuple(method for method in METHODS.values() if method.operator == operator)
+
+
+# Schedules and options that are gone: what a caller is told, and what is skipped in files that were measured.
+
+_AG, _RS, _AR = (each.OPERATOR.name for each in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce))
+# With the method that does their work: no shipped table had a row that any of them won.
+REPLACED: dict[str, str] = {
+    f"{_AG}.gather": "per_shard",
+    f"{_AG}.gather_pull": "gather_packed",
+    f"{_RS}.pull": "scatter_pull",
+    f"{_RS}.ring": "fused_ring",
+    f"{_AR}.one_shot": "one_shot_packed",
+    f"{_AR}.one_shot_pull": "one_shot_packed",
+    f"{_AR}.two_shot_pull": "two_shot",
+    f"{_AR}.two_shot_stored": "ring_stored",
+}
+REPLACED_OPTIONS = ("sharing",)  # of rows in files that were measured with it

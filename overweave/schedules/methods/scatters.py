@@ -7,18 +7,15 @@ from functools import partial
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
-from overweave.schedules.catalog import options
-from overweave.schedules.families import packed, straight
-from overweave.schedules.families.decomposed import DECOMPOSED
-from overweave.schedules.families.rings import RING
-from overweave.schedules.families.summed import sums_by
+from overweave.schedules.families import packed, sums
+from overweave.schedules.families.sums import DECOMPOSED, RING, sums_by
 from overweave.schedules.families.wave_groups import wave_groups
-from overweave.schedules.methods import asked_for
-from overweave.schedules.methods.needs import UNSCALED, from_ranks
-from overweave.schedules.methods.record import Adds, Case, Margin, Method
+from overweave.schedules.records import option_sets, options
+from overweave.schedules.records.needs import UNSCALED, from_ranks
+from overweave.schedules.records.record import Adds, Case, Margin, Method
 
 # Sums that pull beside tiles: not measured. As much as the worst of what else tiles and peers share is given.
-OF_PULLS = asked_for.OF_STORES
+OF_PULLS = option_sets.OF_STORES
 # Of two H200s sim_accuracy of rings.* finds reduce-scatters round a ring no more than 34 us too short, and 16 %, but
 # for the one in whole tiles that takes half ones now; own tiles that add no more than 36 us, but 23 %. With these
 # margins no choice is one that was measured behind the library (campaigns.choices.cold_choice, of the same files).
@@ -34,7 +31,7 @@ _messages = partial(
     moves=(PACKED_KERNEL,),
     reuse=ECHOES,
     options=(options.MATMUL,),
-    margins=(asked_for.OF_MESSAGES,),
+    margins=(option_sets.OF_MESSAGES,),
     adds=Adds(PACKED_KERNEL),
     norms=PACKED_KERNEL,
 )
@@ -42,34 +39,34 @@ METHODS = (
     _library(
         name="sequential",
         summary="one library matmul, then library reduce-scatter",
-        write=sums_by(straight.COLLECTIVE),
+        write=sums_by(sums.COLLECTIVE),
         adds=Adds(LIBRARY, "library", "result"),
         norms=LIBRARY,
-        grids=(asked_for.AS_IT_IS,),
+        grids=(option_sets.AS_IT_IS,),
     ),
     _library(
         name="per_shard",
         summary="one library matmul per shard, put to its owner, who sums in order",
         source="the decomposition by shards of PyTorch's asynchronous tensor parallelism",
-        write=sums_by(straight.STRAIGHT),
+        write=sums_by(sums.STRAIGHT),
         moves=(COPY_ENGINE,),
         adds=Adds(LIBRARY),
         norms=LIBRARY,
         options=(options.ORDER,),
-        grids=(asked_for.AS_IT_IS,),
+        grids=(option_sets.AS_IT_IS,),
     ),
     _tiles(
         name="scatter",
         summary="tiles of one kernel signal, copy engine scatters pieces, owners sum in order",
         source="Flux (arXiv 2406.06858) 4.1, with copies by the copy engine",
-        write=sums_by(straight.STRAIGHT),
+        write=sums_by(sums.STRAIGHT),
         adds=Adds(REDUCE_KERNEL),
         norms=REDUCE_KERNEL,
-        options=(options.SUMS, options.OWN_PIECES, *asked_for.PUSHED),
+        options=(options.SUMS, options.OWN_PIECES, *option_sets.PUSHED),
         grids=(
-            {**asked_for.PIECES, "own_pieces": (1, 2, 4)},
-            {**asked_for.PIECES, "sums": ("epilogue",)},
-            {"pieces": (1, 2), "own_pieces": (1,), **asked_for.BY_KERNEL},
+            {**option_sets.PIECES, "own_pieces": (1, 2, 4)},
+            {**option_sets.PIECES, "sums": ("epilogue",)},
+            {"pieces": (1, 2), "own_pieces": (1,), **option_sets.BY_KERNEL},
         ),
         margins=(Case(margin=OF_OWN_SUMS, options={"sums": "epilogue"}),),
     ),
@@ -77,13 +74,13 @@ METHODS = (
         name="scatter_stored",
         summary="tiles of one kernel store straight at their owners, whose own tiles, the last, add them in order",
         source="Flux (arXiv 2406.06858) 4.1: stores of tiles straight at their owners",
-        write=sums_by(straight.STRAIGHT),
+        write=sums_by(sums.STRAIGHT),
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL),
-        options=asked_for.STORED,
+        options=option_sets.STORED,
         needs=(from_ranks(3, "ring_stored"),),
-        grids=({**asked_for.PIECES, "order": ("ring", "all_peers")},),
-        margins=(Case(margin=asked_for.OF_STORES),),
+        grids=({**option_sets.PIECES, "order": ("ring", "all_peers")},),
+        margins=(Case(margin=option_sets.OF_STORES),),
     ),
     _tiles(
         name="ring_stored",
@@ -94,9 +91,9 @@ METHODS = (
         write=sums_by(RING),
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL, "ring", "result"),
-        options=asked_for.STORED_ROUND,
-        grids=(asked_for.IN_TWO,),
-        margins=(Case(margin=OF_RINGS_OF_TWO, ranks=2), Case(margin=asked_for.OF_STORES)),
+        options=option_sets.STORED_ROUND,
+        grids=(option_sets.IN_TWO,),
+        margins=(Case(margin=OF_RINGS_OF_TWO, ranks=2), Case(margin=option_sets.OF_STORES)),
     ),
     _tiles(
         name="scatter_pull",
@@ -104,7 +101,7 @@ METHODS = (
             "tiles of one kernel store locally and owners are told, whose sums beside the last tiles read them there"
         ),
         source="Flux (arXiv 2406.06858) 4.2: ready tiles are read at their peers",
-        write=sums_by(straight.PULLED),
+        write=sums_by(sums.PULLED),
         moves=(REDUCE_KERNEL, COPY_ENGINE),
         adds=Adds(REDUCE_KERNEL),
         norms=REDUCE_KERNEL,
@@ -117,7 +114,7 @@ METHODS = (
         summary="one matmul, packed parts to their owners, who sum in order",
         source="messages that carry their flag, as in NCCL's LL protocol",
         write=sums_by(packed.STRAIGHT),
-        grids=(asked_for.AS_IT_IS, asked_for.EARLY),
+        grids=(option_sets.AS_IT_IS, option_sets.EARLY),
     ),
     _tiles(
         name="fused_ring",
@@ -130,8 +127,8 @@ METHODS = (
         adds=Adds(TILE_KERNEL, "ring", "result"),
         options=(options.PIECES, *options.TILES),
         needs=(from_ranks(3, "scatter sums=epilogue"),),
-        grids=(asked_for.PIECES,),
-        margins=(Case(margin=asked_for.OF_SUMS_IN_A_RING, waves=2), Case(margin=asked_for.OF_STORES)),
+        grids=(option_sets.PIECES,),
+        margins=(Case(margin=option_sets.OF_SUMS_IN_A_RING, waves=2), Case(margin=option_sets.OF_STORES)),
     ),
     _tiles(
         name="remote_add",
@@ -139,7 +136,7 @@ METHODS = (
             "a kernel adds pieces at their owners as they come, in fp32: in no order, so bits may differ between calls"
         ),
         source="Flux (arXiv 2406.06858) 4.1: additions at the owner",
-        write=sums_by(straight.STRAIGHT),
+        write=sums_by(sums.STRAIGHT),
         moves=(COPY_KERNEL, REDUCE_KERNEL),
         adds=Adds(COPY_KERNEL, "arrival"),
         options=(options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),
@@ -160,8 +157,8 @@ METHODS = (
         moves=(LIBRARY, REDUCE_KERNEL),
         adds=Adds(LIBRARY, "library", "result"),
         norms=REDUCE_KERNEL,
-        options=(*asked_for.WAVES, options.ROWS),
-        margins=(Case(margin=asked_for.OF_STORES),),
+        options=(*option_sets.WAVES, options.ROWS),
+        margins=(Case(margin=option_sets.OF_STORES),),
         needs=(UNSCALED,),
     ),
 )

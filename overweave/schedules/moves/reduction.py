@@ -1,12 +1,13 @@
 """From a list of moves and sums to operations: tiles write what is sent in the order of sending, sums follow arrivals.
 
-Where sums run is settled by what they wait for (schedules/moves/placed_sums.py).
+Where sums run is settled by what they wait for (schedules/weave/exchange.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
@@ -29,9 +30,9 @@ from overweave.schedules.communication import (
     communicated,
     is_empty,
     shifted,
+    united,
 )
 from overweave.schedules.moves import moves as chunks
-from overweave.schedules.moves.arrival_layout import ArrivalLayout
 from overweave.schedules.moves.back_ends import ENGINE, move_obstacle, queue_of, several_lanes
 from overweave.schedules.moves.moves import Box, Reduction, earlier
 from overweave.schedules.moves.provenance import (
@@ -213,3 +214,36 @@ class _Lowering:
 
 def _buffer(part: Part) -> str:
     return f"{RUNNING}.{part.layer}" if part.buffer == RUNNING else part.buffer
+
+
+# Where addends land on every rank, until they are added: room for the rows that arrive, no more.
+
+
+class ArrivalLayout(Struct, frozen=True):
+    """Where what arrives lies: of each rank, only the rows for which something does; layer by layer."""
+
+    ranges: list[tuple[Range, ...]]
+    layers: int
+
+    @classmethod
+    def of(cls, carried: list[Carried], ranks: int) -> ArrivalLayout:
+        beside = [one for one in carried if one.lands.buffer == SLOTS]
+        ranges = [united(sorted(one.box.rows for one in beside if one.target == rank)) for rank in range(ranks)]
+        return cls(ranges, max((one.lands.layer + 1 for one in beside), default=0))
+
+    @property
+    def stride(self) -> int:
+        """Rows of a layer."""
+        return max((sum(hi - lo for lo, hi in ranges) for ranges in self.ranges), default=0)
+
+    @property
+    def rows(self) -> int:
+        return self.layers * self.stride
+
+    def place(self, rank: int, layer: int, rows: Range) -> Range:
+        first = layer * self.stride
+        for lo, hi in self.ranges[rank]:
+            if lo <= rows[0] and rows[1] <= hi:
+                return shifted(rows, first - lo)
+            first += hi - lo
+        raise AssertionError(f"nothing arrives for rows {rows} on rank {rank}")

@@ -9,38 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, CopyConfig
-from overweave.ir.schedule import Range
+from overweave.ir.schedule import Collective, Notify, Operation, Range, Reduce, Region, SignalPad, Wait
 from overweave.ir.tensors import product, received
-from overweave.schedules.catalog.options import Settings, settle
-from overweave.schedules.catalog.with_mover import by_hand_config, copy_config
 from overweave.schedules.communication import (
     CARRYING_TILES,
+    COMPUTED,
+    MAIN,
     PUSHES,
     TILES,
     A,
     B,
+    Chunk,
     Communication,
     Split,
     X,
     Y,
     in_parts,
+    queues_of,
 )
-from overweave.schedules.families.beside_tiles import slice_rows
-from overweave.schedules.families.stored_at_peers import stored_at_peers
-from overweave.schedules.families.summed import Family, Summed, summed
-from overweave.schedules.moves.mesh import mesh_of
+from overweave.schedules.families.sums import Family, Summed, stored_at_peers, summed
+from overweave.schedules.fewest_waits import is_tellable
 from overweave.schedules.moves.moves import Gather, Reduction, Written
-from overweave.schedules.moves.placed_sums import KERNEL_COLS, with_placed_sums
 from overweave.schedules.moves.reduction import chunked_reduction
 from overweave.schedules.moves.transfers import transferred
+from overweave.schedules.records.movers import by_hand_config, copy_config, mesh_of
+from overweave.schedules.records.options import Settings, settle
 from overweave.schedules.signals import with_signals
-from overweave.schedules.weave.renamed import renamed
+from overweave.schedules.weave.beside_tiles import slice_rows
 from overweave.schedules.weave.transports import (
     GATHER,
     SPREAD,
@@ -179,3 +182,86 @@ def _operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
             return operand
     known = ", ".join(operand.tensor for operand in side) or "none"
     raise InputError(f"exchange {tensor[:40]}", f"{space.kernel} {word} {known}", f"Name a tensor that it {word}")
+
+
+# A communication under other names, so that several can stand in one schedule.
+
+
+def renamed(made: Communication, prefix: str, buffers: dict[str, str], tensors: dict[str, str]) -> Communication:
+    """The same communication with every name its own. Queues keep their names: they are shared."""
+    names = _Names(prefix, buffers, tensors)
+    return Communication(
+        world_size=made.world_size,
+        buffers=tuple(replace(buffer, name=names.buffer(buffer.name)) for buffer in made.buffers),
+        pads=tuple(SignalPad(names.own(pad.name), pad.size) for pad in made.pads),
+        queues=made.queues,
+        given=tuple(replace(g, region=names.region(g.region), tensor=names.tensor(g.tensor)) for g in made.given),
+        goal=tuple(replace(g, region=names.region(g.region), tensor=names.tensor(g.tensor)) for g in made.goal),
+        steps=tuple(names.step(step) for step in made.steps),
+    )
+
+
+class _Names(Struct, frozen=True):
+    prefix: str
+    buffers: dict[str, str]
+    tensors: dict[str, str]
+
+    def own(self, name: str) -> str:
+        return f"{self.prefix}.{name}"
+
+    def buffer(self, name: str) -> str:
+        return self.buffers.get(name, self.own(name))
+
+    def tensor(self, name: str) -> str:
+        return self.tensors.get(name, name)
+
+    def region(self, region: Region) -> Region:
+        return replace(region, buffer=self.buffer(region.buffer))
+
+    def step(self, step: Operation | Chunk) -> Any:
+        """Every field that holds regions, waits or notifies, whatever kind of step it is."""
+        changed: dict[str, Any] = {"name": self.own(step.name)}
+        if isinstance(step, Collective):
+            changed["label"] = self.own(step.label)
+        for field in step.__struct_fields__:
+            value = getattr(step, field)
+            if isinstance(value, Region):
+                changed[field] = self.region(value)
+            elif isinstance(value, tuple) and value and isinstance(value[0], Region | Wait | Notify):
+                changed[field] = tuple(self._part(part) for part in value)
+        return replace(step, **changed)
+
+    def _part(self, part: Region | Wait | Notify) -> Region | Wait | Notify:
+        return self.region(part) if isinstance(part, Region) else replace(part, pad=self.own(part.pad))
+
+
+# Where the sums of a list of moves run: by what they wait for.
+#
+# In a kernel beside the tiles, where a kernel can tell what they wait for and every rank's first one waits for tiles of
+# its own; behind the tiles where not every one does; and on the caller's stream, by the library, where they are of
+# parts of rows, or wait for more than a kernel can tell.
+
+KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes
+
+
+def with_placed_sums(made: Communication) -> Communication:
+    """The same with its signals, sums where they can run."""
+    sums = [step for step in made.steps if isinstance(step, Reduce)]
+    cols = {buffer.name: buffer.cols for buffer in made.buffers}
+    is_whole = all(one.out.cols == (0, cols[one.out.buffer]) and one.out.cols[1] % KERNEL_COLS == 0 for one in sums)
+    pushes = any(queue.name == PUSHES for queue in made.queues)  # sums beside them could hold the SMs that they need
+    for is_behind in (True,) if pushes else (False, True):
+        placed = with_signals(replace(made, queues=queues_of(made.steps, sums_behind=is_behind)))
+        if is_whole and _is_for_a_kernel(placed, is_behind):
+            return placed
+    steps = tuple(replace(one, queue=MAIN, tiles=1) if isinstance(one, Reduce) else one for one in made.steps)
+    return with_signals(replace(made, steps=steps, queues=queues_of(steps)))
+
+
+def _is_for_a_kernel(placed: Communication, is_behind: bool) -> bool:
+    first: dict[int, Reduce] = {}
+    for one in (step for step in placed.steps if isinstance(step, Reduce)):
+        first.setdefault(one.rank, one)
+        if not is_tellable(one.waits):
+            return False
+    return is_behind or all(COMPUTED in {wait.pad for wait in one.waits} for one in first.values())

@@ -11,7 +11,16 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, nearest
 from overweave.ir.plan import DataPath
-from overweave.schedules.catalog.options import (
+from overweave.schedules.communication import CARRYING_TILES, Mover
+from overweave.schedules.families import sums
+from overweave.schedules.families.sums import Family
+from overweave.schedules.moves import gather_templates as gathers
+from overweave.schedules.moves import reduction_templates as reductions
+from overweave.schedules.moves.back_ends import FORWARDS, MOVERS, PULLS, REGISTERS
+from overweave.schedules.moves.gather_templates import Mesh, gather_of
+from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, Step, Written, movers_in
+from overweave.schedules.moves.reduction_templates import reduction_of
+from overweave.schedules.records.options import (
     ANY_MOVER,
     AXIS,
     COL_PIECES,
@@ -24,15 +33,6 @@ from overweave.schedules.catalog.options import (
     Option,
     settle,
 )
-from overweave.schedules.communication import CARRYING_TILES, Mover
-from overweave.schedules.families import straight
-from overweave.schedules.families.summed import Family
-from overweave.schedules.moves import gather_templates as gathers
-from overweave.schedules.moves import reduction_templates as reductions
-from overweave.schedules.moves.back_ends import FORWARDS, MOVERS, PULLS, REGISTERS
-from overweave.schedules.moves.gather_templates import Mesh, gather_of
-from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, Step, Written, movers_in
-from overweave.schedules.moves.reduction_templates import reduction_of
 
 Side = Literal["gather", "scatter", "spread"]
 Asked = str | Written  # a schedule by name and options, or written by hand
@@ -98,19 +98,19 @@ TRANSPORTS: dict[str, Transport] = {
         for name, (gathered, _, options, refuses) in ON_MESH.items()
     },
     "all_gather.collective": Transport(GATHER, partial(gather_of, gathers.at_once), is_woven=False),
-    "reduce_scatter.scatter": Transport(SCATTER, straight.STRAIGHT, (PIECES, ORDER, OWN_PIECES, *BY_ANY)),
+    "reduce_scatter.scatter": Transport(SCATTER, sums.STRAIGHT, (PIECES, ORDER, OWN_PIECES, *BY_ANY)),
     **{
         f"reduce_scatter.{name}": Transport(SCATTER, partial(reduction_of, summed, None), options)
         for name, (_, summed, options, _) in ON_MESH.items()
     },
-    "reduce_scatter.collective": Transport(SCATTER, straight.COLLECTIVE, is_woven=False),
-    "all_reduce.two_shot": Transport(SCATTER, straight.STRAIGHT, (PIECES, *BY_ANY), gathers_sums=True),
-    "all_reduce.one_shot": Transport(SCATTER, straight.ONE_SHOT, (ORDER, *BY_ANY), gathers_sums=True),
+    "reduce_scatter.collective": Transport(SCATTER, sums.COLLECTIVE, is_woven=False),
+    "all_reduce.two_shot": Transport(SCATTER, sums.STRAIGHT, (PIECES, *BY_ANY), gathers_sums=True),
+    "all_reduce.one_shot": Transport(SCATTER, sums.ONE_SHOT, (ORDER, *BY_ANY), gathers_sums=True),
     **{
         f"all_reduce.{name}": Transport(SCATTER, partial(reduction_of, summed, gathered), options, gathers_sums=True)
         for name, (gathered, summed, options, _) in ON_MESH.items()
     },
-    "all_reduce.collective": Transport(SCATTER, straight.COLLECTIVE, gathers_sums=True, is_woven=False),
+    "all_reduce.collective": Transport(SCATTER, sums.COLLECTIVE, gathers_sums=True, is_woven=False),
     "all_to_all.receive": _traded(False, False, PUSHED),
     "all_to_all.send": _traded(True, False, (PIECES, *BY_ANY)),
     "all_to_all.receive_collective": _traded(False, True),

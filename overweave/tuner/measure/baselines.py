@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.operators.registry import operator_of
 from overweave.runtime.library.torch_fused import torch_answers
-from overweave.schedules.methods import outside
-from overweave.schedules.methods.record import Asked
-from overweave.schedules.methods.validity import unmet
+from overweave.schedules.records import outside
+from overweave.schedules.records.needs import unmet
+from overweave.schedules.records.record import Asked
 from overweave.tuner.measure.peer_copies import HAS_COPY_ENGINE
 from overweave.tuner.measure.sides import Side
 from overweave.tuner.measure.trial import Call, Result

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine
-from overweave.schedules.methods.record import WITH_KERNELS
+from overweave.schedules.records.record import WITH_KERNELS
 from overweave.schedules.weave.transports import Asked
+from overweave.tuner.caches import cache_folders, encoded, keep_file, recall_if_readable
 from overweave.tuner.model.weigh import Model, Weighed
 from overweave.tuner.space.compiled import Constants, Exchange, Way, families, is_member, neighbours
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.caches import cache_folders, encoded, keep_file, recall_if_readable
 
 LARGEST_BYTES = 1 << 20
 MOST_MEASURED, MOST_AROUND, FINALISTS = 8, 4, 4

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from msgspec import Struct
 
 from overweave.errors import InputError
-from overweave.ir.verify.pause_gc import without_collection
+from overweave.ir.pause_gc import without_collection
 from overweave.tuner.measure.statistics import median
 
 Call = Callable[[int], object]  # its argument says which input set to use, and grows from sample to sample

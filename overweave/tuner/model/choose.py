@@ -8,11 +8,15 @@ silently.
 
 from __future__ import annotations
 
+from math import ceil
+
 from msgspec.structs import replace
 
 from overweave.ir.problem import Problem
+from overweave.ir.tile_order import MULTIPLY
+from overweave.schedules.catalog.catalog import build
+from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.model.choice import Choice, chosen
-from overweave.tuner.model.filled import filled
 from overweave.tuner.model.rank import cold_choice, weigh
 from overweave.tuner.model.size_rule import by_size
 from overweave.tuner.model.weigh import Weighed
@@ -108,3 +112,28 @@ def _reason(problem: Problem, taken: Weighed[Candidate], weighed: tuple[Weighed[
         judged = "too little gained to trust" if predicted[least] < library_us else "which is slower"
         others = f", and {least} {predicted[least]:.1f} us, {judged}"
     return f"the library path is predicted to take {library_us:.1f} us{others}"
+
+
+# How the tiles of a plan's matmul fill a GPU, in a sentence for `explain`.
+
+
+def filled(choice: Choice, problem: Problem) -> str:
+    """The tile shape of the first rank, in how many waves its tiles run, and how full the last one is; nothing of a
+    plan without a tile kernel, or for a CPU.
+    """
+    if choice.plan in OUTSIDE or "sms" not in choice.options:
+        return ""
+    plan = build(choice.plan, problem, choice.options, rank=0)
+    config, rows = plan.realization.matmul, [row for order in plan.tile_orders for row in order.rows]
+    tiles = [row for row in rows if row.kind == MULTIPLY]
+    if config is None or not tiles:
+        return ""
+    sms = int(choice.options["sms"]) - plan.sms_beside
+    waves = sum((row.width or config.block_n) / config.block_n / max(row.shares, 1) for row in tiles) / sms
+    last = waves - ceil(waves) + 1
+    words = (
+        f"Tiles of {config.block_m} x {config.block_n} on {sms} SMs: {waves:.2f} waves, the last one {last:.0%} full"
+    )
+    if any(row.shares for row in tiles):
+        return f"{words}, its tiles dealt out along k."
+    return f"{words}, some tiles in narrower parts." if any(row.width for row in tiles) else f"{words}."

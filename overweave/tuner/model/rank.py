@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.pause_gc import without_collection
 from overweave.ir.problem import Problem
-from overweave.ir.verify.pause_gc import without_collection
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.outside import OUTSIDE
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.records.outside import OUTSIDE
 from overweave.schedules.tiles.shape import reduction_shape
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.link_floor import busiest

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from msgspec import Struct
 
 from overweave.errors import OverweaveError
-from overweave.ir.verify.pause_gc import without_collection
+from overweave.ir.pause_gc import without_collection
 
 MOST_DESCENTS = 6  # families whose further members are looked at, the quickest first
 WORSE = 1.01  # times the best value of an option, behind which no further value is looked at

@@ -15,10 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.schedules.catalog.options import ANY_MOVER, COPY_PROGRAMS, Option, settle
 from overweave.schedules.communication import COPYING_KERNELS, Mover
 from overweave.schedules.moves.moves import AUTO as OPEN_MOVER
 from overweave.schedules.moves.moves import movers_in, settled
+from overweave.schedules.records.options import ANY_MOVER, COPY_PROGRAMS, Option, settle
 from overweave.schedules.weave.transports import TRANSPORTS, Asked, Side, obstacle, transport_of
 
 AUTO = ".auto"

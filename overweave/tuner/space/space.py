@@ -15,13 +15,11 @@ from msgspec.structs import replace
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.problem import Problem
-from overweave.schedules.finished import shapes_of_tiles
-from overweave.schedules.methods.needs import CUTS, most_pieces
-from overweave.schedules.methods.outside import OUTSIDE
-from overweave.schedules.methods.record import Asked, Grid, Margin, Method, Stage, Value, combinations
-from overweave.schedules.methods.registry import METHODS, method_of, methods_for
-from overweave.schedules.methods.replaced import REPLACED, REPLACED_OPTIONS
-from overweave.schedules.methods.validity import needs_of, unmet
+from overweave.schedules.catalog.finished import shapes_of_tiles
+from overweave.schedules.methods.registry import METHODS, REPLACED, REPLACED_OPTIONS, method_of, methods_for
+from overweave.schedules.records.needs import CUTS, most_pieces, needs_of, unmet
+from overweave.schedules.records.outside import OUTSIDE
+from overweave.schedules.records.record import Asked, Grid, Margin, Method, Stage, Value, combinations
 from overweave.schedules.tiles.shape import (
     BEST,
     FLOAT8_HOPPER,

@@ -16,8 +16,8 @@ from overweave.memory.cuda.card import gpu_of
 from overweave.memory.cuda.multicast import has_multicast
 from overweave.memory.cuda.peer_access import agreed_peer_access, has_peer_access
 from overweave.memory.group import Group
-from overweave.schedules.methods.record import Method
-from overweave.tuner.store.machines import agreed_machine, found_machine
+from overweave.schedules.records.record import Method
+from overweave.tuner.space.machines import agreed_machine, found_machine
 
 
 class Target(Struct, frozen=True):

@@ -15,9 +15,9 @@ from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.schedules.catalog.catalog import matmul_config
 from overweave.schedules.families.wave_groups import count_waves, wave_tiles
-from overweave.schedules.methods.record import Method
 from overweave.schedules.methods.registry import methods_for
-from overweave.tuner.model.partition_search import (
+from overweave.schedules.records.record import Method
+from overweave.tuner.space.partition_search import (
     Grouped,
     Partition,
     WaveCosts,

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT
+from overweave.tuner.caches import cache_folders, encoded, keep_file, recall, recall_if_readable
 from overweave.tuner.space.space import is_member, is_replaced
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.caches import cache_folders, encoded, keep_file, recall, recall_if_readable
 from overweave.tuner.store.table import FORMAT, MOST_ENTRIES, Entry, Fingerprint, Knowledge, Table, bucketed
 
 LARGEST_BYTES = 4 << 20

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.outside import OUTSIDE
+from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.space.space import Candidate, candidate
 
 FORMAT = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from campaigns.choices.plan_wins import counts
-from overweave.schedules.methods.replaced import REPLACED
+from overweave.schedules.methods.registry import REPLACED
 
 
 def test_each_row_has_one_winner_and_no_plan_that_is_gone():

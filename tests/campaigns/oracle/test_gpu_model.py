@@ -22,7 +22,7 @@ from overweave.ir.launch.order import launch_order
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, Plan
 from overweave.ir.verify import plan as passes
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 JUDGED = ("overweave.ir.verify", "overweave.ir.launch", "overweave.sim", "overweave.runtime")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from overweave.cli.pictures.page_file import page_writer
+from overweave.cli.page_file import page_writer
 from overweave.ir.timeline.timeline import Arrow, Content, Span, Timeline, make_timeline
 from tests.cli.pictures.test_lanes import CALL
 from tests.clock import slowness

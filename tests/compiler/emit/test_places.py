@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overweave.compiler.frontend.directives import is_directive
+from overweave.compiler.frontend.symbols.directives import is_directive
 from overweave.ir.tile_order import APPLY
 from tests.compiler.annotated import ROWS, SCALE, STREAMED, fused, refusal
 

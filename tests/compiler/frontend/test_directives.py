@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from campaigns.lint.authored_cases import AUTHORS, KERNELS
 from overweave.compiler.emit.fuse import kernel_of
-from overweave.compiler.frontend.directives import (
+from overweave.compiler.frontend.symbols.directives import (
     AccessDirective,
     AxisDirective,
     Directive,
     PidMapDirective,
     parse_directive,
 )
-from overweave.compiler.frontend.expressions import IDENTIFIER
-from overweave.compiler.frontend.polynomials import Polynomial
+from overweave.compiler.frontend.symbols.expressions import IDENTIFIER
+from overweave.compiler.frontend.symbols.polynomials import Polynomial
 from overweave.errors import DirectiveError, OverweaveError
 from overweave.ops.author.compile import Fused
 from tests.clock import ends_within

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from overweave.runtime import interpreter
+from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 
 from overweave.compiler.emit.fuse import kernel_of  # noqa: E402
-from overweave.compiler.emit.kernel import Kernel  # noqa: E402
+from overweave.compiler.frontend.source.kernel import Kernel  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
 from overweave.ops.author.arguments import where_of  # noqa: E402
 from overweave.ops.author.compile import Fused  # noqa: E402

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from overweave.compiler.emit.fuse import kernel_of
-from overweave.compiler.emit.kernel import Kernel
+from overweave.compiler.frontend.source.kernel import Kernel
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n"
 

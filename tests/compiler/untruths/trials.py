@@ -10,7 +10,7 @@ import traceback
 import msgspec
 
 from overweave.ops.author import trial
-from overweave.runtime.interpreted.footprint import judged
+from overweave.runtime.host.footprint import judged
 
 
 def try_in_copies() -> None:

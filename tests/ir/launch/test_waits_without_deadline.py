@@ -15,7 +15,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.verify.rules.deadlock import launch_order
 from overweave.ir.verify.rules.graphs import build_graph
 from overweave.ir.verify.rules.happens_before import NONE, past_of, union
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 from overweave.ops.author.compile import compile
 from overweave.schedules.catalog import catalog
 from tests.runtime.gpu.test_bind_compiled import BLOCKS, K, M, N, by_hand

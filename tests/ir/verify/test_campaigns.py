@@ -24,8 +24,8 @@ from overweave.ir.verify.rules.deadlock import launch_order
 from overweave.ir.verify.rules.graphs import build_graph
 from overweave.ir.verify.rules.happens_before import past_of
 from overweave.ir.verify.rules.values import unknown
+from overweave.ir.verify.rules.verdict import Findings, Work
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.ir.verify.verdict import Findings, Work
 from overweave.schedules.catalog.catalog import build
 from tests.ir.two_ranks import altered, exchange, put, sums, take, total
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from overweave.memory.cuda.chain import Chain
+from overweave.memory.cuda.streams import Chain
 
 workspace = pytest.importorskip("overweave.memory.cuda.workspace", reason="no CUDA bindings here")
 GPU = torch.device("cuda", 3)

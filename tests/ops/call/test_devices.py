@@ -63,7 +63,7 @@ def _goes(call: Callable[[], Any]) -> list[bool]:
         sent.append(device)
         return call(*arguments, **options)
 
-    with patch.multiple("overweave.ops.call.call", is_away=lambda tensor: not sent, run_on=run_on):
+    with patch.multiple("overweave.ops.dispatch.call", is_away=lambda tensor: not sent, run_on=run_on):
         there = call()
     pairs = zip(*([one] if isinstance(one, torch.Tensor) else one for one in (here, there)), strict=True)
     return [sent == [X.device], *(torch.equal(one, other) for one, other in pairs)]

@@ -10,7 +10,7 @@ import torch
 
 from overweave.ir.problem import Problem
 from overweave.ops.call import torch_symm_mem as by_torch
-from overweave.schedules.methods.outside import TORCH_TWO_SHOT
+from overweave.schedules.records.outside import TORCH_TWO_SHOT
 
 M, N, K = 4, 6, 5
 PROBLEM = Problem(operator="matmul_all_reduce", m=M, n=N, k=K, world_size=2, dtype="float32")

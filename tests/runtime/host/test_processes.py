@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from overweave.errors import PeerDied
-from overweave.ir.verify.pause_gc import without_collection
+from overweave.ir.pause_gc import without_collection
 from overweave.runtime.host.processes import Ranks, RanksFailed, run_ranks
 from tests.clock import slowness
 

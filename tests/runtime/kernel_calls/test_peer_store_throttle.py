@@ -4,7 +4,7 @@ import pytest
 
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute
-from overweave.runtime.kernel_calls.peer_store_throttle import PACE_NS, STRIP_BYTES, pace_ns
+from overweave.runtime.kernel_calls.bind import PACE_NS, STRIP_BYTES, pace_ns
 from overweave.schedules.catalog.catalog import build
 
 SMS = 132

@@ -9,7 +9,7 @@ from overweave.ir.plan import SkinnyConfig
 from overweave.memory.shares import SharedShares
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.skinny import Factors, skinny_call
-from overweave.schedules.tiles.skinny import SHAPES
+from overweave.schedules.tiles.shape import SHAPES
 from tests.runtime.without_gpu import SHARED_BYTES, Launched, launched
 
 __all__ = ["launched"]  # a fixture

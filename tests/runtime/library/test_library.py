@@ -14,8 +14,8 @@ from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
 from overweave.memory.group import resolve
 from overweave.runtime.library import epilogue, scaled
 from overweave.runtime.library.calls import library_call
+from overweave.runtime.library.epilogue import apply_norm
 from overweave.runtime.library.library import equal_parts, full_precision, run_operation
-from overweave.runtime.library.norm import apply_norm
 from overweave.runtime.library.views import joined, shapes_of, with_room
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks

@@ -14,8 +14,7 @@ from overweave.ir.blocks import Blocks, runs_of, stored_shape
 from overweave.ir.schedule import Buffer, Collective, Copy, Region
 from overweave.memory.group import Group, resolve
 from overweave.memory.subgroups import make_parts
-from overweave.runtime.host.emulate import start_collective
-from overweave.runtime.host.permuted import Permuted
+from overweave.runtime.host.emulate import Permuted, start_collective
 from overweave.runtime.library.stretches import stretch_call
 from tests.ranks import run_ranks
 

@@ -16,8 +16,7 @@ from overweave.ir.schedule import Compute, Operation, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog.catalog import build, names
-from overweave.schedules.methods.registry import METHODS
-from overweave.schedules.methods.replaced import REPLACED
+from overweave.schedules.methods.registry import METHODS, REPLACED
 
 SIZES = (0, 1, 3, 5, 37, 200)
 CHOICES = ({}, {"order": "all_peers"}, {"pieces": 3}, {"pieces": 3, "order": "all_peers", "block_m": 16})

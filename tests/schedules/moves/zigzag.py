@@ -11,10 +11,10 @@ from overweave.ir.operators.all_gather_matmul import OPERATOR as GATHERED
 from overweave.ir.plan import COPY_ENGINE, TILE_KERNEL
 from overweave.ir.shards import owned_rows
 from overweave.schedules.communication import Communication
-from overweave.schedules.methods.record import Method, Work
 from overweave.schedules.methods.registry import register
 from overweave.schedules.moves.moves import Chunk, Collective, Gather, Move, Put
 from overweave.schedules.moves.transfers import transferred
+from overweave.schedules.records.record import Method, Work
 
 OPERATOR = replace(GATHERED, name="zigzag_gather_matmul", x=replace(GATHERED.x, ranges=2))
 

@@ -13,7 +13,7 @@ from overweave.ir.epilogue import Epilogue, Scaling
 from overweave.ir.plan import gate_obstacle, narrow_width, shares_obstacle, split_obstacle, step_obstacle
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.catalog.options import Settings
+from overweave.schedules.records.options import Settings
 from overweave.schedules.tiles.shape import (
     Kernel,
     count_tiles,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.methods.finer import METHODS as FINER
-from overweave.schedules.methods.outside import TORCH_FUSED
+from overweave.schedules.records.outside import TORCH_FUSED
 from overweave.tuner.measure import search
 from overweave.tuner.measure.search import MOST_BY_MODEL, WORTH_VARYING, Tuned, shortlist
 from overweave.tuner.measure.sides import Setting, Side

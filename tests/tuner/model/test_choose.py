@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.outside import OUTSIDE, TORCH_FUSED
+from overweave.schedules.records.outside import OUTSIDE, TORCH_FUSED
 from overweave.tuner.model.choose import choose, explained
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import fingerprint, keep, path_of

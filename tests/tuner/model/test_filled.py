@@ -6,7 +6,7 @@ import pytest
 
 from overweave.ir.problem import Problem
 from overweave.tuner.model.choice import Choice
-from overweave.tuner.model.filled import filled
+from overweave.tuner.model.choose import filled
 
 SMS = {"sms": 132}
 

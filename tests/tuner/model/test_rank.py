@@ -12,10 +12,10 @@ from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import COPY_ENGINE, LIBRARY
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.asked_for import OF_STORES
-from overweave.schedules.methods.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
-from overweave.schedules.methods.record import WITH_KERNELS
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.records.option_sets import OF_STORES
+from overweave.schedules.records.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+from overweave.schedules.records.record import WITH_KERNELS
 from overweave.tuner.model import rank
 from overweave.tuner.model.rank import cold_choice, weigh
 from overweave.tuner.model.weigh import Weighed

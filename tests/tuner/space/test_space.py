@@ -10,8 +10,8 @@ from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.outside import OUTSIDE, TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.schedules.methods.registry import METHODS, methods_for
+from overweave.schedules.records.outside import OUTSIDE, TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.tuner.model.choose import choose
 from overweave.tuner.space.space import (
     Candidate,

@@ -11,8 +11,8 @@ from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 from overweave.tuner.model.choose import choose, explained
-from overweave.tuner.model.partition_search import MOST_FIRST, MOST_LAST, partition_of, stretched, words_of
 from overweave.tuner.model.rank import weigh
+from overweave.tuner.space.partition_search import MOST_FIRST, MOST_LAST, partition_of, stretched, words_of
 from overweave.tuner.space.space import Candidate, candidate, full_options, is_member
 from overweave.tuner.space.target import Target
 from overweave.tuner.space.waves import regrouped, tiles_of, wave_families

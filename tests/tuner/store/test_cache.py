@@ -16,9 +16,11 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.problem import Problem
+from overweave.tuner import caches
+from overweave.tuner.caches import replace_whole
 from overweave.tuner.space.space import candidate, obstacle
 from overweave.tuner.space.target import Target
-from overweave.tuner.store import cache, caches
+from overweave.tuner.store import cache
 from overweave.tuner.store.cache import (
     decode,
     fingerprint,
@@ -30,7 +32,6 @@ from overweave.tuner.store.cache import (
     shipped_files,
 )
 from overweave.tuner.store.table import Entry, Table, Time
-from overweave.tuner.store.whole_file import replace_whole
 from tests.clock import ends_within, slowness
 
 CPU, GPU = Target("cpu"), Target("cuda")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.outside import OUTSIDE, TORCH_FUSED
+from overweave.schedules.records.outside import OUTSIDE, TORCH_FUSED
 from overweave.tuner.store.table import (
     FARTHEST,
     MOST_ENTRIES,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overweave.compiler.frontend.directives import AccessDirective
-from overweave.compiler.frontend.follow import STORES
 from overweave.compiler.frontend.places.dimensions import (
     Parts,
     Side,
@@ -22,7 +20,8 @@ from overweave.compiler.frontend.places.dimensions import (
     taken_apart,
 )
 from overweave.compiler.frontend.places.judged import Judged, Known, Open
-from overweave.compiler.frontend.polynomials import (
+from overweave.compiler.frontend.symbols.directives import AccessDirective
+from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     Atom,
     BlockOf,
@@ -34,7 +33,7 @@ from overweave.compiler.frontend.polynomials import (
     one,
     tags_of,
 )
-from overweave.compiler.frontend.values import (
+from overweave.compiler.frontend.symbols.values import (
     CALLERS,
     CASTS,
     CLAMP,
@@ -46,6 +45,7 @@ from overweave.compiler.frontend.values import (
     as_condition,
     broadcast,
 )
+from overweave.compiler.frontend.walk.follow import STORES
 from overweave.compiler.frontend.walk.reached import Reached
 from overweave.errors import DirectiveError
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from overweave.compiler.frontend.polynomials import (
+from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     Atom,
     BlockOf,
@@ -23,7 +23,7 @@ from overweave.compiler.frontend.polynomials import (
     one,
     rounded_up,
 )
-from overweave.compiler.frontend.values import CASTS, CLAMP, GREATEST, LEAST, differs
+from overweave.compiler.frontend.symbols.values import CASTS, CLAMP, GREATEST, LEAST, differs
 
 Interval = tuple[Polynomial | None, Polynomial | None]  # None: nothing tells it
 NOTHING: Interval = (None, None)

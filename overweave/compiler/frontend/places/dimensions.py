@@ -12,7 +12,7 @@ from itertools import product
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.compiler.frontend.polynomials import (
+from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     Atom,
     BlockOf,
@@ -25,7 +25,7 @@ from overweave.compiler.frontend.polynomials import (
     one,
     quotient,
 )
-from overweave.compiler.frontend.values import differs
+from overweave.compiler.frontend.symbols.values import differs
 
 Known = Callable[[Polynomial], Polynomial]  # numbers in the place of names that are known
 Parts = dict[Atom, tuple[Lane, Lane]]

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from overweave.compiler.frontend.directives import AccessDirective
 from overweave.compiler.frontend.places.bounds import Bounds
 from overweave.compiler.frontend.places.dimensions import (
     Side,
@@ -17,7 +16,8 @@ from overweave.compiler.frontend.places.dimensions import (
     flat,
     grouped,
 )
-from overweave.compiler.frontend.polynomials import (
+from overweave.compiler.frontend.symbols.directives import AccessDirective
+from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     Atom,
     BlockOf,
@@ -30,7 +30,7 @@ from overweave.compiler.frontend.polynomials import (
     one,
     tags_of,
 )
-from overweave.compiler.frontend.values import (
+from overweave.compiler.frontend.symbols.values import (
     CALLERS,
     CARRIED,
     LOADED,

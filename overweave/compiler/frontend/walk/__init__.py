@@ -1,1 +1,1 @@
-"""The parts of a walk through a kernel: its loops, the words of the language, what is asked of its tree."""
+"""The parts of a walk through a kernel: what it evaluates, its loops, the words of the language, its tree."""

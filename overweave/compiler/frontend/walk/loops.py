@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from overweave.compiler.frontend.polynomials import (
+from overweave.compiler.frontend.symbols.polynomials import (
     BlockOf,
     Polynomial,
     Turn,
     one,
     tags_of,
 )
-from overweave.compiler.frontend.values import (
+from overweave.compiler.frontend.symbols.values import (
     CARRIED,
     NUMBERED,
     Constant,

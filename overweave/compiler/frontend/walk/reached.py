@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from overweave.compiler.frontend.directives import AccessDirective, StreamDirective
-from overweave.compiler.frontend.evaluate import Arguments
-from overweave.compiler.frontend.polynomials import (
+from overweave.compiler.frontend.symbols.directives import AccessDirective, StreamDirective
+from overweave.compiler.frontend.symbols.polynomials import (
     Polynomial,
 )
-from overweave.compiler.frontend.values import (
+from overweave.compiler.frontend.symbols.values import (
     Condition,
     Value,
 )
+from overweave.compiler.frontend.walk.evaluate import Arguments
 
 
 class Reached(Struct, frozen=True):

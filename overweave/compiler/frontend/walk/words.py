@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from overweave.compiler.frontend.polynomials import (
+from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     Atom,
     Lane,
@@ -18,7 +18,7 @@ from overweave.compiler.frontend.polynomials import (
     rounded_up,
     tags_of,
 )
-from overweave.compiler.frontend.values import (
+from overweave.compiler.frontend.symbols.values import (
     CASTS,
     CHOSEN,
     CLAMP,

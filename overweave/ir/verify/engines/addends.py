@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Compute, Operation
 from overweave.ir.tile_order import NO_ADDENDS, TileRow
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 
 def check_addends(

@@ -15,7 +15,7 @@ from overweave.ir.plan import (
 )
 from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Queue, Reduce, ReducePut
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 RUNS: dict[str, tuple[type[Operation], ...]] = {
     COPY_ENGINE: (Put, Get, Copy),

@@ -8,7 +8,7 @@ from overweave.ir.dtype import SUM_DTYPE, Dtype
 from overweave.ir.schedule import INPUT, LIMIT, Buffer, Copy, Put, ReducePut, Region
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import COPY, OWN_SHARD, WORKSPACE, TileRow
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 from overweave.ir.words import COPY_WORD_BYTES
 
 Placed = tuple[int, int, int, int, int]  # row, row_end, col, source, source_row

@@ -9,7 +9,7 @@ from __future__ import annotations
 from overweave.ir.plan import LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce
 from overweave.ir.tensors import is_finished
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 ADDERS = (LIBRARY, TILE_KERNEL, REDUCE_KERNEL, PACKED_KERNEL)
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from overweave.ir.plan import LIBRARY, PACKED_KERNEL, PACKED_SUMS, REDUCE_KERNEL, Plan
 from overweave.ir.schedule import OUTPUT, Collective, Compute, Operation, Range, Reduce, Region
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 Place = tuple[str, int]  # an output, and a rank
 Normed = tuple[int, int, Operation]  # rows, and by whom

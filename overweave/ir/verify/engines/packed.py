@@ -19,7 +19,7 @@ from overweave.ir.plan import MOST_PACKED_RANKS, PACKED_KERNEL, Exchange, Plan
 from overweave.ir.schedule import INPUT, LIMIT, LOCAL, OUTPUT, SYMMETRIC, Buffer, Copy, Operation, Put, Reduce, Region
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 from overweave.ir.words import INT32_BYTES
 
 Fault = tuple[Operation | None, str]

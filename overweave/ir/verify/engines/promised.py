@@ -16,7 +16,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.promise import Holding, given_to, owed_by
 from overweave.ir.schedule import INPUT, OUTPUT, Apply, Given, Goal, Range, Region
 from overweave.ir.tensors import finished
-from overweave.ir.verify.verdict import Findings, TooMuchWork
+from overweave.ir.verify.rules.verdict import Findings, TooMuchWork
 
 MOST_STRIPS = 1 << 20  # goals looked at, once for each strip of columns
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, Plan
 from overweave.ir.schedule import ECHOES, INPUT, OUTPUT, Operation
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 
 def check_replays(plan: Plan, graph: Graph, findings: Findings) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from overweave.ir.plan import MatmulConfig, shares_obstacle
 from overweave.ir.schedule import Compute, Operation
 from overweave.ir.tile_order import TileRow
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 MOST_SHARES = 1 << 15  # that a counter of arrivals can tell from void ones
 

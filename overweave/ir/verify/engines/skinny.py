@@ -8,7 +8,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.plan import LIBRARY, PACKED_KERNEL, Plan
 from overweave.ir.schedule import Compute, Operation, Region
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 BYTES = 2  # of a number
 

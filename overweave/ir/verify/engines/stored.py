@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from overweave.ir.schedule import Compute, Operation
-from overweave.ir.tile_order import TileRow, place_of_result
-from overweave.ir.verify.verdict import Findings
+from collections.abc import Mapping, Sequence
+
+from overweave.ir.blocks import cells_of
+from overweave.ir.schedule import INPUT, Buffer, Compute, Operation
+from overweave.ir.tile_order import MULTIPLY, OWN_SHARD, WORKSPACE, TileRow, place_of_result
+from overweave.ir.verify.rules.verdict import Findings
 from overweave.ir.words import MOST_PEERS
 
 
@@ -24,3 +27,45 @@ def check_stored(operation: Operation, rows: list[TileRow], world_size: int, fin
         findings.add("lowering", operation, "a tile stores at a peer what is not its kernel's first output")
     elif any(row.to != to for row in rows):
         findings.add("lowering", operation, "a tile stores its result at another rank")
+
+
+# Whether the tiles of a product whose blocks are permuted store each block in its cell, and multiply what it holds.
+
+_FIELDS = ("kind", "row", "row_end", "col", "source", "source_row", "width", "shift")
+
+
+def check_stored_blocks(
+    compute: Compute, rows: Sequence[TileRow], buffers: Mapping[str, Buffer], findings: Findings
+) -> None:
+    """Every tile is one block: it stores a whole cell, and multiplies the block's rows by the block's columns.
+
+    Engines are checked first: the tiles of the kernel are the blocks of the buffer, and the regions whole blocks.
+    """
+    b = buffers[compute.b.buffer]
+    whole = all(part.cols == (0, buffers[part.buffer].cols) for part in compute.a)
+    if not whole or compute.b.rows != (0, b.rows) or compute.accumulate:
+        said = "the kernel multiplies whole rows of `a` by whole columns of `b`, and adds to nothing"
+        findings.add("lowering", compute, said)
+        return
+    if [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
+        findings.add("lowering", compute, "`a` and `out` are not cut alike")
+        return
+    expected: set[tuple[int, ...]] = set()
+    for a, out in zip(compute.a, compute.out, strict=True):
+        buffer, source = buffers[out.buffer], OWN_SHARD if buffers[a.buffer].home == INPUT else WORKSPACE
+        blocks = buffer.blocks
+        for cell in cells_of(blocks, (buffer.rows, buffer.cols), (out.rows, out.cols)) if blocks else ():
+            row = cell.start // blocks.cols if blocks else 0
+            source_row = a.rows[0] + cell.rows[0] - out.rows[0]
+            shift = compute.b.cols[0] + cell.cols[0] - out.cols[0]
+            height = blocks.rows if blocks else 0
+            expected.add((MULTIPLY, row, row + height, 0, source, source_row, 0, shift))
+    found = [tuple(getattr(row, name) for name in _FIELDS) for row in rows]
+    wrong = set(found) ^ expected
+    if wrong:
+        kind, row, _, _, _, source_row, _, shift = first = min(wrong)
+        side = "lacks" if first in expected else "has"
+        where = f"the cell from row {row}, of rows from {source_row} by columns from {shift}"
+        findings.add("lowering", compute, f"the table {side} a tile of kind {kind} of {where}")
+    elif len(set(found)) != len(found):
+        findings.add("lowering", compute, "the table has a tile twice")

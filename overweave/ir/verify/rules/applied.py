@@ -12,7 +12,7 @@ from overweave.ir.schedule import INPUT, OUTPUT, Apply, Buffer, Put, Region
 from overweave.ir.tile_order import APPLY, OWN_SHARD, WORKSPACE, TileRow
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.races import overlap
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 
 def source_of(apply: Apply, homes: Mapping[str, str]) -> tuple[int, int]:

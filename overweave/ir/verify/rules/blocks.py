@@ -8,7 +8,7 @@ from overweave.ir.blocks import DEALT, Span, cells_of, dealt, obstacle
 from overweave.ir.library_call import image, is_permuted, library_obstacle, sides_of
 from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Collective, Compute, Reduce, Region, Schedule
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 
 def check_blocks(schedule: Schedule, findings: Findings) -> None:

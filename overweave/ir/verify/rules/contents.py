@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from overweave.ir.schedule import Region
 from overweave.ir.verify.rules.happens_before import NONE
 from overweave.ir.verify.rules.values import Piece, Value, joined
-from overweave.ir.verify.verdict import Work
+from overweave.ir.verify.rules.verdict import Work
 
 # Bands and fragments looked at: so many, and more for each region that is read or written.
 MOST_STEPS = 1_000_000

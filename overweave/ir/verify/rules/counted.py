@@ -27,7 +27,7 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.ir.verify.rules.values import UNKNOWN, ZERO, Value
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 Pair = tuple[Region, Region]
 Span = tuple[int, int, int]  # rows `[lo, hi)`, and the cell of the first, whose successors are those of the others

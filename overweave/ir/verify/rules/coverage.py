@@ -21,25 +21,29 @@ from overweave.ir.schedule import (
     Copy,
     Get,
     Given,
+    Goal,
     Put,
+    Range,
     Reduce,
     ReducePut,
     Region,
     Schedule,
 )
-from overweave.ir.verify.engines.scales import mismatch
-from overweave.ir.verify.rules.accumulation import accumulated, is_in_place
+from overweave.ir.tensors import finished, is_finished
 from overweave.ir.verify.rules.collectives import Exchange
 from overweave.ir.verify.rules.contents import MOST_STEPS, MOST_STEPS_OF_A_REGION, Contents, Fragment, value_of
 from overweave.ir.verify.rules.counted import Cells
-from overweave.ir.verify.rules.goals import check_goal, has_place_for
+from overweave.ir.verify.rules.form import terms_shown
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import NONE, Bits, Past, lacks, union
 from overweave.ir.verify.rules.races import report_read, report_update, report_write
+from overweave.ir.verify.rules.scales import mismatch
 from overweave.ir.verify.rules.values import (
+    UNKNOWN,
     ZERO,
     Mismatch,
     Piece,
+    Terms,
     Value,
     added,
     clipped,
@@ -51,7 +55,7 @@ from overweave.ir.verify.rules.values import (
     summed,
     unknown,
 )
-from overweave.ir.verify.verdict import Findings, Work
+from overweave.ir.verify.rules.verdict import Findings, Work
 
 GIVEN_BY = -1  # stands for the writer of what is given
 
@@ -398,3 +402,90 @@ FOLLOW: dict[type, Callable[[Follower, int, Any], None]] = {
     Reduce: _follow_reduce,
     Apply: _follow_apply,
 }
+
+
+# Which buffers are added to: their elements are written more than once.
+
+
+def accumulated(graph: Graph) -> set[tuple[str, int]]:
+    """The instances of buffers that some operation adds to."""
+    added_to: list[Region] = []
+    for operation in graph.operations:
+        if isinstance(operation, ReducePut):
+            added_to += operation.destinations
+        elif isinstance(operation, Compute) and operation.accumulate:
+            added_to += operation.out
+        elif isinstance(operation, Reduce) and operation.out in operation.operands:
+            added_to.append(operation.out)
+        elif isinstance(operation, Collective) and is_in_place(operation):
+            added_to += operation.destinations
+    return {(region.buffer, region.rank) for region in added_to}
+
+
+def is_in_place(part: Collective) -> bool:
+    """Whether an all-reduce replaces what it reads."""
+    return part.function == "all_reduce" and part.sources == part.destinations
+
+
+# Whether an output holds at the end what its goal says, and how it differs if not.
+
+
+def check_goal(goal: Goal, value: Value, findings: Findings) -> None:
+    """Adds a refusal for every part of the goal's region that holds something else. Empty ranges contribute nothing."""
+    terms = tuple([term for term in goal.terms if term[0] < term[1]])
+    if goal.unordered:
+        terms, value = tuple(sorted(terms)), in_any_order(value)
+    nothing = bool(goal.terms) and not terms
+    zero = finished(ZERO) if is_finished(goal.tensor) else ZERO
+    for piece in value:
+        if piece.tensor == UNKNOWN or (nothing and piece.tensor == zero):
+            continue
+        wanted = (goal.tensor, goal.row + piece.lo_i, goal.col + piece.lo_j)
+        is_place = (piece.tensor, piece.row, piece.col) == wanted
+        if is_place and piece.terms == terms and not nothing:
+            continue
+        part = _part(goal.region, piece)
+        if not is_place:
+            said = f"begins with {_shown(piece)}, not with {wanted[0]}[{wanted[1]},{wanted[2]}]"
+            findings.add("value", None, said, part)
+        else:
+            _report_terms(terms, piece.terms, part, findings)
+
+
+def has_place_for(goal: Goal, out: Region) -> bool:
+    """Whether a result has the rows and columns of a region of its rank."""
+    (r0, r1), (c0, c1), whole = out.rows, out.cols, goal.region
+    is_inside = whole.rows[0] <= r0 and r1 <= whole.rows[1] and whole.cols[0] <= c0 and c1 <= whole.cols[1]
+    return whole.rank == out.rank and is_inside
+
+
+def _report_terms(wanted: Terms, found: Terms, part: Region, findings: Findings) -> None:
+    said = f"sums {terms_shown(found)}, not {terms_shown(wanted)}"
+    if sorted(wanted) == sorted(found):
+        findings.add("contribution_order", None, said, part)
+        return
+    missing, extra = _without(wanted, found), _without(found, wanted)
+    details = [f"lacks {terms_shown(missing)}"] if missing else []
+    details += [f"has {terms_shown(extra)} too often"] if extra else []
+    findings.add("contributions", None, f"{said}: {' and '.join(details)}", part)
+
+
+def _without(terms: Terms, others: Terms) -> tuple[Range, ...]:
+    left = list(others)
+    missing = []
+    for term in terms:
+        if term in left:
+            left.remove(term)
+        else:
+            missing.append(term)
+    return tuple(missing)
+
+
+def _part(region: Region, piece: Piece) -> Region:
+    r0, c0 = region.rows[0], region.cols[0]
+    rows, cols = (r0 + piece.lo_i, r0 + piece.hi_i), (c0 + piece.lo_j, c0 + piece.hi_j)
+    return Region(region.buffer, region.rank, rows, cols)
+
+
+def _shown(piece: Piece) -> str:
+    return "zeros" if piece.tensor == ZERO else f"{piece.tensor}[{piece.row},{piece.col}]"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from overweave.ir.schedule import Collective
 from overweave.ir.verify.rules.graphs import Graph, Key
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 Behind = Sequence[Sequence[int]]  # for each operation, those that must have ended before it starts
 

@@ -32,10 +32,10 @@ from overweave.ir.schedule import (
     Region,
     Schedule,
 )
-from overweave.ir.verify.engines.scales import check_shapes
 from overweave.ir.verify.rules.blocks import check_blocks, check_sides
 from overweave.ir.verify.rules.collectives import fold
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.scales import check_shapes
+from overweave.ir.verify.rules.verdict import Findings
 
 MOST_RANKS = 1024
 MOST_OPERATIONS = 1 << 17

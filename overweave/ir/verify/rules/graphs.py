@@ -13,7 +13,7 @@ from overweave.ir.blocks import DEALT
 from overweave.ir.schedule import LIMIT, Collective, Operation, Schedule
 from overweave.ir.verify.rules.blocks import check_members, check_pair
 from overweave.ir.verify.rules.collectives import share_of
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 Key = int  # a signal of one rank, numbered through all pads
 MOST_WAITED_SIGNALS = 1 << 20

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from overweave.ir.schedule import Collective
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.verdict import Work
+from overweave.ir.verify.rules.verdict import Work
 
 # A set as bits, in words: sets that grew from one another share the words that they have in common.
 Bits = tuple[int, ...]

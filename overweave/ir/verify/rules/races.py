@@ -5,7 +5,7 @@ from __future__ import annotations
 from overweave.ir.schedule import Apply, Compute, Operation, Region
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import Bits, Past, without
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 
 def report_read(graph: Graph, past: Past, position: int | None, region: Region, findings: Findings) -> None:

@@ -23,7 +23,7 @@ from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, SYMMETRIC, Compu
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import Past
 from overweave.ir.verify.rules.races import overlap
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 
 
 def check_reuse(graph: Graph, past: Past, findings: Findings) -> None:

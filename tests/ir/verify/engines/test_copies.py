@@ -13,7 +13,7 @@ from overweave.ir.schedule import Copy, Operation, Put
 from overweave.ir.tile_order import TileRow
 from overweave.ir.verify.engines.copies import check_copy
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.order import tile_orders
 

@@ -12,7 +12,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import ECHOES, Get, Put
 from overweave.ir.verify.engines.replays import check_replays
 from overweave.ir.verify.rules.graphs import build_graph
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 from overweave.schedules.catalog.catalog import build
 
 

@@ -14,7 +14,7 @@ from overweave.ir.schedule import Buffer, Compute
 from overweave.ir.tile_order import EVERYWHERE, MULTIPLY, TileRow
 from overweave.ir.verify.engines.stored import check_stored
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.verdict import Findings
+from overweave.ir.verify.rules.verdict import Findings
 from overweave.schedules.catalog.catalog import build
 
 SCATTERED = Problem(operator="matmul_reduce_scatter", m=300, n=40, k=32, world_size=3, dtype="bfloat16")

@@ -1,0 +1,1 @@
+"""A kernel as its author wrote it: its files, its names, its directives, and the form that the rest reads."""

@@ -1,0 +1,185 @@
+"""The interpreter depth: the actual portable kernels, several programs at once, beside the copies of the Plan.
+
+Copies and library operations run as at library depth; each kernel queue is one launch in a thread of its own, with its
+tile table, and signals are single counters that kernels add to atomically. A kernel's wait ends when the abort word is
+set, which is this loop's to do: the interpreter has no device clock to bound it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from overweave.errors import InputError
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.epilogue import GATE
+from overweave.ir.plan import KERNELS, PACKED_KERNEL, Plan
+from overweave.ir.schedule import INPUT, OUTPUT, Compute
+from overweave.memory.group import Group
+from overweave.memory.host.heap import HostHeap
+from overweave.memory.host.workspace import ABORT
+from overweave.memory.layout import REPORT_WORDS, SlotLayout
+from overweave.memory.packed_layout import lay_out_packed
+from overweave.memory.shares import SharedShares
+from overweave.runtime.agenda import Agenda, Step
+from overweave.runtime.host.beside import Beside, IsDone
+from overweave.runtime.host.emulate import HostCall, Tensors
+from overweave.runtime.interpreted import interpreter
+
+interpreter.repair()
+
+# Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
+from overweave.runtime.kernel_calls.bind import Binding, kernel_call  # noqa: E402
+from overweave.runtime.kernel_calls.call import KernelCall  # noqa: E402
+from overweave.runtime.kernel_calls.packed import Caller, packed_call  # noqa: E402
+from overweave.runtime.kernel_calls.protocol import words_of  # noqa: E402
+from overweave.runtime.kernel_calls.skinny import Factors, skinny_call  # noqa: E402
+
+PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
+_ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
+_CPU = torch.device("cpu")
+# Several programs even of small products, and several turns of each.
+_MESSAGES = 16
+_SKINNY_TILE = {"block_m": 16, "block_n": 32, "block_k": 16}
+_COPIED_KIB = 1
+
+
+class HostWords(NamedTuple):
+    """The words that kernels of one call are given, beside those of its slot (kernel_calls/protocol.py)."""
+
+    group: Group
+    words: HostHeap
+    state: Tensor
+    claims: Tensor
+    limits: Tensor
+    shares: SharedShares
+    device: torch.device = _CPU
+
+
+def host_words(group: Group, words: HostHeap, report: Tensor) -> HostWords:
+    """All at zero, but the symmetric ones. report: where kernels say what they waited for."""
+    limits = torch.tensor([0, report.data_ptr(), *words.addresses])
+    state, claims = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
+    return HostWords(group, words, state, claims, limits, SharedShares(_CPU))
+
+
+class InterpretedCall(HostCall):
+    """One call of a plan on one rank, its kernels interpreted."""
+
+    @staticmethod
+    def check(plan: Plan) -> None:
+        """Rows of every matrix that a kernel loads in bulk must start at multiples of 16 bytes. Raises InputError."""
+        problem, config = plan.problem, plan.realization.matmul
+        if not _kernel_queues(plan):
+            return
+        if config is not None and config.kernel != "portable":
+            raise InputError(f"interpret {plan.name}", f"it names the {config.kernel} kernel", "Name the portable one")
+        for name, extent in (("k", problem.k), *(("n", width) for width in problem.widths)):
+            if extent * ITEMSIZE_BYTES[problem.dtype] % _ROW_BYTES:
+                cure = f"Pad {name} to a multiple of {_ROW_BYTES // ITEMSIZE_BYTES[problem.dtype]}"
+                raise InputError(f"run the kernels of {plan.name}", f"{name}={extent} of {problem.dtype}", cure)
+
+    def make_agenda(self) -> Agenda:
+        """A kernel's queue is one step."""
+        return Agenda.of(self.plan.schedule, self.group.rank, frozenset(_kernel_queues(self.plan)))
+
+    def prepare(self) -> None:
+        """Binds the kernels to the slot, and the arrays that come with each of them (memory/device/signals.py)."""
+        self.slot.atomic_add = interpreter.atomic_add
+        self._lines = self.workspace.lines(self.group.rank)
+        self._lines[ABORT] = 0
+        self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32)
+        self.words = host_words(self.group, self.workspace.words, self._report)
+        self._claimed = 0
+        self._launched = Beside()
+        tensors = {name: self._bulk_loaded(name, tensor) for name, tensor in self.tensors.items()}
+        plan, is_traced = small(self.plan), self.stopwatch is not None
+        self.binding = Binding(plan, self.words, self.slot.heap, tensors, PROGRAMS, is_traced)
+        if self.stopwatch is not None:
+            self.stopwatch.tables, self.stopwatch.programs = self.binding.traces, PROGRAMS
+
+    def begin_step(self, step: Step) -> IsDone | None:
+        """Launches a kernel in a thread; everything else as at library depth."""
+        (first, *_), realization = step.operations, self.binding.plan.realization
+        if not step.is_kernel and realization.skinny and isinstance(first, Compute):
+            factors = Factors(*(self.view(part) for part in (first.a[0], first.b, first.out[0])))
+            return self.launch(skinny_call(realization.skinny, factors, self.words.shares))
+        if not step.is_kernel:
+            return super().begin_step(step)
+        if realization.engine_of(step.queue) == PACKED_KERNEL:
+            return self.launch(self._packed())
+        call = kernel_call(self.binding, step.queue)
+        return None if call is None else self.launch(call, PROGRAMS)
+
+    def launch(self, call: KernelCall, most: int | None = None) -> IsDone | None:
+        """Interprets a kernel; None if it has no programs. most: of programs that claim tiles."""
+        programs = call.programs if most is None else min(most, call.programs)
+        if not programs:
+            return None
+        return self.start(lambda: call.kernel[(programs,)](*call.arguments))
+
+    def start(self, work: Callable[[], None]) -> IsDone:
+        """Runs a launch in a thread of its own; what it raises is raised by whoever asks whether it is done."""
+        return self._launched.start(work)
+
+    def run(self, layout: SlotLayout, inputs: Tensors, outputs: Tensors) -> None:
+        """As `HostCall.run`. Kernels leave the counters of shared tiles at zero, as the next launch finds them."""
+        super().run(layout, inputs, outputs)
+        assert self.words.shares.are_unused()
+
+    def _packed(self) -> KernelCall:
+        plan = self.binding.plan
+        layout, config = lay_out_packed(plan), plan.realization.packed
+        assert config is not None
+        space = self.workspace.packed(layout.half_bytes, self.timeout_s)
+        caller = Caller(self.group.rank, (words_of(self.words), self.words.limits))
+        kept = [buffer.name for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
+        tensors = {**self.tensors, **{name: self.binding.own(name) for name in kept}}
+        return packed_call(config, plan.problem, layout, tensors, space, caller)
+
+    def _bulk_loaded(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor of the caller's as bulk loads want it, copied if need be. Those that are written lie so."""
+        inputs = {GATE, *(buffer.name for buffer in self.plan.schedule.buffers if buffer.home == INPUT)}
+        if tensor.dim() != 2 or name not in inputs:
+            return tensor
+        is_weight = name in (*self.plan.schedule.weights, GATE)
+        if is_weight and self.plan.problem.b_is_transposed:
+            return _row_major(tensor.t()).t()
+        return _row_major(tensor)
+
+    def has_moved(self) -> bool:
+        """Whether a kernel has claimed another tile."""
+        before, self._claimed = self._claimed, int(self.words.claims.sum())
+        return self._claimed != before
+
+    def give_up(self) -> None:
+        """Sets the abort word, which every wait of our kernels polls, and waits for the kernels to end."""
+        if hasattr(self, "_lines"):
+            self._lines[ABORT] = 1
+            self._launched.join()
+
+
+def small(plan: Plan) -> Plan:
+    """The plan with configurations of which small products make several turns, too."""
+    realization = plan.realization
+    changed = {
+        "packed": realization.packed and replace(realization.packed, block=_MESSAGES),
+        "skinny": realization.skinny and replace(realization.skinny, **_SKINNY_TILE),
+        "copy": realization.copy and replace(realization.copy, block_kib=_COPIED_KIB),
+    }
+    return replace(plan, realization=replace(realization, **changed))
+
+
+def _kernel_queues(plan: Plan) -> list[str]:
+    engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
+    return [queue for queue, engine in engines.items() if engine in (*KERNELS, PACKED_KERNEL)]
+
+
+def _row_major(matrix: Tensor) -> Tensor:
+    """The matrix with rows one behind the other at multiples of 16 bytes, copied if need be."""
+    aligned = matrix.data_ptr() % _ROW_BYTES == 0 and matrix.stride(0) * matrix.element_size() % _ROW_BYTES == 0
+    return matrix if matrix.stride(1) == 1 and aligned else matrix.clone(memory_format=torch.contiguous_format)

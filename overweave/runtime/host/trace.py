@@ -1,0 +1,79 @@
+"""One traced call of a Plan on emulated ranks. A host's ranks share one clock, which interpreted kernels read too."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import torch.distributed as dist
+
+from overweave.ir.plan import Plan
+from overweave.ir.timeline.operations import notifiers
+from overweave.ir.timeline.timeline import KINDS, WAIT, Timeline
+from overweave.memory.group import Group
+from overweave.runtime.host.emulate import Tensors
+from overweave.runtime.host.host import Depth, run_on_host
+from overweave.runtime.trace import HEAD, NOT_A_TILE, Record, Stopwatch, gather, timeline_of
+
+
+def trace_on_host(
+    plan: Plan, group: Group, inputs: Tensors, outputs: Tensors, depth: Depth = "library"
+) -> Timeline | None:
+    """Runs the plan once and says when each tile (interpreter depth) or operation ran: on rank 0, None elsewhere.
+
+    Collective. Raises what `run_on_host` does.
+    """
+    dist.barrier(group.process_group)
+    watch = Stopwatch()
+    run_on_host(plan, group, inputs, outputs, depth=depth, stopwatch=watch)
+    by_rank = gather(group, watch.records(plan, group.rank))
+    return None if by_rank is None else timeline_of(plan, without_polls(plan, by_rank))
+
+
+def without_polls(plan: Plan, by_rank: list[list[Record]]) -> list[list[Record]]:
+    """The records, each tile waiting no longer than until its last signal came, and running from then on.
+
+    A GPU polls in a microsecond. An interpreted poll of a signal that is there takes as long as a tile: it is work.
+    """
+    ends: dict[str, int] = {}
+    for rank, records in enumerate(by_rank):
+        operations = tuple(plan.schedule.of_rank(rank))
+        for record in records:
+            if record.operation != HEAD:
+                name = operations[record.operation].name
+                ends[name] = max(ends.get(name, 0), record.end_ns)
+    sources = notifiers(plan.schedule)
+    arrivals = {
+        (operation.rank, operation.name): max(
+            (
+                ends.get(name, 0)
+                for wait in operation.all_waits
+                for signal in range(*wait.signals)
+                for name in sources.get((operation.rank, wait.pad, signal), ())
+            ),
+            default=0,
+        )
+        for operation in plan.schedule.operations
+    }
+    return [
+        list(chain.from_iterable(_without_poll(records, [arrivals[rank, part.name] for part in operations])))
+        for rank, records in enumerate(by_rank)
+        for operations in [tuple(plan.schedule.of_rank(rank))]
+    ]
+
+
+def _without_poll(records: list[Record], arrivals: list[int]) -> list[tuple[Record, ...]]:
+    waits = {
+        (record.operation, record.tile): record
+        for record in records
+        if record.tile != NOT_A_TILE and KINDS[record.kind] == WAIT
+    }
+    kept: list[tuple[Record, ...]] = []
+    for record in records:
+        wait = waits.get((record.operation, record.tile))
+        if wait is None:
+            kept.append((record,))
+        elif record is not wait:
+            over_ns = min(max(arrivals[record.operation], wait.begin_ns), record.begin_ns)
+            shorter = (wait._replace(end_ns=over_ns),) if over_ns > wait.begin_ns else ()
+            kept.append((*shorter, record._replace(begin_ns=over_ns)))
+    return kept

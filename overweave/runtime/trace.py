@@ -1,0 +1,182 @@
+"""What ran when, on this rank: records in nanoseconds, and how those of all ranks become one Timeline.
+
+A rank records numbers only. Every rank has the same schedule, so names and tracks are looked up where the Timeline is
+made, on rank 0. Waiting is not recorded for queues that run one operation after another: it is the gap before an
+operation that has something to wait for.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from overweave.ir.plan import COPY_ENGINE, Plan
+from overweave.ir.schedule import Operation
+from overweave.ir.timeline.contents import with_contents
+from overweave.ir.timeline.operations import arrows, kind_of
+from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Span, Timeline, make_timeline
+from overweave.memory.group import Group
+from overweave.runtime.agenda import Step
+
+HEAD = -1  # in place of an operation: the head of the call
+NOT_A_TILE = -1
+SHORTEST_WAIT_NS = 1000  # a signal that is there already takes a poll or two
+
+
+class Record(NamedTuple):
+    """One span of this rank, as numbers.
+
+    operation: position among the rank's operations, or HEAD. kind: position in KINDS. tile: number within its queue's
+    table, or NOT_A_TILE. program: which of the kernel's programs ran the tile.
+    """
+
+    operation: int
+    kind: int
+    tile: int
+    program: int
+    begin_ns: int
+    end_ns: int
+
+
+class Stopwatch:
+    """Times the steps of one emulated call (runtime/host/emulate.py) by the clock that its kernels read too.
+
+    tables: what traced kernels filled in: queue -> int64 `[tiles, TRACE_COLUMNS]`, as in `tile_records`.
+    programs: how many a kernel had.
+    """
+
+    def __init__(self) -> None:
+        self.begin_ns = time.monotonic_ns()
+        self.tables: dict[str, torch.Tensor] = {}
+        self.programs = 1
+        self._begun: dict[int, int] = {}
+        self._spans: list[tuple[Step, int, int]] = []
+
+    def start(self, step: Step) -> None:
+        self._begun[step.first] = time.monotonic_ns()
+
+    def stop(self, step: Step) -> None:
+        self._spans.append((step, self._begun[step.first], time.monotonic_ns()))
+
+    def records(self, plan: Plan, rank: int) -> list[Record]:
+        """Everything that was timed."""
+        operations = tuple(plan.schedule.of_rank(rank))
+        head_ns = min((begin for _, begin, _ in self._spans), default=self.begin_ns)
+        records = [Record(HEAD, KINDS.index(BEGIN), NOT_A_TILE, 0, self.begin_ns, head_ns)]
+        for step, begin_ns, end_ns in self._spans:
+            if step.is_kernel and step.queue in self.tables:
+                records += tile_records(plan, rank, step.queue, self.tables[step.queue], self.programs)
+            elif not all(region.is_empty for region in operations[step.first].writes):
+                records.append(operation_record(step.first, operations[step.first], begin_ns, end_ns))
+        return with_waits(operations, records)
+
+
+def operation_record(position: int, operation: Operation, begin_ns: int, end_ns: int) -> Record:
+    """An operation that ran as a whole."""
+    return Record(position, KINDS.index(kind_of(operation)), NOT_A_TILE, 0, begin_ns, end_ns)
+
+
+def tile_records(plan: Plan, rank: int, queue: str, times: torch.Tensor, programs: int) -> list[Record]:
+    """The tiles of a kernel queue, dealt to programs as they must have run.
+
+    times: int64 `[tiles, TRACE_COLUMNS]`, nanoseconds at which each was claimed, ready (its waits over) and stored; at
+    which the product was done; and, of those with addends, at which the addends were there. A kernel may claim and
+    fetch its next tile while it still multiplies: a tile runs from when it is ready and its program is free.
+    """
+    positions = [index for index, part in enumerate(plan.schedule.of_rank(rank)) if part.queue == queue]
+    operations = tuple(plan.schedule.of_rank(rank))
+    free_ns = [0] * programs
+    records: list[Record] = []
+    rows = plan.tile_order(rank, queue).rows
+    by_claim = sorted(enumerate(times.tolist()), key=lambda pair: pair[1])
+    for tile, (claimed, ready, stored, multiplied, received, *_) in by_claim:
+        position = positions[rows[tile].operation]
+        program = min(range(programs), key=free_ns.__getitem__)
+        turn_ns = max(claimed, min(free_ns[program], stored))
+        begin_ns = max(ready, turn_ns)
+        if rows[tile].wait_lo < rows[tile].wait_hi and begin_ns - turn_ns > SHORTEST_WAIT_NS:
+            records.append(Record(position, KINDS.index(WAIT), tile, program, turn_ns, begin_ns))
+        kind = KINDS.index(kind_of(operations[position]))
+        if rows[tile].late_lo < rows[tile].late_hi and received - multiplied > SHORTEST_WAIT_NS:
+            records.append(Record(position, kind, tile, program, begin_ns, multiplied))
+            records.append(Record(position, KINDS.index(WAIT), tile, program, multiplied, received))
+            begin_ns = received
+        records.append(Record(position, kind, tile, program, begin_ns, stored))
+        free_ns[program] = stored
+    return records
+
+
+def with_waits(operations: tuple[Operation, ...], records: list[Record]) -> list[Record]:
+    """The records, and for each operation that waits and had its queue to itself, the time for which it did."""
+    head_ns = max((record.end_ns for record in records if record.operation == HEAD), default=0)
+    whole = [record for record in records if record.operation != HEAD and record.tile == NOT_A_TILE]
+    free_ns: dict[str, int] = {}
+    waits: list[Record] = []
+    for record in sorted(whole):
+        operation = operations[record.operation]
+        turn_ns = free_ns.get(operation.queue, head_ns)
+        if operation.all_waits and record.begin_ns - turn_ns > SHORTEST_WAIT_NS:
+            waits.append(record._replace(kind=KINDS.index(WAIT), begin_ns=turn_ns, end_ns=record.begin_ns))
+        free_ns[operation.queue] = record.end_ns
+    return records + waits
+
+
+def gather(group: Group, records: list[Record], zero_ns: int = 0) -> list[list[Record]] | None:
+    """The records of each rank, on rank 0; None on the others. Collective.
+
+    zero_ns: what this rank's clock showed at an instant that was the same for all ranks; all times count from there.
+    """
+    fields = len(Record._fields)
+    counts = _gathered(group, torch.tensor([len(records)]))
+    most = max(int(count) for count in counts)
+    own = torch.zeros((most, fields), dtype=torch.int64)
+    if records:
+        own[: len(records)] = torch.tensor(records, dtype=torch.int64)
+        own[: len(records), fields - 2 :] -= zero_ns
+    tables = _gathered(group, own)
+    if group.rank != 0:
+        return None
+    return [[Record(*row) for row in table[: int(count)].tolist()] for table, count in zip(tables, counts, strict=True)]
+
+
+def timeline_of(plan: Plan, by_rank: list[list[Record]]) -> Timeline:
+    """Spans and arrows from the records of each rank, on one clock. Time starts with the first rank's call."""
+    zero_ns = min((record.begin_ns for records in by_rank for record in records), default=0)
+    spans: list[Span] = []
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for rank, records in enumerate(by_rank):
+        operations = tuple(plan.schedule.of_rank(rank))
+        for record in sorted(records, key=lambda record: record.end_ns):
+            if record.operation != HEAD and KINDS[record.kind] != WAIT:
+                name = operations[record.operation].name
+                first.setdefault(name, len(spans))
+                last[name] = len(spans)
+            spans.append(_span(plan, rank, operations, record, zero_ns))
+    drawn = arrows(plan.schedule, first, last)
+    timeline = make_timeline(plan.name, "measured", plan.schedule.world_size, spans, drawn)
+    return with_contents(timeline, plan.schedule, plan.realization.dtype)
+
+
+def _span(plan: Plan, rank: int, operations: tuple[Operation, ...], record: Record, zero_ns: int) -> Span:
+    begin_us, end_us = (record.begin_ns - zero_ns) / 1e3, (record.end_ns - zero_ns) / 1e3
+    if record.operation == HEAD:
+        engines = plan.realization.engines
+        stream = next((each.queue for each in engines if each.engine != COPY_ENGINE), engines[0].queue)
+        return Span(rank, stream, "begin", BEGIN, begin_us, end_us)
+    operation = operations[record.operation]
+    name, track = operation.name, operation.queue
+    if record.tile != NOT_A_TILE:
+        name, track = f"{name}.{record.tile}", f"{track}.{record.program:03d}"
+    return Span(rank, track, name, KINDS[record.kind], begin_us, max(begin_us, end_us))
+
+
+def _gathered(group: Group, own: torch.Tensor) -> list[torch.Tensor]:
+    """The tensor of each rank, all of one shape."""
+    sent = own.to(group.device)
+    received = [torch.empty_like(sent) for _ in range(group.world_size)]
+    dist.all_gather(received, sent, group=group.process_group)
+    return [tensor.cpu() for tensor in received]

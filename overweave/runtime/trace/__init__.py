@@ -1,1 +1,0 @@
-"""One traced call of a Plan: what ran when, on GPUs and on CPU ranks."""

@@ -1,0 +1,174 @@
+"""Weaves a matmul into a communication: every `Chunk` becomes a Compute, counted in tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.ir.plan import MatmulConfig
+from overweave.ir.schedule import (
+    CREDITS,
+    Buffer,
+    Compute,
+    Given,
+    Goal,
+    Operation,
+    Queue,
+    Region,
+    Schedule,
+)
+from overweave.schedules.assemble_schedule import counted, credits
+from overweave.schedules.communication import Chunk, Communication, region
+from overweave.schedules.fewest_waits import not_twice
+from overweave.schedules.signals import with_signals
+from overweave.schedules.tiles.shape import count_tiles, tiles_to_cut
+
+
+class Footprint(Struct, frozen=True, kw_only=True):
+    """What a matmul `a @ b -> out` on every rank reads, writes and announces.
+
+    a, out: None on the side that the communication's chunks hold; else the buffer with the same rows in global place.
+    more: further weights and their outputs. Chunks of `a` are multiplied by them, too, and announce nothing then.
+    config: None for a library matmul, which is one instance whatever its size.
+    sms: by which the last wave is judged, whose tiles may be cut.
+    """
+
+    queue: Queue
+    a: Buffer | None
+    b: Buffer
+    out: Buffer | None
+    more: tuple[tuple[Buffer, Buffer], ...] = ()
+    config: MatmulConfig | None
+    given: tuple[Given, ...]
+    goal: tuple[Goal, ...] = ()
+    sms: int = 132
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The columns of each weight."""
+        return self.b.cols, *(b.cols for b, _ in self.more)
+
+    def tiles(self, chunks: list[Chunk]) -> list[int]:
+        """How many tiles multiply each chunk of one rank by each weight, those of the last wave cut."""
+        if self.config is None:
+            return [1] * len(chunks) * len(self.widths)
+        if any(chunk.weight_cols for chunk in chunks):  # whole tiles, each of which is stored as a block
+            shapes = [chunk.region.shape for chunk in chunks]
+            return [-(-rows // self.config.block_m) * -(-cols // self.config.block_n) for rows, cols in shapes]
+        heights = [chunk.rows[1] - chunk.rows[0] for chunk in chunks]
+        counts = [count_tiles((height,), width, self.config) for height in heights for width in self.widths]
+        left = tiles_to_cut(count_tiles(heights, self.widths, self.config), self.sms, self.config)
+        tiles = []
+        for count in reversed(counts):
+            cut = min(left, count.whole)
+            left -= cut
+            tiles.append(count.tiles + cut * (self.config.split_n - 1))
+        return tiles[::-1]
+
+    def computes(self, chunk: Chunk, tiles: Iterator[int]) -> Iterator[Compute]:
+        """The chunk by each weight in turn. A library queue completes them in order: the last announces them all."""
+        weights = [(self.b, self.out), *self.more]
+        for index, (b, out) in enumerate(weights):
+            is_told = self.config is not None or index == len(weights) - 1
+            named = replace(
+                chunk,
+                name=f"{chunk.name}.w{index}" if index else chunk.name,
+                into=chunk.into[index : index + 1],
+                notifies=chunk.notifies if is_told else (),
+            )
+            yield replace(self, b=b, out=out, more=())._compute(named, next(tiles))
+
+    def _compute(self, chunk: Chunk, tiles: int) -> Compute:
+        rank, rows = chunk.rank, chunk.rows
+        stored = region(self.out, rank, rows) if self.out else (*chunk.places, chunk.region)[0]
+        return Compute(
+            name=chunk.name,
+            rank=rank,
+            queue=self.queue.name,
+            waits=chunk.waits,
+            notifies=chunk.notifies,
+            a=(region(self.a, rank, rows) if self.a else chunk.region,),
+            b=Region(self.b.name, rank, chunk.cols or (0, self.b.rows), chunk.weight_cols or (0, self.b.cols)),
+            out=(*chunk.into, stored)[:1],
+            accumulate=chunk.adds,
+            copies=chunk.places[1:],
+            addends=chunk.addends,
+            place=chunk.place,
+            late_waits=chunk.late_waits,
+            scales=chunk.scales,
+            tiles=tiles,
+        )
+
+
+def compose(name: str, communication: Communication, kernel: Footprint) -> Schedule:
+    """The schedule in which `kernel` computes the communication's chunks in the order they have there.
+
+    The Computes of an issue queue are one launch, so they move up to where the rank's first one stands; but those that
+    wait late for what peers send stay behind what their own rank sends, so that ranks never wait in a circle. Waits on
+    a signal that tiles announce are raised from one to the number of those tiles. Every pair of ranks exchanges credits
+    if peers touch the workspace at all, unless echoes do the same.
+    """
+    communication = with_signals(communication)
+    steps: Iterable[Operation | Chunk] = communication.steps
+    if kernel.queue.order == "issue":
+        steps = _gathered_into_one_launch(communication.steps)
+    operations = tuple(_woven(tuple(steps), kernel))
+    queues = (kernel.queue, *(queue for queue in communication.queues if queue.name != kernel.queue.name))
+    sides = (kernel.a, *(buffer for pair in ((kernel.b, kernel.out), *kernel.more) for buffer in pair))
+    matmul_buffers = tuple(buffer for buffer in sides if buffer)
+    return Schedule(
+        name=name,
+        world_size=communication.world_size,
+        buffers=(*_named(communication.buffers, operations), *matmul_buffers),
+        pads=communication.pads,
+        queues=_with_known_predecessors(queues),
+        credits=credits(communication.world_size, communication.buffers, communication.pads)
+        if communication.reuse == CREDITS
+        else (),
+        reuse=communication.reuse,
+        given=communication.given + kernel.given,
+        goal=communication.goal + kernel.goal,
+        operations=counted(tuple(not_twice(operations, queues))),
+    )
+
+
+def _named(buffers: Iterable[Buffer], operations: Iterable[Operation]) -> Iterator[Buffer]:
+    """Without those of the workspace that no operation touches: where tiles store at peers they need no place here."""
+    touched = {part.buffer for operation in operations for part in (*operation.reads, *operation.writes)}
+    return (buffer for buffer in buffers if buffer.name in touched or buffer.home in ("input", "output"))
+
+
+def _woven(steps: tuple[Operation | Chunk, ...], kernel: Footprint) -> Iterator[Operation]:
+    chunks: dict[int, list[Chunk]] = {}
+    for step in steps:
+        if isinstance(step, Chunk):
+            chunks.setdefault(step.rank, []).append(step)
+    tiles = {rank: iter(kernel.tiles(of_rank)) for rank, of_rank in chunks.items()}
+    for step in steps:
+        if isinstance(step, Chunk):
+            yield from kernel.computes(step, tiles[step.rank])
+        else:
+            yield step
+
+
+def _gathered_into_one_launch(steps: tuple[Operation | Chunk, ...]) -> list[Operation | Chunk]:
+    chunks: dict[int, list[Operation | Chunk]] = {}
+    for step in steps:
+        if isinstance(step, Chunk) and not step.late_waits:
+            chunks.setdefault(step.rank, []).append(step)
+    ordered: list[Operation | Chunk] = []
+    for step in steps:
+        moves_up = isinstance(step, Chunk) and not step.late_waits
+        ordered += chunks.pop(step.rank, []) if moves_up else [step]
+    return ordered
+
+
+def _with_known_predecessors(queues: tuple[Queue, ...]) -> tuple[Queue, ...]:
+    """Templates name every queue that might run before theirs on the caller's stream; not each is in use."""
+    names = {queue.name for queue in queues}
+    return tuple(
+        replace(queue, after=tuple(name for name in queue.after if name in names and name != queue.name))
+        for queue in queues
+    )
