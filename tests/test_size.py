@@ -27,7 +27,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 EVERYTHING = sorted(
     path
-    for folder in ("overweave", "tests", "campaigns", "benchmarks", "examples")
+    for folder in ("overweave", "tools", "tests", "campaigns", "benchmarks", "examples")
     for path in (ROOT / folder).rglob("*.py")
 )
 

@@ -106,7 +106,7 @@ def ptx() -> dict[str, str]:
     import triton
 
     from campaigns.lint.lint_cases import cases
-    from overweave.compiler.aot import compile_kernel
+    from tools.aot import compile_kernel
 
     triton.knobs.compilation.disable_line_info = True
     taken: dict[str, int] = {}

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from campaigns.lint.lint_case import Case
-from overweave.compiler.aot import Source
 from overweave.compiler.emit.emit import PARAMETERS, parameters_of
 from overweave.compiler.emit.fuse import contract_of, weaving_of
 from overweave.compiler.emit.generated import load_generated
 from overweave.errors import ScheduleError
 from overweave.ops.author.compile import Fused, compile
+from tools.aot import Source
 
 KERNELS = Path(__file__).parents[2] / "examples" / "kernels"
 GATHERS = ("all_gather.push pieces=2", "all_gather.pull", "all_gather.collective")

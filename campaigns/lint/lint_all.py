@@ -16,9 +16,9 @@ from msgspec import Struct
 from campaigns.lint.lint_case import Case
 from campaigns.lint.lint_cases import cases
 from campaigns.shown import shown
-from overweave.compiler.aot import Resources, compile_kernel
-from overweave.compiler.ptx_lint.contract import Finding
-from overweave.compiler.ptx_lint.lint import lint
+from overweave.compiler.contract import Finding
+from tools.aot import Resources, compile_kernel
+from tools.ptx_lint.lint import lint
 
 COLUMNS = f"{'kernel':<21} {'configuration':<44} {'registers':>9} {'spills':>7} {'shared':>8} {'findings':>8}"
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from overweave.compiler.aot import Source, source_of_launch
-from overweave.compiler.ptx_lint.contract import Contract, Guard
+from overweave.compiler.contract import Contract, Guard
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import MatmulConfig
 from overweave.kernels.arguments import SignalWords, TileQueue
 from overweave.memory.shares import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, Tiles
 from overweave.schedules.tiles.shape import TileShape
+from tools.aot import Source, source_of_launch
 
 SOME = 1001  # a number of which nothing is known
 ADDRESSES = torch.empty(16, dtype=torch.int64)

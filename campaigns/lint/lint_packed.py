@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from campaigns.lint.lint_case import DTYPES, OPERANDS, PROTOCOL, SOME, WORDS, Case, case_of
-from overweave.compiler.ptx_lint.contract import Packed
+from overweave.compiler.contract import Packed
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm, Z
 from overweave.ir.plan import PACKED_SUMS, Exchange, PackedConfig

@@ -22,11 +22,11 @@ from msgspec import Struct
 from campaigns.lint.authored_cases import AUTHORS, CHUNKED_SUMS, KERNELS, PUSHED_BEHIND, Author, authored_case
 from campaigns.oracle.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
 from campaigns.shown import shown
-from overweave.compiler.aot import compile_kernel
-from overweave.compiler.ptx_lint.lint import lint
-from overweave.compiler.ptx_lint.subject import Subject
 from overweave.ir.plan import Plan
 from overweave.ops.author.compile import compile
+from tools.aot import compile_kernel
+from tools.ptx_lint.lint import lint
+from tools.ptx_lint.subject import Subject
 
 WAITS_IN_TEXT = "overweave_lang.wait_for_tile("
 # Two pieces of whole tiles for each rank, and few tiles beside each other.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from campaigns.lint.lint_cases import cases
-from overweave.compiler.aot import compile_kernel
+from tools.aot import compile_kernel
 
 NEEDS_HOPPER = ("matmul_hopper_kernel",)
 # The first configuration of each kernel: what differs between GPUs is in a kernel's instructions, not in its sizes.

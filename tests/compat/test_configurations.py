@@ -9,8 +9,8 @@ from campaigns.gpu_ranks import spread_over
 from campaigns.lint.lint_case import Case
 from campaigns.lint.lint_cases import cases
 from overweave.compat.versions import numbers
-from overweave.compiler.aot import compile_kernel
-from overweave.compiler.ptx_lint.lint import lint
+from tools.aot import compile_kernel
+from tools.ptx_lint.lint import lint
 
 pytestmark = pytest.mark.slow
 CONFIGURATIONS = 12

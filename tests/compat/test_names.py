@@ -19,7 +19,6 @@ COMPAT = ROOT / "overweave" / "compat"
 TELLS = (
     "adapters/symm_mem/install.py",
     "cli/main.py",
-    "compiler/aot.py",
     "runtime/diagnosis.py",
     "tuner/calibrate/calibration.py",
     "tuner/store/cache.py",

@@ -9,10 +9,10 @@ import pytest
 
 from campaigns.lint.authored_cases import AUTHORS, authored_case
 from campaigns.lint.lint_authored import main
-from overweave.compiler.aot import compile_kernel
 from overweave.compiler.emit.generated import load_generated
-from overweave.compiler.ptx_lint.lint import lint
 from tests import forked
+from tools.aot import compile_kernel
+from tools.ptx_lint.lint import lint
 
 pytestmark = pytest.mark.slow
 

@@ -22,10 +22,7 @@ from campaigns.lint.lint_matmul import matmul_case
 from campaigns.lint.lint_packed import packed_case
 from campaigns.lint.lint_protocol import begin_case, tell_case, wait_case
 from campaigns.lint.lint_tiles import FINISHED
-from overweave.compiler.aot import Compiled, Source, compile_kernel
-from overweave.compiler.ptx_lint.contract import Contract
-from overweave.compiler.ptx_lint.lint import lint
-from overweave.compiler.ptx_lint.subject import Subject
+from overweave.compiler.contract import Contract
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig, ReduceConfig
@@ -42,6 +39,9 @@ from tests.compiler.cases import (
     rules,
     spills,
 )
+from tools.aot import Compiled, Source, compile_kernel
+from tools.ptx_lint.lint import lint
+from tools.ptx_lint.subject import Subject
 
 pytestmark = pytest.mark.slow
 HOPPER = MatmulConfig(kernel="hopper")

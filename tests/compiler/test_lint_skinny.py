@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from campaigns.lint.lint_skinny import skinny_case
-from overweave.compiler.aot import compile_kernel
-from overweave.compiler.ptx_lint.lint import lint
 from overweave.schedules.tiles.shape import SHAPES
 from tests.compiler.cases import edit
+from tools.aot import compile_kernel
+from tools.ptx_lint.lint import lint
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from campaigns.lint.lint_cases import cases
-from overweave.compiler.aot import Source, compile_kernel
+from tools.aot import Source, compile_kernel
 
 NUMBERS = ("i32", "i64")
 

@@ -10,12 +10,12 @@ import pytest
 
 from campaigns.lint.lint_all import report
 from campaigns.lint.lint_tile_kernels import cases
-from overweave.compiler.aot import compile_kernel
 from overweave.compiler.emit.generated import load_generated
-from overweave.compiler.ptx_lint.lint import lint
 from tests import forked
 from tests.source_tree import ROOT
 from tests.test_size import functions, is_device
+from tools.aot import compile_kernel
+from tools.ptx_lint.lint import lint
 
 KERNELS = sorted((ROOT / "examples" / "tile_kernels").glob("*.py"))
 MOST_LINES = 60

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from overweave.compiler.aot import Source, compile_kernel
-from overweave.compiler.ptx_lint.contract import Contract, Guard
-from overweave.compiler.ptx_lint.lint import lint
+from overweave.compiler.contract import Contract, Guard
 from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
 from overweave.lang.mapping import TileChannel, Tiles
 from tests import forked
 from tests.lang import primitive_kernels as kernels
+from tools.aot import Source, compile_kernel
+from tools.ptx_lint.lint import lint
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,6 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import CompiledKernel
 
-from overweave.compiler.aot import HOPPER
 from overweave.ir.launch.waits_without_deadline import unheard
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.memory.cuda import driver
@@ -23,6 +22,7 @@ from overweave.memory.layout import lay_out
 from overweave.memory.shares import SharedShares
 from overweave.runtime.gpu import launcher
 from overweave.runtime.gpu.waits import neighbours, paired
+from tools.aot import HOPPER
 
 SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5, wait_event=lambda event: None)
 CALLER: Any = SimpleNamespace(cuda_stream=7, wait_event=lambda event: None)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from overweave.compiler.contract import Contract, Guard
 from overweave.compiler.emit.emit import Weaving
 from overweave.compiler.frontend.soundness import check_kernel
 from overweave.compiler.frontend.source.author import read_file, read_source
 from overweave.compiler.frontend.source.kernel import Kernel, read_kernel
-from overweave.compiler.ptx_lint.contract import Contract, Guard
 from overweave.ir.footprint import TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import INPUT, Apply, Operation, Put

@@ -41,9 +41,9 @@ from campaigns.tables.table_rows import (
     verdicts,
     write,
 )
-from overweave.compiler.aot import compile_kernel
 from overweave.schedules.weave.transports import wanted_of
 from tests.source_tree import ROOT, python_path
+from tools.aot import compile_kernel
 
 SHARED_BYTES = 232448  # that a block may have on Hopper
 

@@ -16,12 +16,12 @@ from triton.backends.nvidia import driver as nvidia
 from campaigns.lint.lint_case import PLAIN
 from campaigns.lint.lint_matmul import Stored, Tile, call_of
 from overweave.compat import triton_names
-from overweave.compiler.aot import source_of_launch
 from overweave.errors import KernelUnavailable
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig
 from overweave.runtime.gpu.launcher import PackedLaunch, compiled_for
 from overweave.runtime.kernel_calls.call import Moving
+from tools.aot import source_of_launch
 
 ENDING = Epilogue(bias=True, activation="silu", residual=True)
 TILES = [

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.ptx_lint.contract import Finding
-from overweave.compiler.ptx_lint.debts import Due, unpaid
-from overweave.compiler.ptx_lint.flow import Access, is_shared, reaches
-from overweave.compiler.ptx_lint.ptx import Instruction
-from overweave.compiler.ptx_lint.subject import Subject
+from overweave.compiler.contract import Finding
+from tools.ptx_lint.debts import Due, unpaid
+from tools.ptx_lint.flow import Access, is_shared, reaches
+from tools.ptx_lint.ptx import Instruction
+from tools.ptx_lint.subject import Subject
 
 BARRIER = Due(
     "barrier-before-release",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from overweave.compiler.ptx_lint.flow import Flow
-from overweave.compiler.ptx_lint.graph import NOTHING, Graph, Spread, facts_before
-from overweave.compiler.ptx_lint.ptx import Function, parse, registers
 from overweave.errors import MachineError
+from tools.ptx_lint.flow import Flow
+from tools.ptx_lint.graph import NOTHING, Graph, Spread, facts_before
+from tools.ptx_lint.ptx import Function, parse, registers
 
 HEAD = ".visible .entry f(\n .param .u64 .ptr .global f_param_0,\n .param .u64 f_param_1\n)\n.reqntid 128\n{\n"
 

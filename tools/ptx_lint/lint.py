@@ -32,17 +32,17 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from overweave.compiler.aot import Compiled
-from overweave.compiler.ptx_lint.alarm import sounded_alarm
-from overweave.compiler.ptx_lint.build import forbidden, shared_base, spills, system_scope, tensor_cores
-from overweave.compiler.ptx_lint.contract import Contract, Finding
-from overweave.compiler.ptx_lint.counted import counted_shares
-from overweave.compiler.ptx_lint.order import barrier_before_release, bulk_completion, proxy_fence
-from overweave.compiler.ptx_lint.packed import packed_messages
-from overweave.compiler.ptx_lint.partitions import passed_on
-from overweave.compiler.ptx_lint.subject import Subject
-from overweave.compiler.ptx_lint.turns import announced_order, guarded_order
-from overweave.compiler.ptx_lint.waits import deadline, declared_counts, wait_loop
+from overweave.compiler.contract import Contract, Finding
+from tools.aot import Compiled
+from tools.ptx_lint.alarm import sounded_alarm
+from tools.ptx_lint.build import forbidden, shared_base, spills, system_scope, tensor_cores
+from tools.ptx_lint.counted import counted_shares
+from tools.ptx_lint.order import barrier_before_release, bulk_completion, proxy_fence
+from tools.ptx_lint.packed import packed_messages
+from tools.ptx_lint.partitions import passed_on
+from tools.ptx_lint.subject import Subject
+from tools.ptx_lint.turns import announced_order, guarded_order
+from tools.ptx_lint.waits import deadline, declared_counts, wait_loop
 
 Rule = Callable[[Subject], Iterable[Finding]]
 

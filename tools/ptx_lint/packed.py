@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.ptx_lint.contract import Finding
-from overweave.compiler.ptx_lint.flow import Access, reaches
-from overweave.compiler.ptx_lint.subject import Subject
+from overweave.compiler.contract import Finding
+from tools.ptx_lint.flow import Access, reaches
+from tools.ptx_lint.subject import Subject
 
 
 def packed_messages(subject: Subject) -> Iterator[Finding]:

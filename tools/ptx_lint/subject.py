@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from overweave.compiler.aot import Compiled
-from overweave.compiler.ptx_lint.contract import Contract, Finding
-from overweave.compiler.ptx_lint.flow import THREAD, Access, Flow, direct, reaches
-from overweave.compiler.ptx_lint.graph import NOTHING, Facts, Graph, Loop, Spread, facts_before
-from overweave.compiler.ptx_lint.ptx import Edge, Instruction, parse
+from overweave.compiler.contract import Contract, Finding
 from overweave.errors import InputError
+from tools.aot import Compiled
+from tools.ptx_lint.flow import THREAD, Access, Flow, direct, reaches
+from tools.ptx_lint.graph import NOTHING, Facts, Graph, Loop, Spread, facts_before
+from tools.ptx_lint.ptx import Edge, Instruction, parse
 
 WARP = 32
 POLLED: Facts = frozenset(("polled",))

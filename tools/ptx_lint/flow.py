@@ -22,8 +22,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from overweave.compiler.ptx_lint.graph import NOTHING, Facts, Graph
-from overweave.compiler.ptx_lint.ptx import Instruction, registers
+from tools.ptx_lint.graph import NOTHING, Facts, Graph
+from tools.ptx_lint.ptx import Instruction, registers
 
 THREAD = "%thread"
 SHARED, BROADCAST = "[shared]", "[broadcast]"

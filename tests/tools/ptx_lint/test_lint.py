@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from overweave.compiler.aot import Compiled, Resources
-from overweave.compiler.ptx_lint.contract import Contract, Finding, Guard
-from overweave.compiler.ptx_lint.lint import lint
+from overweave.compiler.contract import Contract, Finding, Guard
 from overweave.errors import InputError
 from tests.compiler.cases import KEPT, REDUCES, edit, rules
 from tests.compiler.seeds import SEEDS, SLOT_LOAD, SLOTS, Seed
+from tools.aot import Compiled, Resources
+from tools.ptx_lint.lint import lint
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "compiler"
 POINTERS = {

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.ptx_lint.contract import Finding, Guard
-from overweave.compiler.ptx_lint.debts import START, Due, unpaid
-from overweave.compiler.ptx_lint.flow import Access, reaches
-from overweave.compiler.ptx_lint.subject import Subject
+from overweave.compiler.contract import Finding, Guard
+from tools.ptx_lint.debts import START, Due, unpaid
+from tools.ptx_lint.flow import Access, reaches
+from tools.ptx_lint.subject import Subject
 
 RULE = "counted-shares"
 UNCOVERED = Due(

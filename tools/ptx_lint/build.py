@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from overweave.compiler.ptx_lint.contract import Finding
-from overweave.compiler.ptx_lint.ptx import Instruction
-from overweave.compiler.ptx_lint.subject import Subject
+from overweave.compiler.contract import Finding
+from tools.ptx_lint.ptx import Instruction
+from tools.ptx_lint.subject import Subject
 
 SWIZZLE_BYTES = 1024
 _STATIC_SHARED = re.compile(r"^\s*\.shared\s+\.align\s+\d+\s+\.b8\s+\w+\[(\d+)\]", re.M)

@@ -8,7 +8,7 @@ import networkx as nx
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.compiler.ptx_lint.ptx import Block, Edge, Function, Instruction
+from tools.ptx_lint.ptx import Block, Edge, Function, Instruction
 
 Facts = frozenset[str]
 NOTHING: Facts = frozenset()

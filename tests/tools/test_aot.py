@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from overweave.compiler.aot import Source, compile_kernel, resources_of
 from overweave.errors import InputError, MachineError
 from tests.compiler.cases import begin, matmul_waits, reduce_waits, spills
 from tests.compiler.kernels_protocol import begin as begin_kernel
 from tests.source_tree import ROOT
+from tools.aot import Source, compile_kernel, resources_of
 
 INTERPRETED = """
-from overweave.compiler.aot import compile_kernel
+from tools.aot import compile_kernel
 from overweave.errors import MachineError
 from tests.compiler.cases import begin
 try:

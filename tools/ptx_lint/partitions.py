@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.ptx_lint.contract import Finding, Guard
-from overweave.compiler.ptx_lint.flow import reaches
-from overweave.compiler.ptx_lint.graph import NOTHING, Facts, Spread, facts_before
-from overweave.compiler.ptx_lint.ptx import Function, Instruction
-from overweave.compiler.ptx_lint.subject import Subject, Wait
-from overweave.compiler.ptx_lint.turns import MBARRIER_WAITS, owed
+from overweave.compiler.contract import Finding, Guard
+from tools.ptx_lint.flow import reaches
+from tools.ptx_lint.graph import NOTHING, Facts, Spread, facts_before
+from tools.ptx_lint.ptx import Function, Instruction
+from tools.ptx_lint.subject import Subject, Wait
+from tools.ptx_lint.turns import MBARRIER_WAITS, owed
 
 SHARED_BASE = "global_smem"
 

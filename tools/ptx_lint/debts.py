@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from overweave.compiler.ptx_lint.contract import Finding
-from overweave.compiler.ptx_lint.graph import NOTHING, Facts, Spread, facts_before
-from overweave.compiler.ptx_lint.ptx import Instruction
-from overweave.compiler.ptx_lint.subject import Subject
+from overweave.compiler.contract import Finding
+from tools.ptx_lint.graph import NOTHING, Facts, Spread, facts_before
+from tools.ptx_lint.ptx import Instruction
+from tools.ptx_lint.subject import Subject
 
 START = -1  # among instructions: a debt is owed before any of them
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.ptx_lint.contract import Finding, Guard
-from overweave.compiler.ptx_lint.flow import reaches
-from overweave.compiler.ptx_lint.graph import NOTHING, Facts, Spread, facts_after, facts_before
-from overweave.compiler.ptx_lint.ptx import Edge, Instruction
-from overweave.compiler.ptx_lint.subject import Subject
+from overweave.compiler.contract import Finding, Guard
+from tools.ptx_lint.flow import reaches
+from tools.ptx_lint.graph import NOTHING, Facts, Spread, facts_after, facts_before
+from tools.ptx_lint.ptx import Edge, Instruction
+from tools.ptx_lint.subject import Subject
 
 MBARRIER_WAITS = (("mbarrier", "try_wait"), ("mbarrier", "test_wait"))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.ptx_lint.contract import Finding
-from overweave.compiler.ptx_lint.flow import reaches
-from overweave.compiler.ptx_lint.ptx import Edge, Instruction
-from overweave.compiler.ptx_lint.subject import Subject, Wait
+from overweave.compiler.contract import Finding
+from tools.ptx_lint.flow import reaches
+from tools.ptx_lint.ptx import Edge, Instruction
+from tools.ptx_lint.subject import Subject, Wait
 
 # How the outcome of a comparison reads when the branch is left on false, or when its operands change places.
 _NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}

@@ -1,0 +1,1 @@
+"""What judges the package and is no part of it: it imports the package, which never imports it."""
