@@ -24,6 +24,7 @@ from overweave.untrusted import read_bytes
 
 NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Whole = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TileSide = Annotated[int, Meta(ge=8, le=2**31 - 1)]  # tensor cores multiply nothing smaller
 MAX_BYTES = 2**20  # of a file
 MOST_GPUS, MOST_SMS = 1024, 4096
 Joined = Literal["nvswitch", "nvlink", "pcie", "unknown"]
@@ -53,8 +54,8 @@ class TileRate(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kernel: Literal["portable", "hopper", "library"]
-    block_m: Whole
-    block_n: Whole
+    block_m: TileSide
+    block_n: TileSide
     tflops: Positive
     overhead_us: NotNegative
     source: str

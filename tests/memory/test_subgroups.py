@@ -19,21 +19,27 @@ from tests.ranks import run_ranks
 
 ORDERS = ([3, 2, 1, 0], [2, 0, 3, 1])
 needs_order = pytest.mark.skipif(not subgroups.KEEPS_ORDER, reason="this torch sorts the ranks of new groups")
+SPLITS = hasattr(dist.ProcessGroupGloo, "split")
+MADE_BY = (
+    "new_group",
+    pytest.param("split_group", marks=pytest.mark.skipif(not SPLITS, reason="gloo does not split in this torch")),
+)
 
 
-def disordered(order: list[int]) -> dist.ProcessGroup:
-    group = dist.new_group(order, sort_ranks=False)
+def disordered(order: list[int], made_by: str = "new_group") -> dist.ProcessGroup:
+    """A group of all ranks in another order. made_by: the function of torch that makes it."""
+    group = dist.split_group(None, [order]) if made_by == "split_group" else dist.new_group(order, sort_ranks=False)
     assert dist.get_rank(group) == order.index(dist.get_rank())
     assert isinstance(group, dist.ProcessGroup)
     return group
 
 
-def gather_in_parts(order: list[int]) -> list[list[int]]:
+def gather_in_parts(order: list[int], made_by: str) -> list[list[int]]:
     """Which ranks of the group a gather among each part of it finds, in the order of its rows.
 
     Every rank has as many parts: torch's name of a group that its own ranks alone make counts those that are there.
     """
-    group, found = resolve(disordered(order)), []
+    group, found = resolve(disordered(order, made_by)), []
     for ranks in ((0, 1), (2, 3), (0, 3), (1, 2), (0, 1, 2, 3)):
         if group.rank in ranks:
             part = part_of(group, ranks)
@@ -45,9 +51,10 @@ def gather_in_parts(order: list[int]) -> list[list[int]]:
 
 
 @needs_order
+@pytest.mark.parametrize("made_by", MADE_BY)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_parts_have_the_order_of_the_group(order: list[int]):
-    assert [len(parts) for parts in run_ranks(gather_in_parts, 4, order)] == [3] * 4
+def test_parts_have_the_order_of_the_group(order: list[int], made_by: str):
+    assert [len(parts) for parts in run_ranks(gather_in_parts, 4, order, made_by)] == [3] * 4
 
 
 def exchanged(operator: str, plan: str, group: dist.ProcessGroup) -> bool:
@@ -60,8 +67,8 @@ def exchanged(operator: str, plan: str, group: dist.ProcessGroup) -> bool:
     return torch.equal(call(whole[own], w, group, plan=plan), expected)
 
 
-def wrong_calls(order: list[int]) -> list[str]:
-    group, wrong = disordered(order), []
+def wrong_calls(order: list[int], made_by: str) -> list[str]:
+    group, wrong = disordered(order, made_by), []
     for one in (*PLAIN, *BY_COLLECTIVES):
         if not is_right(Call(one.operator, 64, plan=one.plan, n=32), 0, group):
             wrong.append(str(one))
@@ -70,9 +77,10 @@ def wrong_calls(order: list[int]) -> list[str]:
 
 @needs_order
 @pytest.mark.slow
+@pytest.mark.parametrize("made_by", MADE_BY)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_operators_are_exact(order: list[int]):
-    assert run_ranks(wrong_calls, 4, order) == [[]] * 4
+def test_operators_are_exact(order: list[int], made_by: str):
+    assert run_ranks(wrong_calls, 4, order, made_by) == [[]] * 4
 
 
 def refusals() -> list[str]:

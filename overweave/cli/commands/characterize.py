@@ -20,7 +20,7 @@ from overweave.cli.limits import allowed_s, files_of, limited
 from overweave.cli.pictures.gantt import print_table
 from overweave.cli.progress import progress
 from overweave.errors import PACKAGES, InputError
-from overweave.hardware.machine import load
+from overweave.hardware.machine import Machine, load
 from overweave.ir.problem import Problem
 from overweave.tuner.measure.losses import fitted, free_bytes, gpu_here, losses_here, measured_names
 from overweave.tuner.model.losses import (
@@ -63,9 +63,13 @@ def characterize(
     cases = {case.name: case.problem(OPERATOR, world, "bf16") for case in read_shapes(shapes, OPERATOR).cases}
     if out is not None:
         make_folder(out)
-    found = _predicted(cases, simulate, shapes, kinds) if simulate else _measured(cases, kinds)
+    if simulate:
+        with limited(*files_of(simulate)) if files_of(simulate) else nullcontext():
+            machine = load(simulate)
+        found, where = _predicted(cases, machine, (simulate, shapes), kinds), f"predicted on {machine.title}"
+    else:
+        found, where = _measured(cases, kinds), f"measured on {gpu_here()}"
     console = Console()
-    where = f"predicted on {load(simulate).title}" if simulate else f"measured on {gpu_here()}"
     print_table(console, _table(found, where))
     _print_trends(console, found)
     if out is not None:
@@ -76,8 +80,11 @@ def characterize(
         console.print(f"{out}: losses.csv {told}", soft_wrap=True)
 
 
-def _predicted(cases: dict[str, Problem], name: str, shapes: str, kinds: tuple[Kinds, ...]) -> list[Losses]:
-    machine = load(name)
+def _predicted(
+    cases: dict[str, Problem], machine: Machine, named: tuple[str, str], kinds: tuple[Kinds, ...]
+) -> list[Losses]:
+    """named: what the caller called the machine, and the shapes."""
+    name, shapes = named
     empty = next((case for case, problem in cases.items() if not problem.m), None)
     if empty is not None:
         raise InputError(f"characterize --shapes {shapes}", f"{empty} has no rows", "Give each case an m of 1 or more")

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from overweave.cli.limits import files_of, limited
+from overweave.cli.limits import allowed_s, files_of, limited
 from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of, tell_of_rounding
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
@@ -19,6 +19,8 @@ from overweave.tuner.model.heuristic import advise, serves
 from overweave.tuner.model.weigh import State
 from overweave.tuner.space.shapes import DtypeWord
 from overweave.tuner.space.target import target_named
+
+RANKS_OF_A_FILE = 4  # whose candidates a file's time pays for; more ranks, which the caller asks for, take longer
 
 # Of a row, by what is known of its candidate: the words say it, too.
 STYLES: dict[State, str] = {"measured": "green", "simulated": "yellow", "impossible": "dim", "unknown": "dim italic"}
@@ -49,11 +51,12 @@ def explain(
     if machine is not None and device == "cpu":
         raise InputError(f"explain --machine {machine[:60]} --device cpu", "a CPU", "Leave one of the two out")
     problem, files = case.problem(operator, world, dtype), files_of(machine)
-    with limited(*files) if files else nullcontext():
+    seconds = allowed_s(*files) * max(1.0, world / RANKS_OF_A_FILE)
+    with limited(*files, seconds=seconds) if files else nullcontext():
         target = target_named(machine, world) if machine is not None else target_for(device_of("explain", device))
         where = target.machine(world)
         advice = advise(problem, where) if where is not None and serves(problem, where) else None
-    choice = explained(problem, target)
+        choice = explained(problem, target)
     tell_of_rounding(record, case, world)
     console = Console(highlight=False, emoji=False)
     for sentence in choice.sentences():

@@ -231,7 +231,8 @@ class _Transfers:
             last = united[-1] if united else None
             if last and use.turn == BEFORE == last.turn and _follow(last, use):
                 rows, read = (last.rows[0], use.rows[1]), (last.region.rows[0], use.region.rows[1])
-                united[-1] = _Use(BEFORE, rows, replace(last.region, rows=read), f"multiply.{rank}")
+                name = last.name if united[1:] else f"multiply.{rank}"  # a later stretch is named after its first part
+                united[-1] = _Use(BEFORE, rows, replace(last.region, rows=read), name)
             else:
                 united.append(use)
         yield from (Chunk(name=use.name, rank=rank, rows=use.rows, region=use.region) for use in united)

@@ -113,7 +113,7 @@ def groups(space: TileSpace, bounds: tuple[Bound, ...], rank: int) -> list[Group
     tellers = [(bound, _chunks_by_block(bound, space, rank)) for bound in bounds if _tells_apart(bound, space)]
     members: dict[Key, list[tuple[int, dict[str, int]]]] = {}
     for number, tile in enumerate(space.coordinates()):
-        key = tuple(chunks[tile[str(bound.operand.dims[0].axis)]] for bound, chunks in tellers)
+        key = tuple(chunks[tile.get(str(bound.operand.dims[0].axis), 0)] for bound, chunks in tellers)
         members.setdefault(key, []).append((number, tile))
     sides = [bound.exchange.transport.side for bound, _ in tellers]
 
@@ -225,11 +225,12 @@ class _Weaver:
         if operand != also:
             found = f"a tile stores {operand.tensor} and {also.tensor}, and can announce one of them"
             return ScheduleError(asked, found, "Let a collective exchange one of them")
-        axis, rows = operand.dims[0].axis, self.space.entries(operand.dims[0])
+        axis = operand.dims[0].axis
         chunks = " and ".join(f"[{chunk.rows[0]}:{chunk.rows[1]}]" for chunk in (one[1], other[1]))
         found = f"tiles straddle the chunks {chunks} of the {operand.rows} rows of {operand.tensor}"
+        rows = self.space.entries(operand.dims[0])
         whole = f"let every rank's rows, as torch.chunk deals them, be whole blocks of {axis}: of {rows} rows"
-        cure = f"Let another mover carry them, or {whole}"
+        cure = "Let another mover carry them" + (f", or {whole}" if axis else ", or let a tile store rows of one rank")
         return ScheduleError(asked, found, cure)
 
     def _needs(self, bound: Bound, rank: int, group: Group) -> Iterator[Given]:
@@ -361,9 +362,12 @@ def _need(bound: Bound, chunk: Chunk) -> Given:
 
 
 def _tells_apart(bound: Bound, space: TileSpace) -> bool:
-    """Whether tiles differ in the chunks they touch: not if each tile reads all of them."""
+    """Whether tiles are told apart by the chunks they touch: not if each tile reads all of them.
+
+    Tiles that each store into all of them do so, too, as those do that straddle some.
+    """
     axis = bound.operand.dims[0].axis
-    return axis is not None and not space.axis(axis).is_streamed
+    return bound.exchange.transport.side != GATHER if axis is None else not space.axis(axis).is_streamed
 
 
 def is_streamed(bound: Bound, space: TileSpace) -> bool:
@@ -373,9 +377,14 @@ def is_streamed(bound: Bound, space: TileSpace) -> bool:
 
 
 def _chunks_by_block(bound: Bound, space: TileSpace, rank: int) -> list[tuple[int, ...]]:
-    """For each block of the exchange's axis, the chunks of the rank that it touches, by their place in the order."""
+    """For each block of the exchange's axis, the chunks of the rank that it touches, by their place in the order.
+
+    An extent without an axis is one block, of all chunks.
+    """
     dim = bound.operand.dims[0]
     chunks = bound.chunks.get(rank, [])
+    if dim.axis is None:
+        return [tuple(range(len(chunks)))]
     touched = (space.touched(dim, {str(dim.axis): block}) for block in range(space.axis(str(dim.axis)).count))
     return [tuple(at for at, chunk in enumerate(chunks) if not is_empty(common(rows, chunk.rows))) for rows in touched]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from campaigns.hostile import hostile_files
+from campaigns.hostile import hostile_files, others
 
 SMALL_BYTES = 16 << 10
 # One of each kind that costs more than it is long, in a process of its own.
@@ -35,6 +35,15 @@ def test_costly_files_end_as_promised(name: str, tmp_path: Path):
     ended = hostile_files.by_itself(tmp_path, kind, hostile_files.COMMANDS[kind][0], name)
     assert ended.peak_bytes > 0
     assert ended.faults == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", hostile_files.COMMANDS[others.MACHINE][2:], ids=str)
+def test_every_command_reads_a_machine_within_the_limits(words: tuple[str, ...], tmp_path: Path):
+    name = "every two GPUs many times"
+    data = hostile_files.ALL_CRAFTED[others.MACHINE][name]()
+    file = hostile_files._placed(others.MACHINE, data, tmp_path)
+    assert hostile_files.among_others(words, name, file, tmp_path).faults == []
 
 
 @pytest.mark.slow

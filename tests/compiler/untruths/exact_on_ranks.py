@@ -24,7 +24,7 @@ from overweave.ops.author.arguments import where_of  # noqa: E402
 from overweave.ops.author.compile import Fused  # noqa: E402
 from overweave.ops.author.trial import CHECKED  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
-from tests.compiler.untruths import true_places, true_public  # noqa: E402
+from tests.compiler.untruths import true_matmuls, true_places, true_public, true_rows  # noqa: E402
 from tests.compiler.untruths.trials import try_in_copies  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 
@@ -141,11 +141,109 @@ def flash(z: int, h: int, n: int) -> Case:
     return Case(true_public.flash, numbers, shapes, (over(n), z * h), ("Q",), "Out", ("Out",))
 
 
+def grouped(t: int, rows: int) -> Case:
+    shapes = {"x_ptr": (t, 40), "w_ptr": (over(t, rows), 40, 24), "y_ptr": (t, 24)}
+    numbers = {"T": t, "R": rows, "N": 24, "K": 40, "BM": 16, "BN": 16, "BK": 16}
+    return Case(true_matmuls.grouped_matmul, numbers, shapes, (over(t) * 2,), ("x_ptr",), "y_ptr", ("y_ptr",))
+
+
+def geglu(m: int) -> Case:
+    shapes = {"a_ptr": (m, 48), "w_ptr": (48, 80), "c_ptr": (m, 40)}
+    strided = {"stride_am": 48, "stride_wk": 80, "stride_cm": 40}
+    numbers = {"M": m, "N": 40, "K": 48, **strided, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 2}
+    return Case(true_matmuls.geglu_matmul, numbers, shapes, (over(m) * 3,), ("a_ptr",), "c_ptr", ("c_ptr",))
+
+
+def rope(t: int, h: int) -> Case:
+    shapes = {"x_ptr": (t, 40), "w_ptr": (40, h * 32), "cos_ptr": (t, 16), "sin_ptr": (t, 16), "q_ptr": (t, h, 32)}
+    numbers = {"T": t, "H": h, "K": 40, "BT": 16, "BK": 16, "HALF": 16}
+    return Case(true_matmuls.rope_matmul, numbers, shapes, (h, over(t)), ("x_ptr",), "q_ptr", ("q_ptr",))
+
+
+def fp8_blocks(m: int, gathered: tuple[str, ...]) -> Case:
+    n, k = 40, 80
+    shapes = {"A": (m, k), "B": (n, k), "C": (m, n), "As": (m, 3), "Bs": (2, 3)}
+    strided = {"stride_am": k, "stride_bn": k, "stride_cm": n, "stride_asm": 3, "stride_bsn": 3}
+    numbers = {"M": m, "N": n, "K": k, "group_n": 32, "group_k": 32, **strided, "BM": 16, "BN": 16, "BK": 32}
+    dtypes = {"A": torch.float8_e4m3fn, "B": torch.float8_e4m3fn}
+    return Case(true_matmuls.fp8_blocks_matmul, numbers, shapes, (over(m) * 3,), gathered, "C", ("C",), dtypes)
+
+
+def transposed(m: int, gathered: tuple[str, ...]) -> Case:
+    shapes = {"x_ptr": (m, 40), "w_ptr": (56, 40), "y_ptr": (m, 56)}
+    numbers = {"M": m, "N": 56, "K": 40, "BM": 16, "BN": 16, "BK": 16, "GROUP": 2}
+    return Case(true_matmuls.transposed_persistent, numbers, shapes, (3,), gathered, "y_ptr", ("y_ptr",))
+
+
+def batched(b: int, m: int, gathered: tuple[str, ...]) -> Case:
+    n, k = 24, 40
+    shapes = {"a_ptr": (b, k, m), "b_ptr": (b, k, n), "c_ptr": (b, m, n)}
+    strided = {"sab": k * m, "sak": m, "sam": 1, "sbb": k * n, "sbk": n, "sbn": 1, "scb": m * n, "scm": n, "scn": 1}
+    numbers = {"B": b, "M": m, "N": n, "K": k, **strided, "BM": 16, "BN": 16, "BK": 16}
+    grid = over(m), over(n), b
+    return Case(true_matmuls.batched_transposed, numbers, shapes, grid, gathered, "c_ptr", ("c_ptr",))
+
+
+def conv1d(t: int) -> Case:
+    shapes = {"x_ptr": (t, 24), "w_ptr": (4, 24, 40), "y_ptr": (t, 40)}
+    numbers = {"T": t, "C": 24, "N": 40, "TAPS": 4, "BT": 16, "BC": 16, "BN": 16}
+    return Case(true_matmuls.conv1d_matmul, numbers, shapes, (over(t), 3), ("x_ptr",), "y_ptr", ("y_ptr",))
+
+
+def awq(m: int, gathered: tuple[str, ...]) -> Case:
+    n, k, dtypes = 40, 64, {"q_ptr": torch.int32, "z_ptr": torch.int32}
+    shapes = {"a_ptr": (m, k), "q_ptr": (k, n // 8), "z_ptr": (k // 16, n // 8), "s_ptr": (k // 16, n), "c_ptr": (m, n)}
+    numbers = {"M": m, "N": n, "K": k, "G": 16, "BM": 16, "BN": 16, "BK": 16}
+    return Case(true_matmuls.awq_matmul, numbers, shapes, (over(m) * 3,), gathered, "c_ptr", ("c_ptr",), dtypes)
+
+
+def column_softmax(m: int) -> Case:
+    return moved(true_rows.column_softmax, (m, 40), (m, 40), (3,), M=m, N=40, BM=16, BN=16)
+
+
+def dropout_add(m: int) -> Case:
+    shapes, numbers = dict.fromkeys(("x_ptr", "r_ptr", "y_ptr"), (m, 40)), {"M": m, "N": 40, "BM": 16, "BN": 16}
+    grid, random = (3, over(m)), {"p": 0.5, "seed": 7}
+    return Case(true_rows.dropout_add, numbers | random, shapes, grid, ("x_ptr", "r_ptr"), "y_ptr", ("y_ptr",))
+
+
+def entropy_parts(m: int) -> Case:
+    shapes = {"logits_ptr": (m, 40), "labels_ptr": (m,), "lse_ptr": (m, 3), "loss_ptr": (m, 3)}
+    numbers, written = {"M": m, "V": 40, "stride": 40, "BV": 16}, ("lse_ptr", "loss_ptr")
+    return Case(
+        true_rows.entropy_parts,
+        numbers,
+        shapes,
+        (m, 3),
+        ("logits_ptr",),
+        "lse_ptr",
+        written,
+        {"labels_ptr": torch.int8},
+    )
+
+
+def norm_with_parts(m: int) -> Case:
+    shapes = {"X": (m, 40), "W": (40,), "B": (40,), "Y": (m, 40), "Mean": (m,), "Rstd": (m,), "Part": (over(m), 40)}
+    numbers, written = {"M": m, "N": 40, "eps": 1e-3, "stride": 40, "ROWS": 16, "BLOCK": 64}, tuple(shapes)[3:]
+    return Case(true_rows.norm_with_parts, numbers, shapes, (over(m),), ("X",), "Part", written)
+
+
+def sum_of_parts(g: int) -> Case:
+    shapes = {"dw_ptr": (g, 40), "db_ptr": (g, 40), "out_w_ptr": (40,), "out_b_ptr": (40,)}
+    numbers, written = {"G": g, "N": 40, "BG": 4, "BN": 16}, ("out_w_ptr", "out_b_ptr")
+    return Case(true_rows.sum_of_parts, numbers, shapes, (3,), ("dw_ptr", "db_ptr"), "out_w_ptr", written)
+
+
+def combined_parts(s: int, h: int) -> Case:
+    shapes, numbers = {"o_ptr": (s, h, 16), "l_ptr": (s, h), "y_ptr": (h, 16)}, {"S": s, "H": h, "D": 16}
+    return Case(true_rows.combined_parts, numbers, shapes, (h,), ("o_ptr", "l_ptr"), "y_ptr", ("y_ptr",))
+
+
 PLACES = [
     *(matmul(*sizes) for sizes in ((1, 40, 48), (44, 1, 48), (44, 40, 1), (1, 1, 1), (40, 40, 40))),
     *(wrapped(*sizes) for sizes in ((40, 40), (1, 40), (40, 1))),
     *map(even_and_odd, (32, 31, 20)),
-    *(quotients(*sizes) for sizes in ((44, 40), (1, 40), (44, 2))),
+    *(quotients(*sizes) for sizes in ((44, 40), (1, 40), (44, 2), (44, 4))),
     moved(true_places.halves, (9, 16), (9, 16), (9,), T=9, D=16, HALF=8),
     *map(strides, (44, 1)),
     *(one_head(*sizes) for sizes in ((44, 1, 2), (1, 1, 2), (33, 2, 4))),
@@ -160,7 +258,23 @@ PUBLIC = [
     *(int8_matmul(44, moved) for moved in (("a_ptr",), ("b_ptr",), ("a_ptr", "s_ptr"))),
     *(flash(*sizes) for sizes in ((1, 4, 40), (2, 2, 32), (1, 1, 17))),
 ]
-CASES = [*PLACES, *PUBLIC]
+FURTHER = [
+    *(grouped(*sizes) for sizes in ((96, 32), (40, 16))),
+    *map(geglu, (44, 1)),
+    rope(44, 3),
+    *(fp8_blocks(44, moved) for moved in (("A",), ("A", "As"))),
+    *(transposed(44, moved) for moved in (("x_ptr",), ("w_ptr",), ("x_ptr", "w_ptr"))),
+    *(batched(*sizes) for sizes in ((3, 20, ("a_ptr",)), (5, 40, ("b_ptr",)), (4, 1, ("a_ptr", "b_ptr")))),
+    conv1d(44),
+    *(awq(m, moved) for m, moved in ((44, ("a_ptr",)), (44, ("q_ptr",)), (1, ("q_ptr", "s_ptr")))),
+    *map(column_softmax, (44, 9)),
+    dropout_add(44),
+    entropy_parts(9),
+    norm_with_parts(44),
+    *map(sum_of_parts, (96, 48)),
+    *(combined_parts(*sizes) for sizes in ((6, 3), (4, 1))),
+]
+CASES = [*PLACES, *PUBLIC, *FURTHER]
 
 
 @cache

@@ -12,6 +12,7 @@ from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Copy, Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.schedules.communication import Chunk
 from overweave.schedules.moves.gather_templates import (
     TEMPLATES,
     Mesh,
@@ -128,6 +129,18 @@ def test_the_library_may_bring_a_part():
     assert names == ["A.stage.1", "A.all_gather.1.0"]
     whole = ow.Collective((rows(0, 48), rows(48, 96)))
     assert next(step.name for step in planned(ow.Gather(2, (whole,))).schedule.of_rank(0)) == "A.all_gather.0.0"
+
+
+def test_stretches_that_the_library_brings_apart_have_names_of_their_own():
+    pieces = (0, 8), (8, 16), (24, 32), (32, 40)
+    together = [ow.Collective((rows(*piece), rows(48 + piece[0], 48 + piece[1]))) for piece in pieces]
+    one_by_one = [
+        ow.Put(rank, 1 - rank, rows(48 * rank + at, 48 * rank + at + 8)) for rank in (0, 1) for at in (16, 40)
+    ]
+    communication = transferred(ow.Gather(2, (*together, *one_by_one)), ROWS, COLS)
+    used = [(step.name, step.rows) for step in communication.steps if isinstance(step, Chunk) and step.rank == 1]
+    assert len({name for name, _ in used}) == len(used)
+    assert {(0, 16), (24, 40)} < {rows for _, rows in used}
 
 
 @pytest.mark.parametrize(

@@ -68,19 +68,31 @@ class AccessCheck:
         offset = self._offset()
         strides = Strides(self.sides, self.check.strides, self.check.known, self.check.is_call)
         offset = self._unwrapped(strides.resolved(offset))
-        self.parts = divided_lanes(offset, self.check.known) or long_lanes(offset, self.sides, self.check.known)
-        ways = [(taken_apart(offset, self.parts), self.sides)]
+        divided = divided_lanes(offset, self.check.known)
+        # A lane longer than a dimension goes on over its end, or a mask cuts it there.
+        choices = [divided] if divided else [long_lanes(offset, self.sides, self.check.known), Parts()]
+        refused: list[DirectiveError] = []
+        for self.parts in choices:
+            try:
+                return self._in_numbers(taken_apart(offset, self.parts))
+            except DirectiveError as error:
+                refused.append(error)
+        if strides.assumed:
+            raise Open
+        raise refused[0]
+
+    def _in_numbers(self, offset: Polynomial) -> tuple[range, ...]:
+        """By the names that stand in it, or by the numbers of a call."""
+        ways = [(offset, self.sides)]
         if self.check.is_call:  # what the kernel has as a number, and the directive as a name
             numbers = [in_numbers(side, self.check.known) for side in self.sides]
-            ways.append((self.check.known(ways[0][0]), numbers))
-        refused: list[Exception] = []
+            ways.append((self.check.known(offset), numbers))
+        refused: list[DirectiveError] = []
         for place, sides in ways:
             try:
                 return self._first(place, sides)
             except DirectiveError as error:
                 refused.append(error)
-        if strides.assumed:
-            raise Open
         raise refused[-1]
 
     def _first(self, offset: Polynomial, sides: Sequence[Side]) -> tuple[range, ...]:
