@@ -29,7 +29,7 @@ OTHER_KIND, A_GENERATION, OTHER_LINKS = 1.0, 0.5, 2.0
 
 
 class Gpu(Struct, frozen=True):
-    """A GPU as its driver tells it. joined: `unknown` where the driver hides its links."""
+    """A GPU as its driver tells it. joined: `unknown` where its links are hidden, or it is alone."""
 
     name: str
     capability: tuple[int, int]
@@ -80,7 +80,7 @@ class Found(Struct, frozen=True):
             "guess": "a guess from data sheets, whose margins are doubled",
             "nearest": "the nearest",
         }
-        links = "; the driver hides its links: it is known by its name alone" if self._is_hidden else ""
+        links = "; no links are seen: it is known by its name alone" if self._is_hidden else ""
         return f"{told}: {words[self.basis]}{links}"
 
 

@@ -73,7 +73,8 @@ BEGINS = Contract(
     alarm=("abort",),
 )
 SOUNDS = Contract(waits=1, guarded=(Guard("signals", ("slots",)),), alarm=("words", "*limits"))
-# Kept as text in tests/golden/compiler, so that the rules can be tested without a compiler.
+# Kept as text in tests/golden/compiler, so that the rules can be tested without a compiler: the PTX of this Triton.
+KEPT_FROM = (3, 6)
 KEPT: dict[str, tuple[Source, Contract]] = {
     "matmul_waits": (matmul_waits(), WAITS),
     "matmul_stores": (matmul_notifies(), NOTIFIES),

@@ -28,6 +28,7 @@ H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 79.1, "nvswitch")
         (Gpu("NVIDIA B200", (10, 0), 148, 178.3, "nvswitch"), "b200x8", "guess"),
         (Gpu("NVIDIA GB200", (10, 0), 148, 184.0, "nvswitch"), "gb200x72", "guess"),
         (replace(H100, joined="unknown"), "h100x8", "guess"),  # a driver that hides its links
+        (Gpu("NVIDIA H200", (9, 0), 132, 139.8), "h200x4", "measured"),  # one GPU alone
         (replace(H100, joined="pcie"), "h100_pciex8", "nearest"),  # a card whose links are down
         (replace(H100, memory_gib=39.5, sms=60), "h100x8", "nearest"),  # a slice of one
         (Gpu("NVIDIA A100-SXM4-40GB", (8, 0), 108, 39.4, "nvswitch"), "a100x8", "nearest"),
@@ -60,7 +61,7 @@ def test_what_is_not_measured_says_so_and_asks_for_more():
     assert (measured.doubt, guess.doubt, nearest.doubt) == (1.0, 2.0, 3.0)
     assert "guess from data sheets" in str(guess)
     assert "A joined by nvswitch is described nowhere" in str(nearest)
-    assert "hides its links" in str(find(replace(H100, joined="unknown")))
+    assert "no links are seen" in str(find(replace(H100, joined="unknown")))
     assert [found.is_sure for found in (measured, guess, nearest)] == [True, False, False]
 
 

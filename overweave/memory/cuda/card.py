@@ -38,10 +38,19 @@ def gpu_of(device: torch.device) -> Gpu:
     """What a CUDA device is."""
     index = torch.cuda.current_device() if device.index is None else device.index
     told = torch.cuda.get_device_properties(index)
-    joined = joined_by(str(told.uuid))
-    joined = _by_driver(index) if joined == UNKNOWN_LINKS else joined
+    joined = _joined(index, str(told.uuid))
     memory_gib = round(told.total_memory / GIB, 1)
     return Gpu(told.name, (told.major, told.minor), told.multi_processor_count, memory_gib, joined)
+
+
+def _joined(index: int, uuid: str) -> Joined:
+    """What a GPU is joined to others by. That no link is up tells of PCIe only where others are seen: a lone GPU has
+    nothing to be joined to, and its links may have been taken away with the others.
+    """
+    told = joined_by(uuid)
+    if told == "pcie" and torch.cuda.device_count() == 1:
+        return UNKNOWN_LINKS
+    return _by_driver(index) if told == UNKNOWN_LINKS else told
 
 
 def joined_by(uuid: str) -> Joined:

@@ -196,33 +196,44 @@ def _multiply_rows(
     """The Compute's instances beyond its tiles say how many of the last whole ones are cut."""
     if [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
         raise ScheduleError(f"tile order of {compute.name}", "rows of `a` and `out` differ", "Cut both alike")
+    alike = _alike_of_product(compute, position, duties, context)
     rows: list[TileRow] = []
     for a, out in zip(compute.a, compute.out, strict=True):
-        source = OWN_SHARD if context.homes[a.buffer] == "input" else WORKSPACE
+        alike = alike._replace(source=OWN_SHARD if context.homes[a.buffer] == "input" else WORKSPACE)
         if out.buffer in context.permuted:
-            stored = _stored_rows(compute, a, out, context.permuted[out.buffer], blocks.group_m)
-            rows += (row._replace(source=source, operation=position, **_asked(duties)) for row in stored)
+            rows += _stored_rows(alike, (compute, a, out), context.permuted[out.buffer], blocks.group_m)
         else:
-            rows += _rows(MULTIPLY, position, out, (source, a.rows[0]), (blocks, duties))
-    weight = context.weights.index(compute.b.buffer)
-    into = context.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
-    to = place_of_result(compute, context.world_size) if compute.out else 0
-    if to is None:
-        found, cure = f"it is stored at ranks {sorted(compute.stored_at)}", "Store at one rank, or at every rank"
-        raise ScheduleError(f"tile order of {compute.name}", found, cure)
-    if weight or into or to:
-        rows = [row._replace(weight=weight, into=into, to=to) for row in rows]
-    if compute.addends:
-        late = _late(compute, context.first_signal)
-        rows = [row._replace(place=compute.place, finishes=int(compute.finishes), **late) for row in rows]
+            rows += _rows(alike, out, a.rows[0], blocks)
     config = blocks.matmul
     if config is None or config.split_n == 1:
         return rows
     return _with_last_cut(rows, (compute.tiles - len(rows)) // (config.split_n - 1), config)
 
 
-def _stored_rows(compute: Compute, a: Region, out: Region, buffer: Buffer, group_m: int) -> Iterator[TileRow]:
+def _alike(kind: int, position: int, duties: _Duties) -> TileRow:
+    """What the tiles of an operation have in common."""
+    return TileRow(kind, 0, 0, 0, WORKSPACE, 0, *duties.wait, duties.signal, position, *duties.also)
+
+
+def _alike_of_product(compute: Compute, position: int, duties: _Duties, context: _Context) -> TileRow:
+    weight = context.weights.index(compute.b.buffer)
+    into = context.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
+    to = place_of_result(compute, context.world_size) if compute.out else 0
+    if to is None:
+        found, cure = f"it is stored at ranks {sorted(compute.stored_at)}", "Store at one rank, or at every rank"
+        raise ScheduleError(f"tile order of {compute.name}", found, cure)
+    alike = _alike(MULTIPLY, position, duties)._replace(weight=weight, into=into, to=to)
+    if not compute.addends:
+        return alike
+    late = _late(compute, context.first_signal)
+    return alike._replace(place=compute.place, finishes=int(compute.finishes), **late)
+
+
+def _stored_rows(
+    alike: TileRow, part: tuple[Compute, Region, Region], buffer: Buffer, group_m: int
+) -> Iterator[TileRow]:
     """The tiles of a part of a product whose blocks are permuted: each stores a whole cell of their stack."""
+    compute, a, out = part
     blocks = buffer.blocks
     assert blocks is not None
     cells = cells_of(blocks, (buffer.rows, buffer.cols), (out.rows, out.cols))
@@ -231,13 +242,7 @@ def _stored_rows(compute: Compute, a: Region, out: Region, buffer: Buffer, group
     for _, _, _, cell in sorted(bands):
         row = cell.start // blocks.cols
         source_row, shift = a.rows[0] + cell.rows[0] - out.rows[0], compute.b.cols[0] + cell.cols[0] - out.cols[0]
-        yield TileRow(MULTIPLY, row, row + blocks.rows, 0, 0, source_row, 0, 0, 0, NO_SIGNAL, 0, shift=shift)
-
-
-def _asked(duties: _Duties) -> dict[str, int]:
-    """The duties as fields of a row."""
-    names = ("wait_lo", "wait_hi", "wait_count", "also", "also_count", "signal")
-    return dict(zip(names, (*duties.wait, *duties.also, duties.signal), strict=True))
+        yield alike._replace(row=row, row_end=row + blocks.rows, source_row=source_row, shift=shift)
 
 
 def _late(compute: Compute, first: dict[str, int]) -> dict[str, int]:
@@ -269,8 +274,8 @@ def _with_last_cut(rows: list[TileRow], count: int, config: MatmulConfig) -> lis
 
 def _reduce_rows(reduce: Reduce, position: int, blocks: _Blocks, duties: _Duties) -> list[TileRow]:
     """`source_row` counts from the first row of every operand: their addresses stand beside the table."""
-    rows = _rows(REDUCE, position, reduce.out, (WORKSPACE, 0), (blocks, duties))
-    return [row._replace(finishes=1) for row in rows] if reduce.finishes else rows
+    alike = _alike(REDUCE, position, duties)._replace(finishes=int(reduce.finishes))
+    return _rows(alike, reduce.out, 0, blocks)
 
 
 def _copy_rows(move: Put | Copy, position: int, duties: _Duties, context: _Context) -> Iterator[TileRow]:
@@ -288,15 +293,11 @@ def _copy_rows(move: Put | Copy, position: int, duties: _Duties, context: _Conte
             yield TileRow(COPY, lo, hi, target.cols[0], place, lo + offset, *wait, signal, position, *also)
 
 
-def _rows(
-    kind: int, position: int, out: Region, source: tuple[int, int], how: tuple[_Blocks, _Duties]
-) -> list[TileRow]:
+def _rows(alike: TileRow, out: Region, source_row: int, blocks: _Blocks) -> list[TileRow]:
     """A table has up to a million rows, and those of an operation differ in five fields of 27: no name is looked up."""
-    blocks, (wait, also, signal) = how
-    place, source_row = source
-    alike = TileRow(kind, 0, 0, 0, place, 0, *wait, signal, position, *also)
+    kind, place, narrow = alike.kind, alike.source, blocks.matmul
     last_col = out.cols[1] - (out.cols[1] - out.cols[0] - 1) % blocks.block_n - 1
-    last_width = narrow_width(out.cols[1] - last_col, blocks.matmul) if blocks.matmul else 0
+    last_width = narrow_width(out.cols[1] - last_col, narrow) if narrow else 0
     hi, offset = out.rows[1], source_row - out.rows[0]
     whole, last = (tuple(alike._replace(width=width))[BEHIND_SOURCE_ROW:] for width in (0, last_width))
     ends = {row: min(row + blocks.block_m, hi) for row in range(*out.rows, blocks.block_m)}

@@ -43,6 +43,11 @@ from overweave.tuner.store.table import bucketed
 MOST_ELEMENTS, MOST_GATHERED, MOST_ADDED, MOST_SUMMED, FEWEST_ROWS = 1 << 28, 1 << 19, 3 << 26, 1 << 16, 2048
 
 
+# Where `CLOSER` times fewer rows are simulated, so many plans that take at most `NEAR` times the quickest one's time
+# are simulated whole, too. Of yet larger problems a choice would take too long.
+FINALISTS, NEAR, CLOSER = 2, 1.35, 2
+
+
 def weigh(problem: Problem, target: Target, is_thorough: bool = True) -> tuple[Weighed[Candidate], ...]:
     """Every candidate in the order of the space. Predictions are those of the problem's bucket, made once.
 
@@ -117,9 +122,32 @@ def _weigh(
     known = (*candidates(problem.operator), *(member for family in waves for member in family.members()))
     with without_collection():  # tables have some hundred thousand rows, through which it would look in vain
         if is_thorough:
+            first = {each.candidate: each for each in _weigh(problem, target, False, registered)}
+            model.known.update({what: each for what, each in first.items() if each.predicted_us is not None})
             return tuple(map(model, known))
         model.explore((*families(problem.operator), *waves))
+        _look_closer(model, problem, target)
     return tuple(map(model.unasked, known))
+
+
+def _look_closer(model: Model[Candidate], problem: Problem, target: Target) -> None:
+    """Where half of a problem is simulated, the quickest of each plan that may be the quickest of all, whole.
+
+    In part a plan looks slower than it is: what it does before its first tile and behind its last, and a wave of tiles
+    that does not fill the GPU, count as often as there are parts. MEASURED: 17 % of a sum of eight ranks, 3 % of the
+    library path beside it (campaigns.choice_by_machine, MLP-4).
+    """
+    library = library_path(problem.operator)
+    base_us = model(library).us
+    by_plan: dict[str, Weighed[Candidate]] = {}
+    for each in sorted(model.known.values(), key=lambda one: one.us):
+        if each.us < inf and each.candidate != library:
+            by_plan.setdefault(each.candidate.plan, each)
+    quickest = list(by_plan.values())[:FINALISTS]
+    rivals = [each.candidate for each in quickest if each.us <= NEAR * min(base_us, quickest[0].us)]
+    is_clear = len(rivals) < 2 and base_us > NEAR * quickest[0].us if quickest else True
+    if not is_clear and problem.m == CLOSER * _fewer_rows(problem, target):
+        model.predict_anew((library, *rivals), predictor(problem, target, is_whole=True))
 
 
 def predictor(problem: Problem, target: Target, is_whole: bool = False) -> Callable[[Candidate, float], float | None]:
@@ -127,9 +155,8 @@ def predictor(problem: Problem, target: Target, is_whole: bool = False) -> Calla
 
     Of a large problem only some rows are simulated, for all candidates alike, and the time is scaled up; is_whole: all.
     """
-    machine, simulated = target.machine(problem.world_size), problem
-    while not is_whole and _is_large(simulated, target.sms) and simulated.m > FEWEST_ROWS:
-        simulated = replace(simulated, m=problem.record.whole_rows(simulated.m // 2, problem.world_size))
+    machine = target.machine(problem.world_size)
+    simulated = problem if is_whole else replace(problem, m=_fewer_rows(problem, target))
 
     def predict(what: Candidate, limit_us: float = inf) -> float | None:
         """torch's operators have no schedule, and only some have a measured curve."""
@@ -143,6 +170,13 @@ def predictor(problem: Problem, target: Target, is_whole: bool = False) -> Calla
         return None if us is None else us / share
 
     return predict
+
+
+def _fewer_rows(problem: Problem, target: Target) -> int:
+    """How many rows of a problem are simulated in a first look."""
+    while _is_large(problem, target.sms) and problem.m > FEWEST_ROWS:
+        problem = replace(problem, m=problem.record.whole_rows(problem.m // 2, problem.world_size))
+    return problem.m
 
 
 def _is_large(problem: Problem, sms: int) -> bool:

@@ -91,6 +91,11 @@ class Model(Generic[C]):
         """What can be said without a prediction."""
         return self.known.get(what) or Weighed(what, None, self._obstacle(what))
 
+    def predict_anew(self, some: Iterable[C], predict: Callable[[C, float], float | None]) -> None:
+        """Asks a better model for candidates that can be."""
+        closer = Model(predict, self._obstacle)
+        self.known.update({what: closer(what) for what in some})
+
     def explore(self, families: Iterable[Family[C]]) -> None:
         """Asks for the first of each family that can be, and goes through those that are not far behind the best."""
         heads: list[tuple[Family[C], dict[str, Any], float]] = []

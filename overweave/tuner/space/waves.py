@@ -49,18 +49,20 @@ def wave_families(problem: Problem, target: Target, machine: Machine, is_thoroug
         grouped = replace(grouped, tiles=min(grouped.tiles, MOST_WAVES * grouped.per_wave))
         costs = costs_on(machine, grouped)
         found = best_partitions(costs)
-        if is_thorough or _gains(found[0][0], costs, grouped, method, problem, machine):
+        if is_thorough or _gains(found[0][0], costs, grouped, method, problem, target):
             words = tuple(dict.fromkeys(words_of(stretched(partition, waves)) for _, partition in found))
             yield Family(method.name, {GROUPS: words, LIBRARY_SMS: (library_sms,)})
 
 
 def _gains(
-    predicted_us: float, costs: WaveCosts, grouped: Grouped, method: Method, problem: Problem, machine: Machine
+    predicted_us: float, costs: WaveCosts, grouped: Grouped, method: Method, problem: Problem, target: Target
 ) -> bool:
-    """Whether a prediction is below that of the matmul on all SMs and its collective, by the method's margin."""
-    waves = -(-grouped.tiles // machine.processor.sms)
+    """Whether a prediction is below that of the matmul on all SMs and its collective, by the method's margin, which
+    grows by the doubt of the machine.
+    """
+    waves = -(-grouped.tiles // target.sms)
     plain_us, margin = waves * costs.wave_us + costs.last_us[-1], method.margin(problem, {})
-    return predicted_us + margin.us + margin.share * plain_us < plain_us
+    return predicted_us + target.found.doubt * (margin.us + margin.share * plain_us) < plain_us
 
 
 def tiles_of(problem: Problem, target: Target, what: Candidate) -> Grouped | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from overweave.hardware.cards import Gpu
 from overweave.memory.cuda import card
 from overweave.memory.cuda.card import joined_by
 
@@ -64,6 +65,35 @@ def test_without_the_library_links_are_unknown(monkeypatch: pytest.MonkeyPatch):
     assert joined_by("0123") == "unknown"
 
 
+def gpu_among(gpus: int, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """What the first of so many GPUs that the process sees is found to be."""
+    told = SimpleNamespace(uuid="0", name="A", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: told)
+    card.gpu_of.cache_clear()
+    gpu = card.gpu_of(torch.device("cuda", 0))
+    card.gpu_of.cache_clear()
+    return gpu
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told", "joined"),
+    [
+        (1, library({}), "unknown"),  # nothing to be joined to: its links may be gone with the others
+        (1, library(dict.fromkeys(range(18), SWITCH)), "nvswitch"),
+        (1, library({}, missing=REFUSED), "unknown"),
+        (2, library({}), "pcie"),
+        (2, library(dict.fromkeys(range(18), SWITCH)), "nvswitch"),
+    ],
+)
+def test_a_lone_gpu_without_links_is_known_by_its_name(
+    gpus: int, told: SimpleNamespace, joined: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(card, "driver", None)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: told)
+    assert gpu_among(gpus, monkeypatch).joined == joined
+
+
 @pytest.mark.parametrize(
     ("answers", "joined"),
     [((0, 0), "pcie"), ((0, 1), "unknown"), ((0, None), "unknown"), ((), "unknown")],
@@ -80,12 +110,7 @@ def test_the_driver_is_asked_where_nvml_is_silent(
         CUresult=SimpleNamespace(CUDA_SUCCESS="success"),
         cuDeviceGetP2PAttribute=asked,
     )
-    told = SimpleNamespace(uuid="0", name="A", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30)
     monkeypatch.setattr(card, "driver", driver)
     monkeypatch.setattr(card, "LIBRARY", "libno-such-library.so.1")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 + len(answers))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: told)
-    card.gpu_of.cache_clear()
-    gpu = card.gpu_of(torch.device("cuda", 0))
-    card.gpu_of.cache_clear()
+    gpu = gpu_among(1 + len(answers), monkeypatch)
     assert (gpu.name, gpu.capability, gpu.sms, gpu.memory_gib, gpu.joined) == ("A", (9, 0), 132, 80.0, joined)
