@@ -113,6 +113,8 @@ def _over_ranks(writer: Writer, biases: list[Node], group: str) -> Node:
     total = biases[0]
     for bias in biases[1:]:
         total = writer.call(ATEN.add.Tensor, total, bias)
+    if len(biases) == 1:  # Inductor sums in place what nothing reads later, and an earlier reader may run later
+        total = writer.call(ATEN.clone.default, total)
     return writer.call(COLLECTIVE.wait_tensor.default, writer.call(REDUCE, total, "sum", group))
 
 

@@ -10,6 +10,7 @@ from campaigns.torch.graph_fuzz import failures, load_compiler
 from campaigns.torch.graph_programs import CHECKPOINTS, STEPS, program
 
 COUNT, DRAWN = 12, 100
+ONCE_WRONG = (103,)  # a sum in place of a bias that a saved product had yet to read
 
 
 def steps(seed: int) -> int:
@@ -25,5 +26,5 @@ def test_programs_hold_every_step_and_every_checkpoint():
 @pytest.mark.slow
 def test_gradients_of_compiled_programs_are_those_of_torch(tmp_path: Path):
     load_compiler()
-    seeds = sorted(range(DRAWN), key=steps)[:COUNT]
+    seeds = [*sorted(range(DRAWN), key=steps)[:COUNT], *ONCE_WRONG]
     assert not list(failures(seeds, 2, str(tmp_path)))
