@@ -168,8 +168,11 @@ class _Multiplied(torch.autograd.Function):
 
 
 def _may_change(parameter: torch.Tensor) -> bool:
-    """Whether a hook sees the gradient of a parameter, and may step the optimizer, before the sum is scattered."""
-    return bool(parameter._post_accumulate_grad_hooks or parameter._backward_hooks)
+    """Whether a hook sees the gradient of a parameter, and may step the optimizer, before the sum is scattered.
+
+    A weight that is computed, by a parametrization, say, may be a view of one whose hooks are not seen here.
+    """
+    return parameter.grad_fn is not None or bool(parameter._post_accumulate_grad_hooks or parameter._backward_hooks)
 
 
 def _is_fleeting(tensor: torch.Tensor) -> bool:

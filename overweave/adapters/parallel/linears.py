@@ -20,6 +20,7 @@ from overweave.errors import InputError, OverweaveError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import local
 from overweave.layers.replicated import replicated_linear
+from overweave.ops.call.operands import DTYPES
 from overweave.ops.dispatch.route import place_of
 
 _PLAIN = (torch.Tensor, nn.Parameter, AsyncCollectiveTensor)
@@ -128,6 +129,8 @@ def _obstacle(place: Place, x: Any, weight: Any) -> str:
     """Why a call is torch's; empty: it is ours."""
     if not isinstance(weight, DTensor) or weight._local_tensor.__class__ not in _PLAIN:
         return f"its weight is a {type(getattr(weight, '_local_tensor', weight)).__name__}"
+    if weight.dtype not in DTYPES:
+        return f"its weight is {weight.dtype}"
     if weight._spec.mesh.ndim != 1:
         return "its weight lies on a mesh of several dimensions"
     if isinstance(x, DTensor) and x.device_mesh != place.mesh:

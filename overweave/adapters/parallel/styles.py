@@ -25,6 +25,7 @@ from overweave.adapters.report import site
 from overweave.adapters.rows import Gather
 from overweave.errors import InputError
 from overweave.functional import check_untransformed, is_transformed
+from overweave.ops.call.operands import DTYPES
 from overweave.ops.dispatch.route import Place as RankPlace
 from overweave.ops.dispatch.route import place_of
 
@@ -116,9 +117,14 @@ def _prepared(x: object, placement: Any, where: tuple[DeviceMesh, RankPlace]) ->
         return x
     (mesh, place), is_compiled = where, torch.compiler.is_compiling()
     dim = placement.dim % max(1, x.dim())
-    if is_compiled or dim >= x.dim() - 1 or (isinstance(x, DTensor) and x.device_mesh != mesh):
+    reason = ""
+    if dim >= x.dim() - 1 or (isinstance(x, DTensor) and x.device_mesh != mesh):
+        reason = f"{placement} of it is no dimension of rows of this mesh"
+    elif x.dtype not in DTYPES:
+        reason = f"it holds {x.dtype}"
+    if is_compiled or reason:
         if not is_compiled:
-            site(SITE).by_torch[f"{placement} of it is no dimension of rows of this mesh"] += 1
+            site(SITE).by_torch[reason] += 1
         whole = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement], run_check=False)
         whole = whole.redistribute(placements=[Replicate()])
         return whole if is_compiled else whole.to_local()

@@ -242,6 +242,26 @@ def stepped_in_backward(case: Case) -> None:
     case.backward()
 
 
+class _AsItIs(nn.Module):
+    """A parametrization whose weight is a view of the parameter."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.view_as(weight)
+
+
+def parametrized_and_stepped(case: Case) -> None:
+    for name in (case.model.columns[0], case.model.rows[0]):
+        nn.utils.parametrize.register_parametrization(getattr(case.model, name), "weight", _AsItIs())
+    stepped_in_backward(case)
+
+
+def in_double(case: Case) -> None:
+    """Of a dtype that no operator of overweave takes."""
+    case.model.double()
+    case.x = case.x.detach().double().requires_grad_()
+    case.backward()
+
+
 def sharded(case: Case) -> None:
     """FSDP2 beside the plan, over the first dimension of the mesh, and over layers apart."""
     if case.mesh is not None:
@@ -354,6 +374,8 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "used twice": Circumstance(used_twice, stays_fused=True),
     "in a row": Circumstance(in_a_row, stays_fused=True),
     "optimizer in backward": Circumstance(stepped_in_backward),
+    "parametrized weights that step": Circumstance(parametrized_and_stepped),
+    "fp64": Circumstance(in_double),
     "no gradient before": Circumstance(looks_on),
     "FSDP2": Circumstance(sharded, stays_fused=True, plans_only=True),
     "FSDP2 of layers": Circumstance(sharded_layers, plans_only=True),
