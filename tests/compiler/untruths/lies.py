@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from tests.compiler.annotated import SCALE, STREAMED
@@ -13,6 +15,14 @@ MATMUL, NORM, PERSISTENT, ATTENTION = (
     (KERNELS / f"{name}.py").read_text() for name in ("matmul", "norm", "persistent", "attention")
 )
 Change = tuple[str, str]
+
+
+def alone(name: str) -> str:
+    """A kernel of true_places.py in a file of its own."""
+    text = Path(__file__).with_name("true_places.py").read_text()
+    found = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    body = "\n".join(text.splitlines()[found.lineno - 1 : found.end_lineno])
+    return f"import triton\nimport triton.language as tl\n\n\n@triton.jit\n{body}\n"
 
 
 class Lie(NamedTuple):
@@ -173,4 +183,12 @@ CALLS = [
         NUMBERED | {f"{name}_desc.block_shape[{at}]": size for name in "abc" for at, size in ((0, 32), (1, 16))},
     ),
 ]
-ALL = [*PLACES, *CONDITIONS, *NUMBERS, *STREAMS, *SOFTMAX, *DIRECTIVES, *DESCRIPTORS, *CALLS]
+QUOTIENTS = lies(
+    alone("quotients"),
+    (" & (h[None, :] < half)", "", "load X=", "those behind are of other rows"),
+    (" (h[None, :] < half)", " (h[None, :] < N)", "load X=", "those behind are of other rows"),
+    ("half + h[None, :], mask=here", "half + 1 + h[None, :], mask=here", "load X=", "it reaches 23 to 54"),
+    ("a * b, mask=here", "a * b, mask=rows[:, None] < M", "store Y=", "of 22 elements of a dimension it stores"),
+    call={"M": 96, "N": 44, "BM": 16, "H": 32},
+)
+ALL = [*QUOTIENTS, *PLACES, *CONDITIONS, *NUMBERS, *STREAMS, *SOFTMAX, *DIRECTIVES, *DESCRIPTORS, *CALLS]
