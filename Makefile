@@ -115,8 +115,9 @@ bench: .venv/stamp       ## both operators on every GPU at hand, shapes of mlp.*
 	$(BIN)/overweave bench all_gather_matmul --shapes mlp
 	$(BIN)/overweave bench matmul_reduce_scatter --shapes mlp
 
+# There is no release yet: a revision of this repository, which a shallow clone may lack.
 SINCE := 7e83ba7
-size: .venv/stamp        ## lines, files and classes of each room, beside the last release
+size: .venv/stamp        ## lines, files and classes of each room, beside those of a revision: SINCE=
 	$(BIN)/python -m campaigns.size --beside $(SINCE)
 
 clean:                   ## the virtual environment and every cache

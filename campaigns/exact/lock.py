@@ -149,7 +149,8 @@ def computed(with_ptx: bool) -> Digests:
 
 def kept() -> Digests:
     """The digests of the file."""
-    return json.loads(FILE.read_text()) if FILE.exists() else {}
+    digests: Digests = json.loads(FILE.read_text())
+    return digests
 
 
 def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

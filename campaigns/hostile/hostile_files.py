@@ -195,9 +195,8 @@ def run_crafted(workers: int) -> Iterator[Ended]:
 
 def run_fuzzed(count: int, first: int, workers: int) -> Iterator[Ended]:
     batches = [range(at, min(at + BATCH, first + count)) for at in range(first, first + count, BATCH)]
-    with get_context("spawn").Pool(
-        workers, _bounded, maxtasksperchild=1
-    ) as pool:  # what a process keeps, a bound would count
+    # A batch has a process of its own: what a process keeps in its caches would count against its bound.
+    with get_context("spawn").Pool(workers, _bounded, maxtasksperchild=1) as pool:
         for ended in pool.imap(partial(batch, known_files()), batches):
             yield from ended
 

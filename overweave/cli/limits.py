@@ -46,8 +46,12 @@ class _Clock:
 def limited(*paths: Path, seconds: float | None = None) -> Iterator[None]:
     """Raises ScheduleUndecided where what is made of files takes more than their sizes explain, or ends in a fault.
 
-    seconds: of the processor, in place of what the sizes allow.
+    seconds: of the processor, in place of what the sizes allow. Without a file nothing is limited: it is the caller's
+    own time.
     """
+    if not paths:
+        yield
+        return
     mib = sum(map(_size_bytes, paths)) / 2**20
     seconds = allowed_s(*paths) if seconds is None else seconds
     mapped, resident = _mapped_and_resident_bytes()

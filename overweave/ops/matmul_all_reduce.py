@@ -90,7 +90,7 @@ def matmul_all_reduce(
 
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled, at this call or, on a GPU, at the next one. Source:
-    schedules/families/all_reduce.py.
+    schedules/methods/reductions.py.
     """
     given = {
         "x": x, "w": w, "bias": bias, "activation": activation, "residual": residual, "scale_x": scale_x,

@@ -43,3 +43,9 @@ def test_who_takes_all_memory_gets_none():
     with pytest.raises(ScheduleUndecided, match="MiB of memory"), limits.limited(Path("none")):
         bytearray(2 * limits.BYTES)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_without_a_file_nothing_is_limited(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "SECONDS", 0.0)
+    with limits.limited():
+        assert sum(range(1 << 18))

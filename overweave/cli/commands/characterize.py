@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from contextlib import nullcontext
 from io import StringIO
 from math import inf
 from pathlib import Path
@@ -64,7 +63,7 @@ def characterize(
     if out is not None:
         make_folder(out)
     if simulate:
-        with limited(*files_of(simulate)) if files_of(simulate) else nullcontext():
+        with limited(*files_of(simulate)):
             machine = load(simulate)
         found, where = _predicted(cases, machine, (simulate, shapes), kinds), f"predicted on {machine.title}"
     else:
@@ -102,7 +101,7 @@ def _predicted(
     left_s = allowed_s(*files_of(shapes)) if files_of(shapes) else inf  # a set of the repository takes what it takes
     for case, problem in cases.items():
         began = process_time()
-        with limited(*files, seconds=min(CASE_S, max(left_s, _LEAST_S))) if files else nullcontext():
+        with limited(*files, seconds=min(CASE_S, max(left_s, _LEAST_S))):
             told.append(losses_on_paper(case, problem, machine, wanted))
         left_s -= process_time() - began
     return told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +41,7 @@ def compare(
 ) -> None:
     """Set two timelines beside each other, and say which is quicker and how much communication each leaves exposed."""
     files = files_of(a, b, machine)
-    with limited(*files) if files else nullcontext():
+    with limited(*files):
         write_page, where = page_writer(html), load(machine or default_for(world))
         sides = {"A": _timelines(a, shape, world, where), "B": _timelines(b, shape, world, where)}
         first, second = sides["A"][0], sides["B"][0]

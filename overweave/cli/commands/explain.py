@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Annotated, Literal
 
 import typer
@@ -52,7 +51,7 @@ def explain(
         raise InputError(f"explain --machine {machine[:60]} --device cpu", "a CPU", "Leave one of the two out")
     problem, files = case.problem(operator, world, dtype), files_of(machine)
     seconds = allowed_s(*files) * max(1.0, world / RANKS_OF_A_FILE)
-    with limited(*files, seconds=seconds) if files else nullcontext():
+    with limited(*files, seconds=seconds):
         target = target_named(machine, world) if machine is not None else target_for(device_of("explain", device))
         where = target.machine(world)
         advice = advise(problem, where) if where is not None and serves(problem, where) else None

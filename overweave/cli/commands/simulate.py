@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -80,7 +79,7 @@ def simulate(
     """Predict how long a schedule takes on a described machine, and draw it."""
     is_named = schedule in METHODS
     files = (*(() if is_named else (Path(schedule),)), *files_of(machine))
-    with told_as_json(schedule, json), limited(*files) if files else nullcontext():
+    with told_as_json(schedule, json), limited(*files):
         ranks = 4 if world is None else world
         write_page, where = page_writer(html), load(machine or default_for(ranks))
         if is_named:

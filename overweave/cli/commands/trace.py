@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +47,7 @@ def trace(
     name, options = _schedule(problem, place, plan, options_of(option or []))
     described = machine or default_for(world_size)
     files = files_of(machine)
-    with limited(*files) if files else nullcontext():
+    with limited(*files):
         is_large_enough = world_size <= load(described).gpus
         predicted = [simulated(name, problem, options, described)] if machine or is_large_enough else []
     make_folder(out)

@@ -52,7 +52,7 @@ def store_parts_away(target, c_tiles, half, row, col, lacks, pace_ns, SPLIT_N: g
 
 @gluon.jit
 def pace_of(peers, world_size, tile, tiles):
-    """How far apart a tile's strips are (peer_store_throttle.py of the runtime); behind the last tiles nobody loads."""
+    """How far apart a tile's strips are (runtime/kernel_calls/bind.py); behind the last tiles nobody loads."""
     is_last = tile + gl.num_programs(0) >= tiles
     return gl.where(is_last, 0, gl.load(peers.places + 2 * world_size + 1)).to(gl.int32)
 

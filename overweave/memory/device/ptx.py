@@ -27,7 +27,7 @@ _REGISTERS = """
     .reg .b32 seen, scratch;
     .reg .b64 start, now;
 """
-# Of GPUs with bulk copies, from sm_90 on; older ones have no such proxy, and their assembler no such fence.
+# sm_90 on: orders bulk copies, which run in the async proxy, behind the wait. Assemblers for older GPUs refuse it.
 _FENCE = "    fence.proxy.async.global;\n"
 _VERDICT = "    selp.b32 $0, 1, 0, reached;\n"
 
@@ -296,5 +296,5 @@ def poll_packed_constraints(senders: int) -> str:
 
 
 def before_hopper(wait: str) -> str:
-    """A wait for GPUs without bulk copies."""
+    """The same wait without the proxy fence, for GPUs before sm_90."""
     return wait.replace(_FENCE, "")

@@ -23,8 +23,8 @@ from overweave.memory.device.ptx import (
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 WAIT_ASSEMBLY = tl.constexpr(WAIT_UNTIL_AT_LEAST)
 WAIT_FOR_EACH_ASSEMBLY = tl.constexpr(WAIT_UNTIL_EACH_AT_LEAST)
-OLD_WAIT_ASSEMBLY = tl.constexpr(before_hopper(WAIT_UNTIL_AT_LEAST))
-OLD_WAIT_FOR_EACH_ASSEMBLY = tl.constexpr(before_hopper(WAIT_UNTIL_EACH_AT_LEAST))
+WAIT_ASSEMBLY_BEFORE_SM90 = tl.constexpr(before_hopper(WAIT_UNTIL_AT_LEAST))
+WAIT_FOR_EACH_ASSEMBLY_BEFORE_SM90 = tl.constexpr(before_hopper(WAIT_UNTIL_EACH_AT_LEAST))
 LANES = tl.constexpr(WARP_LANES)
 CLOCK_ASSEMBLY = tl.constexpr(READ_CLOCK)
 
@@ -80,7 +80,7 @@ def wait_at_least(word, wanted, words, limits):
         verdict = (seen - wanted >= 0).to(tl.int32)
     else:
         verdict = tl.inline_asm_elementwise(
-            WAIT_ASSEMBLY if has_bulk_copies() else OLD_WAIT_ASSEMBLY,
+            WAIT_ASSEMBLY if has_bulk_copies() else WAIT_ASSEMBLY_BEFORE_SM90,
             "=r,l,r,l,l",
             [word, wanted, words, tl.load(limits + TIMEOUT_NS)],
             dtype=tl.int32,
@@ -126,7 +126,7 @@ def wait_for_signals_at_once(signals, low, high, count, also, also_count, operat
                 wanted = tl.where(places < high, count, also_count)
                 has_word = places < end
                 each = tl.inline_asm_elementwise(
-                    WAIT_FOR_EACH_ASSEMBLY if has_bulk_copies() else OLD_WAIT_FOR_EACH_ASSEMBLY,
+                    WAIT_FOR_EACH_ASSEMBLY if has_bulk_copies() else WAIT_FOR_EACH_ASSEMBLY_BEFORE_SM90,
                     "=r,l,r,l,l,r",
                     [
                         signals + tl.where(has_word, signal, 0) * STRIDE,

@@ -96,7 +96,7 @@ def as_stored(matrix: Matrix, is_transposed: bool) -> tuple[list[int], list[int]
 
 class Peers(NamedTuple):
     """places: int64, a row of two for each rank (memory/lower.peer_places); behind them where sums of peers lie here,
-    or 0, and how far apart strips are stored (peer_store_throttle.py). distances: of the slot of each peer behind the
+    or 0, and how far apart strips are stored (bind.py). distances: of the slot of each peer behind the
     own one in bytes, the next rank first. spread: the own instance of the buffer where sums go at peers, if they go to
     every rank.
     """

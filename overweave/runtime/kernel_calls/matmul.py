@@ -36,7 +36,7 @@ class Operands:
     tile has any. addend_rows: if all lie in one own matrix `[rows, n]` and no tile has two, that, and int64
     `[operations]`, how many rows further than the result (memory/lower.addend_shifts).
     shares: memory for tiles that are dealt out along k; None if none is.
-    peers: where tiles store at other ranks, products in the first output (peers.py); None if none does.
+    peers: where tiles store at other ranks, products in the first output (`Peers`); None if none does.
     """
 
     a_shard: Matrix | None

@@ -196,41 +196,41 @@ def _multiply_rows(
     """The Compute's instances beyond its tiles say how many of the last whole ones are cut."""
     if [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
         raise ScheduleError(f"tile order of {compute.name}", "rows of `a` and `out` differ", "Cut both alike")
-    alike = _alike_of_product(compute, position, duties, context)
+    shared = _fields_of_product(compute, position, duties, context)
     rows: list[TileRow] = []
     for a, out in zip(compute.a, compute.out, strict=True):
-        alike = alike._replace(source=OWN_SHARD if context.homes[a.buffer] == "input" else WORKSPACE)
+        shared = shared._replace(source=OWN_SHARD if context.homes[a.buffer] == "input" else WORKSPACE)
         if out.buffer in context.permuted:
-            rows += _stored_rows(alike, (compute, a, out), context.permuted[out.buffer], blocks.group_m)
+            rows += _stored_rows(shared, (compute, a, out), context.permuted[out.buffer], blocks.group_m)
         else:
-            rows += _rows(alike, out, a.rows[0], blocks)
+            rows += _rows(shared, out, a.rows[0], blocks)
     config = blocks.matmul
     if config is None or config.split_n == 1:
         return rows
     return _with_last_cut(rows, (compute.tiles - len(rows)) // (config.split_n - 1), config)
 
 
-def _alike(kind: int, position: int, duties: _Duties) -> TileRow:
+def _shared_fields(kind: int, position: int, duties: _Duties) -> TileRow:
     """What the tiles of an operation have in common."""
     return TileRow(kind, 0, 0, 0, WORKSPACE, 0, *duties.wait, duties.signal, position, *duties.also)
 
 
-def _alike_of_product(compute: Compute, position: int, duties: _Duties, context: _Context) -> TileRow:
+def _fields_of_product(compute: Compute, position: int, duties: _Duties, context: _Context) -> TileRow:
     weight = context.weights.index(compute.b.buffer)
     into = context.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
     to = place_of_result(compute, context.world_size) if compute.out else 0
     if to is None:
         found, cure = f"it is stored at ranks {sorted(compute.stored_at)}", "Store at one rank, or at every rank"
         raise ScheduleError(f"tile order of {compute.name}", found, cure)
-    alike = _alike(MULTIPLY, position, duties)._replace(weight=weight, into=into, to=to)
+    shared = _shared_fields(MULTIPLY, position, duties)._replace(weight=weight, into=into, to=to)
     if not compute.addends:
-        return alike
+        return shared
     late = _late(compute, context.first_signal)
-    return alike._replace(place=compute.place, finishes=int(compute.finishes), **late)
+    return shared._replace(place=compute.place, finishes=int(compute.finishes), **late)
 
 
 def _stored_rows(
-    alike: TileRow, part: tuple[Compute, Region, Region], buffer: Buffer, group_m: int
+    shared: TileRow, part: tuple[Compute, Region, Region], buffer: Buffer, group_m: int
 ) -> Iterator[TileRow]:
     """The tiles of a part of a product whose blocks are permuted: each stores a whole cell of their stack."""
     compute, a, out = part
@@ -242,7 +242,7 @@ def _stored_rows(
     for _, _, _, cell in sorted(bands):
         row = cell.start // blocks.cols
         source_row, shift = a.rows[0] + cell.rows[0] - out.rows[0], compute.b.cols[0] + cell.cols[0] - out.cols[0]
-        yield alike._replace(row=row, row_end=row + blocks.rows, source_row=source_row, shift=shift)
+        yield shared._replace(row=row, row_end=row + blocks.rows, source_row=source_row, shift=shift)
 
 
 def _late(compute: Compute, first: dict[str, int]) -> dict[str, int]:
@@ -274,8 +274,8 @@ def _with_last_cut(rows: list[TileRow], count: int, config: MatmulConfig) -> lis
 
 def _reduce_rows(reduce: Reduce, position: int, blocks: _Blocks, duties: _Duties) -> list[TileRow]:
     """`source_row` counts from the first row of every operand: their addresses stand beside the table."""
-    alike = _alike(REDUCE, position, duties)._replace(finishes=int(reduce.finishes))
-    return _rows(alike, reduce.out, 0, blocks)
+    shared = _shared_fields(REDUCE, position, duties)._replace(finishes=int(reduce.finishes))
+    return _rows(shared, reduce.out, 0, blocks)
 
 
 def _copy_rows(move: Put | Copy, position: int, duties: _Duties, context: _Context) -> Iterator[TileRow]:
@@ -293,13 +293,13 @@ def _copy_rows(move: Put | Copy, position: int, duties: _Duties, context: _Conte
             yield TileRow(COPY, lo, hi, target.cols[0], place, lo + offset, *wait, signal, position, *also)
 
 
-def _rows(alike: TileRow, out: Region, source_row: int, blocks: _Blocks) -> list[TileRow]:
+def _rows(shared: TileRow, out: Region, source_row: int, blocks: _Blocks) -> list[TileRow]:
     """A table has up to a million rows, and those of an operation differ in five fields of 27: no name is looked up."""
-    kind, place, narrow = alike.kind, alike.source, blocks.matmul
+    kind, place, narrow = shared.kind, shared.source, blocks.matmul
     last_col = out.cols[1] - (out.cols[1] - out.cols[0] - 1) % blocks.block_n - 1
     last_width = narrow_width(out.cols[1] - last_col, narrow) if narrow else 0
     hi, offset = out.rows[1], source_row - out.rows[0]
-    whole, last = (tuple(alike._replace(width=width))[BEHIND_SOURCE_ROW:] for width in (0, last_width))
+    whole, last = (tuple(shared._replace(width=width))[BEHIND_SOURCE_ROW:] for width in (0, last_width))
     ends = {row: min(row + blocks.block_m, hi) for row in range(*out.rows, blocks.block_m)}
     tiles = swizzled(out.rows, out.cols, blocks.block_m, blocks.block_n, blocks.group_m)
     new = tuple.__new__

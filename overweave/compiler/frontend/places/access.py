@@ -68,11 +68,12 @@ class AccessCheck:
         offset = self._offset()
         strides = Strides(self.sides, self.check.strides, self.check.known, self.check.is_call)
         offset = self._unwrapped(strides.resolved(offset))
-        divided = divided_lanes(offset, self.check.known)
-        # A lane longer than a dimension goes on over its end, or a mask cuts it there.
-        choices = [divided] if divided else [long_lanes(offset, self.sides, self.check.known), Parts()]
+        readings = [divided_lanes(offset, self.check.known)]
+        if not readings[0] and (long := long_lanes(offset, self.sides, self.check.known)):
+            readings.insert(0, long)  # such a lane goes on over the end of a dimension, or a mask cuts it there
         refused: list[DirectiveError] = []
-        for self.parts in choices:
+        for reading in readings:
+            self.parts = reading
             try:
                 return self._in_numbers(taken_apart(offset, self.parts))
             except DirectiveError as error:
