@@ -1,4 +1,4 @@
-"""Author's matmul over both toys on three emulated ranks: python -m tests.extending.woven_toys"""
+"""The toys on three emulated ranks whose kernels are interpreted: python -m tests.extending.woven_toys"""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from overweave.runtime.interpreted import interpreter
 interpreter.repair()
 
 import overweave as ow  # noqa: E402
+from overweave.ir.problem import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
-from tests.extending import toy_method, toy_schedule  # noqa: E402
+from overweave.ops.trial import case_of, try_case  # noqa: E402
+from tests.extending import toy_method, toy_operator, toy_schedule  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 from tests.source_tree import ROOT  # noqa: E402
 
@@ -30,9 +32,19 @@ def is_exact(schedule: str) -> bool:
     return torch.equal(c, a @ b)
 
 
+def is_right(method: str) -> bool:
+    """Whether a method of the toy operator is, by tiles of a kernel."""
+    toy_operator.add()
+    group, name = resolve(None), toy_operator.OPERATOR.name
+    problem = Problem(operator=name, m=37, n=24, k=16, world_size=group.world_size, dtype="bfloat16")
+    trial = try_case(case_of(f"{name}.{method}", problem, "cpu", {}), group)
+    return trial is None or trial.is_right
+
+
 def main() -> None:
     for name in (toy_schedule.METHOD.name, toy_method.METHOD.name):
         print(name, *run_ranks(is_exact, 3, f"all_gather.{name}"))
+    print("push", *run_ranks(is_right, 3, "push"))
 
 
 if __name__ == "__main__":
