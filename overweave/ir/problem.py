@@ -75,7 +75,13 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def _start(self, dim: Dim, operand: Operand, rank: int) -> int:
         if dim != operand.along:
             return 0
-        return shard_rows(self.m, self.world_size, rank)[0] if dim == "m" else rank * self.sizes[dim]
+        if dim == "m" or operand.ownership == "gathered":
+            return shard_rows(self.sizes[dim], self.world_size, rank)[0]
+        return rank * self.sizes[dim]
+
+    def weight_rows(self, rank: int) -> Range:
+        """Which rows of one rank's weight, as it is multiplied, a rank brings: its shard of those that are gathered."""
+        return shard_rows(self.k, self.world_size, rank) if self.record.gathers_weight else (0, self.k)
 
     @property
     def _adds(self) -> bool:

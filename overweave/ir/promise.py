@@ -15,6 +15,7 @@ from overweave.ir.epilogue import SCALE_DTYPE, SCALE_X
 from overweave.ir.plan import numbered
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Range
+from overweave.ir.shards import rows_of
 from overweave.ir.tensors import FACTORS, product, received, scale_of
 
 GATHERED_OUT = "gathered_out"  # the output that the gathered operand is returned in
@@ -50,9 +51,9 @@ def given_to(problem: Problem, rank: int) -> Iterator[Holding]:
         if problem.epilogue.scaling == "rows":
             yield Holding(SCALE_X, rank, (hi - lo, 1), SCALE_DTYPE, scale_of(a), (lo, col), first=first)
         first += hi - lo
-    row, col = problem.start(record.w, rank)
+    brought, (row, col) = problem.weight_rows(rank), problem.start(record.w, rank)
     for index, cols in enumerate(problem.widths):
-        yield Holding(numbered(record.w.name, index), rank, (problem.k, cols), dtype, b, (row, col))
+        yield Holding(numbered(record.w.name, index), rank, (rows_of((brought,)), cols), dtype, b, (row, col))
         col += cols
 
 

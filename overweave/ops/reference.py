@@ -22,8 +22,8 @@ class PlainCollectives(NamedTuple):
     def matmul(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x @ w
 
-    def all_gather(self, shard: torch.Tensor) -> torch.Tensor:
-        return gathered_rows(shard, self.group, self.m)
+    def all_gather(self, shard: torch.Tensor, rows: int | None = None) -> torch.Tensor:
+        return gathered_rows(shard, self.group, self.m if rows is None else rows)
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(part, group=self.group)

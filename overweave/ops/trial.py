@@ -11,6 +11,7 @@ from msgspec import Struct, to_builtins
 
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
+from overweave.ir.shards import rows_of
 from overweave.ir.timeline.timeline import Timeline
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.memory.group import Group, resolve
@@ -160,7 +161,7 @@ def _integers(problem: Problem, group: Group, device: torch.device) -> Tensors:
     depth = problem.k * (problem.world_size if problem.record.adds else 1)
     x = torch.randint(-1, 2, (problem.operand_rows(group.rank), problem.k), generator=generator, device=device)
     kept = torch.rand(x.shape, generator=generator, dtype=torch.float32, device=device) < NON_ZEROS / depth
-    w = torch.randint(-1, 2, (problem.k, problem.n), generator=generator, device=device)
+    w = torch.randint(-1, 2, _weight_shape(problem, group), generator=generator, device=device)
     return _tensors(problem, group, x * kept, w)
 
 
@@ -168,8 +169,17 @@ def _normal(problem: Problem, group: Group, device: torch.device) -> Tensors:
     generator = _generator(group, device)
     shape = problem.operand_rows(group.rank), problem.k
     x = torch.randn(shape, generator=generator, dtype=torch.float32, device=device)
-    w = torch.randn((problem.k, problem.n), generator=generator, dtype=torch.float32, device=device)
+    w = torch.randn(
+        _weight_shape(problem, group),
+        generator=generator,
+        dtype=torch.float32,
+        device=device,
+    )
     return _tensors(problem, group, x, w)
+
+
+def _weight_shape(problem: Problem, group: Group) -> tuple[int, int]:
+    return rows_of((problem.weight_rows(group.rank),)), problem.n
 
 
 def _generator(group: Group, device: torch.device) -> torch.Generator:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 import overweave as ow
 from overweave.cli.main import app
+from overweave.errors import InputError
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.trial import Case, try_case
 from overweave.schedules.catalog.catalog import build, names
-from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.methods.registry import METHODS, register
 from overweave.schedules.records.record import Method
+from overweave.schedules.weave.transports import wanted_of
 from overweave.tuner.model.rank import weigh
+from overweave.tuner.space.compiled import families
 from overweave.tuner.space.space import candidate, candidates, is_member, obstacle
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import shipped
@@ -28,6 +34,10 @@ from tests.source_tree import ROOT
 
 TOYS = {"schedule": toy_schedule.METHOD, "method": toy_method.METHOD}
 GPU = Target("cuda")
+KERNEL = f"{ROOT}/examples/kernels/matmul.py:matmul_kernel"
+STRIDES = {"stride_am": 32, "stride_ak": 1, "stride_bk": 24, "stride_bn": 1, "stride_cm": 24, "stride_cn": 1}
+BLOCKS = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 8}
+NUMBERS = {"M": 144, "N": 24, "K": 32, **STRIDES, **BLOCKS}
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +114,29 @@ def test_shipped_tables_are_read_beside_them():
     assert shipped("NVIDIA H200", 4) is not None
 
 
+def woven_name(toy: Method) -> str:
+    return f"all_gather.{toy.name}"
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_the_compiler_of_authors_kernels_weaves_them(toy: Method, world_size: int):
+    assert ow.compile(KERNEL, f"{woven_name(toy)} pieces=2").plan(NUMBERS, world_size).schedule.operations
+
+
+def test_the_compiler_offers_them_and_takes_no_option_of_tiles(toy: Method):
+    assert woven_name(toy) in {each.name for each in families("all_gather.auto")}
+    assert f"\n{woven_name(toy)} " in called("show")
+    with pytest.raises(InputError, match="block_m"):
+        wanted_of(["A"], [], f"{woven_name(toy)} block_m=64")
+
+
+def test_a_method_of_sums_is_woven_as_well():
+    mine = msgspec.structs.replace(METHODS["matmul_reduce_scatter.scatter"], name="farthest")
+    register(mine)
+    plan = ow.compile(KERNEL, "reduce_scatter.farthest").plan(NUMBERS, 4)
+    assert {step.queue for step in plan.schedule.operations} >= {"tiles", "copies", "sums"}
+
+
 def tried(name: str, m: int) -> bool:
     """Whether integers come out bit for bit, and floats as near as torch has them."""
     toy_schedule.add()
@@ -112,6 +145,13 @@ def tried(name: str, m: int) -> bool:
     own = problem(METHODS[name], group.world_size, m, "bfloat16")
     trial = try_case(Case(name, own, {"block_m": 16}, "cpu"), group)
     return trial is None or trial.is_right
+
+
+@pytest.mark.slow
+def test_kernels_run_over_them_on_emulated_ranks():
+    command = [sys.executable, "-m", "tests.extending.woven_toys"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert said.split() == ["farthest_first", *["True"] * 3, "push_reversed", *["True"] * 3, "push", *["True"] * 3]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -13,23 +13,27 @@ from typer.testing import CliRunner
 import overweave as ow
 from overweave.cli.main import app
 from overweave.errors import InputError
-from overweave.ir.operators.registry import register
+from overweave.ir.operators.record import Forms, Operand
+from overweave.ir.operators.registry import OPERATORS, register
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.operators import operator_for
-from overweave.ops.trial import case_of, try_case
+from overweave.ops.trial import Case, try_case
 from overweave.schedules.catalog import catalog
+from overweave.schedules.methods.registry import methods_for
 from overweave.tuner.measure.bench import Request, Run, runs
 from overweave.tuner.measure.timer import Effort
-from overweave.tuner.space.shapes import Case
-from overweave.tuner.space.space import Candidate, candidates
+from overweave.tuner.space import shapes
+from overweave.tuner.space.space import candidates
 from tests.extending import toy_operator
 from tests.extending.toy_operator import OPERATOR
 from tests.ranks import run_ranks
 from tests.registries import kept_registries
+from tests.source_tree import ROOT
 
-NAME = f"{OPERATOR.name}.sequential"
+OWN = tuple(OPERATORS)
+NAMES = [method.full_name for method in toy_operator.METHODS]
 
 
 @pytest.fixture(autouse=True)
@@ -49,23 +53,29 @@ def called(*words: str) -> str:
     return result.output
 
 
+def test_it_is_short():
+    assert len((ROOT / "tests/extending/toy_operator.py").read_text().splitlines()) <= 80
+
+
 @pytest.mark.parametrize("world_size", range(1, 9))
-def test_it_is_proven(world_size: int):
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_proven(name: str, world_size: int):
     for m in (0, 3, 37, 64):
-        verify_plan(catalog.build(NAME, problem(world_size, m), {}), MachineLimits()).raise_if_refused()
+        verify_plan(catalog.build(name, problem(world_size, m), {}), MachineLimits()).raise_if_refused()
 
 
-def test_the_command_line_shows_proves_and_simulates_it(tmp_path: Path):
-    assert NAME in called("show")
-    assert "all_gather" in called("show", NAME, "-w", "3")
-    called("show", NAME, "-w", "8", "--json", str(tmp_path / "plan.json"))
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_line_shows_proves_and_simulates_it(name: str, tmp_path: Path):
+    assert name in called("show")
+    assert "all_gather_weight" in called("show", name, "-w", "3")
+    called("show", name, "-w", "8", "--json", str(tmp_path / "plan.json"))
     assert "proven" in called("verify", str(tmp_path / "plan.json"))
-    assert "us" in called("simulate", NAME, "--shape", "4096,4096,4096", "-w", "4")
+    assert "us" in called("simulate", name, "--shape", "4096,4096,4096", "-w", "4")
 
 
 def test_the_tuner_offers_it_and_says_why():
-    assert candidates(OPERATOR.name) == (Candidate("sequential"),)
-    assert ow.explain(OPERATOR.name, m=4096, n=4096, k=4096, world_size=4).plan == NAME
+    assert {each.plan for each in candidates(OPERATOR.name)} == {"sequential", "push"}
+    assert ow.explain(OPERATOR.name, m=4096, n=4096, k=4096, world_size=4).plan in NAMES
     assert "sequential" in called("explain", OPERATOR.name, "--shape", "4096,4096,4096")
 
 
@@ -80,29 +90,80 @@ def test_a_name_is_given_once():
         register(msgspec.structs.replace(OPERATOR, split="n"))
 
 
-def tried(m: int) -> list[bool]:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("x", Operand("x", ("m", "k"), "gathered", "k")),
+        ("w", Operand("w", ("k", "n"), "gathered", "n")),
+        ("y", Operand("y", ("m", "n"), "summed", "m")),
+        ("forms", Forms(scaling=False)),
+        ("dual", "matmul_reduce_scatter"),
+    ],
+)
+def test_a_record_that_nothing_serves_is_refused_with_its_field(field: str, value: object):
+    record = msgspec.structs.replace(OPERATOR, **{field: value, "name": "other"})
+    with pytest.raises(InputError, match=f"^register other: {field} is .*pass a builder"):
+        catalog.register(record, ())
+    assert "other" not in OPERATORS
+
+
+def test_a_method_without_moves_or_of_another_operator_is_refused():
+    record = msgspec.structs.replace(OPERATOR, name="other")
+    for changes, found in (({"write": None}, "no moves"), ({}, "another operator's")):
+        with pytest.raises(InputError, match=found):
+            catalog.register(record, [msgspec.structs.replace(toy_operator.METHODS[0], **changes)])
+    assert "other" not in OPERATORS
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_records_of_the_package_are_served(name: str):
+    record = msgspec.structs.replace(OPERATORS[name], name="other")
+    methods = [msgspec.structs.replace(each, operator="other") for each in methods_for(name)]
+    catalog.register(record, methods)
+
+
+def tried(name: str, m: int) -> list[bool]:
     """Whether integers come out bit for bit, and floats as near as torch has them; and so by a call without a plan."""
     toy_operator.add()
-    group = resolve(None)
-    own = problem(group.world_size, m)
-    trial = try_case(case_of(NAME, own, "cpu", {}), group)
-    whole = torch.arange(m * 16, dtype=torch.float32).reshape(m, 16) % 7
-    w = torch.arange(16 * 24, dtype=torch.float32).reshape(16, 24) % 5
-    shards = [*torch.chunk(whole, group.world_size), *[whole[:0]] * group.world_size]
-    y = toy_operator.matmul_all_gather(shards[group.rank], w, m=m)
-    return [trial is None or trial.is_right, torch.equal(y, whole @ w)]
+    group, k = resolve(None), 16
+    own = msgspec.structs.replace(problem(group.world_size, m), dtype="bfloat16")
+    trial = try_case(Case(name, own, {}, "cpu"), group)
+    whole = torch.arange(m * k, dtype=torch.float32).reshape(m, k) % 7
+    w = torch.arange(k * 24, dtype=torch.float32).reshape(k, 24) % 5
+    shards, parts = ([*torch.chunk(each, group.world_size), *[each[:0]] * group.world_size] for each in (whole, w))
+    x_shard, w_shard = shards[group.rank], parts[group.rank]
+    results = [toy_operator.all_gather_both_matmul(x_shard, w_shard, m=m, plan=plan) for plan in (None, name)]
+    return [trial is None or trial.is_right, *(torch.equal(y, whole @ w) for y in results)]
 
 
 @pytest.mark.parametrize("m", [2, 37])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_it_runs_on_emulated_ranks(world_size: int, m: int):
-    assert run_ranks(tried, world_size, m) == [[True, True]] * world_size
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_on_emulated_ranks(name: str, world_size: int, m: int):
+    assert run_ranks(tried, world_size, name, m) == [[True] * 3] * world_size
+
+
+def refused() -> str:
+    toy_operator.add()
+    try:
+        toy_operator.all_gather_both_matmul(torch.ones(8, 16), torch.ones(16, 24))
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def test_a_whole_weight_in_place_of_a_shard_is_refused():
+    for said in run_ranks(refused, 2):
+        assert "w, [8, n] of k=16" in said
+        assert "torch.chunk" in said
 
 
 def compared() -> object:
     toy_operator.add()
     effort = Effort(rounds=4, warmup=1)
-    request = Request(operator=OPERATOR.name, cases=(Case("a", 37, 24, 16),), device="cpu", dtype="fp32", effort=effort)
+    request = Request(
+        operator=OPERATOR.name, cases=(shapes.Case("a", 37, 24, 16),), device="cpu", dtype="fp32", effort=effort
+    )
     *_, result = runs(request, resolve(None), operator_for)
     return msgspec.to_builtins(result)
 
@@ -111,4 +172,4 @@ def test_it_is_compared_with_the_library():
     (rows,) = msgspec.convert(run_ranks(compared, 2)[0], Run).cases
     assert [row.name for row in rows.methods] == ["matmul", "communication", "sequential", "overweave"]
     assert set(rows.left_out) == {"copies", "ceiling"}
-    assert rows.methods[-1].plan == "sequential"
+    assert rows.methods[-1].plan in {"sequential", "push"}

@@ -23,7 +23,7 @@ from overweave.ir.timeline.steps import timeline_of_steps
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.options import Option
-from overweave.schedules.weave.transports import TRANSPORTS
+from overweave.schedules.weave.transports import transports
 
 WIDTH = 36  # of a name
 SOME_DTYPE: Dtype = "bfloat16"  # of which bytes are told where a schedule alone does not say
@@ -88,7 +88,7 @@ def _of_file(file: Path, world: int | None, option: list[str] | None) -> Schedul
 def listing() -> str:
     """One line per schedule of operators and of annotated kernels: its name, what it does, the options it takes."""
     lines = [_line(name, method.summary, method.options) for name, method in METHODS.items()]
-    woven = [_line(name, "", transport.options) for name, transport in TRANSPORTS.items()]
+    woven = [_line(name, "", transport.options) for name, transport in transports().items()]
     return "\n".join(
         [*lines, "", "Of a tensor of an annotated kernel (docs/directives.md, `overweave compile`):", *woven]
     )

@@ -88,8 +88,8 @@ class PlainTorch(Protocol):
     def matmul(self, x: Any, w: Any) -> Any:
         """`x @ w`."""
 
-    def all_gather(self, shard: Any) -> Any:
-        """The shards of all ranks, one below the other."""
+    def all_gather(self, shard: Any, rows: int | None = None) -> Any:
+        """The shards of all ranks, one below the other. rows: of all; None: those of the problem."""
 
     def all_reduce(self, part: Any) -> Any:
         """The sum of all ranks' parts."""
@@ -144,6 +144,11 @@ class Operator(Struct, frozen=True, kw_only=True):
     def gathers(self) -> bool:
         """Whether the left operand travels, to be multiplied where it arrives; else the product does."""
         return self.x.ownership in ("gathered", "exchanged")
+
+    @property
+    def gathers_weight(self) -> bool:
+        """Whether each rank brings a shard of the weight's rows, and multiplies by all of them."""
+        return self.w.ownership == "gathered"
 
     @property
     def exchanges(self) -> bool:

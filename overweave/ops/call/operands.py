@@ -67,7 +67,7 @@ def problem_of_call(operator: Operator, group: Group, given: Given, tensors: dic
     """
     check_kinds(operator, given)
     name, x, weights, norm = operator.name, tensors["x"], weights_of(given), given.get("norm")
-    is_transposed = check_operands(name, x, *weights)
+    is_transposed = check_operands(name, x, *weights, shard_of=group if operator.gathers_weight else None)
     columns = tuple(w.shape[1] for w in weights)
     epilogue = Epilogue(
         bias=given.get(BIAS) is not None,
@@ -154,8 +154,10 @@ def check_plain(asked: str, tensor: object) -> None:
         raise InputError(asked, "it has a tangent", "Pass the primal: there are no gradients, forward or backward")
 
 
-def check_operands(operator: str, x: torch.Tensor, *weights: torch.Tensor) -> bool:
+def check_operands(operator: str, x: torch.Tensor, *weights: torch.Tensor, shard_of: Group | None = None) -> bool:
     """`x @ w` for dense matrices of one dtype on one device, all weights in one layout. Raises InputError.
+
+    shard_of: the group whose ranks have shards of the weight's rows, row-major.
 
     Returns whether the weights lie in memory as `[n, k]`.
     """
@@ -163,7 +165,7 @@ def check_operands(operator: str, x: torch.Tensor, *weights: torch.Tensor) -> bo
         known = ", ".join(map(str, TAKEN))
         raise InputError(f"{operator}: x of a supported dtype", f"got {x.dtype}", f"Use one of {known}")
     for name, w in _named(weights):
-        _check_pair(operator, x, w, name)
+        _check_pair(operator, x, w, name, shard_of)
     if all(w.is_contiguous() for w in weights):
         return False
     if not all(w.t().is_contiguous() for w in weights):
@@ -176,7 +178,7 @@ def _named(weights: Sequence[Any]) -> list[tuple[str, Any]]:
     return [("w" if len(weights) == 1 else f"w[{index}]", each) for index, each in enumerate(weights)]
 
 
-def _check_pair(operator: str, x: torch.Tensor, w: torch.Tensor, called: str) -> None:
+def _check_pair(operator: str, x: torch.Tensor, w: torch.Tensor, called: str, shard_of: Group | None) -> None:
     for name, tensor in (("x", x), (called, w)):
         if tensor.dim() != 2:
             raise InputError(f"{operator}: {name} [rows, cols]", f"got {list(tensor.shape)}", "Pass a matrix")
@@ -185,12 +187,18 @@ def _check_pair(operator: str, x: torch.Tensor, w: torch.Tensor, called: str) ->
         raise InputError(f"{operator}: x and {called} alike", found, "Cast or move one of them")
     if x.device.type not in ("cpu", "cuda"):
         raise InputError(f"{operator}: tensors on a CPU or a CUDA GPU", f"got {x.device}", "Move them")
-    if x.shape[1] != w.shape[0]:
+    if shard_of is not None:
+        lo, hi = shard_rows(x.shape[1], shard_of.world_size, shard_of.rank)
+        if w.shape[0] != hi - lo or not w.is_contiguous():
+            found = f"{called} is {list(w.shape)}, its strides are {w.stride()}"
+            cure = "Deal its rows as torch.chunk does, and pass them row-major"
+            raise InputError(f"{operator}: {called}, [{hi - lo}, n] of k={x.shape[1]} on this rank", found, cure)
+    elif x.shape[1] != w.shape[0]:
         found = f"x is {list(x.shape)}, {called} is {list(w.shape)}"
         raise InputError(
             f"{operator}: x [.., k] @ {called} [k, n]", found, "Pass w as [k, n]; `w.t()` is accepted as it is"
         )
-    if not w.numel():
+    if not w.shape[1] or (shard_of is None and not w.numel()):
         raise InputError(f"{operator}: {called} [k, n], both at least 1", f"got {list(w.shape)}", "Leave out the call")
     if not x.is_contiguous():
         raise InputError(f"{operator}: x row-major", f"its strides are {x.stride()}", "Pass x.contiguous()")

@@ -149,7 +149,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     operands = Operands(
         a_shard=binding.callers(shard) if shard else None,
         a_workspace=binding.own(gathered) if gathered else None,
-        weights=tuple((binding.callers(name), binding.instance(outs[name][0])) for name in schedule.weights),
+        weights=tuple((binding.instance(name), binding.instance(outs[name][0])) for name in schedule.weights),
         b_is_transposed=plan.problem.b_is_transposed,
         **read,
         scales=binding.own(gathered_scales) if gathered_scales else None,

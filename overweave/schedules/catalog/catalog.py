@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from itertools import product as product_of
 
@@ -15,7 +15,7 @@ from overweave.ir.operators.registry import operator_of
 from overweave.ir.operators.registry import register as register_record
 from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, numbered, shares_obstacle, step_obstacle
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Queue, Range, Schedule
+from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Operation, Queue, Range, Schedule
 from overweave.ir.tensors import product
 from overweave.schedules.catalog.compose import Footprint, compose
 from overweave.schedules.catalog.finished import shapes_of_tiles, with_finished_sums
@@ -31,11 +31,13 @@ from overweave.schedules.communication import (
     TILES,
     A,
     B,
+    Chunk,
     Communication,
     Split,
     W,
     X,
     Y,
+    gathered_by_library,
     region,
 )
 from overweave.schedules.methods.registry import METHODS, method_of, methods_for
@@ -48,6 +50,7 @@ from overweave.schedules.tiles.order import tile_orders
 from overweave.schedules.tiles.shape import BEST, along_k, count_tiles, half_tiles, has_second_wave, tile_shape
 
 MAX_WORLD_SIZE = 1024
+GATHERED_WEIGHT = "gathered_w"  # a buffer: all rows of a weight that ranks have shards of
 LIBRARY_ALIGNMENT = 16  # rows: pieces of a library matmul start where its vector loads can
 
 
@@ -59,12 +62,52 @@ def names(operator: str | None = None) -> tuple[str, ...]:
     return tuple(method.full_name for method in methods_for(operator))
 
 
-def register(record: Operator, methods: Sequence[Method], builder: Builder) -> None:
-    """From now on there is an operator with these methods, whose schedules `builder` fills."""
+def register(record: Operator, methods: Sequence[Method], builder: Builder | None = None) -> None:
+    """From now on there is an operator with these methods, whose schedules `builder` fills; None: by what travels.
+
+    Raises InputError for a record that cannot be served.
+    """
+    asked = f"register {record.name}"
+    if builder is None:
+        for field, is_served, cure in _served(record):
+            if not is_served:
+                raise InputError(asked, f"{field} is {getattr(record, field)}", f"{cure}, or pass a builder of its own")
+        for method in methods:
+            if method.write is None:
+                raise InputError(asked, f"{method.full_name} has no moves", "Set its write, or pass a builder")
+    for method in methods:
+        if method.operator != record.name:
+            raise InputError(asked, f"{method.full_name} is another operator's", f"Set operator={record.name!r}")
     register_record(record)
     for method in methods:
         register_method(method)
-    _BUILDERS[record.name] = builder
+    if builder is not None:
+        _BUILDERS[record.name] = builder
+
+
+def _served(record: Operator) -> Iterator[tuple[str, bool, str]]:
+    """Field by field, whether a builder of this file serves it, and what it could be instead."""
+    x, w, y = ((each.ownership, each.along) for each in (record.x, record.w, record.y))
+    if record.gathers_weight:
+        forms = record.forms
+        is_bare = not (forms.epilogue or forms.scaling or forms.gate or forms.several_weights or forms.norm)
+        yield "x", x == ("gathered", "m"), "Gather its rows, along m"
+        yield "w", w == ("gathered", "k"), "Gather its rows, along k"
+        yield "y", y == ("replicated", None), "Make it replicated: every rank multiplies the same"
+        yield "forms", is_bare and not forms.several_products, "Leave all but returns_gathered out"
+        yield "dual", record.dual is None, "Leave it out: there are no gradients"
+    elif record.gathers and not record.exchanges:
+        yield "x", x[1] == "m", "Gather its rows, along m"
+        yield "w", w in (("sharded", "n"), ("replicated", None)), "Let ranks have shards along n, or all of it"
+        yield "y", y == (w if w[0] == "sharded" else ("replicated", None)), "Let ranks have the columns of w"
+    elif record.exchanges:
+        yield "w", w == ("sharded", "n"), "Let ranks have shards along n"
+        is_sent = x == ("exchanged", None) and y == ("sharded", "n")
+        yield "x", is_sent or (x == ("sharded", None) and y == ("exchanged", None)), "Exchange x, or y, alone"
+    else:
+        yield "y", y in (("summed", "m"), ("summed", None)), "Sum it, along m or everywhere"
+        yield "x", x == ("sharded", "k"), "Let ranks have shards along k"
+        yield "w", w == ("sharded", "k"), "Let ranks have shards along k"
 
 
 def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank: int | None = None) -> Plan:
@@ -188,16 +231,20 @@ def _gather_then_matmul(work: Work) -> Schedule:
     problem = work.problem
     m, k, record, config = problem.m, problem.k, problem.record, work.config
     ranks, widths, counted = range(problem.world_size), problem.widths, "received" if problem.counted else None
-    weights = [Buffer(numbered(W, index), k, cols, "input") for index, cols in enumerate(widths)]
+    own = [Buffer(numbered(W, at), _longest(problem), cols, "input") for at, cols in enumerate(widths)]
+    gathered = record.gathers_weight and problem.world_size > 1
+    weights = [Buffer(GATHERED_WEIGHT, k, cols, "local") for cols in widths] if gathered else own
     outs = [
         Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype, counted=counted)  # type: ignore[arg-type]
         for index, cols in enumerate(widths)
     ]
-    triples = list(zip(weights, outs, accumulate(widths[:-1], initial=0), strict=True))
+    triples = list(zip(own, outs, accumulate(widths[:-1], initial=0), strict=True))
     parts = [(rank, b, y, problem.start(record.w, rank)[1] + before) for rank in ranks for b, y, before in triples]
     communication, whole = _written(work), (((0, m), ((0, k),)),) if m > 0 else ()
     if problem.epilogue.scaling == "rows":
         communication = with_row_scales(communication, work.split, work.method.moves[0])
+    if gathered:
+        communication = _with_weight(communication, problem, own[0], weights[0])
     kernel = Footprint(
         queue=_queue(config),
         a=None,
@@ -205,7 +252,12 @@ def _gather_then_matmul(work: Work) -> Schedule:
         out=outs[0],
         more=tuple(zip(weights[1:], outs[1:], strict=True)),
         config=config,
-        given=tuple(Given(region(b, rank, (0, k)), B, 0, col) for rank, b, _, col in parts),
+        given=tuple(
+            Given(region(b, rank, (0, hi - lo)), B, lo, col)
+            for rank, b, _, col in parts
+            for lo, hi in (problem.weight_rows(rank),)
+            if lo < hi
+        ),
         goal=tuple(
             Goal(region(y, rank, rows), product(problem.factor(rank), B), rows[0], col, terms)
             for rank, _, y, col in parts
@@ -214,6 +266,29 @@ def _gather_then_matmul(work: Work) -> Schedule:
         sms=work.settings.sms,
     )
     return compose(work.method.full_name, communication, kernel)
+
+
+def _longest(problem: Problem) -> int:
+    """Rows of the longest shard of a weight."""
+    lo, hi = problem.weight_rows(0)
+    return hi - lo
+
+
+def _with_weight(made: Communication, problem: Problem, own: Buffer, whole: Buffer) -> Communication:
+    """The same, all of the weight brought to every rank by the library, before anything that the rank does."""
+    split, begun, steps = Split(rows=problem.k, world_size=problem.world_size), set[int](), list[Operation | Chunk]()
+    for step in made.steps:
+        if step.rank not in begun:
+            lo, hi = split.shard(step.rank)
+            steps.append(gathered_by_library(split, region(own, step.rank, (0, hi - lo)), whole, "all_gather_weight"))
+        begun.add(step.rank)
+        steps.append(step)
+    return replace(made, steps=tuple(steps), queues=(*made.queues, *_main(made)), buffers=(*made.buffers, own))
+
+
+def _main(made: Communication) -> tuple[Queue, ...]:
+    """The caller's stream, where nothing of the moves stands there yet."""
+    return () if any(queue.name == MAIN for queue in made.queues) else (Queue(MAIN, COMPLETE, after=(TILES,)),)
 
 
 def _matmul_then_sum(work: Work) -> Schedule:

@@ -15,8 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
+from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.footprint import Operand, TileSpace
-from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, CopyConfig
+from overweave.ir.plan import LIBRARY, CopyConfig, ReduceConfig
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Notify, Operation, Range, Reduce, Region, SignalPad, Wait
 from overweave.ir.tensors import product, received
 from overweave.schedules.communication import (
@@ -35,13 +37,14 @@ from overweave.schedules.communication import (
     in_parts,
     queues_of,
 )
-from overweave.schedules.families.sums import Family, Summed, stored_at_peers, summed
+from overweave.schedules.families.sums import stored_at_peers
 from overweave.schedules.fewest_waits import is_tellable
 from overweave.schedules.moves.moves import Gather, Reduction, Written
 from overweave.schedules.moves.reduction import chunked_reduction
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records.movers import by_hand_config, copy_config, mesh_of
 from overweave.schedules.records.options import Settings, settle
+from overweave.schedules.records.record import Method, Work
 from overweave.schedules.signals import with_signals
 from overweave.schedules.weave.beside_tiles import slice_rows
 from overweave.schedules.weave.transports import (
@@ -109,21 +112,22 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         mover=settings.mover,
         tile_rows=_moved_rows(operand, settings, (space.tile_count, world_size)),
     )
-    if not isinstance(transport.written, Family):
+    if not isinstance(transport.written, Method):
         assert transport.written is not None, f"{name} has no moves"
         moves = transport.written(mesh_of(split, operand.cols, settings))
         return _written(operand, moves, transport, space.tile_count)
-    by_kernel = operand.cols % KERNEL_COLS == 0
-    how = Summed(
-        split=split,
-        cols=operand.cols,
-        held=_held(world_size),
-        everywhere=transport.gathers_sums,
-        by=REDUCE_KERNEL if by_kernel else LIBRARY,
-        own_pieces=settings.own_pieces if by_kernel else 1,
-    )
-    made = _named(summed(transport.written, how), operand)
+    made = _named(_by_method(transport.written, settings, split, operand.cols), operand)
     return Exchange(operand=operand, transport=transport, communication=made, copy=copy_config(settings))
+
+
+def _by_method(method: Method, settings: Settings, split: Split, cols: int) -> Communication:
+    """The moves of a method's operator, of `cols` columns. A library adds rows that a kernel cannot read."""
+    if method.adds and cols % KERNEL_COLS:
+        method, settings = replace(method, adds=replace(method.adds, by=LIBRARY)), replace(settings, own_pieces=1)
+    ranks = split.world_size
+    problem = Problem(operator=method.operator, m=split.rows, n=cols, k=cols, world_size=ranks, dtype=SUM_DTYPE)
+    assert method.write is not None, f"{method.full_name} has no moves"
+    return method.write(Work(problem, settings, None, split, ReduceConfig(), _held(ranks), method))
 
 
 def _moved_rows(operand: Operand, settings: Settings, tiles_of_ranks: tuple[int, int]) -> int:

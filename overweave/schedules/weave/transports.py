@@ -10,10 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError, nearest
-from overweave.ir.plan import DataPath
+from overweave.ir.operators import matmul_all_reduce, matmul_reduce_scatter
+from overweave.ir.operators.registry import operator_of
+from overweave.ir.plan import COPY_ENGINE, REDUCE_KERNEL, DataPath
 from overweave.schedules.communication import CARRYING_TILES, Mover
 from overweave.schedules.families import sums
-from overweave.schedules.families.sums import Family
+from overweave.schedules.families.sums import sums_by
+from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.moves import gather_templates as gathers
 from overweave.schedules.moves import reduction_templates as reductions
 from overweave.schedules.moves.back_ends import FORWARDS, MOVERS, PULLS, REGISTERS
@@ -30,9 +33,12 @@ from overweave.schedules.records.options import (
     ORDER,
     OWN_PIECES,
     PIECES,
+    SUMS,
+    TILES,
     Option,
     settle,
 )
+from overweave.schedules.records.record import Adds, Method
 
 Side = Literal["gather", "scatter", "spread"]
 Asked = str | Written  # a schedule by name and options, or written by hand
@@ -46,14 +52,14 @@ class Transport(Struct, frozen=True):
     """A way to exchange a tensor; docs/directives.md says what each moves.
 
     side: gather, for what a kernel reads; scatter, for what it writes and ranks sum; spread, for what it writes and
-    ranks get as it is. written: the template of a list of moves, or a family of sums; None: a caller's own list.
+    ranks get as it is. written: the template of a list of moves, or a method of an operator; None: a caller's own list.
     gathers_sums: every rank gets all of the sum. is_woven: chunks move beside tiles, which then wait or signal; else
     all moves before the kernel, or behind. is_traded: an all-to-all, after which every rank has a tensor of its own.
     refuses, why: the back ends that cannot carry it, for one reason.
     """
 
     side: Side
-    written: Callable[[Mesh], Written] | Family | None = None
+    written: Callable[[Mesh], Written] | Method | None = None
     options: tuple[Option, ...] = ()
     gathers_sums: bool = False
     is_woven: bool = True
@@ -88,6 +94,8 @@ def _traded(sends: bool, by_library: bool, options: tuple[Option, ...] = ()) -> 
     return Transport(SPREAD if sends else GATHER, written, options, is_woven=not by_library, is_traded=True)
 
 
+_RS, _AR = matmul_reduce_scatter.OPERATOR.name, matmul_all_reduce.OPERATOR.name
+_ONE_SHOT = Method(operator=_AR, name="one_shot", summary="", write=sums_by(sums.ONE_SHOT), adds=Adds(REDUCE_KERNEL))
 TRANSPORTS: dict[str, Transport] = {
     "all_gather.push": Transport(GATHER, partial(gather_of, gathers.push), PUSHED),
     "all_gather.pull": Transport(
@@ -98,19 +106,19 @@ TRANSPORTS: dict[str, Transport] = {
         for name, (gathered, _, options, refuses) in ON_MESH.items()
     },
     "all_gather.collective": Transport(GATHER, partial(gather_of, gathers.at_once), is_woven=False),
-    "reduce_scatter.scatter": Transport(SCATTER, sums.STRAIGHT, (PIECES, ORDER, OWN_PIECES, *BY_ANY)),
+    "reduce_scatter.scatter": Transport(SCATTER, METHODS[f"{_RS}.scatter"], (PIECES, ORDER, OWN_PIECES, *BY_ANY)),
     **{
         f"reduce_scatter.{name}": Transport(SCATTER, partial(reduction_of, summed, None), options)
         for name, (_, summed, options, _) in ON_MESH.items()
     },
-    "reduce_scatter.collective": Transport(SCATTER, sums.COLLECTIVE, is_woven=False),
-    "all_reduce.two_shot": Transport(SCATTER, sums.STRAIGHT, (PIECES, *BY_ANY), gathers_sums=True),
-    "all_reduce.one_shot": Transport(SCATTER, sums.ONE_SHOT, (ORDER, *BY_ANY), gathers_sums=True),
+    "reduce_scatter.collective": Transport(SCATTER, METHODS[f"{_RS}.sequential"], is_woven=False),
+    "all_reduce.two_shot": Transport(SCATTER, METHODS[f"{_AR}.two_shot"], (PIECES, *BY_ANY), gathers_sums=True),
+    "all_reduce.one_shot": Transport(SCATTER, _ONE_SHOT, (ORDER, *BY_ANY), gathers_sums=True),
     **{
         f"all_reduce.{name}": Transport(SCATTER, partial(reduction_of, summed, gathered), options, gathers_sums=True)
         for name, (gathered, summed, options, _) in ON_MESH.items()
     },
-    "all_reduce.collective": Transport(SCATTER, sums.COLLECTIVE, gathers_sums=True, is_woven=False),
+    "all_reduce.collective": Transport(SCATTER, METHODS[f"{_AR}.sequential"], gathers_sums=True, is_woven=False),
     "all_to_all.receive": _traded(False, False, PUSHED),
     "all_to_all.send": _traded(True, False, (PIECES, *BY_ANY)),
     "all_to_all.receive_collective": _traded(False, True),
@@ -118,6 +126,27 @@ TRANSPORTS: dict[str, Transport] = {
     "spread.push": Transport(SPREAD, partial(gather_of, gathers.push_to_all), (PIECES, *BY_ANY)),
     "spread.collective": Transport(SPREAD, partial(gather_of, gathers.at_once), is_woven=False),
 }
+
+
+def transports() -> dict[str, Transport]:
+    """Every transport by its name: those above, and each registered method that moves rows beside tiles."""
+    named = dict(TRANSPORTS)
+    for found in map(_of_method, METHODS.values()):
+        if found:
+            named.setdefault(*found)
+    return named
+
+
+def _of_method(method: Method) -> tuple[str, Transport] | None:
+    """A method as authors ask for it; None where its tiles add or store at peers, or its moves are another kernel's."""
+    record, adds = operator_of(method.operator), method.adds
+    is_beside = method.write is not None and method.is_fused and {*method.moves} == {COPY_ENGINE}
+    if not is_beside or record.exchanges or (adds and adds.by != REDUCE_KERNEL):
+        return None
+    collective = "all_gather" if record.gathers else "all_reduce" if record.shares_sums else "reduce_scatter"
+    taken = tuple(option for option in method.options if option not in (*TILES, SUMS))
+    side: Side = GATHER if record.gathers else SCATTER
+    return f"{collective}.{method.name}", Transport(side, method, taken, gathers_sums=record.shares_sums)
 
 
 BY_HAND: dict[type, Transport] = {
@@ -137,16 +166,16 @@ def transport_of(words: object) -> Transport:
         found = f"a {type(words).__name__}"
         raise InputError("schedule", found, "Give a name with options, a Gather, Reduction or AllToAll")
     name = words.split(maxsplit=1)[0] if words.strip() else ""
-    if name not in TRANSPORTS:
-        known = nearest("Schedules", name, TRANSPORTS, "overweave show")
+    if name not in (named := transports()):
+        known = nearest("Schedules", name, named, "overweave show")
         cure = "Leave the choice to overweave.compile_auto, by this word alone" if name.endswith(".auto") else known
         raise InputError(f"schedule {words.strip()[:40]!r}", "unknown", cure)
-    return TRANSPORTS[name]
+    return named[name]
 
 
 def obstacle(name: str, mover: Mover) -> str:
     """Why a back end cannot carry the exchange `name`; empty if it can. The copy engine passes things on."""
-    transport = TRANSPORTS[name]
+    transport = transport_of(name)
     if mover in transport.refuses:
         return transport.why
     return REGISTERS if mover == "bulk_tiles" and transport.side != GATHER else ""
@@ -213,7 +242,7 @@ def _rewritten(words: Asked) -> Asked:
         return words
     name, *pairs = words.split()
     asked = options_of(name, pairs)
-    settings = settle(name, TRANSPORTS[name].options, asked)
+    settings = settle(name, transport_of(words).options, asked)
     check_mover(name, settings.mover)
     return " ".join([name, *(f"{option}={getattr(settings, option)}" for option in asked)])
 

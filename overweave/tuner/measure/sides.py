@@ -44,7 +44,7 @@ class Setting(Struct, frozen=True):
 class Side:
     """One operator on one rank's part of a problem. Calls take the number of the sample and return a result to compare.
 
-    xs: what a rank passes. lefts, rights: the factors of its matmul alone, that of all columns, of every weight and of
+    xs, ws: what a rank passes. lefts, rights: the factors of its matmul alone, of all columns, of every weight and of
     a gate. kept: the dtype of products. scales: of rows and of columns, for fp8. Of more than a bare product the
     baselines are plans of the operator's own: what a library makes of several weights, extras and a norm.
     Collective: making one maps memory of peers.
@@ -62,6 +62,8 @@ class Side:
         self.xs = [each[slice(*self.rows)].clone() for each in whole] if record.has_row_shards else whole
         self.lefts = whole if record.gathers else self.xs
         self.rights = self._weights((k, n), _seeds(record.w, sets, setting, MOST_INPUT_SETS))
+        mine = slice(*problem.weight_rows(setting.group.rank))
+        self.ws = [each[mine].clone() for each in self.rights] if record.gathers_weight else self.rights
         self._places = _Places(self, n)
         self.symmetric = torch.empty(0, dtype=self.kept)  # where torch's own all-reduces take the product
         if record.shares_sums and setting.device.type == "cuda" and m:
@@ -79,7 +81,7 @@ class Side:
 
     def factors(self, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What a rank passes as sample `turn`."""
-        return _of(self.xs, turn), _of(self.rights, turn)
+        return _of(self.xs, turn), _of(self.ws, turn)
 
     def multiply(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The library's product: of fp8 scaled by rows, with ones, into bf16."""
@@ -170,8 +172,15 @@ class _Library(NamedTuple):
             return self.side.multiply(x, w, product)
         return x if product is None else self.places.sum if self.side.problem.record.shares_sums else product
 
-    def all_gather(self, shard: torch.Tensor) -> torch.Tensor:
-        """shard: padded, or the rows of the product that are no padding."""
+    def all_gather(self, shard: torch.Tensor, rows: int | None = None) -> torch.Tensor:
+        """shard: padded, or the rows of the product that are no padding; rows: of a weight's shards, not padded."""
+        if rows is not None:
+            group = self.side.setting.group
+            height = -(-rows // group.world_size)
+            padded = torch.nn.functional.pad(shard, (0, 0, 0, height - shard.shape[0]))
+            whole = shard.new_empty(height * group.world_size, shard.shape[1])
+            all_gather_flat(whole, padded, group=group.process_group)
+            return whole[:rows]
         sent = shard if self.places.product is None else self.places.shards[0]
         all_gather_flat(movable(self.places.whole), sent, group=self.side.setting.group.process_group)
         return self.places.whole[: self.side.problem.m]

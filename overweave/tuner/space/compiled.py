@@ -19,7 +19,7 @@ from overweave.schedules.communication import COPYING_KERNELS, Mover
 from overweave.schedules.moves.moves import AUTO as OPEN_MOVER
 from overweave.schedules.moves.moves import movers_in, settled
 from overweave.schedules.records.options import ANY_MOVER, COPY_PROGRAMS, Option, settle
-from overweave.schedules.weave.transports import TRANSPORTS, Asked, Side, obstacle, transport_of
+from overweave.schedules.weave.transports import Asked, Side, obstacle, transport_of, transports
 
 AUTO = ".auto"
 BY_HAND = "by_hand"
@@ -113,17 +113,16 @@ def families(asked: Asked) -> tuple[Family, ...]:
     if not is_auto(asked):
         return (Family(asked, ()),)
     collective = asked.removesuffix(AUTO)
-    known = [name for name in TRANSPORTS if f"{name}_".startswith((f"{collective}.", f"{collective}_"))]
+    named = transports()
+    known = [name for name in named if f"{name}_".startswith((f"{collective}.", f"{collective}_"))]
     if not known:
-        valid = sorted({name.split(".")[0] + AUTO for name in TRANSPORTS})
+        valid = sorted({name.split(".")[0] + AUTO for name in named})
         raise InputError(f"schedule {asked[:40]!r}", "there is no such collective", f"Use one of {', '.join(valid)}")
-    known = sorted(known, key=lambda name: TRANSPORTS[name].is_woven)
-    if len({TRANSPORTS[name].side for name in known}) > 1:
+    known = sorted(known, key=lambda name: named[name].is_woven)
+    if len({named[name].side for name in known}) > 1:
         found = f"{' and '.join(known)} move different things"
         raise InputError(f"schedule {asked[:40]!r}", found, "Name one of them")
-    return tuple(
-        Family(name, tuple(one for one in TRANSPORTS[name].options if one.name not in UNTRIED)) for name in known
-    )
+    return tuple(Family(name, tuple(one for one in named[name].options if one.name not in UNTRIED)) for name in known)
 
 
 def neighbours(way: Way, asked: Mapping[str, Asked]) -> Iterator[Way]:
