@@ -10,10 +10,13 @@ One convention holds for gradients: that of a gathered tensor is whole, and the 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch.nn.functional import linear
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from overweave.adapters.parallel.deferred import Deferred, version_of
 from overweave.adapters.parallel.summing import Product, Summing
@@ -36,6 +39,7 @@ class Gathering(Deferred):
     _gather: Gather
     group: str  # whose rows these are
     _whole: dict[torch.dtype, torch.Tensor]  # under autocast also in the dtype that matmuls read
+    _modes: tuple[ReferenceType[Any], ...]  # of torch's dispatcher, which saw it made
 
     @staticmethod
     def __new__(cls, shard: torch.Tensor, gather: Gather) -> Gathering:
@@ -44,6 +48,7 @@ class Gathering(Deferred):
         made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
         made._shard, made._gather, made.group, made._whole = shard, gather, gather.group, {}
         made._version_of_shard = version_of(shard)
+        made._modes = tuple(map(ref, _get_current_dispatch_mode_stack())) if _is_watched() else ()
         return made
 
     @property
@@ -66,8 +71,10 @@ class Gathering(Deferred):
 
     def multiplied(self, weight: torch.Tensor, bias: Maybe, dtype: torch.dtype) -> torch.Tensor:
         """As `linear`, undifferentiated. dtype: that of the factors."""
-        if dtype not in self._whole and self.dtype in self._whole:
-            self._whole[dtype] = self._whole[self.dtype].to(dtype)
+        if dtype not in self._whole and (self.dtype in self._whole or not self._is_seen_made()):
+            whole = self.computed("a matmul under a mode, which did not see it prepared")
+            with _unseen():
+                self._whole[dtype] = whole.to(dtype)
         if dtype in self._whole:
             return linear(self._whole[dtype], weight, bias)
         if _is_fleeting(self):
@@ -88,8 +95,17 @@ class Gathering(Deferred):
             with torch.inference_mode(False), torch.no_grad():
                 return self.computed(reader)
         site(SITE).by_torch[f"read by {reader}"] += 1
-        self._keep(gathered_by_library(self._unchanged(), self._gather))
+        with nullcontext() if self._is_seen_made() else _unseen():
+            self._keep(gathered_by_library(self._unchanged(), self._gather))
         return self._whole[self.dtype]
+
+    def _is_seen_made(self) -> bool:
+        """Whether each mode that sees it read has seen it made, too, and so sees the same at every repetition.
+
+        A selective checkpoint runs its segment again, and wants the operations that it has seen before. Where the
+        segment is given a tensor that it gathers, there is nothing to gather the second time.
+        """
+        return not _is_watched() or [made() for made in self._modes] == _get_current_dispatch_mode_stack()
 
     def _keep(self, whole: torch.Tensor) -> None:
         self._whole[whole.dtype] = whole
@@ -173,6 +189,15 @@ def _may_change(parameter: torch.Tensor) -> bool:
     A weight that is computed, by a parametrization, say, may be a view of one whose hooks are not seen here.
     """
     return parameter.grad_fn is not None or bool(parameter._post_accumulate_grad_hooks or parameter._backward_hooks)
+
+
+def _is_watched() -> bool:
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def _unseen() -> AbstractContextManager[Any]:
+    """Modes of torch's dispatcher see nothing of what is computed once, and kept."""
+    return _disable_current_modes() if _is_watched() else nullcontext()
 
 
 def _is_fleeting(tensor: torch.Tensor) -> bool:
