@@ -34,12 +34,13 @@ SITE, GRADIENT = "PrepareGather", "PrepareGather, its gradient"
 class Gathering(Deferred):
     """all_gather(shard, dim), not gathered yet. A matmul of overweave's styles asks `linear`."""
 
-    _shard: Maybe  # until it is gathered in its own dtype
+    _shard: Maybe  # until it is gathered in its own dtype, or longer where a mode saw it made
     _version_of_shard: int
     _gather: Gather
     group: str  # whose rows these are
     _whole: dict[torch.dtype, torch.Tensor]  # under autocast also in the dtype that matmuls read
     _modes: tuple[ReferenceType[Any], ...]  # of torch's dispatcher, which saw it made
+    _seen: dict[torch.dtype, torch.Tensor]  # of _whole, what matmuls gathered: all of it where no mode saw it made
 
     @staticmethod
     def __new__(cls, shard: torch.Tensor, gather: Gather) -> Gathering:
@@ -48,7 +49,9 @@ class Gathering(Deferred):
         made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
         made._shard, made._gather, made.group, made._whole = shard, gather, gather.group, {}
         made._version_of_shard = version_of(shard)
-        made._modes = tuple(map(ref, _get_current_dispatch_mode_stack())) if _is_watched() else ()
+        made._modes, made._seen = (), made._whole
+        if _is_watched():
+            made._modes, made._seen = tuple(map(ref, _get_current_dispatch_mode_stack())), {}
         return made
 
     @property
@@ -71,12 +74,15 @@ class Gathering(Deferred):
 
     def multiplied(self, weight: torch.Tensor, bias: Maybe, dtype: torch.dtype) -> torch.Tensor:
         """As `linear`, undifferentiated. dtype: that of the factors."""
-        if dtype not in self._whole and (self.dtype in self._whole or not self._is_seen_made()):
-            whole = self.computed("a matmul under a mode, which did not see it prepared")
+        ready = self._seen
+        if _is_watched() and not self._is_seen_made():
+            ready, whole = self._whole, self.computed("a matmul under a mode, which did not see it prepared")
             with _unseen():
-                self._whole[dtype] = whole.to(dtype)
-        if dtype in self._whole:
-            return linear(self._whole[dtype], weight, bias)
+                ready[dtype] = whole.to(dtype)
+        if dtype not in ready and self.dtype in ready:
+            ready[dtype] = ready[self.dtype].to(dtype)
+        if dtype in ready:
+            return linear(ready[dtype], weight, bias)
         if _is_fleeting(self):
             with torch.inference_mode(False), torch.no_grad():
                 return self.multiplied(weight, bias, dtype)
@@ -85,6 +91,7 @@ class Gathering(Deferred):
         shard = self._unchanged().to(dtype)
         y, whole = all_gather_linear(shard, weight, bias, group, dim=dim, size=size, return_gathered=True)
         self._keep(whole)
+        self._seen[dtype] = whole
         return y  # type: ignore[no-any-return]
 
     def computed(self, reader: str) -> torch.Tensor:
@@ -95,21 +102,22 @@ class Gathering(Deferred):
             with torch.inference_mode(False), torch.no_grad():
                 return self.computed(reader)
         site(SITE).by_torch[f"read by {reader}"] += 1
-        with nullcontext() if self._is_seen_made() else _unseen():
+        with _unseen():
             self._keep(gathered_by_library(self._unchanged(), self._gather))
         return self._whole[self.dtype]
 
     def _is_seen_made(self) -> bool:
         """Whether each mode that sees it read has seen it made, too, and so sees the same at every repetition.
 
-        A selective checkpoint runs its segment again, and wants the operations that it has seen before. Where the
-        segment is given a tensor that it gathers, there is nothing to gather the second time.
+        A selective checkpoint runs its segment again, and wants the operations that it has seen before, of which it
+        skips those whose results it holds. What a segment is given may be gathered then, and what other readers had
+        gathered may not be: a matmul looks only at what earlier matmuls did.
         """
-        return not _is_watched() or [made() for made in self._modes] == _get_current_dispatch_mode_stack()
+        return [made() for made in self._modes] == _get_current_dispatch_mode_stack()
 
     def _keep(self, whole: torch.Tensor) -> None:
         self._whole[whole.dtype] = whole
-        if whole.dtype == self.dtype:
+        if whole.dtype == self.dtype and not self._modes:
             self._shard = None
 
     def _unchanged(self) -> torch.Tensor:
