@@ -10,10 +10,13 @@ One convention holds for gradients: that of a gathered tensor is whole, and the 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch.nn.functional import linear
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from overweave.adapters.parallel.deferred import Deferred, version_of
 from overweave.adapters.parallel.summing import Product, Summing
@@ -31,11 +34,13 @@ SITE, GRADIENT = "PrepareGather", "PrepareGather, its gradient"
 class Gathering(Deferred):
     """all_gather(shard, dim), not gathered yet. A matmul of overweave's styles asks `linear`."""
 
-    _shard: Maybe  # until it is gathered in its own dtype
+    _shard: Maybe  # until it is gathered in its own dtype, or longer where a mode saw it made
     _version_of_shard: int
     _gather: Gather
     group: str  # whose rows these are
     _whole: dict[torch.dtype, torch.Tensor]  # under autocast also in the dtype that matmuls read
+    _modes: tuple[ReferenceType[Any], ...]  # of torch's dispatcher, which saw it made
+    _seen: dict[torch.dtype, torch.Tensor]  # of _whole, what matmuls gathered: all of it where no mode saw it made
 
     @staticmethod
     def __new__(cls, shard: torch.Tensor, gather: Gather) -> Gathering:
@@ -44,6 +49,9 @@ class Gathering(Deferred):
         made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
         made._shard, made._gather, made.group, made._whole = shard, gather, gather.group, {}
         made._version_of_shard = version_of(shard)
+        made._modes, made._seen = (), made._whole
+        if _is_watched():
+            made._modes, made._seen = tuple(map(ref, _get_current_dispatch_mode_stack())), {}
         return made
 
     @property
@@ -66,10 +74,15 @@ class Gathering(Deferred):
 
     def multiplied(self, weight: torch.Tensor, bias: Maybe, dtype: torch.dtype) -> torch.Tensor:
         """As `linear`, undifferentiated. dtype: that of the factors."""
-        if dtype not in self._whole and self.dtype in self._whole:
-            self._whole[dtype] = self._whole[self.dtype].to(dtype)
-        if dtype in self._whole:
-            return linear(self._whole[dtype], weight, bias)
+        ready = self._seen
+        if _is_watched() and not self._is_seen_made():
+            ready, whole = self._whole, self.computed("a matmul under a mode, which did not see it prepared")
+            with _unseen():
+                ready[dtype] = whole.to(dtype)
+        if dtype not in ready and self.dtype in ready:
+            ready[dtype] = ready[self.dtype].to(dtype)
+        if dtype in ready:
+            return linear(ready[dtype], weight, bias)
         if _is_fleeting(self):
             with torch.inference_mode(False), torch.no_grad():
                 return self.multiplied(weight, bias, dtype)
@@ -78,6 +91,7 @@ class Gathering(Deferred):
         shard = self._unchanged().to(dtype)
         y, whole = all_gather_linear(shard, weight, bias, group, dim=dim, size=size, return_gathered=True)
         self._keep(whole)
+        self._seen[dtype] = whole
         return y  # type: ignore[no-any-return]
 
     def computed(self, reader: str) -> torch.Tensor:
@@ -88,12 +102,22 @@ class Gathering(Deferred):
             with torch.inference_mode(False), torch.no_grad():
                 return self.computed(reader)
         site(SITE).by_torch[f"read by {reader}"] += 1
-        self._keep(gathered_by_library(self._unchanged(), self._gather))
+        with _unseen():
+            self._keep(gathered_by_library(self._unchanged(), self._gather))
         return self._whole[self.dtype]
+
+    def _is_seen_made(self) -> bool:
+        """Whether each mode that sees it read has seen it made, too, and so sees the same at every repetition.
+
+        A selective checkpoint runs its segment again, and wants the operations that it has seen before, of which it
+        skips those whose results it holds. What a segment is given may be gathered then, and what other readers had
+        gathered may not be: a matmul looks only at what earlier matmuls did.
+        """
+        return [made() for made in self._modes] == _get_current_dispatch_mode_stack()
 
     def _keep(self, whole: torch.Tensor) -> None:
         self._whole[whole.dtype] = whole
-        if whole.dtype == self.dtype:
+        if whole.dtype == self.dtype and not self._modes:
             self._shard = None
 
     def _unchanged(self) -> torch.Tensor:
@@ -173,6 +197,15 @@ def _may_change(parameter: torch.Tensor) -> bool:
     A weight that is computed, by a parametrization, say, may be a view of one whose hooks are not seen here.
     """
     return parameter.grad_fn is not None or bool(parameter._post_accumulate_grad_hooks or parameter._backward_hooks)
+
+
+def _is_watched() -> bool:
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def _unseen() -> AbstractContextManager[Any]:
+    """Modes of torch's dispatcher see nothing of what is computed once, and kept."""
+    return _disable_current_modes() if _is_watched() else nullcontext()
 
 
 def _is_fleeting(tensor: torch.Tensor) -> bool:

@@ -240,5 +240,7 @@ def _saved(ctx: Any) -> list[torch.Tensor]:
     try:
         return list(ctx.saved_tensors)
     except RuntimeError as error:
-        cure = "Pass retain_graph=True to the first backward, or compute the result again"
-        raise refused(kept.group_name, InputError(name, f"its graph is gone: {error}"[:200], cure)) from None
+        found, cure = f"its graph is gone: {error}", "Pass retain_graph=True to the first backward, or compute it again"
+        if "a second time" not in str(error):  # of a checkpoint, or another hook of saved tensors
+            found, cure = f"what its forward kept is not there: {error}", "Mend what computes it again, or holds it"
+        raise refused(kept.group_name, InputError(name, found[:200], cure)) from error

@@ -180,13 +180,35 @@ def checkpointed_twice(case: Case) -> None:
     case.loss(checkpoint(inner, case.x, use_reentrant=False)).backward()
 
 
-def selectively(case: Case) -> None:
-    def policy(_: Any, op: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-        keeps = "mm" in str(op) or "matmul" in str(op)
-        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+def _saves_products(_: Any, op: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    keeps = "mm" in str(op) or "matmul" in str(op)
+    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
+
+def _saves_all(*_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE
+
+
+def _selective(policy: Callable[..., CheckpointPolicy], forward: Callable[..., Any]) -> Callable[..., Any]:
     contexts = partial(create_selective_checkpoint_contexts, policy)
-    case.loss(checkpoint(case.model, case.x, use_reentrant=False, context_fn=contexts)).backward()
+    return partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
+
+
+def selectively(policy: Callable[..., CheckpointPolicy], case: Case) -> None:
+    case.loss(_selective(policy, case.model)(case.x)).backward()
+
+
+def selectively_inside(policy: Callable[..., CheckpointPolicy], case: Case) -> None:
+    """The segment is given what the boundary of the module prepared."""
+    case.model.forward = _selective(policy, case.model.forward)
+    case.backward()
+
+
+def selectively_layers(policy: Callable[..., CheckpointPolicy], case: Case) -> None:
+    for name in case.model.columns:
+        layer = getattr(case.model, name)
+        layer.forward = _selective(policy, layer.forward)
+    case.backward()
 
 
 def checkpointed_layers(use_reentrant: bool, case: Case) -> None:
@@ -362,7 +384,11 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "checkpoint, reentrant": Circumstance(partial(checkpointed, True), stays_fused=True),
     "checkpoint": Circumstance(partial(checkpointed, False), stays_fused=True),
     "checkpoint in a checkpoint": Circumstance(checkpointed_twice, stays_fused=True),
-    "selective checkpoint": Circumstance(selectively),
+    "selective checkpoint": Circumstance(partial(selectively, _saves_products), stays_fused=True),
+    "selective checkpoint of all": Circumstance(partial(selectively, _saves_all), stays_fused=True),
+    "selective checkpoint inside": Circumstance(partial(selectively_inside, _saves_products)),
+    "selective checkpoint inside of all": Circumstance(partial(selectively_inside, _saves_all)),
+    "selective checkpoint of layers": Circumstance(partial(selectively_layers, _saves_products)),
     "checkpoint inside, reentrant": Circumstance(partial(checkpointed_layers, True)),
     "checkpoint inside": Circumstance(partial(checkpointed_layers, False)),
     "frozen weights": Circumstance(partial(frozen, lambda name: False), stays_fused=True),

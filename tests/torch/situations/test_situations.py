@@ -62,6 +62,10 @@ FAULTS = {
     "a subclass loses its forward": ((styles, "_reason", lambda *_: ""), ("plain",)),
     "factors are not cast": ((replicated, "is_autocast", lambda: False), ("autocast",)),
     "a weight is read after its step": ((gathering, "_may_change", lambda _: False), ("optimizer in backward",)),
+    "a mode sees what is computed once": (
+        (gathering.Gathering, "_is_seen_made", lambda _: True),
+        ("selective checkpoint inside", "selective checkpoint of layers"),
+    ),
     "a layer that FSDP2 frees is read later": ((linears, "hasattr", lambda *_: False), ("FSDP2 of layers",)),
 }
 
