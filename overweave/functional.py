@@ -25,7 +25,7 @@ from overweave.ops.call.surroundings import is_read_by_compiler
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
 from overweave.ops.dispatch.main_grad import added_to_main_grad
-from overweave.ops.dispatch.route import Place, by_dispatcher, place_of, refused
+from overweave.ops.dispatch.route import GroupRank, by_dispatcher, place_of, refused
 from overweave.ops.dispatch.rows import gathered_rows, matrix_of, scattered_rows
 from overweave.ops.dispatch.schema import results_named
 
@@ -276,7 +276,7 @@ class _Layer(NamedTuple):
     list."""
 
     operator: Operator
-    place: Place
+    place: GroupRank
     group: GroupLike
     weights: Any = None
     columns: int = 0

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from overweave.runtime.host import processes
-from overweave.runtime.host.processes import Outcome, Ranks, RanksFailed, answer_of, answered, join_group
+from overweave.runtime.host.processes import ProcessOutcome, RankProcesses, RanksFailed, answer_of, answered, join_group
 from tests.registries import kept_registries
 
 MOST_RANKS = 8
@@ -62,7 +62,7 @@ class Pool:
     def __init__(self) -> None:
         pairs = [Pipe() for _ in range(MOST_RANKS)]
         self._pipes = [ours for ours, _ in pairs]
-        self._ranks = Ranks(_serve, MOST_RANKS, pairs, group_timeout_s=START_S)
+        self._ranks = RankProcesses(_serve, MOST_RANKS, pairs, group_timeout_s=START_S)
         for _, theirs in pairs:
             theirs.close()
 
@@ -72,13 +72,13 @@ class Pool:
         for pipe in self._pipes:
             pipe.close()
 
-    def outcomes(self, task: bytes, world_size: int, timeout_s: float) -> list[Outcome]:
+    def outcomes(self, task: bytes, world_size: int, timeout_s: float) -> list[ProcessOutcome]:
         """How a task ended on each rank. Those that have not answered by then are killed, and tell where they stood."""
         pipes = self._pipes[:world_size]
         for pipe in pipes:
             pipe.send_bytes(task)
         end_s = time.monotonic() + timeout_s
-        found: dict[int, Outcome] = {}
+        found: dict[int, ProcessOutcome] = {}
         silent = {pipe: rank for rank, pipe in enumerate(pipes)}
         while silent and (left_s := end_s - time.monotonic()) > 0:
             for pipe in wait(list(silent), left_s):

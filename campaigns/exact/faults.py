@@ -29,7 +29,7 @@ from overweave.errors import PeerDied, PeerTimeout, WorkspaceBroken
 from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import Depth, run_on_host
-from overweave.runtime.host.processes import Outcome, Ranks
+from overweave.runtime.host.processes import ProcessOutcome, RankProcesses
 from overweave.schedules.catalog import catalog
 from overweave.schedules.methods.registry import method_of
 
@@ -67,7 +67,7 @@ def trials(count: int, depth: Depth, seed: int) -> Iterator[Trial]:
 def run(trial: Trial) -> tuple[list[str], int]:
     """Why the trial failed, nothing if it passed; and how many calls had passed by then."""
     ready, tell_ready = os.pipe()
-    with Ranks(_call_for_ever, trial.world_size, trial, tell_ready, group_timeout_s=20.0) as ranks:
+    with RankProcesses(_call_for_ever, trial.world_size, trial, tell_ready, group_timeout_s=20.0) as ranks:
         for _ in range(trial.world_size):
             if select.select([ready], [], [], START_WITHIN_S)[0]:
                 os.read(ready, 1)
@@ -82,7 +82,7 @@ def run(trial: Trial) -> tuple[list[str], int]:
     return reasons, max((outcome.value["calls"] for outcome in outcomes if outcome.value), default=0)
 
 
-def _judge(trial: Trial, outcome: Outcome, struck_s: float) -> Iterator[str]:
+def _judge(trial: Trial, outcome: ProcessOutcome, struck_s: float) -> Iterator[str]:
     if outcome.error or outcome.exit_signal:
         yield outcome.message or f"did not end (signal {outcome.exit_signal})"
         return

@@ -14,7 +14,7 @@ from overweave.ir.dtype import Dtype
 from overweave.ir.plan import MatmulConfig
 from overweave.kernels.arguments import SignalWords, TileQueue
 from overweave.memory.shares import Shares
-from overweave.runtime.kernel_calls.call import KernelCall, Tiles
+from overweave.runtime.kernel_calls.call import KernelCall, TileKernelArgs
 from overweave.schedules.tiles.shape import TileShape
 from tools.aot import Source, source_of_launch
 
@@ -28,9 +28,9 @@ WORDS: Any = SimpleNamespace(
 )
 
 
-def tiles_of(traced: bool) -> Tiles:
+def tiles_of(traced: bool) -> TileKernelArgs:
     """What a kernel is given of a plan."""
-    return Tiles(TileQueue(_INTS, _INTS, ADDRESSES, 7), PROTOCOL, traced)
+    return TileKernelArgs(TileQueue(_INTS, _INTS, ADDRESSES, 7), PROTOCOL, traced)
 
 
 DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")

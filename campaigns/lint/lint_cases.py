@@ -23,7 +23,7 @@ from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
 from overweave.kernels.arguments import AfterSums
 from overweave.runtime.kernel_calls.call import KernelCall
-from overweave.runtime.kernel_calls.sums_and_copies import Pushes, Sums, copy_call, reduction_call
+from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, copy_call, reduction_call
 from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape
 
 NORMED_COLS = (1024, 4096, 16384)
@@ -84,7 +84,7 @@ def reduction_case(
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     out = torch.empty(16, dtype=getattr(torch, dtype))
     after = AfterSums(**dict.fromkeys(epilogue.inputs, out))
-    sums = Sums(ADDRESSES, (operands, told - 1, told), out, SOME, after, 0.0, sum_first, epilogue.bits)
+    sums = ReductionCall(ADDRESSES, (operands, told - 1, told), out, SOME, after, 0.0, sum_first, epilogue.bits)
     return _sums_case(reduction_call(config, tiles_of(traced), sums), label)
 
 
@@ -102,7 +102,9 @@ def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: b
     after = AfterSums(residual=out if has_residual else None, norm_weight=out, z=out)
     label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
     label += f" from {first} on" * (first > 0)
-    call = reduction_call(config, tiles_of(False), Sums(ADDRESSES, (operands, first, 1), out, SOME, after, 1e-5))
+    call = reduction_call(
+        config, tiles_of(False), ReductionCall(ADDRESSES, (operands, first, 1), out, SOME, after, 1e-5)
+    )
     return _sums_case(call, label)
 
 
@@ -110,7 +112,7 @@ def mapped_cases() -> Iterator[Case]:
     """What moves sums out of permuted blocks: as they are, finished, and normed; of tiles of every width."""
     for block_n in BLOCK_COLS:
         for config, epilogue in ((SUMS[0], NO_EPILOGUE), (SUMS_FINISHED, FINISHED)):
-            sums = Sums(
+            sums = ReductionCall(
                 ADDRESSES,
                 (1, 0, 1),
                 OUT,
@@ -125,11 +127,11 @@ def mapped_cases() -> Iterator[Case]:
         for cols in NORMED_COLS:
             config = row_shape(1 << 20, cols, 132)
             after = AfterSums(residual=OUT, norm_weight=OUT, z=OUT)
-            sums = Sums(ADDRESSES, (1, 0, 1), OUT, SOME, after, 1e-5, False, 0, PLACES, (128, block_n))
+            sums = ReductionCall(ADDRESSES, (1, 0, 1), OUT, SOME, after, 1e-5, False, 0, PLACES, (128, block_n))
             yield _mapped(config, sums, "norm")
 
 
-def _mapped(config: ReduceConfig, sums: Sums, what: str) -> Case:
+def _mapped(config: ReduceConfig, sums: ReductionCall, what: str) -> Case:
     label = f"bfloat16 by a map of {sums.cell[0]}x{sums.cell[1]} {config.block_m}x{config.block_n} {what}"
     return _sums_case(reduction_call(config, tiles_of(False), sums), label)
 

@@ -11,7 +11,7 @@ from campaigns.lint.lint_case import Case, case_of
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import SkinnyConfig
 from overweave.memory.shares import SharedShares
-from overweave.runtime.kernel_calls.skinny import Factors, Turn, skinny_call
+from overweave.runtime.kernel_calls.skinny import SkinnyOperands, Turn, skinny_call
 from overweave.schedules.tiles.shape import SHAPES
 
 
@@ -36,4 +36,4 @@ def skinny_case(
     b = a.new_empty(n, k).t() if is_transposed else a.new_empty(k, n)
     words = {"b^T": is_transposed, "shares": config.splits > 1, turn: turn != "in_turn", "ragged": is_ragged}
     label = " ".join([f"{dtype} {config.block_m} rows", *(word for word, holds in words.items() if holds)])
-    return case_of(skinny_call(config, Factors(a, b, out), SharedShares(a.device), turn), label, wgmma=True)
+    return case_of(skinny_call(config, SkinnyOperands(a, b, out), SharedShares(a.device), turn), label, wgmma=True)

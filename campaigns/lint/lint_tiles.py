@@ -16,9 +16,9 @@ from overweave.ir.plan import TILE_KERNEL, MatmulConfig, shares_obstacle
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.finished import shapes_of_tiles
 from overweave.schedules.records.record import Adds
-from overweave.schedules.tiles.shape import Kernel, shapes
+from overweave.schedules.tiles.shape import KernelChoice, shapes
 
-KERNELS: tuple[Kernel, ...] = ("portable", "hopper")
+KERNELS: tuple[KernelChoice, ...] = ("portable", "hopper")
 # Which of the shapes of a kernel, in their order.
 EVERY, FIRST, FIRST_TWO, OTHERS = slice(None), slice(1), slice(2), slice(1, None)
 COMMON, TRACED_SUM, SCALED_SUM = VARIANTS[-1], SUM._replace(traced=True), SCALED._replace(two_sources=False)
@@ -55,7 +55,7 @@ class Tiles(NamedTuple):
     weights: tuple[int, ...] = (1,)
     stored: tuple[Stored, ...] = (STAYS,)
     shapes: slice = EVERY
-    kernels: tuple[Kernel, ...] = KERNELS
+    kernels: tuple[KernelChoice, ...] = KERNELS
     along_k: bool = False
 
 
@@ -130,7 +130,7 @@ def tiles() -> Iterator[Tile]:
                 yield Tile(row.dtype, config, variant, epilogue, addends, weights, stored)
 
 
-def configs(row: Tiles, kernel: Kernel, epilogue: Epilogue, addends: int, weights: int) -> list[MatmulConfig]:
+def configs(row: Tiles, kernel: KernelChoice, epilogue: Epilogue, addends: int, weights: int) -> list[MatmulConfig]:
     """The shapes in which a kernel can do this, in their order."""
     known = shapes(row.dtype, kernel, epilogue, weights)
     if addends:

@@ -26,7 +26,7 @@ from overweave.ir.plan import MOST_SPLITS, SkinnyConfig
 from overweave.memory.shares import SharedShares
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import Moving, moving
-from overweave.runtime.kernel_calls.skinny import Factors, skinny_call, tiles_of
+from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call, tiles_of
 from overweave.schedules.tiles.shape import SHAPES, skinny_shape
 from overweave.tuner.calibrate.alone import operands, product
 from overweave.tuner.measure.statistics import geometric_mean
@@ -88,7 +88,7 @@ def name_of(config: SkinnyConfig) -> str:
 def wrong(config: SkinnyConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor) -> bool:
     """Whether two runs of it are not bit-equal to what is exact, or leave counters."""
     out, memory = torch.empty_like(exact), SharedShares(a.device)
-    launch = Launch(skinny_call(config, Factors(a, b, out), memory))
+    launch = Launch(skinny_call(config, SkinnyOperands(a, b, out), memory))
     is_right = True
     for _ in range(2):
         out.fill_(float("nan"))
@@ -162,7 +162,7 @@ def time_shape(
     for config in configs:
         base = moving(sets[0])
         memory = SharedShares(a.device)
-        launch = Launch(skinny_call(config, Factors(a, base, out), memory))
+        launch = Launch(skinny_call(config, SkinnyOperands(a, base, out), memory))
 
         def run(turn: int, launch: Launch = launch, base: Moving = base) -> None:
             base.address = sets[turn % len(sets)].data_ptr()

@@ -15,8 +15,8 @@ from overweave.kernels.arguments import AfterSums, SignalWords, TileQueue
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.matmul import Matmul
-from overweave.runtime.kernel_calls.call import Tiles, table_tensor
-from overweave.runtime.kernel_calls.sums_and_copies import Sums, reduction_call
+from overweave.runtime.kernel_calls.call import TileKernelArgs, table_tensor
+from overweave.runtime.kernel_calls.sums_and_copies import ReductionCall, reduction_call
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.communication import STAGED, SUMS, TILES
 from overweave.schedules.tiles.shape import row_shape
@@ -39,12 +39,14 @@ class Move:
         queue = TileQueue(table_tensor(rows, device), self._claims, trace, len(rows))
         weight, z = torch.ones(n, dtype=out.dtype, device=device), torch.empty_like(out)
         operands = torch.tensor([[source.data_ptr(), 0, 0]], dtype=torch.int64, device=device)
-        sums = Sums(operands, (1, 0, 1), out, n, AfterSums(norm_weight=weight, z=z), EPS)
+        sums = ReductionCall(operands, (1, 0, 1), out, n, AfterSums(norm_weight=weight, z=z), EPS)
         if blocks is not None:
             places = torch.tensor(blocks.places, dtype=torch.int32, device=device)
             sums = sums._replace(cells=places, cell=(blocks.rows, blocks.cols))
         self._kept = source, z
-        self.launch = Launch(reduction_call(config, Tiles(queue, SignalWords(words, words, limits, 1), False), sums))
+        self.launch = Launch(
+            reduction_call(config, TileKernelArgs(queue, SignalWords(words, words, limits, 1), False), sums)
+        )
 
     def rewind(self) -> None:
         """All tiles are there to be claimed again."""

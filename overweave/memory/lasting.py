@@ -22,18 +22,18 @@ import torch
 from overweave.errors import MachineError
 
 _RELAXED, _CURE = 2, "See `overweave doctor`"  # SOURCE: cuda.h, CU_STREAM_CAPTURE_MODE_RELAXED
-Given = ParamSpec("Given")
+Params = ParamSpec("Given")
 Made = TypeVar("Made")
 
 
-def lasting(make: Callable[Given, Made]) -> Callable[Given, Made]:
+def lasting(make: Callable[Params, Made]) -> Callable[Params, Made]:
     """A function whose tensors are ordinary ones, outside of all modes and, where a GPU is in use, of all pools.
 
     Memory is as the function left it when it returns: what it put on streams has ended.
     """
 
     @wraps(make)
-    def made(*given: Given.args, **options: Given.kwargs) -> Made:
+    def made(*given: Params.args, **options: Params.kwargs) -> Made:
         call = partial(make, *given, **options)
         return beside(call, torch.cuda.current_device()) if torch.cuda.is_initialized() else _in_no_mode(call)
 

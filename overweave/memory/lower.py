@@ -22,7 +22,7 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.words import INT32_BYTES
 from overweave.memory.layout import SlotLayout
-from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
+from overweave.memory.steps import CopyStep, MemoryRef, StreamStep, WaitStep, WriteStep
 
 
 class SlotAddresses(Struct, frozen=True):
@@ -37,20 +37,20 @@ class SlotAddresses(Struct, frozen=True):
         """The address of a signal's word on any rank."""
         return self.bases[rank] + self.layout.signal_offset(pad, index)
 
-    def place(self, region: Region) -> Place:
+    def place(self, region: Region) -> MemoryRef:
         """Where a region starts: an address, or an offset into the caller's tensor of that name."""
         buffer = self.schedule.buffer(region.buffer)
         itemsize = buffer.itemsize_bytes(self.dtype)
         pitch = buffer.cols * itemsize
         offset = region.rows[0] * pitch + region.cols[0] * itemsize
         if buffer.home in (INPUT, OUTPUT):
-            return Place(buffer.name, offset, pitch)
-        return Place(None, self.bases[region.rank] + self.layout.buffers[buffer.name] + offset, pitch)
+            return MemoryRef(buffer.name, offset, pitch)
+        return MemoryRef(None, self.bases[region.rank] + self.layout.buffers[buffer.name] + offset, pitch)
 
 
-def copy_steps(addresses: SlotAddresses, operations: Iterable[Operation]) -> tuple[Step, ...]:
+def copy_steps(addresses: SlotAddresses, operations: Iterable[Operation]) -> tuple[StreamStep, ...]:
     """What the copy engine does for Puts and Gets of one queue, in order. Empty chunks still signal."""
-    steps: list[Step] = []
+    steps: list[StreamStep] = []
     for operation in operations:
         steps += wait_steps(addresses, operation)
         steps += _moves(addresses, operation)

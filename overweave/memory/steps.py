@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Place(Struct, frozen=True):
+class MemoryRef(Struct, frozen=True):
     """Where a copy reads or writes: an absolute address, or an offset into an operator's tensor named `tensor`."""
 
     tensor: str | None
@@ -16,8 +16,8 @@ class Place(Struct, frozen=True):
 class CopyStep(Struct, frozen=True):
     """Copies `rows` rows of `row_bytes` bytes."""
 
-    source: Place
-    target: Place
+    source: MemoryRef
+    target: MemoryRef
     row_bytes: int
     rows: int
 
@@ -36,4 +36,4 @@ class WriteStep(Struct, frozen=True):
     value: int
 
 
-Step = CopyStep | WaitStep | WriteStep
+StreamStep = CopyStep | WaitStep | WriteStep

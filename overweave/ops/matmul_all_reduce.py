@@ -10,7 +10,7 @@ from overweave.ir.epilogue import Z
 from overweave.ir.operators.matmul_all_reduce import OPERATOR
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.call.norm import RmsNorm
-from overweave.ops.call.side_by_side import Factors
+from overweave.ops.call.side_by_side import SideBySideWeights
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
 
@@ -19,8 +19,8 @@ define(OPERATOR)
 
 @overload
 def matmul_all_reduce(
-    x: torch.Tensor | Factors,
-    w: torch.Tensor | Factors,
+    x: torch.Tensor | SideBySideWeights,
+    w: torch.Tensor | SideBySideWeights,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
@@ -36,8 +36,8 @@ def matmul_all_reduce(
 
 @overload
 def matmul_all_reduce(
-    x: torch.Tensor | Factors,
-    w: torch.Tensor | Factors,
+    x: torch.Tensor | SideBySideWeights,
+    w: torch.Tensor | SideBySideWeights,
     group: GroupLike = None,
     *,
     residual: torch.Tensor | None = None,
@@ -50,8 +50,8 @@ def matmul_all_reduce(
 
 
 def matmul_all_reduce(
-    x: torch.Tensor | Factors,
-    w: torch.Tensor | Factors,
+    x: torch.Tensor | SideBySideWeights,
+    w: torch.Tensor | SideBySideWeights,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,

@@ -11,7 +11,7 @@ from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.row_map import ROWS, ROWS_OF_ALL, RowMap
-from overweave.ops.call.side_by_side import Factors
+from overweave.ops.call.side_by_side import SideBySideWeights
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
 
@@ -26,8 +26,8 @@ Returned = (
 
 @overload
 def matmul_reduce_scatter(
-    x: torch.Tensor | Factors,
-    w: torch.Tensor | Factors,
+    x: torch.Tensor | SideBySideWeights,
+    w: torch.Tensor | SideBySideWeights,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
@@ -41,8 +41,8 @@ def matmul_reduce_scatter(
 ) -> torch.Tensor: ...
 @overload
 def matmul_reduce_scatter(
-    x: torch.Tensor | Factors,
-    w: torch.Tensor | Factors,
+    x: torch.Tensor | SideBySideWeights,
+    w: torch.Tensor | SideBySideWeights,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
@@ -56,8 +56,8 @@ def matmul_reduce_scatter(
 ) -> torch.Tensor | tuple[torch.Tensor, RowMap]: ...
 @overload
 def matmul_reduce_scatter(
-    x: torch.Tensor | Factors,
-    w: torch.Tensor | Factors,
+    x: torch.Tensor | SideBySideWeights,
+    w: torch.Tensor | SideBySideWeights,
     group: GroupLike = None,
     *,
     residual: torch.Tensor | None = None,
@@ -69,8 +69,8 @@ def matmul_reduce_scatter(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def matmul_reduce_scatter(
-    x: torch.Tensor | Factors,
-    w: torch.Tensor | Factors,
+    x: torch.Tensor | SideBySideWeights,
+    w: torch.Tensor | SideBySideWeights,
     group: GroupLike = None,
     *,
     residual: torch.Tensor | None = None,
@@ -81,8 +81,8 @@ def matmul_reduce_scatter(
     plan: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, RowMap]: ...
 def matmul_reduce_scatter(
-    x: torch.Tensor | Factors,
-    w: torch.Tensor | Factors,
+    x: torch.Tensor | SideBySideWeights,
+    w: torch.Tensor | SideBySideWeights,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,

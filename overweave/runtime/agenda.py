@@ -9,7 +9,7 @@ from overweave.ir.schedule import Operation, Schedule
 
 
 @dataclass(frozen=True)
-class Step:
+class PendingStep:
     """One operation, or all operations of a kernel's queue, which start together and wait for signals by themselves.
 
     first, last: positions among the rank's operations, in launch order.
@@ -27,7 +27,7 @@ class _Line:
     """The steps of one queue that have not completed; `running` says whether the head is done."""
 
     after: tuple[str, ...]
-    steps: list[Step]
+    steps: list[PendingStep]
     head: int = 0
     running: Callable[[], bool] | None = None
 
@@ -42,13 +42,13 @@ class Agenda:
     @classmethod
     def of(cls, schedule: Schedule, rank: int, kernel_queues: frozenset[str] = frozenset()) -> Agenda:
         """`kernel_queues`: those whose operations run as one step."""
-        steps: dict[str, list[Step]] = {queue.name: [] for queue in schedule.queues}
+        steps: dict[str, list[PendingStep]] = {queue.name: [] for queue in schedule.queues}
         for position, operation in enumerate(schedule.of_rank(rank)):
-            steps[operation.queue].append(Step(operation.queue, (operation,), position, position))
+            steps[operation.queue].append(PendingStep(operation.queue, (operation,), position, position))
         for queue in kernel_queues & steps.keys():
             if parts := steps[queue]:
                 operations = tuple(part.operations[0] for part in parts)
-                steps[queue] = [Step(queue, operations, parts[0].first, parts[-1].last, is_kernel=True)]
+                steps[queue] = [PendingStep(queue, operations, parts[0].first, parts[-1].last, is_kernel=True)]
         return cls({queue.name: _Line(queue.after, steps[queue.name]) for queue in schedule.queues})
 
     @property
@@ -56,7 +56,7 @@ class Agenda:
         """Whether every step has completed."""
         return all(line.head == len(line.steps) for line in self.lines.values())
 
-    def heads(self) -> Iterator[Step]:
+    def heads(self) -> Iterator[PendingStep]:
         """Steps that may start, their own waits aside."""
         for line in self.lines.values():
             if line.running is None and line.head < len(line.steps):
@@ -64,7 +64,7 @@ class Agenda:
                 if all(self._is_past(queue, step.last) for queue in line.after):
                     yield step
 
-    def start(self, step: Step, is_done: Callable[[], bool] | None) -> None:
+    def start(self, step: PendingStep, is_done: Callable[[], bool] | None) -> None:
         """The step has started; it is complete once `is_done()`, or at once if None."""
         line = self.lines[step.queue]
         if is_done is None:
@@ -72,7 +72,7 @@ class Agenda:
         else:
             line.running = is_done
 
-    def finished(self) -> Iterator[Step]:
+    def finished(self) -> Iterator[PendingStep]:
         """Steps that ran beside this loop and have completed since the last look."""
         for line in self.lines.values():
             if line.running is not None and line.running():

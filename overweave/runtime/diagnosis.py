@@ -22,7 +22,7 @@ from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.cuda.multicast import has_multicast
 from overweave.memory.group import resolve
 from overweave.runtime.backends import load
-from overweave.runtime.finding import Check, Finding, Status, installed
+from overweave.runtime.finding import Check, DeviceFinding, Status, installed
 
 OLDEST_PYTHON = (3, 11)
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount, not a file of ours
@@ -31,18 +31,18 @@ SYMMETRIC_BYTES = 1 << 20
 HOPPER = (9, 0)
 
 
-def _python() -> Finding:
+def _python() -> DeviceFinding:
     found = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST_PYTHON:
-        return Finding("failed", found, "Install Python 3.11 or newer")
-    return Finding("ok", found)
+        return DeviceFinding("failed", found, "Install Python 3.11 or newer")
+    return DeviceFinding("ok", found)
 
 
-def _torch() -> Finding:
+def _torch() -> DeviceFinding:
     found = str(torch.__version__)  # of a type of its own, which is no text for JSON
     if standing("torch", found) == "old":
-        return Finding("failed", found, PACKAGES["torch"])
-    return Finding(*_newness("torch", found))
+        return DeviceFinding("failed", found, PACKAGES["torch"])
+    return DeviceFinding(*_newness("torch", found))
 
 
 def _newness(package: str, found: str) -> tuple[Status, str]:
@@ -52,43 +52,45 @@ def _newness(package: str, found: str) -> tuple[Status, str]:
     return "ok", found
 
 
-def _triton() -> Finding:
+def _triton() -> DeviceFinding:
     found, numpy = installed("triton"), installed("numpy")
     if not found:
-        return Finding("note", "not installed: schedules can be shown, proven and simulated, kernels cannot run",
+        return DeviceFinding("note", "not installed: schedules can be shown, proven and simulated, kernels cannot run",
                        "pip install triton==3.6.0 'numpy<2.4'")  # fmt: skip
     if numbers(found) <= (3, 6) and numbers(numpy) >= (2, 4):
         told = f"{found} with numpy {numpy}: its interpreter, which emulated ranks need, breaks there"
-        return Finding("note" if torch.cuda.device_count() else "failed", told, "pip install 'numpy<2.4'")
+        return DeviceFinding("note" if torch.cuda.device_count() else "failed", told, "pip install 'numpy<2.4'")
     if standing("triton", found) == "old":
         told = f"{found}, older than what was tested ({tested('triton')})"
-        return Finding("note", f"{told}: calls whose kernel it cannot make take the library path", PACKAGES["triton"])
+        return DeviceFinding(
+            "note", f"{told}: calls whose kernel it cannot make take the library path", PACKAGES["triton"]
+        )
     places = [place for place in dict.fromkeys(sys.path) if (Path(place or ".") / "triton" / "__init__.py").is_file()]
     if len(places) > 1:
         told = f"{found} of {places[0]}, which hides another in {', '.join(places[1:])}"
-        return Finding("note", told, "Keep one: the version of one may be told for the code of the other")
-    return Finding(*_newness("triton", found))
+        return DeviceFinding("note", told, "Keep one: the version of one may be told for the code of the other")
+    return DeviceFinding(*_newness("triton", found))
 
 
-def _kernels() -> Finding:
+def _kernels() -> DeviceFinding:
     """A kernel of ours compiled and loaded, and whether its launch takes the short way."""
     try:
         is_quick = load("gpu launch check")(torch.device("cuda", torch.cuda.current_device()))
     except KernelUnavailable as error:
-        return Finding(
+        return DeviceFinding(
             "failed", f"{error.asked}: {error.found}", f"{error.cure}; until then calls take the library path"
         )
     if not is_quick:
         found = "compiled; launched by Triton's own wrapper, since its launcher is none that is known: a slower call"
-        return Finding("note", found, f"Use a Triton from {tested('triton')}")
-    return Finding("ok", "compiled and loaded")
+        return DeviceFinding("note", found, f"Use a Triton from {tested('triton')}")
+    return DeviceFinding("ok", "compiled and loaded")
 
 
-def _libcst() -> Finding:
+def _libcst() -> DeviceFinding:
     found = installed("libcst")
     if not found:
-        return Finding("note", "not installed: annotated kernels cannot be compiled", PACKAGES["libcst"])
-    return Finding("ok", found)
+        return DeviceFinding("note", "not installed: annotated kernels cannot be compiled", PACKAGES["libcst"])
+    return DeviceFinding("ok", found)
 
 
 def driver_version() -> str:
@@ -102,13 +104,13 @@ def _asked_of_driver() -> subprocess.CompletedProcess[str]:
     return subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
 
 
-def _driver() -> Finding:
+def _driver() -> DeviceFinding:
     if shutil.which("nvidia-smi") is None:
-        return Finding("note", "no NVIDIA driver: ranks are emulated on the CPU")
+        return DeviceFinding("note", "no NVIDIA driver: ranks are emulated on the CPU")
     answer = _asked_of_driver()
     if answer.returncode:
-        return Finding("failed", answer.stdout.strip() or answer.stderr.strip(), "Repair the NVIDIA driver")
-    return Finding("ok", answer.stdout.split("\n")[0])
+        return DeviceFinding("failed", answer.stdout.strip() or answer.stderr.strip(), "Repair the NVIDIA driver")
+    return DeviceFinding("ok", answer.stdout.split("\n")[0])
 
 
 def no_gpu() -> tuple[str, str]:
@@ -120,95 +122,99 @@ def no_gpu() -> tuple[str, str]:
     return found, "Look at CUDA_VISIBLE_DEVICES, and at what `nvidia-smi` says of the driver"
 
 
-def _gpus() -> Finding:
+def _gpus() -> DeviceFinding:
     count = torch.cuda.device_count()
     if not count and shutil.which("nvidia-smi") is None:
-        return Finding("note", "none")
+        return DeviceFinding("note", "none")
     if not count:
-        return Finding("failed", *no_gpu())
+        return DeviceFinding("failed", *no_gpu())
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
     oldest = min(torch.cuda.get_device_capability(index) for index in range(count))
     found = f"{count}: {names}; CUDA {torch.version.cuda}"
     if oldest != HOPPER:
-        return Finding("note", f"{found}; kernels are tested on sm_90a, this is sm_{oldest[0]}{oldest[1]}")
-    return Finding("ok", found)
+        return DeviceFinding("note", f"{found}; kernels are tested on sm_90a, this is sm_{oldest[0]}{oldest[1]}")
+    return DeviceFinding("ok", found)
 
 
-def _nccl() -> Finding:
-    return Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
+def _nccl() -> DeviceFinding:
+    return DeviceFinding("ok", ".".join(map(str, torch.cuda.nccl.version())))
 
 
-def _multicast() -> Finding:
+def _multicast() -> DeviceFinding:
     """What the libraries of a process are told, and what follows for what was measured."""
     said = multicast.settings(os.environ)
     if not any(has_multicast(torch.device("cuda", index)) for index in range(torch.cuda.device_count())):
-        return Finding("ok", f"no GPU here has it; {said}")
+        return DeviceFinding("ok", f"no GPU here has it; {said}")
     if multicast.is_off(os.environ):
-        return Finding("ok", f"off: {said}")
+        return DeviceFinding("ok", f"off: {said}")
     if multicast.nccl_uses_it(multicast.FEWEST_RANKS):
         found = f"NCCL uses it in groups of {multicast.FEWEST_RANKS} and more, for which no table is shipped: {said}"
-        return Finding("note", found, "`overweave tune` measures here, `overweave calibrate` describes this machine")
-    return Finding("note", f"NCCL goes without it, others may not: {said}")
+        return DeviceFinding(
+            "note", found, "`overweave tune` measures here, `overweave calibrate` describes this machine"
+        )
+    return DeviceFinding("note", f"NCCL goes without it, others may not: {said}")
 
 
-def _peer_access() -> Finding:
+def _peer_access() -> DeviceFinding:
     count = torch.cuda.device_count()
     if count < 2:
-        return Finding("note", "one GPU: nothing to link")
+        return DeviceFinding("note", "one GPU: nothing to link")
     cut = [(a, b) for a, b in permutations(range(count), 2) if not torch.cuda.can_device_access_peer(a, b)]
     if cut:
-        return Finding("note", f"GPU {cut[0][0]} cannot address GPU {cut[0][1]} ({len(cut)} pairs in all): rows move "
-                       "by the library's collectives alone", "Allow peer access in the container, or name GPUs of one "
-                       "island in CUDA_VISIBLE_DEVICES")  # fmt: skip
-    return Finding("ok", f"all {count * (count - 1)} pairs")
+        return DeviceFinding("note", f"GPU {cut[0][0]} cannot address GPU {cut[0][1]} ({len(cut)} pairs in all): rows "
+                       "move by the library's collectives alone", "Allow peer access in the container, or name GPUs of "
+                       "one island in CUDA_VISIBLE_DEVICES")  # fmt: skip
+    return DeviceFinding("ok", f"all {count * (count - 1)} pairs")
 
 
-def _links() -> Finding:
+def _links() -> DeviceFinding:
     query = ["nvidia-smi", "nvlink", "--status"]
     answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     active = sum("GB/s" in line for line in answer.stdout.splitlines())
     if answer.returncode or not active:
-        return Finding("note", "no active NVLink: copies between GPUs take the slow road")
-    return Finding("ok", f"{active // torch.cuda.device_count()} NVLinks per GPU")
+        return DeviceFinding("note", "no active NVLink: copies between GPUs take the slow road")
+    return DeviceFinding("ok", f"{active // torch.cuda.device_count()} NVLinks per GPU")
 
 
-def _cuda_bindings() -> Finding:
+def _cuda_bindings() -> DeviceFinding:
     found, cuda = installed("cuda-bindings"), torch.version.cuda or "0"
     cure = f"pip install 'cuda-bindings=={cuda.split('.')[0]}.*'"
     if not found:
-        return Finding("failed", "not installed: the copy engine cannot be driven", cure)
+        return DeviceFinding("failed", "not installed: the copy engine cannot be driven", cure)
     if found.split(".")[0] != cuda.split(".")[0]:
-        return Finding("note", f"{found} beside torch's CUDA {cuda}", cure)
-    return Finding("ok", found)
+        return DeviceFinding("note", f"{found} beside torch's CUDA {cuda}", cure)
+    return DeviceFinding("ok", found)
 
 
-def _symmetric_memory() -> Finding:
+def _symmetric_memory() -> DeviceFinding:
     device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     try:
         CudaHeap(resolve(None), device, SYMMETRIC_BYTES)
     except MachineError as error:
-        return Finding("failed", error.found, "Use a CUDA build of torch 2.10 or newer on one host")
+        return DeviceFinding("failed", error.found, "Use a CUDA build of torch 2.10 or newer on one host")
     finally:
         dist.destroy_process_group()
-    return Finding("ok", "a buffer was allocated and mapped")
+    return DeviceFinding("ok", "a buffer was allocated and mapped")
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> DeviceFinding:
     free = shutil.disk_usage(SHARED_MEMORY).free
     found = f"{free / 2**30:.1f} GiB free in {SHARED_MEMORY}"
     if free < SMALLEST_SHARED_MEMORY_BYTES:
-        return Finding("failed", found, "Give the container more: docker run --shm-size=8g")
-    return Finding("ok", found)
+        return DeviceFinding("failed", found, "Give the container more: docker run --shm-size=8g")
+    return DeviceFinding("ok", found)
 
 
-def _process_group() -> Finding:
+def _process_group() -> DeviceFinding:
     if not dist.is_available():
-        return Finding("failed", "this torch was built without torch.distributed", "Install another build of torch")
+        return DeviceFinding(
+            "failed", "this torch was built without torch.distributed", "Install another build of torch"
+        )
     backends = [name for name in ("gloo", "nccl") if dist.is_backend_available(name)]
     if "gloo" not in backends:
-        return Finding("failed", "no gloo backend", "Install another build of torch")
-    return Finding("ok", ", ".join(backends))
+        return DeviceFinding("failed", "no gloo backend", "Install another build of torch")
+    return DeviceFinding("ok", ", ".join(backends))
 
 
 CHECKS: tuple[Check, ...] = (

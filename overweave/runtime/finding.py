@@ -15,7 +15,7 @@ from msgspec import Struct
 Status = Literal["ok", "note", "failed"]
 
 
-class Finding(Struct, frozen=True):
+class DeviceFinding(Struct, frozen=True):
     """What a probe saw. `note`: it works, but you should know. cure: what to do, empty where nothing need be done."""
 
     status: Status
@@ -27,15 +27,17 @@ class Check(Struct, frozen=True):
     """A question to the machine. needs_gpu: not asked where torch sees none."""
 
     name: str
-    probe: Callable[[], Finding]
+    probe: Callable[[], DeviceFinding]
     needs_gpu: bool = False
 
-    def run(self) -> Finding:
+    def run(self) -> DeviceFinding:
         """The finding; whatever the probe raises is one too."""
         try:
             return self.probe()
         except Exception as error:  # noqa: BLE001 - a machine that surprises us is what a doctor is for
-            return Finding("failed", f"{type(error).__name__}: {error}", "Mend what it names, then run this again")
+            return DeviceFinding(
+                "failed", f"{type(error).__name__}: {error}", "Mend what it names, then run this again"
+            )
 
 
 def installed(package: str) -> str:

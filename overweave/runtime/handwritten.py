@@ -106,7 +106,7 @@ class TileEffect:
 
 
 @dataclass(frozen=True)
-class Launch:
+class TileLaunch:
     """Runs a kernel. options: what Triton takes beside arguments, such as num_warps. effects: of its tiles, if said."""
 
     kernel: Any
@@ -122,7 +122,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Move:
+class TileMove:
     """Copies a rectangle between ranks, or on this one."""
 
     source: Part | torch.Tensor
@@ -146,8 +146,8 @@ class Await:
     counts: tuple[tuple[int, int], ...]
 
 
-Action = Launch | Move | Raise | Await
-Step = tuple[str, Action]  # the queue, and what it does
+Action = TileLaunch | TileMove | Raise | Await
+TileStep = tuple[str, Action]  # the queue, and what it does
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.operations import arrows, kind_of
 from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Span, Timeline, make_timeline
 from overweave.memory.group import Group
-from overweave.runtime.agenda import Step
+from overweave.runtime.agenda import PendingStep
 
 HEAD = -1  # in place of an operation: the head of the call
 NOT_A_TILE = -1
@@ -53,12 +53,12 @@ class Stopwatch:
         self.tables: dict[str, torch.Tensor] = {}
         self.programs = 1
         self._begun: dict[int, int] = {}
-        self._spans: list[tuple[Step, int, int]] = []
+        self._spans: list[tuple[PendingStep, int, int]] = []
 
-    def start(self, step: Step) -> None:
+    def start(self, step: PendingStep) -> None:
         self._begun[step.first] = time.monotonic_ns()
 
-    def stop(self, step: Step) -> None:
+    def stop(self, step: PendingStep) -> None:
         self._spans.append((step, self._begun[step.first], time.monotonic_ns()))
 
     def records(self, plan: Plan, rank: int) -> list[Record]:

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from overweave.ir.schedule import Apply, Operation, Queue, Wait
 from overweave.schedules.communication import COMPLETE, Chunk, Communication
 
-Signal = tuple[str, int]  # pad and number, on the waiter's own rank
+PadSignal = tuple[str, int]  # pad and number, on the waiter's own rank
 Sender = tuple[int, str, int]  # rank, queue, place in the launch order
-Places = Mapping[tuple[int, str], int]  # of a rank's operations, by name, in the order of their launch
+LaunchPositions = Mapping[tuple[int, str], int]  # of a rank's operations, by name, in the order of their launch
 
 
-def fewest(applies: list[Apply], communications: Iterable[Communication], places: Places) -> Iterator[Apply]:
+def fewest(applies: list[Apply], communications: Iterable[Communication], places: LaunchPositions) -> Iterator[Apply]:
     """The same operations of one rank, without the waits that others of theirs imply; the rest as ranges.
 
     places: of all ranks' moves; those of several tensors may share a queue.
@@ -38,13 +38,13 @@ def fewest(applies: list[Apply], communications: Iterable[Communication], places
         awaited |= kept.keys()
     for apply, waits, everything in zip(applies, left, asked, strict=True):
         ranges = _as_ranges(waits, pads)
-        yield replace(apply, waits=ranges if is_tellable(ranges) else _as_ranges(_filled(everything, senders), pads))
+        yield replace(apply, waits=ranges if fits_tile_row(ranges) else _as_ranges(_filled(everything, senders), pads))
 
 
 def not_twice(operations: Iterable[Operation], queues: Iterable[Queue]) -> Iterator[Operation]:
     """The same operations, without waits for what their predecessors in a queue have waited for: those are complete."""
     ordered = {queue.name for queue in queues if queue.order == COMPLETE}
-    seen: dict[tuple[int, str], set[Signal]] = {}
+    seen: dict[tuple[int, str], set[PadSignal]] = {}
     for operation in operations:
         if operation.queue not in ordered or not operation.waits:
             yield operation
@@ -55,14 +55,14 @@ def not_twice(operations: Iterable[Operation], queues: Iterable[Queue]) -> Itera
         yield replace(operation, waits=waits)
 
 
-def is_tellable(waits: tuple[Wait, ...]) -> bool:
+def fits_tile_row(waits: tuple[Wait, ...]) -> bool:
     """Whether a row of a table can say it: a range of signals, and one more signal."""
     lengths = sorted((wait.signals[1] - wait.signals[0] for wait in waits), reverse=True)
     return len(lengths) <= 2 and all(length <= 1 for length in lengths[1:])
 
 
-def _senders(communications: list[Communication], rank: int, places: Places) -> dict[Signal, list[Sender]]:
-    senders: dict[Signal, list[Sender]] = {}
+def _senders(communications: list[Communication], rank: int, places: LaunchPositions) -> dict[PadSignal, list[Sender]]:
+    senders: dict[PadSignal, list[Sender]] = {}
     for communication in communications:
         ordered = {queue.name for queue in communication.queues if queue.order == COMPLETE}
         for step in communication.steps:
@@ -74,20 +74,20 @@ def _senders(communications: list[Communication], rank: int, places: Places) -> 
     return senders
 
 
-def _without_implied(waits: dict[Signal, int], senders: dict[Signal, list[Sender]]) -> dict[Signal, int]:
+def _without_implied(waits: dict[PadSignal, int], senders: dict[PadSignal, list[Sender]]) -> dict[PadSignal, int]:
     latest: dict[tuple[int, str], int] = {}
     for signal in waits:
         for rank, queue, place in senders.get(signal, []):
             latest[rank, queue] = max(latest.get((rank, queue), -1), place)
 
-    def is_implied(signal: Signal) -> bool:
+    def is_implied(signal: PadSignal) -> bool:
         one = senders.get(signal, [])
         return len(one) == 1 and bool(one[0][1]) and latest[one[0][0], one[0][1]] > one[0][2]
 
     return {signal: count for signal, count in waits.items() if not is_implied(signal)}
 
 
-def _filled(waits: dict[Signal, int], senders: dict[Signal, list[Sender]]) -> dict[Signal, int]:
+def _filled(waits: dict[PadSignal, int], senders: dict[PadSignal, list[Sender]]) -> dict[PadSignal, int]:
     """All waits, and those for signals between them that somebody announces too: pieces without rows, for instance."""
     filled = dict(waits)
     for pad in {pad for pad, _ in waits}:
@@ -98,11 +98,11 @@ def _filled(waits: dict[Signal, int], senders: dict[Signal, list[Sender]]) -> di
     return filled
 
 
-def _expanded(waits: Iterable[Wait]) -> dict[Signal, int]:
+def _expanded(waits: Iterable[Wait]) -> dict[PadSignal, int]:
     return {(wait.pad, signal): wait.count for wait in waits for signal in range(*wait.signals)}
 
 
-def _as_ranges(waits: dict[Signal, int], pads: list[str]) -> tuple[Wait, ...]:
+def _as_ranges(waits: dict[PadSignal, int], pads: list[str]) -> tuple[Wait, ...]:
     ranges: list[Wait] = []
     for pad, signal in sorted(waits, key=lambda one: (pads.index(one[0]), one[1])):
         count = waits[pad, signal]

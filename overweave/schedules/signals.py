@@ -32,12 +32,12 @@ from overweave.schedules.communication import (
 )
 
 PADS = (COMPUTED, SUMMED, ARRIVED, TOLD)
-TELLERS = f"{COPIES}.told"  # the queue that tells peers what they may read: it must not stand behind own copies
+RELAYS = f"{COPIES}.told"  # the queue that tells peers what they may read: it must not stand behind own copies
 
 Step = Operation | Chunk
 
 
-class Event(NamedTuple):
+class Announcement(NamedTuple):
     """What one signal on `rank` announces: that the steps at these places of the list are done.
 
     in_parts: a kernel announces it tile by tile, so that the signal counts higher than one.
@@ -71,16 +71,16 @@ class _Signals:
         self.writers = _Writers(self.listed, made.tiles_read)
         self.written = {at: list(dict.fromkeys(self._written_for(at))) for at in range(len(self.listed))}
         self.together = self._told_together()
-        self.numbers: dict[Event, int] = {}
+        self.numbers: dict[Announcement, int] = {}
         self.counts: dict[tuple[str, int], int] = {}  # signals in use, of a pad and rank
-        self.heard: set[Event] = set()
-        self.told: dict[int, list[Event]] = {}  # by the steps at these places
-        self.tells: dict[int, list[Event]] = {}  # by a stream that waits for the steps at these places
+        self.heard: set[Announcement] = set()
+        self.told: dict[int, list[Announcement]] = {}  # by the steps at these places
+        self.tells: dict[int, list[Announcement]] = {}  # by a stream that waits for the steps at these places
 
     def communication(self) -> Communication:
         waits = {at: self._ranges(self._events(at)) for at in self._in_order_of_readers()}
         steps = list(self._steps(waits))
-        told = (Queue(TELLERS, COMPLETE),) if self.tells else ()
+        told = (Queue(RELAYS, COMPLETE),) if self.tells else ()
         sizes = {pad: max((n for (name, _), n in self.counts.items() if name == pad), default=0) for pad in PADS}
         return replace(
             self.made,
@@ -121,7 +121,7 @@ class _Signals:
         """Of what a kernel carries."""
         return step.queue not in self.complete and any(one.rank != step.peer for one in notifies)
 
-    def _ranges(self, events: Iterable[Event]) -> tuple[Wait, ...]:
+    def _ranges(self, events: Iterable[Announcement]) -> tuple[Wait, ...]:
         """Waits for all of the events. Consecutive signals of a pad whose counts are alike become one range."""
         numbered = {(PADS.index(event.pad), self._number(event), event.in_parts) for event in events}
         waits: list[Wait] = []
@@ -160,7 +160,7 @@ class _Signals:
         by = self.listed[writer]
         return isinstance(by, Chunk) and by.rank != rank and any(part.rank == rank for part in _writes(by, False))
 
-    def _events(self, at: int) -> list[Event]:
+    def _events(self, at: int) -> list[Announcement]:
         """What a step waits for; of what a queue completes in order, the last."""
         rank, written = self.listed[at].rank, self.written[at]
         last: dict[tuple[int, str], int] = {}
@@ -171,25 +171,29 @@ class _Signals:
         needed = (one for one in written if self.queues[one] not in self.complete or one in kept)
         return [self._event(writer, rank) for writer in needed]
 
-    def _event(self, writer: int, rank: int) -> Event:
+    def _event(self, writer: int, rank: int) -> Announcement:
         """That a step is done, for a rank to wait for."""
         by, by_one = self.listed[writer], (writer,)
         if (together := self.together.get((writer, rank))) is not None:
-            return Event(ARRIVED, rank, together, True)
+            return Announcement(ARRIVED, rank, together, True)
         if isinstance(by, Chunk):
-            return Event(COMPUTED, rank, by_one, True) if by.rank == rank else Event(TOLD, rank, by_one, False)
+            return (
+                Announcement(COMPUTED, rank, by_one, True)
+                if by.rank == rank
+                else Announcement(TOLD, rank, by_one, False)
+            )
         in_parts = by.instances > 1
         if isinstance(by, Put | Get) and any(part.rank == rank for part in by.writes):
-            return Event(ARRIVED, rank, by_one, in_parts)
+            return Announcement(ARRIVED, rank, by_one, in_parts)
         if by.rank == rank:
-            return Event(SUMMED, rank, by_one, in_parts)
-        return Event(TOLD, rank, by_one, in_parts and not self._needs_teller(writer))
+            return Announcement(SUMMED, rank, by_one, in_parts)
+        return Announcement(TOLD, rank, by_one, in_parts and not self._needs_teller(writer))
 
     def _needs_teller(self, writer: int) -> bool:
         """Whether it is done by a kernel that tells its own rank alone."""
         return self.queues[writer] not in self.complete and not isinstance(self.listed[writer], Put)
 
-    def _number(self, event: Event) -> int:
+    def _number(self, event: Announcement) -> int:
         """The signal of an event. One that no reader has waited for before gets a new number, and is announced."""
         if event not in self.numbers:
             alike = [event._replace(rank=rank) for rank in self._alike(event)]
@@ -204,7 +208,7 @@ class _Signals:
                 announced.setdefault(writer, []).append(event)
         return self.numbers[event]
 
-    def _alike(self, event: Event) -> set[int]:
+    def _alike(self, event: Announcement) -> set[int]:
         """The ranks on which it has the same number: all at which one tile stores, as a tile announces one signal."""
         step = self.listed[event.by[0]]
         if isinstance(step, Chunk) and event.pad == ARRIVED and len(event.by) == 1:
@@ -214,18 +218,18 @@ class _Signals:
     def _teller(self, at: int) -> Copy:
         """Tells peers that what a kernel has written may be read."""
         step, pad = self.listed[at], COMPUTED if isinstance(self.listed[at], Chunk) else SUMMED
-        done = Event(pad, step.rank, (at,), isinstance(step, Chunk) or step.instances > 1)
+        done = Announcement(pad, step.rank, (at,), isinstance(step, Chunk) or step.instances > 1)
         return Copy(
             name=f"tell.{step.name}",
             rank=step.rank,
-            queue=TELLERS,
+            queue=RELAYS,
             waits=self._ranges([done]),
             notifies=self._notifies(self.tells[at]),
             sources=(),
             destinations=(),
         )
 
-    def _notifies(self, events: Iterable[Event]) -> tuple[Notify, ...]:
+    def _notifies(self, events: Iterable[Announcement]) -> tuple[Notify, ...]:
         return tuple(Notify(event.pad, event.rank, self.numbers[event]) for event in events)
 
     def _is_implied(self, writer: int, reader: int) -> bool:

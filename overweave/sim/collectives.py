@@ -14,7 +14,7 @@ from overweave.hardware.machine import Machine
 from overweave.ir.schedule import Collective
 from overweave.sim.cost import Costs
 from overweave.sim.events import Clock
-from overweave.sim.processor import Batch, Kernel, Processor, TileRun
+from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
 
 Ended = Callable[[float, float], None]  # hears when a part has ended: since when it stood, and since when it ran
 
@@ -33,7 +33,12 @@ class Collectives:
     """All collectives of one run."""
 
     def __init__(
-        self, clock: Clock, machine: Machine, processors: list[Processor], costs: Costs, most_sms: int = 0
+        self,
+        clock: Clock,
+        machine: Machine,
+        processors: list[StreamingMultiprocessors],
+        costs: Costs,
+        most_sms: int = 0,
     ) -> None:
         """most_sms: that a part takes, where the plan says how many the library has; 0: as many as it likes."""
         self._clock, self._processors, self._costs = clock, processors, costs
@@ -45,7 +50,7 @@ class Collectives:
         run = TileRun(self._sms, 0.0, 0.0, lambda batch: None)
         part = _Part(operation, run, self._sms, self._clock.now, ended)
         run.when_claimed = partial(self._stand, part)
-        self._processors[operation.rank].launch(Kernel([run], self._sms))
+        self._processors[operation.rank].launch(RunningKernel([run], self._sms))
 
     def _stand(self, part: _Part) -> None:
         """A part has its SMs; the last one lets all run."""

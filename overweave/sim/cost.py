@@ -19,7 +19,7 @@ from overweave.hardware.machine import Machine, TileRate
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
 from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, numbered
 from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
-from overweave.sim.order import Run, Step, tiles_of
+from overweave.sim.order import LaunchStep, QueueRun, tiles_of
 from overweave.sim.shares import sum_us, to_share_us
 
 Move = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
@@ -32,7 +32,7 @@ FP32_BYTES = ITEMSIZE_BYTES["float32"]
 STRIPS_SLOWER = 2.5
 
 
-class Work(Struct, frozen=True):
+class KernelCost(Struct, frozen=True):
     """What a kernel has to do for one operation: `count` equal tiles, each `tile_us` on an SM of its own.
 
     late_us: of a tile, behind what it waits for when its product is there. stored_us: how long the stores of a tile to
@@ -68,7 +68,7 @@ class Costs:
             if each.stored_at - {each.rank}:
                 self._stored_alike[each.rank, bool(each.copies)] += each.tiles
 
-    def tiles(self, step: Step, run: Run, count: int, beside: int) -> Work:
+    def tiles(self, step: LaunchStep, run: QueueRun, count: int, beside: int) -> KernelCost:
         """A kernel's tiles of one run. count: the tiles of its operation; beside: those of its launch.
 
         Raises ScheduleError where the realization has no config for them, or nobody says how long an author's take.
@@ -87,7 +87,7 @@ class Costs:
                 # Parts are taken for equal. A tile that meets a missing part earlier waits there; the last part is
                 # what it ends by.
                 behind_us = self._author_tile_us / len(operation.late_waits) if operation.late_waits else 0.0
-                return Work(count, self._author_tile_us - behind_us, behind_us)
+                return KernelCost(count, self._author_tile_us - behind_us, behind_us)
         found, cure = "its queue has an engine that cannot run it", "Name another engine in the realization"
         if isinstance(step.operation, Compute):
             found, cure = "the realization has no matmul config", "Give it one, or take a plan of the catalog"
@@ -96,7 +96,7 @@ class Costs:
             cure = "Give the time, as `overweave simulate --tile-us 10` does"
         raise ScheduleError(f"time of {step.operation.name}", found, cure)
 
-    def alone(self, operation: Operation) -> tuple[Work, ...]:
+    def alone(self, operation: Operation) -> tuple[KernelCost, ...]:
         """What a stream runs: kernels of the operation's own, one after the other."""
         match operation:
             case Compute():
@@ -107,7 +107,7 @@ class Costs:
                 return (self._moved_within(operation),)
         return ()
 
-    def _multiplied(self, operation: Compute, config: MatmulConfig, run: Run, count: int) -> Work:
+    def _multiplied(self, operation: Compute, config: MatmulConfig, run: QueueRun, count: int) -> KernelCost:
         """No faster than its operands come from memory, nor, of tiles stored at peers, than the link takes them."""
         block_m, block_n = config.block_m, (run.width or config.block_n) * self._products
         shape, machine = self._shape(operation), self._machine
@@ -117,7 +117,7 @@ class Costs:
         if run.depth:  # in the mean, a share adds one
             us = to_share_us(us, run.depth / shape[2], config) + sum_us(1, config)
         stored_us = self._stores_us(operation, count)
-        return Work(count, max(us, stored_us), self._addends_us(operation, config, count), min(us, stored_us))
+        return KernelCost(count, max(us, stored_us), self._addends_us(operation, config, count), min(us, stored_us))
 
     def _read_together(self, operation: Compute, shape: Shape) -> tuple[Shape, Dtypes, int]:
         """What tiles read and store that run together: those of the operation, or, where it is a few blocks of a
@@ -154,7 +154,7 @@ class Costs:
         sent = self._bytes(operation, stored) / max(count, 1)
         return sent / 1e3 * sms / self._sent(operation, stored, sms)
 
-    def _by_library(self, operation: Compute) -> Work:
+    def _by_library(self, operation: Compute) -> KernelCost:
         """A library matmul, less what our matmul of few rows saves where it computes in its place."""
         shape, how = self._shape(operation), self._realization
         work = _library_work(self._machine, shape, self._dtypes(operation), operation.accumulate)
@@ -165,9 +165,9 @@ class Costs:
         known = [each for each in self._machine.few_rows if (each.exchange, each.early) == kind]
         waves = -(-work.count // self._machine.processor.sms)
         saved_us = sum(each.saved_us(*shape) for each in known) / waves
-        return Work(work.count, max(0.0, work.tile_us - saved_us))
+        return KernelCost(work.count, max(0.0, work.tile_us - saved_us))
 
-    def _reduced(self, operation: Reduce, count: int, beside: int) -> Work:
+    def _reduced(self, operation: Reduce, count: int, beside: int) -> KernelCost:
         """The tiles of an ordered sum: each SM has its share of HBM for own bytes, and of what so many SMs can pull.
 
         beside: the tiles of its kernel, which share the link with it, whatever they sum.
@@ -178,15 +178,15 @@ class Costs:
         from_hbm = machine.hbm.gb_per_s / sms
         from_peers = self._pulled(operation, operation.operands, programs) / programs
         moving_us = (own / from_hbm + far / from_peers) / max(count, 1) / 1e3
-        return Work(count, moving_us + machine.latency.reduce_tile.us)
+        return KernelCost(count, moving_us + machine.latency.reduce_tile.us)
 
-    def _pushed(self, operation: Put | Copy, programs: int, count: int) -> Work:
+    def _pushed(self, operation: Put | Copy, programs: int, count: int) -> KernelCost:
         """A push by a kernel on so many SMs: each has its share of what these reach together."""
         per_sm = self._sent(operation, operation.destinations, programs) / programs
         moved = self._bytes(operation, operation.sources) / max(count, 1)
-        return Work(count, moved / per_sm / 1e3 + self._machine.latency.copy_tile.us)
+        return KernelCost(count, moved / per_sm / 1e3 + self._machine.latency.copy_tile.us)
 
-    def _summed_by_library(self, operation: Reduce) -> tuple[Work, ...]:
+    def _summed_by_library(self, operation: Reduce) -> tuple[KernelCost, ...]:
         """The library's ordered sum, one kernel after the other (runtime/library/library.py): widen the first operand
         to fp32, add each further one to that, narrow the total. Each reads and writes memory once, one program per SM.
         """
@@ -202,14 +202,14 @@ class Costs:
         is_total = len(operation.operands) == 1 and self._buffers[operation.operands[0].buffer].dtype == "float32"
         first = () if is_total else (widen,)
         element_ns = (*first, *(add for _ in operation.operands[1:]), narrow)
-        return tuple(Work(programs, elements * each / 1e3) for each in element_ns)
+        return tuple(KernelCost(programs, elements * each / 1e3) for each in element_ns)
 
-    def _moved_within(self, operation: Move) -> Work:
+    def _moved_within(self, operation: Move) -> KernelCost:
         """A copy within a rank, or zeros: a kernel that reads and writes its own memory, one program per SM."""
         rate = self._machine.hbm if isinstance(operation, Clear) else self._machine.local_copies
         moving_us = self._bytes(operation, (*operation.sources, *operation.destinations)) / rate.gb_per_s
         elements = sum(map(size, operation.destinations))
-        return Work(min(self._machine.processor.sms, elements), moving_us / 1e3)
+        return KernelCost(min(self._machine.processor.sms, elements), moving_us / 1e3)
 
     def packed_us(self, operation: Operation, peers: int) -> float:
         """A push in messages that carry their flag, which shares the port with those to the other peers; the launch and
@@ -314,17 +314,17 @@ def library_matmul_us(machine: Machine, shape: Shape, dtype: Dtype, is_added: bo
 
 
 @lru_cache(maxsize=4096)
-def _library_work(machine: Machine, shape: Shape, dtypes: Dtypes, accumulates: bool) -> Work:
+def _library_work(machine: Machine, shape: Shape, dtypes: Dtypes, accumulates: bool) -> KernelCost:
     """Tiles of the shape that finishes first by whole waves. accumulates: what is there is read and added to."""
     rows, cols, k = shape
-    best, best_us = Work(0, 0.0), float("inf")
+    best, best_us = KernelCost(0, 0.0), float("inf")
     for rate in machine.tiles_of("library"):
         count = tiles_of(rows, cols, rate.block_m, rate.block_n)
         each = tile_us(machine, rate, (rate.block_m, rate.block_n, k), dtypes[0])
         each = max(each, _memory_tile_us(machine, shape, dtypes, count, accumulates))
         total = -(-count // machine.processor.sms) * each
         if total < best_us:
-            best, best_us = Work(count, each), total
+            best, best_us = KernelCost(count, each), total
     return best
 
 

@@ -50,7 +50,7 @@ class Gate:
             self._action()
 
 
-class Signals:
+class SignalCounters:
     """Counters, and the gates that wait for them."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from overweave.ir.timeline.timeline import Kind
 _KIND, _FIELDS = attrgetter("kind"), attrgetter("kind", "operation", "width", "k_lo", "k_hi")
 
 
-class Step(Struct, frozen=True):
+class LaunchStep(Struct, frozen=True):
     """One operation, by position in `Schedule.operations`, with the positions of those that must be done or started."""
 
     operation: Operation
@@ -38,7 +38,7 @@ class Step(Struct, frozen=True):
         return kind_of(self.operation)
 
 
-class Run(NamedTuple):
+class QueueRun(NamedTuple):
     """Tiles of an operation that are claimed one after the other and take equally long.
 
     width: 0 for whole tiles, else TileRow.width. depth: 0 for all of k, else the length of their share of it.
@@ -50,14 +50,14 @@ class Run(NamedTuple):
     depth: int = 0
 
 
-class Launch(Struct, frozen=True):
+class KernelLaunch(Struct, frozen=True):
     """One launch of a kernel: it starts when it is the turn of operation `first`.
 
     runs: in the order in which programs claim them; an operation may come more than once.
     """
 
     first: int
-    runs: tuple[Run, ...]
+    runs: tuple[QueueRun, ...]
 
     @property
     def tiles(self) -> int:
@@ -70,7 +70,7 @@ def tiles_of(rows: int, cols: int, block_m: int, block_n: int) -> int:
     return -(-rows // block_m) * -(-cols // block_n)
 
 
-def steps_of(plan: Plan) -> tuple[Step, ...]:
+def steps_of(plan: Plan) -> tuple[LaunchStep, ...]:
     """One Step per operation. Raises ScheduleError for a queue that is not declared or has no engine."""
     queues = {queue.name: queue for queue in plan.schedule.queues}
     engines = {assignment.queue: assignment.engine for assignment in plan.realization.engines}
@@ -88,12 +88,12 @@ def steps_of(plan: Plan) -> tuple[Step, ...]:
         started = before[-1:] if queue.order == "issue" and engine not in KERNELS else []
         for name in queue.after:
             done = done + launched.get((operation.rank, name), [])
-        steps.append(Step(operation, engine, tuple(done), tuple(started)))
+        steps.append(LaunchStep(operation, engine, tuple(done), tuple(started)))
         before.append(position)
     return tuple(steps)
 
 
-def launches_of(plan: Plan, steps: tuple[Step, ...]) -> tuple[Launch, ...]:
+def launches_of(plan: Plan, steps: tuple[LaunchStep, ...]) -> tuple[KernelLaunch, ...]:
     """The kernel launches: one per rank and issue queue, one per operation of a complete queue."""
     is_issue = {queue.name: queue.order == "issue" for queue in plan.schedule.queues}
     members: dict[tuple[int, str], list[int]] = {}
@@ -104,13 +104,13 @@ def launches_of(plan: Plan, steps: tuple[Step, ...]) -> tuple[Launch, ...]:
     for (rank, queue), positions in members.items():
         runs = _runs(plan, rank, queue, positions)
         if is_issue[queue]:
-            launches.append(Launch(positions[0], runs))
+            launches.append(KernelLaunch(positions[0], runs))
         else:
-            launches += [Launch(each, tuple(run for run in runs if run[0] == each)) for each in positions]
+            launches += [KernelLaunch(each, tuple(run for run in runs if run[0] == each)) for each in positions]
     return tuple(launches)
 
 
-def tile_counts(launches: tuple[Launch, ...]) -> Counter[int]:
+def tile_counts(launches: tuple[KernelLaunch, ...]) -> Counter[int]:
     """Tiles of each operation."""
     counts: Counter[int] = Counter()
     for launch in launches:
@@ -152,18 +152,18 @@ def _claimed(rows: tuple[TileRow, ...]) -> Sequence[TileRow]:
     return claimed + slices[taken:]
 
 
-def _runs(plan: Plan, rank: int, queue: str, positions: list[int]) -> tuple[Run, ...]:
+def _runs(plan: Plan, rank: int, queue: str, positions: list[int]) -> tuple[QueueRun, ...]:
     """Neighbours in the tile table of one operation that are alike; without a table, one operation after another."""
     try:
         rows = _claimed(plan.tile_order(rank, queue).rows)
     except KeyError:
-        return tuple(Run(position, _tiles(plan, plan.schedule.operations[position])) for position in positions)
+        return tuple(QueueRun(position, _tiles(plan, plan.schedule.operations[position])) for position in positions)
     # Tables have up to a million rows: what is equal in every field is grouped before anything is made of it.
     equal = ((fields, len(tuple(group))) for fields, group in groupby(map(_FIELDS, rows)))
     alike = groupby(equal, key=lambda found: _alike(found[0]))
     try:
         return tuple(
-            Run(positions[operation], sum(count for _, count in counts), width, depth)
+            QueueRun(positions[operation], sum(count for _, count in counts), width, depth)
             for (operation, width, depth), counts in alike
         )
     except IndexError:

@@ -15,7 +15,7 @@ from overweave.hardware.topology import Hop, Place
 from overweave.sim.cost import Segment
 from overweave.sim.events import Action, Clock
 
-Shared = tuple[Place, Place]  # a link in one direction, or a port: out of a rank, or into it
+SharedLink = tuple[Place, Place]  # a link in one direction, or a port: out of a rank, or into it
 
 
 class _Path(NamedTuple):
@@ -23,7 +23,7 @@ class _Path(NamedTuple):
     one alone on this route, each link passes.
     """
 
-    shared: tuple[Shared, ...]
+    shared: tuple[SharedLink, ...]
     wide: tuple[tuple[Hop, float], ...]
 
 
@@ -53,7 +53,7 @@ class Ports:
         is_dma = machine.local_copies.by == "dma"
         self._local = machine.local_copies.gb_per_s / machine.engines_gb_per_s / 2 if is_dma else 0.0
         self._within: dict[int, int] = {}
-        self._flows: dict[Shared, dict[_Flow, None]] = {}  # in the order in which they began
+        self._flows: dict[SharedLink, dict[_Flow, None]] = {}  # in the order in which they began
         self._of_rank: dict[int, dict[_Flow, None]] = {}
         self._loads: dict[int, float] = {}
         self._untold: set[int] = set()  # ranks whose load has changed, told once at the end of an instant

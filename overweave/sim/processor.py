@@ -52,7 +52,7 @@ class Batch:
 
     __slots__ = ("begin_us", "claimed_us", "first", "held_us", "kernel", "programs", "run")
 
-    def __init__(self, kernel: Kernel, run: TileRun, programs: list[int], claimed_us: float) -> None:
+    def __init__(self, kernel: RunningKernel, run: TileRun, programs: list[int], claimed_us: float) -> None:
         self.kernel = kernel
         self.run = run
         self.first = run.claimed
@@ -62,7 +62,7 @@ class Batch:
         self.held_us: tuple[float, float] | None = None
 
 
-class Kernel:
+class RunningKernel:
     """A launch: its runs in claim order and how many SMs it may hold. is_library_matmul: collectives slow it."""
 
     def __init__(self, runs: list[TileRun], programs: int, is_library_matmul: bool = False) -> None:
@@ -115,18 +115,18 @@ class _Pace:
         self._schedule()
 
 
-class Processor:
+class StreamingMultiprocessors:
     """library_slowdown: of the library's matmuls while a collective runs on the rank."""
 
     def __init__(self, clock: Clock, sms: int, library_slowdown: float = 1.0) -> None:
         self._clock = clock
         self._free = list(range(sms))
-        self._kernels: deque[Kernel] = deque()
+        self._kernels: deque[RunningKernel] = deque()
         self._pace, self._library_pace = _Pace(clock, self._end), _Pace(clock, self._end)
         self._library_slowdown = library_slowdown
         self._slowdown, self._collectives = 1.0, 0
 
-    def launch(self, kernel: Kernel) -> None:
+    def launch(self, kernel: RunningKernel) -> None:
         self._kernels.append(kernel)
         self._grant()
 
@@ -172,7 +172,7 @@ class Processor:
             kernel.resident += wanted
             self._claim(kernel, programs)
 
-    def _claim(self, kernel: Kernel, programs: list[int]) -> None:
+    def _claim(self, kernel: RunningKernel, programs: list[int]) -> None:
         """Each program takes the next tile; those that find none leave."""
         while programs and kernel.runs:
             run = kernel.runs[0]

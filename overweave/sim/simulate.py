@@ -16,12 +16,12 @@ from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, 
 from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Put, Reduce
 from overweave.ir.timeline.timeline import Timeline
 from overweave.sim.collectives import Collectives
-from overweave.sim.cost import Costs, Segment, Work, moves_between_ranks
-from overweave.sim.events import Clock, Gate, SignalKey, Signals
+from overweave.sim.cost import Costs, KernelCost, Segment, moves_between_ranks
+from overweave.sim.events import Clock, Gate, SignalCounters, SignalKey
 from overweave.sim.link_floor import no_sooner_us
-from overweave.sim.order import Launch, Step, launches_of, steps_of, tile_counts
+from overweave.sim.order import KernelLaunch, LaunchStep, launches_of, steps_of, tile_counts
 from overweave.sim.ports import Ports
-from overweave.sim.processor import Batch, Kernel, Processor, TileRun
+from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
 from overweave.sim.record import Recorder
 
 
@@ -90,7 +90,7 @@ class _Node:
         *("tiles", "turn", "turn_us", "waits_for_end", "waits_for_start"),
     )
 
-    def __init__(self, run: _Run, step: Step) -> None:
+    def __init__(self, run: _Run, step: LaunchStep) -> None:
         self.step = step
         self.turn = Gate(partial(run.take_turn, self))
         self.ready = Gate(partial(run.start, self))
@@ -100,9 +100,9 @@ class _Node:
         self.is_done = False
         self.tiles = 0  # of a kernel launch, still to be finished
         self.stored_us = 0.0  # of a tile that is stored at peers, behind its end
-        self.launches: tuple[Work, ...] = ()  # kernels of its own that follow the one that runs
+        self.launches: tuple[KernelCost, ...] = ()  # kernels of its own that follow the one that runs
         self.runs: list[TileRun] = []
-        self.kernel: Kernel | None = None  # launched when it is this node's turn
+        self.kernel: RunningKernel | None = None  # launched when it is this node's turn
         self.waits_for_start: list[Gate] = []
         self.waits_for_end: list[Gate] = []
 
@@ -116,10 +116,10 @@ class _Run:
     def __init__(self, plan: Plan, machine: Machine, with_tiles: bool, author_tile_us: float | None) -> None:
         self._plan, self._machine, self._schedule = plan, machine, plan.schedule
         self._costs = Costs(plan, machine, author_tile_us)
-        self._clock, self._signals, self._recorder = Clock(), Signals(), Recorder(with_tiles)
+        self._clock, self._signals, self._recorder = Clock(), SignalCounters(), Recorder(with_tiles)
         ranks = plan.schedule.world_size
         beside = machine.sharing.library_matmul.factor
-        self._processors = [Processor(self._clock, machine.processor.sms, beside) for _ in range(ranks)]
+        self._processors = [StreamingMultiprocessors(self._clock, machine.processor.sms, beside) for _ in range(ranks)]
         self._ports = Ports(self._clock, machine, self._hear_traffic)
         self._collectives = Collectives(
             self._clock, machine, self._processors, self._costs, plan.realization.library_sms
@@ -196,7 +196,7 @@ class _Run:
         if len(beside) > 1 and joined_us > max(own):
             self._recorder.joined(rank, self._stream(rank), max(own), joined_us)
 
-    def _is_beside(self, step: Step) -> bool:
+    def _is_beside(self, step: LaunchStep) -> bool:
         """Whether a step runs on a stream of its own."""
         return step.operation.queue in self._beside
 
@@ -205,7 +205,7 @@ class _Run:
         steps = (node.step for node in self._of_rank[rank])
         return next((step.operation.queue for step in steps if not self._is_beside(step)), "begin")
 
-    def _prepare(self, launch: Launch) -> None:
+    def _prepare(self, launch: KernelLaunch) -> None:
         """Makes the kernel of a launch; it starts when it is its first operation's turn."""
         runs = []
         for each in launch.runs:
@@ -219,12 +219,12 @@ class _Run:
             node.runs.append(run)
             runs.append(run)
         first = self._nodes[launch.first]
-        first.kernel = Kernel(runs, self._programs(first.step))
+        first.kernel = RunningKernel(runs, self._programs(first.step))
         first.launch = Gate(partial(self.launch, first)).expect()
         for key, count in self._launch_signals(first.step):
             self._signals.wait(key, count, first.launch)
 
-    def _programs(self, step: Step) -> int:
+    def _programs(self, step: LaunchStep) -> int:
         """Of the kernel that starts with a step."""
         realization, sms = self._plan.realization, self._machine.processor.sms
         if isinstance(step.operation, Reduce) and realization.reduction:
@@ -233,7 +233,7 @@ class _Run:
             return min(realization.copy.programs, sms)
         return self._tile_programs
 
-    def _launch_signals(self, step: Step) -> list[tuple[SignalKey, int]]:
+    def _launch_signals(self, step: LaunchStep) -> list[tuple[SignalKey, int]]:
         """What a kernel's launch waits for beside its turn. A reduction or a push that no kernel boundary precedes runs
         beside the tiles: it is launched when the first own ones it needs are stored, so as not to take an SM from them.
         """
@@ -324,9 +324,9 @@ class _Run:
         node.begin_us = self._clock.now
         self._clock.after(took_us, partial(self._end_timed, node, signal_us))
 
-    def _launch(self, node: _Node, *works: Work) -> None:
+    def _launch(self, node: _Node, *works: KernelCost) -> None:
         """Kernels of its own for one operation, one after the other."""
-        work, node.launches = (works[0], works[1:]) if works else (Work(0, 0.0), ())
+        work, node.launches = (works[0], works[1:]) if works else (KernelCost(0, 0.0), ())
         if not work.count:
             self._end(node, self._machine.latency.flag.us)
             return
@@ -334,7 +334,7 @@ class _Run:
         run.ready_us = self._clock.now
         node.tiles = work.count
         is_matmul = isinstance(node.step.operation, Compute)
-        kernel = Kernel([run], self._machine.processor.sms, is_matmul)
+        kernel = RunningKernel([run], self._machine.processor.sms, is_matmul)
         processor = self._processors[node.step.operation.rank]
         self._clock.after(self._machine.latency.kernel.us, partial(processor.launch, kernel))
 

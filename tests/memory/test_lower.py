@@ -18,7 +18,7 @@ from overweave.memory.lower import (
     copy_targets,
     reduction_operands,
 )
-from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
+from overweave.memory.steps import CopyStep, MemoryRef, StreamStep, WaitStep, WriteStep
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.communication import PUSHES
 from tests.ir.two_ranks import RANKS, altered, exchange, put, sums, total, whole
@@ -30,7 +30,7 @@ def addresses_of(schedule: Schedule) -> SlotAddresses:
     return SlotAddresses(schedule, "float32", lay_out(schedule, "float32"), BASES)
 
 
-def steps_of(schedule: Schedule) -> tuple[Step, ...]:
+def steps_of(schedule: Schedule) -> tuple[StreamStep, ...]:
     operations = [operation for operation in schedule.of_rank(0) if operation.queue == "copies"]
     return copy_steps(addresses_of(schedule), operations)
 
@@ -40,7 +40,9 @@ def test_a_push_waits_for_its_own_rank_copies_and_tells_the_peer():
     layout, (own, peer) = lay_out(schedule, "float32"), BASES
     assert steps_of(schedule) == (
         WaitStep(own + layout.signal_offset("computed", 0), 3),
-        CopyStep(Place(None, own + layout.buffers["part"], 16), Place(None, peer + layout.buffers["slot"], 16), 16, 2),
+        CopyStep(
+            MemoryRef(None, own + layout.buffers["part"], 16), MemoryRef(None, peer + layout.buffers["slot"], 16), 16, 2
+        ),
         WriteStep(peer + layout.signal_offset("arrived", 0), 1),
     )
 
@@ -49,7 +51,7 @@ def test_a_callers_tensor_is_named_and_a_rectangle_starts_inside_it():
     corner = {"sources": (Region("x", 0, (1, 2), (2, 4)),), "destinations": (Region("slot", 1, (0, 1), (1, 3)),)}
     (copy, _) = steps_of(exchange(put(0, **corner)))
     offset = lay_out(exchange(), "float32").buffers["slot"]
-    assert copy == CopyStep(Place("x", 16 + 8, 16), Place(None, BASES[1] + offset + 4, 16), 8, 1)
+    assert copy == CopyStep(MemoryRef("x", 16 + 8, 16), MemoryRef(None, BASES[1] + offset + 4, 16), 8, 1)
 
 
 def test_an_empty_chunk_still_signals():
@@ -64,7 +66,7 @@ class Memory:
         self.tensors = tensors
         self.words: dict[int, object] = {}
 
-    def run(self, steps: tuple[Step, ...]) -> None:
+    def run(self, steps: tuple[StreamStep, ...]) -> None:
         for step in steps:
             if isinstance(step, WriteStep):
                 self.words[step.address] = step.value
@@ -76,7 +78,7 @@ class Memory:
                     for at in range(0, step.row_bytes, 4):
                         self.words[target + at] = self.words[source + at]
 
-    def _start(self, place: Place) -> int:
+    def _start(self, place: MemoryRef) -> int:
         return place.address + (self.tensors[place.tensor] if place.tensor else 0)
 
 

@@ -24,7 +24,7 @@ from overweave.ops.author.compile import Fused
 from overweave.ops.call import groups as known_groups
 from overweave.ops.call import prepared
 from overweave.runtime.host.emulate import HostCall
-from overweave.runtime.host.processes import Ranks
+from overweave.runtime.host.processes import RankProcesses
 from tests.ops.calls import Call, is_right
 from tests.ranks import run_ranks
 
@@ -120,7 +120,7 @@ def be_refused_and_leave() -> str:
 
 
 def test_a_rank_may_leave_after_a_call_that_was_refused():
-    with Ranks(be_refused_and_leave, 2, group_timeout_s=10) as ranks:
+    with RankProcesses(be_refused_and_leave, 2, group_timeout_s=10) as ranks:
         first, _ = ranks.wait(30)
     assert first.value == "nothing to report", first.message
 

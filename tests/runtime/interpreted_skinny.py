@@ -12,7 +12,7 @@ interpreter.repair()
 
 from overweave.ir.plan import SkinnyConfig  # noqa: E402
 from overweave.memory.shares import SharedShares  # noqa: E402
-from overweave.runtime.kernel_calls.skinny import Factors, skinny_call  # noqa: E402
+from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call  # noqa: E402
 
 SHAPES = ((1, 64, 256), (5, 40, 104), (17, 77, 85), (3, 1, 40), (2, 33, 1), (40, 24, 16))
 CONFIG = SkinnyConfig(block_m=16, block_n=32, block_k=16)
@@ -20,7 +20,7 @@ CONFIG = SkinnyConfig(block_m=16, block_n=32, block_k=16)
 
 def multiply(config: SkinnyConfig, a: torch.Tensor, b: torch.Tensor, shares: SharedShares) -> torch.Tensor:
     out = torch.full((a.shape[0], b.shape[1]), torch.nan, dtype=a.dtype)
-    call = skinny_call(config, Factors(a, b, out), shares)
+    call = skinny_call(config, SkinnyOperands(a, b, out), shares)
     call.kernel[(call.programs,)](*call.arguments)
     return out
 

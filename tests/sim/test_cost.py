@@ -10,12 +10,12 @@ from overweave.hardware.machine import ElementWise, Latency, Machine, load
 from overweave.ir.plan import CopyConfig, MatmulConfig, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Compute, Operation, Put, Reduce, Region, Schedule
-from overweave.sim.cost import Costs, Work, tile_us
-from overweave.sim.order import Run, Step
+from overweave.sim.cost import Costs, KernelCost, tile_us
+from overweave.sim.order import LaunchStep, QueueRun
 
 H200 = load("h200x4")
 BLOCK = Region("x", 0, (0, 10), (0, 50))  # 500 elements, 1000 bytes
-WHOLE = Run(0, 0)
+WHOLE = QueueRun(0, 0)
 BUFFERS = (
     Buffer("a", 8192, 8192, "input"),
     Buffer("b", 8192, 1 << 15, "input"),
@@ -33,9 +33,9 @@ def costs(machine: Machine, programs: int = 16) -> Costs:
     return Costs(Plan(name="s", problem=problem, schedule=schedule, realization=kernels), machine)
 
 
-def tile(machine: Machine, operation: Operation, counts: tuple[int, int], programs: int = 16) -> Work:
+def tile(machine: Machine, operation: Operation, counts: tuple[int, int], programs: int = 16) -> KernelCost:
     """Of a kernel. counts: the tiles of the operation, and of its launch."""
-    return costs(machine, programs).tiles(Step(operation, "tile_kernel", (), ()), WHOLE, *counts)
+    return costs(machine, programs).tiles(LaunchStep(operation, "tile_kernel", (), ()), WHOLE, *counts)
 
 
 def compute(m: int, n: int, k: int, tiles: int = 1) -> Compute:
@@ -103,7 +103,7 @@ def test_a_push_by_a_kernel_shares_its_rate_among_its_programs(paper: Machine):
     """500 elements of 2 bytes in 5 tiles; one SM of two has half of what both reach."""
     move = put((0, 10), (0, 50))
     for programs in (1, 2):
-        assert tile(paper, move, (5, 5), programs) == Work(5, pytest.approx(0.2))
+        assert tile(paper, move, (5, 5), programs) == KernelCost(5, pytest.approx(0.2))
     late = replace(paper, latency=replace(paper.latency, copy_tile=Latency(3.0, "")))
     assert tile(late, move, (5, 5), 1).tile_us == pytest.approx(3.2)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overweave.sim.events import Clock, Gate, Signals
+from overweave.sim.events import Clock, Gate, SignalCounters
 
 
 def test_events_run_in_order_of_time_then_of_asking():
@@ -26,7 +26,7 @@ def test_a_gate_opens_once_when_all_have_arrived():
 
 def test_a_signal_opens_at_its_count_and_not_before():
     opened = []
-    signals, gate = Signals(), Gate(lambda: opened.append(1))
+    signals, gate = SignalCounters(), Gate(lambda: opened.append(1))
     signals.wait((0, "pad", 3), 5, gate)
     signals.add((1, "pad", 3), 9)
     signals.add((0, "pad", 3), 4)

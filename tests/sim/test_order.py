@@ -9,7 +9,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute
 from overweave.ir.tile_order import APPLY, COPY, MULTIPLY, PART, TileOrder, TileRow
 from overweave.schedules.catalog.catalog import build
-from overweave.sim.order import Run, launches_of, steps_of, tile_counts
+from overweave.sim.order import QueueRun, launches_of, steps_of, tile_counts
 
 PROBLEM = Problem(operator="matmul_reduce_scatter", m=1024, n=512, k=128, world_size=2, dtype="bfloat16")
 
@@ -75,4 +75,4 @@ def test_neighbours_of_a_table_that_are_alike_are_one_run(
     steps = steps_of(changed)
     positions = [at for at, step in enumerate(steps) if (step.operation.rank, step.operation.queue) == (0, queue)]
     launch = next(each for each in launches_of(changed, steps) if each.first == positions[0])
-    assert launch.runs == tuple(Run(positions[operation], *rest) for operation, *rest in runs)
+    assert launch.runs == tuple(QueueRun(positions[operation], *rest) for operation, *rest in runs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overweave.sim.events import Clock
-from overweave.sim.processor import Batch, Kernel, Processor, TileRun
+from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
 
 
 class Bench:
@@ -13,7 +13,7 @@ class Bench:
 
     def __init__(self, sms: int) -> None:
         self.clock = Clock()
-        self.processor = Processor(self.clock, sms)
+        self.processor = StreamingMultiprocessors(self.clock, sms)
         self.ended: list[tuple[str, int, float]] = []
 
     def run(self, name: str, count: int, tile_us: float, delay_us: float = 0.0, ready: bool = True) -> TileRun:
@@ -25,7 +25,7 @@ class Bench:
         return run
 
     def launch_at(self, time_us: float, *runs: TileRun, programs: int = 99) -> None:
-        self.clock.at(time_us, lambda: self.processor.launch(Kernel(list(runs), programs)))
+        self.clock.at(time_us, lambda: self.processor.launch(RunningKernel(list(runs), programs)))
 
 
 def test_the_last_wave_is_partial():
@@ -92,12 +92,12 @@ def test_tiles_that_add_hold_their_sms_until_what_they_add_is_there():
 def test_a_collective_slows_matmuls_of_the_library_alone():
     """Two SMs: a matmul of the library on one, a kernel of ours on the other; a collective from 2 to 6 us."""
     clock, ends = Clock(), {}
-    processor = Processor(clock, 2, library_slowdown=2.0)
+    processor = StreamingMultiprocessors(clock, 2, library_slowdown=2.0)
 
     def launch(name: str, is_library_matmul: bool) -> None:
         run = TileRun(1, 10.0, 0.0, lambda batch: ends.update({name: clock.now}))
         run.ready_us = 0.0
-        processor.launch(Kernel([run], 1, is_library_matmul))
+        processor.launch(RunningKernel([run], 1, is_library_matmul))
 
     launch("library", True)
     launch("ours", False)

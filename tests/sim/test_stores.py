@@ -9,9 +9,9 @@ from overweave.hardware.machine import load
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
-from overweave.sim.cost import Costs, Work
+from overweave.sim.cost import Costs, KernelCost
 from overweave.sim.link_floor import floor_us
-from overweave.sim.order import Run, steps_of
+from overweave.sim.order import QueueRun, steps_of
 from overweave.sim.simulate import simulate
 
 MACHINE = load("h200x4")
@@ -24,11 +24,11 @@ def stored(problem: Problem) -> Plan:
     return build("matmul_reduce_scatter.scatter_stored", problem, OPTIONS)
 
 
-def work_of(problem: Problem, name: str) -> Work:
+def work_of(problem: Problem, name: str) -> KernelCost:
     """Of a tile of the first operation of rank 0 that is named so."""
     plan = stored(problem)
     step = next(each for each in steps_of(plan) if each.operation.rank == 0 and name in each.operation.name)
-    return Costs(plan, MACHINE).tiles(step, Run(0, 256), 256, 256)
+    return Costs(plan, MACHINE).tiles(step, QueueRun(0, 256), 256, 256)
 
 
 def test_a_tile_is_stored_beside_the_next_one_unless_the_link_is_slower():

@@ -26,7 +26,7 @@ from overweave.adapters.rows import Gather
 from overweave.errors import InputError
 from overweave.functional import check_untransformed, is_transformed
 from overweave.ops.call.operands import DTYPES
-from overweave.ops.dispatch.route import Place as RankPlace
+from overweave.ops.dispatch.route import GroupRank as RankPlace
 from overweave.ops.dispatch.route import place_of
 
 

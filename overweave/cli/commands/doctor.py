@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overweave.errors import PACKAGES as CURES
-from overweave.runtime.finding import Check, Finding, installed
+from overweave.runtime.finding import Check, DeviceFinding, installed
 from overweave.tuner.caches import cache_folders
 
 try:
@@ -22,8 +22,10 @@ try:
 except ModuleNotFoundError as error:  # a doctor is asked where something is missing
     _missing = str(error.name).partition(".")[0]
 
-    def _not_there() -> Finding:
-        return Finding("failed", f"{_missing} is not installed, and no more can be looked at", CURES.get(_missing, ""))
+    def _not_there() -> DeviceFinding:
+        return DeviceFinding(
+            "failed", f"{_missing} is not installed, and no more can be looked at", CURES.get(_missing, "")
+        )
 
     def has_gpu() -> bool:
         """Nobody knows."""
@@ -44,30 +46,30 @@ class Line(msgspec.Struct, frozen=True):
     cure: str
 
 
-def _packages() -> Finding:
-    return Finding("ok", ", ".join(f"{name} {installed(name) or 'missing'}" for name in PACKAGES))
+def _packages() -> DeviceFinding:
+    return DeviceFinding("ok", ", ".join(f"{name} {installed(name) or 'missing'}" for name in PACKAGES))
 
 
-def cache_finding(folders: dict[str, Path]) -> Finding:
+def cache_finding(folders: dict[str, Path]) -> DeviceFinding:
     """Whether every cache is ours to write, and nobody else's: what lies in it is executed."""
     for name, folder in folders.items():
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
         if not os.access(nearest, os.W_OK):
-            return Finding("failed", f"{name}: {nearest} cannot be written", f"chmod u+w {nearest}, or set HOME")
+            return DeviceFinding("failed", f"{name}: {nearest} cannot be written", f"chmod u+w {nearest}, or set HOME")
         if folder.exists() and folder.stat().st_mode & 0o022:
-            return Finding("failed", f"{name}: others may write {folder}", f"chmod go-w {folder}")
-    return Finding("ok", ", ".join(map(str, folders.values())))
+            return DeviceFinding("failed", f"{name}: others may write {folder}", f"chmod go-w {folder}")
+    return DeviceFinding("ok", ", ".join(map(str, folders.values())))
 
 
-def _caches() -> Finding:
+def _caches() -> DeviceFinding:
     return cache_finding(cache_folders())
 
 
-def _machine() -> Finding:
+def _machine() -> DeviceFinding:
     found = found_machine(current_gpu())
     if found.is_sure:
-        return Finding("ok", str(found))
-    return Finding("note", str(found), "" if found.basis == "measured" else "overweave calibrate")
+        return DeviceFinding("ok", str(found))
+    return DeviceFinding("note", str(found), "" if found.basis == "measured" else "overweave calibrate")
 
 
 ALL_CHECKS = (

@@ -31,7 +31,7 @@ from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.consumer import consume
 from overweave.kernels.hopper.producer import produce
 from overweave.kernels.hopper.ring import RING
-from overweave.kernels.hopper.shared import Claim, Dealt, Results, Ring, Stages, Sums, Work
+from overweave.kernels.hopper.shared import Claim, ReductionArgs, Results, Ring, SplitKArgs, Stages, TileArgs
 from overweave.kernels.hopper.start import begin_claim, fetch_maps, fetch_row, place_for_claim
 from overweave.kernels.hopper.storer import store
 from overweave.lang.tile_table import read_clock
@@ -104,16 +104,16 @@ def matmul_hopper_kernel(
     claim = Claim(first, passed)
     stages, ring = Stages(a_tiles, b_tiles, full, empty), Ring(messages, ring_full, ring_empty)
     results = Results(c_tiles, c_full, c_empty)
-    sums, dealt = Sums(addends, addend_tiles, verdicts, received), Dealt(shares, told)
+    sums, dealt = ReductionArgs(addends, addend_tiles, verdicts, received), SplitKArgs(shares, told)
     # Tuples of the kernel's arguments stand inline: one kept in a variable would turn its constants into tensors.
     gl.warp_specialize(
         [
             (consume, (
                 traits, 0, claimed, begun, claim, stages, results, ring,
-                Work(products, ends, sums, dealt, peers, queue, k))),
+                TileArgs(products, ends, sums, dealt, peers, queue, k))),
             (consume, (
                 traits, 1, None, None, None, stages, results, ring,
-                Work(products, ends, sums, dealt, peers, queue, k))),
+                TileArgs(products, ends, sums, dealt, peers, queue, k))),
             (produce, (
                 traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, queue, claim, protocol, k, first_k)),
             (store, (
@@ -122,7 +122,7 @@ def matmul_hopper_kernel(
                     out, out_1, out_2, total_tiles,
                     (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
                     (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7)),
-                Work(products, ends, sums, dealt, peers, queue, k), protocol)),
+                TileArgs(products, ends, sums, dealt, peers, queue, k), protocol)),
         ],
         [4, 1, 1],
         [240, 24, 24],

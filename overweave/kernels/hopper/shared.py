@@ -37,7 +37,7 @@ class Results(NamedTuple):
     empty: Any
 
 
-class Sums(NamedTuple):
+class ReductionArgs(NamedTuple):
     """What tiles add (received.py): a table of addends, or the tensor map of single ones; the storer's verdict
     on them, and its mbarrier.
     """
@@ -48,20 +48,20 @@ class Sums(NamedTuple):
     received: Any
 
 
-class Dealt(NamedTuple):
+class SplitKArgs(NamedTuple):
     """Of tiles that are dealt out along k (shares.py): their memory, and what the storer is told of each half."""
 
     memory: Any
     told: Any
 
 
-class Work(NamedTuple):
+class TileArgs(NamedTuple):
     """What all partitions but the producer need. products, ends, peers, queue: kernels/arguments.py."""
 
     products: Any
     ends: Any
-    sums: Sums
-    shares: Dealt
+    sums: ReductionArgs
+    shares: SplitKArgs
     peers: Any
     queue: Any
     k: Any

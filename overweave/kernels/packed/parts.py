@@ -21,7 +21,7 @@ from overweave.memory.device.packed import (
 from overweave.memory.device.signals import TIMEOUT_NS, claim_alarm, report_alarm
 
 
-class Call(NamedTuple):
+class PackedCall(NamedTuple):
     """A program's view of a call. part: of this program, in the order of arrival. here: where what rank 0 sends to this
     rank lies in this call's half; of each further rank, `stride` bytes behind it. mine: where this rank's own lies at
     each peer, the next rank first. The rest: as of kernels/arguments.py.
@@ -59,7 +59,7 @@ def open_call(space, parts, protocol, rank, SENDERS):
     mine = ()
     for step in tl.static_range(SENDERS):
         mine += (peers[step] + begin + rank.to(tl.int64) * stride,)
-    return Call(
+    return PackedCall(
         epoch, part, here + begin, mine, timeout_ns, rank, stride, parts.total, parts.shard, parts.span,
         protocol.words, protocol.limits, protocol.world_size,
     )  # fmt: skip

@@ -15,11 +15,11 @@ import torch
 
 from overweave.errors import MachineError
 from overweave.memory.cuda import driver
-from overweave.memory.steps import CopyStep, Place, Step, WaitStep
+from overweave.memory.steps import CopyStep, MemoryRef, StreamStep, WaitStep
 
 MOST_GRAPHS = 8  # a caller's tensors come back to few places: each has its graph, and a new place takes the oldest one
 
-Places = tuple[int, ...]  # addresses, and the allocations they lie in
+TensorAddresses = tuple[int, ...]  # addresses, and the allocations they lie in
 
 
 class CopyQueue:
@@ -29,11 +29,11 @@ class CopyQueue:
     named: the caller's tensors that copies read or write.
     """
 
-    def __init__(self, steps: tuple[Step, ...], settle: Callable[[], None] | None = None) -> None:
+    def __init__(self, steps: tuple[StreamStep, ...], settle: Callable[[], None] | None = None) -> None:
         self._steps, self._settle = steps, settle
         places = [place for step in steps if isinstance(step, CopyStep) for place in (step.source, step.target)]
         self.named = tuple(dict.fromkeys(place.tensor for place in places if place.tensor))
-        self._graphs: dict[Places, _Graph] = {}
+        self._graphs: dict[TensorAddresses, _Graph] = {}
         self._ready: _Graph | None = None
 
     def prepare(self, stream: int, tensors: Mapping[str, int]) -> None:
@@ -87,7 +87,7 @@ class CopyQueue:
 class _Graph:
     """The steps as one executable graph, for tensors at given addresses."""
 
-    def __init__(self, steps: tuple[Step, ...], tensors: Mapping[str, int]) -> None:
+    def __init__(self, steps: tuple[StreamStep, ...], tensors: Mapping[str, int]) -> None:
         graph = self._graph = driver.LinearGraph()
         self._moving: list[tuple[Any, Any, CopyStep]] = []
         for step in steps:
@@ -120,5 +120,5 @@ def _describe(step: CopyStep, tensors: Mapping[str, int]) -> Any:
     return driver.copy_description(source, target, row_bytes, rows, pitches)
 
 
-def _address(place: Place, tensors: Mapping[str, int]) -> int:
+def _address(place: MemoryRef, tensors: Mapping[str, int]) -> int:
     return place.address + tensors[place.tensor] if place.tensor else place.address

@@ -31,14 +31,14 @@ from overweave.runtime.handwritten import (
     Await,
     ChannelArgument,
     Declared,
-    Launch,
-    Move,
     Part,
     Raise,
-    Step,
     SymmetricBuffer,
     TensorArgument,
     TileEffect,
+    TileLaunch,
+    TileMove,
+    TileStep,
 )
 
 __all__ = ["Part", "SymmetricBuffer", "TileCall", "TileProgram", "TileQueue"]
@@ -154,7 +154,7 @@ class TileQueue:
                 found = f"a {type(kernel).__name__} is no kernel"
             raise InputError(f"launch {kernel}", found, "Pass a @triton.jit function and its constants")
         grid = checked_launch(kernel, grid, arguments, options)
-        self._add(Launch(kernel, grid, arguments, options, tile_effects))
+        self._add(TileLaunch(kernel, grid, arguments, options, tile_effects))
 
     def rank_copy_data(self, source: Place, target: Place, mode: Mode = "p2p") -> None:
         """Copies a matrix between ranks by copy engine: pulls if `source` is a peer's part, pushes if `target` is.
@@ -173,7 +173,7 @@ class TileQueue:
             raise InputError(f"rank_copy_data, mode {mode!r}", "unknown", "Use p2p or broadcast")
         for one in targets:
             self._call.check_move(self._name, source, one)
-            self._add(Move(source, one))
+            self._add(TileMove(source, one))
 
     def rank_notify(self, channel: str, tile: int, rank: int | Literal["broadcast"]) -> None:
         """Tells `rank`, or every rank, that a producers' tile is there: what this queue did before is done.
@@ -223,7 +223,7 @@ class TileCall(TileQueue):
     def __init__(self, program: Program) -> None:
         super().__init__(self, MAIN)
         self.rank, self.world_size = program.rank, program.world_size
-        self.steps: list[Step] = []
+        self.steps: list[TileStep] = []
         self._declared = program.declared
 
     def queue(self, name: str) -> TileQueue:

@@ -39,13 +39,13 @@ from overweave.runtime.handwritten import (
     Await,
     ChannelArgument,
     Declared,
-    Launch,
-    Move,
     Part,
     Raise,
     Reads,
     SymmetricBuffer,
     TileEffect,
+    TileLaunch,
+    TileMove,
 )
 
 Write = Callable[..., None]
@@ -163,15 +163,15 @@ class _Paper:
             launched.waits.setdefault(queue, []).extend(waits)
         elif isinstance(action, Raise):
             launched.tell(queue, Notify(action.channel, action.rank, action.counter))
-        elif isinstance(action, Move):
+        elif isinstance(action, TileMove):
             launched.add(self._moved(launched, queue, action))
-        elif isinstance(action, Launch):
+        elif isinstance(action, TileLaunch):
             if launched.waits.get(queue):
                 launched.add_idle(queue)
             for tile in self._tiles(launched, f"{queue}.{len(launched.operations)}", action):
                 launched.add(tile)
 
-    def _moved(self, launched: _Launched, queue: str, move: Move) -> Operation:
+    def _moved(self, launched: _Launched, queue: str, move: TileMove) -> Operation:
         source, target = self._region(move.source), self._region(move.target)
         rank, waits = launched.rank, launched.taken_waits(queue)
         kind: type[Put | Get | Copy] = Copy if source.rank == target.rank else Put if source.rank == rank else Get
@@ -184,7 +184,7 @@ class _Paper:
             raise InputError("write a tile program on paper", found, "Copy what is declared: matrices and buffers")
         return Region(part.buffer, part.rank, part.rows, part.cols)
 
-    def _tiles(self, launched: _Launched, queue: str, launch: Launch) -> Iterator[Operation]:
+    def _tiles(self, launched: _Launched, queue: str, launch: TileLaunch) -> Iterator[Operation]:
         rank = launched.rank
         asked = f"prove the tiles of {launch.name}"
         if not launch.effects:

@@ -21,7 +21,7 @@ from overweave.ops.call.operands import FP8, check_operands, check_plain
 from overweave.runtime.library.calls import multiplies_rows
 from overweave.runtime.library.library import full_precision, multiply_into
 
-Factors = list[torch.Tensor] | tuple[torch.Tensor, ...]  # of several products, as callers list them
+SideBySideWeights = list[torch.Tensor] | tuple[torch.Tensor, ...]  # of several products, as callers list them
 HALF = 2  # bytes of an element that may lie in two parts: fp32 is not the Hopper kernel's, fp8 comes with scales
 WHOLE_STEPS = 128  # columns of which the first part has a multiple: no tile kernel takes a longer step of k
 

@@ -51,13 +51,13 @@ def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[st
         raise
 
 
-def _by_op(defined: Defined, place: Place, given: Given) -> list[torch.Tensor]:
+def _by_op(defined: Defined, place: GroupRank, given: Given) -> list[torch.Tensor]:
     request = request_of(defined.names, place.name, given)
     results: list[torch.Tensor] = defined.op(*request.tensors, **request.options, **told_of(place))
     return results
 
 
-def told_of(place: Place) -> Given:
+def told_of(place: GroupRank) -> Given:
     """What a recorded call tells of the place where it was recorded."""
     return {PLACE: [place.rank, place.world_size]}
 
@@ -105,7 +105,7 @@ def _is_imagined() -> bool:
     return is_read_by_compiler() or is_watched()
 
 
-class Place(NamedTuple):
+class GroupRank(NamedTuple):
     """A rank in a group. name: what torch calls the group, the one thing of it that graphs can hold. ranks: of the
     world, in order: groups that have the same are equal, whatever they are called."""
 
@@ -115,11 +115,11 @@ class Place(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
-_PLACES: dict[object, tuple[dist.ProcessGroup, Place]] = {}  # of process groups, by themselves and by their names
+_PLACES: dict[object, tuple[dist.ProcessGroup, GroupRank]] = {}  # of process groups, by themselves and by their names
 atexit.register(_PLACES.clear)  # a process group must not outlive the interpreter
 
 
-def place_of(group: GroupLike) -> Place:
+def place_of(group: GroupLike) -> GroupRank:
     """Where this rank stands in a group, remembered as long as the group lives. Raises GroupError."""
     key = dist.group.WORLD if group is None else group
     known = _PLACES.get(key)  # a mesh is no key: one that is equal has groups of its own
@@ -127,7 +127,7 @@ def place_of(group: GroupLike) -> Place:
         return known[1]
     process_group = process_group_of(group)
     ranks = tuple(dist.get_process_group_ranks(process_group))
-    place = Place(str(process_group.group_name), process_group.size(), process_group.rank(), ranks)
+    place = GroupRank(str(process_group.group_name), process_group.size(), process_group.rank(), ranks)
     for gone in [each for each, (other, _) in _PLACES.items() if other not in LIVING]:
         del _PLACES[gone]
     _PLACES[process_group] = _PLACES[place.name] = process_group, place

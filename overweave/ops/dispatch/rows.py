@@ -10,9 +10,9 @@ import torch
 from overweave.errors import InputError
 from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
-from overweave.ops.dispatch.route import Place, refused
+from overweave.ops.dispatch.route import GroupRank, refused
 
-Where = tuple[Operator, Place]  # what is called, and this rank's place in its group
+Where = tuple[Operator, GroupRank]  # what is called, and this rank's place in its group
 
 
 class Rows(NamedTuple):

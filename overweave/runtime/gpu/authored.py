@@ -24,7 +24,7 @@ from overweave.runtime.gpu.launch import sides_of
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.replays import may_replay
 from overweave.runtime.kernel_calls.author import author_call, count
-from overweave.runtime.kernel_calls.bind import Binding, Tensors
+from overweave.runtime.kernel_calls.bind import Binding, TensorsByName
 from overweave.runtime.kernel_calls.call import KernelCall, Moving, moving
 
 _ARGUMENT = "argument "  # stands before the names of a kernel's arguments, among those of buffers, which have no space
@@ -86,14 +86,14 @@ class AuthoredRun(PlanRun[BoundPlan]):
         workspace = Workspace.of(group, tensor.device)
         return cls(plan, workspace, kernel, given)
 
-    def __call__(self, given: Mapping[str, Any], inputs: Tensors, outputs: Tensors) -> None:  # type: ignore[override]
+    def __call__(self, given: Mapping[str, Any], inputs: TensorsByName, outputs: TensorsByName) -> None:  # type: ignore[override]
         """inputs, outputs: what is exchanged, by tensor. Raises PeerError for what went wrong in an earlier call."""
         tensors = {**inputs, **outputs}
         addresses = addresses_of(tensors, given)
         super().__call__(tensors, addresses)
 
 
-def addresses_of(tensors: Tensors, given: Mapping[str, Any]) -> dict[str, int]:
+def addresses_of(tensors: TensorsByName, given: Mapping[str, Any]) -> dict[str, int]:
     """Where the tensors of a call lie: those that are exchanged, and those that the kernel is given."""
     addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     for name, value in given.items():

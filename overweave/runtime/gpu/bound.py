@@ -39,7 +39,7 @@ from overweave.memory.lower import copy_steps, wait_steps, write_steps
 from overweave.memory.steps import CopyStep, WaitStep
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.waits import PlanWaits
-from overweave.runtime.kernel_calls.bind import Binding, Tensors, kernel_call
+from overweave.runtime.kernel_calls.bind import Binding, TensorsByName, kernel_call
 from overweave.runtime.kernel_calls.matmul import matmul_call
 from overweave.runtime.kernel_calls.protocol import head_call, need_reach, tell_call
 from overweave.runtime.library.calls import Call, counted_call, library_call
@@ -48,7 +48,7 @@ from overweave.runtime.library.views import shapes_of
 
 KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)
 Addresses = dict[str, int]
-Enqueue = Callable[[torch.cuda.Stream, Tensors, Addresses], None]
+Enqueue = Callable[[torch.cuda.Stream, TensorsByName, Addresses], None]
 
 
 class Timed(NamedTuple):
@@ -94,7 +94,7 @@ class BoundPlan:
         self,
         plan: Plan,
         workspace: Workspace,
-        example: Tensors,
+        example: TensorsByName,
         is_traced: bool = False,
         author: AuthorTiles | None = None,
     ) -> None:
@@ -139,7 +139,7 @@ class BoundPlan:
         named = [name for _, copies in self._queues for name in copies.named]
         return tuple(dict.fromkeys([*named, *(name for name in by_library if buffer(name).home in (INPUT, OUTPUT))]))
 
-    def _move(self, stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+    def _move(self, stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
         """Kernels find the tensors of this call."""
         for name, stand_in in self._moved:
             stand_in.address = addresses[name]
@@ -182,7 +182,7 @@ class BoundPlan:
         gate = self._pushes_started() if action.engine in (TILE_KERNEL, AUTHOR_KERNEL) else None
         launch = self._launches[action.queue]
 
-        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+        def enqueue(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
             if gate is not None:
                 driver.wait_value(stream.cuda_stream, gate.address, gate.value)
             if launch is not None:
@@ -216,7 +216,7 @@ class BoundPlan:
         gate += [self._tiles_started] if self._tiles_started and self._may_hold_all(action) else []
         side = self._workspace.stream(action.queue).cuda_stream
 
-        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+        def enqueue(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
             for step in gate:
                 driver.wait_value(side, step.address, step.value)
             if launch is not None:
@@ -235,7 +235,7 @@ class BoundPlan:
         slot, schedule = self._binding.addresses, self._plan.schedule
         side = self._workspace.stream(action.queue).cuda_stream
 
-        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+        def enqueue(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
             filled = Filled(schedule, tensors[COUNTS].tolist())
             CopyQueue(copy_steps(slot, map(filled.operation, action.operations))).issue(side, addresses)
 
@@ -258,7 +258,7 @@ class BoundPlan:
             for is_chunk, run in groupby(steps, lambda step: isinstance(step, CopyStep)):
                 parts.append((CopyQueue(tuple(run)), self._timing(operation) if is_chunk else None))
 
-        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+        def enqueue(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
             for part, timed in parts:
                 with nullcontext() if timed is None else timed.on(side):
                     part.issue(side.cuda_stream, addresses)
@@ -297,7 +297,7 @@ class BoundPlan:
         addresses = self._binding.addresses
         writes = tuple(write_steps(addresses, operation))
 
-        def call(stream: torch.cuda.Stream, tensors: Tensors) -> None:
+        def call(stream: torch.cuda.Stream, tensors: TensorsByName) -> None:
             if timed is None:
                 library({**tensors, **own})
             else:
@@ -307,7 +307,7 @@ class BoundPlan:
         if operation.queue in queues_beside(self._plan):
             side, waits = self._workspace.stream(operation.queue), tuple(wait_steps(addresses, operation))
 
-            def beside(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+            def beside(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
                 for step in waits:
                     driver.wait_value(side.cuda_stream, step.address, step.value)
                 with torch.cuda.stream(side):
@@ -319,7 +319,7 @@ class BoundPlan:
         wait, told = self._waits.of(operation), tuple(write.address for write in writes)
         tell = Launch(tell_call(told, self._workspace.device)).start if told else None
 
-        def enqueue(stream: torch.cuda.Stream, tensors: Tensors, addresses: Addresses) -> None:
+        def enqueue(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
             wait(stream.cuda_stream)
             call(stream, tensors)
             if tell is not None:

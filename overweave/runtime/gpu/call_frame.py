@@ -13,7 +13,7 @@ import torch
 
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.workspace import Workspace
-from overweave.runtime.gpu.replays import Places, Replays
+from overweave.runtime.gpu.replays import Replays, TensorAddresses
 
 Stream = torch.cuda.Stream
 
@@ -108,7 +108,7 @@ class PlanRun(CallFrame, Generic[Bound]):
             self._keep()
             self._enqueue(tensors, addresses, workspace.current_stream())
             return
-        places: Places = tuple(addresses.values())
+        places: TensorAddresses = tuple(addresses.values())
         for name in self._copied:
             places += (driver.allocation(addresses[name]),)
         with workspace.chain.turn:

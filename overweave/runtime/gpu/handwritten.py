@@ -23,11 +23,11 @@ from overweave.runtime.handwritten import (
     Action,
     Await,
     Declared,
-    Launch,
-    Move,
     Part,
     Raise,
-    Step,
+    TileLaunch,
+    TileMove,
+    TileStep,
 )
 from overweave.runtime.kernel_calls.program import ProgramArguments
 from overweave.runtime.kernel_calls.protocol import head_call, need_reach, signal_words
@@ -41,12 +41,12 @@ class HandwrittenRun(CallFrame):
         self._bound = _BoundProgram(declared, declared.lay_out(), self._workspace)
         self._known: set[Any] = set()
 
-    def __call__(self, signature: bytes, steps: list[Step]) -> None:
+    def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
         """Raises RankMismatch, and PeerError for what went wrong in an earlier call. May be captured in a graph."""
         self._workspace.board.post(signature)
         self.run_call(partial(self._enqueue, steps))
 
-    def _enqueue(self, steps: list[Step], stream: torch.cuda.Stream, is_captured: bool) -> None:
+    def _enqueue(self, steps: list[TileStep], stream: torch.cuda.Stream, is_captured: bool) -> None:
         if not is_captured:
             self._load(steps)
         bound = self._bound
@@ -61,10 +61,10 @@ class HandwrittenRun(CallFrame):
                 bound.enqueue(sides.get(queue, stream), action)
         self.join(stream, sides.values())
 
-    def _load(self, steps: list[Step]) -> None:
+    def _load(self, steps: list[TileStep]) -> None:
         """Compiles and loads kernels that are new, while this GPU is idle: behind a kernel that waits it could not."""
         for _, action in steps:
-            if not isinstance(action, Launch):
+            if not isinstance(action, TileLaunch):
                 continue
             arguments, options = self._bound.arguments.of(action)
             key = (id(action.kernel), _specialised((*arguments, *options.items())))
@@ -89,7 +89,7 @@ class _BoundProgram:
 
     def enqueue(self, stream: torch.cuda.Stream, action: Action) -> None:
         """Does what the action says, in stream order."""
-        if isinstance(action, Launch):
+        if isinstance(action, TileLaunch):
             arguments, options = self.arguments.of(action)
             with torch.cuda.stream(stream):
                 action.kernel[action.grid](*arguments, **(COMPILE_OPTIONS | options))
@@ -113,7 +113,7 @@ class _BoundProgram:
     def _waiting(self, counts: dict[int, int]) -> Enqueue:
         return waiting(counts, QUEUE_OPERATION.value, self._layout.signals, self._protocol)
 
-    def _move(self, stream: torch.cuda.Stream, move: Move) -> None:
+    def _move(self, stream: torch.cuda.Stream, move: TileMove) -> None:
         source, target = move.source, move.target
         rows, cols = source.shape
         if not rows * cols:
@@ -148,7 +148,7 @@ class _BoundProgram:
         return self.arguments.own(place.buffer)[slice(*place.rows), slice(*place.cols)]
 
 
-def _awaited_beside(steps: list[Step]) -> list[Step]:
+def _awaited_beside(steps: list[TileStep]) -> list[TileStep]:
     """What streams beside the caller's wait for on their own. The caller's does so at the end, with a deadline."""
     counts: dict[str, dict[int, int]] = {}
     for queue, action in steps:

@@ -16,7 +16,7 @@ from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.packed import PackedPlan
 from overweave.runtime.gpu.replays import may_replay
-from overweave.runtime.kernel_calls.bind import Tensors
+from overweave.runtime.kernel_calls.bind import TensorsByName
 from overweave.runtime.library.run import LibraryRun, is_of_library
 
 
@@ -25,7 +25,9 @@ def sides_of(plan: Plan, rank: int) -> list[str]:
     return [action.queue for action in launch_order(plan, rank) if action.queue in queues_beside(plan)]
 
 
-def bind_with_head(plan: Plan, workspace: Workspace, example: Tensors, is_traced: bool = False) -> PlanRun[BoundPlan]:
+def bind_with_head(
+    plan: Plan, workspace: Workspace, example: TensorsByName, is_traced: bool = False
+) -> PlanRun[BoundPlan]:
     """A plan whose calls have a head, bound to a workspace. Collective if that must grow.
 
     is_traced: kernels write down when each tile ran, and events when everything else did (runtime/gpu/trace.py). What a
@@ -38,7 +40,7 @@ def bind_with_head(plan: Plan, workspace: Workspace, example: Tensors, is_traced
     return PlanRun(workspace, bound, sides_of(plan, rank), not is_traced and may_replay(plan))
 
 
-def bind(plan: Plan, group: Group, example: Tensors) -> PlanRun[Any] | LibraryRun:
+def bind(plan: Plan, group: Group, example: TensorsByName) -> PlanRun[Any] | LibraryRun:
     """The plan ready to run on this rank's GPU; `example` are tensors as it will be called with.
 
     Collective if the plan is the first that needs the group's workspace, or makes it grow.

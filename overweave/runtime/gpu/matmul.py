@@ -16,7 +16,7 @@ from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.shares import Shares, share_numbers
 from overweave.runtime.gpu.bound import free_sms
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.kernel_calls.call import Tiles, table_tensor
+from overweave.runtime.kernel_calls.call import TileKernelArgs, table_tensor
 from overweave.runtime.kernel_calls.matmul import Operands, matmul_call
 
 
@@ -49,7 +49,7 @@ class Matmul:
         queue = TileQueue(table_tensor(rows, device), self._claims, self.trace, len(rows))
         known: dict[str, Any] = {**extras, "epilogue": epilogue, "shares": self.shares}
         operands = Operands(a, None, ((b, out),), is_transposed, **known)
-        tiles = Tiles(queue, SignalWords(words, words, limits, 1), traced)
+        tiles = TileKernelArgs(queue, SignalWords(words, words, limits, 1), traced)
         self.launch = Launch(matmul_call(config, operands, tiles), free_sms(device, sms_beside))
 
     def __call__(self) -> None:

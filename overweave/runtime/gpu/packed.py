@@ -15,10 +15,10 @@ from overweave.ir.schedule import LOCAL, Compute, Operation
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.runtime.gpu.launcher import Launch, may_start_early
-from overweave.runtime.kernel_calls.call import Matrix, moving
+from overweave.runtime.kernel_calls.call import MatrixInput, moving
 from overweave.runtime.kernel_calls.packed import Caller, packed_call
 from overweave.runtime.kernel_calls.protocol import words_of
-from overweave.runtime.kernel_calls.skinny import Factors, Turn, skinny_call
+from overweave.runtime.kernel_calls.skinny import SkinnyOperands, Turn, skinny_call
 from overweave.runtime.library.calls import library_call
 from overweave.runtime.library.views import shapes_of
 
@@ -43,7 +43,7 @@ class PackedPlan:
         self._space = workspace.packed_space(lay_out_packed(plan).half_bytes)
         self._own = self._own_buffers()
         self._moving = {name: moving(tensor) for name, tensor in example.items()}
-        self._known: dict[str, Matrix] = {**self._moving, **self._own}
+        self._known: dict[str, MatrixInput] = {**self._moving, **self._own}
         operations = tuple(plan.schedule.of_rank(workspace.group.rank))
         engines = groupby(operations, lambda operation: plan.realization.engine_of(operation.queue))
         runs = [(engine == LIBRARY, tuple(members)) for engine, members in engines]
@@ -88,7 +88,7 @@ class PackedPlan:
         """Of whole matrices, as verify knows them in such a plan."""
         config = self._plan.realization.skinny
         assert config is not None
-        factors = Factors(*(self._known[part.buffer] for part in (compute.a[0], compute.b, compute.out[0])))
+        factors = SkinnyOperands(*(self._known[part.buffer] for part in (compute.a[0], compute.b, compute.out[0])))
         launch = Launch(skinny_call(config, factors, self._workspace.shares, turn))
         self._held += launch.programs if turn == "follows" else 0
         return launch

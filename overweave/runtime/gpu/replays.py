@@ -17,7 +17,7 @@ import torch
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Collective
 
-Places = tuple[int, ...]  # addresses, and of tensors that are copied the allocations they lie in
+TensorAddresses = tuple[int, ...]  # addresses, and of tensors that are copied the allocations they lie in
 
 MOST_GRAPHS = 64  # of one plan: a model of many layers calls one plan with the tensors of each
 MOST_SEEN = 256
@@ -48,11 +48,11 @@ class Replays:
     """The graphs of one plan, by the addresses of a call's tensors."""
 
     def __init__(self) -> None:
-        self._kept: dict[Places, _Kept] = {}
-        self._seen: dict[Places, None] = {}
+        self._kept: dict[TensorAddresses, _Kept] = {}
+        self._seen: dict[TensorAddresses, None] = {}
         self._calls = 0
 
-    def launch(self, places: Places, captures: Captures, enqueue: Callable[..., None], *given: object) -> bool:
+    def launch(self, places: TensorAddresses, captures: Captures, enqueue: Callable[..., None], *given: object) -> bool:
         """Launches the graph of a call with tensors at these places, once it has one; whether it had.
 
         enqueue: what the graph holds, of what is given and a stream.
@@ -65,7 +65,7 @@ class Replays:
         graph.replay()
         return True
 
-    def find(self, places: Places) -> torch.cuda.CUDAGraph | None:
+    def find(self, places: TensorAddresses) -> torch.cuda.CUDAGraph | None:
         """The graph of a call with tensors at these places, if one is kept. Counts the call."""
         self._calls += 1
         kept = self._kept.get(places)
@@ -74,7 +74,7 @@ class Replays:
         kept.last_call = self._calls
         return kept.graph
 
-    def add(self, places: Places, capture: Callable[[], torch.cuda.CUDAGraph]) -> torch.cuda.CUDAGraph | None:
+    def add(self, places: TensorAddresses, capture: Callable[[], torch.cuda.CUDAGraph]) -> torch.cuda.CUDAGraph | None:
         """Where none is kept: captured now, if it is the second call with tensors at these places; None for the first.
 
         capture: makes it (memory/cuda/captures.py). A graph is made before its call begins: the driver may wait for
@@ -84,7 +84,7 @@ class Replays:
             return None
         return self._kept.setdefault(places, _Kept(capture(), self._calls)).graph
 
-    def _comes_back(self, places: Places) -> bool:
+    def _comes_back(self, places: TensorAddresses) -> bool:
         if places in self._seen:
             return True
         if len(self._seen) >= MOST_SEEN:

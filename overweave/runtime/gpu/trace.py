@@ -23,7 +23,7 @@ from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.gpu.launch import bind_with_head
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.kernel_calls.bind import Tensors
+from overweave.runtime.kernel_calls.bind import TensorsByName
 from overweave.runtime.kernel_calls.protocol import stamp_call, words_of
 from overweave.runtime.trace import (
     HEAD,
@@ -61,7 +61,7 @@ class Stamp:
         return int(self._state[CLOCK.value])
 
 
-def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: Tensors) -> Timeline | None:
+def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: TensorsByName) -> Timeline | None:
     """Runs the plan, warm, and says when each tile and chunk ran: on rank 0, None elsewhere. Collective.
 
     tensors: those of every input and output buffer; outputs are written. Raises PeerError for a call that failed.

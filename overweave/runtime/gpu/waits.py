@@ -22,7 +22,7 @@ from overweave.runtime.kernel_calls.protocol import wait_call
 Enqueue = Callable[[int], None]
 
 
-class Signals(NamedTuple):
+class DeviceSignals(NamedTuple):
     """Neighbours among the signals of a slot, and what each counts to."""
 
     low: int
@@ -67,23 +67,23 @@ def waiting(counts: Mapping[int, int], operation: int, signals: int, protocol: S
     return enqueue
 
 
-def neighbours(counts: Mapping[int, int]) -> list[Signals]:
+def neighbours(counts: Mapping[int, int]) -> list[DeviceSignals]:
     """Signals with numbers in a row that count alike, together."""
-    found: list[Signals] = []
+    found: list[DeviceSignals] = []
     for number in sorted(counts):
         last = found[-1] if found else None
         if last is not None and (last.high, last.full) == (number, counts[number]):
             found[-1] = last._replace(high=number + 1)
         else:
-            found.append(Signals(number, number + 1, counts[number]))
+            found.append(DeviceSignals(number, number + 1, counts[number]))
     return found
 
 
-def paired(awaited: Iterable[Signals]) -> Iterator[tuple[int, int, int, int, int]]:
+def paired(awaited: Iterable[DeviceSignals]) -> Iterator[tuple[int, int, int, int, int]]:
     """As few waits as the kernel can tell: each of a range, and of one more signal with its own count, or none."""
     left = sorted(awaited, key=lambda some: some.high - some.low)  # the longest last
     while left:
         some = left.pop()
         has_single = bool(left) and left[0].high - left[0].low == 1
-        also = left.pop(0) if has_single else Signals(NO_SIGNAL, NO_SIGNAL, 0)
+        also = left.pop(0) if has_single else DeviceSignals(NO_SIGNAL, NO_SIGNAL, 0)
         yield (*some, also.low, also.full)

@@ -9,10 +9,10 @@ from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import lay_out
-from overweave.runtime.agenda import Step
+from overweave.runtime.agenda import PendingStep
 from overweave.runtime.authored import AuthoredKernel, tensor_of
 from overweave.runtime.host.beside import IsDone
-from overweave.runtime.host.emulate import Tensors
+from overweave.runtime.host.emulate import TensorsByName
 from overweave.runtime.host.interpreted import PROGRAMS, InterpretedCall
 from overweave.runtime.kernel_calls.author import author_call
 
@@ -29,7 +29,7 @@ class AuthoredRun:
         """Ready to run; `given`: arguments as it will be called with."""
         return cls(plan, group, kernel)
 
-    def __call__(self, given: Mapping[str, Any], inputs: Tensors, outputs: Tensors) -> None:
+    def __call__(self, given: Mapping[str, Any], inputs: TensorsByName, outputs: TensorsByName) -> None:
         """inputs, outputs: what is exchanged, by tensor. Raises PeerError, and then all that is written is NaN."""
         workspace = HostWorkspace.of(self._group)
         call = AuthoredCall(self._plan, self._group, workspace, self._kernel, given)
@@ -47,7 +47,7 @@ class AuthoredCall(InterpretedCall):
         self._kernel, self._given = kernel, given
         super().__init__(plan, group, workspace, group.timeout_s)
 
-    def begin_step(self, step: Step) -> IsDone | None:
+    def begin_step(self, step: PendingStep) -> IsDone | None:
         """Launches the author's kernel in a thread; everything else as for our own kernels."""
         if not step.is_kernel or self.plan.realization.engine_of(step.queue) != AUTHOR_KERNEL:
             return super().begin_step(step)

@@ -36,13 +36,13 @@ from overweave.memory.host.lock import run_alone
 from overweave.memory.host.workspace import HostSlot, HostWorkspace
 from overweave.memory.layout import SlotLayout
 from overweave.memory.subgroups import part_of
-from overweave.runtime.agenda import Agenda, Step
+from overweave.runtime.agenda import Agenda, PendingStep
 from overweave.runtime.host.beside import IsDone, work_off
 from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
 from overweave.runtime.library.library import View, movable
 from overweave.runtime.trace import Stopwatch
 
-Tensors = Mapping[str, Tensor]
+TensorsByName = Mapping[str, Tensor]
 
 
 class Instances:
@@ -86,7 +86,7 @@ class HostCall:
         """Which steps there are: one per operation."""
         return Agenda.of(self.plan.schedule, self.group.rank)
 
-    def run(self, layout: SlotLayout, inputs: Tensors, outputs: Tensors) -> None:
+    def run(self, layout: SlotLayout, inputs: TensorsByName, outputs: TensorsByName) -> None:
         """Inputs and outputs by buffer name, `[rows, cols]`, with at least the rows and columns of the own regions."""
         self.tensors = {**inputs, **outputs}
         if self.plan.problem.counted:
@@ -117,7 +117,7 @@ class HostCall:
     def prepare(self) -> None:
         """What this depth needs of the slot before the first step."""
 
-    def begin_step(self, step: Step) -> IsDone | None:
+    def begin_step(self, step: PendingStep) -> IsDone | None:
         """Starts a step whose waits are over; None if it is complete already."""
         (operation,) = step.operations
         if self._filled is not None:
@@ -199,7 +199,7 @@ class HostCall:
     def _is_over(self, wait: Wait) -> bool:
         return self.slot.has_arrived(wait.pad, wait.signals, wait.count)
 
-    def _complete(self, step: Step) -> None:
+    def _complete(self, step: PendingStep) -> None:
         if self.stopwatch is not None:
             self.stopwatch.stop(step)
         if not step.is_kernel:
@@ -232,7 +232,7 @@ class HostCall:
         return next((rank for rank, count in enumerate(due) if arrived[rank] < count), -1)
 
 
-def _memory_of(tensors: Tensors, homes: Mapping[str, str], instance: Instances) -> Callable[[str, int], Tensor]:
+def _memory_of(tensors: TensorsByName, homes: Mapping[str, str], instance: Instances) -> Callable[[str, int], Tensor]:
     """A rank's instance of a buffer: the caller's tensor, or what lies in the slot."""
     return lambda name, rank: tensors[name] if homes[name] in (INPUT, OUTPUT) else instance(name, rank)
 

@@ -1,8 +1,8 @@
 """Runs an author's kernel tile by tile under the interpreter and records every address that it touches.
 
-A process of its own: `python -m overweave.runtime.host.footprint`, which reads a `Trial` from standard input and
-writes a `Verdict`. Each tile's addresses are held against the rectangle that its directives declare; a streamed loop
-walks its parts forwards and backwards, and must store the same.
+A process of its own: `python -m overweave.runtime.host.footprint`, which reads a `FootprintTrial` from standard input
+and writes a `FootprintVerdict`. Each tile's addresses are held against the rectangle that its directives declare; a
+streamed loop walks its parts forwards and backwards, and must store the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GUARD_BYTES = 1 << 16  # before and behind each tensor: what reaches there reach
 DIFFERENCE = 0.02  # of the largest value: parts in another order round otherwise
 
 
-class Given(msgspec.Struct, frozen=True):
+class TracedInput(msgspec.Struct, frozen=True):
     """A tensor of the call: its shape, its dtype, and the block of its descriptor, if it has one."""
 
     shape: tuple[int, ...]
@@ -44,16 +44,16 @@ class Given(msgspec.Struct, frozen=True):
     block: tuple[int, ...] = ()
 
 
-class Trial(msgspec.Struct, frozen=True):
+class FootprintTrial(msgspec.Struct, frozen=True):
     """What is tried. constants: the arguments that are no tensors."""
 
     file: str
     kernel: str
     constants: dict[str, Any]
-    tensors: dict[str, Given]
+    tensors: dict[str, TracedInput]
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class FootprintVerdict(msgspec.Struct, frozen=True):
     """found: what is wrong, empty if nothing is. of: the tensor whose directive is blamed, or an axis."""
 
     found: str = ""
@@ -66,7 +66,7 @@ class Untrue(Exception):
 
     def __init__(self, found: str, of: str, is_store: bool = False) -> None:
         super().__init__(found)
-        self.verdict = Verdict(found, of, is_store)
+        self.verdict = FootprintVerdict(found, of, is_store)
 
 
 def main() -> None:
@@ -79,8 +79,8 @@ def judged(trial: bytes) -> bytes:
     """The verdict. The interpreter of this process records loads and stores from then on."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _Run(msgspec.json.decode(trial, type=Trial), Path(folder)).tried()
-        verdict = Verdict()
+            _Run(msgspec.json.decode(trial, type=FootprintTrial), Path(folder)).tried()
+        verdict = FootprintVerdict()
     except Untrue as untrue:
         verdict = untrue.verdict
     return msgspec.json.encode(verdict)
@@ -89,7 +89,7 @@ def judged(trial: bytes) -> bytes:
 class _Run:
     """The kernel of a trial, its tensors, and what was touched last."""
 
-    def __init__(self, trial: Trial, folder: Path) -> None:
+    def __init__(self, trial: FootprintTrial, folder: Path) -> None:
         self.kernel = kernel_of(Path(trial.file), trial.kernel)
         self.space: TileSpace = self.kernel.space(_numbers(trial))
         walks = bool(self.kernel.streams)
@@ -196,7 +196,7 @@ def _compare(name: str, first: torch.Tensor, again: torch.Tensor, axis: str) -> 
         raise Untrue(f"with its parts in another order {name} holds something else", axis)
 
 
-def _allocated(tensors: Mapping[str, Given], most: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def _allocated(tensors: Mapping[str, TracedInput], most: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """All tensors in one piece of memory, with room between them: to read beyond one must not end the process.
 
     most: whole numbers are below it.
@@ -244,7 +244,7 @@ def _row(kind: int, low: int, high: int) -> list[int]:
     return list(TileRow(kind, low, high, 0, WORKSPACE, 0, 0, 0, 0, NO_SIGNAL, 0))
 
 
-def _numbers(trial: Trial) -> dict[str, int]:
+def _numbers(trial: FootprintTrial) -> dict[str, int]:
     shapes = {f"{name}.shape[{at}]": size for name, one in trial.tensors.items() for at, size in enumerate(one.shape)}
     return shapes | {name: value for name, value in trial.constants.items() if type(value) is int}
 

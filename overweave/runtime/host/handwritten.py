@@ -15,11 +15,11 @@ from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS
 from overweave.runtime.handwritten import (
     Await,
     Declared,
-    Launch,
-    Move,
     Part,
     Raise,
-    Step,
+    TileLaunch,
+    TileMove,
+    TileStep,
 )
 from overweave.runtime.host.beside import Beside, IsDone, work_off
 from overweave.runtime.host.interpreted import host_words
@@ -39,7 +39,7 @@ class HandwrittenRun:
         self._declared, self._group = declared, group
         self._layout = declared.lay_out()
 
-    def __call__(self, signature: bytes, steps: list[Step]) -> None:
+    def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
         """Returns when the call has ended. Raises RankMismatch and PeerError; what was written is void then."""
         workspace = HostWorkspace.of(self._group)
         workspace.check_whole()
@@ -98,7 +98,7 @@ class _Call:
         self._launched = Beside()
         self._raised = 0
 
-    def work_off(self, steps: list[Step]) -> None:
+    def work_off(self, steps: list[TileStep]) -> None:
         """Raises PeerTimeout if nothing has moved for the group's timeout, and what peers raised."""
         lines: dict[str, list[Any]] = {}
         for queue, action in steps:
@@ -124,18 +124,18 @@ class _Call:
                 continue
             if queue not in running:
                 running[queue] = self._start(actions[0])
-                moved = moved or isinstance(actions[0], Launch)
+                moved = moved or isinstance(actions[0], TileLaunch)
             if running[queue]():
                 del running[queue], actions[0]
                 moved = True
         return moved
 
-    def _start(self, action: Launch | Move | Raise | Await) -> IsDone:
-        if isinstance(action, Launch):
+    def _start(self, action: TileLaunch | TileMove | Raise | Await) -> IsDone:
+        if isinstance(action, TileLaunch):
             return self._beside(action)
         if isinstance(action, Await):
             return lambda: self._is_full(action)
-        if isinstance(action, Move):
+        if isinstance(action, TileMove):
             self._place(action.target).copy_(self._place(action.source))
         else:
             self._workspace.fence()
@@ -147,7 +147,7 @@ class _Call:
         self._workspace.fence()
         return full
 
-    def _beside(self, launch: Launch) -> IsDone:
+    def _beside(self, launch: TileLaunch) -> IsDone:
         """Interprets a kernel in a thread of its own."""
         arguments, options = self._view.arguments.of(launch)
         return self._launched.start(lambda: launch.kernel[launch.grid](*arguments, **options))
@@ -175,5 +175,5 @@ class _Call:
         return Alarm("timeout", f"{names} did not end")
 
 
-def _name(action: Launch | Move | Raise | Await) -> str:
-    return action.name if isinstance(action, Launch) else f"{type(action).__name__.lower()} in a queue"
+def _name(action: TileLaunch | TileMove | Raise | Await) -> str:
+    return action.name if isinstance(action, TileLaunch) else f"{type(action).__name__.lower()} in a queue"

@@ -23,7 +23,7 @@ from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout, lay_out
 from overweave.memory.subgroups import make_parts
 from overweave.runtime.backends import load
-from overweave.runtime.host.emulate import HostCall, Tensors
+from overweave.runtime.host.emulate import HostCall, TensorsByName
 from overweave.runtime.trace import Stopwatch
 
 Depth = Literal["library", "interpreter"]
@@ -32,8 +32,8 @@ Depth = Literal["library", "interpreter"]
 def run_on_host(
     plan: Plan,
     group: Group,
-    inputs: Tensors,
-    outputs: Tensors,
+    inputs: TensorsByName,
+    outputs: TensorsByName,
     depth: Depth = "library",
     timeout_s: float | None = None,
     stopwatch: Stopwatch | None = None,

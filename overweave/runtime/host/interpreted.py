@@ -25,9 +25,9 @@ from overweave.memory.host.workspace import ABORT
 from overweave.memory.layout import REPORT_WORDS, SlotLayout
 from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.shares import SharedShares
-from overweave.runtime.agenda import Agenda, Step
+from overweave.runtime.agenda import Agenda, PendingStep
 from overweave.runtime.host.beside import Beside, IsDone
-from overweave.runtime.host.emulate import HostCall, Tensors
+from overweave.runtime.host.emulate import HostCall, TensorsByName
 from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
@@ -37,7 +37,7 @@ from overweave.runtime.kernel_calls.bind import Binding, kernel_call  # noqa: E4
 from overweave.runtime.kernel_calls.call import KernelCall  # noqa: E402
 from overweave.runtime.kernel_calls.packed import Caller, packed_call  # noqa: E402
 from overweave.runtime.kernel_calls.protocol import words_of  # noqa: E402
-from overweave.runtime.kernel_calls.skinny import Factors, skinny_call  # noqa: E402
+from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
@@ -102,11 +102,11 @@ class InterpretedCall(HostCall):
         if self.stopwatch is not None:
             self.stopwatch.tables, self.stopwatch.programs = self.binding.traces, PROGRAMS
 
-    def begin_step(self, step: Step) -> IsDone | None:
+    def begin_step(self, step: PendingStep) -> IsDone | None:
         """Launches a kernel in a thread; everything else as at library depth."""
         (first, *_), realization = step.operations, self.binding.plan.realization
         if not step.is_kernel and realization.skinny and isinstance(first, Compute):
-            factors = Factors(*(self.view(part) for part in (first.a[0], first.b, first.out[0])))
+            factors = SkinnyOperands(*(self.view(part) for part in (first.a[0], first.b, first.out[0])))
             return self.launch(skinny_call(realization.skinny, factors, self.words.shares))
         if not step.is_kernel:
             return super().begin_step(step)
@@ -126,7 +126,7 @@ class InterpretedCall(HostCall):
         """Runs a launch in a thread of its own; what it raises is raised by whoever asks whether it is done."""
         return self._launched.start(work)
 
-    def run(self, layout: SlotLayout, inputs: Tensors, outputs: Tensors) -> None:
+    def run(self, layout: SlotLayout, inputs: TensorsByName, outputs: TensorsByName) -> None:
         """As `HostCall.run`. Kernels leave the counters of shared tiles at zero, as the next launch finds them."""
         super().run(layout, inputs, outputs)
         assert self.words.shares.are_unused()

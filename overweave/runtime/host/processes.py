@@ -38,7 +38,7 @@ _TELLING_S = 1.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProcessOutcome:
     """How a rank ended. value: what the function returned. error: class name of what it raised, None if nothing.
 
     message: of the error; of a rank that was ended at the deadline, where its threads stood.
@@ -55,7 +55,7 @@ class Outcome:
 class RanksFailed(OverweaveError):
     """Some ranks raised, died or did not end in time; `outcomes` holds every rank's."""
 
-    def __init__(self, outcomes: list[Outcome]) -> None:
+    def __init__(self, outcomes: list[ProcessOutcome]) -> None:
         self.outcomes = outcomes
         bad = [outcome for outcome in outcomes if outcome.error or outcome.exit_signal]
         found = "; ".join(
@@ -64,7 +64,7 @@ class RanksFailed(OverweaveError):
         super().__init__(f"run {len(outcomes)} ranks", found, "")
 
 
-class Ranks:
+class RankProcesses:
     """Running ranks. A context manager: on leaving, all processes are gone and the private folder too."""
 
     def __init__(self, function: Callable[..., Any], world_size: int, *arguments: Any, group_timeout_s: float) -> None:
@@ -86,7 +86,7 @@ class Ranks:
             self.processes.append(process)
             self._pipes.append(reader)
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> RankProcesses:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -102,7 +102,7 @@ class Ranks:
             if self._statuses[rank] is None:
                 os.kill(self.processes[rank], number)
 
-    def wait(self, timeout_s: float, *ranks: int) -> list[Outcome]:
+    def wait(self, timeout_s: float, *ranks: int) -> list[ProcessOutcome]:
         """Until the given ranks, or all, have ended; those that have not by then are killed."""
         wanted = list(ranks or range(self.world_size))
         open_pipes = {self._pipes[rank]: rank for rank in wanted}
@@ -116,7 +116,7 @@ class Ranks:
         late = self.end(list(open_pipes.values()), timeout_s)
         return [late[rank] if rank in late else self.outcome(rank) for rank in wanted]
 
-    def end(self, late: list[int], timeout_s: float) -> dict[int, Outcome]:
+    def end(self, late: list[int], timeout_s: float) -> dict[int, ProcessOutcome]:
         """Asks ranks that have not ended after `timeout_s` where they stand, and kills them."""
         for rank in late:
             os.kill(self.processes[rank], _TELL)
@@ -138,7 +138,7 @@ class Ranks:
             status = self._statuses[rank] = os.waitpid(self.processes[rank], 0)[1]
         return status
 
-    def outcome(self, rank: int, stood: str = "") -> Outcome:
+    def outcome(self, rank: int, stood: str = "") -> ProcessOutcome:
         """Of a rank that has ended. stood: where, if it was killed."""
         status = self._reap(rank)
         exit_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -146,7 +146,7 @@ class Ranks:
             return replace(answered(rank, self._received[rank]), exit_signal=exit_signal)
         except ValueError:
             code = os.waitstatus_to_exitcode(status)
-            return Outcome(rank, None, "Died", stood or f"ended with {code} and said nothing", exit_signal)
+            return ProcessOutcome(rank, None, "Died", stood or f"ended with {code} and said nothing", exit_signal)
 
 
 def run_ranks(
@@ -163,7 +163,7 @@ def run_ranks(
     meanwhile: entered while this process waits for them, as by what shows that they are at work. Raises RanksFailed.
     """
     waiting = nullcontext() if meanwhile is None else meanwhile
-    with Ranks(function, world_size, *arguments, group_timeout_s=group_timeout_s) as ranks, waiting:
+    with RankProcesses(function, world_size, *arguments, group_timeout_s=group_timeout_s) as ranks, waiting:
         outcomes = ranks.wait(timeout_s)
     if any(outcome.error or outcome.exit_signal for outcome in outcomes):
         raise RanksFailed(outcomes)
@@ -219,9 +219,9 @@ def answer_of(act: Callable[[], Any]) -> bytes:
         return json.dumps(told).encode()
 
 
-def answered(rank: int, answer: bytes) -> Outcome:
+def answered(rank: int, answer: bytes) -> ProcessOutcome:
     """What a rank has told. Raises ValueError for what is no answer."""
-    return Outcome(rank, exit_signal=0, **json.loads(answer))
+    return ProcessOutcome(rank, exit_signal=0, **json.loads(answer))
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:

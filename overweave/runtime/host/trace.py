@@ -10,13 +10,13 @@ from overweave.ir.plan import Plan
 from overweave.ir.timeline.operations import notifiers
 from overweave.ir.timeline.timeline import KINDS, WAIT, Timeline
 from overweave.memory.group import Group
-from overweave.runtime.host.emulate import Tensors
+from overweave.runtime.host.emulate import TensorsByName
 from overweave.runtime.host.host import Depth, run_on_host
 from overweave.runtime.trace import HEAD, NOT_A_TILE, Record, Stopwatch, gather, timeline_of
 
 
 def trace_on_host(
-    plan: Plan, group: Group, inputs: Tensors, outputs: Tensors, depth: Depth = "library"
+    plan: Plan, group: Group, inputs: TensorsByName, outputs: TensorsByName, depth: Depth = "library"
 ) -> Timeline | None:
     """Runs the plan once and says when each tile (interpreter depth) or operation ran: on rank 0, None elsewhere.
 

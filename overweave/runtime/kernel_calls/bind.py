@@ -36,10 +36,10 @@ from overweave.memory.lower import (
 from overweave.memory.shares import share_numbers
 from overweave.runtime.kernel_calls.call import (
     KernelCall,
-    Matrix,
+    MatrixInput,
     Moving,
     Peers,
-    Tiles,
+    TileKernelArgs,
     addresses_tensor,
     as_words,
     moving,
@@ -47,10 +47,10 @@ from overweave.runtime.kernel_calls.call import (
 )
 from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
 from overweave.runtime.kernel_calls.protocol import Words, signal_words
-from overweave.runtime.kernel_calls.sums_and_copies import Pushes, Sums, copy_call, reduction_call
+from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, copy_call, reduction_call
 
-Tensors = Mapping[str, torch.Tensor]
-MatmulCall = Callable[[MatmulConfig, Operands, Tiles], KernelCall]
+TensorsByName = Mapping[str, torch.Tensor]
+MatmulCall = Callable[[MatmulConfig, Operands, TileKernelArgs], KernelCall]
 Some = TypeVar("Some", bound=Operation)
 # Counters of claimed tiles; any other kernel's is the first.
 COUNTERS: dict[Engine, int] = {REDUCE_KERNEL: 1, COPY_KERNEL: 2}
@@ -65,7 +65,7 @@ class Binding:
     """
 
     def __init__(
-        self, plan: Plan, workspace: Words, heap: Heap, example: Tensors, sms: int, is_traced: bool = False
+        self, plan: Plan, workspace: Words, heap: Heap, example: TensorsByName, sms: int, is_traced: bool = False
     ) -> None:
         self.plan, self.workspace, self.heap, self.rank = plan, workspace, heap, workspace.group.rank
         layout = lay_out(plan.schedule, plan.realization.dtype)
@@ -91,7 +91,7 @@ class Binding:
         """Of factors in two parts, the second ones."""
         return (self.callers(X_REST), self.callers(W_REST)) if X_REST in self._example else None
 
-    def instance(self, name: str) -> Matrix:
+    def instance(self, name: str) -> MatrixInput:
         """The own instance of a buffer, the caller's or the workspace's."""
         return self.callers(name) if self.plan.schedule.buffer(name).home in (INPUT, OUTPUT) else self.own(name)
 
@@ -103,13 +103,15 @@ class Binding:
         """Addresses, on the device."""
         return addresses_tensor(rows, self.workspace.device)
 
-    def tiles(self, queue: str) -> Tiles:
+    def tiles(self, queue: str) -> TileKernelArgs:
         """The tiles of a kernel's queue, and the words of the protocol."""
         rows, device = self.plan.tile_order(self.rank, queue).rows, self.workspace.device
         trace_size = len(rows) if self._is_traced else 1
         trace = self.traces[queue] = torch.zeros((trace_size, TRACE_COLUMNS.value), dtype=torch.int64, device=device)
         claims = self.claims(self.plan.realization.engine_of(queue))
-        return Tiles(TileQueue(table_tensor(rows, device), claims, trace, len(rows)), self.protocol, self._is_traced)
+        return TileKernelArgs(
+            TileQueue(table_tensor(rows, device), claims, trace, len(rows)), self.protocol, self._is_traced
+        )
 
     def claims(self, engine: Engine) -> torch.Tensor:
         """The counter of tiles that a kernel's programs claim."""
@@ -194,7 +196,7 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
     stored = next((out for out in outs if out.home == OUTPUT), outs[0])  # others' addresses stand in the table
     norm, epilogue = plan.problem.norm, plan.problem.of_sums
     read = {name: binding.callers(name) for name in ((*norm.inputs, Z) if norm else epilogue.inputs)}
-    sums = Sums(
+    sums = ReductionCall(
         operands=binding.table(reduction_operands(binding.addresses, binding.rank, queue)),
         widths=widths_of(reduces),
         out=binding.instance(stored.name),

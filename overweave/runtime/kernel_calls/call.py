@@ -46,7 +46,7 @@ class Moving:
         return self.strides
 
 
-Matrix = torch.Tensor | Moving
+MatrixInput = torch.Tensor | Moving
 
 
 def moving(tensor: torch.Tensor) -> Moving:
@@ -54,7 +54,7 @@ def moving(tensor: torch.Tensor) -> Moving:
     return Moving(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def as_words(matrix: Matrix) -> Matrix:
+def as_words(matrix: MatrixInput) -> MatrixInput:
     """The same memory as int32."""
     if isinstance(matrix, torch.Tensor):
         return matrix.view(torch.int32)
@@ -62,7 +62,7 @@ def as_words(matrix: Matrix) -> Matrix:
     return matrix
 
 
-class Tiles(NamedTuple):
+class TileKernelArgs(NamedTuple):
     """What every kernel of tiles is given of its plan. traced: it writes down when each tile ran."""
 
     queue: TileQueue
@@ -80,12 +80,12 @@ def addresses_tensor(rows: Any, device: torch.device) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64, device=device)
 
 
-def descriptor(matrix: Matrix, block: list[int], is_transposed: bool = False) -> TensorDescriptor:
+def descriptor(matrix: MatrixInput, block: list[int], is_transposed: bool = False) -> TensorDescriptor:
     """A bulk-tensor descriptor of a matrix whose rows (columns, if transposed) start at multiples of 16 bytes."""
     return TensorDescriptor(matrix, *as_stored(matrix, is_transposed), block)
 
 
-def as_stored(matrix: Matrix, is_transposed: bool) -> tuple[list[int], list[int]]:
+def as_stored(matrix: MatrixInput, is_transposed: bool) -> tuple[list[int], list[int]]:
     """Shape and strides of a matrix as it lies in memory, row-major."""
     step = -1 if is_transposed else 1
     return list(matrix.shape)[::step], list(matrix.stride())[::step]
@@ -110,7 +110,7 @@ class Peers(NamedTuple):
         """How many ranks there are, if sums go to all of them."""
         return None if self.spread is None else len(self.distances) + 1
 
-    def at(self, own: Matrix) -> Iterator[Moving]:
+    def at(self, own: MatrixInput) -> Iterator[Moving]:
         """A buffer of the workspace as it lies at each peer, by its own instance."""
         shape, strides = tuple(own.shape), own.stride()
         return (Moving(own.data_ptr() + distance, own.dtype, shape, strides) for distance in self.distances)

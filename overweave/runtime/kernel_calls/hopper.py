@@ -12,7 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.words import MOST_PEERS
 from overweave.kernels.hopper.matmul import matmul_hopper_kernel
-from overweave.runtime.kernel_calls.call import KernelCall, Matrix, Tiles, as_stored
+from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, TileKernelArgs, as_stored
 from overweave.runtime.kernel_calls.matmul import (
     Operands,
     a_sides,
@@ -26,12 +26,12 @@ from overweave.runtime.kernel_calls.matmul import (
 GLUON_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
 
 
-def hopper_call(config: MatmulConfig, operands: Operands, tiles: Tiles) -> KernelCall:
+def hopper_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs) -> KernelCall:
     """The Hopper kernel as `config` says."""
     return KernelCall(matmul_hopper_kernel, _arguments(config, operands, tiles), {"num_warps": 4}, tiles.queue.tiles)
 
 
-def _arguments(config: MatmulConfig, operands: Operands, tiles: Tiles) -> list[Any]:
+def _arguments(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs) -> list[Any]:
     (part_m, part_n), block_k = hopper_parts(config), config.block_k
     block_b = [part_n, block_k] if operands.b_is_transposed else [block_k, part_n]
     sides = a_sides(operands, lambda matrix: _described(matrix, [part_m, block_k]))
@@ -63,6 +63,6 @@ def _arguments(config: MatmulConfig, operands: Operands, tiles: Tiles) -> list[A
     return [*arguments, *subjects(operands, addends, tiles), first_k, traits]
 
 
-def _described(matrix: Matrix, block: list[int], is_transposed: bool = False) -> GluonDescriptor:
+def _described(matrix: MatrixInput, block: list[int], is_transposed: bool = False) -> GluonDescriptor:
     layout = gl.NVMMASharedLayout.get_default_for(block, GLUON_DTYPES[matrix.dtype])
     return GluonDescriptor(matrix, *as_stored(matrix, is_transposed), block, layout)

@@ -15,7 +15,7 @@ from overweave.kernels.arguments import AtPeers, Ends, Products, Traits
 from overweave.kernels.matmul import matmul_kernel
 from overweave.memory.shares import Shares
 from overweave.runtime.backends import load
-from overweave.runtime.kernel_calls.call import KernelCall, Matrix, Peers, Tiles, descriptor
+from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, Peers, TileKernelArgs, descriptor
 
 # fp32 means fp32: no TF32. For 16-bit operands the name decides nothing.
 PRECISION = {torch.float32: "ieee", torch.float8_e4m3fn: "fp8"}
@@ -39,26 +39,26 @@ class Operands:
     peers: where tiles store at other ranks, products in the first output (`Peers`); None if none does.
     """
 
-    a_shard: Matrix | None
-    a_workspace: Matrix | None
-    weights: tuple[tuple[Matrix, Matrix], ...]
+    a_shard: MatrixInput | None
+    a_workspace: MatrixInput | None
+    weights: tuple[tuple[MatrixInput, MatrixInput], ...]
     b_is_transposed: bool
-    bias: Matrix | None = None
-    residual: Matrix | None = None
-    scale_x: Matrix | None = None
-    scales: Matrix | None = None
-    scale_w: Matrix | None = None
+    bias: MatrixInput | None = None
+    residual: MatrixInput | None = None
+    scale_x: MatrixInput | None = None
+    scales: MatrixInput | None = None
+    scale_w: MatrixInput | None = None
     epilogue: Epilogue = NO_EPILOGUE
-    total: Matrix | None = None
+    total: MatrixInput | None = None
     addends: torch.Tensor | None = None
-    addend_rows: tuple[Matrix, torch.Tensor] | None = None
-    gate: Matrix | None = None
-    rest: tuple[Matrix, Matrix] | None = None
+    addend_rows: tuple[MatrixInput, torch.Tensor] | None = None
+    gate: MatrixInput | None = None
+    rest: tuple[MatrixInput, MatrixInput] | None = None
     shares: Shares | None = None
     peers: Peers | None = None
 
     @property
-    def factors(self) -> list[Matrix]:
+    def factors(self) -> list[MatrixInput]:
         """Every weight; behind them the gate."""
         return [*(b for b, _ in self.weights), *([] if self.gate is None else [self.gate])]
 
@@ -68,7 +68,7 @@ class Operands:
         return self.factors[0].shape[0] + (0 if self.rest is None else self.rest[1].shape[0])
 
     @property
-    def outs(self) -> list[Matrix]:
+    def outs(self) -> list[MatrixInput]:
         """The output of every weight."""
         return [out for _, out in self.weights]
 
@@ -96,20 +96,20 @@ def filled(operands: list[Any]) -> list[Any]:
     return operands + [None] * (MOST_WEIGHTS - len(operands))
 
 
-def a_sides(operands: Operands, describe: Callable[[Matrix], Any]) -> tuple[Any, Any]:
+def a_sides(operands: Operands, describe: Callable[[MatrixInput], Any]) -> tuple[Any, Any]:
     """Descriptors of both places of `a`; a side that is not read stands for the other."""
     sides = [None if one is None else describe(one) for one in (operands.a_shard, operands.a_workspace)]
     return sides[0] or sides[1], sides[1] or sides[0]
 
 
-def matmul_call(config: MatmulConfig, operands: Operands, tiles: Tiles) -> KernelCall:
+def matmul_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs) -> KernelCall:
     """The call of the tile kernel that `config` names. Raises KernelUnavailable where that cannot be loaded."""
     if config.kernel != "hopper":
         return portable_call(config, operands, tiles)
     return load("hopper kernel")(config, operands, tiles)  # type: ignore[no-any-return]
 
 
-def portable_call(config: MatmulConfig, operands: Operands, tiles: Tiles) -> KernelCall:
+def portable_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs) -> KernelCall:
     """The call of `matmul_kernel`, which the interpreter runs, too."""
     block_a, is_transposed = [config.block_m, config.block_k], operands.b_is_transposed
     block_b = [config.block_n, config.block_k] if is_transposed else [config.block_k, config.block_n]
@@ -121,13 +121,13 @@ def portable_call(config: MatmulConfig, operands: Operands, tiles: Tiles) -> Ker
     return KernelCall(matmul_kernel, arguments, options, tiles.queue.tiles)
 
 
-def subjects(operands: Operands, addends: torch.Tensor | None, tiles: Tiles) -> list[Any]:
+def subjects(operands: Operands, addends: torch.Tensor | None, tiles: TileKernelArgs) -> list[Any]:
     """What both kernels take between their tensor descriptors and their constants."""
     own = [operands.products, operands.ends, addends, operands.at_peers, operands.shares]
     return [*own, tiles.queue, tiles.protocol, operands.k]
 
 
-def traits_of(operands: Operands, tiles: Tiles) -> Traits:
+def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
     """What both kernels are compiled for."""
     return Traits(
         b_is_transposed=operands.b_is_transposed,

@@ -11,7 +11,7 @@ from overweave.kernels.arguments import SignalWords
 from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor
 from overweave.memory.heap import Heap
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
-from overweave.runtime.handwritten import ChannelArgument, Declared, Launch, Part, TensorArgument
+from overweave.runtime.handwritten import ChannelArgument, Declared, Part, TensorArgument, TileLaunch
 from overweave.runtime.kernel_calls.call import addresses_tensor
 
 
@@ -53,7 +53,7 @@ class ProgramArguments:
             for name, buffer in declared.buffers.items()
         }
 
-    def of(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
+    def of(self, launch: TileLaunch) -> tuple[list[Any], dict[str, Any]]:
         """A kernel's arguments and options."""
         options = {name: self._argument(value) for name, value in launch.options.items()}
         return [self._argument(argument) for argument in launch.arguments], options

@@ -7,18 +7,18 @@ from typing import Any, Literal, NamedTuple
 from overweave.ir.plan import SkinnyConfig
 from overweave.kernels.skinny import skinny_matmul_kernel
 from overweave.memory.shares import SharedShares
-from overweave.runtime.kernel_calls.call import EARLY, KernelCall, Matrix
+from overweave.runtime.kernel_calls.call import EARLY, KernelCall, MatrixInput
 
 Turn = Literal["in_turn", "leads", "follows"]  # of the kernel in its chain: the next one starts early, or it does
 TURNS: dict[Turn, int] = {"in_turn": 0, "leads": 1, "follows": 2}
 
 
-class Factors(NamedTuple):
+class SkinnyOperands(NamedTuple):
     """What is multiplied, `a [m, k]` and `b [k, n]`, and its result `[m, n]`: rows without gaps between numbers."""
 
-    a: Matrix
-    b: Matrix
-    out: Matrix
+    a: MatrixInput
+    b: MatrixInput
+    out: MatrixInput
 
 
 def tiles_of(config: SkinnyConfig, m: int, n: int) -> int:
@@ -26,7 +26,9 @@ def tiles_of(config: SkinnyConfig, m: int, n: int) -> int:
     return -(-m // config.block_m) * -(-n // config.block_n)
 
 
-def skinny_call(config: SkinnyConfig, factors: Factors, memory: SharedShares, turn: Turn = "in_turn") -> KernelCall:
+def skinny_call(
+    config: SkinnyConfig, factors: SkinnyOperands, memory: SharedShares, turn: Turn = "in_turn"
+) -> KernelCall:
     """`out = a @ b`. memory: where shares along k leave their sums, and counters at zero. turn: whether the next kernel
     starts before this one ends, or this one before `a` is there."""
     a, b, out = factors

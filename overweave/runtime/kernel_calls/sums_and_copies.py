@@ -11,14 +11,14 @@ from overweave.kernels.arguments import AfterSums
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.cuda.heap import sms_for_copies
-from overweave.runtime.kernel_calls.call import KernelCall, Matrix, Tiles
+from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, TileKernelArgs
 
 MOST_REGISTERS = 224  # of a thread
 WORDS_PER_KIB = 256  # of int32
 SUMS_PER_SM = 4  # of the SMs that are left to copies; a block of sums takes an eighth of one
 
 
-class Sums(NamedTuple):
+class ReductionCall(NamedTuple):
     """What a reduction sums, and how it ends: with the norm of whole rows (kernels/norm.py), or with an epilogue, whose
     bits these are (kernels/epilogue.py).
 
@@ -29,7 +29,7 @@ class Sums(NamedTuple):
 
     operands: torch.Tensor
     widths: tuple[int, int, int]
-    out: Matrix
+    out: MatrixInput
     cols: int
     after: AfterSums = AfterSums()
     eps: float = 0.0
@@ -39,7 +39,7 @@ class Sums(NamedTuple):
     cell: tuple[int, int] = (1, 1)
 
 
-def reduction_call(config: ReduceConfig, tiles: Tiles, sums: Sums) -> KernelCall:
+def reduction_call(config: ReduceConfig, tiles: TileKernelArgs, sums: ReductionCall) -> KernelCall:
     """Beside an epilogue the assembler would rather spill some registers than take more than 64 (Triton 3.6), unless it
     is told that it may."""
     blocks = [*sums.widths, config.block_m, config.block_n // config.parts]
@@ -60,12 +60,12 @@ class Pushes(NamedTuple):
     16 bytes. adds: to what lies there."""
 
     targets: torch.Tensor
-    source: Matrix
+    source: MatrixInput
     row_words: int
     adds: bool = False
 
 
-def copy_call(config: CopyConfig, tiles: Tiles, pushes: Pushes) -> KernelCall:
+def copy_call(config: CopyConfig, tiles: TileKernelArgs, pushes: Pushes) -> KernelCall:
     """A program moves a block of int32, or of elements that are added, at a time, where no bulk copies move them."""
     is_bulk, (targets, source, row_words, adds) = config.path == "bulk", pushes
     constants = [config.block_kib * WORDS_PER_KIB, is_bulk and not adds, adds, tiles.traced]

@@ -23,15 +23,15 @@ from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
 from overweave.runtime.library.library import full_precision
 from overweave.runtime.library.views import Cut, Shape, Views, cut
 
-Tensors = dict[str, torch.Tensor]
-Call = Callable[[Tensors], None]
+TensorsByName = dict[str, torch.Tensor]
+Call = Callable[[TensorsByName], None]
 _Factor = tuple[str, Cut | None, str, Cut | None]  # a buffer, and what of it; its product's, and what of that
 
 
 def counted_call(operation: Operation, plan: Plan, group: Group) -> Call:
     """As `library_call`, of an operation on the rows that a call's counts fill, which each call works out."""
 
-    def call(tensors: Tensors) -> None:
+    def call(tensors: TensorsByName) -> None:
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         filled = Filled(plan.schedule, tensors[COUNTS].tolist()).operation(operation)
         _in_full(filled, plan.problem, shapes, group)(tensors)
@@ -66,7 +66,7 @@ def made_by(operation: Operation, problem: Problem, shapes: Mapping[str, Shape])
 def _in_full(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call:
     views, ends_sums = Views((operation,), shapes), problem.ends_sums
 
-    def call(tensors: Tensors) -> None:
+    def call(tensors: TensorsByName) -> None:
         view = views.of(tensors)
         run_with_epilogue(operation, problem, view, (tensors, group))
         if ends_sums:
@@ -94,7 +94,7 @@ def _product(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]
         return None
     weight = operation.b.buffer
 
-    def call(tensors: Tensors) -> None:
+    def call(tensors: TensorsByName) -> None:
         w = tensors[weight]
         with precise:
             for a, a_cut, out, out_cut in factors:
@@ -106,7 +106,7 @@ def _product(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]
             if X_REST in tensors:
                 _add_rest(tensors)
 
-    def _add_rest(tensors: Tensors) -> None:
+    def _add_rest(tensors: TensorsByName) -> None:
         for _, a_cut, out, out_cut in factors:
             x = tensors[X_REST] if a_cut is None else tensors[X_REST][a_cut]
             target = tensors[out] if out_cut is None else tensors[out][out_cut]
@@ -133,7 +133,7 @@ def _collective(operation: Operation, problem: Problem, shapes: Mapping[str, Sha
         return None
     run = move(part_of(group, operation.ranks).process_group)
 
-    def call(tensors: Tensors) -> None:
+    def call(tensors: TensorsByName) -> None:
         work = run(tensors[target], tensors[source])
         if work is not None:
             work.wait()  # on a GPU, in stream order

@@ -19,7 +19,7 @@ from overweave.runtime.library.calls import Call, counted_call, library_call, ma
 from overweave.runtime.library.stretches import stretch_call
 from overweave.runtime.library.views import joined, shapes_of, with_room
 
-Tensors = Mapping[str, torch.Tensor]
+TensorsByName = Mapping[str, torch.Tensor]
 
 
 def is_of_library(plan: Plan) -> bool:
@@ -36,7 +36,7 @@ class LibraryRun:
 
     was_captured = False  # a graph that captured it keeps its own memory
 
-    def __init__(self, plan: Plan, group: Group, example: Tensors) -> None:
+    def __init__(self, plan: Plan, group: Group, example: TensorsByName) -> None:
         problem, shapes = plan.problem, shapes_of(example)
         buffers = {each.name: each for each in plan.schedule.buffers}
         local = [each for each in plan.schedule.buffers if each.home == LOCAL]

@@ -10,12 +10,12 @@ from overweave.ir.epilogue import GATE, SCALE_W, SCALE_X
 from overweave.ir.schedule import Compute
 from overweave.runtime.library.library import End, View, add_addends, full_precision
 
-Tensors = Mapping[str, torch.Tensor]
+TensorsByName = Mapping[str, torch.Tensor]
 Scales = tuple[torch.Tensor, torch.Tensor]
 SCALES_BYTES = 16  # at multiples of which the library takes scales
 
 
-def multiply_scaled(compute: Compute, view: View, tensors: Tensors, end: End | None) -> None:
+def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, end: End | None) -> None:
     """`out = (a @ b) * scale_x * scale_w` for each part of `a`; scales per tensor, or of its rows and all columns.
 
     With addends, or added to what lies there, the scaled product stays fp32 until the sum is rounded. end: as of
@@ -37,12 +37,12 @@ def multiply_scaled(compute: Compute, view: View, tensors: Tensors, end: End | N
             scaled_matmul(view(a), view(compute.b), scales, target)
 
 
-def scales_of_rows(compute: Compute, view: View, tensors: Tensors) -> list[torch.Tensor]:
+def scales_of_rows(compute: Compute, view: View, tensors: TensorsByName) -> list[torch.Tensor]:
     """For each part of `a` the scales of its rows, or the one of all."""
     return [view(region) for region in compute.scales] or [tensors[SCALE_X]] * len(compute.a)
 
 
-def scales_of_columns(tensors: Tensors) -> tuple[torch.Tensor, ...]:
+def scales_of_columns(tensors: TensorsByName) -> tuple[torch.Tensor, ...]:
     """Those of the weight; and if there is a gate its own, behind them in one tensor."""
     scale_w = tensors[SCALE_W]
     return scale_w.reshape(1, -1).chunk(2, dim=1) if GATE in tensors else (scale_w,)

@@ -9,7 +9,7 @@ from overweave.ir.library_call import library_obstacle, sides_of
 from overweave.ir.schedule import Buffer, Collective, Operation
 from overweave.memory.group import Group
 from overweave.memory.subgroups import part_of
-from overweave.runtime.library.calls import MOVES, Call, Tensors
+from overweave.runtime.library.calls import MOVES, Call, TensorsByName
 from overweave.runtime.library.library import movable
 
 
@@ -27,7 +27,7 @@ def stretch_call(operation: Operation, buffers: Mapping[str, Buffer], group: Gro
     adds = operation.function in ("all_reduce", "reduce_scatter")
     run = MOVES[operation.function](part_of(group, operation.ranks, most_sms).process_group)
 
-    def call(tensors: Tensors) -> None:
+    def call(tensors: TensorsByName) -> None:
         parts = [tensors[side.buffer].view(-1)[slice(*side.span)] for side in (target, source)]
         work = run(*(parts if adds else map(movable, parts)))
         if work is not None:

@@ -16,7 +16,7 @@ from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Schedu
 from overweave.ir.tensors import finished
 from overweave.schedules.communication import TOTAL, Y
 from overweave.schedules.records.record import Adds
-from overweave.schedules.tiles.shape import Kernel, TileShape, shapes
+from overweave.schedules.tiles.shape import KernelChoice, TileShape, shapes
 
 
 def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:
@@ -29,7 +29,7 @@ def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:
     return replace(schedule, operations=tuple(operations), goal=tuple(goals))
 
 
-def shapes_of_tiles(problem: Problem, kernel: Kernel, adds: Adds | None, sums: str) -> tuple[TileShape, ...]:
+def shapes_of_tiles(problem: Problem, kernel: KernelChoice, adds: Adds | None, sums: str) -> tuple[TileShape, ...]:
     """The tile shapes of a method's kernel, beside what it does to products, and to sums if its tiles make such.
 
     adds: how the method adds. sums: the option of this name.

@@ -45,8 +45,8 @@ from overweave.schedules.tiles.order import swizzled
 
 Partition = tuple[int, ...]
 Function = Literal["all_reduce", "reduce_scatter", "all_to_all"]
-Block = tuple[int, int]  # its row and column among the blocks of a shard, or of the whole
-Part = tuple[Range, Range]  # rows and columns, of blocks
+TileBlock = tuple[int, int]  # its row and column among the blocks of a shard, or of the whole
+WavePart = tuple[Range, Range]  # rows and columns, of blocks
 MOST_GROUPS = 4
 
 
@@ -72,7 +72,7 @@ def even_partition(waves: int) -> Partition:
     return tuple((waves + groups - 1 - at) // groups for at in range(groups)) if waves else ()
 
 
-class Dealt(NamedTuple):
+class WaveAssignment(NamedTuple):
     """The tiles of one rank: what is dealt to each member, all alike.
 
     shards: the rows of each member; one member stands for all where everybody gets all sums. groups: of each member the
@@ -84,7 +84,7 @@ class Dealt(NamedTuple):
     cols: int
     height: int
     width: int
-    groups: tuple[tuple[Block, ...], ...]
+    groups: tuple[tuple[TileBlock, ...], ...]
     in_strips: bool = False
 
     @property
@@ -103,14 +103,14 @@ class Dealt(NamedTuple):
         lo = first * (self.members - 1) + member * (end - first) if self.in_strips else lo
         return lo + first, lo + end
 
-    def parts(self, at: int) -> list[Part]:
+    def parts(self, at: int) -> list[WavePart]:
         """Rectangles of a group's blocks, each of which is one stretch of rows of the whole."""
         found = rectangles(self.groups[at])
         if not self.in_strips:
             return found
         return [((row, row + 1), cols) for (top, bottom), cols in found for row in range(top, bottom)]
 
-    def multiplied(self, at: int) -> Iterator[Part]:
+    def multiplied(self, at: int) -> Iterator[WavePart]:
         """What tiles of a group multiply together: rows of the whole, and columns. Strips of whole tiles lie side by
         side, band below band; of a last band with lower ones each is a tile of its own.
         """
@@ -125,7 +125,7 @@ class Dealt(NamedTuple):
                 if bottom > whole:
                     yield self.whole_rows(member, (top, bottom)), self.part(member, ((top, bottom), cols))[1]
 
-    def part(self, member: int, part: Part) -> Part:
+    def part(self, member: int, part: WavePart) -> WavePart:
         """Rows, counted from the member's first, and columns of blocks side by side."""
         (top, bottom), (left, right) = part
         lo, hi = self.shards[member]
@@ -133,7 +133,7 @@ class Dealt(NamedTuple):
         return rows, (left * self.width, min(right * self.width, self.cols))
 
 
-def dealt(work: Work) -> Dealt:
+def dealt(work: Work) -> WaveAssignment:
     """The tiles of a rank in their order, cut into groups. Raises InputError for a partition that does not fit."""
     config, split, settings = work.config, work.split, work.settings
     assert config is not None, "tiles of a kernel"
@@ -163,7 +163,7 @@ def dealt(work: Work) -> Dealt:
         raise InputError(asked, found, f"Partition {waves} waves, as in groups={even}")
     each = wave_tiles(sms, len(shards)) // len(shards)
     groups, in_strips = tuple(_cut(order, partition, each)), work.problem.strip > 0
-    return Dealt(shards, work.problem.n, config.block_m, config.block_n, groups, in_strips)
+    return WaveAssignment(shards, work.problem.n, config.block_m, config.block_n, groups, in_strips)
 
 
 def _heights(work: Work) -> list[int]:
@@ -175,7 +175,7 @@ def _heights(work: Work) -> list[int]:
     return sorted({-(-height // config.block_m) for height in heights})
 
 
-def _cut(order: Sequence[Block], partition: Partition, each: int) -> Iterator[tuple[Block, ...]]:
+def _cut(order: Sequence[TileBlock], partition: Partition, each: int) -> Iterator[tuple[TileBlock, ...]]:
     """The tiles of each group. each: of a wave, of one member."""
     first = 0
     for waves in partition:
@@ -183,12 +183,12 @@ def _cut(order: Sequence[Block], partition: Partition, each: int) -> Iterator[tu
         first += waves * each
 
 
-def rectangles(blocks: Iterable[Block]) -> list[Part]:
+def rectangles(blocks: Iterable[TileBlock]) -> list[WavePart]:
     """Few rectangles of blocks, of which none overlaps another: strips of a column, joined where they are alike."""
     columns: dict[int, list[int]] = {}
     for row, col in sorted(blocks):
         columns.setdefault(col, []).append(row)
-    found: dict[tuple[Range, int], Part] = {}  # by rows, and the column behind the last
+    found: dict[tuple[Range, int], WavePart] = {}  # by rows, and the column behind the last
     for col, rows in sorted(columns.items()):
         cuts = [at for at, row in enumerate(rows) if at == 0 or row != rows[at - 1] + 1] + [len(rows)]
         for lo, hi in zip(cuts, cuts[1:], strict=False):
@@ -231,7 +231,7 @@ def in_groups(work: Work, function: Function) -> Communication:
 
 
 class _Groups(NamedTuple):
-    tiles: Dealt
+    tiles: WaveAssignment
     split: Split
     function: Function
 
@@ -290,11 +290,11 @@ class _Groups(NamedTuple):
             out = replace(source, buffer=Y)
             yield Reduce(name=f"restore.{rank}", rank=rank, queue=SUMS, operands=(source,), out=out, tiles=tiles)
 
-    def staged(self, rank: int, member: int, part: Part) -> Region:
+    def staged(self, rank: int, member: int, part: WavePart) -> Region:
         """Blocks of a member's rows that a rank stores."""
         return Region(STAGED, rank, self.tiles.whole_rows(member, part[0]), self.tiles.part(member, part)[1])
 
-    def collective(self, rank: int, at: int, parts: list[Part]) -> Collective:
+    def collective(self, rank: int, at: int, parts: list[WavePart]) -> Collective:
         """A rank's part of the sums of a group."""
         sources = tuple(self.staged(rank, member, part) for member in range(self.tiles.members) for part in parts)
         destinations = tuple(replace(source, buffer=self.landing) for source in sources)

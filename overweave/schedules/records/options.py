@@ -14,7 +14,7 @@ from overweave.schedules.communication import Mover, Order, Rotation, Sums
 from overweave.schedules.moves.gather_templates import Axis
 from overweave.schedules.moves.moves import MOST_PROGRAMS
 from overweave.schedules.tiles.along_k import MOST_SHARES
-from overweave.schedules.tiles.shape import BEST, Kernel, Multiplier, TileShape
+from overweave.schedules.tiles.shape import BEST, KernelChoice, Multiplier, TileShape
 
 Rows = Literal["own", "cyclic"]
 AUTO = "auto"
@@ -84,7 +84,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     island: int | None = None
     axis: Axis = "inner"
     lanes: int = 1
-    kernel: Kernel = "portable"
+    kernel: KernelChoice = "portable"
     sms: int = 132
     block_m: int | None = None
     block_n: int | None = None

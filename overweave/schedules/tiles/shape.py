@@ -31,7 +31,7 @@ from overweave.ir.plan import (
 from overweave.ir.words import LEAST_WAVES
 from overweave.schedules.tiles.along_k import Deal, deals, dealt_out, is_worthwhile
 
-Kernel = Literal["portable", "hopper"]
+KernelChoice = Literal["portable", "hopper"]
 BEST: Literal["best"] = "best"  # of the ways to deal tiles out along k
 # Time of one rectangle of a tile of (block_n, split_n) against the whole tile. The fewer stages a tile's kernel has,
 # the less a small rectangle gains: it waits for memory.
@@ -100,7 +100,7 @@ HOPPER = (
     _hopper((128, 64), 1, 16, 7, 0.56),
 )
 # Two products in each tile, of block_n columns each: as many sums as twice the columns have. Not measured: see HOPPER.
-GATED: dict[Kernel, tuple[TileShape, ...]] = {
+GATED: dict[KernelChoice, tuple[TileShape, ...]] = {
     "portable": (
         _shape(128, 128, 64, 8, 4, 1.0),
         _shape(64, 128, 64, 4, 4, 0.85),
@@ -134,7 +134,7 @@ FLOAT8_HOPPER = (
     _hopper((64, 128, 128), 1, 16, 7, 0.66),
 )
 # Two products of fp8 in each tile: sums of both, and beside them one step's product of 128 columns.
-GATED_FLOAT8: dict[Kernel, tuple[TileShape, ...]] = {
+GATED_FLOAT8: dict[KernelChoice, tuple[TileShape, ...]] = {
     "portable": (
         _shape(128, 64, 128, 8, 4, 1.0),
         _shape(64, 128, 128, 8, 4, 0.95),
@@ -148,7 +148,7 @@ GATED_FLOAT8: dict[Kernel, tuple[TileShape, ...]] = {
 
 
 def shapes(
-    dtype: Dtype, kernel: Kernel = "portable", epilogue: Epilogue = NO_EPILOGUE, weights: int = 1
+    dtype: Dtype, kernel: KernelChoice = "portable", epilogue: Epilogue = NO_EPILOGUE, weights: int = 1
 ) -> tuple[TileShape, ...]:
     """The candidates of a tile kernel, the most efficient first. Raises InputError if it cannot compute the dtype."""
     candidates = _shapes(dtype, kernel)
@@ -169,7 +169,7 @@ def shapes(
     return candidates
 
 
-def _gated_shapes(dtype: Dtype, kernel: Kernel, epilogue: Epilogue) -> tuple[TileShape, ...]:
+def _gated_shapes(dtype: Dtype, kernel: KernelChoice, epilogue: Epilogue) -> tuple[TileShape, ...]:
     """Those beside whose sums the assembler finds registers for all that is done to them."""
     if dtype != FLOAT8:
         return GATED[kernel][-1:] if kernel == "portable" and epilogue.residual else GATED[kernel]
@@ -178,7 +178,7 @@ def _gated_shapes(dtype: Dtype, kernel: Kernel, epilogue: Epilogue) -> tuple[Til
     return GATED_FLOAT8[kernel] if has_room or kernel == "portable" else GATED_FLOAT8[kernel][1:]
 
 
-def _shapes(dtype: Dtype, kernel: Kernel) -> tuple[TileShape, ...]:
+def _shapes(dtype: Dtype, kernel: KernelChoice) -> tuple[TileShape, ...]:
     if kernel == "hopper" and dtype == "float32":
         raise InputError("kernel hopper", "it multiplies 16-bit numbers, not float32", "Use kernel=portable")
     if dtype == FLOAT8:

@@ -38,7 +38,7 @@ from overweave.schedules.communication import (
     queues_of,
 )
 from overweave.schedules.families.sums import stored_at_peers
-from overweave.schedules.fewest_waits import is_tellable
+from overweave.schedules.fewest_waits import fits_tile_row
 from overweave.schedules.moves.moves import Gather, Reduction, Written
 from overweave.schedules.moves.reduction import chunked_reduction
 from overweave.schedules.moves.transfers import transferred
@@ -266,6 +266,6 @@ def _is_for_a_kernel(placed: Communication, is_behind: bool) -> bool:
     first: dict[int, Reduce] = {}
     for one in (step for step in placed.steps if isinstance(step, Reduce)):
         first.setdefault(one.rank, one)
-        if not is_tellable(one.waits):
+        if not fits_tile_row(one.waits):
             return False
     return is_behind or all(COMPUTED in {wait.pad for wait in one.waits} for one in first.values())

@@ -12,7 +12,7 @@ from overweave.hardware.machine import Machine, TileRate
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import MatmulConfig
 from overweave.runtime.gpu.matmul import Matmul
-from overweave.schedules.tiles.shape import Kernel, shapes
+from overweave.schedules.tiles.shape import KernelChoice, shapes
 from overweave.sim.cost import library_matmul_us
 from overweave.tuner.calibrate.alone import medians_us, rows_of
 
@@ -43,13 +43,13 @@ def memory_gb_per_s(call_us: float) -> float:
     return 2 * COPIED_BYTES / (us - call_us) / 1e3
 
 
-def kernels_here() -> tuple[Kernel, ...]:
+def kernels_here() -> tuple[KernelChoice, ...]:
     """The tile kernels that this GPU runs."""
     is_hopper = torch.cuda.get_device_capability()[0] == HOPPER_CAPABILITY
     return ("hopper", "portable") if is_hopper else ("portable",)
 
 
-def tile_configs(kernel: Kernel) -> tuple[MatmulConfig, ...]:
+def tile_configs(kernel: KernelChoice) -> tuple[MatmulConfig, ...]:
     """The first config of each tile shape of a kernel, as the catalog knows them."""
     first: dict[tuple[int, int], MatmulConfig] = {}
     for shape in shapes(DTYPE, kernel):

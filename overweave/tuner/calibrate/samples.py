@@ -19,7 +19,7 @@ from overweave.memory.cuda.peer_access import agreed_peer_access
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SlotLayout
-from overweave.memory.steps import CopyStep, Place, Step, WaitStep, WriteStep
+from overweave.memory.steps import CopyStep, MemoryRef, StreamStep, WaitStep, WriteStep
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import addresses_tensor
 from overweave.runtime.kernel_calls.protocol import head_call, signal_words, wait_call, words_of
@@ -113,9 +113,9 @@ class Queues:
         self.copies = {size: CopyQueue((_push(bench, size), flag)) for size in COPY_BYTES}
 
 
-def _push(bench: Bench, size: int) -> Step:
+def _push(bench: Bench, size: int) -> StreamStep:
     target = bench.landing.addresses[bench.peer % bench.world_size]
-    return CopyStep(Place(None, bench.sent.data_ptr(), size), Place(None, target, size), size, 1)
+    return CopyStep(MemoryRef(None, bench.sent.data_ptr(), size), MemoryRef(None, target, size), size, 1)
 
 
 # Each of these enqueues one sample, which leaves its begin and end in the stamps 0 and 1.

@@ -12,7 +12,7 @@ import torch
 from overweave.errors import PACKAGES, MachineError
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import Group
-from overweave.memory.steps import CopyStep, Place
+from overweave.memory.steps import CopyStep, MemoryRef
 
 try:
     from overweave.memory.cuda.copy_engine import CopyQueue
@@ -43,8 +43,8 @@ class PeerCopies:
             peer = (group.rank - distance) % group.world_size
             source, target, length = piece(peer)
             if length:
-                landing = Place(None, self._heap.addresses[peer] + target, length)
-                steps.append(CopyStep(Place("sent", source, length), landing, length, 1))
+                landing = MemoryRef(None, self._heap.addresses[peer] + target, length)
+                steps.append(CopyStep(MemoryRef("sent", source, length), landing, length, 1))
         self._queue = CopyQueue(tuple(steps) * rounds)
 
     def start(self, sent: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from overweave.ir.plan import CopyConfig
 from overweave.ir.tile_order import TileRow
 from overweave.kernels.arguments import SignalWords, TileQueue
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.kernel_calls.call import Moving, Tiles, table_tensor
+from overweave.runtime.kernel_calls.call import Moving, TileKernelArgs, table_tensor
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, copy_call
 
 WORD_BYTES = 16
@@ -36,7 +36,7 @@ class SmCopies:
         targets = torch.tensor([list(zone) for zone in zones], dtype=torch.int64, device=device)
         self._claims = Moving(self._counters.data_ptr(), torch.int32)
         queue = TileQueue(table_tensor(table, device), self._claims, limits, len(table))
-        tiles = Tiles(queue, SignalWords(words, words, limits, len(zones) + 1))
+        tiles = TileKernelArgs(queue, SignalWords(words, words, limits, len(zones) + 1))
         self._launch = Launch(copy_call(config, tiles, Pushes(targets, source, row_bytes // WORD_BYTES)))
         self._kept = words, limits, targets
 

@@ -29,7 +29,7 @@ from overweave.schedules.tiles.shape import (
     HALF_PRECISION,
     HOPPER,
     SINGLE_PRECISION,
-    Kernel,
+    KernelChoice,
     along_k,
     count_tiles,
 )
@@ -137,7 +137,7 @@ def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candi
     method = base.method(problem.operator)
     if target.kind != "cuda" or method is None or not method.is_fused or "half_tiles" in dict(base.options):
         return ()
-    kernels: tuple[Kernel, ...] = ("hopper", "portable") if target.is_hopper else ("portable",)
+    kernels: tuple[KernelChoice, ...] = ("hopper", "portable") if target.is_hopper else ("portable",)
     sums = str(dict(base.options).get("sums"))
     first, *others = ([shape.config for shape in shapes_of_tiles(problem, one, method.adds, sums)] for one in kernels)
     tried = [*first, *(config for configs in others for config in configs[:1])]

@@ -17,13 +17,13 @@ from overweave.cli.ranks import how_many
 from overweave.errors import KernelUnavailable, MachineError
 from overweave.hardware.multicast import WITHOUT
 from overweave.runtime import diagnosis, finding
-from overweave.runtime.finding import Check, Finding
+from overweave.runtime.finding import Check, DeviceFinding
 
-OK = Check("fine", lambda: Finding("ok", "all there"))
-BAD = Check("broken", lambda: Finding("failed", "nothing there", "Plug it in"))
+OK = Check("fine", lambda: DeviceFinding("ok", "all there"))
+BAD = Check("broken", lambda: DeviceFinding("failed", "nothing there", "Plug it in"))
 
 
-def raises() -> Finding:
+def raises() -> DeviceFinding:
     raise OSError("no such device")
 
 

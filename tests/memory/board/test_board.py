@@ -14,7 +14,7 @@ from overweave.memory.board import board
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.board.board import Board
 from overweave.memory.group import resolve
-from overweave.runtime.host.processes import Ranks
+from overweave.runtime.host.processes import RankProcesses
 from tests.clock import slowness
 from tests.ranks import run_ranks
 
@@ -92,7 +92,7 @@ def wait_for_ever(began: str) -> list[object]:
 
 
 def test_a_dead_peer_is_found_while_nobody_has_reaped_it(tmp_path: Path):
-    with Ranks(wait_for_ever, 3, str(tmp_path), group_timeout_s=30.0) as ranks:
+    with RankProcesses(wait_for_ever, 3, str(tmp_path), group_timeout_s=30.0) as ranks:
         end_s = time.monotonic() + 20
         while len(list(tmp_path.iterdir())) < 3 and time.monotonic() < end_s:
             time.sleep(0.01)
@@ -122,7 +122,7 @@ def die_between_calls() -> list[object]:
 
 
 def test_calls_that_probe_rarely_find_a_dead_peer_in_time():
-    with Ranks(die_between_calls, 2, group_timeout_s=30.0) as ranks:
+    with RankProcesses(die_between_calls, 2, group_timeout_s=30.0) as ranks:
         (outcome,) = ranks.wait(20, 0)
     survivor = outcome.value
     assert survivor[:2] == [PeerDied.__name__, True]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from overweave.memory.steps import CopyStep, Place
+from overweave.memory.steps import CopyStep, MemoryRef
 
 copy_engine = pytest.importorskip("overweave.memory.cuda.copy_engine", reason="no CUDA bindings here")
-STEPS = (CopyStep(Place("x", 0, 64), Place(None, 4096, 64), 64, 2),)
+STEPS = (CopyStep(MemoryRef("x", 0, 64), MemoryRef(None, 4096, 64), 64, 2),)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from overweave.memory.group import resolve
 from overweave.memory.host.heap import HostHeap
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import lay_out
-from overweave.runtime.host.processes import Ranks
+from overweave.runtime.host.processes import RankProcesses
 from overweave.schedules.catalog import catalog
 from tests.ranks import run_ranks
 
@@ -117,7 +117,7 @@ def map_and_wait() -> None:
 
 def test_nothing_is_left_after_a_kill():
     before = set(Path("/dev/shm").iterdir())
-    with Ranks(map_and_wait, 2, group_timeout_s=20.0) as ranks:
+    with RankProcesses(map_and_wait, 2, group_timeout_s=20.0) as ranks:
         time.sleep(0.4)
         maps = Path(f"/proc/{ranks.processes[0]}/maps").read_text()
         assert "memfd:overweave" in maps

@@ -32,14 +32,14 @@ from overweave.schedules.tiles.shape import (
     GATED,
     GATED_FLOAT8,
     HOPPER,
-    Kernel,
+    KernelChoice,
     TileShape,
 )
 from tests.runtime.without_gpu import CALLER, HostHeap, Launched, check_waits, launched, settle, waited, workspace
 
 __all__ = ["launched", "waited"]  # fixtures
 
-KERNELS: tuple[Kernel, ...] = ("hopper", "portable")
+KERNELS: tuple[KernelChoice, ...] = ("hopper", "portable")
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
 
 

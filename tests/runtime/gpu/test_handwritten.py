@@ -18,12 +18,12 @@ from overweave.runtime.handwritten import (
     Await,
     ChannelArgument,
     Declared,
-    Launch,
-    Move,
     Part,
     Raise,
     SymmetricBuffer,
     TensorArgument,
+    TileLaunch,
+    TileMove,
 )
 
 RANK, BASES = 1, (1 << 20, 2 << 20, 3 << 20)
@@ -83,12 +83,12 @@ def slot(done: list[tuple[Any, ...]]) -> Any:
 def test_copies_between_ranks_name_the_addresses_of_both(slot: Any, done: list[tuple[Any, ...]]):
     a = DECLARED.lay_out().buffers["a"]
     whole = Part("a", 2, (0, 12), (0, 8))
-    slot.enqueue(STREAM, Move(whole[4:8], Part("a", RANK, (0, 12), (0, 8))[4:8]))
+    slot.enqueue(STREAM, TileMove(whole[4:8], Part("a", RANK, (0, 12), (0, 8))[4:8]))
     assert done.pop() == ("copy", 77, BASES[2] + a + 4 * 16, BASES[1] + a + 4 * 16, 16, 4, (16, 16))
     own = torch.zeros(4, 32, dtype=torch.bfloat16)[:, 8:12]
-    slot.enqueue(STREAM, Move(own, whole[2:6, 4:8]))
+    slot.enqueue(STREAM, TileMove(own, whole[2:6, 4:8]))
     assert done.pop() == ("copy", 77, own.data_ptr(), BASES[2] + a + 2 * 16 + 8, 8, 4, (64, 16))
-    slot.enqueue(STREAM, Move(whole[4:4], whole[2:2]))
+    slot.enqueue(STREAM, TileMove(whole[4:4], whole[2:2]))
     assert not done
 
 
@@ -132,7 +132,7 @@ def test_what_queues_beside_wait_for_the_callers_stream_waits_for_at_the_end():
 
 def test_a_kernel_is_given_the_channel_and_the_tensor_of_the_slot(slot: Any):
     table = torch.zeros(3, 5, dtype=torch.int32)
-    launch = Launch(None, (1,), (ChannelArgument("second", consumer_table=table), TensorArgument("b"), 3), {"x": 1})
+    launch = TileLaunch(None, (1,), (ChannelArgument("second", consumer_table=table), TensorArgument("b"), 3), {"x": 1})
     (channel, tensor, number), options = slot.arguments.of(launch)
     assert isinstance(channel, Channel)
     assert isinstance(tensor, SymmetricTensor)

@@ -13,7 +13,7 @@ from overweave.kernels.arguments import SignalWords
 from overweave.memory.layout import lay_out
 from overweave.runtime.gpu import waits
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.gpu.waits import PlanWaits, Signals, neighbours, paired
+from overweave.runtime.gpu.waits import DeviceSignals, PlanWaits, neighbours, paired
 from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.protocol import wait_call
 from tests.ir.launch.test_waits_without_deadline import planned
@@ -27,7 +27,7 @@ NOBODY = (-1, 0)
 def test_neighbours_that_count_alike_are_one_range():
     assert neighbours({}) == []
     counts = {7: 1, 1: 1, 2: 1, 3: 2, 4: 2, 6: 1}
-    assert neighbours(counts) == [Signals(1, 3, 1), Signals(3, 5, 2), Signals(6, 8, 1)]
+    assert neighbours(counts) == [DeviceSignals(1, 3, 1), DeviceSignals(3, 5, 2), DeviceSignals(6, 8, 1)]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from overweave.errors import PeerDied
 from overweave.ir.pause_gc import without_collection
-from overweave.runtime.host.processes import Ranks, RanksFailed, run_ranks
+from overweave.runtime.host.processes import RankProcesses, RanksFailed, run_ranks
 from tests.clock import slowness
 
 
@@ -51,7 +51,7 @@ def die_or_sleep() -> None:
 
 @pytest.mark.slow
 def test_deaths_and_deadlines():
-    with Ranks(die_or_sleep, 2, group_timeout_s=30.0) as ranks:
+    with RankProcesses(die_or_sleep, 2, group_timeout_s=30.0) as ranks:
         ranks.wait(60, 0)  # however long ranks take to start and to meet on this machine
         start_s = time.monotonic()
         outcomes = ranks.wait(0.5)
@@ -73,7 +73,7 @@ def sleep_beside(folder: str) -> None:
 @pytest.mark.slow
 def test_a_rank_that_is_killed_at_the_deadline_tells_where_it_stood(tmp_path: Path):
     end_s = time.monotonic() + 60
-    with Ranks(wait_in_threads, 1, str(tmp_path), group_timeout_s=30.0) as ranks:
+    with RankProcesses(wait_in_threads, 1, str(tmp_path), group_timeout_s=30.0) as ranks:
         while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < end_s:
             time.sleep(0.02)
         (outcome,) = ranks.wait(0.5)
@@ -83,14 +83,14 @@ def test_a_rank_that_is_killed_at_the_deadline_tells_where_it_stood(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_killed_though_it_cannot_tell():
-    with Ranks(time.sleep, 1, 60, group_timeout_s=5.0) as ranks:
+    with RankProcesses(time.sleep, 1, 60, group_timeout_s=5.0) as ranks:
         ranks.kill(0, number=signal.SIGSTOP)
         (outcome,) = ranks.wait(0.2)
     assert (outcome.exit_signal, outcome.message.endswith("it did not say")) == (signal.SIGKILL, True)
 
 
 def test_leaving_ends_even_stopped_ranks():
-    with Ranks(time.sleep, 2, 60, group_timeout_s=5.0) as ranks:
+    with RankProcesses(time.sleep, 2, 60, group_timeout_s=5.0) as ranks:
         ranks.kill(1, number=signal.SIGSTOP)
         processes, folder = ranks.processes, ranks._folder
     for process in processes:

@@ -8,7 +8,7 @@ import torch
 from overweave.ir.plan import SkinnyConfig
 from overweave.memory.shares import SharedShares
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.kernel_calls.skinny import Factors, skinny_call
+from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call
 from overweave.schedules.tiles.shape import SHAPES
 from tests.runtime.without_gpu import SHARED_BYTES, Launched, launched
 
@@ -25,7 +25,7 @@ def test_alone(launched: list[Launched], config: SkinnyConfig, is_transposed: bo
     a, out = torch.empty(m, k).bfloat16(), torch.empty(m, n).bfloat16()
     b = torch.empty(n, k).bfloat16().t() if is_transposed else torch.empty(k, n).bfloat16()
     memory = SharedShares(a.device)
-    launch = Launch(skinny_call(config, Factors(a, b, out), memory))
+    launch = Launch(skinny_call(config, SkinnyOperands(a, b, out), memory))
     launch.start(0)
     assert launched == ["skinny_matmul_kernel"]
     assert {tensor.data_ptr() for tensor in (a, b, out)} <= launched[-1].addresses

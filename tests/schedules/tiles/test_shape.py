@@ -15,7 +15,7 @@ from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.options import Settings
 from overweave.schedules.tiles.shape import (
-    Kernel,
+    KernelChoice,
     count_tiles,
     row_shape,
     shapes,
@@ -24,7 +24,7 @@ from overweave.schedules.tiles.shape import (
     tiles_to_cut,
 )
 
-KERNELS: tuple[Kernel, ...] = ("hopper", "portable")
+KERNELS: tuple[KernelChoice, ...] = ("hopper", "portable")
 
 
 def blocks(heights: tuple[int, ...], cols: int, sms: int = 132, dtype: str = "bfloat16") -> tuple[int, int]:
