@@ -22,7 +22,7 @@ import torch
 from overweave.errors import MachineError
 
 _RELAXED, _CURE = 2, "See `overweave doctor`"  # SOURCE: cuda.h, CU_STREAM_CAPTURE_MODE_RELAXED
-Params = ParamSpec("Given")
+Params = ParamSpec("Params")
 Made = TypeVar("Made")
 
 
