@@ -71,6 +71,35 @@ def test_collectives_of_even_and_uneven_shards(operator: str, world_size: int):
     assert run_ranks(collect_all, world_size, operator) == [[]] * world_size
 
 
+def gather_short_shards(short: int) -> bool:
+    """Rank `short` brings one row, all others two, each part to two rows of a buffer that is full already: what a short
+    shard is padded with must not land on the row behind it."""
+    group = resolve(None)
+    ranks, mine = range(group.world_size), 1 if group.rank == short else 2
+    source = Region("x", group.rank, (0, mine), (0, 4))
+    parts = tuple(Region("kept", group.rank, (2 * one, 2 * one + (1 if one == short else 2)), (0, 4)) for one in ranks)
+    gather = Collective(
+        name="gather", rank=group.rank, queue="main", function="all_gather", label="gather", ranks=tuple(ranks),
+        sources=(source,), destinations=parts,
+    )  # fmt: skip
+    for _ in range(3):
+        tensors = {"x": torch.full((mine, 4), float(group.rank)), "kept": torch.full((2 * len(ranks), 4), -7.0)}
+        called = joined(gather, shapes_of(tensors), {name: len(tensor) for name, tensor in tensors.items()})
+        run_operation(called, lambda region: tensors[region.buffer][slice(*region.rows), slice(*region.cols)], group)  # noqa: B023
+        expected = torch.arange(len(ranks)).repeat_interleave(2).float()
+        expected[2 * short + 1] = -7.0
+        if not torch.equal(tensors["kept"], expected[:, None].expand(-1, 4)):
+            return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_no_padding_lands_on_rows_that_are_there(world_size: int):
+    for short in range(world_size):
+        assert run_ranks(gather_short_shards, world_size, short) == [True] * world_size
+
+
 def reduce_everywhere(is_in_place: bool) -> list[bool]:
     """An all-reduce of each dtype, whose source keeps what it holds unless it is the destination."""
     group, told = resolve(None), []
