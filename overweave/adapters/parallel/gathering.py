@@ -29,6 +29,7 @@ from overweave.layers.replicated import differentiated_twice, gradients_of_weigh
 
 Maybe = torch.Tensor | None
 SITE, GRADIENT = "PrepareGather", "PrepareGather, its gradient"
+_watchers = torch._C._len_torch_dispatch_stack  # how many modes see what is computed; no function of ours around it
 
 
 class Gathering(Deferred):
@@ -50,7 +51,7 @@ class Gathering(Deferred):
         made._shard, made._gather, made.group, made._whole = shard, gather, gather.group, {}
         made._version_of_shard = version_of(shard)
         made._modes, made._seen = (), made._whole
-        if _is_watched():
+        if _watchers():
             made._modes, made._seen = tuple(map(ref, _get_current_dispatch_mode_stack())), {}
         return made
 
@@ -75,7 +76,7 @@ class Gathering(Deferred):
     def multiplied(self, weight: torch.Tensor, bias: Maybe, dtype: torch.dtype) -> torch.Tensor:
         """As `linear`, undifferentiated. dtype: that of the factors."""
         ready = self._seen
-        if _is_watched() and not self._is_seen_made():
+        if _watchers() and not self._is_seen_made():
             ready, whole = self._whole, self.computed("a matmul under a mode, which did not see it prepared")
             with _unseen():
                 ready[dtype] = whole.to(dtype)
@@ -199,13 +200,9 @@ def _may_change(parameter: torch.Tensor) -> bool:
     return parameter.grad_fn is not None or bool(parameter._post_accumulate_grad_hooks or parameter._backward_hooks)
 
 
-def _is_watched() -> bool:
-    return torch._C._len_torch_dispatch_stack() > 0
-
-
 def _unseen() -> AbstractContextManager[Any]:
     """Modes of torch's dispatcher see nothing of what is computed once, and kept."""
-    return _disable_current_modes() if _is_watched() else nullcontext()
+    return _disable_current_modes() if _watchers() else nullcontext()
 
 
 def _is_fleeting(tensor: torch.Tensor) -> bool:
