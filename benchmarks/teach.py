@@ -21,7 +21,7 @@ from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.caches import encoded, replace_whole
 from overweave.tuner.measure.baselines import NAMED, SEQUENTIAL, row_of
-from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.shapes import ShapeCase
 from overweave.tuner.space.space import Candidate, candidate, candidates, is_member
 from overweave.tuner.store import cache
 from overweave.tuner.store.table import Entry, Time, bucketed
@@ -36,7 +36,7 @@ def entries(data: bytes) -> Iterator[Entry]:
     run = report["runs"][report["middle"]]
     size, operator = run["world_size"], run["operator"]
     for row in run["cases"]:
-        problem = msgspec.convert(row["case"], Case).problem(operator, size, run["dtype"])
+        problem = msgspec.convert(row["case"], ShapeCase).problem(operator, size, run["dtype"])
         times = {time.candidate: time for time in _times(operator, row["methods"])}
         if times:
             yield Entry(bucketed(problem), tuple(sorted(times.values(), key=lambda time: time.us)))

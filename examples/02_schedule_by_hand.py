@@ -11,8 +11,8 @@ from overweave.ir.schedule import (
     Buffer,
     Copy,
     Credit,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Operation,
     Put,
@@ -71,7 +71,7 @@ def swap() -> Schedule:
         pads=(SignalPad("arrived", 1),),
         queues=(Queue("copies", "complete"), Queue("main", "complete")),
         credits=(Credit(0, 1), Credit(1, 0)),  # nobody writes a slot before its owner is done with the last call
-        given=tuple(Given(whole("x", rank), "a", ROWS * rank, 0) for rank in RANKS),
+        given=tuple(InitialContents(whole("x", rank), "a", ROWS * rank, 0) for rank in RANKS),
         goal=tuple(Goal(whole("y", rank), "a", ROWS * (1 - rank), 0) for rank in RANKS),
         operations=(push(0), push(1), take(0), take(1)),
     )

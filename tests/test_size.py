@@ -117,7 +117,7 @@ def test_what_counts_as_a_descriptor_is_named_like_one():
 
 def test_tuples_of_kernels_have_few_fields():
     known = [each for module in (arguments, shares) for each in vars(module).values() if hasattr(each, "_fields")]
-    assert {arguments.TileQueue, shares.Shares} <= {*known}
+    assert {arguments.LaunchTiles, shares.Shares} <= {*known}
     assert not [each for each in known if len(each._fields) > TUPLE_FIELDS]
 
 

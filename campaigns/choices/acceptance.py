@@ -34,9 +34,9 @@ from overweave.errors import InputError
 from overweave.ir.operators.bars import Bar, Cases, Quantity
 from overweave.ir.operators.registry import operator_of
 from overweave.tuner.measure.baselines import CEILING, COMMUNICATION, COPIES, MATMUL, OURS, SEQUENTIAL, TORCH_FUSED
-from overweave.tuner.measure.bench import CaseRows, MethodRow, Run
+from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
 from overweave.tuner.measure.statistics import Ratio, geometric_mean
-from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.shapes import ShapeCase
 
 FEWEST_ROUNDS, NOT_SLOWER, JUDGED_RANKS = 5, 0.98, 4
 HOST_US = 30.0
@@ -56,7 +56,7 @@ ELSEWHERE = {
 class Report(Struct):
     """A result file: several whole runs, of which the middle one is quoted. unfinished: how far, of one that is not."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[BenchRun, ...]
     middle: int
     unfinished: str = ""
 
@@ -76,7 +76,7 @@ class Row(Struct, frozen=True):
     unfinished: str = ""
 
     @property
-    def case(self) -> Case:
+    def case(self) -> ShapeCase:
         return self.rows.case
 
     @property

@@ -13,7 +13,7 @@ from overweave.hardware.machine import Machine
 from overweave.ir.problem import Problem
 from overweave.schedules.methods.registry import METHODS
 from overweave.tuner.measure.baselines import NAMED, OURS
-from overweave.tuner.space.shapes import Case, DtypeWord
+from overweave.tuner.space.shapes import DtypeWord, ShapeCase
 from overweave.tuner.space.space import Options, candidate, full_options
 from overweave.tuner.space.target import Target, target_on
 
@@ -37,7 +37,7 @@ class MethodTime(Struct):
 
 
 class CaseTimes(Struct):
-    case: Case
+    case: ShapeCase
     methods: tuple[MethodTime, ...]
 
     def of(self, name: str) -> MethodTime | None:
@@ -56,7 +56,7 @@ class RunTimes(Struct):
     effort: Effort
     cases: tuple[CaseTimes, ...]
 
-    def problem(self, case: Case) -> Problem:
+    def problem(self, case: ShapeCase) -> Problem:
         """One rank's part of a global matmul, as the comparison splits it."""
         return case.problem(self.operator, self.world_size, self.dtype)
 
@@ -147,7 +147,7 @@ def _scatter_us(run: RunTimes, method: MethodTime, alone: MethodTime) -> float:
     return SURE * MEDIAN_OVER_MEAN * deviation / sqrt(run.effort.rounds)
 
 
-def _spread_us(report: Report, case: Case, name: str) -> float:
+def _spread_us(report: Report, case: ShapeCase, name: str) -> float:
     """Half the range of what whole runs found exposed; zero of a single run."""
     found = []
     for times in (times for run in report.runs for times in run.cases if times.case == case):

@@ -17,7 +17,7 @@ from campaigns.tables.compiled_variants import Tile
 from examples.kernels.matmul import matmul_kernel
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.heap import CudaHeap
-from overweave.tuner.measure.trial import Call
+from overweave.tuner.measure.trial import CheckedCall
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]  # rows, weight, where the product goes
 
@@ -53,7 +53,7 @@ class SplitGather:
         self._gathered = torch.empty_like(layer.side.lefts[0])
         self._stream = torch.cuda.Stream(priority=-1)
 
-    def call(self, pieces: int, multiply: Multiply) -> Call:
+    def call(self, pieces: int, multiply: Multiply) -> CheckedCall:
         """The rows of every shard must be pieces of equally many."""
 
         def run(turn: int) -> torch.Tensor:

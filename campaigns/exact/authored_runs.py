@@ -14,10 +14,10 @@ import torch.distributed as dist
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from campaigns.gpu_ranks import integers, shard
-from overweave.ops.author.compile import Fused
+from overweave.ops.author.compile import FusedKernel
 
 Found = tuple[torch.Tensor, torch.Tensor, float]
-Run = Callable[[Fused, int], Found]
+Run = Callable[[FusedKernel, int], Found]
 LAUNCH: dict[str, Any] = {"num_warps": 8, "num_stages": 3}
 ROWS, DEPTH = 2048, 512
 BLOCKS: dict[str, Any] = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
@@ -31,7 +31,7 @@ def matmul(is_persistent: bool, side: str, m: int = ROWS) -> Run:
     """side: rows gathered of `A`, or of `B`, the weight of a plain matmul, which tiles read whole; `C`, summed."""
     n, k = 1024, DEPTH
 
-    def run(fused: Fused, seed: int) -> Found:
+    def run(fused: FusedKernel, seed: int) -> Found:
         a = integers(m, k, seed=seed if "A" in side else seed + 1000 * dist.get_rank())
         b = integers(k, n, seed=seed + 500 * (1 if "B" in side else 1 + dist.get_rank()))
         exact = a.float() @ b.float()
@@ -51,7 +51,7 @@ def matmul(is_persistent: bool, side: str, m: int = ROWS) -> Run:
     return run
 
 
-def reduced(fused: Fused, seed: int) -> Found:
+def reduced(fused: FusedKernel, seed: int) -> Found:
     m, n, k = 2048, 1024, 512
     a, b, out = (
         integers(m, k, seed=seed + dist.get_rank()),
@@ -64,7 +64,7 @@ def reduced(fused: Fused, seed: int) -> Found:
     return out, exact, 4.0
 
 
-def exchanged(fused: Fused, seed: int) -> Found:
+def exchanged(fused: FusedKernel, seed: int) -> Found:
     """all-to-all, matmul, all-to-all; `b` is the same everywhere, so the blocks come home."""
     m, n, k = 2048, 1024, 512
     a, b, out = integers(m, k, seed=seed + dist.get_rank()), integers(k, n, seed=seed + 90), empty(m, n)
@@ -75,7 +75,7 @@ def exchanged(fused: Fused, seed: int) -> Found:
 def sent(block: int) -> Run:
     """matmul, all-to-all of what each rank made: `block` rows, the p-th of rank s becomes the s-th of rank p."""
 
-    def run(fused: Fused, seed: int) -> Found:
+    def run(fused: FusedKernel, seed: int) -> Found:
         ranks, rank, n, k = dist.get_world_size(), dist.get_rank(), 1024, 512
         sides = [integers(ranks * block, k, seed=seed + one) for one in range(ranks)]
         b, out = integers(k, n, seed=seed + 90), empty(ranks * block, n)
@@ -86,7 +86,7 @@ def sent(block: int) -> Run:
     return run
 
 
-def gate_up(fused: Fused, seed: int) -> Found:
+def gate_up(fused: FusedKernel, seed: int) -> Found:
     m, n, k = 2048, 1024, 512
     x, gate, up = (integers(*shape, seed=seed + i) / 8 for i, shape in enumerate(((m, k), (k, n), (k, n))))
     out = empty(m, n)
@@ -94,14 +94,14 @@ def gate_up(fused: Fused, seed: int) -> Found:
     return out, torch.nn.functional.silu(x.float() @ gate.float()) * (x.float() @ up.float()), 0.02
 
 
-def batched(fused: Fused, seed: int) -> Found:
+def batched(fused: FusedKernel, seed: int) -> Found:
     z, m, n, k = 8, 512, 512, 256
     a, b, c = integers(z, m, k, seed=seed), integers(z, k, n, seed=seed + 1), empty(z, m, n)
     fused(shard(a), b, c, z, m, n, k, **BLOCKS, **LAUNCH)
     return c, torch.bmm(a.float(), b.float()), 0.5
 
 
-def norm(fused: Fused, seed: int) -> Found:
+def norm(fused: FusedKernel, seed: int) -> Found:
     rows, cols, ranks = 512, 4096, dist.get_world_size()
     sides = [[integers(rows, cols, seed=seed + 10 * rank + i) for i in range(2)] for rank in range(ranks)]
     weight, out = integers(cols, seed=seed + 7), empty(ranks * rows, cols)
@@ -113,7 +113,7 @@ def norm(fused: Fused, seed: int) -> Found:
 def layer_norm(tensor: str) -> Run:
     """Of gathered rows X, or of own rows whose Y is pushed to all."""
 
-    def run(fused: Fused, seed: int) -> Found:
+    def run(fused: FusedKernel, seed: int) -> Found:
         cols, ranks = 4096, dist.get_world_size()
         x, weight, bias = integers(ROWS, cols, seed=seed), integers(cols, seed=seed + 1), integers(cols, seed=seed + 2)
         rows, y = ROWS if tensor == "X" else ROWS // ranks, empty(ROWS, cols)
@@ -127,7 +127,7 @@ def layer_norm(tensor: str) -> Run:
 def attention(is_causal: bool) -> Run:
     heads, dim = 8, 128
 
-    def run(fused: Fused, seed: int) -> Found:
+    def run(fused: FusedKernel, seed: int) -> Found:
         length = 1024 * dist.get_world_size()
         q, k, v = (integers(length, heads, dim, seed=seed + i) / 2 for i in range(3))
         mine, start = shard(q), 1024 * dist.get_rank()

@@ -34,7 +34,7 @@ from campaigns.lint.authored_cases import (
 )
 from overweave.ops.author.compile import compile
 from overweave.schedules.communication import COPYING_KERNELS
-from overweave.schedules.weave.transports import Asked
+from overweave.schedules.weave.transports import ScheduleChoice
 
 CHUNKED = (
     "all_gather.mesh pieces=1 col_pieces=2 lanes=2",
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
     """A kernel with the schedules of its tensors, and what calls it. shows: what the schedules' words do not say."""
 
     name: str
-    schedule: Mapping[str, Asked]
+    schedule: Mapping[str, ScheduleChoice]
     run: Run
     shows: str = ""
 

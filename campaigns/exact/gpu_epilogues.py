@@ -29,7 +29,7 @@ from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers, spread_
 from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS as RECORDS
 from overweave.schedules.records.needs import obstacle
-from overweave.schedules.records.record import Asked
+from overweave.schedules.records.record import MethodRequest
 from overweave.tuner.space.shapes import read_shapes
 from overweave.tuner.space.target import Target
 
@@ -52,7 +52,7 @@ def cases(named: Named, forms: Sequence[Form], count: int, known: Sequence[Sizes
         for sizes in spread_over(NORMED_SIZES if form.norm else known, count):
             dtype = FP8 if form.scaling else torch.bfloat16
             case = Case(named.operator, *sizes, dtype, bool(form.scaling) or index % 2 == 0, named.plan, form)
-            asked = Asked(case.problem(dist.get_world_size()), named.options, Target(device().type))
+            asked = MethodRequest(case.problem(dist.get_world_size()), named.options, Target(device().type))
             if not obstacle(asked, named.method, "device"):
                 yield case
 

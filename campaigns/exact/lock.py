@@ -30,7 +30,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.text.files import to_json
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
-from overweave.schedules.records.record import Method, Value, combinations
+from overweave.schedules.records.record import Method, SettingValue, combinations
 from overweave.sim.simulate import total_us
 
 FILE = Path(__file__).with_name("lock.json")
@@ -67,7 +67,7 @@ TIMED_SHAPES = ((2048, 1024, 4096), (8192, 3584, 1024))
 PTX_KERNELS, PTX_OF_EACH = 20, 3
 
 
-def options_of(method: Method) -> Iterator[dict[str, Value]]:
+def options_of(method: Method) -> Iterator[dict[str, SettingValue]]:
     """All that the tuner tries of a method; of one that it does not try, what the method does by itself."""
     for grid in method.grids or ({},):
         yield from combinations(grid)
@@ -82,7 +82,7 @@ def plans(method: Method, sizes: Sizes) -> Iterator[bytes]:
             yield _plan(method, problem, options)
 
 
-def _plan(method: Method, problem: Problem, options: Mapping[str, Value]) -> bytes:
+def _plan(method: Method, problem: Problem, options: Mapping[str, SettingValue]) -> bytes:
     try:
         return to_json(build(method.full_name, problem, options))
     except InputError:

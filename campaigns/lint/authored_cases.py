@@ -14,7 +14,7 @@ from overweave.compiler.emit.emit import PARAMETERS, parameters_of
 from overweave.compiler.emit.fuse import contract_of, weaving_of
 from overweave.compiler.emit.generated import load_generated
 from overweave.errors import ScheduleError
-from overweave.ops.author.compile import Fused, compile
+from overweave.ops.author.compile import FusedKernel, compile
 from tools.aot import Source
 
 KERNELS = Path(__file__).parents[2] / "examples" / "kernels"
@@ -156,7 +156,7 @@ AUTHORS: dict[str, Author] = {
 
 def authored_case(folder: Path, file: str, author: Author, wanted: Mapping[str, str]) -> Case:
     """A kernel with its exchanges: compiled from the text that a call would run."""
-    fused: Fused = compile(f"{KERNELS / file}.py:{author.name}", wanted)
+    fused: FusedKernel = compile(f"{KERNELS / file}.py:{author.name}", wanted)
     numbers = {**author.numbers, **{name: value for name, value in author.constants.items() if type(value) is int}}
     space, plan = fused.kernel.space(numbers), fused.plan(numbers, WORLD_SIZE, rank=0)
     weaving = weaving_of(plan, space, fused.wanted)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from overweave.compiler.contract import Contract, Guard
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import MatmulConfig
-from overweave.kernels.arguments import SignalWords, TileQueue
+from overweave.kernels.arguments import LaunchTiles, SignalWords
 from overweave.memory.shares import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, TileKernelArgs
 from overweave.schedules.tiles.shape import TileShape
@@ -30,7 +30,7 @@ WORDS: Any = SimpleNamespace(
 
 def tiles_of(traced: bool) -> TileKernelArgs:
     """What a kernel is given of a plan."""
-    return TileKernelArgs(TileQueue(_INTS, _INTS, ADDRESSES, 7), PROTOCOL, traced)
+    return TileKernelArgs(LaunchTiles(_INTS, _INTS, ADDRESSES, 7), PROTOCOL, traced)
 
 
 DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
@@ -82,7 +82,7 @@ def case_of(call: KernelCall, label: str, **promises: Any) -> Case:
     for name, kind in source.signature.items():
         if isinstance(kind, SignalWords):
             known["alarm"] = f"{name}.words", f"*{name}.limits"
-        elif isinstance(kind, TileQueue):
+        elif isinstance(kind, LaunchTiles):
             known["claims"] = (f"{name}.claims",)
         elif isinstance(kind, Shares):  # of blocks of one device
             known["private"] = (f"{name}.arrivals",)

@@ -14,13 +14,13 @@ from campaigns.lint.lint_case import DTYPES, OPERANDS, PROTOCOL, SOME, WORDS, Ca
 from overweave.compiler.contract import Packed
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm, Z
-from overweave.ir.plan import PACKED_SUMS, Exchange, PackedConfig
+from overweave.ir.plan import PACKED_SUMS, PackedConfig, PackedExchange
 from overweave.ir.problem import Problem
 from overweave.memory.packed_layout import PackedLayout
 from overweave.runtime.kernel_calls.packed import Caller, packed_call
 from overweave.schedules.tiles.shape import PACKED, PACKED_ROWS
 
-EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
+EXCHANGES: tuple[PackedExchange, ...] = get_args(PackedExchange)
 SPACE: Any = SimpleNamespace(half_bytes=1001, spaces=WORDS.limits, state=WORDS.state)
 MANY = 3003  # words of a row that programs go over in several turns
 FINISHED = Epilogue(bias=True, activation="silu", residual=True)

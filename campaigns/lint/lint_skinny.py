@@ -11,7 +11,7 @@ from campaigns.lint.lint_case import Case, case_of
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import SkinnyConfig
 from overweave.memory.shares import SharedShares
-from overweave.runtime.kernel_calls.skinny import SkinnyOperands, Turn, skinny_call
+from overweave.runtime.kernel_calls.skinny import ChainPosition, SkinnyOperands, skinny_call
 from overweave.schedules.tiles.shape import SHAPES
 
 
@@ -27,7 +27,7 @@ def skinny_cases() -> Iterator[Case]:
 
 
 def skinny_case(
-    dtype: Dtype, config: SkinnyConfig, is_transposed: bool, turn: Turn = "in_turn", is_ragged: bool = False
+    dtype: Dtype, config: SkinnyConfig, is_transposed: bool, turn: ChainPosition = "in_turn", is_ragged: bool = False
 ) -> Case:
     """No signals and no waits for programs: a counter that only this device's programs touch. is_ragged: no number is a
     multiple of 16."""

@@ -26,7 +26,7 @@ from overweave.memory.group import resolve
 from overweave.runtime.kernel_calls.call import Peers
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort, compare
-from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.shapes import ShapeCase
 
 PACES_NS = (0, 550, 625, 700, 800, 1000, 1500, 2250)
 EFFORT = Effort(rounds=10, warmup=2, host_calls=0)
@@ -68,7 +68,7 @@ def noted_peers() -> Iterator[list[Peers]]:
 def times_us(ring: Ring, device: torch.device) -> dict[str, float]:
     """By the ns between strips; `rule`: as it is bound."""
     group = resolve(None)
-    problem = Case(name="", m=ring.m, n=ring.n, k=ring.k).problem(ring.operator, group.world_size, "bf16")
+    problem = ShapeCase(name="", m=ring.m, n=ring.n, k=ring.k).problem(ring.operator, group.world_size, "bf16")
     x = torch.randn(ring.m, problem.k, dtype=torch.bfloat16, device=device)
     w = torch.randn(problem.k, ring.n, dtype=torch.bfloat16, device=device)
     operator = getattr(ow, ring.operator)

@@ -38,7 +38,7 @@ from campaigns.verdict import Verdict, tell
 from overweave.ir.plan import MatmulConfig, shares_obstacle
 from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.records.needs import ALIGNED
-from overweave.schedules.records.record import Asked
+from overweave.schedules.records.record import MethodRequest
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes
 from overweave.tuner.calibrate.alone import made, medians_us, operands, product
@@ -69,7 +69,7 @@ def local_shapes(sets: list[str], world_size: int, rows: range = range(LEAST_ROW
                 if not is_sized or shape in seen:
                     continue
                 seen.add(shape)
-                if why := ALIGNED.why(Asked(problem, {}, Target("cuda"))):
+                if why := ALIGNED.why(MethodRequest(problem, {}, Target("cuda"))):
                     print(f"{operator} {case.name}: no tile kernel: {why}", flush=True)
                 else:
                     yield shape

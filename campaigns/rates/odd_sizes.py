@@ -6,7 +6,7 @@ import torch
 
 from overweave.ir.problem import Problem
 from overweave.schedules.records.needs import ALIGNED
-from overweave.schedules.records.record import Asked
+from overweave.schedules.records.record import MethodRequest
 from overweave.schedules.tiles.shape import shapes, tile_shape
 from overweave.tuner.calibrate.alone import made, operands, product
 from overweave.tuner.space.target import Target
@@ -23,7 +23,7 @@ def library_why(m: int, n: int, k: int) -> str:
     if not m * n * k:
         return "there is nothing to multiply"
     problem = Problem(operator="all_gather_matmul", m=m, n=n, k=k, world_size=1, dtype="bfloat16")
-    return ALIGNED.why(Asked(problem, {}, Target("cuda")))
+    return ALIGNED.why(MethodRequest(problem, {}, Target("cuda")))
 
 
 def check_size(m: int, n: int, k: int, is_transposed: bool, sms: int) -> str:

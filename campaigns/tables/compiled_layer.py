@@ -14,13 +14,13 @@ from campaigns.lint.authored_cases import AUTHORS, KERNELS
 from campaigns.tables.compiled_variants import GATHER, TENSORS, Tile, Way
 from campaigns.tables.table_rows import Row
 from overweave.memory.group import Group
-from overweave.ops.author.compile import Fused, compile
+from overweave.ops.author.compile import FusedKernel, compile
 from overweave.ops.operators import operator_for
-from overweave.tuner.measure.sides import Setting, Side
+from overweave.tuner.measure.sides import BenchSide, Setting
 from overweave.tuner.measure.statistics import median, p90
 from overweave.tuner.measure.timer import Effort
-from overweave.tuner.measure.trial import Call, Trial
-from overweave.tuner.space.shapes import Case
+from overweave.tuner.measure.trial import CheckedCall, TimedTrial
+from overweave.tuner.space.shapes import ShapeCase
 
 CONSTANTS: dict[str, int] = {"GROUP_M": 8}  # of the kernel's own order, which a fused kernel does not keep
 SMS = 132  # where there is no GPU to ask
@@ -31,10 +31,10 @@ SLOTS, CALLS_OF_A_GRAPH = 2, 3
 class Layer:
     """A case of the shape set, as this rank has it. Collective: all ranks make the same one."""
 
-    def __init__(self, operator: str, case: Case, group: Group, device: torch.device) -> None:
+    def __init__(self, operator: str, case: ShapeCase, group: Group, device: torch.device) -> None:
         setting = Setting(group, device, torch.bfloat16, operator_for)
         self.operator, self.name, self.setting = operator, case.name, setting
-        self.side: Side = Side(case.problem(operator, group.world_size, "bf16"), setting)
+        self.side: BenchSide = BenchSide(case.problem(operator, group.world_size, "bf16"), setting)
         rows = case.m if operator == GATHER else self.side.rows[1] - self.side.rows[0]
         (k, n), m = self.side.rights[0].shape, case.m
         self.sizes: tuple[int, int, int] = (m, n, k)
@@ -51,7 +51,7 @@ class Layer:
         """How many inputs there are; calls take them by turns."""
         return len(self.side.rights)
 
-    def compiled(self, way: Way) -> Call:
+    def compiled(self, way: Way) -> CheckedCall:
         """The compiled kernel. It is compiled and bound as the call is made first."""
         fused = fused_of(way.tile.kernel, TENSORS[self.operator], way.schedule)
         group = self.setting.group.process_group
@@ -62,7 +62,7 @@ class Layer:
 
         return call
 
-    def planned(self, plan: str) -> Call:
+    def planned(self, plan: str) -> CheckedCall:
         """Our operator with a plan by name."""
         return lambda turn: self.side.ours(turn, plan)
 
@@ -94,7 +94,7 @@ class Layer:
         return self._described[key]
 
     def times(
-        self, calls: Mapping[str, Call], effort: Effort, roofs: Sequence[str] = ()
+        self, calls: Mapping[str, CheckedCall], effort: Effort, roofs: Sequence[str] = ()
     ) -> dict[str, tuple[float, ...]]:
         """Samples in paired rounds, of those that run on every rank and, but for roofs, compute what the library does.
 
@@ -102,7 +102,7 @@ class Layer:
         """
         if self.setting.device.type == "cuda":
             effort = replace(effort, warmup=max(effort.warmup, CALLS_OF_A_GRAPH * self.sets * SLOTS))
-        trial = Trial(self.setting, effort, self.side.sequential(0))
+        trial = TimedTrial(self.setting, effort, self.side.sequential(0))
         samples = trial.times(calls, roofs)
         for name, reason in trial.left_out.items():
             if self.setting.group.rank == 0:
@@ -117,7 +117,7 @@ class Layer:
 
 
 @lru_cache(maxsize=256)
-def fused_of(kernel: str, tensor: str, schedule: str) -> Fused:
+def fused_of(kernel: str, tensor: str, schedule: str) -> FusedKernel:
     """An annotated kernel of the examples with one exchange."""
     return compile(f"{KERNELS / kernel}.py:{AUTHORS[kernel].name}", {tensor: schedule})
 

@@ -35,8 +35,8 @@ from overweave.ops.author.compile_auto import compile_auto
 from overweave.tuner.measure.baselines import TORCH_FUSED, methods_of
 from overweave.tuner.measure.replay import replayed
 from overweave.tuner.measure.timer import Effort
-from overweave.tuner.measure.trial import Call
-from overweave.tuner.space.shapes import Case
+from overweave.tuner.measure.trial import CheckedCall
+from overweave.tuner.space.shapes import ShapeCase
 
 MOST_COMPARED = 3  # of the best rows of the tables, beside the tuner's choice
 
@@ -50,8 +50,8 @@ class Scope(NamedTuple):
 
     group: Group
     device: torch.device
-    cases: dict[str, tuple[Case, ...]]
-    studied: dict[str, Case]
+    cases: dict[str, tuple[ShapeCase, ...]]
+    studied: dict[str, ShapeCase]
     candidates: tuple[Tile, ...]
     shapes: tuple[Shape, ...] = SHAPES
     tile: Tile = TILE
@@ -83,13 +83,13 @@ def _compared(layer: Layer, scope: Scope) -> list[Row]:
     tried = layer.times({name: layer.compiled(way) for name, way in ways.items()}, scope.quick)
     best = ways[quickest(tried)] if tried else Way(first, scope.tile)
     ways = {str(way): way for way in (best, *(Way(schedule, best.tile) for schedule in others))}
-    calls: dict[str, Call] = {name: layer.compiled(way) for name, way in ways.items()}
+    calls: dict[str, CheckedCall] = {name: layer.compiled(way) for name, way in ways.items()}
     calls |= {plan: layer.planned(plan) for plan in BY_HAND[layer.operator]}
     tried = layer.times(calls, scope.quick)
     sides = {COMPILED: ways, PORTABLE: BY_HAND[layer.operator]}
     ran = {series: {name: tried[name] for name in names if name in tried} for series, names in sides.items()}
     hows = {series: quickest(samples) for series, samples in ran.items() if samples}
-    final: dict[str, Call] = {MATMUL: layer.side.matmul, LIBRARY: layer.side.sequential}
+    final: dict[str, CheckedCall] = {MATMUL: layer.side.matmul, LIBRARY: layer.side.sequential}
     if scope.device.type == "cuda":
         rows = {row.name: row for row in methods_of(layer.operator)}
         final[TORCH] = rows[TORCH_FUSED].of(layer.side)
@@ -123,7 +123,7 @@ def stream_table(scope: Scope, known: Sequence[Row]) -> Iterator[list[Row]]:
     """One kernel for all chunks beside one matmul per chunk, by the same kernel and by the library."""
     layer = scope.layer(GATHER)
     points: dict[str, tuple[str, str, str]] = {}
-    calls: dict[str, Call] = {}
+    calls: dict[str, CheckedCall] = {}
     for variant in streamed(scope.group.world_size, scope.tile, scope.pieces):
         points[str(variant.way)] = (variant.series, variant.x, str(variant.way))
         calls[str(variant.way)] = layer.compiled(variant.way)
@@ -134,7 +134,7 @@ def stream_table(scope: Scope, known: Sequence[Row]) -> Iterator[list[Row]]:
     yield [layer.row("streamed", points[name], samples) for name, samples in found.items()]
 
 
-def _split(layer: Layer, scope: Scope) -> Iterator[tuple[tuple[str, str, str], Call]]:
+def _split(layer: Layer, scope: Scope) -> Iterator[tuple[tuple[str, str, str], CheckedCall]]:
     # Where there is no GPU there is no copy engine to import.
     from campaigns.choices.split_gather import SplitGather, by_kernel, by_library
 

@@ -33,7 +33,7 @@ from campaigns.tables.compiled_parts import Part, Scope, against, backend_table,
 from campaigns.tables.compiled_variants import CANDIDATES, GATHER, SCATTER, STUDIED
 from campaigns.tables.table_rows import Row, merged, read, show, verdicts, write
 from overweave.memory.group import Group, resolve
-from overweave.tuner.space.shapes import Case, read_shapes
+from overweave.tuner.space.shapes import ShapeCase, read_shapes
 
 
 def compile_times(scope: Scope, known: Sequence[Row]) -> Iterator[list[Row]]:
@@ -61,7 +61,7 @@ def scope_of(group: Group, shapes: str) -> Scope:
     return Scope(group, device, cases, studied, CANDIDATES)
 
 
-def _studied(cases: tuple[Case, ...]) -> Case:
+def _studied(cases: tuple[ShapeCase, ...]) -> ShapeCase:
     return next((case for case in cases if case.name == STUDIED), cases[0])
 
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.functional import cross_entropy
 
 from overweave.block.cases import BlockSizes
-from overweave.block.llama import Block, Cache, styles
+from overweave.block.llama import Cache, TransformerBlock, styles
 
 
 class Sizes(NamedTuple):
@@ -35,7 +35,7 @@ class Llama(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.embed = nn.Embedding(sizes.vocabulary, sizes.width)
-        self.blocks = nn.ModuleList(Block(sizes.of_block) for _ in range(sizes.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(sizes.of_block) for _ in range(sizes.layers))
         self.norm = nn.RMSNorm(sizes.width)
         self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
         for layer in self._biased() if sizes.has_biases else ():

@@ -31,7 +31,7 @@ from torch.nn.functional import linear, silu
 import overweave as ow
 from campaigns.verdict import Verdict, tell
 from overweave.block.cases import BlockSizes
-from overweave.block.llama import COLUMNS, ROWS, Block, styles
+from overweave.block.llama import COLUMNS, ROWS, TransformerBlock, styles
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.memory.group import Group
 from overweave.ops.call.prepared import CALLS, Tensors
@@ -81,7 +81,7 @@ class Pair(NamedTuple):
         """ranks: of whom the part is one's."""
         torch.manual_seed(0)
         with here.device:
-            block = Block(sizes).bfloat16()
+            block = TransformerBlock(sizes).bfloat16()
         for name in (*COLUMNS, *ROWS):
             layer: Any = block.get_submodule(name)
             layer.weight = nn.Parameter(layer.weight.detach().chunk(ranks, int(name in ROWS))[0].clone())

@@ -11,7 +11,7 @@ from overweave.ir.epilogue import Norm
 from overweave.ir.plan import MatmulConfig, Plan, ReduceConfig
 from overweave.ir.problem import Problem
 from overweave.ir.tile_order import NO_SIGNAL, TileRow
-from overweave.kernels.arguments import AfterSums, SignalWords, TileQueue
+from overweave.kernels.arguments import AfterSums, LaunchTiles, SignalWords
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.matmul import Matmul
@@ -36,7 +36,7 @@ class Move:
         words, limits = torch.zeros(64, dtype=torch.int32, device=device), torch.tensor([10**9, 0, 0], device=device)
         self._claims = torch.zeros(4, dtype=torch.int32, device=device)
         trace = torch.zeros((1, TRACE_COLUMNS.value), dtype=torch.int64, device=device)
-        queue = TileQueue(table_tensor(rows, device), self._claims, trace, len(rows))
+        queue = LaunchTiles(table_tensor(rows, device), self._claims, trace, len(rows))
         weight, z = torch.ones(n, dtype=out.dtype, device=device), torch.empty_like(out)
         operands = torch.tensor([[source.data_ptr(), 0, 0]], dtype=torch.int64, device=device)
         sums = ReductionCall(operands, (1, 0, 1), out, n, AfterSums(norm_weight=weight, z=z), EPS)

@@ -10,10 +10,10 @@ from overweave.ir.shards import shard_rows
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.route import place_of
 
-Results = list[torch.Tensor | None]
+GradientResults = list[torch.Tensor | None]
 
 
-class Gather(NamedTuple):
+class RowGather(NamedTuple):
     """Which rows of a tensor a rank holds: of dimension `dim`, whose length over all ranks is `size`, what
     `torch.chunk` deals."""
 
@@ -50,7 +50,7 @@ def averaged(total: torch.Tensor, reduce_op: str, group: str) -> torch.Tensor:
     return total.div_(group_of(group).world_size) if reduce_op == "avg" else total
 
 
-def gathered_by_library(shard: torch.Tensor, gather: Gather) -> torch.Tensor:
+def gathered_by_library(shard: torch.Tensor, gather: RowGather) -> torch.Tensor:
     """all_gather(shard, dim), contiguous."""
     ranks, collectives = group_of(gather.group).world_size, torch.ops._c10d_functional
     missing = -(-gather.size // ranks) - shard.shape[gather.dim]

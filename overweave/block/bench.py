@@ -9,20 +9,20 @@ import torch
 from msgspec.structs import replace
 
 from overweave.block.cases import BlockCase
-from overweave.block.ways import WAYS, Blocks
+from overweave.block.ways import WAYS, BlockSetup
 from overweave.memory.group import Group
-from overweave.tuner.measure.bench import CaseRows, Request, Run, begun, device_count, own_device, row_of
+from overweave.tuner.measure.bench import BenchRequest, BenchRun, CaseRows, begun, device_count, own_device, row_of
 from overweave.tuner.measure.replay import is_replayed, settled
-from overweave.tuner.measure.trial import Trial
+from overweave.tuner.measure.trial import TimedTrial
 from overweave.tuner.space.shapes import DTYPES
 
 
 def block_runs(
     cases: tuple[BlockCase, ...],
-    request: Request,
+    request: BenchRequest,
     group: Group,
     on_progress: Callable[[str, float], None] | None = None,
-) -> Iterator[Run]:
+) -> Iterator[BenchRun]:
     """Compares the ways, and yields the run as far as it is after each case. Collective. request: device and dtype.
 
     on_progress: is told the case and which part of it is done.
@@ -35,16 +35,16 @@ def block_runs(
 
 
 def _rows_of(
-    case: BlockCase, request: Request, group: Group, on_round: Callable[[float], None] | None = None
+    case: BlockCase, request: BenchRequest, group: Group, on_round: Callable[[float], None] | None = None
 ) -> CaseRows:
     """Every way is held to the results of the first. Decoding runs as captured graphs, where the library can be."""
     torch._dynamo.reset()
     device = own_device(request.device)
-    blocks = Blocks(case, group, (device, getattr(torch, DTYPES[request.dtype])))
+    blocks = BlockSetup(case, group, (device, getattr(torch, DTYPES[request.dtype])))
     made = {way.name: blocks.way(way) for way in WAYS}
     is_shared = group.world_size > device_count()  # then the library is gloo, which cannot be captured
     as_graphs = case.work == "decoding" and is_replayed(device, case.tokens) and not is_shared
-    trial = Trial(blocks, settled(request.effort, device), as_graphs=as_graphs)
+    trial = TimedTrial(blocks, settled(request.effort, device), as_graphs=as_graphs)
     samples = trial.times({name: call for name, (call, _) in made.items()}, on_round=on_round)
     rows = tuple(
         row_of((way.name, way.label), samples, "" if way.graph is None else str(made[way.name][1]))

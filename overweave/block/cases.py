@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from overweave.errors import InputError
-from overweave.tuner.space.shapes import Case, Size, read_set
+from overweave.tuner.space.shapes import PositiveExtent, ShapeCase, read_set
 
 BLOCK = "block"  # what `overweave bench` is asked for, where operators have their names
 CONTEXT = 2048  # positions of a sequence that decoding reads, the last of which it writes
-Work = Literal["forward", "training", "decoding"]
+BlockWork = Literal["forward", "training", "decoding"]
 _CURE = (
     'Give a file such as {"blocks": {"a": {"width": 64, "inner": 128, "heads": 4, "kv_heads": 4}}, '
     '"tokens": {"forward": [64]}}'
@@ -28,10 +28,10 @@ _CURE = (
 class BlockSizes(Struct, frozen=True, forbid_unknown_fields=True):
     """Of a Llama block: hidden and inner width, heads of queries, heads of keys and values."""
 
-    width: Size
-    inner: Size
-    heads: Size
-    kv_heads: Size
+    width: PositiveExtent
+    inner: PositiveExtent
+    heads: PositiveExtent
+    kv_heads: PositiveExtent
 
     @property
     def head(self) -> int:
@@ -44,7 +44,7 @@ class BlockCase(Struct, frozen=True):
 
     block: str
     sizes: BlockSizes
-    work: Work
+    work: BlockWork
     tokens: int
     sequences: int
 
@@ -59,9 +59,9 @@ class BlockCase(Struct, frozen=True):
         return self.tokens // self.sequences
 
     @property
-    def matmul(self) -> Case:
+    def matmul(self) -> ShapeCase:
         """What stands for the block where a case is one matmul: the tokens and the widths."""
-        return Case(self.name, self.tokens, self.sizes.width, self.sizes.inner)
+        return ShapeCase(self.name, self.tokens, self.sizes.width, self.sizes.inner)
 
     def check(self, ranks: int) -> None:
         """Raises InputError for sizes that a group cannot split: heads and widths by columns, sequences by rows."""
@@ -83,8 +83,10 @@ class BlockSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """
 
     blocks: Annotated[dict[str, BlockSizes], Meta(min_length=1, max_length=64)]
-    tokens: Annotated[Mapping[Work, Annotated[tuple[Size, ...], Meta(max_length=256)]], Meta(min_length=1)]
-    sequences: Size = 2
+    tokens: Annotated[
+        Mapping[BlockWork, Annotated[tuple[PositiveExtent, ...], Meta(max_length=256)]], Meta(min_length=1)
+    ]
+    sequences: PositiveExtent = 2
     source: str = ""
 
     @property

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overweave.block.cases import BlockCase, BlockSizes
-from overweave.block.llama import Block, styles
+from overweave.block.llama import TransformerBlock, styles
 
 HEAD, LENGTH = 8, 4  # of the small block that is compiled in place of a large one: columns of a head, rows of a rank
 _FUSED = ("fused_all_gather", "fused_matmul_reduce_scatter")
@@ -54,14 +54,14 @@ def backend(graphs: Graphs, is_run: bool = True) -> Callable[..., Any]:
     )
 
 
-class Fused(NamedTuple):
+class FusedCounts(NamedTuple):
     """How many collectives beside matmuls a pass over a block's graphs has fused."""
 
     gathers: int
     scatters: int
 
 
-def fused_by_torch(case: BlockCase, ranks: int) -> Fused:
+def fused_by_torch(case: BlockCase, ranks: int) -> FusedCounts:
     """What torch's pass fuses in a compiled block: forward and, of training, backward.
 
     A small block of as many sequences stands for the case: what is fused is a matter of form. Its group is a fake one,
@@ -73,7 +73,7 @@ def fused_by_torch(case: BlockCase, ranks: int) -> Fused:
         torch._dynamo.reset()
         mesh = init_device_mesh("cpu", (ranks,))
         is_split = case.work != "decoding"
-        block = parallelize_module(Block(sizes).float(), mesh, styles(is_split, by_overweave=False))
+        block = parallelize_module(TransformerBlock(sizes).float(), mesh, styles(is_split, by_overweave=False))
         shape = case.sequences if is_split else 1, LENGTH, sizes.width
         x = torch.ones(shape, dtype=torch.float32, requires_grad=case.work == "training")
         with torch.set_grad_enabled(case.work == "training"):
@@ -81,7 +81,7 @@ def fused_by_torch(case: BlockCase, ranks: int) -> Fused:
         if case.work == "training":
             y.sum().backward()
     names = [str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
-    return Fused(*(sum(name.startswith(f"symm_mem.{kind}") for name in names) for kind in _FUSED))
+    return FusedCounts(*(sum(name.startswith(f"symm_mem.{kind}") for name in names) for kind in _FUSED))
 
 
 @contextmanager

@@ -77,7 +77,7 @@ class Mlp(nn.Module):
         return result
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and MLP, each behind a norm and beside a residual."""
 
     def __init__(self, sizes: BlockSizes) -> None:

@@ -12,7 +12,7 @@ from math import inf
 from msgspec import Struct
 
 from overweave.block.cases import CONTEXT, BlockCase
-from overweave.block.graphs import Fused
+from overweave.block.graphs import FusedCounts
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import ITEMSIZE_BYTES
@@ -21,14 +21,14 @@ from overweave.ir.problem import Problem
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.sim.cost import library_matmul_us
 from overweave.tuner.model.rank import cold_choice, predictor, weigh
-from overweave.tuner.space.shapes import DTYPES, Case
+from overweave.tuner.space.shapes import DTYPES, ShapeCase
 from overweave.tuner.space.space import families, library_path, obstacle
 from overweave.tuner.space.target import Target
 
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
 
 
-class Site(Struct, frozen=True):
+class PredictedSite(Struct, frozen=True):
     """A collective beside its matmul. plan: what overweave takes. torch_us: None where torch fuses no such operator."""
 
     name: str
@@ -46,9 +46,9 @@ class PredictedBlock(Struct, frozen=True):
     """
 
     case: str
-    sites: tuple[Site, ...]
+    sites: tuple[PredictedSite, ...]
     rest_us: float
-    fused: Fused
+    fused: FusedCounts
 
     @property
     def sequential_us(self) -> float:
@@ -65,7 +65,7 @@ class PredictedBlock(Struct, frozen=True):
         """What the model chooses."""
         return self.rest_us + sum(site.overweave_us for site in self.sites)
 
-    def _by_torch_us(self, site: Site) -> float:
+    def _by_torch_us(self, site: PredictedSite) -> float:
         """At the share of the sites of its kind that torch fuses."""
         gathers = site.problem.record.gathers
         alike = sum(other.problem.record.gathers == gathers for other in self.sites)
@@ -75,7 +75,7 @@ class PredictedBlock(Struct, frozen=True):
         return share * site.torch_us + (1 - share) * site.sequential_us
 
 
-def predicted(case: BlockCase, ranks: int, target: Target, fused: Fused) -> PredictedBlock:
+def predicted(case: BlockCase, ranks: int, target: Target, fused: FusedCounts) -> PredictedBlock:
     """A case on a described machine's GPUs. Raises InputError where it has fewer than ranks."""
     known = target.machine(ranks)
     if known is None:
@@ -86,7 +86,7 @@ def predicted(case: BlockCase, ranks: int, target: Target, fused: Fused) -> Pred
     return PredictedBlock(case.name, sites, _rest_us(case, ranks, known), fused)
 
 
-def _site(name: str, problem: Problem, target: Target) -> Site:
+def _site(name: str, problem: Problem, target: Target) -> PredictedSite:
     predict, operator = predictor(problem, target), problem.operator
     chosen = cold_choice(weigh(problem, target, is_thorough=False), problem, target.found.doubt)
     like = {each.like: each for name in problem.record.baselines if (each := OUTSIDE.get(name)) is not None}
@@ -94,7 +94,7 @@ def _site(name: str, problem: Problem, target: Target) -> Site:
     least_us = 0.0 if by_torch is None else like[by_torch.plan].least_host_us  # however quick its pieces are
     is_able = by_torch is not None and not obstacle(problem, target, by_torch)
     torch_us = predict(by_torch, inf) if by_torch is not None and is_able else None
-    return Site(
+    return PredictedSite(
         name=name,
         problem=problem,
         plan=str(chosen.candidate),
@@ -109,15 +109,15 @@ def _us(found: float | None) -> float:
     return found
 
 
-def _matmuls(case: BlockCase) -> Iterator[tuple[str, Case, bool]]:
+def _matmuls(case: BlockCase) -> Iterator[tuple[str, ShapeCase, bool]]:
     """Each matmul of the forward, of all ranks together: its name, sizes, and whether it ends half of the block."""
     sizes, rows = case.sizes, case.tokens
     kv = sizes.kv_heads * sizes.head
     columns, inner = (sizes.width, kv, kv), (sizes.inner, sizes.inner)
-    yield "attention.qkv", Case("qkv", rows, sum(columns), sizes.width, columns), False
-    yield "attention.o", Case("o", rows, sizes.width, sizes.width), True
-    yield "mlp.gate_up", Case("gate_up", rows, sum(inner), sizes.width, inner), False
-    yield "mlp.down", Case("down", rows, sizes.width, sizes.inner), True
+    yield "attention.qkv", ShapeCase("qkv", rows, sum(columns), sizes.width, columns), False
+    yield "attention.o", ShapeCase("o", rows, sizes.width, sizes.width), True
+    yield "mlp.gate_up", ShapeCase("gate_up", rows, sum(inner), sizes.width, inner), False
+    yield "mlp.down", ShapeCase("down", rows, sizes.width, sizes.inner), True
 
 
 def _problems(case: BlockCase, ranks: int) -> Iterator[tuple[str, Problem]]:
@@ -132,7 +132,7 @@ def _problems(case: BlockCase, ranks: int) -> Iterator[tuple[str, Problem]]:
         if case.work == "training":
             dual = operator_of(operator).dual
             assert dual
-            yield f"{name}.backward", Case(name, sizes.m, sizes.k, sizes.n).problem(dual, ranks, "bf16")
+            yield f"{name}.backward", ShapeCase(name, sizes.m, sizes.k, sizes.n).problem(dual, ranks, "bf16")
 
 
 def _rest_us(case: BlockCase, ranks: int, machine: Machine) -> float:

@@ -17,15 +17,15 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from overweave.adapters.inductor.fusion import FuseCollectives
 from overweave.block.cases import CONTEXT, BlockCase
-from overweave.block.llama import Block, Cache, styles
+from overweave.block.llama import Cache, TransformerBlock, styles
 from overweave.errors import InputError
 from overweave.memory.group import Group
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.replay import MOST_INPUT_SETS
-from overweave.tuner.measure.trial import Result
+from overweave.tuner.measure.trial import CallResult
 
 
-class Way(NamedTuple):
+class BlockWay(NamedTuple):
     """A row of the comparison. graph: who fuses collectives in the compiled graph; None: nothing is compiled."""
 
     name: str
@@ -35,11 +35,11 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way(SEQUENTIAL, "torch's styles"),
-    Way("compiled", "torch's styles, compiled", graph="nobody"),
-    Way(TORCH_FUSED, "torch's pass, compiled", graph="torch"),
-    Way(OURS, "overweave's styles", by_overweave=True),
-    Way("installed", "overweave's pass, compiled", graph="overweave"),
+    BlockWay(SEQUENTIAL, "torch's styles"),
+    BlockWay("compiled", "torch's styles, compiled", graph="nobody"),
+    BlockWay(TORCH_FUSED, "torch's pass, compiled", graph="torch"),
+    BlockWay(OURS, "overweave's styles", by_overweave=True),
+    BlockWay("installed", "overweave's pass, compiled", graph="overweave"),
 )
 
 
@@ -64,7 +64,7 @@ class Counted(CustomGraphPass):
         return f"{self.found} of {self.found + self.left} fused"
 
 
-class Blocks:
+class BlockSetup:
     """One case on this rank: the same weights and inputs for every way."""
 
     def __init__(self, case: BlockCase, group: Group, place: tuple[torch.device, torch.dtype]) -> None:
@@ -89,10 +89,10 @@ class Blocks:
         """The block, whose weights are the same on every rank before they are split."""
         torch.manual_seed(0)
         with self.device:
-            made = Block(self.case.sizes).to(self.dtype)
+            made = TransformerBlock(self.case.sizes).to(self.dtype)
         return parallelize_module(made, self.mesh, styles(self.is_split, by_overweave))
 
-    def way(self, way: Way) -> tuple[Callable[[int], Result], Counted]:
+    def way(self, way: BlockWay) -> tuple[Callable[[int], CallResult], Counted]:
         """What is timed, and what is counted of its graphs once it has run. A sample's number names the input."""
         counted = Counted(FuseCollectives() if way.graph == "overweave" else None)
         block: Callable[..., torch.Tensor] = self.block(way.by_overweave)
@@ -103,11 +103,11 @@ class Blocks:
         run = partial(self._trained, block, parameters) if self.case.work == "training" else partial(self._run, block)
         return self._as(way, run, counted), counted
 
-    def _as(self, way: Way, run: Callable[[int], Result], counted: Counted) -> Callable[[int], Result]:
+    def _as(self, way: BlockWay, run: Callable[[int], CallResult], counted: Counted) -> Callable[[int], CallResult]:
         """The first call compiles. Raises InputError there where torch's pass fuses nothing: that is no row of it."""
         seen: list[bool] = []
 
-        def call(turn: int) -> Result:
+        def call(turn: int) -> CallResult:
             if way.graph != "torch" or seen:
                 return run(turn)
             with warnings.catch_warnings():
@@ -121,11 +121,11 @@ class Blocks:
 
         return call
 
-    def _run(self, block: Callable[..., torch.Tensor], turn: int) -> Result:
+    def _run(self, block: Callable[..., torch.Tensor], turn: int) -> CallResult:
         with torch.no_grad():
             return block(self.inputs[turn % MOST_INPUT_SETS], self.cache)
 
-    def _trained(self, block: Callable[..., torch.Tensor], parameters: list[nn.Parameter], turn: int) -> Result:
+    def _trained(self, block: Callable[..., torch.Tensor], parameters: list[nn.Parameter], turn: int) -> CallResult:
         """Forward and backward, the gradients of weights made anew: what comes out, and the gradient of the input."""
         for parameter in parameters:
             parameter.grad = None

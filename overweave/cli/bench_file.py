@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from overweave.cli.destination import write_file
 from overweave.tuner.measure.baselines import OURS
-from overweave.tuner.measure.bench import Run
+from overweave.tuner.measure.bench import BenchRun
 from overweave.tuner.measure.summary import Spread, middle, spread
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class BenchReport(Struct, frozen=True, kw_only=True):
     """What the file holds. runs: every whole run. middle: the one to quote. spread: how its numbers moved.
 
     unfinished: empty, or how far a bench was that is still at work or was ended before its time. Then the last run may
@@ -25,7 +25,7 @@ class Report(Struct, frozen=True, kw_only=True):
     command: str
     shapes_source: str
     unfinished: str = ""
-    runs: tuple[Run, ...]
+    runs: tuple[BenchRun, ...]
     middle: int
     spread: dict[str, dict[str, Spread]]
 
@@ -40,13 +40,13 @@ class Shapes(Protocol):
     def source(self) -> str: ...
 
 
-def report_of(command: str, shapes: Shapes, repeats: int, runs: tuple[Run, ...]) -> Report:
+def report_of(command: str, shapes: Shapes, repeats: int, runs: tuple[BenchRun, ...]) -> BenchReport:
     """The file as it stands behind some of `repeats` whole runs, the last of which may have its first cases only."""
     cases = len(shapes.cases)
     whole = tuple(each for each in runs if len(each.cases) == cases) or runs
     chosen, done = middle(whole, OURS), len(runs[-1].cases)
     is_finished = len(runs) == repeats and done == cases
-    return Report(
+    return BenchReport(
         command=command,
         shapes_source=shapes.source,
         unfinished="" if is_finished else f"{done} of {cases} cases of run {len(runs)} of {repeats}",
@@ -56,11 +56,11 @@ def report_of(command: str, shapes: Shapes, repeats: int, runs: tuple[Run, ...])
     )
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> BenchReport:
     """What a bench has written."""
-    return msgspec.json.decode(path.read_bytes(), type=Report)
+    return msgspec.json.decode(path.read_bytes(), type=BenchReport)
 
 
-def write_report(path: Path, report: Report) -> None:
+def write_report(path: Path, report: BenchReport) -> None:
     """Whole or not at all. Raises InputError."""
     write_file(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")

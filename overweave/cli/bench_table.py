@@ -9,7 +9,7 @@ from rich.table import Table
 
 from overweave.ir.operators.registry import OPERATORS
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
-from overweave.tuner.measure.bench import CaseRows, MethodRow, Run
+from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
 from overweave.tuner.measure.summary import Spread, losses, summarize
 
 CASE_COLUMNS = (
@@ -22,7 +22,7 @@ SUMMARY_COLUMNS = (
 LEAST_WIDTH = 152  # characters; a pipe or a narrow terminal must not cost digits
 
 
-def print_runs(runs: tuple[Run, ...], chosen: int, spreads: dict[str, dict[str, Spread]]) -> None:
+def print_runs(runs: tuple[BenchRun, ...], chosen: int, spreads: dict[str, dict[str, Spread]]) -> None:
     """Prints the chosen run in full, and the summary with the spread over all runs."""
     console = Console()
     console.width = max(console.width, LEAST_WIDTH)
@@ -77,7 +77,7 @@ def _case_cells(row: MethodRow) -> list[str]:
     return [*cells, f"{measures.exposed_us:.1f}", *(_number(value, ".2f") for value in rest)]
 
 
-def _summary_table(run: Run, spreads: dict[str, dict[str, Spread]], runs: int) -> Table:
+def _summary_table(run: BenchRun, spreads: dict[str, dict[str, Spread]], runs: int) -> Table:
     title = "all cases" if runs == 1 else f"all cases, the middle of {runs} whole runs (least - largest)"
     table = _table(title, SUMMARY_COLUMNS)
     for line in summarize(run):

@@ -17,7 +17,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.timeline import Timeline
 from overweave.ir.timeline.trace import to_chrome
-from overweave.ops.trial import Trial
+from overweave.ops.trial import TrialResult
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import method_of
 from overweave.sim.simulate import simulate
@@ -42,7 +42,7 @@ def simulated(name: str, problem: Problem, options: dict[str, str | int], machin
     return with_contents(timeline, plan.schedule, plan.realization.dtype)
 
 
-def print_trials(console: Console, title: str, trials: Sequence[Trial]) -> None:
+def print_trials(console: Console, title: str, trials: Sequence[TrialResult]) -> None:
     """One line per trial."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     torchs = ", ".join(f"{trial.library_error:.1e}" for trial in trials)

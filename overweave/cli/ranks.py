@@ -21,14 +21,14 @@ from overweave.cli.progress import progress
 from overweave.errors import MachineError
 from overweave.hardware import multicast
 from overweave.ir.problem import Problem
-from overweave.ops.trial import Case, Trial, case_of, try_case, try_on_forked_rank
+from overweave.ops.trial import TrialCase, TrialResult, case_of, try_case, try_on_forked_rank
 from overweave.runtime.backends import load
 from overweave.runtime.diagnosis import no_gpu
 from overweave.runtime.host.processes import die_with_parent, run_ranks
 from overweave.tuner.measure.bench import SHARED_GPU, device_count, joined_world
-from overweave.tuner.space.shapes import Case as Shape
+from overweave.tuner.space.shapes import ShapeCase as Shape
 
-Device = Literal["auto", "cpu", "cuda"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 CPU_RANKS = SHARING_RANKS = 4
 LONG_ON_A_CPU = 2**32  # products of one matmul: a tenth of a second, hundreds of times
 TIMEOUT_S = 600.0
@@ -47,7 +47,7 @@ def is_one_of_the_ranks() -> bool:
     return "RANK" in os.environ
 
 
-def where(device: Device, least: int = 2) -> Literal["cpu", "cuda"]:
+def where(device: DeviceChoice, least: int = 2) -> Literal["cpu", "cuda"]:
     """The device meant by `auto`: a GPU where there are at least so many."""
     if device == "auto":
         return "cuda" if device_count() >= least else "cpu"
@@ -73,10 +73,10 @@ def how_many(device: str, asked: int, may_share: bool = False) -> int:
     return asked or gpus
 
 
-Asked = tuple[str, Problem, dict[str, str | int]]  # a schedule, what it computes, and its options
+RequestedPlan = tuple[str, Problem, dict[str, str | int]]  # a schedule, what it computes, and its options
 
 
-def tried(asked: Sequence[Asked], device: str, world_size: int, words: Sequence[str]) -> list[Trial]:
+def tried(asked: Sequence[RequestedPlan], device: str, world_size: int, words: Sequence[str]) -> list[TrialResult]:
     """What came out of trials; nothing in a process of which another one tells it. words: start it as a rank on GPUs.
 
     Raises MachineError if this process, which would be forked, compiles kernels already.
@@ -91,7 +91,7 @@ def tried(asked: Sequence[Asked], device: str, world_size: int, words: Sequence[
     return [trial for trial in trials if trial is not None]
 
 
-def _try_emulated(cases: Sequence[Case], world_size: int) -> list[Trial]:
+def _try_emulated(cases: Sequence[TrialCase], world_size: int) -> list[TrialResult]:
     if any(case.depth == "interpreter" for case in cases):
         load("host interpreter")  # once, here: the ranks inherit it
     told = run_ranks(
@@ -102,7 +102,7 @@ def _try_emulated(cases: Sequence[Case], world_size: int) -> list[Trial]:
         group_timeout_s=TIMEOUT_S / 4,
         meanwhile=progress(f"{world_size} emulated ranks run {', '.join(case.schedule for case in cases)}", None),
     )
-    return msgspec.convert(told[0], list[Trial])
+    return msgspec.convert(told[0], list[TrialResult])
 
 
 def start_ranks(words: Sequence[str], world_size: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:

@@ -7,13 +7,13 @@ import typer
 from overweave.errors import InputError
 from overweave.ir.operators.record import Operator
 from overweave.ir.schedule import LIMIT
-from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.shapes import ShapeCase
 
 SHAPE_HELP = "M,N,K of the global matmul, before tensor parallelism; M,N1+N2,K of several weights"
 AFTER_HELP = "What happens to the product: bias+silu+residual, gate+silu, residual+rms_norm, ..."
 
 
-def case_of(shape: str, after: str = "", least_rows: int = 0) -> Case:
+def case_of(shape: str, after: str = "", least_rows: int = 0) -> ShapeCase:
     """The case that `M,N,K` or `M,N1+N2,K` describes. Raises InputError."""
     words = [word.strip() for word in shape.split(",")]
     m, columns, k = (words[0], words[1].split("+"), words[2]) if len(words) == 3 else ("", [], "")
@@ -23,14 +23,14 @@ def case_of(shape: str, after: str = "", least_rows: int = 0) -> Case:
         raise InputError(f"shape {shape[:60]!r}", found, "Write for example --shape 8192,14336,4096")
     each = tuple(map(int, columns))
     name = f"{m}x{'+'.join(columns)}x{k}{f' {after}' if after else ''}"
-    return Case(name, int(m), sum(each), int(k), each if len(each) > 1 else (), after)
+    return ShapeCase(name, int(m), sum(each), int(k), each if len(each) > 1 else (), after)
 
 
 def _is_size(word: str, least: int) -> bool:
     return word.isascii() and word.isdecimal() and len(word) < 11 and least <= int(word) <= LIMIT
 
 
-def tell_of_rounding(operator: Operator, case: Case, world_size: int) -> None:
+def tell_of_rounding(operator: Operator, case: ShapeCase, world_size: int) -> None:
     """Says on the error stream what a shape that ranks do not divide is taken for."""
     wholes = {"m": (case.m,), "n": case.columns or (case.n,), "k": (case.k,)}
     for whole in wholes[operator.split] if operator.split else ():

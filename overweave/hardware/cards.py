@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.hardware.machine import UNKNOWN_LINKS, Card, Joined, Machine, load, names
+from overweave.hardware.machine import UNKNOWN_LINKS, Card, LinkKind, Machine, load, names
 from overweave.hardware.topology import widened
 
 Basis = Literal["calibrated", "measured", "guess", "nearest"]
@@ -35,10 +35,10 @@ class Gpu(Struct, frozen=True):
     capability: tuple[int, int]
     sms: int
     memory_gib: float
-    joined: Joined = UNKNOWN_LINKS
+    joined: LinkKind = UNKNOWN_LINKS
 
 
-class Found(Struct, frozen=True):
+class MachineMatch(Struct, frozen=True):
     """The described machine that predictions are made on: its name, or its file.
 
     basis: `calibrated`, by `overweave calibrate` on this machine; `measured`, on such a machine; `guess`, from data
@@ -84,14 +84,14 @@ class Found(Struct, frozen=True):
         return f"{told}: {words[self.basis]}{links}"
 
 
-OF_H200 = Found("h200x4", "measured")
+OF_H200 = MachineMatch("h200x4", "measured")
 
 
-def named(machine: str) -> Found:
+def named(machine: str) -> MachineMatch:
     """A machine by its name or file, as a command's `--machine` gives it. Raises InputError and MachineFileError."""
     found = load(machine)
     digest = file_digest(Path(machine).read_bytes()) if machine.endswith(".json") else ""
-    return Found(machine, found.basis, digest=digest)
+    return MachineMatch(machine, found.basis, digest=digest)
 
 
 def file_digest(data: bytes) -> str:
@@ -100,18 +100,18 @@ def file_digest(data: bytes) -> str:
 
 
 @lru_cache(maxsize=64)
-def find(gpu: Gpu) -> Found:
+def find(gpu: Gpu) -> MachineMatch:
     """The described machine of a GPU: the one that says the same of it, or the nearest one."""
     known = [machine for machine in map(load, names()) if machine.card is not None]
     same = [machine for machine in known if machine.card and _is_same(gpu, machine, machine.card)]
     if same:
-        return Found(same[0].name, same[0].basis, gpu)
+        return MachineMatch(same[0].name, same[0].basis, gpu)
     nearest = min(known, key=lambda machine: (_distance(gpu, machine), machine.name))
-    return Found(nearest.name, "nearest", gpu)
+    return MachineMatch(nearest.name, "nearest", gpu)
 
 
 @lru_cache(maxsize=256)
-def machine_for(found: Found, world_size: int) -> Machine | None:
+def machine_for(found: MachineMatch, world_size: int) -> Machine | None:
     """The description of a found machine, with GPUs for so many ranks; None where it cannot have as many."""
     machine = load(found.machine)
     if found.basis == "nearest" and found.gpu is not None:

@@ -27,8 +27,8 @@ Whole = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TileSide = Annotated[int, Meta(ge=8, le=2**31 - 1)]  # tensor cores multiply nothing smaller
 MAX_BYTES = 2**20  # of a file
 MOST_GPUS, MOST_SMS = 1024, 4096
-Joined = Literal["nvswitch", "nvlink", "pcie", "unknown"]
-UNKNOWN_LINKS: Joined = "unknown"
+LinkKind = Literal["nvswitch", "nvlink", "pcie", "unknown"]
+UNKNOWN_LINKS: LinkKind = "unknown"
 OWN = ("basis", "card")  # fields that no machine has from the one that it is `like`
 FARTHEST = 2.0  # powers of two between a layer and the nearest measured one; beyond them nothing is known of it
 
@@ -84,7 +84,7 @@ class Share(Struct, frozen=True, forbid_unknown_fields=True):
 UNSLOWED = Share(1.0, "where a file says nothing else: beside a collective a matmul loses SMs alone")
 
 
-class Held(Struct, frozen=True, forbid_unknown_fields=True):
+class HeldSms(Struct, frozen=True, forbid_unknown_fields=True):
     """SMs that something holds while it runs."""
 
     sms: Whole
@@ -171,7 +171,7 @@ class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     copy_engine: Share
-    collective: Held
+    collective: HeldSms
     library_matmul: Share = UNSLOWED
 
 
@@ -183,7 +183,7 @@ class Card(Struct, frozen=True, forbid_unknown_fields=True):
     names: Annotated[tuple[str, ...], Meta(min_length=1)]
     capability: tuple[int, int]
     memory_gib: Positive
-    joined: Joined
+    joined: LinkKind
     source: str
 
 

@@ -18,16 +18,16 @@ from msgspec.structs import replace
 from overweave.errors import MachineFileError
 from overweave.hardware.curves import Bandwidth, Curve
 
-Place = int | str
+Endpoint = int | str
 EACH_GPU = "gpu"  # in a pair of a file, every GPU in its turn; two of them, every two GPUs
-Kind = Literal["switch", "full_mesh", "closed_ring", "tree", "levels"]
-Hop = tuple[Place, Place]  # a link in one direction
+TopologyKind = Literal["switch", "full_mesh", "closed_ring", "tree", "levels"]
+Hop = tuple[Endpoint, Endpoint]  # a link in one direction
 
 
 class Link(Struct, frozen=True, forbid_unknown_fields=True):
     """Links that are alike, between pairs of places, each with `curve` in either direction."""
 
-    between: tuple[tuple[Place, Place], ...]
+    between: tuple[tuple[Endpoint, Endpoint], ...]
     curve: Curve
 
 
@@ -39,7 +39,7 @@ class Topology(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True)
     PCIe bridges have. levels: islands of GPUs, joined by slower links.
     """
 
-    kind: Kind
+    kind: TopologyKind
     port: Bandwidth
     links: tuple[Link, ...]
 
@@ -58,10 +58,10 @@ class Routes:
 
     def __init__(self, topology: Topology, gpus: int) -> None:
         self.curves = topology.hops(gpus)
-        self._neighbours: dict[Place, list[Place]] = {}
+        self._neighbours: dict[Endpoint, list[Endpoint]] = {}
         for one, other in self.curves:
             self._neighbours.setdefault(one, []).append(other)
-        self._towards: dict[int, dict[Place, Place]] = {}
+        self._towards: dict[int, dict[Endpoint, Endpoint]] = {}
         self._found: dict[tuple[int, int], tuple[Hop, ...]] = {}
 
     def between(self, source: int, target: int) -> tuple[Hop, ...]:
@@ -91,16 +91,16 @@ class Routes:
             cure = "Give the file a link between the two, or to a switch that both have"
             raise MachineFileError("topology", f"no way from GPU {source} to GPU {target}", cure)
         hops: list[Hop] = []
-        place: Place = target
+        place: Endpoint = target
         while place != source:
             hops.append((origins[place], place))
             place = origins[place]
         return tuple(reversed(hops))
 
-    def _origins(self, source: int) -> dict[Place, Place]:
+    def _origins(self, source: int) -> dict[Endpoint, Endpoint]:
         """From where the nearest way from `source` comes to each place."""
-        origins: dict[Place, Place] = {source: source}
-        waiting = deque[Place]([source])
+        origins: dict[Endpoint, Endpoint] = {source: source}
+        waiting = deque[Endpoint]([source])
         while waiting:
             place = waiting.popleft()
             for other in self._neighbours.get(place, ()):
@@ -152,7 +152,7 @@ def check(topology: Topology, gpus: int) -> None:
             reached.between(0, target)
 
 
-def _check_kind(kind: Kind, hops: dict[Hop, Curve], gpus: int) -> None:
+def _check_kind(kind: TopologyKind, hops: dict[Hop, Curve], gpus: int) -> None:
     """Whether the links make what the file calls them."""
     missing = [pair for pair in _WANTED[kind](hops, gpus) if pair not in hops]
     if missing:
@@ -190,7 +190,7 @@ def _none(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
 
 
 # The links that each kind must have.
-_WANTED: dict[Kind, Callable[[dict[Hop, Curve], int], list[Hop]]] = {
+_WANTED: dict[TopologyKind, Callable[[dict[Hop, Curve], int], list[Hop]]] = {
     "switch": _each_to_one_switch,
     "full_mesh": _every_two,
     "closed_ring": _each_to_the_next,
@@ -199,7 +199,7 @@ _WANTED: dict[Kind, Callable[[dict[Hop, Curve], int], list[Hop]]] = {
 }
 
 
-def _pairs(one: Place, other: Place, gpus: int) -> list[Hop]:
+def _pairs(one: Endpoint, other: Endpoint, gpus: int) -> list[Hop]:
     """What a pair of a file stands for."""
     if one == other == EACH_GPU:
         return list(combinations(range(gpus), 2))

@@ -40,7 +40,7 @@ class Blocks(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True, o
         return len(self.places) * self.rows, self.cols
 
 
-class Run(NamedTuple):
+class ContiguousRun(NamedTuple):
     """A rectangle of a region, told from the region's corner, whose rows lie `pitch` elements apart from `start` on."""
 
     row: int
@@ -86,19 +86,19 @@ def obstacle(blocks: Blocks, shape: tuple[int, int]) -> str | None:
     return None
 
 
-def runs_of(blocks: Blocks | None, shape: tuple[int, int], part: Rectangle) -> tuple[Run, ...]:
+def runs_of(blocks: Blocks | None, shape: tuple[int, int], part: Rectangle) -> tuple[ContiguousRun, ...]:
     """A rectangle of a matrix of this shape as runs of memory, in the order of its blocks."""
     (top, bottom), (left, right) = part
     if blocks is None:
-        return (Run(0, 0, bottom - top, right - left, top * shape[1] + left, shape[1]),)
+        return (ContiguousRun(0, 0, bottom - top, right - left, top * shape[1] + left, shape[1]),)
     return tuple(_run_of(blocks, cell, (top, left)) for cell in cells_of(blocks, shape, part))
 
 
-def _run_of(blocks: Blocks, cell: Cell, corner: tuple[int, int]) -> Run:
+def _run_of(blocks: Blocks, cell: Cell, corner: tuple[int, int]) -> ContiguousRun:
     """A cell's part of a rectangle that has this corner."""
     (lo, hi), (low, high) = cell.rows, cell.cols
     start = cell.start + (lo - cell.block[0][0]) * blocks.cols + low - cell.block[1][0]
-    return Run(lo - corner[0], low - corner[1], hi - lo, high - low, start, blocks.cols)
+    return ContiguousRun(lo - corner[0], low - corner[1], hi - lo, high - low, start, blocks.cols)
 
 
 class Cell(NamedTuple):
@@ -166,7 +166,7 @@ def image_of(
     return Image((lo, end) if is_whole else None, tuple(order), rest)
 
 
-def _follows(last: tuple[int, ...], at: int, run: Run, lo: int) -> bool:
+def _follows(last: tuple[int, ...], at: int, run: ContiguousRun, lo: int) -> bool:
     """Whether a run of rectangle `at` has the next rows of the same columns, as far apart. lo: of the image."""
     is_next = (at, run.row - last[3], run.col, run.cols) == (last[0], last[1], last[2], last[4])
     return is_next and last[6] in (0, run.pitch) and run.start - lo == last[5] + last[3] * run.pitch
@@ -177,7 +177,7 @@ class _Piece(NamedTuple):
     of its block that are none of its own and lie before that end."""
 
     at: int
-    run: Run
+    run: ContiguousRun
     stop: int
     rest: Rectangle | None
 
@@ -189,7 +189,7 @@ def _pieces(
     at, part = numbered
     found: list[_Piece] = []
     if blocks is None:
-        runs: list[tuple[Run, Cell | None]] = [(run, None) for run in runs_of(blocks, shape, part)]
+        runs: list[tuple[ContiguousRun, Cell | None]] = [(run, None) for run in runs_of(blocks, shape, part)]
     else:
         cells, corner = cells_of(blocks, shape, part), (part[0][0], part[1][0])
         runs = [(_run_of(blocks, cell, corner), cell) for cell in cells]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from overweave.ir.plan import Exchange
+from overweave.ir.plan import PackedExchange
 from overweave.ir.schedule import Buffer, Copy, Operation, Reduce
 
 
-def exchange_of(members: Collection[Operation], buffers: Mapping[str, Buffer]) -> Exchange:
+def exchange_of(members: Collection[Operation], buffers: Mapping[str, Buffer]) -> PackedExchange:
     """members: the operations of all ranks in the queue. Whether they do it rightly is for verify to say.
 
     What came as it is, is moved out of its messages. Sums of whole partials are made by everybody, for itself.

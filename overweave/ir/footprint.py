@@ -15,16 +15,16 @@ from msgspec import Meta, Struct
 
 from overweave.ir.schedule import LIMIT, Name, Range
 
-Size = Annotated[int, Meta(ge=0, le=LIMIT)]
-Block = Annotated[int, Meta(ge=1, le=LIMIT)]
+AxisExtent = Annotated[int, Meta(ge=0, le=LIMIT)]
+BlockSize = Annotated[int, Meta(ge=1, le=LIMIT)]
 
 
 class Axis(Struct, frozen=True, forbid_unknown_fields=True):
     """An axis of `extent` elements, cut into blocks of `block`. is_streamed: a loop inside every tile walks it."""
 
     name: Name
-    extent: Size
-    block: Block
+    extent: AxisExtent
+    block: BlockSize
     is_streamed: bool = False
 
     @property
@@ -39,7 +39,7 @@ class Dim(Struct, frozen=True, forbid_unknown_fields=True):
     axis None: every tile touches all of it. is_of_blocks: it has one entry for each block of the axis.
     """
 
-    extent: Size
+    extent: AxisExtent
     axis: Name | None = None
     scale: int = 1
     shift: int = 0

@@ -14,7 +14,7 @@ from overweave.ir.schedule import Buffer, Collective, Operation, Region
 Buffers = Mapping[str, Buffer]
 
 
-class Side(NamedTuple):
+class CollectiveSide(NamedTuple):
     """What a call sends, or what it gets: elements `[lo, hi)` of a buffer's memory, in equal parts, one for each member
     in the order of the group; one part where the members share it."""
 
@@ -51,7 +51,7 @@ def library_obstacle(operation: Operation, buffers: Buffers) -> str:
     return sides if isinstance(sides, str) else ""
 
 
-def sides_of(part: Collective, buffers: Buffers) -> tuple[Side, Side] | str:
+def sides_of(part: Collective, buffers: Buffers) -> tuple[CollectiveSide, CollectiveSide] | str:
     """What one call sends and gets for a rank's part of a collective, or why one call cannot do it.
 
     The call knows a stretch of memory at each side, and cuts it into equal parts by itself.
@@ -71,7 +71,7 @@ def sides_of(part: Collective, buffers: Buffers) -> tuple[Side, Side] | str:
     return source, target
 
 
-def _side(regions: tuple[Region, ...], parts: int, buffers: Buffers) -> Side | str:
+def _side(regions: tuple[Region, ...], parts: int, buffers: Buffers) -> CollectiveSide | str:
     """One side, or why it is none."""
     names = {region.buffer for region in regions}
     if len(names) != 1:
@@ -79,7 +79,7 @@ def _side(regions: tuple[Region, ...], parts: int, buffers: Buffers) -> Side | s
     stretch = image(buffers, regions, by_cells=True).stretch
     if stretch is None:
         return "a library call needs one stretch of memory, and this is none"
-    side = Side(regions[0].buffer, stretch, parts)
+    side = CollectiveSide(regions[0].buffer, stretch, parts)
     groups = dealt(regions, parts > 1, parts)
     for at, group in enumerate(groups):
         lo = stretch[0] + at * side.part_size

@@ -166,8 +166,8 @@ class CopyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     warps: Literal[4, 8, 16, 32] = 16
 
 
-Exchange = Literal["one_shot", "two_shot", "scatter", "gather"]
-PACKED_SUMS: tuple[Exchange, ...] = ("one_shot", "two_shot", "scatter")  # that add, and may norm rows of sums
+PackedExchange = Literal["one_shot", "two_shot", "scatter", "gather"]
+PACKED_SUMS: tuple[PackedExchange, ...] = ("one_shot", "two_shot", "scatter")  # that add, and may norm rows of sums
 
 
 class PackedConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -179,7 +179,7 @@ class PackedConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     block: PowerOfTwo = 128
     warps: Literal[4, 8, 16] = 4
-    exchange: Exchange = "one_shot"
+    exchange: PackedExchange = "one_shot"
 
     @property
     def shots(self) -> int:
@@ -208,7 +208,7 @@ class SkinnyConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     early: bool = False
 
 
-class Assignment(Struct, frozen=True, forbid_unknown_fields=True):
+class EngineAssignment(Struct, frozen=True, forbid_unknown_fields=True):
     """The engine that runs a queue."""
 
     queue: Name
@@ -233,7 +233,7 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     """
 
     dtype: Dtype
-    engines: tuple[Assignment, ...]
+    engines: tuple[EngineAssignment, ...]
     matmul: MatmulConfig | None = None
     reduction: ReduceConfig | None = None
     copy: CopyConfig | None = None

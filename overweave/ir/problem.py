@@ -19,7 +19,7 @@ from overweave.ir.epilogue import (
     Epilogue,
     Norm,
 )
-from overweave.ir.operators.record import Dim, Operand, Operator
+from overweave.ir.operators.record import CallMatrix, MatmulDim, Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.schedule import Count, Name, Range
 from overweave.ir.shards import owned_rows, rows_of, shard_rows, strip_rows
@@ -63,16 +63,16 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return record_of(self.operator)
 
     @property
-    def sizes(self) -> dict[Dim, int]:
+    def sizes(self) -> dict[MatmulDim, int]:
         """The extents of one rank's matmul."""
         return {"m": self.m, "n": self.n, "k": self.k}
 
-    def start(self, operand: Operand, rank: int) -> tuple[int, int]:
+    def start(self, operand: CallMatrix, rank: int) -> tuple[int, int]:
         """The row and the column of the whole matrix at which a rank's shard of an operand begins."""
         rows, cols = operand.dims
         return self._start(rows, operand, rank), self._start(cols, operand, rank)
 
-    def _start(self, dim: Dim, operand: Operand, rank: int) -> int:
+    def _start(self, dim: MatmulDim, operand: CallMatrix, rank: int) -> int:
         if dim != operand.along:
             return 0
         if dim == "m" or operand.ownership == "gathered":

@@ -4,7 +4,7 @@ Plain frozen data for every rank at once. It knows nothing of kernels, streams o
 Everything is told in global terms, so that a value can be followed through buffers:
 
 - A *tensor* is a logical matrix that no single rank need hold, such as the gathered `a` or the summed product `a@b`.
-- A `Given` says which part of a tensor a region holds at the start; a `Goal`, which part it must hold at the end.
+- `InitialContents` say which part of a tensor a region holds at the start; a `Goal`, what it must hold at the end.
 - A product element is a sum over a reduced axis. Its *terms* are the ranges of that axis that were added, in order. A
   range of the global axis names the contributing rank too, since ranks own disjoint ranges.
 
@@ -279,8 +279,8 @@ class Apply(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, t
     """
 
     function: Name
-    needs: tuple[Given, ...] = ()
-    late_needs: tuple[Given, ...] = ()
+    needs: tuple[InitialContents, ...] = ()
+    late_needs: tuple[InitialContents, ...] = ()
     makes: tuple[Goal, ...]
     late_waits: tuple[Wait, ...] = ()
     tiles: tuple[Range, ...]
@@ -333,7 +333,7 @@ class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 Operation = Put | Get | Copy | Clear | ReducePut | Compute | Reduce | Apply | Collective
 
 
-class Given(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class InitialContents(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """At the start, element `[i, j]` of the region is `tensor[row + i, col + j]`."""
 
     region: Region
@@ -377,7 +377,7 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     queues: tuple[Queue, ...]
     credits: tuple[Credit, ...] = ()
     reuse: Literal["credits", "echoes"] = "credits"
-    given: tuple[Given, ...]
+    given: tuple[InitialContents, ...]
     goal: tuple[Goal, ...]
     operations: tuple[Operation, ...]
 

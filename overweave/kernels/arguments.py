@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 
-class TileQueue(NamedTuple):
+class LaunchTiles(NamedTuple):
     """The tiles of a launch. table: int32 `[tiles, columns]` (ir/tile_order.py). claims: the counter from which a
     program takes its next tile. trace: int64 `[tiles, TRACE_COLUMNS]`, written if the kernel is traced.
     """
@@ -33,7 +33,7 @@ class SignalWords(NamedTuple):
     world_size: int
 
 
-class Products(NamedTuple):
+class MatmulOutputs(NamedTuple):
     """What a matmul writes: the output `[rows, n]` of each of up to three weights, and the columns of each. total: a
     second output of the first weight, which some tiles write instead (`TileRow.into`).
     """
@@ -112,7 +112,7 @@ class Messages(NamedTuple):
     half: int
 
 
-class Parts(NamedTuple):
+class ShardSpans(NamedTuple):
     """How what is exchanged is dealt out: `total` int32 words in all, of which each rank owns `shard`, the last ones
     fewer or none, or, of a one-shot, all; to each program a stretch of `span` words of a shard, in so many turns.
     """

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from overweave.ir.epilogue import GATE, NORM_WEIGHT, SCALE_W, SCALE_X, Z
 from overweave.ir.problem import Problem
 from overweave.ops.call.norm import RmsNorm
-from overweave.ops.call.operands import Given
+from overweave.ops.call.operands import CallArguments
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.schema import PRODUCTS
 from overweave.tuner.measure.sides import OperatorCall
-from overweave.tuner.measure.trial import Result
+from overweave.tuner.measure.trial import CallResult
 
 
 def operator_for(problem: Problem) -> OperatorCall:
@@ -28,9 +28,9 @@ class _Call:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._made: dict[int, tuple[list[torch.Tensor], Given]] = {}
+        self._made: dict[int, tuple[list[torch.Tensor], CallArguments]] = {}
 
-    def __call__(self, x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, plan: str | None) -> Result:
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, plan: str | None) -> CallResult:
         problem, key = self._problem, w.data_ptr()
         if key not in self._made:
             self._made[key] = self._beside(x, w, dist.get_rank(group))
@@ -41,11 +41,11 @@ class _Call:
             return tuple([tensors[name] for name in PRODUCTS[: len(weights)]])
         return (tensors["y"], tensors[Z]) if problem.norm else tensors["y"]
 
-    def _beside(self, x: torch.Tensor, w: torch.Tensor, rank: int) -> tuple[list[torch.Tensor], Given]:
+    def _beside(self, x: torch.Tensor, w: torch.Tensor, rank: int) -> tuple[list[torch.Tensor], CallArguments]:
         problem, epilogue, norm = self._problem, self._problem.epilogue, self._problem.norm
         widths = problem.columns or (problem.n,) * epilogue.products
         weights = [_as_stored(part) for part in w.split(widths, dim=1)] if len(widths) > 1 else [w]
-        given: Given = {"activation": epilogue.activation} if epilogue.activation else {}
+        given: CallArguments = {"activation": epilogue.activation} if epilogue.activation else {}
         for name in (*epilogue.inputs, *(norm.inputs if norm else ())):
             given[name] = weights[1] if name == GATE else _made(problem.operand(name, rank), x.device)
         if epilogue.scaling:  # fp8 operands are scaled by rows

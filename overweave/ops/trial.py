@@ -22,7 +22,7 @@ from overweave.runtime.host.trace import trace_on_host
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import method_of
 from overweave.schedules.records.needs import obstacle
-from overweave.schedules.records.record import Asked
+from overweave.schedules.records.record import MethodRequest
 from overweave.tuner.space.target import Target, target_of, tile_options
 
 NON_ZEROS = 16  # of a row of x, in the mean: every partial sum of such integers is exact, even in bf16
@@ -36,7 +36,7 @@ INTERPRETED_STEPS = 4096
 Tensors = dict[str, torch.Tensor]
 
 
-class Case(Struct, frozen=True):
+class TrialCase(Struct, frozen=True):
     """What to try: a schedule of the catalog with its options, and where it runs.
 
     depth: on the CPU, `interpreter` runs the real kernels, `library` lets torch compute the tiles.
@@ -49,13 +49,13 @@ class Case(Struct, frozen=True):
     depth: Depth = "library"
 
 
-class Trial(Struct, frozen=True, kw_only=True):
+class TrialResult(Struct, frozen=True, kw_only=True):
     """What came out. Errors are relative to fp64, in norm, over all ranks; that of torch + library beside ours.
 
     is_exact: with integers, every rank's result had the reference's bits. timeline: of one warm call.
     """
 
-    case: Case
+    case: TrialCase
     is_exact: bool
     error: float
     library_error: float
@@ -67,23 +67,25 @@ class Trial(Struct, frozen=True, kw_only=True):
         return self.is_exact and self.error <= max(self.library_error * ERROR_RATIO, 1e-12)
 
 
-def case_of(schedule: str, problem: Problem, device: Literal["cpu", "cuda"], options: dict[str, str | int]) -> Case:
+def case_of(
+    schedule: str, problem: Problem, device: Literal["cpu", "cuda"], options: dict[str, str | int]
+) -> TrialCase:
     """A schedule on a device: with the best tile kernel on a GPU; interpreted on the CPU, where that ends in time."""
     method = method_of(schedule)
     if not method.is_fused:
-        return Case(schedule, problem, options, device)
+        return TrialCase(schedule, problem, options, device)
     if device == "cuda":
         best = tile_options(target_of(_device(device)), method)
-        return Case(schedule, problem, best | options, device)
+        return TrialCase(schedule, problem, best | options, device)
     block_m, block_n, block_k = EMULATED_TILES.values()
     steps = -(-problem.m // block_m) * -(-problem.n // block_n) * -(-problem.k // block_k)
-    if steps > INTERPRETED_STEPS or obstacle(Asked(problem, options, Target("cpu")), method, "device"):
-        return Case(schedule, problem, options, device)
+    if steps > INTERPRETED_STEPS or obstacle(MethodRequest(problem, options, Target("cpu")), method, "device"):
+        return TrialCase(schedule, problem, options, device)
     few: dict[str, str | int] = {"pieces": 2} if method.takes("pieces") else {}
-    return Case(schedule, problem, {**EMULATED_TILES, **few, **options}, device, "interpreter")
+    return TrialCase(schedule, problem, {**EMULATED_TILES, **few, **options}, device, "interpreter")
 
 
-def try_case(case: Case, group: Group) -> Trial | None:
+def try_case(case: TrialCase, group: Group) -> TrialResult | None:
     """Runs a case twice, the second time traced. Collective; on rank 0 what came out, None elsewhere.
 
     Raises InputError for a schedule that is none, and whatever a call of the operator raises.
@@ -106,7 +108,7 @@ def try_case(case: Case, group: Group) -> Trial | None:
     sums = _total([wrong, _squares(tensors["y"] - exact), _squares(library - exact), _squares(exact)], group)
     if timeline is None:
         return None
-    return Trial(
+    return TrialResult(
         case=case,
         is_exact=sums[0] == 0,
         error=_relative(sums[1], sums[3]),
@@ -120,7 +122,7 @@ def _relative(squares: float, exact: float) -> float:
     return float((squares / exact) ** 0.5) if exact else float(squares)
 
 
-def try_on_forked_rank(cases: tuple[Case, ...]) -> object:
+def try_on_forked_rank(cases: tuple[TrialCase, ...]) -> object:
     """For `run_ranks`: the trials as plain data on rank 0, None elsewhere."""
     group = resolve(None)
     trials = [try_case(case, group) for case in cases]
@@ -131,11 +133,11 @@ def _device(kind: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
 
 
-Run = Callable[[Tensors], None]
+TrialRun = Callable[[Tensors], None]
 Trace = Callable[[Tensors], Timeline | None]
 
 
-def _on_host(plan: Plan, group: Group, depth: Depth) -> tuple[Run, Trace]:
+def _on_host(plan: Plan, group: Group, depth: Depth) -> tuple[TrialRun, Trace]:
     def split(tensors: Tensors) -> tuple[Tensors, Tensors]:
         return {name: tensors[name] for name in ("x", "w")}, {"y": tensors["y"]}
 
@@ -145,7 +147,7 @@ def _on_host(plan: Plan, group: Group, depth: Depth) -> tuple[Run, Trace]:
     )
 
 
-def _on_gpu(plan: Plan, group: Group, device: torch.device) -> tuple[Run, Trace]:
+def _on_gpu(plan: Plan, group: Group, device: torch.device) -> tuple[TrialRun, Trace]:
     workspace = load("gpu workspace").of(group, device)
 
     def run(tensors: Tensors) -> None:

@@ -146,8 +146,8 @@ class Await:
     counts: tuple[tuple[int, int], ...]
 
 
-Action = TileLaunch | TileMove | Raise | Await
-TileStep = tuple[str, Action]  # the queue, and what it does
+TileAction = TileLaunch | TileMove | Raise | Await
+TileStep = tuple[str, TileAction]  # the queue, and what it does
 
 
 @dataclass(frozen=True)

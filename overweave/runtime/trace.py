@@ -17,7 +17,7 @@ from overweave.ir.plan import COPY_ENGINE, Plan
 from overweave.ir.schedule import Operation
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.operations import arrows, kind_of
-from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Span, Timeline, make_timeline
+from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Timeline, TimelineSpan, make_timeline
 from overweave.memory.group import Group
 from overweave.runtime.agenda import PendingStep
 
@@ -145,7 +145,7 @@ def gather(group: Group, records: list[Record], zero_ns: int = 0) -> list[list[R
 def timeline_of(plan: Plan, by_rank: list[list[Record]]) -> Timeline:
     """Spans and arrows from the records of each rank, on one clock. Time starts with the first rank's call."""
     zero_ns = min((record.begin_ns for records in by_rank for record in records), default=0)
-    spans: list[Span] = []
+    spans: list[TimelineSpan] = []
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for rank, records in enumerate(by_rank):
@@ -161,17 +161,17 @@ def timeline_of(plan: Plan, by_rank: list[list[Record]]) -> Timeline:
     return with_contents(timeline, plan.schedule, plan.realization.dtype)
 
 
-def _span(plan: Plan, rank: int, operations: tuple[Operation, ...], record: Record, zero_ns: int) -> Span:
+def _span(plan: Plan, rank: int, operations: tuple[Operation, ...], record: Record, zero_ns: int) -> TimelineSpan:
     begin_us, end_us = (record.begin_ns - zero_ns) / 1e3, (record.end_ns - zero_ns) / 1e3
     if record.operation == HEAD:
         engines = plan.realization.engines
         stream = next((each.queue for each in engines if each.engine != COPY_ENGINE), engines[0].queue)
-        return Span(rank, stream, "begin", BEGIN, begin_us, end_us)
+        return TimelineSpan(rank, stream, "begin", BEGIN, begin_us, end_us)
     operation = operations[record.operation]
     name, track = operation.name, operation.queue
     if record.tile != NOT_A_TILE:
         name, track = f"{name}.{record.tile}", f"{track}.{record.program:03d}"
-    return Span(rank, track, name, KINDS[record.kind], begin_us, max(begin_us, end_us))
+    return TimelineSpan(rank, track, name, KINDS[record.kind], begin_us, max(begin_us, end_us))
 
 
 def _gathered(group: Group, own: torch.Tensor) -> list[torch.Tensor]:

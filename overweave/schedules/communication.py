@@ -13,8 +13,8 @@ from overweave.ir.schedule import (
     ECHOES,
     Buffer,
     Collective,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Operation,
     Put,
@@ -59,7 +59,7 @@ CARRYING_TILES: tuple[Mover, ...] = (
 Sums = Literal["kernel", "epilogue"]  # who adds what peers sent: a kernel of its own, or the own tiles
 
 
-class Chunk(Struct, frozen=True, kw_only=True):
+class MatmulChunk(Struct, frozen=True, kw_only=True):
     """A hole in the launch order: here a matmul reads (gather) or writes (scatter) `region`. Never empty.
 
     rows: the rows of the global matmul that the region holds. `notifies` counts the chunk as one; `compose` counts its
@@ -87,7 +87,9 @@ class Chunk(Struct, frozen=True, kw_only=True):
     adds: bool = False
 
 
-Part = tuple[Range, tuple[Range, ...]]  # rows of a product, and the ranges of the reduced axis that are added, in order
+ReducedPart = tuple[
+    Range, tuple[Range, ...]
+]  # rows of a product, and the ranges of the reduced axis that are added, in order
 
 
 class Communication(Struct, frozen=True, kw_only=True):
@@ -102,14 +104,14 @@ class Communication(Struct, frozen=True, kw_only=True):
     world_size: int
     buffers: tuple[Buffer, ...]
     queues: tuple[Queue, ...]
-    given: tuple[Given, ...]
+    given: tuple[InitialContents, ...]
     goal: tuple[Goal, ...]
-    steps: tuple[Operation | Chunk, ...]
+    steps: tuple[Operation | MatmulChunk, ...]
     tiles_read: bool = False
     behind: Mapping[str, tuple[Region, ...]] = {}
     pads: tuple[SignalPad, ...] = ()
     reuse: Literal["credits", "echoes"] = CREDITS
-    parts: Mapping[int, tuple[Part, ...]] = {}
+    parts: Mapping[int, tuple[ReducedPart, ...]] = {}
 
 
 class Split(Struct, frozen=True, kw_only=True):
@@ -221,10 +223,10 @@ def gathered_by_library(split: Split, own: Region, whole: Buffer, label: str = "
 
 def communicated(
     world_size: int,
-    steps: Sequence[Operation | Chunk],
+    steps: Sequence[Operation | MatmulChunk],
     callers: Sequence[Buffer],
     *,
-    given: Iterable[Given] = (),
+    given: Iterable[InitialContents] = (),
     goal: Iterable[Goal] = (),
     tiles_read: bool = False,
     has_messages: bool = False,
@@ -249,14 +251,14 @@ def communicated(
 
 
 def queues_of(
-    steps: Iterable[Operation | Chunk], *, sums_behind: bool = False, pushes_behind: bool = False
+    steps: Iterable[Operation | MatmulChunk], *, sums_behind: bool = False, pushes_behind: bool = False
 ) -> tuple[Queue, ...]:
     """The queues of the steps, but for the tiles' own. Work of the caller's stream runs in launch order, kernels too.
 
     sums_behind: a kernel that sums is launched behind the tiles; behind a kernel that pushes it always is, as sums that
     wait for peers must not hold the SMs of that. pushes_behind: a kernel that pushes is launched behind the tiles.
     """
-    listed = [step for step in steps if not isinstance(step, Chunk) and step.queue != TILES]
+    listed = [step for step in steps if not isinstance(step, MatmulChunk) and step.queue != TILES]
     names = dict.fromkeys(step.queue for step in listed)
     # The library's sums hold SMs that kernels may need.
     is_last = any(isinstance(step, Collective) and step.function in SUMMING for step in listed)
@@ -282,7 +284,7 @@ def in_parts(made: Communication, rows_of: Mapping[str, int]) -> Communication:
     return replace(made, steps=tuple(moved.get(step.name, step) for step in made.steps)) if moved else made
 
 
-def _workspace(steps: Iterable[Operation | Chunk], callers: set[str]) -> Iterator[Buffer]:
+def _workspace(steps: Iterable[Operation | MatmulChunk], callers: set[str]) -> Iterator[Buffer]:
     """The buffers that steps name and the caller does not have. What peers touch, they must reach."""
     sizes: dict[str, tuple[int, int]] = {}
     reached: set[str] = set()
@@ -297,13 +299,13 @@ def _workspace(steps: Iterable[Operation | Chunk], callers: set[str]) -> Iterato
         yield Buffer(name, rows, cols, "symmetric" if name in reached else "local")
 
 
-def used(buffers: Iterable[Buffer], steps: Iterable[Operation | Chunk]) -> tuple[Buffer, ...]:
+def used(buffers: Iterable[Buffer], steps: Iterable[Operation | MatmulChunk]) -> tuple[Buffer, ...]:
     """The buffers that some step names: a group of one moves nothing and needs no workspace."""
     named = {part.buffer for step in steps for part in _regions(step)}
     return tuple(buffer for buffer in buffers if buffer.name in named or buffer.home in ("input", "output"))
 
 
-def _regions(step: Operation | Chunk) -> tuple[Region, ...]:
-    if isinstance(step, Chunk):
+def _regions(step: Operation | MatmulChunk) -> tuple[Region, ...]:
+    if isinstance(step, MatmulChunk):
         return (step.region, *step.addends, *step.places, *step.scales, *step.into)
     return (*step.reads, *step.writes)

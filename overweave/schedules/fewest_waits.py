@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec.structs import replace
 
 from overweave.ir.schedule import Apply, Operation, Queue, Wait
-from overweave.schedules.communication import COMPLETE, Chunk, Communication
+from overweave.schedules.communication import COMPLETE, Communication, MatmulChunk
 
 PadSignal = tuple[str, int]  # pad and number, on the waiter's own rank
 Sender = tuple[int, str, int]  # rank, queue, place in the launch order
@@ -66,7 +66,7 @@ def _senders(communications: list[Communication], rank: int, places: LaunchPosit
     for communication in communications:
         ordered = {queue.name for queue in communication.queues if queue.order == COMPLETE}
         for step in communication.steps:
-            queue = "" if isinstance(step, Chunk) or step.queue not in ordered else step.queue
+            queue = "" if isinstance(step, MatmulChunk) or step.queue not in ordered else step.queue
             for notify in step.notifies:
                 if notify.rank == rank:
                     place = places.get((step.rank, step.name), -1)

@@ -27,14 +27,14 @@ from overweave.schedules.communication import (
     SUMMED,
     TILES,
     TOLD,
-    Chunk,
     Communication,
+    MatmulChunk,
 )
 
 PADS = (COMPUTED, SUMMED, ARRIVED, TOLD)
 RELAYS = f"{COPIES}.told"  # the queue that tells peers what they may read: it must not stand behind own copies
 
-Step = Operation | Chunk
+CommunicationStep = Operation | MatmulChunk
 
 
 class Announcement(NamedTuple):
@@ -67,7 +67,7 @@ class _Signals:
         self.after = {queue.name: queue.after for queue in made.queues}
         self.after.setdefault(TILES, (MAIN,))
         self.complete = {queue.name for queue in made.queues if queue.order == COMPLETE} - {TILES}
-        self.queues = [TILES if isinstance(step, Chunk) else step.queue for step in self.listed]
+        self.queues = [TILES if isinstance(step, MatmulChunk) else step.queue for step in self.listed]
         self.writers = _Writers(self.listed, made.tiles_read)
         self.written = {at: list(dict.fromkeys(self._written_for(at))) for at in range(len(self.listed))}
         self.together = self._told_together()
@@ -98,17 +98,17 @@ class _Signals:
 
         def turn(at: int) -> tuple[int, Range]:
             step = self.listed[at]
-            if isinstance(step, Chunk):
+            if isinstance(step, MatmulChunk):
                 return 0, step.rows if self.made.tiles_read else (0, 0)
             return (2 if step.queue in self.complete else 1), (0, 0)
 
         return sorted(range(len(self.listed)), key=turn)
 
-    def _steps(self, waits: dict[int, tuple[Wait, ...]]) -> Iterator[Step]:
+    def _steps(self, waits: dict[int, tuple[Wait, ...]]) -> Iterator[CommunicationStep]:
         tellers = {at: self._teller(at) for at in self.tells}
         late = "waits" if self.made.tiles_read else "late_waits"
         for at, step in enumerate(self.listed):
-            field = late if isinstance(step, Chunk) else "waits"
+            field = late if isinstance(step, MatmulChunk) else "waits"
             notifies = self._notifies(self.told.get(at, ()))
             if isinstance(step, Put) and self._tells_more_than_its_peer(step, notifies):
                 found = f"ranks {sorted({one.rank for one in notifies})} wait for it, and kernels tell the peer alone"
@@ -158,7 +158,7 @@ class _Signals:
     def _is_stored(self, writer: int, rank: int) -> bool:
         """Whether tiles of another rank store it on this one."""
         by = self.listed[writer]
-        return isinstance(by, Chunk) and by.rank != rank and any(part.rank == rank for part in _writes(by, False))
+        return isinstance(by, MatmulChunk) and by.rank != rank and any(part.rank == rank for part in _writes(by, False))
 
     def _events(self, at: int) -> list[Announcement]:
         """What a step waits for; of what a queue completes in order, the last."""
@@ -176,7 +176,7 @@ class _Signals:
         by, by_one = self.listed[writer], (writer,)
         if (together := self.together.get((writer, rank))) is not None:
             return Announcement(ARRIVED, rank, together, True)
-        if isinstance(by, Chunk):
+        if isinstance(by, MatmulChunk):
             return (
                 Announcement(COMPUTED, rank, by_one, True)
                 if by.rank == rank
@@ -211,14 +211,14 @@ class _Signals:
     def _alike(self, event: Announcement) -> set[int]:
         """The ranks on which it has the same number: all at which one tile stores, as a tile announces one signal."""
         step = self.listed[event.by[0]]
-        if isinstance(step, Chunk) and event.pad == ARRIVED and len(event.by) == 1:
+        if isinstance(step, MatmulChunk) and event.pad == ARRIVED and len(event.by) == 1:
             return {part.rank for part in step.places or (step.region,) if part.rank != step.rank}
         return {event.rank}
 
     def _teller(self, at: int) -> Copy:
         """Tells peers that what a kernel has written may be read."""
-        step, pad = self.listed[at], COMPUTED if isinstance(self.listed[at], Chunk) else SUMMED
-        done = Announcement(pad, step.rank, (at,), isinstance(step, Chunk) or step.instances > 1)
+        step, pad = self.listed[at], COMPUTED if isinstance(self.listed[at], MatmulChunk) else SUMMED
+        done = Announcement(pad, step.rank, (at,), isinstance(step, MatmulChunk) or step.instances > 1)
         return Copy(
             name=f"tell.{step.name}",
             rank=step.rank,
@@ -243,7 +243,7 @@ class _Signals:
 class _Writers:
     """The steps that write a region, by its buffer and rank."""
 
-    def __init__(self, steps: tuple[Step, ...], tiles_read: bool) -> None:
+    def __init__(self, steps: tuple[CommunicationStep, ...], tiles_read: bool) -> None:
         written: dict[tuple[str, int], list[tuple[tuple[int, int], int, Region]]] = {}
         for at, step in enumerate(steps):
             for part in _writes(step, tiles_read):
@@ -265,18 +265,18 @@ class _Writers:
                 yield step
 
 
-def _reads(step: Step, tiles_read: bool) -> tuple[Region, ...]:
-    if isinstance(step, Chunk):
+def _reads(step: CommunicationStep, tiles_read: bool) -> tuple[Region, ...]:
+    if isinstance(step, MatmulChunk):
         return (step.region, *step.scales) if tiles_read else step.addends
     return step.reads
 
 
-def _writes(step: Step, tiles_read: bool) -> tuple[Region, ...]:
-    if isinstance(step, Chunk):
+def _writes(step: CommunicationStep, tiles_read: bool) -> tuple[Region, ...]:
+    if isinstance(step, MatmulChunk):
         return step.into if tiles_read else step.places or (step.region,)
     return step.writes
 
 
-def _add_alike(one: Step, other: Step) -> bool:
+def _add_alike(one: CommunicationStep, other: CommunicationStep) -> bool:
     """Whether both add to what lies there: neither waits for the other."""
     return isinstance(one, ReducePut) and isinstance(other, ReducePut)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from overweave.hardware.machine import Machine
 from overweave.ir.schedule import Collective
 from overweave.sim.cost import Costs
-from overweave.sim.events import Clock
+from overweave.sim.events import EventQueue
 from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
 
 Ended = Callable[[float, float], None]  # hears when a part has ended: since when it stood, and since when it ran
@@ -34,7 +34,7 @@ class Collectives:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: EventQueue,
         machine: Machine,
         processors: list[StreamingMultiprocessors],
         costs: Costs,

@@ -22,8 +22,8 @@ from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, 
 from overweave.sim.order import LaunchStep, QueueRun, tiles_of
 from overweave.sim.shares import sum_us, to_share_us
 
-Move = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
-Shape = tuple[int, int, int]  # rows, columns, k
+PricedMove = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
+MatmulShape = tuple[int, int, int]  # rows, columns, k
 Dtypes = tuple[Dtype, MovedDtype]  # of a matmul's operands, and of its result
 FP32_BYTES = ITEMSIZE_BYTES["float32"]
 # A tile reads several addends strip by strip, each strip when the one before is stored: slower than its SM's share.
@@ -119,7 +119,7 @@ class Costs:
         stored_us = self._stores_us(operation, count)
         return KernelCost(count, max(us, stored_us), self._addends_us(operation, config, count), min(us, stored_us))
 
-    def _read_together(self, operation: Compute, shape: Shape) -> tuple[Shape, Dtypes, int]:
+    def _read_together(self, operation: Compute, shape: MatmulShape) -> tuple[MatmulShape, Dtypes, int]:
         """What tiles read and store that run together: those of the operation, or, where it is a few blocks of a
         product, those of the whole product, whose rows and columns they share.
         """
@@ -204,7 +204,7 @@ class Costs:
         element_ns = (*first, *(add for _ in operation.operands[1:]), narrow)
         return tuple(KernelCost(programs, elements * each / 1e3) for each in element_ns)
 
-    def _moved_within(self, operation: Move) -> KernelCost:
+    def _moved_within(self, operation: PricedMove) -> KernelCost:
         """A copy within a rank, or zeros: a kernel that reads and writes its own memory, one program per SM."""
         rate = self._machine.hbm if isinstance(operation, Clear) else self._machine.local_copies
         moving_us = self._bytes(operation, (*operation.sources, *operation.destinations)) / rate.gb_per_s
@@ -273,7 +273,7 @@ class Costs:
         peers = {region.rank for region in regions} - {rank}
         return sum(routes.alone_gb_per_s(rank, peer) for peer in peers) if peers else inf
 
-    def _shape(self, operation: Compute) -> Shape:
+    def _shape(self, operation: Compute) -> MatmulShape:
         """With a gate's product beside that of each tile, as many columns more."""
         rows, cols, k = matmul_shape(operation)
         return rows, cols * self._products, k
@@ -299,14 +299,14 @@ class Costs:
         return region.shape[0] == 1 or region.shape[1] == self._buffers[region.buffer].cols
 
 
-def tile_us(machine: Machine, rate: TileRate, shape: Shape, dtype: Dtype) -> float:
+def tile_us(machine: Machine, rate: TileRate, shape: MatmulShape, dtype: Dtype) -> float:
     """One tile `[block_m, block_n]` over `k`, every SM busy. A ragged tile costs as much as a full one."""
     block_m, block_n, k = shape
     per_sm = rate.tflops * machine.dtype_share(dtype) * 1e6 / machine.processor.sms
     return 2.0 * block_m * block_n * k / per_sm + rate.overhead_us
 
 
-def library_matmul_us(machine: Machine, shape: Shape, dtype: Dtype, is_added: bool = False) -> float:
+def library_matmul_us(machine: Machine, shape: MatmulShape, dtype: Dtype, is_added: bool = False) -> float:
     """A library matmul `(m, n, k)` alone, as a call is timed. is_added: to sums that are kept in fp32."""
     work = _library_work(machine, shape, (dtype, "float32" if is_added else dtype), is_added)
     waves = -(-work.count // machine.processor.sms)
@@ -314,7 +314,7 @@ def library_matmul_us(machine: Machine, shape: Shape, dtype: Dtype, is_added: bo
 
 
 @lru_cache(maxsize=4096)
-def _library_work(machine: Machine, shape: Shape, dtypes: Dtypes, accumulates: bool) -> KernelCost:
+def _library_work(machine: Machine, shape: MatmulShape, dtypes: Dtypes, accumulates: bool) -> KernelCost:
     """Tiles of the shape that finishes first by whole waves. accumulates: what is there is read and added to."""
     rows, cols, k = shape
     best, best_us = KernelCost(0, 0.0), float("inf")
@@ -328,7 +328,7 @@ def _library_work(machine: Machine, shape: Shape, dtypes: Dtypes, accumulates: b
     return best
 
 
-def matmul_shape(operation: Compute) -> Shape:
+def matmul_shape(operation: Compute) -> MatmulShape:
     """(rows, cols, k) of one Compute."""
     rows = sum(region.shape[0] for region in operation.a)
     return rows, operation.b.shape[1], operation.b.shape[0]
@@ -339,14 +339,16 @@ def size(region: Region) -> int:
     return 0 if region.is_empty else region.shape[0] * region.shape[1]
 
 
-def moves_between_ranks(operation: Move) -> bool:
+def moves_between_ranks(operation: PricedMove) -> bool:
     """Whether the operation's bytes cross a link."""
     return any(
         source.rank != target.rank for source, target in zip(operation.sources, operation.destinations, strict=True)
     )
 
 
-def _memory_tile_us(machine: Machine, shape: Shape, dtypes: Dtypes, count: int, accumulates: bool = False) -> float:
+def _memory_tile_us(
+    machine: Machine, shape: MatmulShape, dtypes: Dtypes, count: int, accumulates: bool = False
+) -> float:
     """Time of a tile if its operation were bound by memory: each operand element is read, each result written once."""
     rows, cols, k = shape
     item, out_item = (ITEMSIZE_BYTES[dtype] for dtype in dtypes)

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-Action = Callable[[], None]
+Callback = Callable[[], None]
 SignalKey = tuple[int, str, int]  # rank, pad, index
 
 
-class Clock:
+class EventQueue:
     """Runs actions in order of time; those of one time in the order they were asked for. Times are microseconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._events: list[tuple[float, int, Action]] = []
+        self._events: list[tuple[float, int, Callback]] = []
         self._asked = 0
 
-    def at(self, time_us: float, action: Action) -> None:
+    def at(self, time_us: float, action: Callback) -> None:
         self._asked += 1
         heappush(self._events, (max(time_us, self.now), self._asked, action))
 
-    def after(self, delay_us: float, action: Action) -> None:
+    def after(self, delay_us: float, action: Callback) -> None:
         self.at(self.now + delay_us, action)
 
     def run(self) -> None:
@@ -36,7 +36,7 @@ class Gate:
 
     __slots__ = ("_action", "missing")
 
-    def __init__(self, action: Action) -> None:
+    def __init__(self, action: Callback) -> None:
         self.missing = 0
         self._action = action
 

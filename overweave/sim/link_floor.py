@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 
 from overweave.hardware.machine import Machine
-from overweave.hardware.topology import Place
+from overweave.hardware.topology import Endpoint
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import Compute, Get, Operation, Put, Reduce, Region
 from overweave.ir.timeline.timeline import Timeline
 
-Move = tuple[int, int, Region]  # from which rank, to which, and what
+LinkMove = tuple[int, int, Region]  # from which rank, to which, and what
 
 
 def floor_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
@@ -38,7 +38,7 @@ def busiest(plan: Plan, machine: Machine) -> tuple[float, set[str]]:
     }
     engine_of = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
     item_bytes = {buffer.name: ITEMSIZE_BYTES[plan.dtype_of(buffer.name)] for buffer in plan.schedule.buffers}
-    busy_us: defaultdict[tuple[Place, Place], float] = defaultdict(float)
+    busy_us: defaultdict[tuple[Endpoint, Endpoint], float] = defaultdict(float)
     moving: set[str] = set()
     for operation in plan.schedule.operations:
         rate = peaks.get(engine_of[operation.queue])
@@ -58,7 +58,7 @@ def no_sooner_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
     return max(timeline.total_us, floor_us(plan, machine, timeline))
 
 
-def _moves(operation: Operation) -> list[Move]:
+def _moves(operation: Operation) -> list[LinkMove]:
     """What an operation takes over a link."""
     if isinstance(operation, Put | Get):
         pairs = zip(operation.sources, operation.destinations, strict=True)

@@ -15,7 +15,7 @@ from overweave.ir.plan import KERNELS, PACKED_KERNEL, Engine, Plan
 from overweave.ir.schedule import Operation, Reduce
 from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 from overweave.ir.timeline.operations import kind_of
-from overweave.ir.timeline.timeline import Kind
+from overweave.ir.timeline.timeline import SpanKind
 
 _KIND, _FIELDS = attrgetter("kind"), attrgetter("kind", "operation", "width", "k_lo", "k_hi")
 
@@ -34,7 +34,7 @@ class LaunchStep(Struct, frozen=True):
         return self.engine == PACKED_KERNEL
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SpanKind:
         return kind_of(self.operation)
 
 

@@ -11,11 +11,11 @@ from functools import partial
 from typing import NamedTuple
 
 from overweave.hardware.machine import Machine
-from overweave.hardware.topology import Hop, Place
+from overweave.hardware.topology import Endpoint, Hop
 from overweave.sim.cost import Segment
-from overweave.sim.events import Action, Clock
+from overweave.sim.events import Callback, EventQueue
 
-SharedLink = tuple[Place, Place]  # a link in one direction, or a port: out of a rank, or into it
+SharedLink = tuple[Endpoint, Endpoint]  # a link in one direction, or a port: out of a rank, or into it
 
 
 class _Path(NamedTuple):
@@ -32,7 +32,7 @@ class _Flow:
 
     __slots__ = ("done", "left_us", "path", "segment", "shared", "speed", "updated_us", "version")
 
-    def __init__(self, segment: Segment, path: _Path, done: Action, now_us: float) -> None:
+    def __init__(self, segment: Segment, path: _Path, done: Callback, now_us: float) -> None:
         self.segment, self.path, self.shared, self.done = segment, path, path.shared, done
         self.left_us, self.updated_us = segment.alone_us, now_us
         self.speed, self.version = 0.0, 0
@@ -43,7 +43,7 @@ class Ports:
     ways.
     """
 
-    def __init__(self, clock: Clock, machine: Machine, changed: Callable[[int, float], None]) -> None:
+    def __init__(self, clock: EventQueue, machine: Machine, changed: Callable[[int, float], None]) -> None:
         self._clock, self._changed, self._routes = clock, changed, machine.routes
         alone = machine.links.push.peak_gb_per_s
         self._crowd = machine.links.all_peers.peak_gb_per_s / alone
@@ -59,7 +59,7 @@ class Ports:
         self._untold: set[int] = set()  # ranks whose load has changed, told once at the end of an instant
         self._paths: dict[tuple[int, int], _Path] = {}
 
-    def copy(self, segment: Segment, done: Action) -> None:
+    def copy(self, segment: Segment, done: Callback) -> None:
         """Starts a copy now; `done` runs at its end."""
         if segment.source == segment.target:
             self._copy_within(segment, done)
@@ -71,7 +71,7 @@ class Ports:
             self._of_rank.setdefault(rank, {})[flow] = None
         self._deal(flow)
 
-    def _copy_within(self, segment: Segment, done: Action) -> None:
+    def _copy_within(self, segment: Segment, done: Callback) -> None:
         """By a DMA engine, which shares no port and reads and writes the memory of one rank."""
         rank = segment.source
 

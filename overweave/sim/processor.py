@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from overweave.sim.events import Clock
+from overweave.sim.events import EventQueue
 
 _SAME_US = 1e-6
 
@@ -75,7 +75,7 @@ class RunningKernel:
 class _Pace:
     """Batches whose work goes on at one speed, the next to end first; `ended` hears of each."""
 
-    def __init__(self, clock: Clock, ended: Callable[[list[Batch]], None]) -> None:
+    def __init__(self, clock: EventQueue, ended: Callable[[list[Batch]], None]) -> None:
         self._clock, self._ended = clock, ended
         self._running: list[tuple[float, int, Batch]] = []
         self._batches = self._version = 0
@@ -118,7 +118,7 @@ class _Pace:
 class StreamingMultiprocessors:
     """library_slowdown: of the library's matmuls while a collective runs on the rank."""
 
-    def __init__(self, clock: Clock, sms: int, library_slowdown: float = 1.0) -> None:
+    def __init__(self, clock: EventQueue, sms: int, library_slowdown: float = 1.0) -> None:
         self._clock = clock
         self._free = list(range(sms))
         self._kernels: deque[RunningKernel] = deque()

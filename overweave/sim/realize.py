@@ -6,12 +6,12 @@ from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
 from overweave.ir.exchange import exchange_of
 from overweave.ir.plan import (
-    Assignment,
     CopyConfig,
     Engine,
-    Exchange,
+    EngineAssignment,
     MatmulConfig,
     PackedConfig,
+    PackedExchange,
     Plan,
     Realization,
     ReduceConfig,
@@ -27,7 +27,7 @@ def realize(schedule: Schedule, machine: Machine, dtype: Dtype = "bfloat16") -> 
 
     The tile shape is the first of the machine's that gives every Compute as many tiles as the schedule says.
     """
-    engines = tuple(Assignment(queue.name, _engine(queue, schedule)) for queue in schedule.queues)
+    engines = tuple(EngineAssignment(queue.name, _engine(queue, schedule)) for queue in schedule.queues)
     computes = [operation for operation in schedule.operations if isinstance(operation, Compute)]
     rows, cols, k = matmul_shape(computes[0]) if computes else (0, 0, 0)
     return Plan(
@@ -45,7 +45,7 @@ def realize(schedule: Schedule, machine: Machine, dtype: Dtype = "bfloat16") -> 
     )
 
 
-def _exchange(schedule: Schedule) -> Exchange:
+def _exchange(schedule: Schedule) -> PackedExchange:
     """Of its packed kernel, if it has one."""
     queues = {queue.name for queue in schedule.queues if queue.order == "issue" and schedule.reuse == ECHOES}
     members = [each for each in schedule.operations if each.queue in queues]

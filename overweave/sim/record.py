@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overweave.ir.schedule import Operation, Schedule
 from overweave.ir.timeline.operations import arrows
-from overweave.ir.timeline.timeline import BEGIN, WAIT, Kind, Span, Timeline, make_timeline
+from overweave.ir.timeline.timeline import BEGIN, WAIT, SpanKind, Timeline, TimelineSpan, make_timeline
 from overweave.sim.processor import Batch
 
 
@@ -13,47 +13,49 @@ class Recorder:
 
     def __init__(self, with_tiles: bool) -> None:
         self._with_tiles = with_tiles
-        self._spans: list[Span] = []
+        self._spans: list[TimelineSpan] = []
         self._first: dict[str, int] = {}
         self._last: dict[str, int] = {}
         self._tiles: dict[str, tuple[float, float, float]] = {}
 
     def begin(self, rank: int, track: str, begin_us: float, end_us: float) -> None:
-        self._spans.append(Span(rank, track, "begin", BEGIN, begin_us, end_us))
+        self._spans.append(TimelineSpan(rank, track, "begin", BEGIN, begin_us, end_us))
 
     def joined(self, rank: int, track: str, begin_us: float, end_us: float) -> None:
-        self._spans.append(Span(rank, track, "join", WAIT, begin_us, end_us))
+        self._spans.append(TimelineSpan(rank, track, "join", WAIT, begin_us, end_us))
 
     def waited(self, operation: Operation, begin_us: float, end_us: float) -> None:
         if end_us > begin_us:
-            self._spans.append(Span(operation.rank, operation.queue, operation.name, WAIT, begin_us, end_us))
+            self._spans.append(TimelineSpan(operation.rank, operation.queue, operation.name, WAIT, begin_us, end_us))
 
-    def ran(self, operation: Operation, kind: Kind, begin_us: float, end_us: float) -> None:
-        self._add(operation, Span(operation.rank, operation.queue, operation.name, kind, begin_us, end_us))
+    def ran(self, operation: Operation, kind: SpanKind, begin_us: float, end_us: float) -> None:
+        self._add(operation, TimelineSpan(operation.rank, operation.queue, operation.name, kind, begin_us, end_us))
 
-    def tiles(self, operation: Operation, kind: Kind, batch: Batch, end_us: float) -> None:
+    def tiles(self, operation: Operation, kind: SpanKind, batch: Batch, end_us: float) -> None:
         """A batch has ended. Per operation: from the first tile's begin to the last one's end."""
         if self._with_tiles:
             for position, program in enumerate(batch.programs):
                 track, name = f"{operation.queue}.{program:03d}", f"{operation.name}.{batch.first + position}"
                 if batch.begin_us > batch.claimed_us:
-                    self._spans.append(Span(operation.rank, track, name, WAIT, batch.claimed_us, batch.begin_us))
+                    self._spans.append(
+                        TimelineSpan(operation.rank, track, name, WAIT, batch.claimed_us, batch.begin_us)
+                    )
                 self._tile(operation, track, name, kind, batch, end_us)
             return
         claimed, begin, end = self._tiles.get(operation.name, (batch.claimed_us, batch.begin_us, end_us))
         self._tiles[operation.name] = min(claimed, batch.claimed_us), min(begin, batch.begin_us), max(end, end_us)
 
-    def _tile(self, operation: Operation, track: str, name: str, kind: Kind, batch: Batch, end_us: float) -> None:
+    def _tile(self, operation: Operation, track: str, name: str, kind: SpanKind, batch: Batch, end_us: float) -> None:
         """One span, or, for a tile that was held before its end, one up to there, its wait, and one from there on."""
         begin_us = batch.begin_us
         held = batch.held_us or (end_us, end_us)
         if held[0] < held[1]:
-            self._add(operation, Span(operation.rank, track, name, kind, begin_us, held[0]))
-            self._spans.append(Span(operation.rank, track, name, WAIT, *held))
+            self._add(operation, TimelineSpan(operation.rank, track, name, kind, begin_us, held[0]))
+            self._spans.append(TimelineSpan(operation.rank, track, name, WAIT, *held))
             begin_us = held[1]
-        self._add(operation, Span(operation.rank, track, name, kind, begin_us, end_us))
+        self._add(operation, TimelineSpan(operation.rank, track, name, kind, begin_us, end_us))
 
-    def tiles_done(self, operation: Operation, kind: Kind) -> None:
+    def tiles_done(self, operation: Operation, kind: SpanKind) -> None:
         """The last tile of the operation has ended."""
         if operation.name in self._tiles:
             claimed, begin, end = self._tiles.pop(operation.name)
@@ -65,7 +67,7 @@ class Recorder:
         drawn = arrows(schedule, self._first, self._last) if with_arrows else ()
         return make_timeline(name, "simulated", schedule.world_size, self._spans, drawn)
 
-    def _add(self, operation: Operation, span: Span) -> None:
+    def _add(self, operation: Operation, span: TimelineSpan) -> None:
         self._first.setdefault(operation.name, len(self._spans))
         self._last[operation.name] = len(self._spans)
         self._spans.append(span)

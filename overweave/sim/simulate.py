@@ -17,7 +17,7 @@ from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get
 from overweave.ir.timeline.timeline import Timeline
 from overweave.sim.collectives import Collectives
 from overweave.sim.cost import Costs, KernelCost, Segment, moves_between_ranks
-from overweave.sim.events import Clock, Gate, SignalCounters, SignalKey
+from overweave.sim.events import EventQueue, Gate, SignalCounters, SignalKey
 from overweave.sim.link_floor import no_sooner_us
 from overweave.sim.order import KernelLaunch, LaunchStep, launches_of, steps_of, tile_counts
 from overweave.sim.ports import Ports
@@ -116,7 +116,7 @@ class _Run:
     def __init__(self, plan: Plan, machine: Machine, with_tiles: bool, author_tile_us: float | None) -> None:
         self._plan, self._machine, self._schedule = plan, machine, plan.schedule
         self._costs = Costs(plan, machine, author_tile_us)
-        self._clock, self._signals, self._recorder = Clock(), SignalCounters(), Recorder(with_tiles)
+        self._clock, self._signals, self._recorder = EventQueue(), SignalCounters(), Recorder(with_tiles)
         ranks = plan.schedule.world_size
         beside = machine.sharing.library_matmul.factor
         self._processors = [StreamingMultiprocessors(self._clock, machine.processor.sms, beside) for _ in range(ranks)]

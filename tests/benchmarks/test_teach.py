@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from benchmarks.teach import entries, together
-from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.shapes import ShapeCase
 from overweave.tuner.space.space import candidate, variations
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.table import Entry, Time
@@ -52,7 +52,7 @@ def test_a_candidate_stands_once_as_the_operator_runs_it():
 
 
 def test_of_a_plan_that_two_files_timed_the_last_one_stands():
-    problem = Case(**CASE).problem("all_gather_matmul", 4, "bf16")
+    problem = ShapeCase(**CASE).problem("all_gather_matmul", 4, "bf16")
     before = Entry(problem, (Time("push", {"pieces": 2}, 100.0), Time("sequential", {}, 120.0)))
     after = Entry(problem, (Time("push", {"pieces": 2}, 130.0),))
     (found,) = together((before, after))
@@ -60,7 +60,7 @@ def test_of_a_plan_that_two_files_timed_the_last_one_stands():
 
 
 def test_a_tile_shape_is_part_of_what_ran():
-    problem = Case(**CASE).problem("all_gather_matmul", 4, "bf16")
+    problem = ShapeCase(**CASE).problem("all_gather_matmul", 4, "bf16")
     pinned = str(variations(candidate("push", {"pieces": 2}), problem, Target("cuda"))[0])
     assert "block_m" in pinned
     assert taught(("overweave", pinned, 100.0)) == [(pinned, 100.0)]

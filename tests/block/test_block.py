@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from overweave.block import bench, ways
-from overweave.block.cases import BlockCase, BlockSizes, Work, read_blocks
-from overweave.block.graphs import Fused
+from overweave.block.cases import BlockCase, BlockSizes, BlockWork, read_blocks
+from overweave.block.graphs import FusedCounts
 from overweave.block.predicted import predicted
 from overweave.cli.main import app
 from overweave.errors import InputError
@@ -19,17 +19,17 @@ from overweave.memory.group import resolve
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.schedules.records.outside import TORCH_FUSED as TORCH_OPERATOR
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
-from overweave.tuner.measure.bench import Request
+from overweave.tuner.measure.bench import BenchRequest
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.space.target import target_named
 from tests import forked
 from tests.ranks import run_ranks
 
 SIZES = BlockSizes(width=32, inner=64, heads=4, kv_heads=2)
-WORK: tuple[Work, ...] = ("forward", "training", "decoding")
+WORK: tuple[BlockWork, ...] = ("forward", "training", "decoding")
 
 
-def case(work: Work, tokens: int = 16, sequences: int = 2) -> BlockCase:
+def case(work: BlockWork, tokens: int = 16, sequences: int = 2) -> BlockCase:
     return BlockCase("tiny", SIZES, work, tokens, tokens if work == "decoding" else sequences)
 
 
@@ -62,10 +62,10 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_overweave_is_predicted_to_be_no_slower_than_the_library(work: Work):
+def test_overweave_is_predicted_to_be_no_slower_than_the_library(work: BlockWork):
     whole = read_blocks("llama").cases
     chosen = min((each for each in whole if each.work == work), key=lambda each: each.tokens)
-    found = predicted(chosen, 4, target_named("h200x4"), Fused(0, 0))
+    found = predicted(chosen, 4, target_named("h200x4"), FusedCounts(0, 0))
     assert found.overweave_us <= found.sequential_us == found.torch_us
     assert len(found.sites) == {"forward": 4, "training": 8, "decoding": 2}[work]
     # As long as torch's operator keeps its host; of an all-reduce it has none.
@@ -76,12 +76,12 @@ def test_overweave_is_predicted_to_be_no_slower_than_the_library(work: Work):
 def test_every_described_machine_is_predicted():
     large = max(read_blocks("llama").cases, key=lambda each: each.tokens * (each.work == "forward"))
     times = {
-        name: predicted(large, 4, target_named(name), Fused(0, 0)).overweave_us
+        name: predicted(large, 4, target_named(name), FusedCounts(0, 0)).overweave_us
         for name in ("h200x4", "a100_pciex8", "b200x8")
     }
     assert times["b200x8"] < times["h200x4"] < times["a100_pciex8"]
     with pytest.raises(InputError, match="cannot have 16 GPUs"):
-        predicted(case("forward"), 16, target_named("h200x4"), Fused(0, 0))
+        predicted(case("forward"), 16, target_named("h200x4"), FusedCounts(0, 0))
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_torchs_pass_is_asked_what_it_fuses(tmp_path: Path):
     assert "0 of 2" in shown
 
 
-def rows(work: Work, is_compiled: bool) -> list[list[str]]:
+def rows(work: BlockWork, is_compiled: bool) -> list[list[str]]:
     """For `run_ranks`: the ways that ran and what was counted of their graphs, and those that were left out."""
-    request = Request(operator="block", device="cpu", dtype="fp32", effort=Effort(rounds=2, warmup=1))
+    request = BenchRequest(operator="block", device="cpu", dtype="fp32", effort=Effort(rounds=2, warmup=1))
     with patch.object(bench, "WAYS", tuple(way for way in ways.WAYS if is_compiled or way.graph is None)):
         (run,) = bench.block_runs((case(work),), request, resolve(None))
     (measured,) = run.cases
@@ -128,7 +128,7 @@ def test_torchs_styles_and_overweaves_compute_one_block():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("work", WORK)
-def test_compiled_blocks_tell_how_much_of_them_is_fused(work: Work):
+def test_compiled_blocks_tell_how_much_of_them_is_fused(work: BlockWork):
     """torch's pass fuses nothing without NCCL, and is left out."""
     (ran, left), _ = run_ranks(rows, 2, work, True, timeout_s=280.0)
     count, ours = {"forward": (4, 4), "training": (11, 8), "decoding": (2, 2)}[work]

@@ -20,14 +20,14 @@ from campaigns.tables.compiled_variants import GATHER, SCATTER, Tile  # noqa: E4
 from campaigns.tables.table_rows import write  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.tuner.measure.timer import Effort  # noqa: E402
-from overweave.tuner.space.shapes import Case  # noqa: E402
+from overweave.tuner.space.shapes import ShapeCase  # noqa: E402
 from tests.compiler.untruths.trials import try_in_copies  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 
 try_in_copies()
 
 RANKS = 2
-CASES = {GATHER: Case(name="tiny", m=64, n=64, k=32), SCATTER: Case(name="tiny", m=64, n=32, k=64)}
+CASES = {GATHER: ShapeCase(name="tiny", m=64, n=64, k=32), SCATTER: ShapeCase(name="tiny", m=64, n=32, k=64)}
 TILES = (Tile("matmul", 16, 16, 16, 4, 2, 8), Tile("persistent", 16, 16, 16, 4, 2, 8))
 CHUNKS = ((1, 2), (8,))
 ONCE = Effort(rounds=1, warmup=0, host_calls=0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from overweave.cli.bench_table import print_runs
-from overweave.tuner.measure.bench import CaseRows, MethodRow, Run
+from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
 from overweave.tuner.measure.measures import Measures
 from overweave.tuner.measure.statistics import Ratio
 from overweave.tuner.measure.summary import spread
 from overweave.tuner.measure.timer import Effort
-from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.shapes import ShapeCase
 
 RATIO = Ratio(value=1.05, low=1.04, high=1.06)
 ROW = MethodRow(
@@ -21,7 +21,7 @@ ROW = MethodRow(
     measures=Measures(exposed_us=12345.9, overlap_efficiency=-1.25, overlap_ratio=-1.75, ceiling_fraction=0.85),
     plan="scatter copy_programs=32 mover=copy_kernel own_pieces=1 pieces=1",
 )
-RUN = Run(
+RUN = BenchRun(
     operator="matmul_reduce_scatter",
     world_size=4,
     device="cuda",
@@ -30,7 +30,7 @@ RUN = Run(
     date="",
     versions={},
     devices=("NVIDIA H200",),
-    cases=(CaseRows(case=Case("8B-o-2048", 2048, 4096, 4096), methods=(ROW,), left_out={}),),
+    cases=(CaseRows(case=ShapeCase("8B-o-2048", 2048, 4096, 4096), methods=(ROW,), left_out={}),),
 )
 
 

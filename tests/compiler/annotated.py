@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overweave.errors import OverweaveError
-from overweave.ops.author.compile import Fused, compile
+from overweave.ops.author.compile import FusedKernel, compile
 
 SCALE = """
 import triton
@@ -94,7 +94,7 @@ def changed(text: str, *changes: tuple[str, str]) -> str:
     return text
 
 
-def fused(folder: Path, text: str, schedule: object, *changes: tuple[str, str]) -> Fused:
+def fused(folder: Path, text: str, schedule: object, *changes: tuple[str, str]) -> FusedKernel:
     """The only annotated kernel of a text, after replacements, with its schedule."""
     folder.mkdir(exist_ok=True)
     path = folder / "kernel.py"

@@ -18,7 +18,7 @@ import overweave as ow  # noqa: E402
 from examples.kernels import matmul  # noqa: E402
 from overweave.errors import OverweaveError  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
-from overweave.ops.author.compile import Fused, compile  # noqa: E402
+from overweave.ops.author.compile import FusedKernel, compile  # noqa: E402
 from tests.compiler.annotated import changed  # noqa: E402
 from tests.compiler.authored_kernels import (  # noqa: E402
     CALLS,
@@ -127,11 +127,11 @@ def test_tiles_carry_what_was_copied_for_peers(m: int, by_library: bool):
 def differing() -> str:
     """Ranks whose lists differ hear of it before anything is launched."""
     group = resolve(None)
-    fused: Fused = compile(matmul.matmul_kernel, by_hand(64 if group.rank else 128, 2))
+    fused: FusedKernel = compile(matmul.matmul_kernel, by_hand(64 if group.rank else 128, 2))
     return refused(fused, group)
 
 
-def refused(fused: Fused, group: Group) -> str:
+def refused(fused: FusedKernel, group: Group) -> str:
     a, b, c = torch.ones(32, 32), torch.ones(32, 16), torch.zeros(64, 16)
     try:
         fused(a, b, c, 64, 16, 32, 32, 1, 16, 1, 16, 1, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP_M=4)

@@ -20,11 +20,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from examples.kernels import attention, batched, gate_up, matmul, norm, persistent  # noqa: E402
 from overweave.compiler.emit.fuse import kernel_of  # noqa: E402
-from overweave.compiler.frontend.source.kernel import Kernel  # noqa: E402
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel  # noqa: E402
 from overweave.errors import InputError, PeerError  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
 from overweave.ops.author.arguments import where_of  # noqa: E402
-from overweave.ops.author.compile import Fused, compile  # noqa: E402
+from overweave.ops.author.compile import FusedKernel, compile  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
 from tests.compiler.untruths.trials import try_in_copies  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
@@ -71,7 +71,7 @@ def off(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 @cache
-def read(kernel: object) -> Kernel:
+def read(kernel: object) -> AnnotatedKernel:
     """As `compile` reads it; what is read here, before ranks fork, none of them reads again."""
     return kernel_of(*where_of(kernel))
 
@@ -87,15 +87,15 @@ for each in (
     read(each)
 
 
-def calls(kernel: object, schedule: object, one: Callable[[Fused, Group, int], float]) -> Errors:
-    group, fused = resolve(None), Fused(read(kernel), schedule)  # type: ignore[arg-type]
+def calls(kernel: object, schedule: object, one: Callable[[FusedKernel, Group, int], float]) -> Errors:
+    group, fused = resolve(None), FusedKernel(read(kernel), schedule)  # type: ignore[arg-type]
     return [one(fused, group, call) for call in range(CALLS)]
 
 
 def gathered_matmul(schedule: str, m: int) -> Errors:
     n, k = 24, 32
 
-    def one(fused: Fused, group: Group, call: int) -> float:
+    def one(fused: FusedKernel, group: Group, call: int) -> float:
         a, b, c = integers(m, k, seed=call), integers(k, n, seed=7), torch.full((m, n), torch.nan).bfloat16()
         numbers = (m, n, k, k, 1, n, 1, n, 1)
         fused(shard(a, group), b, c, *numbers, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP_M=4)
@@ -116,7 +116,7 @@ def test_a_gathered_matmul_is_exact(schedule: str, is_whole: bool, world_size: i
 def scattered_matmul(schedule: str | dict[str, str], m: int, with_gather: bool) -> Errors:
     n, k = 24, 16
 
-    def one(fused: Fused, group: Group, call: int) -> float:
+    def one(fused: FusedKernel, group: Group, call: int) -> float:
         sides = [(integers(m, k, seed=100 * call + r), integers(k, n, seed=50 + r)) for r in range(group.world_size)]
         if with_gather:
             sides = [(sides[0][0], b) for _, b in sides]
@@ -158,7 +158,7 @@ def reduced_matmul(schedule: str, rows: int | None = None) -> Errors:
     """Every rank gets all of the sum, and the same bits. rows: two blocks for each rank, unless others are named."""
     n, k = 24, 16
 
-    def one(fused: Fused, group: Group, call: int) -> float:
+    def one(fused: FusedKernel, group: Group, call: int) -> float:
         m = rows or 32 * group.world_size
         sides = [(integers(m, k, seed=100 * call + r), integers(k, n, seed=50 + r)) for r in range(group.world_size)]
         exact, c = sum(a.float() @ b.float() for a, b in sides), torch.full((m, n), torch.nan).bfloat16()
@@ -183,7 +183,7 @@ def exchanged_matmul(schedule: dict[str, str]) -> Errors:
     """all-to-all, matmul, all-to-all: block p of rank s becomes block s of rank p, twice."""
     n, k = 24, 16
 
-    def one(fused: Fused, group: Group, call: int) -> float:
+    def one(fused: FusedKernel, group: Group, call: int) -> float:
         ranks, rank = range(group.world_size), group.rank
         m = 32 * group.world_size
         sides = [(integers(m, k, seed=10 * call + r), integers(k, n, seed=50 + r)) for r in ranks]
@@ -213,7 +213,7 @@ def test_an_all_to_all_on_either_side(tensors: str, how: str, world_size: int):
 def persistent_matmul(schedule: str, parameter: str, m: int) -> Errors:
     n, k = 32, 32
 
-    def one(fused: Fused, group: Group, call: int) -> float:
+    def one(fused: FusedKernel, group: Group, call: int) -> float:
         sides = [(integers(m, k, seed=9 * call + r), integers(n, k, seed=50 + r)) for r in range(group.world_size)]
         gathers = parameter == "A"
         a, b = (sides[0][0], sides[1][1]) if gathers else sides[group.rank]
@@ -244,7 +244,7 @@ def test_a_scattered_persistent_matmul_is_right(schedule: str, world_size: int):
 def gated(schedule: str) -> Errors:
     m, n, k = 44, 24, 16
 
-    def one(fused: Fused, group: Group, call: int) -> float:
+    def one(fused: FusedKernel, group: Group, call: int) -> float:
         x, gate, up = integers(m, k, seed=call) / 4, integers(k, n, seed=3) / 4, integers(k, n, seed=4) / 4
         out = torch.full((m, n), torch.nan).bfloat16()
         fused(shard(x, group), gate, up, out, m, n, k, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
@@ -264,7 +264,7 @@ def test_a_gated_layer(schedule: str, world_size: int):
 def batches(schedule: str, tensor: str) -> Errors:
     z, m, n, k = 6, 20, 24, 16
 
-    def one(fused: Fused, group: Group, call: int) -> float:
+    def one(fused: FusedKernel, group: Group, call: int) -> float:
         a, b = integers(z, m, k, seed=call), integers(z, k, n, seed=3)
         c = torch.full((z, m, n), torch.nan).bfloat16()
         sides = {"A": (shard(a, group), b), "B": (a, shard(b, group))}[tensor]
@@ -286,7 +286,7 @@ def test_a_batched_matmul_is_exact(schedule: str, tensor: str, world_size: int):
 def normed(schedule: str) -> Errors:
     rows, cols = 10, 40
 
-    def one(fused: Fused, group: Group, call: int) -> float:
+    def one(fused: FusedKernel, group: Group, call: int) -> float:
         sides = [
             (integers(rows, cols, seed=10 * call + r), integers(rows, cols, seed=30 + r))
             for r in range(group.world_size)
@@ -310,7 +310,7 @@ def test_what_a_norm_stores_is_pushed(schedule: str, world_size: int):
 def attended(schedule: str, is_causal: bool) -> Errors:
     heads, dim, block = 2, 16, 16
 
-    def one(fused: Fused, group: Group, call: int) -> float:
+    def one(fused: FusedKernel, group: Group, call: int) -> float:
         length = 2 * block * group.world_size
         q, k, v = (integers(length, heads, dim, seed=10 * call + i) / 2 for i in range(3))
         mine, start = shard(q, group), group.rank * 2 * block

@@ -14,7 +14,7 @@ interpreter.repair()
 
 from examples.kernels.layer_norm import layer_norm_kernel  # noqa: E402
 from overweave.memory.group import Group  # noqa: E402
-from overweave.ops.author.compile import Fused  # noqa: E402
+from overweave.ops.author.compile import FusedKernel  # noqa: E402
 from tests.compiler.authored_kernels import (  # noqa: E402
     BY_KERNEL,
     BY_TILES,
@@ -36,7 +36,7 @@ GATHERS = ("all_gather.push pieces=2", "all_gather.pull", "all_gather.collective
 SPREADS = ("spread.push", "spread.push pieces=3", "spread.push mover=tiles pieces=2")
 
 
-def run(fused: Fused, x: torch.Tensor, y: torch.Tensor, rows: int) -> list[torch.Tensor]:
+def run(fused: FusedKernel, x: torch.Tensor, y: torch.Tensor, rows: int) -> list[torch.Tensor]:
     """Runs it; the mean of each row, and one over its deviation."""
     generator = torch.Generator().manual_seed(3)
     weight, bias = (torch.randn(COLS, generator=generator) for _ in range(2))
@@ -50,7 +50,7 @@ def of_call(call: int, rows: int = ROWS) -> torch.Tensor:
 
 
 def gathered(schedule: str) -> Errors:
-    def one(fused: Fused, group: Group, call: int) -> float:
+    def one(fused: FusedKernel, group: Group, call: int) -> float:
         x, y = of_call(call), torch.full((ROWS, COLS), torch.nan)
         weight, bias, mean, rstd = run(fused, shard(x, group).clone(), y, ROWS)
         deviation = (x.var(1, correction=0) + EPS).rsqrt()
@@ -63,7 +63,7 @@ def gathered(schedule: str) -> Errors:
 def spread(schedule: str) -> Errors:
     """Every rank normalises its own rows, and all get all of them."""
 
-    def one(fused: Fused, group: Group, call: int) -> float:
+    def one(fused: FusedKernel, group: Group, call: int) -> float:
         sides = [of_call(10 * call + rank, 8) for rank in range(group.world_size)]
         y = torch.full((group.world_size * 8, COLS), torch.nan)
         weight, bias, mean, _ = run(fused, sides[group.rank], y, 8)

@@ -17,7 +17,7 @@ from overweave.runtime.interpreted import interpreter
 interpreter.repair()
 
 from overweave.memory.group import resolve  # noqa: E402
-from overweave.ops.author.compile import Fused  # noqa: E402
+from overweave.ops.author.compile import FusedKernel  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
 from tests.compiler.annotated import ROWS, SCALE, STREAMED, changed, fused  # noqa: E402
 from tests.compiler.untruths.trials import try_in_copies  # noqa: E402
@@ -72,7 +72,7 @@ def integers(*shape: int, seed: int) -> torch.Tensor:
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
-def scaled(made: Fused) -> bool:
+def scaled(made: FusedKernel) -> bool:
     group = resolve(None)
     x, y = integers(M, N, seed=1), torch.full((M, N), torch.nan)
     named: dict[str, Any] = {"BLOCK_M": BLOCK, "BLOCK_N": BLOCK}
@@ -104,7 +104,7 @@ def test_in_a_package_with_relative_imports(tmp_path: Path, monkeypatch: pytest.
     assert "kernels_of_a_package" not in sys.modules  # ranks import it, this process reads it
 
 
-def running(made: Fused) -> bool:
+def running(made: FusedKernel) -> bool:
     """Every rank adds up along its own rows; what it stores elsewhere stays on it."""
     group, rows = resolve(None), 4
     x = integers(group.world_size * rows, 64, seed=2)
@@ -120,7 +120,7 @@ def test_a_store_in_a_loop_that_adds_up(tmp_path: Path, schedule: str):
     assert all(run_ranks(running, WORLD, fused(tmp_path, ROWS, schedule)))
 
 
-def weighed(made: Fused) -> bool:
+def weighed(made: FusedKernel) -> bool:
     group, turns = resolve(None), M // BLOCK
     q, k, out = integers(32, 16, seed=3), integers(M, 16, seed=4), torch.full((32,), torch.nan)
     made(q, k.chunk(group.world_size)[group.rank].clone(), out, 32, M, D=16, BLOCK=BLOCK)

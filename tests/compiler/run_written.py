@@ -19,7 +19,7 @@ interpreter.repair()
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops.author.compile import compile  # noqa: E402
 from overweave.runtime.authored import AuthoredKernel, places_of  # noqa: E402
-from overweave.runtime.host.authored import AuthoredRun  # noqa: E402
+from overweave.runtime.host.authored import HostAuthoredRun  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 
 MATMUL = Path(__file__).parents[2] / "examples" / "kernels" / "matmul.py"
@@ -52,7 +52,7 @@ def call(path: str) -> float:
         written(path), space, places, chosen="a_ptr", away=None, is_persistent=False, options={}, shapes={}
     )
     given = {"a_ptr": own, "b_ptr": b, "c_ptr": c, **NUMBERS}
-    AuthoredRun.bind(plan, group, kernel, given)(given, {"A": own}, {})
+    HostAuthoredRun.bind(plan, group, kernel, given)(given, {"A": own}, {})
     return float((c - a @ b).abs().max())
 
 

@@ -17,7 +17,7 @@ from overweave.errors import InputError
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
-from overweave.ops.trial import Case, try_case
+from overweave.ops.trial import TrialCase, try_case
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import METHODS, register
 from overweave.schedules.records.record import Method
@@ -143,7 +143,7 @@ def tried(name: str, m: int) -> bool:
     toy_method.add()
     group = resolve(None)
     own = problem(METHODS[name], group.world_size, m, "bfloat16")
-    trial = try_case(Case(name, own, {"block_m": 16}, "cpu"), group)
+    trial = try_case(TrialCase(name, own, {"block_m": 16}, "cpu"), group)
     return trial is None or trial.is_right
 
 

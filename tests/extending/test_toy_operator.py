@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 import overweave as ow
 from overweave.cli.main import app
 from overweave.errors import InputError
-from overweave.ir.operators.record import Forms, Operand
+from overweave.ir.operators.record import CallMatrix, Forms
 from overweave.ir.operators.registry import OPERATORS, register
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.operators import operator_for
-from overweave.ops.trial import Case, try_case
+from overweave.ops.trial import TrialCase, try_case
 from overweave.schedules.catalog import catalog
 from overweave.schedules.methods.registry import methods_for
-from overweave.tuner.measure.bench import Request, Run, runs
+from overweave.tuner.measure.bench import BenchRequest, BenchRun, runs
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.space import shapes
 from overweave.tuner.space.space import candidates
@@ -93,9 +93,9 @@ def test_a_name_is_given_once():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("x", Operand("x", ("m", "k"), "gathered", "k")),
-        ("w", Operand("w", ("k", "n"), "gathered", "n")),
-        ("y", Operand("y", ("m", "n"), "summed", "m")),
+        ("x", CallMatrix("x", ("m", "k"), "gathered", "k")),
+        ("w", CallMatrix("w", ("k", "n"), "gathered", "n")),
+        ("y", CallMatrix("y", ("m", "n"), "summed", "m")),
         ("forms", Forms(scaling=False)),
         ("dual", "matmul_reduce_scatter"),
     ],
@@ -127,7 +127,7 @@ def tried(name: str, m: int) -> list[bool]:
     toy_operator.add()
     group, k = resolve(None), 16
     own = msgspec.structs.replace(problem(group.world_size, m), dtype="bfloat16")
-    trial = try_case(Case(name, own, {}, "cpu"), group)
+    trial = try_case(TrialCase(name, own, {}, "cpu"), group)
     whole = torch.arange(m * k, dtype=torch.float32).reshape(m, k) % 7
     w = torch.arange(k * 24, dtype=torch.float32).reshape(k, 24) % 5
     shards, parts = ([*torch.chunk(each, group.world_size), *[each[:0]] * group.world_size] for each in (whole, w))
@@ -161,15 +161,15 @@ def test_a_whole_weight_in_place_of_a_shard_is_refused():
 def compared() -> object:
     toy_operator.add()
     effort = Effort(rounds=4, warmup=1)
-    request = Request(
-        operator=OPERATOR.name, cases=(shapes.Case("a", 37, 24, 16),), device="cpu", dtype="fp32", effort=effort
+    request = BenchRequest(
+        operator=OPERATOR.name, cases=(shapes.ShapeCase("a", 37, 24, 16),), device="cpu", dtype="fp32", effort=effort
     )
     *_, result = runs(request, resolve(None), operator_for)
     return msgspec.to_builtins(result)
 
 
 def test_it_is_compared_with_the_library():
-    (rows,) = msgspec.convert(run_ranks(compared, 2)[0], Run).cases
+    (rows,) = msgspec.convert(run_ranks(compared, 2)[0], BenchRun).cases
     assert [row.name for row in rows.methods] == ["matmul", "communication", "sequential", "overweave"]
     assert set(rows.left_out) == {"copies", "ceiling"}
     assert rows.methods[-1].plan in {"sequential", "push"}

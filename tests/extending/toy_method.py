@@ -12,19 +12,19 @@ from overweave.ir.plan import COPY_ENGINE, TILE_KERNEL
 from overweave.schedules.methods.gathers import by_moves
 from overweave.schedules.methods.registry import register
 from overweave.schedules.moves.gather_templates import Mesh
-from overweave.schedules.moves.moves import Move
+from overweave.schedules.moves.moves import GatherMove
 from overweave.schedules.records import options
-from overweave.schedules.records.record import Asked, Case, Margin, Method, Need
+from overweave.schedules.records.record import Margin, MarginCase, Method, MethodRequest, Need
 
 
-def reversed_pushes(mesh: Mesh) -> Iterator[Move]:
+def reversed_pushes(mesh: Mesh) -> Iterator[GatherMove]:
     """From the rank before each rank back to the one behind it; in two lanes, the odd steps beside the even ones."""
     for step in range(mesh.world_size - 1, 0, -1):
         for rank in range(mesh.world_size):
             yield from mesh.pushes(rank, (rank - step) % mesh.world_size, rank, step % mesh.lanes)
 
 
-def _a_few(asked: Asked) -> str:
+def _a_few(asked: MethodRequest) -> str:
     ranks = asked.problem.world_size
     return f"of {ranks} ranks the first shard would come from too far" if ranks > 8 else ""
 
@@ -39,7 +39,7 @@ METHOD = Method(
     options=(options.PIECES, options.LANES, *options.TILES),
     needs=(Need("choice", _a_few),),
     grids=({"pieces": (1, 2), "lanes": (1, 2)},),
-    margins=(Case(margin=Margin(100.0, 0.1)),),
+    margins=(MarginCase(margin=Margin(100.0, 0.1)),),
 )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
+from overweave.ir.operators.record import CallMatrix, Forms, Operator, SizeRule
 from overweave.ir.plan import COPY_ENGINE, TILE_KERNEL
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.dispatch.call import call
@@ -20,9 +20,9 @@ from overweave.schedules.records.record import Method
 OPERATOR = Operator(
     name="all_gather_both_matmul",
     summary="all_gather(x) @ all_gather(w)",
-    x=Operand("x", ("m", "k"), "gathered", "m"),
-    w=Operand("w", ("k", "n"), "gathered", "k"),
-    y=Operand("y", ("m", "n"), "replicated"),
+    x=CallMatrix("x", ("m", "k"), "gathered", "m"),
+    w=CallMatrix("w", ("k", "n"), "gathered", "k"),
+    y=CallMatrix("y", ("m", "n"), "replicated"),
     split=None,
     forms=Forms(epilogue=False, scaling=False),
     reference=lambda tensors, by: by.matmul(

@@ -9,12 +9,12 @@ from overweave.ir.plan import COPY_ENGINE, TILE_KERNEL
 from overweave.schedules.methods.gathers import by_moves
 from overweave.schedules.methods.registry import register
 from overweave.schedules.moves.gather_templates import Mesh
-from overweave.schedules.moves.moves import Move
+from overweave.schedules.moves.moves import GatherMove
 from overweave.schedules.records import options
 from overweave.schedules.records.record import Method
 
 
-def farthest_first(mesh: Mesh) -> Iterator[Move]:
+def farthest_first(mesh: Mesh) -> Iterator[GatherMove]:
     """In each step every rank serves the peer that is one nearer to it than the one before."""
     for step in range(1, mesh.world_size):
         for rank in range(mesh.world_size):

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from overweave.ir.epilogue import NO_EPILOGUE
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, Assignment, Plan, Realization
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, EngineAssignment, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
     Buffer,
     Collective,
     Compute,
-    Given,
     Goal,
+    InitialContents,
     Operation,
     Put,
     Queue,
@@ -25,7 +25,7 @@ from overweave.ir.schedule import (
 from overweave.ir.shards import shard_rows
 from overweave.ir.tensors import finished
 from overweave.schedules.assemble_schedule import credits
-from overweave.schedules.communication import Chunk, Communication
+from overweave.schedules.communication import Communication, MatmulChunk
 from overweave.schedules.signals import with_signals
 
 
@@ -82,8 +82,8 @@ def scattered(problem: Problem, chunks: int) -> Plan:
             given
             for rank in ranks
             for given in (
-                Given(Region("x", rank, (0, m), (0, k)), "a", 0, rank * k),
-                Given(Region("w", rank, (0, k), (0, n)), "b", rank * k, 0),
+                InitialContents(Region("x", rank, (0, m), (0, k)), "a", 0, rank * k),
+                InitialContents(Region("w", rank, (0, k), (0, n)), "b", rank * k, 0),
             )
         ),
         tuple(
@@ -124,9 +124,11 @@ def gathered(problem: Problem, chunks: int) -> Plan:
         Buffer("y", m, n, "output", problem.out_dtype),
         Buffer("gathered", m, k, "local"),
     )
-    given = [Given(Region("w", rank, depth, (0, n)), "b", 0, rank * n) for rank in ranks]
+    given = [InitialContents(Region("w", rank, depth, (0, n)), "b", 0, rank * n) for rank in ranks]
     given += [
-        Given(Region("x", rank, (0, hi - lo), depth), "a", lo, 0) for rank, (lo, hi) in enumerate(shards) if lo < hi
+        InitialContents(Region("x", rank, (0, hi - lo), depth), "a", lo, 0)
+        for rank, (lo, hi) in enumerate(shards)
+        if lo < hi
     ]
     goal = tuple(Goal(Region("y", rank, rows, (0, n)), "a@b", 0, rank * n, (depth,)) for rank in ranks)
     return _plan(problem, buffers, list(steps()), tuple(given), goal)
@@ -136,7 +138,7 @@ def _plan(
     problem: Problem,
     buffers: tuple[Buffer, ...],
     steps: list[Operation],
-    given: tuple[Given, ...],
+    given: tuple[InitialContents, ...],
     goal: tuple[Goal, ...],
 ) -> Plan:
     queues = tuple(Queue(name, "complete") for name in dict.fromkeys(step.queue for step in steps))
@@ -154,9 +156,9 @@ def _plan(
         credits=credits(problem.world_size, buffers, made.pads),
         given=given,
         goal=goal,
-        operations=tuple(one for one in made.steps if not isinstance(one, Chunk)),
+        operations=tuple(one for one in made.steps if not isinstance(one, MatmulChunk)),
     )
-    engines = tuple(Assignment(one.name, COPY_ENGINE if "copies" in one.name else LIBRARY) for one in queues)
+    engines = tuple(EngineAssignment(one.name, COPY_ENGINE if "copies" in one.name else LIBRARY) for one in queues)
     return Plan(
         name="column_chunks",
         problem=problem,

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.ir.blocks import Blocks, image_of
-from overweave.ir.library_call import Side, is_permuted, library_obstacle, sides_of
-from overweave.ir.schedule import Buffer, Collective, Copy, Given, Goal, Queue, Region, Schedule
+from overweave.ir.library_call import CollectiveSide, is_permuted, library_obstacle, sides_of
+from overweave.ir.schedule import Buffer, Collective, Copy, Goal, InitialContents, Queue, Region, Schedule
 from overweave.ir.verify.schedule import verify_schedule
 
 # Blocks 0 and 2 of four, one below the other, lie side by side, and so do 1 and 3.
@@ -33,14 +33,14 @@ def call(function: str, sources: tuple[Region, ...], destinations: tuple[Region,
 
 def test_blocks_that_lie_side_by_side_are_one_call():
     exchange = call("all_to_all", blocks("staged", 0, 2), blocks("got", 0, 2))
-    assert sides_of(exchange, BUFFERS) == (Side("staged", (0, 12), 2), Side("got", (12, 24), 2))
+    assert sides_of(exchange, BUFFERS) == (CollectiveSide("staged", (0, 12), 2), CollectiveSide("got", (12, 24), 2))
     assert library_obstacle(exchange, BUFFERS) == ""
     gather = call("all_gather", blocks("staged", 1), blocks("rows", 0, 1))
-    assert sides_of(gather, BUFFERS) == (Side("staged", (12, 18), 1), Side("rows", (0, 12), 2))
+    assert sides_of(gather, BUFFERS) == (CollectiveSide("staged", (12, 18), 1), CollectiveSide("rows", (0, 12), 2))
     summed = call("all_reduce", blocks("staged", 0, 2), blocks("staged", 0, 2))
-    assert sides_of(summed, BUFFERS) == (Side("staged", (0, 12), 1),) * 2
+    assert sides_of(summed, BUFFERS) == (CollectiveSide("staged", (0, 12), 1),) * 2
     scattered = call("reduce_scatter", blocks("staged", 1, 3), blocks("rows", 3))
-    assert sides_of(scattered, BUFFERS) == (Side("staged", (12, 24), 2), Side("rows", (18, 24), 1))
+    assert sides_of(scattered, BUFFERS) == (CollectiveSide("staged", (12, 24), 2), CollectiveSide("rows", (18, 24), 1))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_shares_of_a_gather_are_as_wide():
     )
     schedule = Schedule(
         name="gather", world_size=2, buffers=buffers, queues=(Queue("main", "complete"),),
-        given=tuple(Given(one.sources[0], "a", 2 * rank, 0) for rank, one in enumerate(operations)),
+        given=tuple(InitialContents(one.sources[0], "a", 2 * rank, 0) for rank, one in enumerate(operations)),
         goal=tuple(
             Goal(part, "a", 2 * at, 0) for one in operations for at, part in enumerate(one.destinations)
         ),

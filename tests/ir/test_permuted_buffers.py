@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.hardware.machine import load
-from overweave.ir.blocks import Blocks, Run, image_of, obstacle, runs_of
-from overweave.ir.plan import COPY_ENGINE, Assignment, Plan
+from overweave.ir.blocks import Blocks, ContiguousRun, image_of, obstacle, runs_of
+from overweave.ir.plan import COPY_ENGINE, EngineAssignment, Plan
 from overweave.ir.schedule import Buffer, Collective, Put, Region, Schedule
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.text.printed import from_text, to_text
@@ -43,19 +43,25 @@ def test_a_block_that_is_smaller_than_its_cell_leaves_padding():
     blocks = Blocks(2, 3, (3, 2, 1, 0))  # of a matrix [3, 5]
     assert blocks.stack == (8, 3)
     assert runs_of(blocks, (3, 5), ((0, 3), (0, 5))) == (
-        Run(0, 0, 2, 3, 18, 3),
-        Run(0, 3, 2, 2, 12, 3),
-        Run(2, 0, 1, 3, 6, 3),
-        Run(2, 3, 1, 2, 0, 3),
+        ContiguousRun(0, 0, 2, 3, 18, 3),
+        ContiguousRun(0, 3, 2, 2, 12, 3),
+        ContiguousRun(2, 0, 1, 3, 6, 3),
+        ContiguousRun(2, 3, 1, 2, 0, 3),
     )
-    assert runs_of(blocks, (3, 5), ((1, 3), (2, 3))) == (Run(0, 0, 1, 1, 23, 3), Run(1, 0, 1, 1, 8, 3))
+    assert runs_of(blocks, (3, 5), ((1, 3), (2, 3))) == (
+        ContiguousRun(0, 0, 1, 1, 23, 3),
+        ContiguousRun(1, 0, 1, 1, 8, 3),
+    )
     assert image_of(blocks, (3, 5), (((0, 3), (0, 5)),)).stretch == (0, 24)
 
 
 def test_blocks_begin_where_tops_say():
     blocks = Blocks(4, 3, (1, 0), tops=(0, 2))  # of a matrix [6, 3]
     assert obstacle(blocks, (6, 3)) is None
-    assert runs_of(blocks, (6, 3), ((0, 6), (0, 3))) == (Run(0, 0, 2, 3, 12, 3), Run(2, 0, 4, 3, 0, 3))
+    assert runs_of(blocks, (6, 3), ((0, 6), (0, 3))) == (
+        ContiguousRun(0, 0, 2, 3, 12, 3),
+        ContiguousRun(2, 0, 4, 3, 0, 3),
+    )
     for tops in ((0,), (1, 2), (0, 0), (0, 6), (2, 0)):
         assert "ascending rows" in str(obstacle(Blocks(4, 3, (1, 0), tops=tops), (6, 3))), tops
 
@@ -176,7 +182,7 @@ def pushes(places: tuple[int, ...], rows: tuple[int, int]) -> str:
         queues=(*plan.schedule.queues, replace(plan.schedule.queues[0], name="copies")),
         operations=(*plan.schedule.operations, *puts),
     )
-    engines = (*plan.realization.engines, Assignment("copies", COPY_ENGINE))
+    engines = (*plan.realization.engines, EngineAssignment("copies", COPY_ENGINE))
     return str(
         verify_plan(
             replace(plan, schedule=schedule, realization=replace(plan.realization, engines=engines)), MachineLimits()

@@ -9,8 +9,8 @@ from overweave.ir.schedule import (
     Compute,
     Copy,
     Credit,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Put,
     Queue,
@@ -63,7 +63,7 @@ def exchange(*operations, **changes) -> Schedule:
         pads=(SignalPad("arrived", 2),),
         queues=(Queue("copies", "complete"), Queue("main", "complete")),
         credits=(Credit(0, 1), Credit(1, 0)),
-        given=tuple(Given(whole("x", rank), "a", 2 * rank, 0) for rank in RANKS),
+        given=tuple(InitialContents(whole("x", rank), "a", 2 * rank, 0) for rank in RANKS),
         goal=tuple(Goal(whole("y", rank), "a", 2 * (1 - rank), 0) for rank in RANKS),
         operations=operations or (put(0), put(1), take(0), take(1)),
     )
@@ -116,8 +116,8 @@ def sums(**changes) -> Schedule:
             given
             for rank in RANKS
             for given in (
-                Given(whole("x", rank), "a", 0, 4 * rank),
-                Given(whole("w", rank, (0, 4)), "b", 4 * rank, 0),
+                InitialContents(whole("x", rank), "a", 0, 4 * rank),
+                InitialContents(whole("w", rank, (0, 4)), "b", 4 * rank, 0),
             )
         ),
         goal=tuple(Goal(whole("y", rank), "a@b", 0, 0, ((0, 4), (4, 8))) for rank in RANKS),

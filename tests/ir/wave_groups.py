@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from overweave.ir.blocks import Blocks
-from overweave.ir.plan import LIBRARY, Assignment, Plan, Realization
+from overweave.ir.plan import LIBRARY, EngineAssignment, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
     Buffer,
@@ -16,8 +16,8 @@ from overweave.ir.schedule import (
     Compute,
     Copy,
     Credit,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Queue,
     Region,
@@ -80,8 +80,8 @@ def wave_groups(world_size: int, sizes: tuple[int, int, int], block: tuple[int, 
             given
             for rank, (first, _) in enumerate(shards)
             for given in (
-                Given(Region("x", rank, (0, m), (0, shard)), "a", 0, first),
-                Given(Region("w", rank, (0, shard), (0, n)), "b", first, 0),
+                InitialContents(Region("x", rank, (0, m), (0, shard)), "a", 0, first),
+                InitialContents(Region("w", rank, (0, shard), (0, n)), "b", first, 0),
             )
         ),
         goal=tuple(Goal(Region("y", rank, (0, m), (0, n)), "a@b", 0, 0, tuple(shards)) for rank in range(world_size)),
@@ -94,7 +94,7 @@ def wave_groups(world_size: int, sizes: tuple[int, int, int], block: tuple[int, 
         name="wave_groups",
         problem=Problem(operator="matmul_all_reduce", m=m, n=n, k=shard, world_size=world_size, dtype="float32"),
         schedule=schedule,
-        realization=Realization(dtype="float32", engines=tuple(Assignment(name, LIBRARY) for name in names)),
+        realization=Realization(dtype="float32", engines=tuple(EngineAssignment(name, LIBRARY) for name in names)),
     )
 
 

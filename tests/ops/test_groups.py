@@ -20,7 +20,7 @@ import torch.distributed as dist
 import overweave as ow
 from overweave.errors import GroupError, InputError, OverweaveError
 from overweave.memory.group import resolve
-from overweave.ops.author.compile import Fused
+from overweave.ops.author.compile import FusedKernel
 from overweave.ops.call import groups as known_groups
 from overweave.ops.call import prepared
 from overweave.runtime.host.emulate import HostCall
@@ -85,7 +85,7 @@ def test_nothing_is_kept_for_groups_that_are_gone():
 
 
 def compile_for_two() -> int:
-    fused = object.__new__(Fused)
+    fused = object.__new__(FusedKernel)
     fused._calls = WeakKeyDictionary()
     groups = [dist.new_group(EVERY) for _ in range(2)]
     fused._calls_of(resolve(groups[0]))["a call"] = resolve(groups[0])

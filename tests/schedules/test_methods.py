@@ -19,7 +19,7 @@ from overweave.ir.schedule import OUTPUT, Compute
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS, REPLACED, method_of, register
-from overweave.schedules.records.record import Adds, Case, Method, Work
+from overweave.schedules.records.record import Adds, MarginCase, Method, MethodInputs
 from tests.source_tree import modules, nodes
 
 SEARCHES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "split", "find", "index", "count"}
@@ -236,7 +236,7 @@ def test_a_margin_holds_where_its_case_does():
     ring = METHODS["matmul_all_reduce.ring_stored"]
     of_two, of_four = (ring.margin(replace(problem, world_size=ranks), {}) for ranks in (2, 4))
     assert of_two.us < of_four.us
-    case = Case(margin=of_two, ranks=2, options={"pieces": 2})
+    case = MarginCase(margin=of_two, ranks=2, options={"pieces": 2})
     assert case.holds(problem, {"pieces": 2})
     assert not case.holds(problem, {"pieces": 1})
     assert not case.holds(replace(problem, world_size=3), {"pieces": 2})
@@ -246,4 +246,4 @@ def test_a_record_without_kernels_and_sums_is_the_librarys():
     plain = Method(operator="o", name="n", summary="")
     assert (plain.is_plain, plain.has_kernels, plain.engines) == (True, False, {LIBRARY})
     assert replace(plain, adds=Adds("reduce_kernel")).has_kernels
-    assert Work.__struct_fields__[0] == "problem"
+    assert MethodInputs.__struct_fields__[0] == "problem"

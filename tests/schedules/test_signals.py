@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Operation, Put, Queue, Reduce, Region
-from overweave.schedules.communication import Chunk, Communication
+from overweave.schedules.communication import Communication, MatmulChunk
 from overweave.schedules.signals import with_signals
 
 COPIES, SUMS, TELLERS = Queue("copies", "complete"), Queue("sums", "issue"), Queue("copies.told", "complete")
 
 
-def derived(steps: Iterable[Operation | Chunk], *queues: Queue, **changes: Any) -> Communication:
+def derived(steps: Iterable[Operation | MatmulChunk], *queues: Queue, **changes: Any) -> Communication:
     made = Communication(world_size=3, buffers=(), queues=queues, given=(), goal=(), steps=tuple(steps), **changes)
     return with_signals(made)
 
@@ -25,8 +25,8 @@ def part(buffer: str, rank: int, lo: int = 0, hi: int = 8) -> Region:
     return Region(buffer, rank, (lo, hi), (0, 16))
 
 
-def chunk(rank: int, out: Region, addends: tuple[Region, ...] = (), places: tuple[Region, ...] = ()) -> Chunk:
-    return Chunk(name=f"multiply.{rank}", rank=rank, rows=(0, 8), region=out, addends=addends, places=places)
+def chunk(rank: int, out: Region, addends: tuple[Region, ...] = (), places: tuple[Region, ...] = ()) -> MatmulChunk:
+    return MatmulChunk(name=f"multiply.{rank}", rank=rank, rows=(0, 8), region=out, addends=addends, places=places)
 
 
 def put(source: Region, to: Region) -> Put:
@@ -37,7 +37,7 @@ def sum_of(rank: int, *operands: Region, out: str = "y") -> Reduce:
     return Reduce(name=f"sum.{rank}", rank=rank, queue="sums", operands=operands, out=part(out, rank))
 
 
-def told(step: Operation | Chunk) -> list[str]:
+def told(step: Operation | MatmulChunk) -> list[str]:
     return [*map(str, step.waits), "->", *map(str, step.notifies)]
 
 
@@ -81,9 +81,9 @@ def test_what_a_queue_completes_in_order_is_told_by_the_last():
 
 
 @pytest.mark.parametrize("writer", [chunk(0, part("partial", 0)), sum_of(0, part("x", 0), out="partial")])
-def test_a_stream_tells_peers_what_kernels_have_written(writer: Chunk | Reduce):
+def test_a_stream_tells_peers_what_kernels_have_written(writer: MatmulChunk | Reduce):
     made = derived((writer, sum_of(1, part("partial", 0))), SUMS)
-    pad = "computed" if isinstance(writer, Chunk) else "summed"
+    pad = "computed" if isinstance(writer, MatmulChunk) else "summed"
     assert [told(step) for step in made.steps] == [
         ["->", f"{pad}@0[0]"],
         [f"{pad}[0:1]>=1", "->", "told@1[0]"],
@@ -115,7 +115,9 @@ def test_what_tiles_store_on_several_ranks_has_one_number_everywhere():
 
 def test_tiles_that_read_wait_before_they_start_and_are_numbered_by_their_rows():
     puts = [put(part("x", 0, lo, lo + 4), part("gathered", 1, lo, lo + 4)) for lo in (4, 0)]
-    chunks = [Chunk(name=f"m.{lo}", rank=1, rows=(lo, lo + 4), region=part("gathered", 1, lo, lo + 4)) for lo in (4, 0)]
+    chunks = [
+        MatmulChunk(name=f"m.{lo}", rank=1, rows=(lo, lo + 4), region=part("gathered", 1, lo, lo + 4)) for lo in (4, 0)
+    ]
     made = derived((*puts, *chunks), COPIES, tiles_read=True)
     assert [told(step) for step in made.steps] == [
         ["->", "arrived@1[1]"],

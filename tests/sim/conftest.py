@@ -9,7 +9,7 @@ from overweave.hardware.curves import Bandwidth, Curve, SmCurve
 from overweave.hardware.machine import (
     CollectiveCurve,
     ElementWise,
-    Held,
+    HeldSms,
     Latencies,
     Latency,
     Machine,
@@ -41,5 +41,5 @@ def paper() -> Machine:
         links=replace(machine.links, push=line, pull=line, all_peers=line, strided=Share(2.0, "paper"), sm_push=push),
         collectives=(CollectiveCurve("all_gather", 2, ((1.0, 1.0), (1e6, 1.0)), "paper"),),
         latency=Latencies(**dict.fromkeys(Latencies.__struct_fields__, Latency(0.0, "paper"))),
-        sharing=Sharing(copy_engine=Share(1.0, "paper"), collective=Held(1, "paper")),
+        sharing=Sharing(copy_engine=Share(1.0, "paper"), collective=HeldSms(1, "paper")),
     )

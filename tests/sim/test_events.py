@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from overweave.sim.events import Clock, Gate, SignalCounters
+from overweave.sim.events import EventQueue, Gate, SignalCounters
 
 
 def test_events_run_in_order_of_time_then_of_asking():
-    clock, seen = Clock(), []
+    clock, seen = EventQueue(), []
     for time, name in ((2, "c"), (1, "a"), (1, "b"), (0, "z")):
         clock.at(time, lambda name=name: seen.append((clock.now, name)))
     clock.at(1, lambda: clock.at(0, lambda: seen.append((clock.now, "not in the past"))))

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.hardware.machine import load
-from overweave.ir.plan import LIBRARY, Assignment, Plan, Realization
+from overweave.ir.plan import LIBRARY, EngineAssignment, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Copy, Queue, Region, Schedule
 from overweave.schedules.catalog.catalog import build
@@ -67,7 +67,7 @@ def copies_within(*queues: str) -> Plan:
         name="copies", world_size=1, buffers=buffers, pads=(), given=(), goal=(), operations=tuple(copies),
         queues=tuple(Queue(name, "complete") for name in names),
     )  # fmt: skip
-    engines = tuple(Assignment(name, LIBRARY) for name in names)
+    engines = tuple(EngineAssignment(name, LIBRARY) for name in names)
     return Plan(
         name="copies",
         problem=replace(WHOLE, world_size=1),

@@ -9,7 +9,7 @@ from overweave.hardware.curves import Bandwidth, Curve
 from overweave.hardware.machine import Machine
 from overweave.hardware.topology import Link, Topology
 from overweave.sim.cost import Segment
-from overweave.sim.events import Clock
+from overweave.sim.events import EventQueue
 from overweave.sim.ports import Ports
 
 
@@ -18,7 +18,7 @@ def run(paper: Machine):
     """Runs copies (start, source, target, alone) and returns when each ended, and the loads of rank 0 by time."""
 
     def run(*copies: tuple[float, int, int, float], machine: Machine = paper):
-        clock, ends, loads = Clock(), {}, []
+        clock, ends, loads = EventQueue(), {}, []
         ports = Ports(clock, machine, lambda rank, load: loads.append((clock.now, load)) if rank == 0 else None)
         for number, (start, source, target, alone) in enumerate(copies):
             segment = Segment(source, target, alone)

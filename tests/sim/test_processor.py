@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overweave.sim.events import Clock
+from overweave.sim.events import EventQueue
 from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
 
 
@@ -12,7 +12,7 @@ class Bench:
     """Runs kernels on a processor and notes when which tiles ended."""
 
     def __init__(self, sms: int) -> None:
-        self.clock = Clock()
+        self.clock = EventQueue()
         self.processor = StreamingMultiprocessors(self.clock, sms)
         self.ended: list[tuple[str, int, float]] = []
 
@@ -91,7 +91,7 @@ def test_tiles_that_add_hold_their_sms_until_what_they_add_is_there():
 
 def test_a_collective_slows_matmuls_of_the_library_alone():
     """Two SMs: a matmul of the library on one, a kernel of ours on the other; a collective from 2 to 6 us."""
-    clock, ends = Clock(), {}
+    clock, ends = EventQueue(), {}
     processor = StreamingMultiprocessors(clock, 2, library_slowdown=2.0)
 
     def launch(name: str, is_library_matmul: bool) -> None:

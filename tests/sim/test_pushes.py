@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.hardware.machine import Latency, Machine, load
-from overweave.ir.plan import Assignment, CopyConfig, Plan
+from overweave.ir.plan import CopyConfig, EngineAssignment, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Notify, Operation, Put, Queue, Wait
 from overweave.schedules.catalog.catalog import build
@@ -21,7 +21,7 @@ def pushes(*operations: Operation) -> Plan:
     """The plan with its pushes moved by a kernel of one program, beside the tiles."""
     made = plan(*operations, END)
     engines = tuple(
-        Assignment(one.queue, "copy_kernel") if one.queue == "copies" else one for one in made.realization.engines
+        EngineAssignment(one.queue, "copy_kernel") if one.queue == "copies" else one for one in made.realization.engines
     )
     queues = tuple(Queue("copies", "issue") if queue.name == "copies" else queue for queue in QUEUES)
     realization = replace(made.realization, engines=engines, copy=CopyConfig(programs=1))

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.curves import Bandwidth
-from overweave.hardware.machine import ElementWise, Held, Latency, Machine, Share, Sharing, load
+from overweave.hardware.machine import ElementWise, HeldSms, Latency, Machine, Share, Sharing, load
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.operators.registry import operator_of
-from overweave.ir.plan import Assignment, MatmulConfig, Plan, Realization, ReduceConfig
+from overweave.ir.plan import EngineAssignment, MatmulConfig, Plan, Realization, ReduceConfig
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
     Buffer,
@@ -65,7 +65,7 @@ def plan(*operations: Operation, orders: tuple[TileOrder, ...] = ()) -> Plan:
         ),
         realization=Realization(
             dtype="bfloat16",
-            engines=tuple(Assignment(queue, engine) for queue, engine in ENGINES.items()),
+            engines=tuple(EngineAssignment(queue, engine) for queue, engine in ENGINES.items()),
             matmul=MatmulConfig(block_m=16, block_n=16),
             reduction=ReduceConfig(programs=1),
         ),
@@ -235,7 +235,7 @@ def test_a_collective_starts_when_its_last_member_arrives(paper: Machine):
 
 
 def test_traffic_slows_tiles_while_it_lasts(paper: Machine):
-    slow = replace(paper, sharing=Sharing(copy_engine=Share(2.0, ""), collective=Held(1, "")))
+    slow = replace(paper, sharing=Sharing(copy_engine=Share(2.0, ""), collective=HeldSms(1, "")))
     both_ways = simulate(plan(put("p", 6), put("q", 6, rank=1), tiles("a", 2)), slow)
     assert when(both_ways, "a") == (0, 13)  # 6 us at half speed, then 7
     one_way = simulate(plan(put("p", 6), tiles("a", 2)), slow)
@@ -244,7 +244,7 @@ def test_traffic_slows_tiles_while_it_lasts(paper: Machine):
 
 @pytest.mark.parametrize(("sms", "tiles_us"), [(1, (0, 14)), (2, (4, 14))])
 def test_a_collective_holds_sms_while_it_lasts(paper: Machine, sms: int, tiles_us: tuple[int, int]):
-    slow = replace(paper, sharing=Sharing(copy_engine=Share(1.0, ""), collective=Held(sms, "")))
+    slow = replace(paper, sharing=Sharing(copy_engine=Share(1.0, ""), collective=HeldSms(sms, "")))
     parts = [
         Collective(
             name=f"c{rank}", rank=rank, queue="more", function="all_gather", label="g", ranks=(0, 1),

@@ -9,7 +9,7 @@ import pytest
 from campaigns.choices.cold_choice import GPU
 from overweave.ir.problem import Problem
 from overweave.tuner.model.rank import cold_choice, weigh
-from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.shapes import ShapeCase
 from tests.tuner.test_layers import RESULTS
 
 MEASURED = json.loads((RESULTS / "rings.matmul_reduce_scatter.h200x2.2026-11-22.json").read_text())["runs"][0]["cases"]
@@ -34,7 +34,7 @@ def test_choices_of_two_ranks_are_near_the_best_and_never_behind_what_users_had(
     for method in row["methods"]:  # type: ignore[attr-defined]
         kind = kind_of(method["name"])
         times[kind] = min(method["median_us"], times.get(kind, method["median_us"]))
-    case = Case(**{name: row["case"][name] for name in ("name", "m", "n", "k")})  # type: ignore[index]
+    case = ShapeCase(**{name: row["case"][name] for name in ("name", "m", "n", "k")})  # type: ignore[index]
     taken = chosen(case.problem("matmul_reduce_scatter", 2, "bf16"))
     ours = min(times[kind] for kind in ("scatter", "scatter sums=epilogue", "ring_stored"))
     assert times[taken] < min(times[name] for name in LIBRARY)

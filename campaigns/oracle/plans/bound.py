@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from overweave.errors import OverweaveError, ScheduleError
 from overweave.ir.launch.gates import gated, launch_obstacle
-from overweave.ir.launch.order import Action, launch_order
+from overweave.ir.launch.order import QueueLaunch, launch_order
 from overweave.ir.launch.waits_without_deadline import unheard
 from overweave.ir.library_call import library_obstacle
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
@@ -47,7 +47,7 @@ def obstacle(plan: Plan) -> str:
     return next(filter(None, gates), "")
 
 
-def _bind(plan: Plan, addresses: SlotAddresses, action: Action, rank: int) -> None:
+def _bind(plan: Plan, addresses: SlotAddresses, action: QueueLaunch, rank: int) -> None:
     """What binding one launch of a rank asks of the plan."""
     engine, queue = action.engine, action.queue
     if engine == COPY_ENGINE:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from overweave.ir.plan import LIBRARY, TILE_KERNEL, Assignment, Engine, MatmulConfig, Plan, Realization
+from overweave.ir.plan import LIBRARY, TILE_KERNEL, Engine, EngineAssignment, MatmulConfig, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.promise import given_to
 from overweave.ir.schedule import (
     Buffer,
     Collective,
     Compute,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Operation,
     Queue,
@@ -136,7 +136,7 @@ def gathered_in_pairs(world_size: int, *, is_turned: bool = False) -> Plan:
                 ranks=pair, sources=(region("x", rank, (0, 4), 8),), destinations=parts,
             )
         )  # fmt: skip
-        given.append(Given(region("x", rank, (0, 4), 8), "a", 4 * rank, 0))
+        given.append(InitialContents(region("x", rank, (0, 4), 8), "a", 4 * rank, 0))
         goal += [Goal(part, "a", 4 * peer, 0) for part, peer in zip(parts, pair, strict=True)]
     schedule = Schedule(
         name="pairs", world_size=world_size, buffers=(Buffer("x", 4, 8, "input"), Buffer("y", 8, 8, "output")),
@@ -149,11 +149,12 @@ def problem_of(operator: str, world_size: int, sizes: Sizes = SMALL) -> Problem:
     return Problem(operator=operator, m=sizes.rows, n=sizes.n, k=sizes.k, world_size=world_size, dtype="float32")
 
 
-def given_of(problem: Problem) -> tuple[Given, ...]:
+def given_of(problem: Problem) -> tuple[InitialContents, ...]:
     """What the operator's record gives to every rank."""
     holdings = (one for rank in range(problem.world_size) for one in given_to(problem, rank))
     return tuple(
-        Given(region(one.buffer, one.rank, (0, one.shape[0]), one.shape[1]), one.tensor, *one.at) for one in holdings
+        InitialContents(region(one.buffer, one.rank, (0, one.shape[0]), one.shape[1]), one.tensor, *one.at)
+        for one in holdings
     )
 
 
@@ -167,7 +168,7 @@ def planned(
 ) -> Plan:
     realization = Realization(
         dtype="float32",
-        engines=tuple(Assignment(queue, engine) for queue, engine in engines.items()),
+        engines=tuple(EngineAssignment(queue, engine) for queue, engine in engines.items()),
         matmul=config if TILE_KERNEL in engines.values() else None,
         library_sms=library_sms,
         partial_sums="result",

@@ -6,9 +6,9 @@ from overweave.ir.plan import (
     COPY_KERNEL,
     LIBRARY,
     REDUCE_KERNEL,
-    Assignment,
     CopyConfig,
     Engine,
+    EngineAssignment,
     Plan,
     Realization,
     ReduceConfig,
@@ -19,8 +19,8 @@ from overweave.ir.schedule import (
     Buffer,
     Compute,
     Credit,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Operation,
     Put,
@@ -92,7 +92,7 @@ def scatter(pushes: Engine, sums_after: tuple[str, ...], *, parts: int = 1) -> P
             Queue("sums", "issue", sums_after),
         ),
         given=tuple(
-            Given(Region(one.buffer, one.rank, (0, one.shape[0]), (0, one.shape[1])), one.tensor, *one.at)
+            InitialContents(Region(one.buffer, one.rank, (0, one.shape[0]), (0, one.shape[1])), one.tensor, *one.at)
             for one in holdings
         ),
         credits=(Credit(0, 1), Credit(1, 0)),
@@ -101,7 +101,11 @@ def scatter(pushes: Engine, sums_after: tuple[str, ...], *, parts: int = 1) -> P
     )
     realization = Realization(
         dtype="bfloat16",
-        engines=(Assignment("main", LIBRARY), Assignment("copies", pushes), Assignment("sums", REDUCE_KERNEL)),
+        engines=(
+            EngineAssignment("main", LIBRARY),
+            EngineAssignment("copies", pushes),
+            EngineAssignment("sums", REDUCE_KERNEL),
+        ),
         reduction=ReduceConfig(block_m=HALF, block_n=N),
         copy=CopyConfig(block_kib=4) if pushes == COPY_KERNEL else None,
     )

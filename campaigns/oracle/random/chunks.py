@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 
 from overweave.ir.plan import MatmulConfig
-from overweave.ir.schedule import Buffer, Given, Goal, Queue, Region, Schedule
+from overweave.ir.schedule import Buffer, Goal, InitialContents, Queue, Region, Schedule
 from overweave.ir.shards import piece_rows, shard_rows
 from overweave.ir.tensors import product
-from overweave.schedules.catalog.compose import Footprint, compose
+from overweave.schedules.catalog.compose import MatmulFootprint, compose
 from overweave.schedules.communication import A, B, W, Y
 from overweave.schedules.moves.gather_templates import TEMPLATES, Mesh, gather_of
-from overweave.schedules.moves.moves import Chunk, Collective, Gather, Get, Move, Put
+from overweave.schedules.moves.moves import Chunk, Collective, Gather, GatherMove, Get, Put
 from overweave.schedules.moves.transfers import transferred
 
 DEPTH, WIDTH = 16, 8  # columns of what is gathered, and of the product
@@ -25,13 +25,13 @@ def chunked(rng: Random, ranks: int, pieces: int) -> Schedule:
     if rng.random() < 0.5:
         queue, config = Queue("tiles", "issue", after=("main",)), MatmulConfig(block_m=16, block_n=16)
     w, y, members = Buffer(W, DEPTH, WIDTH, "input"), Buffer(Y, rows, WIDTH, "output"), range(ranks)
-    kernel = Footprint(
+    kernel = MatmulFootprint(
         queue=queue,
         a=None,
         b=w,
         out=y,
         config=config,
-        given=tuple(Given(Region(W, rank, (0, DEPTH), (0, WIDTH)), B, 0, rank * WIDTH) for rank in members),
+        given=tuple(InitialContents(Region(W, rank, (0, DEPTH), (0, WIDTH)), B, 0, rank * WIDTH) for rank in members),
         goal=tuple(
             Goal(Region(Y, rank, (0, rows), (0, WIDTH)), product(A, B), 0, rank * WIDTH, ((0, DEPTH),))
             for rank in members
@@ -60,10 +60,10 @@ def by_hand(rng: Random, shape: tuple[int, int, int]) -> Gather:
     """Every chunk spreads from rank to rank by a tree of its own; some pieces are the library's."""
     rows, ranks, pieces = shape
     library = [piece for piece in range(pieces) if rng.random() < 0.2]
-    moves: list[Move] = [
+    moves: list[GatherMove] = [
         Collective(tuple(Chunk(_piece(rows, ranks, pieces, rank, piece)) for rank in range(ranks))) for piece in library
     ]
-    trees: list[list[Move]] = []
+    trees: list[list[GatherMove]] = []
     for owner in range(ranks):
         for piece in sorted(set(range(pieces)) - set(library)):
             part = _piece(rows, ranks, pieces, owner, piece)
@@ -77,8 +77,8 @@ def by_hand(rng: Random, shape: tuple[int, int, int]) -> Gather:
     return Gather(ranks, tuple(moves))
 
 
-def _tree(rng: Random, owner: int, ranks: int, chunk: Chunk) -> list[Move]:
-    holders, moves = [owner], list[Move]()
+def _tree(rng: Random, owner: int, ranks: int, chunk: Chunk) -> list[GatherMove]:
+    holders, moves = [owner], list[GatherMove]()
     for rank in rng.sample(range(ranks), ranks):
         if rank != owner:
             source, lane = rng.choice(holders), rng.randint(0, 2)

@@ -17,8 +17,8 @@ from overweave.ir.schedule import (
     Copy,
     Credit,
     Get,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Operation,
     Put,
@@ -121,7 +121,7 @@ class Draft:
         self.buffers: list[Buffer] = []
         self.pads: list[SignalPad] = []
         self.queues: list[Queue] = []
-        self.given: list[Given] = []
+        self.given: list[InitialContents] = []
         self.goals: list[Goal] = []
         self.operations: list[Operation] = []
 
@@ -138,7 +138,7 @@ class Draft:
         self.queues.append(Queue(name, order, after))
 
     def give(self, region: Region, tensor: str, row: int, col: int) -> None:
-        self.given.append(Given(region, tensor, row, col))
+        self.given.append(InitialContents(region, tensor, row, col))
 
     def give_gathered(self, rank: int, deal: Sharding, x: Region, w: Region) -> None:
         """A row shard of `a`, and the rank's own columns of `b`."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from random import Random
 
 from overweave.ir.shards import piece_rows, shard_rows
-from overweave.schedules.moves.moves import Chunk, Get, Put, Reduction, Step, Sum
+from overweave.schedules.moves.moves import Chunk, Get, Put, Reduction, ReductionStep, Sum
 
 
 def by_hand(rng: Random, shape: tuple[int, int, int, int], everywhere: bool = False) -> Reduction:
     """Every chunk is added up along a tree of its own, and shared along another. shape: rows, cols, ranks, pieces."""
     rows, cols, ranks, pieces = shape
-    ways: list[list[Step]] = []
+    ways: list[list[ReductionStep]] = []
     for owner in range(ranks):
         for part in piece_rows(shard_rows(rows, ranks, owner), pieces):
             if part[0] < part[1]:
                 ways.append(_added(rng, owner, ranks, Chunk(part), cols))
                 if everywhere and ranks > 1:
                     ways[-1] += _shared(rng, owner, ranks, Chunk(part))
-    moves: list[Step] = []
+    moves: list[ReductionStep] = []
     while ways:  # some order that leaves each chunk's own as it is
         way = rng.choice(ways)
         if way:
@@ -27,10 +27,10 @@ def by_hand(rng: Random, shape: tuple[int, int, int, int], everywhere: bool = Fa
     return Reduction(ranks, tuple(moves), everywhere)
 
 
-def _added(rng: Random, owner: int, ranks: int, chunk: Chunk, cols: int) -> list[Step]:
+def _added(rng: Random, owner: int, ranks: int, chunk: Chunk, cols: int) -> list[ReductionStep]:
     """Leaves send first; whoever has received adds before it sends. The owner adds last, or leaves that to the end."""
     waiting = [rank for rank in rng.sample(range(ranks), ranks) if rank != owner]
-    received, moves = set[int](), list[Step]()
+    received, moves = set[int](), list[ReductionStep]()
     while waiting:
         rank = waiting.pop(0)
         peer = rng.choice([*waiting, owner])
@@ -43,8 +43,8 @@ def _added(rng: Random, owner: int, ranks: int, chunk: Chunk, cols: int) -> list
     return moves
 
 
-def _shared(rng: Random, owner: int, ranks: int, chunk: Chunk) -> list[Step]:
-    holders, found = [owner], list[Step]([Sum(owner, chunk)])
+def _shared(rng: Random, owner: int, ranks: int, chunk: Chunk) -> list[ReductionStep]:
+    holders, found = [owner], list[ReductionStep]([Sum(owner, chunk)])
     for rank in rng.sample(range(ranks), ranks):
         if rank != owner:
             found.append(_carry(rng, rng.choice(holders), rank, chunk))

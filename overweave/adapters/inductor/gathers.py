@@ -30,7 +30,7 @@ _OPERATOR = define(OPERATOR)
 LAST_DIMENSION = "the last dimension, which holds columns, is gathered"
 
 
-class Rows(NamedTuple):
+class GatheredRows(NamedTuple):
     """How the rows of all ranks lie in a tensor. lead: how often they follow each other. order: of the ranks."""
 
     lead: Any = 1
@@ -42,19 +42,19 @@ class Rows(NamedTuple):
         return is_same(self.lead, 1) and [*self.order] == sorted(self.order)
 
 
-class Product(NamedTuple):
+class GatheredProduct(NamedTuple):
     """A matmul of gathered rows. bias: what is added, of any shape. rows: how those of all ranks lie in it."""
 
     node: Node
     w: Node
     bias: Node | None
-    rows: Rows
+    rows: GatheredRows
 
 
 class Reading(NamedTuple):
     """What is computed from a gather: its products, the nodes on the way to them, and why others are none."""
 
-    products: list[Product]
+    products: list[GatheredProduct]
     way: set[Node]
     obstacle: str
 
@@ -121,10 +121,10 @@ def _erase(nodes: set[Node]) -> None:
 
 
 def _reading(wait: Node, ranks: int) -> Reading:
-    products: list[Product] = []
+    products: list[GatheredProduct] = []
     way: set[Node] = set()
     obstacle = ""
-    waiting = [(wait, Rows())]
+    waiting = [(wait, GatheredRows())]
     while waiting:
         node, rows = waiting.pop()
         way.add(node)
@@ -139,7 +139,7 @@ def _reading(wait: Node, ranks: int) -> Reading:
                     obstacle = LAST_DIMENSION
                     continue
                 way |= {user, *user.users}
-                waiting.append((cat, Rows(prod(shape[:onto]), order)))
+                waiting.append((cat, GatheredRows(prod(shape[:onto]), order)))
     places = {node: index for index, node in enumerate(wait.graph.nodes)}
     products.sort(key=lambda product: places[product.node])
     return Reading(_independent(products), way, obstacle)
@@ -155,18 +155,18 @@ def _joined(split: Node, gathered: Node, ranks: int) -> Iterator[tuple[Node, int
             yield cat, found.onto, found.order
 
 
-def _product(user: Node, matrix: Node, rows: Rows) -> list[Product]:
+def _product(user: Node, matrix: Node, rows: GatheredRows) -> list[GatheredProduct]:
     """A matmul whose first factor is this matrix."""
     if is_call(user, ATEN.mm.default) and user.args[0] is matrix and user.args[1] is not matrix:
-        return [Product(user, user.args[1], None, rows)]  # type: ignore[arg-type]
+        return [GatheredProduct(user, user.args[1], None, rows)]  # type: ignore[arg-type]
     if is_call(user, ATEN.addmm.default) and user.args[1] is matrix and user.args[2] is not matrix and not user.kwargs:
-        return [Product(user, user.args[2], user.args[0], rows)]  # type: ignore[arg-type]
+        return [GatheredProduct(user, user.args[2], user.args[0], rows)]  # type: ignore[arg-type]
     return []
 
 
-def _independent(products: list[Product]) -> list[Product]:
+def _independent(products: list[GatheredProduct]) -> list[GatheredProduct]:
     """Those that need no other's result, which one call cannot give."""
-    found: list[Product] = []
+    found: list[GatheredProduct] = []
     for product in products[:LONGEST_LIST]:
         needed = [product.w] if product.bias is None else [product.w, product.bias]
         if not {each.node for each in products} & set(ancestors(needed)):
@@ -174,13 +174,13 @@ def _independent(products: list[Product]) -> list[Product]:
     return found
 
 
-def _of_one_layout(products: list[Product]) -> list[Product]:
+def _of_one_layout(products: list[GatheredProduct]) -> list[GatheredProduct]:
     """Weights of one call lie alike: those that lie as the first does."""
     first = value(products[0].w).is_contiguous()
     return [product for product in products if value(product.w).is_contiguous() == first]
 
 
-def _is_of_columns(product: Product) -> bool:
+def _is_of_columns(product: GatheredProduct) -> bool:
     """Whether the operator can add the bias: one number for each column."""
     return product.bias is not None and is_same(value(product.bias).shape, value(product.node).shape[1:])
 

@@ -22,7 +22,7 @@ def is_even(split: Any, count: int) -> bool:
     return len(pieces) == count and is_same(pieces[0].shape, pieces[-1].shape)
 
 
-class Joined(NamedTuple):
+class JoinedPieces(NamedTuple):
     """`cat(split(x, size, cut), onto)`. order: of which pieces it is joined, in which ranks may differ."""
 
     x: Node
@@ -31,7 +31,7 @@ class Joined(NamedTuple):
     order: tuple[int, ...]
 
 
-def pieces_joined(cat: Any) -> Joined | None:
+def pieces_joined(cat: Any) -> JoinedPieces | None:
     """Of what a tensor is joined, if it is joined of all pieces of one, each taken once."""
     if not is_call(cat, CAT):
         return None
@@ -45,7 +45,7 @@ def pieces_joined(cat: Any) -> Joined | None:
         return None
     x, cut = split.args[0], split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
     dims = value(x).dim()
-    return Joined(x, cut % dims, joined % dims, order)
+    return JoinedPieces(x, cut % dims, joined % dims, order)
 
 
 def split_slices(graph: Graph) -> None:

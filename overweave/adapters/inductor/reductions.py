@@ -30,7 +30,7 @@ SCATTER, REDUCE = COLLECTIVE.reduce_scatter_tensor.default, COLLECTIVE.all_reduc
 LAST_DIMENSION = "the last dimension, which holds columns, is scattered"
 
 
-class Summed(NamedTuple):
+class SummedProducts(NamedTuple):
     """A sum of matmuls, and of biases `[n]`, which need not be the same on all ranks."""
 
     products: list[tuple[Node, Node]]
@@ -82,7 +82,7 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
     return ""
 
 
-def summed(node: Any) -> Summed | None:
+def summed(node: Any) -> SummedProducts | None:
     """The matmuls whose sum a node is, each of which nothing else reads."""
     if not isinstance(node, Node) or len(node.users) != 1:
         return None
@@ -94,17 +94,19 @@ def summed(node: Any) -> Summed | None:
         if any(part is None for part in parts) or not is_same(value(node.args[0]).shape, value(node.args[1]).shape):
             return None
         both = [part for part in parts if part is not None]
-        return Summed([each for part in both for each in part.products], [b for part in both for b in part.biases])
+        return SummedProducts(
+            [each for part in both for each in part.products], [b for part in both for b in part.biases]
+        )
     if is_call(node, ATEN.mm.default):
-        return Summed([node.args], [])  # type: ignore[list-item]
+        return SummedProducts([node.args], [])  # type: ignore[list-item]
     if is_call(node, ATEN.addmm.default) and not node.kwargs:
         added: Any = node.args[0]
         product: Any = node.args[1:]
         if is_same(value(added).shape, value(node).shape):  # Inductor makes this of a sum
             others = summed(added)
-            return None if others is None else Summed([*others.products, product], others.biases)
+            return None if others is None else SummedProducts([*others.products, product], others.biases)
         if is_same(value(added).shape, value(node).shape[1:]):
-            return Summed([product], [added])
+            return SummedProducts([product], [added])
     return None
 
 

@@ -19,9 +19,9 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from overweave.adapters.parallel.deferred import Deferred, version_of
-from overweave.adapters.parallel.summing import Product, Summing
+from overweave.adapters.parallel.summing import Summing, WeightProduct
 from overweave.adapters.report import site
-from overweave.adapters.rows import Gather, gathered_by_library
+from overweave.adapters.rows import RowGather, gathered_by_library
 from overweave.errors import InputError
 from overweave.functional import all_gather_linear, linear_all_reduce
 from overweave.layers.precision import autocast_dtype, cast, is_autocast
@@ -37,14 +37,14 @@ class Gathering(Deferred):
 
     _shard: Maybe  # until it is gathered in its own dtype, or longer where a mode saw it made
     _version_of_shard: int
-    _gather: Gather
+    _gather: RowGather
     group: str  # whose rows these are
     _whole: dict[torch.dtype, torch.Tensor]  # under autocast also in the dtype that matmuls read
     _modes: tuple[ReferenceType[Any], ...]  # of torch's dispatcher, which saw it made
     _seen: dict[torch.dtype, torch.Tensor]  # of _whole, what matmuls gathered: all of it where no mode saw it made
 
     @staticmethod
-    def __new__(cls, shard: torch.Tensor, gather: Gather) -> Gathering:
+    def __new__(cls, shard: torch.Tensor, gather: RowGather) -> Gathering:
         shape = list(shard.shape)
         shape[gather.dim] = gather.size
         made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
@@ -129,7 +129,7 @@ class Gathering(Deferred):
         return self._shard
 
 
-def gathered_later(shard: torch.Tensor, gather: Gather) -> Gathering:
+def gathered_later(shard: torch.Tensor, gather: RowGather) -> Gathering:
     """all_gather(shard, dim) as a function of the shard, gathered when it is read."""
     if torch.is_grad_enabled() and shard.requires_grad:
         made: Gathering = _apply(_Gathered, shard, gather)
@@ -141,7 +141,7 @@ class _Gathered(torch.autograd.Function):
     """The gathered tensor as a function of the shard, whose gradient is this rank's rows of the gathered one's."""
 
     @staticmethod
-    def forward(ctx: Any, shard: torch.Tensor, gather: Gather) -> Any:
+    def forward(ctx: Any, shard: torch.Tensor, gather: RowGather) -> Any:
         ctx.gather = gather
         ctx.set_materialize_grads(False)
         return Gathering(shard.detach(), gather)
@@ -188,7 +188,7 @@ class _Multiplied(torch.autograd.Function):
         if wanted[0] and _may_change(ctx.parameter):
             of_x = linear_all_reduce(of_y, weight.t(), group=ctx.gather.group).to(ctx.like[1])
         elif wanted[0]:
-            of_x = Summing(ctx.like, ctx.gather, (Product(of_y, weight, ctx.parameter),))
+            of_x = Summing(ctx.like, ctx.gather, (WeightProduct(of_y, weight, ctx.parameter),))
         return of_x, *gradients_of_weights(of_y, whole, wanted[1:3]), None
 
 

@@ -26,7 +26,7 @@ from overweave.ops.dispatch.route import place_of
 _PLAIN = (torch.Tensor, nn.Parameter, AsyncCollectiveTensor)
 
 
-class Place(NamedTuple):
+class LayerPlacement(NamedTuple):
     """Where a layer of a plan stands. path: in the model that the plan was for. group: the name of the mesh's. given,
     made: the placements of its input and its result. multiplies: the placement of the input that the matmul itself
     wants. rows: along which rows are gathered or scattered, if they are."""
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     @classmethod
     def of(
         cls, path: str, mesh: DeviceMesh, placements: tuple[Placement, Placement, Placement], rows: Placement
-    ) -> Place:
+    ) -> LayerPlacement:
         """placements: given, made and multiplies."""
         return cls(path, mesh, place_of(mesh).name, *placements, rows if rows.is_shard() else None)
 
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 class ColwiseLinear(nn.Linear):
     """Each rank computes its columns of all rows."""
 
-    overweave_place: Place
+    overweave_place: LayerPlacement
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input: a `Gathering`, or what the style's `input_layouts` say: rows of all ranks, or this rank's."""
@@ -60,7 +60,7 @@ class ColwiseLinear(nn.Linear):
 class RowwiseLinear(nn.Linear):
     """Each rank multiplies its columns of the input; the products are summed over ranks."""
 
-    overweave_place: Place
+    overweave_place: LayerPlacement
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input: this rank's columns. Returns all rows of the sum, or this rank's, as `output_layouts` say."""
@@ -106,7 +106,7 @@ def _answered(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
         raise
 
 
-def _columns(place: Place, x: Any, weight: Any, bias: Any) -> torch.Tensor:
+def _columns(place: LayerPlacement, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     if x.__class__ is Gathering and x.group == place.group and x.is_as_given:
         return x.linear(local(weight), local(bias), weight)
     part, size = local_part(x, place.given)
@@ -117,7 +117,7 @@ def _columns(place: Place, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     return y
 
 
-def _rows(place: Place, x: Any, weight: Any, bias: Any) -> torch.Tensor:
+def _rows(place: LayerPlacement, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     part, _ = local_part(x, place.given)
     if place.made.is_shard():
         return linear_reduce_scatter(part, weight, bias, place.mesh, dim=_dim(place.made))
@@ -125,7 +125,7 @@ def _rows(place: Place, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     return y
 
 
-def _obstacle(place: Place, x: Any, weight: Any) -> str:
+def _obstacle(place: LayerPlacement, x: Any, weight: Any) -> str:
     """Why a call is torch's; empty: it is ours."""
     if not isinstance(weight, DTensor) or weight._local_tensor.__class__ not in _PLAIN:
         return f"its weight is a {type(getattr(weight, '_local_tensor', weight)).__name__}"

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from overweave.adapters.parallel.gathering import SITE, gathered_later
-from overweave.adapters.parallel.linears import ColwiseLinear, Place, RowwiseLinear, derived, local_part
+from overweave.adapters.parallel.linears import ColwiseLinear, LayerPlacement, RowwiseLinear, derived, local_part
 from overweave.adapters.report import site
-from overweave.adapters.rows import Gather
+from overweave.adapters.rows import RowGather
 from overweave.errors import InputError
 from overweave.functional import check_untransformed, is_transformed
 from overweave.ops.call.operands import DTYPES
@@ -49,7 +49,7 @@ class Colwise(ColwiseParallel):
             return super()._apply(module, device_mesh)
         path = _checked(module, device_mesh, "out_features")
         distribute_module(module, device_mesh, self._partition_linear_fn)
-        return _become(module, ColwiseLinear, Place.of(path, device_mesh, (given, made, Replicate()), given))
+        return _become(module, ColwiseLinear, LayerPlacement.of(path, device_mesh, (given, made, Replicate()), given))
 
 
 class Rowwise(RowwiseParallel):
@@ -70,7 +70,7 @@ class Rowwise(RowwiseParallel):
             return super()._apply(module, device_mesh)
         path = _checked(module, device_mesh, "in_features")
         distribute_module(module, device_mesh, self._partition_linear_fn)
-        return _become(module, RowwiseLinear, Place.of(path, device_mesh, (given, made, Shard(-1)), made))
+        return _become(module, RowwiseLinear, LayerPlacement.of(path, device_mesh, (given, made, Shard(-1)), made))
 
 
 class PrepareGather(ParallelStyle):
@@ -132,7 +132,7 @@ def _prepared(x: object, placement: Any, where: tuple[DeviceMesh, RankPlace]) ->
         check_untransformed("PrepareGather", mesh, (x,))
     shard, size = local_part(x, placement)
     whole_size = shard.shape[dim] * place.world_size if size is None else size
-    return gathered_later(shard, Gather(dim, place.name, whole_size))
+    return gathered_later(shard, RowGather(dim, place.name, whole_size))
 
 
 def _reason(module: nn.Module, is_local: bool, is_ours: bool) -> str:
@@ -172,7 +172,7 @@ def _path_of(module: nn.Module) -> str:
     return path
 
 
-def _become(module: nn.Module, kind: type[nn.Linear], place: Place) -> nn.Module:
+def _become(module: nn.Module, kind: type[nn.Linear], place: LayerPlacement) -> nn.Module:
     module.__class__ = derived(kind, type(module))  # type: ignore[arg-type]
     module.overweave_place = place  # type: ignore[assignment]
     return module

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from overweave.adapters.parallel.deferred import Deferred, version_of
-from overweave.adapters.rows import Gather
+from overweave.adapters.rows import RowGather
 from overweave.errors import InputError
 from overweave.functional import linear_all_reduce, linear_reduce_scatter
 
 
-class Product:
+class WeightProduct:
     """dy @ weight, of the gradient of a result `[.., S, .., n]` and the weight `[n, k]`, this rank's part of a
     parameter. Raises InputError where the parameter was changed before the product is computed."""
 
@@ -45,14 +45,14 @@ _ADD = torch.ops.aten.add.Tensor
 class Summing(Deferred):
     """all_reduce(sum of dy @ weight over products) + plain, not summed yet."""
 
-    _gather: Gather
-    _products: tuple[Product, ...]
+    _gather: RowGather
+    _products: tuple[WeightProduct, ...]
     _plain: torch.Tensor | None  # of readers that are no matmuls of ours: whole on every rank
     _whole: torch.Tensor | None
 
     @staticmethod
     def __new__(
-        cls, like: Like, gather: Gather, products: tuple[Product, ...], plain: torch.Tensor | None = None
+        cls, like: Like, gather: RowGather, products: tuple[WeightProduct, ...], plain: torch.Tensor | None = None
     ) -> Summing:
         """like: shape, dtype and device of the gathered tensor."""
         made: Summing = torch.Tensor._make_wrapper_subclass(cls, like[0], dtype=like[1], device=like[2])
@@ -87,7 +87,7 @@ class Summing(Deferred):
 
     def _factors(self) -> list[tuple[Any, Any]]:
         """Of one sum for each dtype: there are two where autocast was on for some matmuls."""
-        found: dict[torch.dtype, list[Product]] = defaultdict(list)
+        found: dict[torch.dtype, list[WeightProduct]] = defaultdict(list)
         for each in self._products:
             found[each.dy.dtype].append(each)
         return [([each.dy for each in alike], [each.weight for each in alike]) for alike in found.values()]

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from overweave.adapters.rows import Results, as_before, as_rows, averaged
+from overweave.adapters.rows import GradientResults, as_before, as_rows, averaged
 from overweave.adapters.symm_mem import obstacles, scaled
 from overweave.ops.all_gather_matmul import all_gather_matmul
 from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
 
 
 @dataclass(frozen=True)
-class Form:
+class FusedOperator:
     """A fused operator of torch, whose arguments both functions take.
 
     obstacle: why overweave does not take a call, empty if it does. compute: the results in torch's order and shapes;
@@ -24,7 +24,7 @@ class Form:
 
     name: str
     obstacle: Callable[..., str]
-    compute: Callable[..., Results]
+    compute: Callable[..., GradientResults]
 
     @property
     def operator(self) -> Any:
@@ -36,7 +36,7 @@ def _gather_obstacle(a: torch.Tensor, bs: Sequence[torch.Tensor], dim: int, grou
     return obstacles.of_operands(a, bs, dim, group) or obstacles.of_dtype(a)
 
 
-def _gather(a: torch.Tensor, bs: list[torch.Tensor], dim: int, group: str, *, return_A: bool = True) -> Results:
+def _gather(a: torch.Tensor, bs: list[torch.Tensor], dim: int, group: str, *, return_A: bool = True) -> GradientResults:
     if not return_A:
         return [None, *(as_before(y, a, dim) for y in all_gather_matmul(as_rows(a, dim), bs, group))]
     products, gathered = all_gather_matmul(as_rows(a, dim), bs, group, return_gathered=True)
@@ -48,14 +48,14 @@ def _scatter_obstacle(a: torch.Tensor, b: torch.Tensor, reduce_op: str, dim: int
     return found or obstacles.of_sum(a.shape[dim], group, reduce_op, a.dtype)
 
 
-def _scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, dim: int, group: str) -> Results:
+def _scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, dim: int, group: str) -> GradientResults:
     y = matmul_reduce_scatter(as_rows(a, dim), b, group)
     return [as_before(averaged(y, reduce_op, group), a, dim)]
 
 
 FORMS = (
-    Form("fused_all_gather_matmul", _gather_obstacle, _gather),
-    Form("fused_matmul_reduce_scatter", _scatter_obstacle, _scatter),
-    Form("fused_all_gather_scaled_matmul", scaled.gather_obstacle, scaled.gather),
-    Form("fused_scaled_matmul_reduce_scatter", scaled.scatter_obstacle, scaled.scatter),
+    FusedOperator("fused_all_gather_matmul", _gather_obstacle, _gather),
+    FusedOperator("fused_matmul_reduce_scatter", _scatter_obstacle, _scatter),
+    FusedOperator("fused_all_gather_scaled_matmul", scaled.gather_obstacle, scaled.gather),
+    FusedOperator("fused_scaled_matmul_reduce_scatter", scaled.scatter_obstacle, scaled.scatter),
 )

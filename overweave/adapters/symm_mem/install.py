@@ -10,8 +10,8 @@ import torch
 
 from overweave.adapters import report as reports
 from overweave.adapters.symm_mem import gradients
-from overweave.adapters.symm_mem.forms import FORMS, Form
-from overweave.adapters.symm_mem.kernels import Kernel, Original
+from overweave.adapters.symm_mem.forms import FORMS, FusedOperator
+from overweave.adapters.symm_mem.kernels import FusedKernelEntry, Original
 from overweave.errors import InputError, MachineError
 
 DEVICES = ("CUDA", "CPU")
@@ -25,7 +25,7 @@ class _Installed(NamedTuple):
     environment."""
 
     library: torch.library.Library
-    kernels: list[Kernel]
+    kernels: list[FusedKernelEntry]
     stands: dict[tuple[str, str], str]
     graphs: bool
     is_asked: bool
@@ -92,7 +92,7 @@ def _install(strict: bool, graphs: bool, is_asked: bool) -> None:
     library, kernels = torch.library.Library("symm_mem", "IMPL"), []
     for form in FORMS:
         for device in DEVICES:
-            kernel = Kernel(form, _answering(form, device), strict)
+            kernel = FusedKernelEntry(form, _answering(form, device), strict)
             kernels.append(kernel)
             _put(library, form.name, kernel, device)
         _put(library, form.name, _WITH_GRADIENT.get(form.name) or gradients.refusing(form.name), "Autograd")
@@ -119,7 +119,7 @@ def _fusion() -> Any:
     return import_module("overweave.adapters.inductor.fusion")
 
 
-def _answering(form: Form, device: str) -> Original:
+def _answering(form: FusedOperator, device: str) -> Original:
     """What answers an operator today. On a device without a kernel that is the Meta kernel, which is plain torch."""
     if not hasattr(torch.ops.symm_mem, form.name):
         found, cure = (

@@ -14,7 +14,7 @@ import torch
 import torch.distributed._symmetric_memory as torch_symm_mem
 
 from overweave.adapters.report import Site, site
-from overweave.adapters.symm_mem.forms import Form
+from overweave.adapters.symm_mem.forms import FusedOperator
 from overweave.adapters.symm_mem.layout import Layout, laid_out, promised
 from overweave.errors import InputError
 from overweave.runtime.library.torch_fused import is_torch_asked
@@ -31,13 +31,13 @@ class Decision(NamedTuple):
 
 
 @dataclass
-class Kernel:
+class FusedKernelEntry:
     """Answers a fused operator on one kind of device. original: what answered it before, as `call_boxed` of a kernel.
 
     is_strict: whether a call that overweave does not take is an error.
     """
 
-    form: Form
+    form: FusedOperator
     original: Original
     is_strict: bool
     decisions: dict[object, Decision] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.distributed._symmetric_memory import _maybe_convert_scalar_types_to_dtypes as as_dtypes
 
-from overweave.adapters.rows import Results, as_before, as_rows, averaged
+from overweave.adapters.rows import GradientResults, as_before, as_rows, averaged
 from overweave.adapters.symm_mem import obstacles
 from overweave.ops.all_gather_matmul import all_gather_matmul
 from overweave.ops.call.groups import group_of
@@ -18,7 +18,7 @@ from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
 Optional = Sequence[torch.Tensor | None]
 
 
-class Gather(NamedTuple):
+class ScaledGather(NamedTuple):
     """The arguments of `fused_all_gather_scaled_matmul`, one field each."""
 
     a: torch.Tensor
@@ -53,7 +53,7 @@ class Scatter(NamedTuple):
 
 def gather_obstacle(*arguments: object) -> str:
     """Why overweave does not take a gather of fp8 operands."""
-    call = Gather(*arguments)  # type: ignore[arg-type]
+    call = ScaledGather(*arguments)  # type: ignore[arg-type]
     if len({*call.out_dtypes}) != 1:
         return "results in several dtypes"
     (out_dtype,), given = as_dtypes(call.out_dtypes[:1]), [bias for bias in call.biases if bias is not None]
@@ -65,9 +65,9 @@ def gather_obstacle(*arguments: object) -> str:
     return "" if fits else "biases of some weights only, or in another dtype than the results"
 
 
-def gather(*arguments: object) -> Results:
+def gather(*arguments: object) -> GradientResults:
     """The gathered fp8 rows, and the products of all weights."""
-    call = Gather(*arguments)  # type: ignore[arg-type]
+    call = ScaledGather(*arguments)  # type: ignore[arg-type]
     a, x, dim = call.a, as_rows(call.a, call.dim), call.dim
     scale_a = call.scale_a
     if scale_a.numel() > 1 and scale_a.shape[:-1] != a.shape[:-1]:  # the scales of all ranks' rows
@@ -108,7 +108,7 @@ def scatter_obstacle(*arguments: object, **options: object) -> str:
     return found or obstacles.of_sum(call.shape[call.dim], call.group, call.reduce_op, out_dtype)
 
 
-def scatter(*arguments: object, **options: object) -> Results:
+def scatter(*arguments: object, **options: object) -> GradientResults:
     """This rank's part of the sum of scaled products."""
     call = Scatter(*arguments, **options)  # type: ignore[arg-type]
     leading = (call.shape or ())[:-1]

@@ -17,19 +17,19 @@ import typer
 from msgspec.structs import replace
 
 from overweave.block.cases import BLOCK, read_blocks
-from overweave.cli.bench_file import Report, read_report, report_of, write_report
+from overweave.cli.bench_file import BenchReport, read_report, report_of, write_report
 from overweave.cli.bench_table import print_runs
 from overweave.cli.destination import check_file
 from overweave.cli.progress import OnPart, progress
-from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
+from overweave.cli.ranks import DeviceChoice, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
 from overweave.errors import InputError, MachineError
 from overweave.hardware import multicast
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.memory.group import Group
 from overweave.ops.call.plan_words import candidate_of
 from overweave.ops.operators import operator_for
-from overweave.tuner.measure.bench import Request, Run, joined_world, runs
-from overweave.tuner.space.shapes import Case, DtypeWord, read_shapes, usual_set
+from overweave.tuner.measure.bench import BenchRequest, BenchRun, joined_world, runs
+from overweave.tuner.space.shapes import DtypeWord, ShapeCase, read_shapes, usual_set
 
 NO_MULTICAST_HELP = "The ranks use no NVLink multicast; so it is wherever the environment says so of one library"
 TURN = "OVERWEAVE_BENCH_TURN"  # which whole run a rank that we started is part of, from 1
@@ -39,7 +39,7 @@ def bench(
     operator: Annotated[str, typer.Argument(metavar="OP", help=f"{', '.join(OPERATORS)}, or block: of a transformer")],
     shapes: Annotated[str, typer.Option(help="A file or set of benchmarks/shapes; else mlp, moe or llama")] = "",
     world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
-    device: Annotated[Device, typer.Option(help="auto: GPUs where there is one")] = "auto",
+    device: Annotated[DeviceChoice, typer.Option(help="auto: GPUs where there is one")] = "auto",
     dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
     plan: Annotated[list[str] | None, typer.Option(help="Time these plans in place of our choice")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Whole runs; the middle one is shown, with the spread")] = 1,
@@ -61,7 +61,7 @@ def bench(
         subject = _of_blocks(named, ranks, (place, dtype), plan or ())
     else:
         subject = _of_operator(
-            named, ranks, Request(operator=operator, device=place, dtype=dtype, plans=tuple(plan or ()))
+            named, ranks, BenchRequest(operator=operator, device=place, dtype=dtype, plans=tuple(plan or ()))
         )
     warn_of_hours(place, subject.cases)
     if json is not None:
@@ -87,11 +87,11 @@ class _Subject(NamedTuple):
 
     name: str
     source: str
-    cases: tuple[Case, ...]
-    runs: Callable[[Group, OnPart], Iterator[Run]]
+    cases: tuple[ShapeCase, ...]
+    runs: Callable[[Group, OnPart], Iterator[BenchRun]]
 
 
-def _of_operator(shapes: str, ranks: int, request: Request) -> _Subject:
+def _of_operator(shapes: str, ranks: int, request: BenchRequest) -> _Subject:
     """An operator on a shape set. Raises InputError."""
     operator = operator_of(request.operator, "bench").name
     shape_set = read_shapes(shapes, operator)
@@ -118,9 +118,9 @@ def _of_blocks(
     blocks = read_blocks(shapes)
     for case in blocks.cases:
         case.check(ranks)
-    request = Request(operator=BLOCK, device=device, dtype=dtype)
+    request = BenchRequest(operator=BLOCK, device=device, dtype=dtype)
 
-    def compared(group: Group, told: OnPart) -> Iterator[Run]:
+    def compared(group: Group, told: OnPart) -> Iterator[BenchRun]:
         from overweave.block.bench import block_runs  # which imports torch's compiler
 
         return block_runs(blocks.cases, request, group, told)
@@ -129,8 +129,8 @@ def _of_blocks(
 
 
 def _run_as_rank(
-    place: Literal["cpu", "cuda"], subject: _Subject, report: Callable[[Run], Report], file: Path | None
-) -> Report:
+    place: Literal["cpu", "cuda"], subject: _Subject, report: Callable[[BenchRun], BenchReport], file: Path | None
+) -> BenchReport:
     """This process's part of a whole run; the first rank draws the progress bar and writes the file, case by case."""
     first = os.environ["RANK"] == "0"
     done = {case.name: index for index, case in enumerate(subject.cases)}
@@ -151,7 +151,7 @@ def _run_as_rank(
 
 def run_on_own_ranks(
     words: list[str], world_size: int, repeats: int, asked: Path | None, variables: Mapping[str, str]
-) -> Report:
+) -> BenchReport:
     """Whole runs in fresh processes: nothing is warm from the last one. However they end, it is said what is written.
 
     variables: of the environment of the ranks. Raises Exit if a rank fails, which has said why.

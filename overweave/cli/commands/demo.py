@@ -14,7 +14,7 @@ from rich.console import Console
 from overweave.cli.destination import make_folder
 from overweave.cli.outcome import print_charts, print_trials, save, simulated
 from overweave.cli.page_file import HTML_HELP, page_writer
-from overweave.cli.ranks import Asked, Device, how_many, tried, where
+from overweave.cli.ranks import DeviceChoice, RequestedPlan, how_many, tried, where
 from overweave.hardware.machine import default_for
 from overweave.ir.operators.record import Demo, Operator
 from overweave.ir.operators.registry import OPERATORS
@@ -28,7 +28,7 @@ EMULATED = Demo("", m=128, n=128, k=64)  # small enough for the interpreter; m i
 
 def demo(
     ranks: Annotated[int, typer.Option(min=0, max=32, help="0: every GPU, or 4 that share one or are emulated")] = 0,
-    device: Annotated[Device, typer.Option(help="auto: GPUs where there is one")] = "auto",
+    device: Annotated[DeviceChoice, typer.Option(help="auto: GPUs where there is one")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png")] = Path(),
     html: Annotated[Path | None, typer.Option(help=HTML_HELP)] = None,
 ) -> None:
@@ -38,7 +38,7 @@ def demo(
     place = where(device, least=1)
     world_size = how_many(place, ranks, may_share=True)
     shown = {f"{record.name}.{record.demo.schedule}": record for record in OPERATORS.values() if record.demo}
-    asked: list[Asked] = [(name, problem_for(record, place, world_size), {}) for name, record in shown.items()]
+    asked: list[RequestedPlan] = [(name, problem_for(record, place, world_size), {}) for name, record in shown.items()]
     words = ["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"]
     trials = tried(asked, place, world_size, [*words, *([f"--html={html}"] if html else [])])
     if not trials:

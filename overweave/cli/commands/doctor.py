@@ -37,7 +37,7 @@ SIGNS = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "failed": "
 PACKAGES = ("overweave", "msgspec", "typer", "rich", "platformdirs", "numpy", "matplotlib")
 
 
-class Line(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """One check and what it found, as `--json` prints it."""
 
     name: str
@@ -91,13 +91,13 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     raise typer.Exit(int(failed))
 
 
-def examine(checks: tuple[Check, ...]) -> list[Line]:
+def examine(checks: tuple[Check, ...]) -> list[CheckResult]:
     """Runs every check that applies here."""
     findings = [(check.name, check.run()) for check in checks if not check.needs_gpu or has_gpu()]
-    return [Line(name, finding.status, finding.found, finding.cure) for name, finding in findings]
+    return [CheckResult(name, finding.status, finding.found, finding.cure) for name, finding in findings]
 
 
-def _print(lines: list[Line]) -> None:
+def _print(lines: list[CheckResult]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("check", "", "found"):
         table.add_column(column, overflow="fold")

@@ -25,7 +25,7 @@ from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import Compute, Schedule
 from overweave.ir.text.files import shown
 from overweave.ir.timeline.contents import with_contents
-from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, Kind, Timeline
+from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, SpanKind, Timeline
 from overweave.ir.timeline.trace import to_chrome
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
@@ -47,7 +47,7 @@ class RankReport(Struct, frozen=True):
     overlap_ratio: float
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class SimulationReport(Struct, frozen=True, kw_only=True):
     """What `--json` prints. effective_communication_us: the call less the fastest un-split matmul (Flux, 5.1)."""
 
     plan: str
@@ -133,10 +133,10 @@ def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan
     return realize(value, machine) if isinstance(value, Schedule) else value
 
 
-def report_of(plan: Plan, machine: Machine, timeline: Timeline) -> Report:
+def report_of(plan: Plan, machine: Machine, timeline: Timeline) -> SimulationReport:
     """The numbers of a simulated call."""
     matmul_us = matmul_alone_us(plan, machine)
-    return Report(
+    return SimulationReport(
         plan=plan.name,
         machine=machine.name,
         world_size=timeline.world_size,
@@ -161,7 +161,7 @@ def matmul_alone_us(plan: Plan, machine: Machine) -> float:
 
 
 def _rank_report(timeline: Timeline, rank: int) -> RankReport:
-    def busy_us(kind: Kind) -> float:
+    def busy_us(kind: SpanKind) -> float:
         return round(timeline.busy_us(rank, (kind,)), 3)
 
     return RankReport(
@@ -176,7 +176,7 @@ def _rank_report(timeline: Timeline, rank: int) -> RankReport:
     )
 
 
-def _table(report: Report, machine: Machine) -> Table:
+def _table(report: SimulationReport, machine: Machine) -> Table:
     caption = (
         "us in which a rank did each; exposed: did any of it but computing;\n"
         "overlap: (compute + communication - call) / communication\n"

@@ -13,7 +13,7 @@ from overweave.cli.limits import files_of, limited
 from overweave.cli.outcome import print_charts, print_trials, save, simulated
 from overweave.cli.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import options_of
-from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, tried, where
+from overweave.cli.ranks import DeviceChoice, how_many, is_one_of_the_ranks, tried, where
 from overweave.cli.shape import case_of as case_of_shape
 from overweave.cli.shape import tell_of_rounding
 from overweave.errors import InputError
@@ -32,7 +32,7 @@ def trace(
     operator: Annotated[str, typer.Argument(metavar="OP", help=" or ".join(OPERATORS))],
     shape: Annotated[str, typer.Option(help="M,N,K of the global matmul, before tensor parallelism")],
     world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
-    device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
+    device: Annotated[DeviceChoice, typer.Option(help="auto: GPUs where there are two")] = "auto",
     plan: Annotated[str | None, typer.Option(help="A schedule of the operator; by default the one it takes")] = None,
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="key=value for the schedule")] = None,
     machine: Annotated[str | None, typer.Option(help="A machine, or a file of one, to simulate; else H200s")] = None,

@@ -14,7 +14,7 @@ import typer
 
 from overweave.cli.destination import check_file, write_file
 from overweave.cli.progress import progress
-from overweave.cli.ranks import Device, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
+from overweave.cli.ranks import DeviceChoice, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
 from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of
 from overweave.errors import InputError
 from overweave.ir.epilogue import SCALE_X
@@ -24,7 +24,7 @@ from overweave.ops.tune import device_named, tune_and_learn
 from overweave.tuner.caches import encoded
 from overweave.tuner.measure.bench import joined_world
 from overweave.tuner.measure.search import Tuned
-from overweave.tuner.space.shapes import Case, DtypeWord, read_shapes, usual_set
+from overweave.tuner.space.shapes import DtypeWord, ShapeCase, read_shapes, usual_set
 from overweave.tuner.space.space import library_path
 from overweave.tuner.space.target import target_of
 from overweave.tuner.store.cache import fingerprint, load, path_of
@@ -37,7 +37,7 @@ def tune(
     shape: Annotated[str | None, typer.Option(help=f"{SHAPE_HELP}; in place of a set")] = None,
     after: Annotated[str, typer.Option(help=f"With --shape. {AFTER_HELP}")] = "",
     world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
-    device: Annotated[Device, typer.Option(help="auto: GPUs where there are two")] = "auto",
+    device: Annotated[DeviceChoice, typer.Option(help="auto: GPUs where there are two")] = "auto",
     dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
     json: Annotated[Path | None, typer.Option(help="Add what was measured to this table, beside the cache")] = None,
 ) -> None:
@@ -75,7 +75,9 @@ def _tune_on_own_ranks(words: list[str], world_size: int) -> None:
         raise
 
 
-def _tuned(problems: dict[Problem, Case], measure: Callable[..., Tuned], is_first: bool) -> Iterator[tuple[str, Tuned]]:
+def _tuned(
+    problems: dict[Problem, ShapeCase], measure: Callable[..., Tuned], is_first: bool
+) -> Iterator[tuple[str, Tuned]]:
     """The name of each case and what came out, one after the other; the first rank draws the progress bar."""
     with progress("tune", len(problems), is_shown=is_first) as tell:
         for done, (problem, case) in enumerate(problems.items()):
@@ -122,7 +124,7 @@ def _line(name: str, tuned: Tuned) -> str:
     return line if share is None else f"{line}; the model's choice has {share:.2f} of its speed"
 
 
-def _cases(operator: str, shapes: str, shape: str | None, after: str) -> tuple[Case, ...]:
+def _cases(operator: str, shapes: str, shape: str | None, after: str) -> tuple[ShapeCase, ...]:
     """Raises InputError."""
     operator_of(operator, "tune")
     if shape is None and after:

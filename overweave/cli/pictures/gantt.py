@@ -11,10 +11,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, KINDS, REDUCE, Kind, Span, Timeline
+from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, KINDS, REDUCE, SpanKind, Timeline, TimelineSpan
 
 # The colours of Okabe and Ito, told apart with any colour vision; the glyphs tell the kinds apart without colour.
-COLOURS: dict[Kind, str] = {
+COLOURS: dict[SpanKind, str] = {
     "compute": "#0072B2",
     "copy": "#E69F00",
     "collective": "#D55E00",
@@ -22,7 +22,7 @@ COLOURS: dict[Kind, str] = {
     "wait": "#999999",
     "begin": "#CC79A7",
 }
-GLYPHS: dict[Kind, str] = {
+GLYPHS: dict[SpanKind, str] = {
     "compute": "█",
     "copy": "▓",
     "collective": "▒",
@@ -65,9 +65,9 @@ def print_gantt(console: Console, *timelines: Timeline) -> None:
     console.print(_legend(span.kind for timeline in timelines for span in timeline.spans))
 
 
-def gathered(timeline: Timeline) -> dict[tuple[int, str], list[Span]]:
+def gathered(timeline: Timeline) -> dict[tuple[int, str], list[TimelineSpan]]:
     """Spans by (rank, track), in the order of `Timeline.tracks`; the programs of a kernel share their queue's track."""
-    tracks: dict[tuple[int, str], list[Span]] = {}
+    tracks: dict[tuple[int, str], list[TimelineSpan]] = {}
     for rank, track in timeline.tracks():
         tracks.setdefault((rank, _PROGRAM.sub("", track)), [])
     for span in timeline.spans:
@@ -75,7 +75,7 @@ def gathered(timeline: Timeline) -> dict[tuple[int, str], list[Span]]:
     return tracks
 
 
-def standing(row: tuple[str, list[Span]]) -> tuple[int, str]:
+def standing(row: tuple[str, list[TimelineSpan]]) -> tuple[int, str]:
     """Copies stand above what computes, reductions below: a chunk arrives, is multiplied, is summed."""
     kinds = {span.kind for span in row[1]}
     return (1 if COMPUTE in kinds else 2 if REDUCE in kinds else 0), row[0]
@@ -92,9 +92,9 @@ def time_text(time_us: float) -> str:
     return f"{time_us:.1f} us" if time_us < MANY_US else f"{time_us / 1e3:.1f} ms"
 
 
-def _bar(spans: list[Span], total_us: float, width: int) -> Text:
+def _bar(spans: list[TimelineSpan], total_us: float, width: int) -> Text:
     """Each cell shows the kind that fills most of it, or nothing; outside of kernels no chunk is too short to see."""
-    cells: list[dict[Kind, float]] = [{} for _ in range(width)]
+    cells: list[dict[SpanKind, float]] = [{} for _ in range(width)]
     cell_us = total_us / width if total_us else 1.0
     is_alone = len({span.track for span in spans}) == 1
     for span in spans:
@@ -114,7 +114,7 @@ def _bar(spans: list[Span], total_us: float, width: int) -> Text:
     return bar
 
 
-def _legend(kinds: Iterable[Kind]) -> Text:
+def _legend(kinds: Iterable[SpanKind]) -> Text:
     seen = set(kinds)
     legend = Text()
     for kind in KINDS:

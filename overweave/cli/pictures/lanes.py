@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from overweave.cli.pictures.gantt import gathered, standing
-from overweave.ir.timeline.timeline import COMPUTE, Content, Kind, Span, Timeline
+from overweave.ir.timeline.timeline import COMPUTE, Content, SpanKind, Timeline, TimelineSpan
 
-Columns = dict[str, list[float | str]]
+TableColumns = dict[str, list[float | str]]
 Row = tuple[float | str, ...]
 
 ROW, BETWEEN, GAP = 1.0, 0.15, 0.7
@@ -25,7 +25,7 @@ BYTES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 @dataclass(frozen=True)
-class Lane:
+class DrawnLane:
     """Where a queue of a rank is drawn. programs: the tracks of its kernel that share it, from its top."""
 
     rank: int
@@ -49,11 +49,11 @@ class Drawing:
     unit: str
     height: float
     total: float
-    lanes: tuple[Lane, ...]
-    bars: dict[Kind, Columns] = field(default_factory=dict)
-    arrows: Columns = field(default_factory=dict)
-    exposed: Columns = field(default_factory=dict)
-    ranks: Columns = field(default_factory=dict)
+    lanes: tuple[DrawnLane, ...]
+    bars: dict[SpanKind, TableColumns] = field(default_factory=dict)
+    arrows: TableColumns = field(default_factory=dict)
+    exposed: TableColumns = field(default_factory=dict)
+    ranks: TableColumns = field(default_factory=dict)
 
 
 def drawing_of(timeline: Timeline) -> Drawing:
@@ -83,7 +83,7 @@ def bytes_text(count: int) -> str:
     return f"{count / size:.4g} {unit}"
 
 
-Places = Mapping[tuple[int, str], tuple[float, float]]
+LaneHeights = Mapping[tuple[int, str], tuple[float, float]]
 
 
 def _title(timeline: Timeline) -> str:
@@ -94,7 +94,7 @@ def _title(timeline: Timeline) -> str:
     return f"{timeline.source}: {timeline.name}, {timeline.total_us:.1f} us{exposed}{told}"
 
 
-def _lanes(timeline: Timeline) -> list[Lane]:
+def _lanes(timeline: Timeline) -> list[DrawnLane]:
     at, lanes = 0.0, []
     tracks = gathered(timeline)
     for rank in range(timeline.world_size):
@@ -102,19 +102,19 @@ def _lanes(timeline: Timeline) -> list[Lane]:
         for track, spans in sorted(own.items(), key=standing):
             programs = tuple(sorted({span.track for span in spans} - {track}))
             rows = max(2 * ROW, min(MOST_ROWS, PROGRAM * len(programs))) if programs else ROW
-            lanes.append(Lane(rank, track, at, at + rows, programs))
+            lanes.append(DrawnLane(rank, track, at, at + rows, programs))
             at += rows + BETWEEN
         at += GAP if own else 0.0
     return lanes
 
 
-def _by_rank(lanes: tuple[Lane, ...]) -> dict[int, list[Lane]]:
+def _by_rank(lanes: tuple[DrawnLane, ...]) -> dict[int, list[DrawnLane]]:
     return {rank: list(own) for rank, own in groupby(lanes, key=lambda lane: lane.rank)}
 
 
-def _bars(timeline: Timeline, places: Places) -> dict[Kind, Columns]:
+def _bars(timeline: Timeline, places: LaneHeights) -> dict[SpanKind, TableColumns]:
     told, earlier = _Told(timeline), Counter[tuple[int, str]]()
-    bars: dict[Kind, Columns] = {}
+    bars: dict[SpanKind, TableColumns] = {}
     for span in timeline.spans:
         lane = span.rank, span.track
         top, bottom = places[lane]
@@ -143,7 +143,7 @@ class _Told:
             self._before.setdefault(target, []).append(source)
             self._after.setdefault(source, []).append(target)
 
-    def of(self, span: Span) -> dict[str, str]:
+    def of(self, span: TimelineSpan) -> dict[str, str]:
         name = self._operation(span.name)
         content = self._contents.get(name, Content(name, "", 0))
         return {
@@ -165,8 +165,8 @@ def _some(names: list[str]) -> str:
     return ", ".join(each[:MOST_NAMED]) + more or "nothing"
 
 
-def _arrows(timeline: Timeline, places: Places) -> Columns:
-    columns: Columns = {"x0": [], "y0": [], "x1": [], "y1": [], "says": []}
+def _arrows(timeline: Timeline, places: LaneHeights) -> TableColumns:
+    columns: TableColumns = {"x0": [], "y0": [], "x1": [], "y1": [], "says": []}
     for arrow in timeline.arrows:
         source, target = timeline.spans[arrow.source], timeline.spans[arrow.target]
         # A span of compute begins with its first tile, which may not be the one that waited: the arrow ends inside it.
@@ -179,8 +179,8 @@ def _arrows(timeline: Timeline, places: Places) -> Columns:
     return columns
 
 
-def _exposed(timeline: Timeline, bands: Mapping[int, tuple[float, float]]) -> Columns:
-    columns: Columns = {"left": [], "right": [], "top": [], "bottom": []}
+def _exposed(timeline: Timeline, bands: Mapping[int, tuple[float, float]]) -> TableColumns:
+    columns: TableColumns = {"left": [], "right": [], "top": [], "bottom": []}
     for rank, band in bands.items():
         for interval in timeline.exposed(rank):
             for key, value in zip(columns, (*interval, *band), strict=True):

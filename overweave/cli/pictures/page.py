@@ -14,7 +14,7 @@ from bokeh.plotting import figure
 from bokeh.resources import INLINE
 
 from overweave.cli.pictures.gantt import COLOURS, is_on_one_scale
-from overweave.cli.pictures.lanes import Columns, Drawing, drawing_of
+from overweave.cli.pictures.lanes import Drawing, TableColumns, drawing_of
 from overweave.ir.timeline.timeline import KINDS, WAIT, Timeline
 
 _ROW_PIXELS, _HEAD_PIXELS, _LEAST_PIXELS = 17, 120, 220
@@ -97,7 +97,7 @@ def _draw_bars(picture: figure, drawing: Drawing) -> None:
     picture.add_tools(HoverTool(renderers=drawn, tooltips=tips, point_policy="follow_mouse"))
 
 
-def _draw_arrows(picture: figure, arrows: Columns) -> None:
+def _draw_arrows(picture: figure, arrows: TableColumns) -> None:
     if not arrows["x0"]:
         return
     source, is_drawn = ColumnDataSource(arrows), len(arrows["x0"]) <= MOST_ARROWS

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from overweave.cli.pictures.gantt import COLOURS, MANY_US, gathered, standing, time_text
 from overweave.errors import InputError
-from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Kind, Span, Timeline
+from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, SpanKind, Timeline, TimelineSpan
 
 # Heights of rows, and of the space between rows and between ranks, in units of _ROW_INCHES.
 _BAR, _KERNEL, _BETWEEN, _GAP = 0.55, 1.15, 0.12, 0.5
@@ -26,7 +26,7 @@ _ROW_INCHES, _HEAD_INCHES, _COLUMN_INCHES, _DPI = 0.23, 0.62, 9.0, 150
 _INK, _DIM, _BAND, _WAITING = "#1b1f24", "#6b7280", "#f3f5f8", "#c9ced6"
 _HATCHES = {"collective": "xxx"}  # a second sign beside colour
 
-Rows = list[tuple[float, float, str, list[Span]]]
+DrawnRows = list[tuple[float, float, str, list[TimelineSpan]]]
 
 
 def save_png(path: Path | BytesIO, *timelines: Timeline, one_scale: bool = True) -> None:
@@ -62,7 +62,7 @@ def save_png(path: Path | BytesIO, *timelines: Timeline, one_scale: bool = True)
         raise InputError(f"write {path}", str(error), "Name a file that can be written") from None
 
 
-def _draw(axis: Axes, timeline: Timeline, ranks: list[Rows], until_us: float) -> None:
+def _draw(axis: Axes, timeline: Timeline, ranks: list[DrawnRows], until_us: float) -> None:
     until_us = until_us or 1.0
     for rank, rows in enumerate(ranks):
         if not rows:
@@ -94,7 +94,7 @@ def _draw(axis: Axes, timeline: Timeline, ranks: list[Rows], until_us: float) ->
     )
 
 
-def _draw_row(axis: Axes, place: tuple[float, float], spans: list[Span]) -> None:
+def _draw_row(axis: Axes, place: tuple[float, float], spans: list[TimelineSpan]) -> None:
     low, high = place
     if _is_kernel(spans):
         _draw_programs(axis, place, [span for span in spans if span.kind != BEGIN])
@@ -110,7 +110,7 @@ def _draw_row(axis: Axes, place: tuple[float, float], spans: list[Span]) -> None
             )  # fmt: skip
 
 
-def _draw_programs(axis: Axes, place: tuple[float, float], spans: list[Span]) -> None:
+def _draw_programs(axis: Axes, place: tuple[float, float], spans: list[TimelineSpan]) -> None:
     """The share of a kernel's programs that do each thing, stacked from below, over time."""
     low, high = place
     programs = len({span.track for span in spans})
@@ -129,15 +129,15 @@ def _draw_programs(axis: Axes, place: tuple[float, float], spans: list[Span]) ->
         base = tops
 
 
-def _rows(timeline: Timeline) -> list[Rows]:
+def _rows(timeline: Timeline) -> list[DrawnRows]:
     """(top, bottom, label, spans) of each row of each rank."""
-    ranks: list[Rows] = []
-    tracks_of: list[dict[str, list[Span]]] = [{} for _ in range(timeline.world_size)]
+    ranks: list[DrawnRows] = []
+    tracks_of: list[dict[str, list[TimelineSpan]]] = [{} for _ in range(timeline.world_size)]
     for (rank, track), spans in gathered(timeline).items():
         tracks_of[rank][track] = spans
     at = 0.0
     for tracks in tracks_of:
-        rows: Rows = []
+        rows: DrawnRows = []
         for track, spans in sorted(tracks.items(), key=standing):
             height = _KERNEL if _is_kernel(spans) else _BAR
             rows.append((at, at + height, track, spans))
@@ -147,14 +147,14 @@ def _rows(timeline: Timeline) -> list[Rows]:
     return ranks
 
 
-def _is_kernel(spans: list[Span]) -> bool:
+def _is_kernel(spans: list[TimelineSpan]) -> bool:
     """Whether several programs share the row."""
     return len({span.track for span in spans if span.kind != BEGIN}) > 1
 
 
-def _height(ranks: list[Rows]) -> float:
+def _height(ranks: list[DrawnRows]) -> float:
     return max((rows[-1][1] for rows in ranks if rows), default=1.0) + _GAP / 2
 
 
-def _colour(kind: Kind) -> str:
+def _colour(kind: SpanKind) -> str:
     return _WAITING if kind == WAIT else COLOURS[kind]

@@ -14,7 +14,7 @@ import libcst as cst
 from msgspec import Struct
 
 from overweave.compiler.frontend.source.author import Statement, is_constant
-from overweave.compiler.frontend.source.kernel import Kernel
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.source.language import is_value
 from overweave.compiler.frontend.source.module import fused_module
 from overweave.compiler.frontend.source.names import accesses_in, used_names
@@ -52,7 +52,7 @@ class Weaving(Struct, frozen=True):
         return bool(self.waits) or self.streams
 
 
-def emit(kernel: Kernel, weaving: Weaving) -> str:
+def emit(kernel: AnnotatedKernel, weaving: Weaving) -> str:
     """The text of a module that holds the fused kernel under its author's name, and all it needs."""
     tile = _Tile(kernel, weaving)
     body = tile.statements()
@@ -72,7 +72,7 @@ def emit(kernel: Kernel, weaving: Weaving) -> str:
 class _Tile:
     """The statements of one tile, rewritten."""
 
-    def __init__(self, kernel: Kernel, weaving: Weaving) -> None:
+    def __init__(self, kernel: AnnotatedKernel, weaving: Weaving) -> None:
         self.kernel, self.weaving = kernel, weaving
         guarded = [load.index for load in kernel.loads if load.directive.tensor in weaving.waits]
         parts = [stream.index for stream in kernel.streams] if weaving.streams else []
@@ -197,7 +197,7 @@ class _Tile:
         return complete + made
 
 
-def parameters_of(kernel: Kernel, weaving: Weaving) -> tuple[str, ...]:
+def parameters_of(kernel: AnnotatedKernel, weaving: Weaving) -> tuple[str, ...]:
     """What the fused kernel takes beside the author's: where the chosen tensor arrives, and the protocol's."""
     arrived = [f"overweave_{one.directive.parameter}" for one in kernel.loads if one.directive.tensor == weaving.chosen]
     return (
@@ -209,7 +209,7 @@ def parameters_of(kernel: Kernel, weaving: Weaving) -> tuple[str, ...]:
     )
 
 
-def shapes_of(kernel: Kernel) -> dict[str, tuple[str, int]]:
+def shapes_of(kernel: AnnotatedKernel) -> dict[str, tuple[str, int]]:
     """Parameter that the fused kernel takes -> the tensor of the call and the dimension whose extent it is."""
     said = [number for axis in kernel.axes for number in (axis.extent, axis.block)]
     said += [dim for access in kernel.loads for dim in access.directive.dims]
@@ -227,12 +227,12 @@ def text_of(said: Polynomial) -> str:
     return SHAPE.sub(_shape_name, str(said))
 
 
-def _parameter(kernel: Kernel, tensor: str | None) -> str | None:
+def _parameter(kernel: AnnotatedKernel, tensor: str | None) -> str | None:
     """The kernel's parameter that holds a tensor which it loads."""
     return next((one.directive.parameter for one in kernel.loads if one.directive.tensor == tensor), None)
 
 
-def can_choose(kernel: Kernel, tensor: str) -> bool:
+def can_choose(kernel: AnnotatedKernel, tensor: str) -> bool:
     """Whether every load of a tensor is `tl.load` through a pointer that is made anew in each tile."""
     accesses = [load for load in kernel.loads if load.directive.tensor == tensor]
     language, parameters = kernel.source.language, {one.directive.parameter for one in accesses}
@@ -243,7 +243,7 @@ def can_choose(kernel: Kernel, tensor: str) -> bool:
     return is_late and bool(calls) and all(language.word(call) for call in calls)
 
 
-def can_store_away(kernel: Kernel, tensor: str) -> bool:
+def can_store_away(kernel: AnnotatedKernel, tensor: str) -> bool:
     """Whether a tensor is stored by one `tl.store`, with a line of its own, as peers have no descriptors of theirs."""
     stores = [store for store in kernel.stores if store.directive.tensor == tensor]
     language = kernel.source.language
@@ -252,7 +252,7 @@ def can_store_away(kernel: Kernel, tensor: str) -> bool:
     return len(calls) == 1 and is_alone and bool(language.word(calls[0]))
 
 
-def stores_in_bulk(kernel: Kernel) -> bool:
+def stores_in_bulk(kernel: AnnotatedKernel) -> bool:
     """Whether a tile is stored through a descriptor: such stores must be complete before anything is announced, be it
     only the alarm."""
     language = kernel.source.language
@@ -287,7 +287,7 @@ def _begun(regions: tuple[tuple[int, int], ...], index: int) -> tuple[int, int] 
 class _Numbering(cst.CSTTransformer):
     """A tile's number from the table, where the author asks for the program's."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: AnnotatedKernel) -> None:
         super().__init__()
         self.language = kernel.source.language
 
@@ -299,7 +299,7 @@ class _Numbering(cst.CSTTransformer):
 class _Storing(cst.CSTTransformer):
     """Lets annotated stores write NaN if a wait was void, and those of one tensor store at all of the tile's places."""
 
-    def __init__(self, kernel: Kernel, away: str | None, is_voided: bool) -> None:
+    def __init__(self, kernel: AnnotatedKernel, away: str | None, is_voided: bool) -> None:
         super().__init__()
         self.is_voided = is_voided
         self.calls = [
@@ -357,7 +357,7 @@ def _moved(pointers: cst.BaseExpression) -> cst.BinaryOperation:
     return cst.BinaryOperation(left, cst.Add(), cst.Name("overweave_away"))
 
 
-def _persistent(kernel: Kernel, body: list[cst.CSTNode]) -> list[cst.CSTNode]:
+def _persistent(kernel: AnnotatedKernel, body: list[cst.CSTNode]) -> list[cst.CSTNode]:
     """The author's loop over tiles as one that claims them."""
     assert kernel.loop is not None
     loop = kernel.source.function.body.body[kernel.loop]

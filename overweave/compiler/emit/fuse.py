@@ -10,21 +10,21 @@ from overweave.compiler.contract import Contract, Guard
 from overweave.compiler.emit.emit import Weaving
 from overweave.compiler.frontend.soundness import check_kernel
 from overweave.compiler.frontend.source.author import read_file, read_source
-from overweave.compiler.frontend.source.kernel import Kernel, read_kernel
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel, read_kernel
 from overweave.ir.footprint import TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import INPUT, Apply, Operation, Put
 from overweave.ir.tensors import exchanged
 
 
-def kernel_of(path: Path, name: str, line: int | None = None) -> Kernel:
+def kernel_of(path: Path, name: str, line: int | None = None) -> AnnotatedKernel:
     """The annotated kernel of a file, in which Python saw it at a line. Raises InputError for the file, DirectiveError
     for what stands in it."""
     return _read(path, read_file(path, name), name, line)
 
 
 @lru_cache(maxsize=32)  # a tuner, or an author, tries one kernel with many schedules
-def _read(path: Path, data: bytes, name: str, line: int | None) -> Kernel:
+def _read(path: Path, data: bytes, name: str, line: int | None) -> AnnotatedKernel:
     kernel = read_kernel(read_source(path, data, name, line))
     check_kernel(kernel)
     return kernel
@@ -67,7 +67,7 @@ def _chosen(plan: Plan) -> str | None:
     return next((tensor for tensor, found in sides.items() if len(found) == 2), None)
 
 
-def contract_of(kernel: Kernel, weaving: Weaving, tensor_cores: int = 0) -> Contract:
+def contract_of(kernel: AnnotatedKernel, weaving: Weaving, tensor_cores: int = 0) -> Contract:
     """What the PTX must show: exactly the waits and the signals that were emitted, in front of and behind their data.
 
     tensor_cores: matmul groups that stay in flight in the main loop; 0 where the kernel promises none.

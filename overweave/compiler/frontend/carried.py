@@ -11,11 +11,11 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from overweave.compiler.frontend.source.kernel import Kernel, Stream
-from overweave.compiler.frontend.symbols.directives import Place
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel, StreamedLoop
+from overweave.compiler.frontend.symbols.directives import SourceLine
 
 
-class Kind(NamedTuple):
+class Recurrence(NamedTuple):
     """how: see the names below. of: the variable that it goes on from. by: the maximum that it is scaled by."""
 
     how: str
@@ -23,7 +23,7 @@ class Kind(NamedTuple):
     by: str = ""
 
 
-STEADY, TURN, DATA = Kind("steady"), Kind("turn"), Kind("data")
+STEADY, TURN, DATA = Recurrence("steady"), Recurrence("turn"), Recurrence("data")
 FREE = (STEADY, TURN, DATA)  # in the order of what is made of them together
 SHAPING = ("reshape", "view", "trans", "to", "cast", "broadcast_to", "expand_dims", "permute", "ravel", "multiple_of")
 ADDING = ("sum", "dot", "dot_scaled", *SHAPING)
@@ -31,7 +31,7 @@ EXPONENTIAL = ("exp", "exp2")
 GREATER = ("maximum", "minimum", "max", "min")
 
 
-def check_carried(kernel: Kernel, stream: Stream) -> None:
+def check_carried(kernel: AnnotatedKernel, stream: StreamedLoop) -> None:
     """Raises DirectiveError for a loop whose result depends on the order of its turns."""
     module = kernel.source.tree
     function = next(one for one in module.body if isinstance(one, ast.FunctionDef) and one.name == kernel.source.name)
@@ -41,7 +41,7 @@ def check_carried(kernel: Kernel, stream: Stream) -> None:
 
 
 class _Loop:
-    def __init__(self, place: Place, function: ast.FunctionDef, loop: ast.For) -> None:
+    def __init__(self, place: SourceLine, function: ast.FunctionDef, loop: ast.For) -> None:
         self.place, self.loop = place, loop
         self.variable = ast.unparse(loop.target)
         self.assigned = sorted(_stored(loop.body) - {self.variable})
@@ -50,7 +50,9 @@ class _Loop:
             for one in ast.walk(function)
             if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load) and one.lineno > (loop.end_lineno or 0)
         }
-        self.kinds: dict[str, Kind] = {name: Kind("old", name) for name in self.assigned} | {self.variable: TURN}
+        self.kinds: dict[str, Recurrence] = {name: Recurrence("old", name) for name in self.assigned} | {
+            self.variable: TURN
+        }
         self.read: set[str] = set()
 
     def check(self) -> None:
@@ -59,7 +61,7 @@ class _Loop:
             kind = self.kinds[name]
             is_even = kind.of == name and kind.how in ("old", "sum", "product", "max")
             if kind.how == "scaled" and kind.of == name:
-                is_even = self.kinds.get(kind.by) == Kind("max", kind.by)
+                is_even = self.kinds.get(kind.by) == Recurrence("max", kind.by)
             if is_even or (name not in self.behind and name not in self.read) or kind == STEADY:
                 continue
             is_clear = kind.how == "other" and self.kinds.get(kind.of, STEADY).how not in ("max", "scaled")
@@ -136,7 +138,7 @@ class _Loop:
         self.block(node.body)
         self.block(node.body)
 
-    def kind(self, node: ast.expr) -> Kind:
+    def kind(self, node: ast.expr) -> Recurrence:
         """What kind of value an expression is."""
         if isinstance(node, ast.Name):
             found = self.kinds.get(node.id, STEADY)
@@ -157,7 +159,7 @@ class _Loop:
             return self._call(node)
         return _mixed([self.kind(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)])
 
-    def _call(self, node: ast.Call) -> Kind:
+    def _call(self, node: ast.Call) -> Recurrence:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         values = [*node.args, *(word.value for word in node.keywords)]
         kinds = [self.kind(one) for one in values]
@@ -169,12 +171,12 @@ class _Loop:
         if name == "where" and len(kinds) == 3:
             return _where(kinds, values[2], values[1])
         if name in EXPONENTIAL and len(kinds) == 1:
-            made = {"below": Kind("weight", by=first.by), "drop": Kind("shrink", by=first.by)}
+            made = {"below": Recurrence("weight", by=first.by), "drop": Recurrence("shrink", by=first.by)}
             return made.get(first.how, _mixed(kinds))
         if name in GREATER and len(kinds) == 2 and any(kind.how in ("old", "max") for kind in kinds):
             old = [kind for kind in kinds if kind.how in ("old", "max")]
             rest = [kind for kind in kinds if kind in FREE]
-            return Kind("max", old[0].of) if len(old) == len(rest) == 1 else _mixed(kinds)
+            return Recurrence("max", old[0].of) if len(old) == len(rest) == 1 else _mixed(kinds)
         if name in ("dot", "dot_scaled"):
             return self._dot(node, kinds)
         if name == "fma" and len(kinds) == 3:
@@ -191,7 +193,7 @@ class _Loop:
             node = node.value
         return not isinstance(node, ast.Name) or node.id in self.kinds
 
-    def _dot(self, node: ast.Call, kinds: list[Kind]) -> Kind:
+    def _dot(self, node: ast.Call, kinds: list[Recurrence]) -> Recurrence:
         named = [self.kind(word.value) for word in node.keywords if word.arg == "acc"]
         sides = kinds[:2]
         product = next((one for one in sides if one.how == "weight"), DATA)
@@ -200,7 +202,7 @@ class _Loop:
         added = named or kinds[2:3] * (len(node.args) > 2)
         return operated(added[0], product, ast.Add()) if added else product
 
-    def _reached(self, name: str, kinds: list[Kind]) -> Kind:
+    def _reached(self, name: str, kinds: list[Recurrence]) -> Recurrence:
         """A load or store. Its place is told by the turn alone; what a turn stores may be what all turns end with."""
         is_load = name in ("load", "gather")
         for kind in kinds if is_load else kinds[:1]:
@@ -216,7 +218,7 @@ class _Loop:
         return DATA
 
 
-def operated(left: Kind, right: Kind, sign: ast.operator) -> Kind:
+def operated(left: Recurrence, right: Recurrence, sign: ast.operator) -> Recurrence:
     """What kind of value an operator makes of two."""
     if left in FREE and right in FREE:
         return _mixed([left, right])
@@ -229,9 +231,9 @@ def operated(left: Kind, right: Kind, sign: ast.operator) -> Kind:
     return _mixed([left, right])
 
 
-def _added(left: Kind, right: Kind) -> Kind | None:
+def _added(left: Recurrence, right: Recurrence) -> Recurrence | None:
     if left.how in ("old", "sum") and right in FREE:
-        return Kind("sum", left.of)
+        return Recurrence("sum", left.of)
     if left.how == "scaled" and right.how == "weight" and left.by == right.by:
         return left
     if left.how == right.how == "weight" and left.by == right.by:
@@ -239,24 +241,24 @@ def _added(left: Kind, right: Kind) -> Kind | None:
     return left if left.how in ("below", "drop") and right == STEADY else None
 
 
-def _taken(left: Kind, right: Kind) -> Kind:
+def _taken(left: Recurrence, right: Recurrence) -> Recurrence:
     if right.how == "max" and left in FREE:
-        return Kind("below", by=right.of)
-    if right.how == "max" and left == Kind("old", right.of):
-        return Kind("drop", by=right.of)
+        return Recurrence("below", by=right.of)
+    if right.how == "max" and left == Recurrence("old", right.of):
+        return Recurrence("drop", by=right.of)
     return _added(left, right) or _mixed([left, right])
 
 
-def _scaled(left: Kind, right: Kind) -> Kind | None:
+def _scaled(left: Recurrence, right: Recurrence) -> Recurrence | None:
     if left.how == "old" and right.how == "shrink":
-        return Kind("scaled", left.of, right.by)
+        return Recurrence("scaled", left.of, right.by)
     if left.how in ("old", "product") and right in FREE:
-        return Kind("product", left.of)
+        return Recurrence("product", left.of)
     is_kept = (left.how == "weight" and right in FREE) or (left.how in ("below", "drop", "max") and right == STEADY)
     return left if is_kept else None
 
 
-def _where(kinds: list[Kind], other: ast.expr, value: ast.expr) -> Kind:
+def _where(kinds: list[Recurrence], other: ast.expr, value: ast.expr) -> Recurrence:
     """A weight, or what it is made from, is masked."""
     test, taken, rest = kinds
     if test in FREE and taken.how in ("weight", "below") and rest == STEADY and not isinstance(other, ast.Name):
@@ -264,7 +266,7 @@ def _where(kinds: list[Kind], other: ast.expr, value: ast.expr) -> Kind:
     return _mixed([*kinds])
 
 
-def _joined(left: Kind, right: Kind) -> Kind:
+def _joined(left: Recurrence, right: Recurrence) -> Recurrence:
     if left == right:
         return left
     if left in FREE and right in FREE:
@@ -273,11 +275,11 @@ def _joined(left: Kind, right: Kind) -> Kind:
     return other if old.how == "old" and other.of == old.of and other.how != "other" else _mixed([left, right])
 
 
-def _mixed(kinds: Sequence[Kind]) -> Kind:
+def _mixed(kinds: Sequence[Recurrence]) -> Recurrence:
     """What is made of several values in a way that nothing is known of."""
     carried = [kind for kind in kinds if kind not in FREE]
     if carried:
-        return Kind("other", carried[-1].of or carried[-1].by)
+        return Recurrence("other", carried[-1].of or carried[-1].by)
     return max(kinds, key=FREE.index, default=STEADY)
 
 

@@ -13,17 +13,17 @@ from typing import Any
 
 from overweave.compiler.frontend.places.access import AccessCheck
 from overweave.compiler.frontend.places.bounds import Bounds, Extents
-from overweave.compiler.frontend.places.dimensions import Side
+from overweave.compiler.frontend.places.dimensions import Dimension
 from overweave.compiler.frontend.places.judged import Open
-from overweave.compiler.frontend.source.kernel import Kernel
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.source.language import ATOMIC
-from overweave.compiler.frontend.symbols.directives import AccessDirective, Place
+from overweave.compiler.frontend.symbols.directives import AccessDirective, SourceLine
 from overweave.compiler.frontend.symbols.expressions import affine_in, is_of_blocks
 from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     BlockOf,
+    OpaqueResult,
     Polynomial,
-    Result,
     TooLarge,
     divided,
     number,
@@ -46,7 +46,7 @@ from overweave.compiler.frontend.walk.words import folded
 ADDING = ("atomic_add", "atomic_max", "atomic_min", "atomic_and", "atomic_or", "atomic_xor")  # in any order
 
 
-def check_places(kernel: Kernel, given: Mapping[str, Any] | None = None) -> None:
+def check_places(kernel: AnnotatedKernel, given: Mapping[str, Any] | None = None) -> None:
     """Raises DirectiveError for the first load or store that is not where its directive says.
 
     given: the arguments of a call that are no tensors, and `NAME.shape[0]`, `NAME.block_shape[0]` of those that are;
@@ -57,7 +57,7 @@ def check_places(kernel: Kernel, given: Mapping[str, Any] | None = None) -> None
 
 
 class _Check:
-    def __init__(self, kernel: Kernel, numbers: Mapping[str, int], is_call: bool) -> None:
+    def __init__(self, kernel: AnnotatedKernel, numbers: Mapping[str, int], is_call: bool) -> None:
         self.kernel, self.numbers, self.is_call = kernel, numbers, is_call
         walked = {one.directive.axis: kernel.source.module.code_for_node(one.loop.target) for one in kernel.streams}
         self.variables = dict(kernel.blocks) | walked
@@ -161,28 +161,28 @@ class _Check:
             found = f"its loop begins at {self.known(begun.low)}, which is not always a whole block of {block}"
             raise begun.said.place.error(found, "Begin at a multiple of the block, and mask what is loaded")
 
-    def _at(self, line: int) -> Place:
-        return Place(self.kernel.source.path.name, line, self.lines[line - 1].strip())
+    def _at(self, line: int) -> SourceLine:
+        return SourceLine(self.kernel.source.path.name, line, self.lines[line - 1].strip())
 
     def known(self, poly: Polynomial) -> Polynomial:
         """With the numbers in the place of their names."""
         return folded(poly, self.numbers)
 
-    def sides(self, said: AccessDirective) -> list[Side]:
+    def sides(self, said: AccessDirective) -> list[Dimension]:
         """The dimensions of a tensor."""
         axes = {axis.name: axis for axis in self.kernel.axes}
-        found: list[Side] = []
+        found: list[Dimension] = []
         stride = number(1)
         for dim in reversed(said.dims):
             name, scale, shift = affine_in(dim, axes)
             extent = axes[name].extent if name else dim
-            side = Side(extent, stride, extent)
+            side = Dimension(extent, stride, extent)
             if name:
                 axis, counts = axes[name], is_of_blocks(dim)
                 block = number(1) if counts else axis.block
                 extent = rounded_up(axis.extent, axis.block) if counts else extent
                 step = number(1) if axis.is_streamed else number(scale) * block
-                side = Side(extent, stride, block, name, step, number(shift) * block)
+                side = Dimension(extent, stride, block, name, step, number(shift) * block)
             found.insert(0, side)
             stride = stride * extent
         return found
@@ -194,7 +194,7 @@ def _poly(reached: Reached) -> Polynomial:
     return place.poly if isinstance(place, Number) else place.pointer if isinstance(place, Descriptor) else ZERO
 
 
-def _pointers(reached: Reached, kernel: Kernel) -> frozenset[str]:
+def _pointers(reached: Reached, kernel: AnnotatedKernel) -> frozenset[str]:
     """The parameters that it reaches memory through."""
     return _poly(reached).names & frozenset(kernel.source.parameters) - kernel.symbols - kernel.source.constants
 
@@ -206,7 +206,7 @@ def _is_multiple(low: Polynomial, block: Polynomial) -> bool:
     if len(rest.terms) != 1 or len(inside) != 1:
         return rest == ZERO
     chosen = inside[0]
-    is_chosen = isinstance(chosen, Result) and chosen.of in (LEAST, GREATEST)
+    is_chosen = isinstance(chosen, OpaqueResult) and chosen.of in (LEAST, GREATEST)
     return is_chosen and all(_is_multiple(value, block) for value in chosen.inputs)  # type: ignore[union-attr]
 
 

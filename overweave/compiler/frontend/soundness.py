@@ -9,9 +9,9 @@ import libcst.matchers as m
 
 from overweave.compiler.frontend.carried import check_carried
 from overweave.compiler.frontend.rectangles import check_places
-from overweave.compiler.frontend.source.author import Source
+from overweave.compiler.frontend.source.author import KernelSource
 from overweave.compiler.frontend.source.callees import Callees, Touch
-from overweave.compiler.frontend.source.kernel import Access, Kernel, check_names
+from overweave.compiler.frontend.source.kernel import AnnotatedAccess, AnnotatedKernel, check_names
 from overweave.compiler.frontend.source.language import dotted
 from overweave.compiler.frontend.source.module import jit_decorators
 from overweave.compiler.frontend.source.names import (
@@ -31,7 +31,7 @@ KEPT = ("multiple_of", "max_contiguous", "max_constancy", "cast", "to")  # words
 OF_POINTERS = ("mask", "boundary_check", "cache_modifier", "eviction_policy")  # what no descriptor's store is given
 
 
-def check_kernel(kernel: Kernel) -> None:
+def check_kernel(kernel: AnnotatedKernel) -> None:
     """Raises DirectiveError for the first thing that the compiler could not keep its word on."""
     source = kernel.source
     origins = Origins(assignments(source.function.body), source.parameters, source.language)
@@ -52,7 +52,7 @@ def check_kernel(kernel: Kernel) -> None:
     check_places(kernel)
 
 
-def check_exchanged(kernel: Kernel, read: Iterable[str], written: Iterable[str]) -> None:
+def check_exchanged(kernel: AnnotatedKernel, read: Iterable[str], written: Iterable[str]) -> None:
     """What arrives from peers is only read, and what goes to them only written: both lie where the caller cannot see.
 
     read, written: the tensors that are exchanged. Raises DirectiveError.
@@ -72,7 +72,7 @@ def check_exchanged(kernel: Kernel, read: Iterable[str], written: Iterable[str])
             raise said.place.error(found, "Load what it held from a parameter of its own")
 
 
-def _check_reserved(source: Source) -> None:
+def _check_reserved(source: KernelSource) -> None:
     names = used_names(source.function) | set(source.parameters)
     taken = sorted(name for name in names if name.startswith(RESERVED))
     if taken:
@@ -87,7 +87,7 @@ def _check_reserved(source: Source) -> None:
         raise source.place().error("a parameter is called group", "Rename it: `group=` of a call names the ranks")
 
 
-def _check_access(kernel: Kernel, access: Access, origins: Origins) -> None:
+def _check_access(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Origins) -> None:
     said, source = access.directive, kernel.source
     if said.parameter not in source.parameters:
         raise said.place.error(
@@ -114,7 +114,7 @@ def _check_access(kernel: Kernel, access: Access, origins: Origins) -> None:
     _check_call(kernel, access, origins)
 
 
-def _check_call(kernel: Kernel, access: Access, origins: Origins) -> None:
+def _check_call(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Origins) -> None:
     """Below a directive stands one load or store, and of its parameter."""
     said, language = access.directive, kernel.source.language
     kind = "store" if said.is_store else "load"
@@ -139,7 +139,7 @@ def _check_call(kernel: Kernel, access: Access, origins: Origins) -> None:
         raise said.place.error("the store below it is a method of a pointer", "Write `tl.store(pointer, value)`")
 
 
-def _check_twins(accesses: Iterable[Access]) -> None:
+def _check_twins(accesses: Iterable[AnnotatedAccess]) -> None:
     """A tensor that is read in several places is the same one everywhere, and no parameter holds two."""
     known: dict[tuple[bool, str], AccessDirective] = {}
     names: dict[str, AccessDirective] = {}
@@ -162,7 +162,7 @@ def _check_twins(accesses: Iterable[Access]) -> None:
             raise said.place.error(f"{said.parameter} already holds {holder}", "Give a parameter one tensor")
 
 
-def _check_touches(kernel: Kernel, callees: Callees, origins: Origins) -> None:
+def _check_touches(kernel: AnnotatedKernel, callees: Callees, origins: Origins) -> None:
     """Every load and store of a parameter that a directive names has a directive itself."""
     source = kernel.source
     loads = {access.directive.parameter: access.directive for access in kernel.loads}
@@ -199,7 +199,7 @@ def _unseen(touch: Touch, text: str) -> tuple[str, str]:
     return found, "Annotate every load and store of a tensor that is annotated"
 
 
-def _check_dispatch(kernel: Kernel) -> None:
+def _check_dispatch(kernel: AnnotatedKernel) -> None:
     """Nothing that the dispatch region makes is used later, but for the blocks."""
     if kernel.dispatch is None:
         return
@@ -218,7 +218,7 @@ def _check_dispatch(kernel: Kernel) -> None:
         raise kernel.source.place().error(found, "Move it above `dispatch begin`: the compiler replaces the region")
 
 
-def _check_locks(kernel: Kernel) -> None:
+def _check_locks(kernel: AnnotatedKernel) -> None:
     """Programs that wait for each other, as in stream-K, have an order that no schedule may change."""
     source = kernel.source
     for call in calls_in(source.function.body):
@@ -231,12 +231,12 @@ def _check_locks(kernel: Kernel) -> None:
             )
 
 
-def _is_waited(source: Source, call: cst.Call) -> bool:
+def _is_waited(source: KernelSource, call: cst.Call) -> bool:
     loops = [one for one in walk(source.function.body) if isinstance(one, cst.While)]
     return any(call is each for loop in loops for each in calls_in(loop.test))
 
 
-def _check_extents(kernel: Kernel) -> None:
+def _check_extents(kernel: AnnotatedKernel) -> None:
     """The numbers that directives name are the caller's wherever they are used."""
     said = [one for axis in kernel.axes for one in (axis.extent, axis.block)]
     said += [dim for access in (*kernel.loads, *kernel.stores) for dim in access.directive.dims]
@@ -248,7 +248,7 @@ def _check_extents(kernel: Kernel) -> None:
             raise kernel.source.place().error(found, "Give what the kernel makes of it another name")
 
 
-def _stepped(text: str, source: Source) -> Polynomial:
+def _stepped(text: str, source: KernelSource) -> Polynomial:
     numbers = source.file_numbers
     return parse_expression(text).replaced(lambda atom: number(numbers[atom]) if atom in numbers else None)
 
@@ -257,7 +257,7 @@ def _last(call: cst.Call) -> str:
     return dotted(call.func).split(".")[-1]
 
 
-def _check_jumps(kernel: Kernel) -> None:
+def _check_jumps(kernel: AnnotatedKernel) -> None:
     """A tile that ends early would never announce what it stored."""
     if any(m.findall(statement, m.Return()) for statement in kernel.source.function.body.body):
         raise kernel.source.place().error("it returns early", "Mask its loads and stores instead")
@@ -278,7 +278,7 @@ def _jumps(statements: Iterable[cst.CSTNode]) -> Iterator[bool]:
                     yield from _jumps(block.body if isinstance(block, cst.IndentedBlock) else ())
 
 
-def _check_stream(kernel: Kernel) -> None:
+def _check_stream(kernel: AnnotatedKernel) -> None:
     """The loop's step is the block of its axis, so that no turn reads beyond a part."""
     axes = {axis.name: axis for axis in kernel.axes}
     for stream in kernel.streams:

@@ -9,7 +9,7 @@ from overweave.ir.plan import COPY_ENGINE, LIBRARY, Engine, Plan
 from overweave.ir.schedule import Operation
 
 
-class Action(Struct, frozen=True):
+class QueueLaunch(Struct, frozen=True):
     """One launch: operations of one queue that are enqueued together. A kernel's are all of its queue."""
 
     engine: Engine
@@ -17,7 +17,7 @@ class Action(Struct, frozen=True):
     operations: tuple[Operation, ...]
 
 
-def launch_order(plan: Plan, rank: int) -> tuple[Action, ...]:
+def launch_order(plan: Plan, rank: int) -> tuple[QueueLaunch, ...]:
     """The launches of a rank, in order. A kernel stands where its first tile does, a copy behind its own producers.
 
     A stream wait that is enqueued ahead of what satisfies it can block the hardware queue they share (it depends on
@@ -29,7 +29,7 @@ def launch_order(plan: Plan, rank: int) -> tuple[Action, ...]:
     engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
     launched_at = _launch_positions(operations, engines, queues_beside(plan))
     ordered = sorted(zip(launched_at, range(len(operations)), strict=True))
-    actions: list[Action] = []
+    actions: list[QueueLaunch] = []
     for _, index in ordered:
         operation = operations[index]
         engine, previous = engines[operation.queue], actions[-1] if actions else None
@@ -37,7 +37,7 @@ def launch_order(plan: Plan, rank: int) -> tuple[Action, ...]:
         joined = previous.operations if previous is not None and is_joined else ()
         if is_joined:
             actions.pop()
-        actions.append(Action(engine, operation.queue, (*joined, operation)))
+        actions.append(QueueLaunch(engine, operation.queue, (*joined, operation)))
     return tuple(actions)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overweave.ir.operators.bars import LINK_BOUND, MLP, SHARDED, Bar, Cases
-from overweave.ir.operators.record import Demo, Forms, Operand, Operator, SizeRule
+from overweave.ir.operators.record import CallMatrix, Demo, Forms, Operator, SizeRule
 
 _NO_MLP = "(?!MLP-)"
 _MANY_ROWS = Cases(label="other shapes of 4,096 rows on", shapes=_NO_MLP, least_m=4096, link_bound=False)
@@ -12,9 +12,9 @@ _FEW_ROWS = Cases(label="fewer rows", shapes=_NO_MLP, most_m=4095, link_bound=Fa
 OPERATOR = Operator(
     name="all_gather_matmul",
     summary="all_gather(x) @ w",
-    x=Operand("x", ("m", "k"), "gathered", "m"),
-    w=Operand("w", ("k", "n"), "sharded", "n"),
-    y=Operand("y", ("m", "n"), "sharded", "n"),
+    x=CallMatrix("x", ("m", "k"), "gathered", "m"),
+    w=CallMatrix("w", ("k", "n"), "sharded", "n"),
+    y=CallMatrix("y", ("m", "n"), "sharded", "n"),
     split="n",
     forms=Forms(gate=True, several_weights=True, returns_gathered=True),
     reference=lambda tensors, by: by.matmul(by.all_gather(tensors["x"]), tensors["w"]),

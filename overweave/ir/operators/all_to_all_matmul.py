@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
+from overweave.ir.operators.record import CallMatrix, Forms, Operator, SizeRule
 
 OPERATOR = Operator(
     name="all_to_all_matmul",
     summary="all_to_all(x) @ w",
-    x=Operand("x", ("m", "k"), "exchanged"),
-    w=Operand("w", ("k", "n"), "sharded", "n"),
-    y=Operand("y", ("m", "n"), "sharded", "n"),
+    x=CallMatrix("x", ("m", "k"), "exchanged"),
+    w=CallMatrix("w", ("k", "n"), "sharded", "n"),
+    y=CallMatrix("y", ("m", "n"), "sharded", "n"),
     split=None,
     forms=Forms(epilogue=False, scaling=False),
     reference=lambda tensors, by: by.matmul(by.all_to_all(tensors["x"]), tensors["w"]),

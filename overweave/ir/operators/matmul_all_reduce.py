@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overweave.ir.operators.bars import Bar, Cases
-from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
+from overweave.ir.operators.record import CallMatrix, Forms, Operator, SizeRule
 
 _LAYERS = r"Llama-3-(8B|70B)\.(o|down)\."  # where an all-reduce follows a matmul
 _PREFILL = Cases(label="1,024 to 8,192 tokens", shapes=_LAYERS, least_m=1024, most_m=8192)
@@ -12,9 +12,9 @@ _DECODING = Cases(label="1 to 256 tokens", shapes=_LAYERS, most_m=256)
 OPERATOR = Operator(
     name="matmul_all_reduce",
     summary="all_reduce(x @ w)",
-    x=Operand("x", ("m", "k"), "sharded", "k"),
-    w=Operand("w", ("k", "n"), "sharded", "k"),
-    y=Operand("y", ("m", "n"), "summed"),
+    x=CallMatrix("x", ("m", "k"), "sharded", "k"),
+    w=CallMatrix("w", ("k", "n"), "sharded", "k"),
+    y=CallMatrix("y", ("m", "n"), "summed"),
     split="k",
     forms=Forms(norm=True, several_products=True),
     reference=lambda tensors, by: by.all_reduce(by.matmul(tensors["x"], tensors["w"])),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
+from overweave.ir.operators.record import CallMatrix, Forms, Operator, SizeRule
 
 OPERATOR = Operator(
     name="matmul_all_to_all",
     summary="all_to_all(x @ w)",
-    x=Operand("x", ("m", "k"), "sharded"),
-    w=Operand("w", ("k", "n"), "sharded", "n"),
-    y=Operand("y", ("m", "n"), "exchanged"),
+    x=CallMatrix("x", ("m", "k"), "sharded"),
+    w=CallMatrix("w", ("k", "n"), "sharded", "n"),
+    y=CallMatrix("y", ("m", "n"), "exchanged"),
     split=None,
     forms=Forms(epilogue=False, scaling=False),
     reference=lambda tensors, by: by.all_to_all(by.matmul(tensors["x"], tensors["w"])),

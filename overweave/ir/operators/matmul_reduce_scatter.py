@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from overweave.ir.operators.bars import LINK_BOUND, MLP, SHARDED, Bar
-from overweave.ir.operators.record import Demo, Forms, Operand, Operator, SizeRule
+from overweave.ir.operators.record import CallMatrix, Demo, Forms, Operator, SizeRule
 
 OPERATOR = Operator(
     name="matmul_reduce_scatter",
     summary="reduce_scatter(x @ w)",
-    x=Operand("x", ("m", "k"), "sharded", "k"),
-    w=Operand("w", ("k", "n"), "sharded", "k"),
-    y=Operand("y", ("m", "n"), "summed", "m"),
+    x=CallMatrix("x", ("m", "k"), "sharded", "k"),
+    w=CallMatrix("w", ("k", "n"), "sharded", "k"),
+    y=CallMatrix("y", ("m", "n"), "summed", "m"),
     split="k",
     forms=Forms(norm=True, several_products=True),
     reference=lambda tensors, by: by.reduce_scatter(by.matmul(tensors["x"], tensors["w"])),

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from overweave.ir.operators.bars import Bar
 
-Dim = Literal["m", "n", "k"]
+MatmulDim = Literal["m", "n", "k"]
 KEYWORDS = {  # of each of `Forms`
     "epilogue": ("bias", "activation", "residual"),
     "gate": ("gate",),
@@ -26,16 +26,16 @@ KEYWORDS = {  # of each of `Forms`
 Ownership = Literal["gathered", "sharded", "summed", "replicated", "exchanged"]
 
 
-class Operand(Struct, frozen=True):
+class CallMatrix(Struct, frozen=True):
     """A matrix of a call. dims: of its rows and its columns. along: the dimension that ranks have shards of, if any.
 
     ranges: of how many ranges of rows a rank's shard consists (`ir/shards.py`: owned_rows): two are zigzag.
     """
 
     name: str
-    dims: tuple[Dim, Dim]
+    dims: tuple[MatmulDim, MatmulDim]
     ownership: Ownership
-    along: Dim | None = None
+    along: MatmulDim | None = None
     ranges: int = 1
 
 
@@ -118,13 +118,13 @@ class Operator(Struct, frozen=True, kw_only=True):
 
     name: str
     summary: str
-    x: Operand
-    w: Operand
-    y: Operand
-    split: Dim | None
+    x: CallMatrix
+    w: CallMatrix
+    y: CallMatrix
+    split: MatmulDim | None
     reference: Reference
     size_rule: SizeRule
-    sizes: tuple[Dim, ...] = ("m", "n", "k")
+    sizes: tuple[MatmulDim, ...] = ("m", "n", "k")
     forms: Forms = Forms()
     baselines: tuple[str, ...] = ()
     bars: tuple[Bar, ...] = ()
@@ -179,11 +179,11 @@ class Operator(Struct, frozen=True, kw_only=True):
         """The rows of a problem: as many as m, or, of blocks that are exchanged, as m has whole ones for."""
         return m // world_size * world_size if self.exchanges else m
 
-    def parts(self, world_size: int) -> dict[Dim, int]:
+    def parts(self, world_size: int) -> dict[MatmulDim, int]:
         """In how many parts each extent is, of which a rank's problem has one."""
         return {size: world_size if size == self.split else 1 for size in self.sizes}
 
     @property
-    def moved(self) -> Operand:
+    def moved(self) -> CallMatrix:
         """What travels between ranks."""
         return self.x if self.gathers else self.y

@@ -12,7 +12,7 @@ from overweave.ir.operators import (
     matmul_all_to_all,
     matmul_reduce_scatter,
 )
-from overweave.ir.operators.record import Forms, Operand, Operator, SizeRule
+from overweave.ir.operators.record import CallMatrix, Forms, Operator, SizeRule
 
 OPERATORS: dict[str, Operator] = {
     record.name: record
@@ -27,9 +27,9 @@ OPERATORS: dict[str, Operator] = {
 LOCAL = Operator(
     name="",
     summary="x @ w",
-    x=Operand("x", ("m", "k"), "replicated"),
-    w=Operand("w", ("k", "n"), "replicated"),
-    y=Operand("y", ("m", "n"), "replicated"),
+    x=CallMatrix("x", ("m", "k"), "replicated"),
+    w=CallMatrix("w", ("k", "n"), "replicated"),
+    y=CallMatrix("y", ("m", "n"), "replicated"),
     split=None,
     reference=lambda tensors, by: by.matmul(tensors["x"], tensors["w"]),
     size_rule=SizeRule("", ""),

@@ -34,14 +34,14 @@ from msgspec.structs import asdict
 VERSION = 1
 MAX_BYTES = 32 * 2**20
 ADD = "+"
-Parts = dict[str, Any]  # a value of a type, by its fields
+FieldValues = dict[str, Any]  # a value of a type, by its fields
 
 
 class Refused(Exception):
     """A line, or a word in it, that says nothing known."""
 
 
-class Form:
+class TextForm:
     """A word or a line that shows fields of a value: `{pad}@{rank:d}[{signal:d}]`. Fields are names or, with `:d`,
     numbers.
     """
@@ -58,12 +58,12 @@ class Form:
     def show(self, value: Any) -> str:
         return self._template.format(**asdict(value))
 
-    def read(self, text: str) -> Parts:
+    def read(self, text: str) -> FieldValues:
         """The fields, nested as the template names them. Raises Refused."""
         match = self._pattern.fullmatch(text)
         if match is None:
             raise Refused(f"cannot read {text[:60]!r}")
-        parts: Parts = {}
+        parts: FieldValues = {}
         for ((*path, last), is_number), found in zip(self._fields, match.groups(), strict=True):
             value, at = int(found) if is_number else found, parts
             for name in path[:-1] if last.isdigit() else path:
@@ -77,20 +77,20 @@ class Form:
 
 _AT = "{region.buffer}@{region.rank:d}[{region.rows[0]:d}:{region.rows[1]:d},{region.cols[0]:d}:{region.cols[1]:d}]"
 _PLACE = "{tensor}[{row:d},{col:d}]"
-REGION = Form(_AT.replace("region.", ""))
-WAIT = Form("{pad}[{signals[0]:d}:{signals[1]:d}]>={count:d}")
-NOTIFY = Form("{pad}@{rank:d}[{signal:d}]")
-HELD = Form(f"{_AT}={_PLACE}")
-SCHEDULE = Form("schedule {name} world_size={world_size:d} version={version:d}")
-BUFFER = Form("buffer {name} [{rows:d}, {cols:d}] {home}")
-BLOCKS = Form("{rows:d}x{cols:d}")
-PAD = Form("pad {name} [{size:d}]")
-QUEUE = Form("queue {name} {order}")
-REUSE = Form("reuse {reuse}")
-GIVEN = Form(f"given {_AT} = {_PLACE}")
-GOAL = Form(f"goal {_AT} = {_PLACE}")
-RANK = Form("rank {rank:d}")
-_NUMBER, _RANGE = Form("{number:d}"), Form("{range[0]:d}:{range[1]:d}")
+REGION = TextForm(_AT.replace("region.", ""))
+WAIT = TextForm("{pad}[{signals[0]:d}:{signals[1]:d}]>={count:d}")
+NOTIFY = TextForm("{pad}@{rank:d}[{signal:d}]")
+HELD = TextForm(f"{_AT}={_PLACE}")
+SCHEDULE = TextForm("schedule {name} world_size={world_size:d} version={version:d}")
+BUFFER = TextForm("buffer {name} [{rows:d}, {cols:d}] {home}")
+BLOCKS = TextForm("{rows:d}x{cols:d}")
+PAD = TextForm("pad {name} [{size:d}]")
+QUEUE = TextForm("queue {name} {order}")
+REUSE = TextForm("reuse {reuse}")
+GIVEN = TextForm(f"given {_AT} = {_PLACE}")
+GOAL = TextForm(f"goal {_AT} = {_PLACE}")
+RANK = TextForm("rank {rank:d}")
+_NUMBER, _RANGE = TextForm("{number:d}"), TextForm("{range[0]:d}:{range[1]:d}")
 
 
 def number(word: str) -> int:
@@ -117,13 +117,13 @@ def held_text(held: Any) -> str:
     return HELD.show(held) + (f"/{terms}" if terms else "")
 
 
-def held(word: str) -> Parts:
+def held(word: str) -> FieldValues:
     """Only what is made may have terms, which the type checks. Raises Refused."""
     value, slash, terms = word.partition("/")
     return HELD.read(value) | ({"terms": ranges(terms.split(","))} if slash else {})
 
 
-class Words(NamedTuple):
+class WordListField(NamedTuple):
     """A field of an operation that is a list of words behind a mark; "" stands for those before any mark.
 
     beside: where this field has words, the mark stands even without any. between: a word between two of them. is_one:
@@ -139,7 +139,7 @@ class Words(NamedTuple):
     is_one: bool = False
 
 
-class Value(NamedTuple):
+class KeyValueField(NamedTuple):
     """A field of an operation that is `key=value`, left out where it is the default."""
 
     key: str
@@ -149,7 +149,7 @@ class Value(NamedTuple):
     default: object = None
 
 
-def _said(key: str, field: str, word: str) -> Value:
+def _said(key: str, field: str, word: str) -> KeyValueField:
     """A field that is true where `key=word` stands."""
 
     def read(found: str) -> bool:
@@ -157,35 +157,40 @@ def _said(key: str, field: str, word: str) -> Value:
             raise Refused(f"{key}={found[:20]}; what has it says {key}={word}, or nothing")
         return True
 
-    return Value(key, field, lambda is_so: word, read, default=False)
+    return KeyValueField(key, field, lambda is_so: word, read, default=False)
 
 
-_TILES, _THEN = Value("tiles", "tiles", default=1), _said("then", "finishes", "finished")
-_MOVED = Words("", "sources"), Words("->", "destinations", beside="sources")
-_LATE = Words("late", "late_waits", WAIT.show, WAIT.read)
+_TILES, _THEN = KeyValueField("tiles", "tiles", default=1), _said("then", "finishes", "finished")
+_MOVED = WordListField("", "sources"), WordListField("->", "destinations", beside="sources")
+_LATE = WordListField("late", "late_waits", WAIT.show, WAIT.read)
 _COLLECTIVE = (
-    Value("label", "label", read=str),
-    Value("ranks", "ranks", lambda ranks: ",".join(map(str, ranks)), numbers),
+    KeyValueField("label", "label", read=str),
+    KeyValueField("ranks", "ranks", lambda ranks: ",".join(map(str, ranks)), numbers),
     *_MOVED,
     _THEN,
 )
 # What operations say, in this order. A matmul's factors, addends and results stand before (printed.py, parse.py).
-VERBS: dict[str, tuple[Words | Value, ...]] = {
+VERBS: dict[str, tuple[WordListField | KeyValueField, ...]] = {
     "put": (*_MOVED, _TILES),
     "get": _MOVED,
     "reduce_put": (*_MOVED, _TILES, _said("order", "unordered", "any")),
     "clear": _MOVED,
-    "copy": (Value("delay_us", "delay_us", default=0), *_MOVED),
-    "matmul": (Words("and", "copies"), _TILES, _THEN, Words("scaled", "scales"), _LATE),
-    "reduce": (Words("", "operands", between=ADD), Words("->", "out", is_one=True), _TILES, _THEN),
+    "copy": (KeyValueField("delay_us", "delay_us", default=0), *_MOVED),
+    "matmul": (WordListField("and", "copies"), _TILES, _THEN, WordListField("scaled", "scales"), _LATE),
+    "reduce": (WordListField("", "operands", between=ADD), WordListField("->", "out", is_one=True), _TILES, _THEN),
     "apply": (
-        Value("function", "function", read=str),
-        Words("", "needs", held_text, held),
-        Words("->", "makes", held_text, held, beside="name"),
-        Value("tiles", "tiles", lambda tiles: ",".join(map(range_text, tiles)), lambda tiles: ranges(tiles.split(","))),
-        Words("reads", "late_needs", held_text, held),
+        KeyValueField("function", "function", read=str),
+        WordListField("", "needs", held_text, held),
+        WordListField("->", "makes", held_text, held, beside="name"),
+        KeyValueField(
+            "tiles", "tiles", lambda tiles: ",".join(map(range_text, tiles)), lambda tiles: ranges(tiles.split(","))
+        ),
+        WordListField("reads", "late_needs", held_text, held),
         _LATE,
     ),
     **dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce", "all_to_all"), _COLLECTIVE),
 }
-SIGNALS = Words("wait", "waits", WAIT.show, WAIT.read), Words("signal", "notifies", NOTIFY.show, NOTIFY.read)
+SIGNALS = (
+    WordListField("wait", "waits", WAIT.show, WAIT.read),
+    WordListField("signal", "notifies", NOTIFY.show, NOTIFY.read),
+)

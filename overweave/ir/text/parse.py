@@ -16,10 +16,10 @@ from overweave.ir.text.forms import (
     SIGNALS,
     VERBS,
     VERSION,
-    Parts,
+    FieldValues,
+    KeyValueField,
     Refused,
-    Value,
-    Words,
+    WordListField,
     number,
     ranges,
 )
@@ -32,7 +32,7 @@ def from_text(text: str) -> Schedule:
     """The schedule that `to_text` wrote. Raises ScheduleFileError with the first unusable line."""
     if len(text) > MAX_BYTES:
         raise _file_error(f"{len(text)} characters, more than {MAX_BYTES}")
-    parts: Parts = {key: [] for key in _LISTS}
+    parts: FieldValues = {key: [] for key in _LISTS}
     rank: int | None = None
     for index, line in enumerate(text.split("\n"), 1):
         try:
@@ -49,7 +49,7 @@ def _file_error(found: str) -> ScheduleFileError:
     return ScheduleFileError("read a schedule's text", found[:300], "`overweave show` prints the form")
 
 
-def _line(line: str, rank: int | None, parts: Parts) -> int | None:
+def _line(line: str, rank: int | None, parts: FieldValues) -> int | None:
     """Adds what a line says; returns the rank of the operations that follow."""
     words = line.split()
     if line.startswith("rank "):
@@ -99,7 +99,7 @@ def _section(words: list[str], line: str) -> Iterator[tuple[str, Any]]:
             raise Refused(f"cannot read {line[:60]!r}")
 
 
-def _storage(words: list[str]) -> Parts:
+def _storage(words: list[str]) -> FieldValues:
     """`DTYPE counted BLOCKS blocks ROWSxCOLS at PLACES tops ROWS`, each part of it where there is something to say."""
     match words:
         case []:
@@ -116,18 +116,20 @@ def _storage(words: list[str]) -> Parts:
     raise Refused(f"cannot read {' '.join(words)[:60]!r}")
 
 
-def _operation(words: list[str]) -> Parts:
+def _operation(words: list[str]) -> FieldValues:
     if len(words) < 3 or not words[1].endswith(":") or words[2] not in VERBS:
         raise Refused(f"cannot read {' '.join(words)[:60]!r}")
     queue, name, verb, *rest = words
     slots, is_product = (*VERBS[verb], *SIGNALS), verb == "matmul"
-    marks = {slot.mark for slot in slots if isinstance(slot, Words) and slot.mark} | (_FACTORS if is_product else set())
-    lists, values = _grouped(rest, marks, {slot.key for slot in slots if isinstance(slot, Value)})
-    parts: Parts = {"name": name[:-1], "queue": queue, "kind": verb} | (_product(lists) if is_product else {})
+    marks = {slot.mark for slot in slots if isinstance(slot, WordListField) and slot.mark} | (
+        _FACTORS if is_product else set()
+    )
+    lists, values = _grouped(rest, marks, {slot.key for slot in slots if isinstance(slot, KeyValueField)})
+    parts: FieldValues = {"name": name[:-1], "queue": queue, "kind": verb} | (_product(lists) if is_product else {})
     if any(slot.field == "label" for slot in slots):
         parts |= {"kind": "collective", "function": verb}
     for slot in slots:
-        if isinstance(slot, Words):
+        if isinstance(slot, WordListField):
             parts[slot.field] = _words(slot, lists)
         elif slot.key in values:
             parts[slot.field] = slot.read(values[slot.key])
@@ -151,7 +153,7 @@ def _grouped(words: list[str], marks: set[str], keys: set[str]) -> tuple[dict[st
     return lists, values
 
 
-def _words(slot: Words, lists: dict[str, list[str]]) -> object:
+def _words(slot: WordListField, lists: dict[str, list[str]]) -> object:
     words = lists.get(slot.mark, [])
     if slot.is_one and len(words) != 1:
         raise Refused(f"one region should follow `{slot.mark}`")
@@ -161,7 +163,7 @@ def _words(slot: Words, lists: dict[str, list[str]]) -> object:
     return read[0] if slot.is_one else read
 
 
-def _product(lists: dict[str, list[str]]) -> Parts:
+def _product(lists: dict[str, list[str]]) -> FieldValues:
     """`addend + ... + a... @ b + addend... -> out...`"""
     if "->" in lists and "+->" in lists:
         raise Refused("both `->` and `+->`")

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from overweave.ir.schedule import CREDITS, Buffer, Collective, Compute, Goal, Operation, Schedule
 from overweave.ir.text import forms
-from overweave.ir.text.forms import ADD, REGION, SIGNALS, VERBS, VERSION, Value, Words, range_text
+from overweave.ir.text.forms import ADD, REGION, SIGNALS, VERBS, VERSION, KeyValueField, WordListField, range_text
 from overweave.ir.text.parse import from_text
 
 __all__ = ["from_text", "to_text"]
@@ -69,10 +69,10 @@ def _product(compute: Compute) -> tuple[str, ...]:
     return (*before, *a, "@", REGION.show(compute.b), *behind, arrow, *out)
 
 
-def _said(slot: Words | Value, operation: Operation) -> Iterator[str]:
+def _said(slot: WordListField | KeyValueField, operation: Operation) -> Iterator[str]:
     """What an operation says of one field."""
     value = getattr(operation, slot.field)
-    if isinstance(slot, Value):
+    if isinstance(slot, KeyValueField):
         if value != slot.default:
             yield f"{slot.key}={slot.show(value)}"
         return

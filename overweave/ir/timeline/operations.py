@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from overweave.ir.schedule import Apply, Collective, Compute, Operation, Reduce, Schedule
-from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, Arrow, Kind
+from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, Arrow, SpanKind
 
 
-def kind_of(operation: Operation) -> Kind:
+def kind_of(operation: Operation) -> SpanKind:
     """What an operation counts as."""
     match operation:
         case Compute() | Apply():

@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from overweave.errors import InputError
 from overweave.ir.schedule import Collective, Operation, Schedule
 from overweave.ir.timeline.operations import kind_of, signalled
-from overweave.ir.timeline.timeline import Arrow, Span, Timeline, make_timeline
+from overweave.ir.timeline.timeline import Arrow, Timeline, TimelineSpan, make_timeline
 
 
 def timeline_of_steps(schedule: Schedule) -> Timeline:
@@ -43,8 +43,8 @@ def _group(operation: Operation) -> str:
     return f"collective {operation.label}" if isinstance(operation, Collective) else operation.name
 
 
-def _span(operation: Operation, begin: int) -> Span:
-    return Span(operation.rank, operation.queue, operation.name, kind_of(operation), begin, begin + 1)
+def _span(operation: Operation, begin: int) -> TimelineSpan:
+    return TimelineSpan(operation.rank, operation.queue, operation.name, kind_of(operation), begin, begin + 1)
 
 
 def _queued(schedule: Schedule) -> Iterator[tuple[str, str]]:

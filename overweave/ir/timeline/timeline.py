@@ -13,22 +13,22 @@ from msgspec import Struct
 
 from overweave.errors import InputError
 
-Kind = Literal["compute", "copy", "collective", "reduce", "wait", "begin"]
-Source = Literal["measured", "simulated", "steps"]
+SpanKind = Literal["compute", "copy", "collective", "reduce", "wait", "begin"]
+TimelineSource = Literal["measured", "simulated", "steps"]
 COMPUTE: Final = "compute"
 COPY: Final = "copy"
 COLLECTIVE: Final = "collective"
 REDUCE: Final = "reduce"
 WAIT: Final = "wait"
 BEGIN: Final = "begin"
-KINDS: tuple[Kind, ...] = (COMPUTE, COPY, COLLECTIVE, REDUCE, WAIT, BEGIN)
+KINDS: tuple[SpanKind, ...] = (COMPUTE, COPY, COLLECTIVE, REDUCE, WAIT, BEGIN)
 COMMUNICATION = (COPY, COLLECTIVE, REDUCE)
 DECIMALS = 3
 
-Interval = tuple[float, float]
+TimeInterval = tuple[float, float]
 
 
-class Span(Struct, frozen=True, forbid_unknown_fields=True):
+class TimelineSpan(Struct, frozen=True, forbid_unknown_fields=True):
     """Something that a rank did on one of its tracks: a queue, or a program of a kernel.
 
     compute, reduce: tiles. copy: a chunk, from its first byte to its last. collective: from its start on all ranks.
@@ -38,7 +38,7 @@ class Span(Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     track: str
     name: str
-    kind: Kind
+    kind: SpanKind
     begin_us: float
     end_us: float
 
@@ -66,9 +66,9 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """
 
     name: str
-    source: Source
+    source: TimelineSource
     world_size: int
-    spans: tuple[Span, ...]
+    spans: tuple[TimelineSpan, ...]
     arrows: tuple[Arrow, ...] = ()
     contents: tuple[Content, ...] = ()
 
@@ -77,7 +77,7 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """From the start of the call to the end of the slowest rank."""
         return max((span.end_us for span in self.spans), default=0.0)
 
-    def of_rank(self, rank: int) -> tuple[Span, ...]:
+    def of_rank(self, rank: int) -> tuple[TimelineSpan, ...]:
         return tuple(span for span in self.spans if span.rank == rank)
 
     def tracks(self) -> tuple[tuple[int, str], ...]:
@@ -100,7 +100,7 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             return max((self.exposed_us(each) for each in range(self.world_size)), default=0.0)
         return length_us(self.exposed(rank))
 
-    def exposed(self, rank: int) -> list[Interval]:
+    def exposed(self, rank: int) -> list[TimeInterval]:
         """When a rank communicated or waited and computed nothing."""
         return without(self._union(rank, (*COMMUNICATION, WAIT)), self._union(rank, (COMPUTE,)))
 
@@ -124,16 +124,16 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         total = max((span.end_us for span in self.of_rank(rank)), default=0.0)
         return max(0.0, (computing + moving - total) / moving) if moving > 0 else 0.0
 
-    def _union(self, rank: int, kinds: Iterable[str]) -> list[Interval]:
+    def _union(self, rank: int, kinds: Iterable[str]) -> list[TimeInterval]:
         wanted = set(kinds)
         return union((span.begin_us, span.end_us) for span in self.spans if span.rank == rank and span.kind in wanted)
 
 
 def make_timeline(
     name: str,
-    source: Source,
+    source: TimelineSource,
     world_size: int,
-    spans: Iterable[Span],
+    spans: Iterable[TimelineSpan],
     arrows: Iterable[Arrow] = (),
     contents: Iterable[Content] = (),
 ) -> Timeline:
@@ -162,9 +162,9 @@ def make_timeline(
     )
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
+def union(intervals: Iterable[TimeInterval]) -> list[TimeInterval]:
     """Disjoint intervals, ascending, that cover the same points."""
-    merged: list[Interval] = []
+    merged: list[TimeInterval] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
@@ -173,13 +173,13 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def length_us(intervals: Iterable[Interval]) -> float:
+def length_us(intervals: Iterable[TimeInterval]) -> float:
     return sum(end - begin for begin, end in intervals)
 
 
-def without(whole: list[Interval], taken: list[Interval]) -> list[Interval]:
+def without(whole: list[TimeInterval], taken: list[TimeInterval]) -> list[TimeInterval]:
     """The part of one union that another does not cover."""
-    left: list[Interval] = []
+    left: list[TimeInterval] = []
     at = 0
     for begin, end in whole:
         while at < len(taken) and taken[at][1] <= begin:
@@ -195,7 +195,7 @@ def without(whole: list[Interval], taken: list[Interval]) -> list[Interval]:
     return left
 
 
-def _rounded(span: Span) -> Span:
-    return Span(
+def _rounded(span: TimelineSpan) -> TimelineSpan:
+    return TimelineSpan(
         span.rank, span.track, span.name, span.kind, round(span.begin_us, DECIMALS), round(span.end_us, DECIMALS)
     )

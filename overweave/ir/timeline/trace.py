@@ -18,9 +18,9 @@ from overweave.ir.timeline.timeline import (
     DECIMALS,
     Arrow,
     Content,
-    Source,
-    Span,
     Timeline,
+    TimelineSource,
+    TimelineSpan,
     make_timeline,
 )
 from overweave.untrusted import check_keys, check_words
@@ -32,7 +32,7 @@ MOST_RANKS, MOST_TIMELINES = 1024, 64
 
 class _Header(Struct, frozen=True):
     name: str
-    source: Source
+    source: TimelineSource
     world_size: int
     contents: tuple[Content, ...] = ()
 
@@ -133,7 +133,7 @@ def _timeline(header: _Header, own: list[_Event]) -> Timeline:
         header.name,
         header.source,
         header.world_size,
-        msgspec.convert(spans, list[Span]),
+        msgspec.convert(spans, list[TimelineSpan]),
         msgspec.convert(arrows, list[Arrow]),
         header.contents,
     )
@@ -168,7 +168,7 @@ def _names(process: int, title: str, threads: set[tuple[str, int]]) -> list[dict
     return events
 
 
-def _complete(span: Span, number: int, process: int, thread: int) -> dict[str, Any]:
+def _complete(span: TimelineSpan, number: int, process: int, thread: int) -> dict[str, Any]:
     return {
         "ph": "X",
         "name": span.name,

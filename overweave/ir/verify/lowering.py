@@ -39,12 +39,12 @@ from overweave.ir.verify.engines.finished import finishes
 from overweave.ir.verify.engines.shares import check_partials, without_shares
 from overweave.ir.verify.engines.stored import check_stored, check_stored_blocks
 from overweave.ir.verify.rules.applied import check_applied, check_carried, check_parts, check_slices, note_places
-from overweave.ir.verify.rules.graphs import Graph, Key
+from overweave.ir.verify.rules.graphs import Graph, SignalIndex
 from overweave.ir.verify.rules.scales import check_places
 from overweave.ir.verify.rules.verdict import Findings
 
 OUT = "out"
-Placed = tuple[int, int, int, int, int, int]  # row, row_end, col, source, source_row, width
+LoweredRows = tuple[int, int, int, int, int, int]  # row, row_end, col, source, source_row, width
 
 
 def check_tables(plan: Plan, graph: Graph, rank: int | None, findings: Findings) -> None:
@@ -191,7 +191,7 @@ class _Table:
             tiles[row.operation].append(row)
         return True
 
-    def _check_duties(self, position: int, rows: list[TileRow], implied: set[Key]) -> None:
+    def _check_duties(self, position: int, rows: list[TileRow], implied: set[SignalIndex]) -> None:
         """Waits that the queue's `after` already implies may be left out; everything else must be there."""
         operation = self.graph.operations[position]
         base = self.order.rank * self.graph.signals_per_rank
@@ -237,10 +237,10 @@ class _Table:
         stored = {region.rank for region in operation.writes} if isinstance(operation, Apply) else set()
         return stored if stored - {operation.rank} else {operation.rank}
 
-    def _implied(self, positions: list[int]) -> dict[int, set[Key]]:
+    def _implied(self, positions: list[int]) -> dict[int, set[SignalIndex]]:
         """For each operation, the awaited signals that calls which end before its kernel starts announce in full."""
-        mine, earlier = set(positions), Counter[Key]()
-        implied: dict[int, set[Key]] = {}
+        mine, earlier = set(positions), Counter[SignalIndex]()
+        implied: dict[int, set[SignalIndex]] = {}
         for at in self.graph.of_rank[self.order.rank]:
             operation = self.graph.operations[at]
             if at in mine:
@@ -297,7 +297,7 @@ class _Table:
         known = (self.plan.dtype_of(part.buffer) for part in parts)
         operands.setdefault("dtype of sums", set()).update(known)
 
-    def _tiles(self, source: int, source_row: int, out: Region) -> Iterator[Placed]:
+    def _tiles(self, source: int, source_row: int, out: Region) -> Iterator[LoweredRows]:
         """The tiles of a rectangle, none cut."""
         for row in range(*out.rows, self.block_m):
             for col in range(*out.cols, self.block_n):
@@ -330,7 +330,7 @@ class _Table:
         elif len(set(found)) != len(found):
             self.findings.add("lowering", operation, "the table has a tile twice")
 
-    def _as_cut(self, tiles: set[Placed], found: set[Placed]) -> set[Placed]:
+    def _as_cut(self, tiles: set[LoweredRows], found: set[LoweredRows]) -> set[LoweredRows]:
         """The tiles, whole ones that are missing cut into all their parts, if they may be cut."""
         part_n = self.matmul.part_n if self.matmul else 0
         if not part_n:

@@ -41,7 +41,7 @@ class MachineLimits(Struct, frozen=True, kw_only=True):
     blocks_per_sm: int = 32
 
 
-class Footprint(Struct, frozen=True, kw_only=True):
+class KernelResources(Struct, frozen=True, kw_only=True):
     """What the compiled kernel of a queue takes: of each block, and how many blocks (programs) it is launched with."""
 
     queue: Name
@@ -57,7 +57,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
 
 def verify_plan(
-    plan: Plan, machine_limits: MachineLimits, footprints: tuple[Footprint, ...] = (), rank: int | None = None
+    plan: Plan, machine_limits: MachineLimits, footprints: tuple[KernelResources, ...] = (), rank: int | None = None
 ) -> Verdict:
     """Proves the plan's schedule, and that engines, tables, integers and SMs do what the schedule says.
 
@@ -98,7 +98,7 @@ def verify_plan(
     return findings.verdict(plan.name)
 
 
-def fit_together(limits: MachineLimits, footprints: tuple[Footprint, ...]) -> frozenset[str]:
+def fit_together(limits: MachineLimits, footprints: tuple[KernelResources, ...]) -> frozenset[str]:
     """The queues whose kernels surely have a block resident, however the blocks of the others are placed.
 
     Kernels claim tiles in table order, so one resident block makes progress. Proven for two kernels at most.
@@ -112,7 +112,7 @@ def fit_together(limits: MachineLimits, footprints: tuple[Footprint, ...]) -> fr
     return frozenset((one.queue, other.queue)) if fits else frozenset()
 
 
-def _always_fits(limits: MachineLimits, newcomer: Footprint, resident: Footprint) -> bool:
+def _always_fits(limits: MachineLimits, newcomer: KernelResources, resident: KernelResources) -> bool:
     """Whether too few of the resident's blocks exist to keep the newcomer's from every SM."""
     capacity = (limits.registers_per_sm, limits.shared_bytes_per_sm, limits.threads_per_sm, limits.blocks_per_sm)
     takes, needs = resident.of_block(), newcomer.of_block()

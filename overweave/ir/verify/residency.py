@@ -20,7 +20,7 @@ from typing import Literal
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, TILE_KERNEL, Engine, Plan
 from overweave.ir.schedule import Apply, Collective, Compute
-from overweave.ir.verify.rules.deadlock import Run
+from overweave.ir.verify.rules.deadlock import GreedyExecution
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.verdict import Findings, TooMuchWork
 
@@ -45,7 +45,7 @@ def check_residency(plan: Plan, graph: Graph, together: frozenset[str], sms: int
 
 def _is_stuck(streams: _Streams, graph: Graph, edges: list[set[int]], findings: Findings) -> bool:
     """Whether what is launched in some order holds a cycle; if so, a refusal."""
-    run = Run(graph, [sorted(before) for before in edges])
+    run = GreedyExecution(graph, [sorted(before) for before in edges])
     stuck = run.stuck
     if stuck:
         started = [at for at in stuck if all(run.done[before] for before in run.behind[at])]

@@ -31,7 +31,7 @@ from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.consumer import consume
 from overweave.kernels.hopper.producer import produce
 from overweave.kernels.hopper.ring import RING
-from overweave.kernels.hopper.shared import Claim, ReductionArgs, Results, Ring, SplitKArgs, Stages, TileArgs
+from overweave.kernels.hopper.shared import Claim, ReductionArgs, Ring, SplitKArgs, StagedResults, Stages, TileArgs
 from overweave.kernels.hopper.start import begin_claim, fetch_maps, fetch_row, place_for_claim
 from overweave.kernels.hopper.storer import store
 from overweave.lang.tile_table import read_clock
@@ -103,7 +103,7 @@ def matmul_hopper_kernel(
     first, passed = place_for_claim()
     claim = Claim(first, passed)
     stages, ring = Stages(a_tiles, b_tiles, full, empty), Ring(messages, ring_full, ring_empty)
-    results = Results(c_tiles, c_full, c_empty)
+    results = StagedResults(c_tiles, c_full, c_empty)
     sums, dealt = ReductionArgs(addends, addend_tiles, verdicts, received), SplitKArgs(shares, told)
     # Tuples of the kernel's arguments stand inline: one kept in a variable would turn its constants into tensors.
     gl.warp_specialize(

@@ -29,7 +29,7 @@ class Stages(NamedTuple):
     empty: Any
 
 
-class Results(NamedTuple):
+class StagedResults(NamedTuple):
     """What consumers leave to the storer, and mbarriers that say which of the two halves are full and empty."""
 
     tiles: Any

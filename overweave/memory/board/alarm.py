@@ -7,8 +7,8 @@ from typing import Literal
 
 from overweave.errors import OverweaveError, PeerDied, PeerError, PeerTimeout, RankMismatch
 
-Rule = Literal["died", "timeout", "mismatch", "failed"]
-RULES: tuple[Rule, ...] = ("died", "timeout", "mismatch", "failed")
+FailureKind = Literal["died", "timeout", "mismatch", "failed"]
+RULES: tuple[FailureKind, ...] = ("died", "timeout", "mismatch", "failed")
 RESET = "then call overweave.reset(group) on every rank"
 SAME_CALL = (
     "Call the same operator with the same shapes, dtype and options on every rank; for uneven shards of rows, "
@@ -16,7 +16,7 @@ SAME_CALL = (
 )
 
 # What happened to the peer, what is raised, what to do.
-_MEANINGS: dict[Rule, tuple[str, type[OverweaveError], str]] = {
+_MEANINGS: dict[FailureKind, tuple[str, type[OverweaveError], str]] = {
     "died": ("died", PeerDied, "Find out why its process ended; start the group again"),
     "timeout": ("is late", PeerTimeout, f"Find what holds it up; {RESET}"),
     "mismatch": ("differs", RankMismatch, f"{SAME_CALL}; {RESET}"),
@@ -28,7 +28,7 @@ _MEANINGS: dict[Rule, tuple[str, type[OverweaveError], str]] = {
 class Alarm:
     """In `operation`, `peer` (-1: unknown) showed `seen` where `expected` was due."""
 
-    rule: Rule
+    rule: FailureKind
     operation: str
     peer: int = -1
     expected: int = -1

@@ -23,7 +23,7 @@ _ADDRESS = struct.Struct("<qqq16s")  # process, descriptor, bytes, secret
 _HEAD_BYTES = mmap.PAGESIZE  # holds the secret; what follows is aligned for anything
 ADDRESS_BYTES = _ADDRESS.size
 
-Exchange = Callable[[bytes], list[bytes]]
+AllGatherBytes = Callable[[bytes], list[bytes]]
 
 
 class SharedFile:
@@ -71,7 +71,7 @@ class SharedFile:
             self.forget_name()
 
 
-def share(rank: int, size_bytes: int, exchange: Exchange, prepare: Callable[[SharedFile], None]) -> SharedFile:
+def share(rank: int, size_bytes: int, exchange: AllGatherBytes, prepare: Callable[[SharedFile], None]) -> SharedFile:
     """One file for all ranks, in two phases: either every rank has mapped and prepared it, or every rank raises.
 
     exchange: all-gathers at most 200 bytes. Raises MachineError, and what `exchange` raises.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from overweave.hardware.cards import Gpu
-from overweave.hardware.machine import UNKNOWN_LINKS, Joined
+from overweave.hardware.machine import UNKNOWN_LINKS, LinkKind
 
 try:
     from cuda.bindings import driver
@@ -43,7 +43,7 @@ def gpu_of(device: torch.device) -> Gpu:
     return Gpu(told.name, (told.major, told.minor), told.multi_processor_count, memory_gib, joined)
 
 
-def _joined(index: int, uuid: str) -> Joined:
+def _joined(index: int, uuid: str) -> LinkKind:
     """What a GPU is joined to others by. That no link is up tells of PCIe only where others are seen: a lone GPU has
     nothing to be joined to, and its links may have been taken away with the others.
     """
@@ -53,7 +53,7 @@ def _joined(index: int, uuid: str) -> Joined:
     return _by_driver(index) if told == UNKNOWN_LINKS else told
 
 
-def joined_by(uuid: str) -> Joined:
+def joined_by(uuid: str) -> LinkKind:
     """What NVML says of a GPU's links; unknown where it says nothing."""
     try:
         library = ctypes.CDLL(LIBRARY)
@@ -67,7 +67,7 @@ def joined_by(uuid: str) -> Joined:
         return UNKNOWN_LINKS
 
 
-def _links_of(library: Any, uuid: str) -> Joined:
+def _links_of(library: Any, uuid: str) -> LinkKind:
     gpu = ctypes.c_void_p()
     if library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(gpu)) != SUCCESS:
         return UNKNOWN_LINKS
@@ -86,7 +86,7 @@ def _links_of(library: Any, uuid: str) -> Joined:
     return "pcie" if results <= {SUCCESS, NO_SUCH_LINK, NOT_SUPPORTED} else UNKNOWN_LINKS
 
 
-def _by_driver(own: int) -> Joined:
+def _by_driver(own: int) -> LinkKind:
     """PCIe where no other GPU that the process sees takes atomics, which NVLink carries; else unknown."""
     taken = [_takes_atomics(own, other) for other in range(torch.cuda.device_count()) if other != own]
     return "pcie" if taken and all(each is False for each in taken) else UNKNOWN_LINKS

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from overweave.compiler.frontend.source.author import Source
+from overweave.compiler.frontend.source.author import KernelSource
 from overweave.compiler.frontend.symbols.expressions import SHAPE
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype, MovedDtype
@@ -107,7 +107,7 @@ def check_memory(kernel: str, given: Mapping[str, Any]) -> None:
 
 
 def check_on_paper(
-    source: Source, numbers: object, world_size: object, dtype: Dtype | Mapping[str, MovedDtype]
+    source: KernelSource, numbers: object, world_size: object, dtype: Dtype | Mapping[str, MovedDtype]
 ) -> None:
     """What is planned or predicted of a kernel without tensors. Raises InputError."""
     kernel, known = source.name, (*source.parameters, *LAUNCH_OPTIONS)

@@ -19,7 +19,7 @@ from overweave.compiler.emit.fuse import kernel_of, weaving_of
 from overweave.compiler.emit.generated import load_generated
 from overweave.compiler.frontend.rectangles import check_places
 from overweave.compiler.frontend.soundness import check_exchanged
-from overweave.compiler.frontend.source.kernel import Kernel
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.dtype import Dtype, MovedDtype
 from overweave.ir.footprint import Operand, TileSpace
@@ -42,7 +42,7 @@ from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan, is_su
 from overweave.schedules.weave.transports import (
     GATHER,
     SPREAD,
-    Asked,
+    ScheduleChoice,
     movers_of,
     path_of_slices,
     transport_of,
@@ -52,10 +52,10 @@ from overweave.tuner.caches import cache_folders
 
 OPTIONS = (*asked_arguments.LAUNCH_OPTIONS, "tile_group")
 MOST_CALLS = 256  # of one kernel and group; a call that was forgotten is bound again
-Schedules = Asked | Mapping[str, Asked]
+Schedules = ScheduleChoice | Mapping[str, ScheduleChoice]
 
 
-def compile(kernel: Any, schedule: Schedules, *, check: bool | None = None) -> Fused:
+def compile(kernel: Any, schedule: Schedules, *, check: bool | None = None) -> FusedKernel:
     """Fuses an annotated Triton kernel with the communication of its tensors.
 
     kernel: a `@triton.jit` function whose file holds directives (docs/directives.md), or `"FILE.py:NAME"`.
@@ -74,16 +74,16 @@ def compile(kernel: Any, schedule: Schedules, *, check: bool | None = None) -> F
     Raises DirectiveError for what cannot be compiled, with file, line, text and cure, and InputError for the rest.
     SOURCE: AutoOverlap, sections 4 and 5.
     """
-    return Fused(kernel_of(*where_of(kernel)), schedule, check)
+    return FusedKernel(kernel_of(*where_of(kernel)), schedule, check)
 
 
-class Fused:
+class FusedKernel:
     """A kernel with its schedule. A call plans, proves, writes and binds once for each combination of numbers.
 
     checked: whether its directives were tried, `checked` or `not checked` with the reason.
     """
 
-    def __init__(self, kernel: Kernel, schedule: Schedules, check: bool | None = None) -> None:
+    def __init__(self, kernel: AnnotatedKernel, schedule: Schedules, check: bool | None = None) -> None:
         self.kernel, self._check = kernel, check
         self.checked = f"{NOT_CHECKED}: no call has asked for it"
         loads = [load.directive.tensor for load in kernel.loads]
@@ -233,7 +233,7 @@ class Fused:
         )
 
 
-_FUSED: WeakSet[Fused] = WeakSet()
+_FUSED: WeakSet[FusedKernel] = WeakSet()
 
 
 @atexit.register
@@ -247,7 +247,7 @@ class _Call:
     """One combination of numbers, tensors and options: planned, proven, agreed on by all ranks, and bound."""
 
     @lasting
-    def __init__(self, fused: Fused, group: Group, given: Mapping[str, Any], options: Mapping[str, int]) -> None:
+    def __init__(self, fused: FusedKernel, group: Group, given: Mapping[str, Any], options: Mapping[str, int]) -> None:
         self.group = group
         try:
             asked_arguments.check_options(fused.kernel.source.name, options)
@@ -296,7 +296,7 @@ class _Call:
         self._bound(given, inputs, outputs)
 
 
-def _shared(plan: Plan, space: TileSpace, wanted: Mapping[str, Asked], text: str) -> bytes:
+def _shared(plan: Plan, space: TileSpace, wanted: Mapping[str, ScheduleChoice], text: str) -> bytes:
     """Readable, and different for calls that differ in anything that all ranks share; other numbers may differ."""
     words = " ".join(f"{tensor}={how}" for tensor, how in wanted.items())
     sizes = " ".join(f"{axis.name}={axis.extent}/{axis.block}" for axis in space.axes)
@@ -305,7 +305,7 @@ def _shared(plan: Plan, space: TileSpace, wanted: Mapping[str, Asked], text: str
 
 
 def by_name(
-    kernel: Kernel, arguments: tuple[Any, ...], named: Mapping[str, Any]
+    kernel: AnnotatedKernel, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """The kernel's arguments in the order of its parameters, and the options of its launch. Raises InputError."""
     names = kernel.source.parameters
@@ -330,13 +330,13 @@ def by_name(
     return {name: given[name] for name in names if name in given}, options
 
 
-def _exchanged(space: TileSpace, wanted: Mapping[str, Asked]) -> list[tuple[Operand, bool]]:
+def _exchanged(space: TileSpace, wanted: Mapping[str, ScheduleChoice]) -> list[tuple[Operand, bool]]:
     sides = {tensor: transport_of(words).side for tensor, words in wanted.items()}
     loads = [(one, False) for one in space.loads if sides.get(one.tensor) == GATHER]
     return loads + [(one, True) for one in space.stores if sides.get(one.tensor, GATHER) != GATHER]
 
 
-def _own_rows(operand: Operand, wanted: Mapping[str, Asked], group: Group) -> int:
+def _own_rows(operand: Operand, wanted: Mapping[str, ScheduleChoice], group: Group) -> int:
     """Rows of an exchanged tensor that this rank passes: its shard, or all that it exchanges or gets."""
     transport = transport_of(wanted[operand.tensor])
     if transport.is_traded or transport.gathers_sums:
@@ -348,7 +348,7 @@ def _own_rows(operand: Operand, wanted: Mapping[str, Asked], group: Group) -> in
 
 
 def _check_tensors(
-    kernel: Kernel, operands: list[tuple[Operand, bool]], given: Mapping[str, Any], call: tuple[Any, Any]
+    kernel: AnnotatedKernel, operands: list[tuple[Operand, bool]], given: Mapping[str, Any], call: tuple[Any, Any]
 ) -> dict[str, MovedDtype]:
     """The dtypes of exchanged tensors, each of which has the rows that this rank should pass, row-major. Or InputError.
 

@@ -11,7 +11,7 @@ import torch
 
 from overweave.compiler.emit.fuse import kernel_of
 from overweave.compiler.frontend.soundness import check_exchanged
-from overweave.compiler.frontend.source.kernel import Kernel
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.errors import InputError, OverweaveError
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype, MovedDtype
@@ -25,20 +25,20 @@ from overweave.ops.author.arguments import (
     numbers_of,
     where_of,
 )
-from overweave.ops.author.compile import OPTIONS, Fused, by_name
+from overweave.ops.author.compile import OPTIONS, FusedKernel, by_name
 from overweave.ops.call.devices import current
 from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.runtime.authored import tensor_of
 from overweave.schedules.moves.moves import AllToAll, Gather, Reduction
 from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan, plan_dtype
-from overweave.schedules.weave.transports import GATHER, Asked, wanted_of
+from overweave.schedules.weave.transports import GATHER, ScheduleChoice, wanted_of
 from overweave.sim.author import guessed_tile_us
 from overweave.sim.simulate import total_us
 from overweave.tuner.measure.compiled import (
     FINALISTS,
-    Judged,
-    Measured,
-    Timed,
+    RankedWay,
+    TimedWay,
+    TunedTimes,
     around,
     cold,
     content_key,
@@ -50,9 +50,9 @@ from overweave.tuner.measure.compiled import (
 )
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort
-from overweave.tuner.measure.trial import Trial
+from overweave.tuner.measure.trial import TimedTrial
 from overweave.tuner.model.choice import SOURCES, counted
-from overweave.tuner.space.compiled import Constants, Way, asked_as, directed, is_auto, side_of
+from overweave.tuner.space.compiled import Constants, KernelWay, asked_as, directed, is_auto, side_of
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.cache import fingerprint
 
@@ -61,7 +61,7 @@ EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
 
 def compile_auto(
     kernel: Any,
-    schedule: Asked | Mapping[str, Asked],
+    schedule: ScheduleChoice | Mapping[str, ScheduleChoice],
     *,
     configs: Sequence[Mapping[str, int]] = (),
     tile_us: float | None = None,
@@ -101,8 +101,8 @@ class AutoFused:
 
     def __init__(
         self,
-        kernel: Kernel,
-        asked: Mapping[str, Asked],
+        kernel: AnnotatedKernel,
+        asked: Mapping[str, ScheduleChoice],
         configs: tuple[Constants, ...],
         tile_us: float | None,
     ) -> None:
@@ -121,11 +121,11 @@ class AutoFused:
                 raise InputError(f"schedule {str(how)[:40]!r} for {tensor[:40]!r}", found, "Name one of its tensors")
         read = {tensor for tensor, how in self.asked.items() if side_of(how) == GATHER}
         check_exchanged(kernel, read, self.asked.keys() - read)
-        self._fused: dict[tuple[tuple[str, str], ...], Fused] = {}
-        self._ways: dict[tuple[Any, ...], Way] = {}
+        self._fused: dict[tuple[tuple[str, str], ...], FusedKernel] = {}
+        self._ways: dict[tuple[Any, ...], KernelWay] = {}
 
     def __call__(self, *arguments: Any, group: GroupLike = None, **named: Any) -> None:
-        """Runs the chosen way on this rank; what the call does and raises else: see `Fused`."""
+        """Runs the chosen way on this rank; what the call does and raises else: see `FusedKernel`."""
         resolved = group_of(group)
         try:
             call = _Call(self, resolved, arguments, named)
@@ -136,7 +136,7 @@ class AutoFused:
             raise refuse(resolved, error) from None
         call.run(self._ways[call.signature])
 
-    def tune(self, *arguments: Any, group: GroupLike = None, **named: Any) -> tuple[Timed, ...]:
+    def tune(self, *arguments: Any, group: GroupLike = None, **named: Any) -> tuple[TimedWay, ...]:
         """Measures the best few by the model with these arguments, then what lies around the best of them, and keeps
         what came out. Collective; takes seconds.
 
@@ -154,10 +154,10 @@ class AutoFused:
         if call.device.type != "cuda":
             first = cold(judged)
             self._ways[call.signature] = first
-            times = [Timed(each.candidate, each.predicted_us) for each in judged if each.predicted_us is not None]
+            times = [TimedWay(each.candidate, each.predicted_us) for each in judged if each.predicted_us is not None]
             return tuple(sorted(times, key=lambda one: (one.way != first, one.us)))
         with current(call.device):
-            measured = Measured(call.key, call.tuned(judged))
+            measured = TunedTimes(call.key, call.tuned(judged))
         self._ways[call.signature] = measured.times[0].way
         if resolved.rank == 0:
             remember(self.kernel.source.name, measured)
@@ -165,7 +165,7 @@ class AutoFused:
 
     def rank(
         self, numbers: Mapping[str, int], world_size: int, dtype: Dtype = "bfloat16", target: Target | None = None
-    ) -> tuple[Judged, ...]:
+    ) -> tuple[RankedWay, ...]:
         """What the model says of every way that it looked at, the quickest first; on paper. numbers: as `plan` takes
         them, without those of `configs`. Raises InputError for what is no call."""
         return _quickest_first(self._judged(numbers, world_size, dtype, target))
@@ -195,17 +195,17 @@ class AutoFused:
 
     def _judged(
         self, numbers: Mapping[str, int], world_size: int, dtype: Dtype, target: Target | None
-    ) -> tuple[Judged, ...]:
+    ) -> tuple[RankedWay, ...]:
         check_on_paper(self.kernel.source, numbers, world_size, dtype)
         machine = described(target or Target("cpu"), world_size)
         return judge(self.asked, self.configs, self._prediction(numbers, world_size, dtype), machine)
 
     def _prediction(
         self, numbers: Mapping[str, int], world_size: int, dtype: Dtype | Mapping[str, MovedDtype]
-    ) -> Callable[[Way, Machine], float]:
+    ) -> Callable[[KernelWay, Machine], float]:
         reckoned = dtype if isinstance(dtype, str) else plan_dtype(dtype.values())
 
-        def predict(way: Way, machine: Machine) -> float:
+        def predict(way: KernelWay, machine: Machine) -> float:
             space, fused = self.kernel.space({**numbers, **dict(way.constants)}), self.fused(way)
             group = dict(way.constants).get("tile_group", TILE_GROUP)
             plan = author_plan(space, fused.wanted, world_size, dtype, None, fused.chosen, group)
@@ -213,15 +213,15 @@ class AutoFused:
 
         return predict
 
-    def fused(self, way: Way) -> Fused:
+    def fused(self, way: KernelWay) -> FusedKernel:
         """The kernel with the schedules of a way."""
         if way.exchanges not in self._fused:
             wanted = {tensor: asked_as(self.asked[tensor], how) for tensor, how in way.exchanges}
-            self._fused[way.exchanges] = Fused(self.kernel, wanted)
+            self._fused[way.exchanges] = FusedKernel(self.kernel, wanted)
         return self._fused[way.exchanges]
 
 
-def _quickest_first(judged: tuple[Judged, ...]) -> tuple[Judged, ...]:
+def _quickest_first(judged: tuple[RankedWay, ...]) -> tuple[RankedWay, ...]:
     return tuple(sorted(judged, key=lambda each: each.us))
 
 
@@ -249,7 +249,7 @@ class _Call:
         if unknown is not None:
             raise InputError(asked, f"{unknown}", f"Use one of {', '.join(MOVED.values())}")
         self.device, self._dtypes = exchanged.device, {tensor: MOVED[dtype] for tensor, dtype in dtypes.items()}
-        self._trial = Trial(self, EFFORT)
+        self._trial = TimedTrial(self, EFFORT)
         self._options = tuple(sorted(options.items()))
         self._target = target_of(self.device)
         where = (self.device.type, tuple(self._dtypes.items()), group.world_size)
@@ -270,16 +270,16 @@ class _Call:
             fingerprint(self._target, self.group.world_size),
         )
 
-    def judged(self) -> tuple[Judged, ...]:
+    def judged(self) -> tuple[RankedWay, ...]:
         predict = self._auto._prediction(self._numbers, self.group.world_size, self._dtypes)
         machine = described(self._target, self.group.world_size)
         return judge(self._auto.asked, self._auto.configs, predict, machine)
 
-    def run(self, way: Way) -> None:
+    def run(self, way: KernelWay) -> None:
         fused, constants = self._auto.fused(way), dict(way.constants)
         fused(*self._arguments, group=self.group.process_group, **self._named, **constants)
 
-    def tuned(self, judged: tuple[Judged, ...]) -> tuple[Timed, ...]:
+    def tuned(self, judged: tuple[RankedWay, ...]) -> tuple[TimedWay, ...]:
         """All times, those of the last few first, which were taken side by side. Collective."""
         times = self.measured(shortlist(judged))
         more = around(judged[0].candidate.constants, times, self._auto.asked)
@@ -289,7 +289,7 @@ class _Call:
         last = self.measured([one.way for one in times[:FINALISTS]])
         return (*last, *(one for one in times if one.way not in {each.way for each in last}))
 
-    def measured(self, ways: Sequence[Way]) -> tuple[Timed, ...]:
+    def measured(self, ways: Sequence[KernelWay]) -> tuple[TimedWay, ...]:
         """Medians of those that run and write what the first one does, quickest first. Collective.
 
         Raises InputError, on every rank, if none runs.
@@ -297,7 +297,7 @@ class _Call:
         stored = {one.directive.tensor for one in self._auto.kernel.stores}
         (out, *_) = [tensor for tensor in map(tensor_of, self._stored(stored)) if tensor is not None]
 
-        def call(turn: int, way: Way) -> torch.Tensor:
+        def call(turn: int, way: KernelWay) -> torch.Tensor:
             self.run(way)
             return out
 
@@ -306,7 +306,7 @@ class _Call:
             asked, left_out = f"tune {self._auto.kernel.source.name}", self._trial.left_out
             found = f"none of {len(left_out)} ways runs; {list(left_out.items())[:1]}"
             raise InputError(asked, found, "Call one by name to see why")
-        times = [Timed(way, round(median(samples[str(way)]), 3)) for way in ways if str(way) in samples]
+        times = [TimedWay(way, round(median(samples[str(way)]), 3)) for way in ways if str(way) in samples]
         return tuple(sorted(times, key=lambda one: one.us))
 
     def _stored(self, tensors: Any) -> list[Any]:
@@ -334,7 +334,7 @@ def configs_of(kernel: Any, configs: Sequence[Mapping[str, int]]) -> tuple[Const
     return known
 
 
-def _check_constants(kernel: Kernel, configs: tuple[Constants, ...]) -> None:
+def _check_constants(kernel: AnnotatedKernel, configs: tuple[Constants, ...]) -> None:
     """Raises InputError for a config that no call could have."""
     for config in configs:
         options = {name: value for name, value in config if name not in kernel.source.parameters}

@@ -27,7 +27,6 @@ from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.runtime.backends import load
 from overweave.runtime.handwritten import (
     MAIN,
-    Action,
     Await,
     ChannelArgument,
     Declared,
@@ -35,6 +34,7 @@ from overweave.runtime.handwritten import (
     Raise,
     SymmetricBuffer,
     TensorArgument,
+    TileAction,
     TileEffect,
     TileLaunch,
     TileMove,
@@ -44,7 +44,7 @@ from overweave.runtime.handwritten import (
 __all__ = ["Part", "SymmetricBuffer", "TileCall", "TileProgram", "TileQueue"]
 
 Mode = Literal["p2p", "broadcast"]
-Place = Part | torch.Tensor
+TileTensor = Part | torch.Tensor
 
 
 class TileProgram:
@@ -156,7 +156,7 @@ class TileQueue:
         grid = checked_launch(kernel, grid, arguments, options)
         self._add(TileLaunch(kernel, grid, arguments, options, tile_effects))
 
-    def rank_copy_data(self, source: Place, target: Place, mode: Mode = "p2p") -> None:
+    def rank_copy_data(self, source: TileTensor, target: TileTensor, mode: Mode = "p2p") -> None:
         """Copies a matrix between ranks by copy engine: pulls if `source` is a peer's part, pushes if `target` is.
 
         source, target: parts of symmetric buffers, or own tensors `[rows, cols]` with elements of a row side by side.
@@ -198,7 +198,7 @@ class TileQueue:
         counters = range(shard * layout.channels, (shard + 1) * layout.channels)
         self._add(Await(channel, tuple((counter, layout.count_of(counter)) for counter in counters)))
 
-    def _add(self, action: Action) -> None:
+    def _add(self, action: TileAction) -> None:
         self._call.steps.append((self._name, action))
 
 
@@ -283,7 +283,7 @@ class TileCall(TileQueue):
             raise InputError(f"rank {rank}"[:60], f"the group has {self.world_size} ranks", "Name one of them")
         return rank
 
-    def check_move(self, queue: str, source: Place, target: Place) -> None:
+    def check_move(self, queue: str, source: TileTensor, target: TileTensor) -> None:
         """Both sides have one shape and dtype, and a copy beside kernels is a peer copy. Raises InputError."""
         asked = f"rank_copy_data({_described(source)}, {_described(target)})"
         if not all(isinstance(place, Part | torch.Tensor) for place in (source, target)):
@@ -296,7 +296,7 @@ class TileCall(TileQueue):
             cure = "Copy it in the main queue, before the kernels"
             raise InputError(asked, "a copy on this rank needs an SM, which kernels beside it may hold", cure)
 
-    def _shape_of(self, asked: str, place: Place) -> tuple[tuple[int, ...], torch.dtype]:
+    def _shape_of(self, asked: str, place: TileTensor) -> tuple[tuple[int, ...], torch.dtype]:
         if isinstance(place, Part):
             return place.shape, self._buffer(place.buffer).dtype
         if place.dim() != 2 or place.stride(1) != 1:
@@ -313,7 +313,7 @@ class TileCall(TileQueue):
         return self._declared.buffers[name]
 
 
-def _described(place: Place) -> str:
+def _described(place: TileTensor) -> str:
     if isinstance(place, Part):
         return f"{place.buffer}@{place.rank}[{place.rows[0]}:{place.rows[1]},{place.cols[0]}:{place.cols[1]}]"
     return f"tensor {list(place.shape)}" if isinstance(place, torch.Tensor) else type(place).__name__

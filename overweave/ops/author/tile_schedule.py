@@ -21,8 +21,8 @@ from overweave.ir.schedule import (
     Copy,
     Credit,
     Get,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Operation,
     Put,
@@ -222,11 +222,11 @@ class _Paper:
                 if channel.count_of(counter):
                     yield Wait(reads.channel, (counter, counter + 1), channel.count_of(counter))
 
-    def _needed(self, reads: Reads, rank: int, rows: tuple[int, int]) -> Given:
+    def _needed(self, reads: Reads, rank: int, rows: tuple[int, int]) -> InitialContents:
         height, cols = self._extent(reads.matrix, rank)
         first = self._first(reads.matrix, rank)
         low, high = (first, first + height) if reads.all_rows else rows
-        return Given(Region(reads.matrix, rank, (low - first, high - first), (0, cols)), reads.tensor, low, 0)
+        return InitialContents(Region(reads.matrix, rank, (low - first, high - first), (0, cols)), reads.tensor, low, 0)
 
     def _targets(self, effect: TileEffect, tile: int, rank: int) -> Iterable[int]:
         owner = {"local": rank, "p2p": effect.tiles.rank_of(tile)}
@@ -257,10 +257,10 @@ class _Paper:
         for name, buffer in self.declared.buffers.items():
             yield Buffer(name, buffer.rows, buffer.cols, "symmetric")
 
-    def given(self) -> Iterator[Given]:
+    def given(self) -> Iterator[InitialContents]:
         for name, matrix in self.callers.items():
             if not matrix.is_result:
-                yield from (Given(region, matrix.tensor, row, 0) for region, row in self._held(name))
+                yield from (InitialContents(region, matrix.tensor, row, 0) for region, row in self._held(name))
 
     def goals(self) -> Iterator[Goal]:
         for name, matrix in self.callers.items():

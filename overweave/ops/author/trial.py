@@ -25,8 +25,8 @@ import msgspec
 import torch
 
 from overweave.compiler.frontend.rectangles import check_places
-from overweave.compiler.frontend.source.kernel import Kernel
-from overweave.compiler.frontend.symbols.polynomials import BlockOf, Lane, TooLarge
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel
+from overweave.compiler.frontend.symbols.polynomials import BlockOf, LaneIndex, TooLarge
 from overweave.compiler.frontend.symbols.values import Number
 from overweave.compiler.frontend.walk.follow import follow
 from overweave.errors import DirectiveError, InputError, OverweaveError
@@ -68,7 +68,7 @@ class _Verdict(msgspec.Struct):
     is_late: bool = False
 
 
-def check_footprint(kernel: Kernel, given: Mapping[str, Any], anew: bool = False) -> str:
+def check_footprint(kernel: AnnotatedKernel, given: Mapping[str, Any], anew: bool = False) -> str:
     """`checked`, or `not checked` and why. given: the arguments of a call; anew: whatever was found before.
 
     Raises DirectiveError for what is untrue, of the call or where it is tried.
@@ -91,7 +91,7 @@ def check_footprint(kernel: Kernel, given: Mapping[str, Any], anew: bool = False
     return CHECKED
 
 
-def _blamed(kernel: Kernel, verdict: _Verdict) -> DirectiveError:
+def _blamed(kernel: AnnotatedKernel, verdict: _Verdict) -> DirectiveError:
     said = [one.directive for one in (kernel.stores if verdict.is_store else kernel.loads)]
     places = [one.place for one in said if one.tensor == verdict.of]
     places += [one.directive.place for one in kernel.streams if one.directive.axis == verdict.of]
@@ -99,7 +99,7 @@ def _blamed(kernel: Kernel, verdict: _Verdict) -> DirectiveError:
     return place.error(f"tried on a smaller problem, {verdict.found}", "Let directives say what the kernel does")
 
 
-def _kept(kernel: Kernel, trial: _Trial, anew: bool) -> _Verdict:
+def _kept(kernel: AnnotatedKernel, trial: _Trial, anew: bool) -> _Verdict:
     """What was found of a kernel, by this process or an earlier one; others of this machine wait for it."""
     data = msgspec.json.encode(trial)
     problem = msgspec.json.encode([trial.kernel, trial.constants, trial.tensors], order="sorted")
@@ -161,7 +161,9 @@ def _read(pipe: int, longest_s: float, most: int = MOST_ELEMENTS) -> bytes:
 
 
 def _reduced(
-    kernel: Kernel, given: Mapping[str, Any], extents: Callable[[Kernel, Mapping[str, int]], dict[str, int]]
+    kernel: AnnotatedKernel,
+    given: Mapping[str, Any],
+    extents: Callable[[AnnotatedKernel, Mapping[str, int]], dict[str, int]],
 ) -> _Trial:
     """The same call of a smaller problem. Raises OverweaveError where it is no call of the kernel."""
     numbers = kernel.source.default_numbers | numbers_of(given)
@@ -185,12 +187,12 @@ def _described(value: Any, shape: tuple[int, ...] | None) -> dict[str, Any]:
     return {"shape": shape or shape_of(value), "dtype": dtype, "block": tuple(getattr(value, "block_shape", ()))}
 
 
-def _same(kernel: Kernel, numbers: Mapping[str, int]) -> dict[str, int]:
+def _same(kernel: AnnotatedKernel, numbers: Mapping[str, int]) -> dict[str, int]:
     """The call itself."""
     return {}
 
 
-def _extents(kernel: Kernel, numbers: Mapping[str, int]) -> dict[str, int]:
+def _extents(kernel: AnnotatedKernel, numbers: Mapping[str, int]) -> dict[str, int]:
     """A few blocks of every axis whose extent is a parameter, and less of other extents, no two alike if the call's
     leave room: what is equal hides which one a kernel means."""
     found: dict[str, int] = {}
@@ -212,7 +214,7 @@ def _extents(kernel: Kernel, numbers: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def _strides(kernel: Kernel, old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
+def _strides(kernel: AnnotatedKernel, old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
     """The strides of the smaller tensors, for parameters that stand before a block or a lane as a stride does."""
     spaces = [{one.tensor: one for one in (*space.loads, *space.stores)} for space in map(kernel.space, (old, new))]
     found: dict[str, int] = {}
@@ -223,7 +225,7 @@ def _strides(kernel: Kernel, old: Mapping[str, int], new: Mapping[str, int]) -> 
         dims = [_stride_list(each[reached.said.tensor]) for each in spaces]
         for atoms, _ in reached.place.poly.terms:
             names = [atom for atom in atoms if isinstance(atom, str) and atom in old and atom not in sized]
-            if not any(isinstance(atom, BlockOf | Lane) for atom in atoms):
+            if not any(isinstance(atom, BlockOf | LaneIndex) for atom in atoms):
                 continue
             for name in names:
                 pairs = [pair for pair in zip(*dims, strict=True) if pair[0] == old[name]]
@@ -240,7 +242,7 @@ def _stride_list(operand: Any) -> list[int]:
     return made
 
 
-def arguments_of(kernel: Kernel, text: str) -> dict[str, Any]:
+def arguments_of(kernel: AnnotatedKernel, text: str) -> dict[str, Any]:
     """Arguments of a call as `M=96,eps=1e-5,CAUSAL=True,ACT=silu,a_desc=16x32` says them; all others are tensors.
 
     A word that is no number is a string, of a `constexpr` alone.

@@ -37,7 +37,7 @@ from overweave.ops.call.norm import FIELDS, RmsNorm
 from overweave.schedules.catalog.forms import check_forms
 from overweave.tuner.space.problem_words import FP8_STEP, unaligned
 
-Given = dict[str, Any]  # what a caller passed beside the group, by name: `x`, `w`, `w.1`, ..., and keywords
+CallArguments = dict[str, Any]  # what a caller passed beside the group, by name: `x`, `w`, `w.1`, ..., and keywords
 WEIGHTS = tuple(numbered("w", index) for index in range(LONGEST_LIST))
 DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 FP8 = torch.float8_e4m3fn
@@ -60,7 +60,9 @@ def name_of(dtype: torch.dtype) -> Dtype:
     return str(dtype).removeprefix("torch.")  # type: ignore[return-value]
 
 
-def problem_of_call(operator: Operator, group: Group, given: Given, tensors: dict[str, torch.Tensor]) -> Problem:
+def problem_of_call(
+    operator: Operator, group: Group, given: CallArguments, tensors: dict[str, torch.Tensor]
+) -> Problem:
     """What a call asks of its operator. tensors: all of them, by the names under which plans know them.
 
     Raises InputError for what the operator does not take.
@@ -96,12 +98,12 @@ def problem_of_call(operator: Operator, group: Group, given: Given, tensors: dic
     return problem
 
 
-def weights_of(given: Given) -> list[Any]:
+def weights_of(given: CallArguments) -> list[Any]:
     """What the caller passed as `w`, one by one."""
     return [given[name] for name in WEIGHTS if name in given]
 
 
-def check_kinds(operator: Operator, given: Given) -> None:
+def check_kinds(operator: Operator, given: CallArguments) -> None:
     """Keywords that the operator has, of the types that it declares, and strided tensors. Raises InputError."""
     name, weights = operator.name, weights_of(given)
     keywords = {keyword: value for keyword, value in given.items() if keyword not in ("x", X_REST, W_REST, *WEIGHTS)}
@@ -207,14 +209,14 @@ def _check_pair(operator: str, x: torch.Tensor, w: torch.Tensor, called: str, sh
         raise InputError(f"{operator}: {called} dense, as [k, n] or [n, k] in memory", found, "Pass w.contiguous()")
 
 
-def _rows(operator: Operator, x: torch.Tensor, group: Group, given: Given) -> int:
+def _rows(operator: Operator, x: torch.Tensor, group: Group, given: CallArguments) -> int:
     """All rows of the problem: of which a rank passes its shard, or of which it passes a block for each rank."""
     if operator.exchanges:
         return _blocks(operator, x, group, given)
     return _shards(operator, x, group, given.get("m")) if operator.has_row_shards else x.shape[0]
 
 
-def _blocks(operator: Operator, x: torch.Tensor, group: Group, given: Given) -> int:
+def _blocks(operator: Operator, x: torch.Tensor, group: Group, given: CallArguments) -> int:
     counts, most = given.get(COUNTS), given.get("most")
     if counts is not None:
         return group.world_size * int(counts.most)
@@ -276,7 +278,7 @@ def _check_beside(problem: Problem, rank: int, tensors: dict[str, torch.Tensor])
             raise InputError(f"{operator}: {name} row-major", found, f"Pass {name}.contiguous()")
 
 
-def _scaling(operator: str, x: torch.Tensor, weights: Sequence[torch.Tensor], given: Given) -> Scaling | None:
+def _scaling(operator: str, x: torch.Tensor, weights: Sequence[torch.Tensor], given: CallArguments) -> Scaling | None:
     """How the products by all weights are scaled; None if they are not. Raises InputError."""
     scales = {name: given.get(name) for name in (SCALE_X, SCALE_W)}
     if x.dtype != FP8:

@@ -22,7 +22,16 @@ from overweave.ops.call.counts import RowCounts
 from overweave.ops.call.devices import ALIGNED_BYTES, is_captured
 from overweave.ops.call.groups import refuse
 from overweave.ops.call.plan_words import candidate_of
-from overweave.ops.call.prepared import Bound, Key, Prepared, Run, Tensors, as_matrices, calls_of, outputs_of
+from overweave.ops.call.prepared import (
+    BoundCall,
+    CallKey,
+    Prepared,
+    PreparedRun,
+    Tensors,
+    as_matrices,
+    calls_of,
+    outputs_of,
+)
 from overweave.ops.call.row_map import maps_of
 from overweave.ops.call.side_by_side import takes_parts, whole
 from overweave.ops.call.torch_symm_mem import bind_by_torch
@@ -41,7 +50,7 @@ CAPTURED, WORDS_BYTES = b" in a capture", 200  # what ranks tell each other of a
 
 
 def prepare(
-    key: Key,
+    key: CallKey,
     problem: Problem,
     caller: tuple[Group, str],
     tensors: Tensors,
@@ -150,7 +159,7 @@ def _signature(problem: Problem, choice: Choice, gradients: str) -> bytes:
     return f"{shape} by {choice.plan} {options}".strip().encode()
 
 
-def _with_map(run: Run, maps: Tensors) -> Run:
+def _with_map(run: PreparedRun, maps: Tensors) -> PreparedRun:
     """The same, with the map of the result's rows beside it."""
 
     def run_with_map(moved: Tensors) -> None:
@@ -160,7 +169,7 @@ def _with_map(run: Run, maps: Tensors) -> Run:
     return run_with_map
 
 
-def _with_whole_factors(run: Run) -> Run:
+def _with_whole_factors(run: PreparedRun) -> PreparedRun:
     """The same, of a call whose factors lie in two parts."""
 
     def run_whole(moved: Tensors) -> None:
@@ -173,7 +182,7 @@ def _with_whole_factors(run: Run) -> Run:
 
 def _bound(
     built: Plan | None, choice: Choice, problem: Problem, where: tuple[Group, Tensors]
-) -> tuple[Run, Bound | None]:
+) -> tuple[PreparedRun, BoundCall | None]:
     """How a plan runs, or what torch has in its place. where: the group, and tensors as it will be called with."""
     group, example = where
     if built is None:
@@ -183,7 +192,7 @@ def _bound(
 
 def _bound_in_capture(
     built: Plan | None, choice: Choice, problem: Problem, where: tuple[Group, Tensors]
-) -> tuple[Run, Bound | None]:
+) -> tuple[PreparedRun, BoundCall | None]:
     """As `_bound`, while a graph is captured; by a library's calls on all ranks, where one of them cannot have it.
 
     Raises InputError where no library's calls can be captured either.
@@ -212,7 +221,7 @@ def _bound_in_capture(
     return _with_whole_factors(run), bound
 
 
-def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None]:
+def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedRun, BoundCall | None]:
     if tensors["x"].device.type == "cuda":
         return _bind_aligned(plan, group, tensors) if plan.problem.m else (_do_nothing, None)
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
@@ -226,10 +235,10 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound | None
     return run, None
 
 
-def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[Run, Bound]:
+def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedRun, BoundCall]:
     """A tensor of this rank that kernels cannot address is copied: peers, whose tensors are others, must not notice."""
     bind: Any = LibraryRun if is_of_library(plan) else load("gpu launch")
-    run: Bound = bind(plan, group, aligned(tensors))
+    run: BoundCall = bind(plan, group, aligned(tensors))
     if all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values()):
         return run, run
 

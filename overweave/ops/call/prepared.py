@@ -25,14 +25,14 @@ from overweave.tuner.model.choice import Choice
 
 MOST_CALLS = 1024  # of one group; each keeps its tile tables on the device, some hundred KiB for a large problem
 Tensors = dict[str, torch.Tensor]
-Run = Callable[[Tensors], None]
-Key = tuple[object, ...]
+PreparedRun = Callable[[Tensors], None]
+CallKey = tuple[object, ...]
 Output = tuple[str, tuple[int, int], torch.dtype]
 _ON_CPU = maker(torch.device("cpu"))
 _CLOCK = count(1)
 
 
-class Bound(Protocol):
+class BoundCall(Protocol):
     """A plan bound to a GPU. was_captured: a graph of the caller's holds the addresses of what it owns. makes: results
     that it makes itself, and adds to the tensors of a call."""
 
@@ -54,8 +54,8 @@ class Prepared:
     problem: Problem
     signature: bytes
     choice: Choice
-    run: Run
-    bound: Bound | None = None
+    run: PreparedRun
+    bound: BoundCall | None = None
     outputs: tuple[Output, ...] = ()
     board: Board | None = None
     make: Make = _ON_CPU
@@ -104,14 +104,14 @@ def as_matrices(tensors: Tensors) -> Tensors:
     return {name: tensor if tensor.dim() == 2 else tensor.reshape(1, -1) for name, tensor in tensors.items()}
 
 
-class Calls(dict[Key, Prepared]):
+class Calls(dict[CallKey, Prepared]):
     """The prepared calls of one group; beyond the limit those go that ran longest ago."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: list[Bound] = []  # forgotten, but replayed by graphs of the caller's
+        self._held: list[BoundCall] = []  # forgotten, but replayed by graphs of the caller's
 
-    def put(self, key: Key, prepared: Prepared) -> None:
+    def put(self, key: CallKey, prepared: Prepared) -> None:
         self[key] = prepared
         prepared.last_use = next(_CLOCK)
         if len(self) > MOST_CALLS:
@@ -132,7 +132,7 @@ class Calls(dict[Key, Prepared]):
         self._drop(list(self))
         return not self._held
 
-    def _drop(self, keys: list[Key]) -> None:
+    def _drop(self, keys: list[CallKey]) -> None:
         dropped = [bound for key in keys if (bound := self.pop(key).bound) is not None]
         if dropped:
             torch.cuda.synchronize()  # none of them is under way when its memory goes

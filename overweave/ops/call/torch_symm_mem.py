@@ -14,7 +14,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
-from overweave.ops.call.prepared import Bound, Run, Tensors
+from overweave.ops.call.prepared import BoundCall, PreparedRun, Tensors
 from overweave.runtime.backends import load
 from overweave.runtime.gpu.replays import Replays
 from overweave.runtime.library.library import full_precision
@@ -22,7 +22,7 @@ from overweave.runtime.library.torch_fused import torch_answers
 from overweave.schedules.records.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 
 
-def bind_by_torch(plan: str, problem: Problem, group: Group, example: Tensors) -> tuple[Run, Bound | None]:
+def bind_by_torch(plan: str, problem: Problem, group: Group, example: Tensors) -> tuple[PreparedRun, BoundCall | None]:
     """A run of `torch.fused`, `torch.one_shot` or `torch.two_shot`, and what it keeps on the GPU.
 
     example: tensors as it will be called with. What they cannot compute stands in schedules/records/outside.py.
@@ -30,7 +30,7 @@ def bind_by_torch(plan: str, problem: Problem, group: Group, example: Tensors) -
     """
     load("gpu heap")  # the one module that loads torch's symmetric memory, and with it these operators
     bound = None if plan == TORCH_FUSED else _AllReduce(plan, problem, group, example["x"].device)
-    multiply: Run = bound or (lambda tensors: _fused(problem, tensors, group.name))
+    multiply: PreparedRun = bound or (lambda tensors: _fused(problem, tensors, group.name))
     if bound is None:
         multiply(dict(example))  # torch's fused operators make their workspace when they first run, and keep it
     board = Board.of(group)

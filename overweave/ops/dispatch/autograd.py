@@ -20,9 +20,9 @@ from overweave.ir.shards import shard_rows
 from overweave.ops.call.operands import FP8, activation_of
 from overweave.ops.call.surroundings import is_watched
 from overweave.ops.dispatch.backward import (
-    Asked,
     Gradients,
     Kept,
+    NeededGradients,
     added_to_shard,
     gradients_of,
     kept_of,
@@ -31,11 +31,22 @@ from overweave.ops.dispatch.backward import (
 )
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.route import refused
-from overweave.ops.dispatch.schema import DEFINED, OF_GRADIENTS, Eager, Given, beside, in_order, matrix_of, request_of
+from overweave.ops.dispatch.schema import (
+    DEFINED,
+    OF_GRADIENTS,
+    Eager,
+    OperatorArguments,
+    beside,
+    in_order,
+    matrix_of,
+    request_of,
+)
 from overweave.runtime.library.epilogue import ACTIVATIONS
 
-Kernel = Callable[..., Any]
-Run = Callable[[Given, str], list[torch.Tensor]]  # of a call, undifferentiated, and the names of what has a gradient
+DispatchKernel = Callable[..., Any]
+ForwardRun = Callable[
+    [OperatorArguments, str], list[torch.Tensor]
+]  # of a call, undifferentiated, and the names of what has a gradient
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
@@ -55,7 +66,7 @@ class _Call(NamedTuple):
         return list(flat[: self.xs]), list(flat[self.xs : factors]), dict(zip(self.names, flat[factors:], strict=True))
 
 
-def autograd_kernel(operator: Operator, op: torch._ops.OpOverload, plain: Kernel) -> Kernel:
+def autograd_kernel(operator: Operator, op: torch._ops.OpOverload, plain: DispatchKernel) -> DispatchKernel:
     """The kernel of an operator's op for tensors that may be differentiated. plain: that of all others."""
     names = beside(operator)
 
@@ -63,7 +74,7 @@ def autograd_kernel(operator: Operator, op: torch._ops.OpOverload, plain: Kernel
         with _below_autograd():
             return op(*tensors, **options) if is_watched() else plain(*tensors, **options)
 
-    def run(given: Given, gradients: str) -> Any:
+    def run(given: OperatorArguments, gradients: str) -> Any:
         request = request_of(names, given["group_name"], given)
         return below(*request.tensors, **(request.options | {"gradients": gradients}))
 
@@ -80,7 +91,7 @@ def eager_call(operator: Operator) -> Eager:
     """A call of an operator, recorded if its tensors are differentiated, where nothing stands between its op and the
     op's kernels."""
 
-    def run(group_name: str, given: Given, gradients: str) -> list[torch.Tensor]:
+    def run(group_name: str, given: OperatorArguments, gradients: str) -> list[torch.Tensor]:
         plain = {name: each for name, each in given.items() if name not in OF_GRADIENTS}
         if plain.get(COUNTS) is not None:
             plain[COUNTS] = matrix_of(plain[COUNTS])
@@ -89,7 +100,7 @@ def eager_call(operator: Operator) -> Eager:
     return lambda group_name, given: _recorded(operator, group_name, given, partial(run, group_name))
 
 
-def _recorded(operator: Operator, group_name: str, given: Given, run: Run) -> list[torch.Tensor]:
+def _recorded(operator: Operator, group_name: str, given: OperatorArguments, run: ForwardRun) -> list[torch.Tensor]:
     """The results of a call, which torch records if a tensor of it is differentiated."""
     xs, ws = _listed(given["x"]), _listed(given["w"])
     others = _beside(operator, given)
@@ -114,7 +125,7 @@ def _listed(factor: Any) -> Any:
     return factor if factor.__class__ in (list, tuple) else (factor,)
 
 
-def _beside(operator: Operator, given: Given) -> dict[str, torch.Tensor]:
+def _beside(operator: Operator, given: OperatorArguments) -> dict[str, torch.Tensor]:
     """The tensors of a call beside its factors, by name; those of a norm among them."""
     found = {name: each for name in DEFINED[operator.name].names if (each := given.get(name)) is not None}
     norm = given.get("norm")
@@ -141,7 +152,9 @@ def _check_differentiable(operator: Operator, xs: list[Any], ws: list[Any], othe
         raise InputError(f"differentiate {operator.name} of fp8 operands", "a gate beside them", cure)
 
 
-def _composed(given: Given, ws: Sequence[Any], others: dict[str, Any], product: Callable[[Given], Any]) -> list[Any]:
+def _composed(
+    given: OperatorArguments, ws: Sequence[Any], others: dict[str, Any], product: Callable[[OperatorArguments], Any]
+) -> list[Any]:
     """An activation, a gate, and the residual behind them, by torch. product: computes and records what is before."""
     name, gate, residual = given.get("activation"), others.get(GATE), others.get(RESIDUAL)
     activation = ACTIVATIONS[name] if name else lambda value: value
@@ -166,7 +179,7 @@ class _Differentiated(torch.autograd.Function):
     """One call, and its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, undifferentiated: tuple[_Call, Given, Run], *flat: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, undifferentiated: tuple[_Call, OperatorArguments, ForwardRun], *flat: Any) -> tuple[Any, ...]:
         call, given, run = undifferentiated  # the graph keeps no more of it than the call: the rest holds tensors
         needed = ctx.needs_input_grad[1:]
         asked_xs, asked_ws, asked_others = call.told_apart(needed)
@@ -199,7 +212,7 @@ class _Differentiated(torch.autograd.Function):
             dys, found[NORM_WEIGHT] = _of_norm((kept, asked_others[NORM_WEIGHT]), dys, saved[-2:], call.eps)
         found[RESIDUAL] = dys[0]
         xs, ws = saved[: ctx.saved_xs], saved[ctx.saved_xs : ctx.saved_xs + call.ws]
-        asked = Asked(asked_xs, asked_ws, asked_others.get(BIAS, False))
+        asked = NeededGradients(asked_xs, asked_ws, asked_others.get(BIAS, False))
         factors: Gradients = gradients_of(kept, asked, dys, xs or [None] * call.xs, ws)
         dxs = factors.xs
         if d_gathered is not None and asked_xs[0]:

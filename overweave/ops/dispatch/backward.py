@@ -60,7 +60,7 @@ class Gradients(NamedTuple):
     bias: Maybe = None
 
 
-class Asked(NamedTuple):
+class NeededGradients(NamedTuple):
     """Which gradients are wanted."""
 
     xs: list[bool]
@@ -68,7 +68,7 @@ class Asked(NamedTuple):
     bias: bool = False
 
 
-def gradients_of(kept: Kept, asked: Asked, dys: list[Maybe], xs: list[Any], ws: list[Any]) -> Gradients:
+def gradients_of(kept: Kept, asked: NeededGradients, dys: list[Maybe], xs: list[Any], ws: list[Any]) -> Gradients:
     """dys: of the products; None where nothing reads one. xs: x, or what was kept of it, as `save` says. Collective."""
     if kept.operator.gathers and not kept.operator.exchanges:
         return _of_gather(kept, asked, dys, xs, ws)
@@ -80,7 +80,7 @@ def gradients_of(kept: Kept, asked: Asked, dys: list[Maybe], xs: list[Any], ws: 
     return _of_scatter(kept, asked, dy, xs, ws) if kept.operator.scatters else _of_local(asked, dy, xs, ws)
 
 
-def _of_gather(kept: Kept, asked: Asked, dys: list[Maybe], xs: list[Any], ws: list[Any]) -> Gradients:
+def _of_gather(kept: Kept, asked: NeededGradients, dys: list[Maybe], xs: list[Any], ws: list[Any]) -> Gradients:
     used = [index for index, dy in enumerate(dys) if dy is not None]
     parts = [dys[index] for index in used]
     dx: Maybe = None
@@ -100,7 +100,7 @@ def _of_gather(kept: Kept, asked: Asked, dys: list[Maybe], xs: list[Any], ws: li
     return Gradients([dx], dws, bias)
 
 
-def _of_scatter(kept: Kept, asked: Asked, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> Gradients:
+def _of_scatter(kept: Kept, asked: NeededGradients, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> Gradients:
     needs_rows = asked.bias or any(asked.ws)
     if any(asked.xs):
         transposed = [w.t() for w, is_asked in zip(ws, asked.xs, strict=True) if is_asked]
@@ -113,13 +113,13 @@ def _of_scatter(kept: Kept, asked: Asked, dy: torch.Tensor, xs: list[Any], ws: l
     return Gradients(dxs, dws, rows.sum(0) if asked.bias else None)
 
 
-def _of_local(asked: Asked, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> Gradients:
+def _of_local(asked: NeededGradients, dy: torch.Tensor, xs: list[Any], ws: list[Any]) -> Gradients:
     dxs = [dy @ w.t() if is_asked else None for w, is_asked in zip(ws, asked.xs, strict=True)]
     dws = [_of_weight(x, dy, w) if is_asked else None for x, w, is_asked in zip(xs, ws, asked.ws, strict=True)]
     return Gradients(dxs, dws, dy.sum(0) if asked.bias else None)
 
 
-def _of_exchange(kept: Kept, asked: Asked, dy: torch.Tensor, x: Any, w: Any) -> Gradients:
+def _of_exchange(kept: Kept, asked: NeededGradients, dy: torch.Tensor, x: Any, w: Any) -> Gradients:
     """Blocks travel back by the counts transposed. Those of the product of a weight's gradient go by the library."""
     dx = dw = None
     back = None if kept.counts is None else transposed(kept.counts)

@@ -18,9 +18,9 @@ from overweave.ops.call.counts import TOKENS, RowCounts, routed
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.ops.call.norm import FIELDS, RmsNorm
-from overweave.ops.call.operands import WEIGHTS, Given, check_kinds, problem_of_call
+from overweave.ops.call.operands import WEIGHTS, CallArguments, check_kinds, problem_of_call
 from overweave.ops.call.prepare import prepare
-from overweave.ops.call.prepared import CALLS, Key, Prepared, Tensors
+from overweave.ops.call.prepared import CALLS, CallKey, Prepared, Tensors
 from overweave.ops.call.row_map import refuse_maps
 from overweave.ops.call.side_by_side import added_alone, side_by_side
 from overweave.ops.call.surroundings import PRE_DISPATCH, is_read_by_compiler, waited
@@ -34,7 +34,7 @@ _LISTS = (list, tuple)
 _PLAIN, _VALUES = frozenset((torch.Tensor, torch.nn.Parameter)), frozenset((bool, int, str))
 
 
-def call(operator: Operator, group: GroupLike, given: Given, gradients: str | None = None) -> Tensors:
+def call(operator: Operator, group: GroupLike, given: CallArguments, gradients: str | None = None) -> Tensors:
     """Computes an operator: all tensors of the call by name, `y` among them.
 
     given: everything else that the caller passed, by name: `x`, `w`, and keywords that the operator's record may have.
@@ -89,7 +89,7 @@ def _needs_gradient(tensors: Tensors) -> bool:
     return torch.is_grad_enabled() and any(each.requires_grad for each in tensors.values())
 
 
-def look_up(operator: Operator, group: Group, given: Given) -> tuple[Key, Tensors, Prepared | None]:
+def look_up(operator: Operator, group: Group, given: CallArguments) -> tuple[CallKey, Tensors, Prepared | None]:
     """Everything that decides how a call runs; its tensors, by the names under which plans know them; and the call that
     was prepared for the same.
 

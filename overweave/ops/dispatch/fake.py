@@ -9,10 +9,10 @@ from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import process_group_of
 from overweave.ops.call.operands import FP8, check_operands
-from overweave.ops.dispatch.schema import Given
+from overweave.ops.dispatch.schema import OperatorArguments
 
 
-def results_for(operator: Operator, group_name: str, given: Given) -> list[torch.Tensor]:
+def results_for(operator: Operator, group_name: str, given: OperatorArguments) -> list[torch.Tensor]:
     """New tensors of the shapes, strides and dtypes that a call on this rank returns. Raises InputError."""
     xs, ws = (each if isinstance(each, list) else [each] for each in (given["x"], given["w"]))
     for x, w in zip(xs, ws if len(xs) > 1 else [ws[0]], strict=True):
@@ -28,7 +28,7 @@ def results_for(operator: Operator, group_name: str, given: Given) -> list[torch
     return results
 
 
-def _rows(operator: Operator, group_name: str, own: int, given: Given) -> tuple[int, int]:
+def _rows(operator: Operator, group_name: str, own: int, given: OperatorArguments) -> tuple[int, int]:
     """All rows of the product, and those of a rank's result."""
     group, m, counts = process_group_of(group_name), given.get("m"), given.get(COUNTS)
     size, rank = group.size(), group.rank()

@@ -16,7 +16,7 @@ from overweave.ops.dispatch.autocast import KEYS, autocast_kernel
 from overweave.ops.dispatch.autograd import autograd_kernel, eager_call
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.fake import results_for
-from overweave.ops.dispatch.schema import DEFINED, NAMESPACE, Defined, Request, beside, given_by, in_order, schema_of
+from overweave.ops.dispatch.schema import DEFINED, NAMESPACE, Defined, SchemaCall, beside, given_by, in_order, schema_of
 
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
@@ -36,11 +36,11 @@ def _implemented(operator: Operator) -> Defined:
     op = getattr(getattr(torch.ops, NAMESPACE), name).default
 
     def kernel(*tensors: Any, **options: Any) -> list[torch.Tensor]:
-        given = given_by(names, Request(tensors, options))
+        given = given_by(names, SchemaCall(tensors, options))
         return in_order(given, call(operator, options["group_name"], given, options.get("gradients", "")))
 
     def fake(*tensors: Any, **options: Any) -> list[torch.Tensor]:
-        return results_for(operator, options["group_name"], given_by(names, Request(tensors, options)))
+        return results_for(operator, options["group_name"], given_by(names, SchemaCall(tensors, options)))
 
     _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)

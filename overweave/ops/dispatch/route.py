@@ -20,10 +20,18 @@ from overweave.ops.call.operands import WEIGHTS, check_kinds
 from overweave.ops.call.side_by_side import check_pairs
 from overweave.ops.call.surroundings import is_read_by_compiler, is_watched
 from overweave.ops.dispatch.flops import tell_counters
-from overweave.ops.dispatch.schema import DEFINED, OF_GRADIENTS, PLACE, Defined, Given, request_of, results_of
+from overweave.ops.dispatch.schema import (
+    DEFINED,
+    OF_GRADIENTS,
+    PLACE,
+    Defined,
+    OperatorArguments,
+    request_of,
+    results_of,
+)
 
 
-def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[str, torch.Tensor]:
+def by_dispatcher(operator: Operator, group: GroupLike, given: OperatorArguments) -> dict[str, torch.Tensor]:
     """A call of an operator as one op `torch.ops.overweave.*`: its results by name.
 
     Raises InputError for what the operator's schema cannot say, and for an operator without an op.
@@ -51,18 +59,18 @@ def by_dispatcher(operator: Operator, group: GroupLike, given: Given) -> dict[st
         raise
 
 
-def _by_op(defined: Defined, place: GroupRank, given: Given) -> list[torch.Tensor]:
+def _by_op(defined: Defined, place: GroupRank, given: OperatorArguments) -> list[torch.Tensor]:
     request = request_of(defined.names, place.name, given)
     results: list[torch.Tensor] = defined.op(*request.tensors, **request.options, **told_of(place))
     return results
 
 
-def told_of(place: GroupRank) -> Given:
+def told_of(place: GroupRank) -> OperatorArguments:
     """What a recorded call tells of the place where it was recorded."""
     return {PLACE: [place.rank, place.world_size]}
 
 
-def _in_one_row(operator: Operator, group: GroupLike, given: Given) -> Given:
+def _in_one_row(operator: Operator, group: GroupLike, given: OperatorArguments) -> OperatorArguments:
     """What was passed, with the rows of x in the order in which they are sent, and the counts one behind the other.
 
     Where nothing runs, the values of counts and tokens are not looked at: the op does that, when it runs.
@@ -81,7 +89,7 @@ def _in_one_row(operator: Operator, group: GroupLike, given: Given) -> Given:
     return {**given, COUNTS: [each for row in rows for each in row]}
 
 
-def _check(operator: Operator, group: GroupLike, given: Given) -> None:
+def _check(operator: Operator, group: GroupLike, given: OperatorArguments) -> None:
     """Raises InputError, on every rank, for arguments that do not fit the schema."""
     try:
         x, w = given["x"], given["w"]

@@ -15,7 +15,7 @@ from overweave.ops.dispatch.route import GroupRank, refused
 Where = tuple[Operator, GroupRank]  # what is called, and this rank's place in its group
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """The rows of x as a matrix, and how rows of the result become a tensor again.
 
     m: all rows, where ranks have unlike numbers. lead, inner: the product of the dimensions before and behind `dim`.
@@ -72,10 +72,10 @@ def _dimension(where: Where, x: torch.Tensor, dim: int) -> int:
     return dim % x.dim()
 
 
-def gathered_rows(where: Where, x: torch.Tensor, dim: int, size: int | None) -> Rows:
+def gathered_rows(where: Where, x: torch.Tensor, dim: int, size: int | None) -> RowLayout:
     """The rows of a shard that is gathered along `dim`. size: where ranks have unlike numbers. Raises InputError."""
     if x.dim() == 2 and dim == 0 and size is None:
-        return Rows(x.contiguous(), (x.shape[0] * where[1].world_size,))
+        return RowLayout(x.contiguous(), (x.shape[0] * where[1].world_size,))
     dim, ranks = _dimension(where, x, dim), where[1].world_size
     own, before, behind = x.shape[dim], x.shape[:dim], x.shape[dim + 1 : -1]
     whole = own * ranks if size is None else size
@@ -87,12 +87,12 @@ def gathered_rows(where: Where, x: torch.Tensor, dim: int, size: int | None) -> 
     shape, lead, inner = (*before, whole, *behind), prod(before), prod(behind)
     is_even = size is None or whole % ranks == 0
     if lead == 1 and (is_even or inner == 1):
-        return Rows(matrix_of(x), shape, None if is_even else whole)
+        return RowLayout(matrix_of(x), shape, None if is_even else whole)
     most = own if is_even else -(-whole // ranks)
-    return Rows(matrix_of(_padded(x, dim, most)), shape, None, lead, inner, ranks, most, whole)
+    return RowLayout(matrix_of(_padded(x, dim, most)), shape, None, lead, inner, ranks, most, whole)
 
 
-def scattered_rows(where: Where, x: torch.Tensor, dim: int) -> Rows:
+def scattered_rows(where: Where, x: torch.Tensor, dim: int) -> RowLayout:
     """The rows of a product that is scattered along `dim`. Raises InputError."""
     dim, ranks = _dimension(where, x, dim), where[1].world_size
     whole, before, behind = x.shape[dim], x.shape[:dim], x.shape[dim + 1 : -1]
@@ -104,10 +104,10 @@ def scattered_rows(where: Where, x: torch.Tensor, dim: int) -> Rows:
         own, most = hi - lo, -(-whole // ranks)
     shape = (*before, own, *behind)
     if lead == 1 and (is_even or inner == 1):
-        return Rows(matrix_of(x), shape)
+        return RowLayout(matrix_of(x), shape)
     parted = _padded(x, dim, ranks * most).reshape(lead, ranks, most * inner, x.shape[-1]).transpose(0, 1)
     matrix = matrix_of(parted.reshape(ranks * lead * most * inner, x.shape[-1]))
-    return Rows(matrix, shape, None, lead, inner, 1, most, own, not is_even)
+    return RowLayout(matrix, shape, None, lead, inner, 1, most, own, not is_even)
 
 
 def _padded(x: torch.Tensor, dim: int, length: int) -> torch.Tensor:

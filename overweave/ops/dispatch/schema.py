@@ -23,7 +23,7 @@ from overweave.ir.promise import GATHERED_OUT
 from overweave.ops.call.norm import RmsNorm
 
 NAMESPACE = "overweave"
-Given = dict[str, Any]
+OperatorArguments = dict[str, Any]
 # What a keyword of an operator is in a schema: tensors first, in the order in which they are passed.
 _TENSORS = {BIAS: BIAS, RESIDUAL: RESIDUAL, GATE: GATE, "norm": NORM_WEIGHT, SCALE_X: SCALE_X, SCALE_W: SCALE_W}
 _OPTIONS = {
@@ -46,11 +46,11 @@ PLACE, _PLACE = "place", "int[]? place=None"
 PRODUCTS = tuple(numbered("y", index) for index in range(LONGEST_LIST))
 
 
-class Request(NamedTuple):
+class SchemaCall(NamedTuple):
     """A call in the words of a schema: tensors in order, and the rest by name."""
 
     tensors: tuple[Any, ...]
-    options: Given
+    options: OperatorArguments
 
 
 def beside(operator: Operator) -> tuple[str, ...]:
@@ -68,11 +68,11 @@ def schema_of(operator: Operator) -> str:
     return f"{operator.name}({factors}, *, str group_name, {', '.join(options)}) -> Tensor[]"
 
 
-def request_of(names: tuple[str, ...], group_name: str, given: Given) -> Request:
+def request_of(names: tuple[str, ...], group_name: str, given: OperatorArguments) -> SchemaCall:
     """A call of the public function, which passed `given`, in the words of the schema. names: `beside(operator)`."""
     x, w, norm = given["x"], given["w"], given.get("norm")
     tensors = dict(given)
-    options: Given = {"group_name": group_name}
+    options: OperatorArguments = {"group_name": group_name}
     if isinstance(norm, RmsNorm):
         tensors[NORM_WEIGHT] = norm.weight
         if norm.residual is not None:
@@ -82,13 +82,13 @@ def request_of(names: tuple[str, ...], group_name: str, given: Given) -> Request
         if value is not None and name not in ("x", "w", "norm") and name not in names:
             options[name] = value
     factors = [[*each] if isinstance(each, (list, tuple)) else [each] for each in (x, w)]
-    return Request((*factors, *[tensors.get(name) for name in names]), options)
+    return SchemaCall((*factors, *[tensors.get(name) for name in names]), options)
 
 
-def given_by(names: tuple[str, ...], request: Request) -> Given:
+def given_by(names: tuple[str, ...], request: SchemaCall) -> OperatorArguments:
     """What the public function would have been passed for a call in the words of the schema."""
     xs, ws, *tensors = request.tensors
-    given: Given = {"x": xs if len(xs) > 1 else xs[0], "w": list(ws) if len(ws) > 1 else ws[0]}
+    given: OperatorArguments = {"x": xs if len(xs) > 1 else xs[0], "w": list(ws) if len(ws) > 1 else ws[0]}
     given |= dict(zip(names, tensors, strict=False))  # torch leaves out what is None at the end
     given |= request.options
     weight, eps = given.pop(NORM_WEIGHT, None), given.pop("norm_eps", NORM_EPS)
@@ -107,29 +107,31 @@ def matrix_of(counts: Sequence[int]) -> list[list[int]]:
     return [list(counts[row * ranks : (row + 1) * ranks]) for row in range(ranks)]
 
 
-def results_of(given: Given, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def results_of(given: OperatorArguments, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """The list that an op returned, by the names under which plans know its tensors."""
     return dict(zip(results_named(given), results, strict=True))
 
 
-def results_named(given: Given) -> list[str]:
+def results_named(given: OperatorArguments) -> list[str]:
     """The names of a call's results, in the order in which an op returns them."""
     names = list(PRODUCTS[: _products(given)])
     names += [Z] if given.get("norm") is not None else []
     return names + ([GATHERED_OUT] if given.get("return_gathered") else [])
 
 
-def in_order(given: Given, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+def in_order(given: OperatorArguments, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """The results among the tensors of a call, as an op returns them."""
     return [tensors[name] for name in results_named(given)]
 
 
-def _products(given: Given) -> int:
+def _products(given: OperatorArguments) -> int:
     """How many a call returns: one for each weight over one x, one of all where they are summed."""
     return len(given["w"]) if isinstance(given["w"], (list, tuple)) and isinstance(given["x"], torch.Tensor) else 1
 
 
-Eager = Callable[[str, Given], list[torch.Tensor]]  # of a group's name, and what the public function was passed
+Eager = Callable[
+    [str, OperatorArguments], list[torch.Tensor]
+]  # of a group's name, and what the public function was passed
 
 
 class Defined(NamedTuple):

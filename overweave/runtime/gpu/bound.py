@@ -15,7 +15,7 @@ import torch
 
 from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.launch.gates import first_own_waits, waits_for_nothing
-from overweave.ir.launch.order import Action, launch_order
+from overweave.ir.launch.order import QueueLaunch, launch_order
 from overweave.ir.launch.reach import addresses_peers
 from overweave.ir.launch.streams import most_sms, queues_beside
 from overweave.ir.library_call import is_permuted
@@ -42,16 +42,16 @@ from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName, kernel_call
 from overweave.runtime.kernel_calls.matmul import matmul_call
 from overweave.runtime.kernel_calls.protocol import head_call, need_reach, tell_call
-from overweave.runtime.library.calls import Call, counted_call, library_call
+from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call
 from overweave.runtime.library.stretches import stretch_call
 from overweave.runtime.library.views import shapes_of
 
 KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)
 Addresses = dict[str, int]
-Enqueue = Callable[[torch.cuda.Stream, TensorsByName, Addresses], None]
+EnqueueOperation = Callable[[torch.cuda.Stream, TensorsByName, Addresses], None]
 
 
-class Timed(NamedTuple):
+class TimedOperation(NamedTuple):
     """Events around an operation of a traced plan, its waits left out; operation None: the head of the call."""
 
     operation: Operation | None
@@ -107,7 +107,7 @@ class BoundPlan:
         binding = Binding(plan, workspace, workspace.lease(layout), example, sms, is_traced)
         self._plan, self._workspace, self._binding, self._is_traced = plan, workspace, binding, is_traced
         self._waits = PlanWaits(plan, rank, layout, binding.protocol)
-        self.timed: list[Timed] = []
+        self.timed: list[TimedOperation] = []
         self.traces, self._moved = binding.traces, binding.moved
         self.begin: Callable[[int], None] = Launch(head_call(workspace, binding.protocol, layout.signals)).start
         if is_traced:
@@ -120,7 +120,7 @@ class BoundPlan:
         self._own = {name: binding.own(name) for name in kept}
         self._shapes = shapes_of({**example, **self._own})
         in_order = [self._in_order(action, actions[:at]) for at, action in enumerate(actions)]
-        self.enqueue: tuple[Enqueue, ...] = (self._move, *in_order, *self._waits.at_end())
+        self.enqueue: tuple[EnqueueOperation, ...] = (self._move, *in_order, *self._waits.at_end())
         self.copied = self._copied(actions)
         # The caller's tensors are not ours to keep, and a plan's table of tiles, which the device has now, is large.
         del self._plan, self._waits, self._binding
@@ -130,7 +130,7 @@ class BoundPlan:
         for side, copies in self._queues:
             copies.prepare(side, addresses)
 
-    def _copied(self, actions: tuple[Action, ...]) -> tuple[str, ...]:
+    def _copied(self, actions: tuple[QueueLaunch, ...]) -> tuple[str, ...]:
         """What copies read or write by the tensor. A library's matmuls are kernels, which know addresses alone."""
         buffer = self._plan.schedule.buffer
         operations = [one for action in actions if action.engine == LIBRARY for one in action.operations]
@@ -144,7 +144,7 @@ class BoundPlan:
         for name, stand_in in self._moved:
             stand_in.address = addresses[name]
 
-    def _launch(self, action: Action, author: AuthorTiles | None) -> Launch | None:
+    def _launch(self, action: QueueLaunch, author: AuthorTiles | None) -> Launch | None:
         """The kernel of a queue, if it has tiles on this rank."""
         if action.engine == AUTHOR_KERNEL:
             assert author is not None
@@ -152,7 +152,7 @@ class BoundPlan:
         call = kernel_call(self._binding, action.queue, matmul_call)
         return call and Launch(call, self._binding.sms if action.engine == TILE_KERNEL else None)
 
-    def _in_order(self, action: Action, earlier: tuple[Action, ...]) -> Enqueue:
+    def _in_order(self, action: QueueLaunch, earlier: tuple[QueueLaunch, ...]) -> EnqueueOperation:
         """The action, behind what was enqueued earlier on streams of their own for queues that the action's is after.
 
         Whoever waits for peers is after its own pushes: its blocks must not hold the SMs that those need.
@@ -172,7 +172,7 @@ class BoundPlan:
 
         return behind
 
-    def _enqueued(self, action: Action) -> Enqueue:
+    def _enqueued(self, action: QueueLaunch) -> EnqueueOperation:
         if action.engine == COPY_ENGINE:
             return self._timed_copies(action) if self._is_traced else self._copies(action)
         if action.engine == LIBRARY:
@@ -203,7 +203,7 @@ class BoundPlan:
             return None
         return WaitStep(self._binding.claims(COPY_KERNEL).data_ptr(), programs)
 
-    def _kernel_beside(self, action: Action) -> Enqueue:
+    def _kernel_beside(self, action: QueueLaunch) -> EnqueueOperation:
         """A kernel on a stream of its own, launched once the first own tiles that it waits for are stored.
 
         Then blocks of the tile kernel are running, and blocks of this one that wait cannot keep them from it. A
@@ -224,13 +224,13 @@ class BoundPlan:
 
         return enqueue
 
-    def _may_hold_all(self, action: Action) -> bool:
+    def _may_hold_all(self, action: QueueLaunch) -> bool:
         """Whether blocks of a kernel are so many that tiles of others, one for each block, may find no SM."""
         realization = self._plan.realization
         config = realization.reduction if action.engine == REDUCE_KERNEL else realization.copy
         return config is not None and config.programs > SPINNING
 
-    def _counted_copies(self, action: Action) -> Enqueue:
+    def _counted_copies(self, action: QueueLaunch) -> EnqueueOperation:
         """Copies of the rows that a call's counts fill, enqueued one by one: no graph holds their sizes."""
         slot, schedule = self._binding.addresses, self._plan.schedule
         side = self._workspace.stream(action.queue).cuda_stream
@@ -241,7 +241,7 @@ class BoundPlan:
 
         return enqueue
 
-    def _copies(self, action: Action) -> Enqueue:
+    def _copies(self, action: QueueLaunch) -> EnqueueOperation:
         if self._plan.problem.counted:
             return self._counted_copies(action)
         copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.settle)
@@ -249,10 +249,10 @@ class BoundPlan:
         self._queues.append((side, copies))
         return lambda stream, tensors, addresses: copies.launch(side, addresses)
 
-    def _timed_copies(self, action: Action) -> Enqueue:
+    def _timed_copies(self, action: QueueLaunch) -> EnqueueOperation:
         """The same, one by one, with events before and behind each chunk."""
         side = self._workspace.stream(action.queue)
-        parts: list[tuple[CopyQueue, Timed | None]] = []
+        parts: list[tuple[CopyQueue, TimedOperation | None]] = []
         for operation in action.operations:
             steps = copy_steps(self._binding.addresses, (operation,))
             for is_chunk, run in groupby(steps, lambda step: isinstance(step, CopyStep)):
@@ -274,12 +274,12 @@ class BoundPlan:
 
         return begin
 
-    def _timing(self, operation: Operation | None) -> Timed:
-        timed = Timed(operation, torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+    def _timing(self, operation: Operation | None) -> TimedOperation:
+        timed = TimedOperation(operation, torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
         self.timed.append(timed)
         return timed
 
-    def _library_call(self, operation: Operation) -> Call:
+    def _library_call(self, operation: Operation) -> BoundLibraryCall:
         """The call itself. Beside tiles a collective's kernel takes no more SMs than the tiles leave."""
         plan, group = self._plan, self._workspace.group
         buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
@@ -289,7 +289,7 @@ class BoundPlan:
             return counted_call(operation, plan, group)
         return library_call(operation, plan.problem, self._shapes, group)
 
-    def _library(self, operation: Operation) -> Enqueue:
+    def _library(self, operation: Operation) -> EnqueueOperation:
         """A library call; on a stream of its own it waits there, as copies do, and the stream sets its signals.
         Collectives go to the library in the order in which they are enqueued, that of the schedule on all ranks."""
         timed, own = self._timing(operation) if self._is_traced else None, self._own

@@ -63,7 +63,7 @@ class CallFrame:
             stream.wait_event(self._done)
 
 
-class BoundPlan(Protocol):
+class Launchable(Protocol):
     """A plan bound to memory. begin: the head of a call, if it has one. enqueue: what each of its actions does, given a
     stream, the tensors of the call and their addresses. prepare: makes what may not be made once a call has begun.
     copied: the tensors whose allocation a graph of the call knows."""
@@ -81,7 +81,7 @@ class BoundPlan(Protocol):
     def prepare(self) -> Callable[[dict[str, int]], None] | None: ...
 
 
-Bound = TypeVar("Bound", bound=BoundPlan)
+Bound = TypeVar("Bound", bound=Launchable)
 
 
 class PlanRun(CallFrame, Generic[Bound]):

@@ -20,11 +20,11 @@ from overweave.runtime.gpu.launcher import compiled_for
 from overweave.runtime.gpu.waits import Enqueue, waiting
 from overweave.runtime.handwritten import (
     MAIN,
-    Action,
     Await,
     Declared,
     Part,
     Raise,
+    TileAction,
     TileLaunch,
     TileMove,
     TileStep,
@@ -87,7 +87,7 @@ class _BoundProgram:
         self._waiting({0: 0})  # its kernel is loaded now, not in a call
         self.arguments = ProgramArguments(declared, layout, heap, self._protocol, self._rank, folded)
 
-    def enqueue(self, stream: torch.cuda.Stream, action: Action) -> None:
+    def enqueue(self, stream: torch.cuda.Stream, action: TileAction) -> None:
         """Does what the action says, in stream order."""
         if isinstance(action, TileLaunch):
             arguments, options = self.arguments.of(action)

@@ -11,7 +11,7 @@ import torch
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.tile_order import TileRow, share_places
-from overweave.kernels.arguments import SignalWords, TileQueue
+from overweave.kernels.arguments import LaunchTiles, SignalWords
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.shares import Shares, share_numbers
 from overweave.runtime.gpu.bound import free_sms
@@ -46,7 +46,7 @@ class Matmul:
         self._claims = torch.zeros(1, dtype=torch.int32, device=device)
         places, self.out = share_places(rows), out
         self.shares = Shares.allocate(places, share_numbers(config, epilogue), device) if places else None
-        queue = TileQueue(table_tensor(rows, device), self._claims, self.trace, len(rows))
+        queue = LaunchTiles(table_tensor(rows, device), self._claims, self.trace, len(rows))
         known: dict[str, Any] = {**extras, "epilogue": epilogue, "shares": self.shares}
         operands = Operands(a, None, ((b, out),), is_transposed, **known)
         tiles = TileKernelArgs(queue, SignalWords(words, words, limits, 1), traced)

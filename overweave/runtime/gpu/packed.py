@@ -18,11 +18,11 @@ from overweave.runtime.gpu.launcher import Launch, may_start_early
 from overweave.runtime.kernel_calls.call import MatrixInput, moving
 from overweave.runtime.kernel_calls.packed import Caller, packed_call
 from overweave.runtime.kernel_calls.protocol import words_of
-from overweave.runtime.kernel_calls.skinny import SkinnyOperands, Turn, skinny_call
+from overweave.runtime.kernel_calls.skinny import ChainPosition, SkinnyOperands, skinny_call
 from overweave.runtime.library.calls import library_call
 from overweave.runtime.library.views import shapes_of
 
-Enqueue = Callable[[torch.cuda.Stream, Mapping[str, torch.Tensor], dict[str, int]], None]
+EnqueuePacked = Callable[[torch.cuda.Stream, Mapping[str, torch.Tensor], dict[str, int]], None]
 
 
 class PackedPlan:
@@ -52,7 +52,7 @@ class PackedPlan:
         self._is_chained = has_both and skinny is not None and skinny.early and may_start_early(workspace.device)
         self._held = 0  # programs that are on SMs while messages are waited for
         steps = [self._bound(is_library, members, at > 0) for at, (is_library, members) in enumerate(runs)]
-        self.enqueue: tuple[Enqueue, ...] = (self._move, *(one for step in steps for one in step))
+        self.enqueue: tuple[EnqueuePacked, ...] = (self._move, *(one for step in steps for one in step))
         self.may_replay = self._held < torch.cuda.get_device_properties(workspace.device).multi_processor_count
         del self._plan
 
@@ -61,7 +61,7 @@ class PackedPlan:
         for name, address in addresses.items():
             self._moving[name].address = address
 
-    def _bound(self, is_library: bool, operations: tuple[Operation, ...], follows: bool) -> list[Enqueue]:
+    def _bound(self, is_library: bool, operations: tuple[Operation, ...], follows: bool) -> list[EnqueuePacked]:
         """What neighbours in launch order do: library calls one by one, or the kernel that does them all; where a plan
         says so, our matmuls one by one. follows: others stand before them."""
         if not is_library:
@@ -71,20 +71,20 @@ class PackedPlan:
         shapes, problem, group = shapes_of(self._known), self._plan.problem, self._workspace.group
         return [self._calling(library_call(operation, problem, shapes, group)) for operation in operations]
 
-    def _calling(self, call: Callable[[dict[str, torch.Tensor]], None]) -> Enqueue:
+    def _calling(self, call: Callable[[dict[str, torch.Tensor]], None]) -> EnqueuePacked:
         return lambda stream, tensors, addresses: call({**tensors, **self._own})
 
     def _matmuls(self, operations: tuple[Operation, ...], follows: bool) -> list[Launch]:
         """Those that have rows. The packed kernel is a neighbour of the first, or the last."""
         computes = [each for each in operations if isinstance(each, Compute) and not each.writes[0].is_empty]
         neighbour = 0 if follows else len(computes) - 1
-        turn: Turn = "follows" if follows else "leads"
+        turn: ChainPosition = "follows" if follows else "leads"
         return [
             self._matmul(each, turn if self._is_chained and at == neighbour else "in_turn")
             for at, each in enumerate(computes)
         ]
 
-    def _matmul(self, compute: Compute, turn: Turn) -> Launch:
+    def _matmul(self, compute: Compute, turn: ChainPosition) -> Launch:
         """Of whole matrices, as verify knows them in such a plan."""
         config = self._plan.realization.skinny
         assert config is not None
@@ -113,6 +113,6 @@ def _has_rows(operations: tuple[Operation, ...]) -> bool:
     return any(not region.is_empty for each in operations for region in each.writes)
 
 
-def _launching(launch: Launch) -> Enqueue:
+def _launching(launch: Launch) -> EnqueuePacked:
     start = launch.start
     return lambda stream, tensors, addresses: start(stream.cuda_stream)

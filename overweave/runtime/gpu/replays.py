@@ -24,7 +24,7 @@ MOST_SEEN = 256
 STALE_CALLS = 1024  # a graph that so many calls passed by makes way for another
 
 
-class Captures(Protocol):
+class GraphMaker(Protocol):
     """Makes graphs (memory/cuda/captures.py)."""
 
     def graph(self, enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph:
@@ -52,7 +52,9 @@ class Replays:
         self._seen: dict[TensorAddresses, None] = {}
         self._calls = 0
 
-    def launch(self, places: TensorAddresses, captures: Captures, enqueue: Callable[..., None], *given: object) -> bool:
+    def launch(
+        self, places: TensorAddresses, captures: GraphMaker, enqueue: Callable[..., None], *given: object
+    ) -> bool:
         """Launches the graph of a call with tensors at these places, once it has one; whether it had.
 
         enqueue: what the graph holds, of what is given and a stream.

@@ -17,7 +17,7 @@ from overweave.runtime.host.interpreted import PROGRAMS, InterpretedCall
 from overweave.runtime.kernel_calls.author import author_call
 
 
-class AuthoredRun:
+class HostAuthoredRun:
     """A plan and its kernel, bound to this rank's group. Calls follow each other in the same sequence on all ranks."""
 
     def __init__(self, plan: Plan, group: Group, kernel: AuthoredKernel) -> None:
@@ -25,7 +25,7 @@ class AuthoredRun:
         self._layout = lay_out(plan.schedule, plan.realization.dtype)
 
     @classmethod
-    def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, given: Mapping[str, Any]) -> AuthoredRun:
+    def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, given: Mapping[str, Any]) -> HostAuthoredRun:
         """Ready to run; `given`: arguments as it will be called with."""
         return cls(plan, group, kernel)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from overweave.ir.blocks import DEALT, dealt, runs_of, stored_shape
 from overweave.ir.counts import COUNTS, Filled
-from overweave.ir.library_call import Side, is_permuted, sides_of
+from overweave.ir.library_call import CollectiveSide, is_permuted, sides_of
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
     INPUT,
@@ -329,7 +329,7 @@ class Permuted:
         sent, got = (list(self._stretch(side, collective.rank).tensor_split(side.parts)) for side in sides)
         return sent, got
 
-    def _stretch(self, side: Side, rank: int) -> Tensor:
+    def _stretch(self, side: CollectiveSide, rank: int) -> Tensor:
         return self._memory(side.buffer, rank).view(-1)[slice(*side.span)]
 
     def _pieces(self, region: Region, matrix: Tensor) -> Iterable[tuple[Tensor, Tensor]]:

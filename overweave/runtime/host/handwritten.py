@@ -32,7 +32,7 @@ from overweave.runtime.kernel_calls.program import ProgramArguments  # noqa: E40
 from overweave.runtime.kernel_calls.protocol import signal_words  # noqa: E402
 
 
-class HandwrittenRun:
+class HostHandwrittenRun:
     """A program bound to this rank's group. Calls follow each other in the same sequence on all ranks."""
 
     def __init__(self, declared: Declared, group: Group, device: torch.device) -> None:

@@ -19,7 +19,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
 from overweave.ir.tile_order import outputs, share_places
 from overweave.ir.words import COPY_WORD_BYTES, LEAST_WAVES
-from overweave.kernels.arguments import AfterSums, TileQueue
+from overweave.kernels.arguments import AfterSums, LaunchTiles
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
 from overweave.memory.layout import lay_out
@@ -46,7 +46,7 @@ from overweave.runtime.kernel_calls.call import (
     table_tensor,
 )
 from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
-from overweave.runtime.kernel_calls.protocol import Words, signal_words
+from overweave.runtime.kernel_calls.protocol import ProtocolWords, signal_words
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, copy_call, reduction_call
 
 TensorsByName = Mapping[str, torch.Tensor]
@@ -65,7 +65,13 @@ class Binding:
     """
 
     def __init__(
-        self, plan: Plan, workspace: Words, heap: Heap, example: TensorsByName, sms: int, is_traced: bool = False
+        self,
+        plan: Plan,
+        workspace: ProtocolWords,
+        heap: Heap,
+        example: TensorsByName,
+        sms: int,
+        is_traced: bool = False,
     ) -> None:
         self.plan, self.workspace, self.heap, self.rank = plan, workspace, heap, workspace.group.rank
         layout = lay_out(plan.schedule, plan.realization.dtype)
@@ -110,7 +116,7 @@ class Binding:
         trace = self.traces[queue] = torch.zeros((trace_size, TRACE_COLUMNS.value), dtype=torch.int64, device=device)
         claims = self.claims(self.plan.realization.engine_of(queue))
         return TileKernelArgs(
-            TileQueue(table_tensor(rows, device), claims, trace, len(rows)), self.protocol, self._is_traced
+            LaunchTiles(table_tensor(rows, device), claims, trace, len(rows)), self.protocol, self._is_traced
         )
 
     def claims(self, engine: Engine) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overweave.ir.tile_order import TileRow
-from overweave.kernels.arguments import SignalWords, TileQueue
+from overweave.kernels.arguments import LaunchTiles, SignalWords
 
 # Of a kernel that starts before the one in front ends (memory/device/early.py).
 EARLY: dict[str, int] = {"launch_pdl": True}
@@ -65,7 +65,7 @@ def as_words(matrix: MatrixInput) -> MatrixInput:
 class TileKernelArgs(NamedTuple):
     """What every kernel of tiles is given of its plan. traced: it writes down when each tile ran."""
 
-    queue: TileQueue
+    queue: LaunchTiles
     protocol: SignalWords
     traced: bool = False
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
-from overweave.kernels.arguments import AtPeers, Ends, Products, Traits
+from overweave.kernels.arguments import AtPeers, Ends, MatmulOutputs, Traits
 from overweave.kernels.matmul import matmul_kernel
 from overweave.memory.shares import Shares
 from overweave.runtime.backends import load
@@ -73,10 +73,10 @@ class Operands:
         return [out for _, out in self.weights]
 
     @property
-    def products(self) -> Products:
+    def products(self) -> MatmulOutputs:
         """What the kernel writes."""
         outs, widths = filled(self.outs), filled([out.shape[1] for out in self.outs])
-        return Products(*outs, *widths, self.total)  # type: ignore[call-arg]  # lists of MOST_WEIGHTS
+        return MatmulOutputs(*outs, *widths, self.total)  # type: ignore[call-arg]  # lists of MOST_WEIGHTS
 
     @property
     def ends(self) -> Ends:

@@ -10,7 +10,7 @@ from torch import Tensor
 from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import PackedConfig
 from overweave.ir.problem import Problem
-from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTraits, Parts, SignalWords
+from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTraits, ShardSpans, SignalWords
 from overweave.kernels.packed.exchange import packed_kernel
 from overweave.memory.device.ptx import poll_packed, poll_packed_constraints
 from overweave.memory.heap import PackedSpace
@@ -55,7 +55,7 @@ def packed_call(
         *(tensors[layout.source], tensors[layout.out]),
         AfterSums(*(tensors.get(name) if adds else None for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z))),
         Messages(space.spaces, space.state, layout.part_bytes, space.half_bytes),
-        Parts(layout.words, layout.shard_words, span, turns),
+        ShardSpans(layout.words, layout.shard_words, span, turns),
         SignalWords(None, *caller.protocol, ranks),
         *(caller.rank, problem.n, traits),
     ]

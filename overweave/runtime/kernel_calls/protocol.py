@@ -21,7 +21,7 @@ from overweave.runtime.kernel_calls.call import KernelCall, addresses_tensor
 BEGIN_BLOCK = 128
 
 
-class Words(Protocol):
+class ProtocolWords(Protocol):
     """What kernels need of a workspace: the words of the protocol, and memory for tiles that are dealt out along k."""
 
     @property
@@ -46,25 +46,25 @@ class Words(Protocol):
     def shares(self) -> SharedShares: ...
 
 
-def words_of(workspace: Words) -> torch.Tensor:
+def words_of(workspace: ProtocolWords) -> torch.Tensor:
     """The own abort word, and what each rank has completed: int32."""
     return workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
 
 
-def signal_words(workspace: Words, heap: Heap, signals: int) -> SignalWords:
+def signal_words(workspace: ProtocolWords, heap: Heap, signals: int) -> SignalWords:
     """What waits and signals, of so many signals at the start of a heap."""
     own = heap.view(0, (max(signals, 1) * SIGNAL_STRIDE_WORDS,), torch.int32)
     return SignalWords(own, words_of(workspace), workspace.limits, ranks_in_reach(workspace))
 
 
-def ranks_in_reach(workspace: Words) -> int:
+def ranks_in_reach(workspace: ProtocolWords) -> int:
     """How many ranks begin a call together, and end each other's waits: all of them, or, without peer access, each for
     itself. Then no kernel waits for a peer, and the library's collectives hold ranks together.
     """
     return len({*workspace.words.addresses})
 
 
-def need_reach(workspace: Words, what: str) -> None:
+def need_reach(workspace: ProtocolWords, what: str) -> None:
     """Raises MachineError where ranks do not reach each other: what addresses a peer would address its own memory."""
     ranks = workspace.group.world_size
     if ranks_in_reach(workspace) < ranks:
@@ -72,7 +72,7 @@ def need_reach(workspace: Words, what: str) -> None:
         raise MachineError(f"run {what} on {ranks} GPUs", f"they {NO_REACH}", cure)
 
 
-def head_call(workspace: Words, protocol: SignalWords, signals: int) -> KernelCall:
+def head_call(workspace: ProtocolWords, protocol: SignalWords, signals: int) -> KernelCall:
     """The head of a call, that uses so many signals."""
     words = [workspace.state, protocol.signals, workspace.claims, protocol.words, protocol.limits]
     numbers = [signals, workspace.group.rank % protocol.world_size, protocol.world_size]

@@ -9,8 +9,10 @@ from overweave.kernels.skinny import skinny_matmul_kernel
 from overweave.memory.shares import SharedShares
 from overweave.runtime.kernel_calls.call import EARLY, KernelCall, MatrixInput
 
-Turn = Literal["in_turn", "leads", "follows"]  # of the kernel in its chain: the next one starts early, or it does
-TURNS: dict[Turn, int] = {"in_turn": 0, "leads": 1, "follows": 2}
+ChainPosition = Literal[
+    "in_turn", "leads", "follows"
+]  # of the kernel in its chain: the next one starts early, or it does
+TURNS: dict[ChainPosition, int] = {"in_turn": 0, "leads": 1, "follows": 2}
 
 
 class SkinnyOperands(NamedTuple):
@@ -27,7 +29,7 @@ def tiles_of(config: SkinnyConfig, m: int, n: int) -> int:
 
 
 def skinny_call(
-    config: SkinnyConfig, factors: SkinnyOperands, memory: SharedShares, turn: Turn = "in_turn"
+    config: SkinnyConfig, factors: SkinnyOperands, memory: SharedShares, turn: ChainPosition = "in_turn"
 ) -> KernelCall:
     """`out = a @ b`. memory: where shares along k leave their sums, and counters at zero. turn: whether the next kernel
     starts before this one ends, or this one before `a` is there."""

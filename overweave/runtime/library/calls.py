@@ -21,14 +21,14 @@ from overweave.memory.group import Group
 from overweave.memory.subgroups import part_of
 from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
 from overweave.runtime.library.library import full_precision
-from overweave.runtime.library.views import Cut, Shape, Views, cut
+from overweave.runtime.library.views import Cut, Views, ViewShape, cut
 
 TensorsByName = dict[str, torch.Tensor]
-Call = Callable[[TensorsByName], None]
+BoundLibraryCall = Callable[[TensorsByName], None]
 _Factor = tuple[str, Cut | None, str, Cut | None]  # a buffer, and what of it; its product's, and what of that
 
 
-def counted_call(operation: Operation, plan: Plan, group: Group) -> Call:
+def counted_call(operation: Operation, plan: Plan, group: Group) -> BoundLibraryCall:
     """As `library_call`, of an operation on the rows that a call's counts fill, which each call works out."""
 
     def call(tensors: TensorsByName) -> None:
@@ -39,7 +39,9 @@ def counted_call(operation: Operation, plan: Plan, group: Group) -> Call:
     return call
 
 
-def library_call(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call:
+def library_call(
+    operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
+) -> BoundLibraryCall:
     """One operation on this rank: call it with the tensors of all buffers, and what an epilogue or norm reads besides.
 
     shapes: of the buffers. It runs on the current stream. Raises whatever the library raises.
@@ -54,7 +56,7 @@ def multiplies_rows(operation: Operation, plan: Plan) -> bool:
     return not plan.problem.counted and bool(_factors(operation, plan.problem, shapes))
 
 
-def made_by(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]) -> str | None:
+def made_by(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> str | None:
     """The buffer that an operation fills whole by one matmul, and makes if it is not among the tensors."""
     match _factors(operation, problem, shapes):
         case [(_, _, out, None)]:
@@ -63,7 +65,7 @@ def made_by(operation: Operation, problem: Problem, shapes: Mapping[str, Shape])
             return None
 
 
-def _in_full(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call:
+def _in_full(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group) -> BoundLibraryCall:
     views, ends_sums = Views((operation,), shapes), problem.ends_sums
 
     def call(tensors: TensorsByName) -> None:
@@ -75,7 +77,7 @@ def _in_full(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]
     return call
 
 
-def _factors(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]) -> list[_Factor]:
+def _factors(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> list[_Factor]:
     """Of products of whole rows by one whole weight, and nothing else; none of other operations."""
     if not isinstance(operation, Compute) or operation.addends or operation.accumulate:
         return []
@@ -88,7 +90,7 @@ def _factors(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]
     ]
 
 
-def _product(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]) -> Call | None:
+def _product(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> BoundLibraryCall | None:
     factors, precise = _factors(operation, problem, shapes), full_precision(getattr(torch, problem.dtype))
     if not factors or not isinstance(operation, Compute):
         return None
@@ -115,7 +117,9 @@ def _product(operation: Operation, problem: Problem, shapes: Mapping[str, Shape]
     return call
 
 
-def _collective(operation: Operation, problem: Problem, shapes: Mapping[str, Shape], group: Group) -> Call | None:
+def _collective(
+    operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
+) -> BoundLibraryCall | None:
     """A collective from one whole buffer to one, both row-major, as the buffers of plans are."""
     if not isinstance(operation, Collective) or problem.norm is not None or problem.epilogue.scaling:
         return None

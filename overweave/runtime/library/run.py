@@ -15,7 +15,7 @@ from overweave.memory.board.board import Board
 from overweave.memory.fast_empty import maker
 from overweave.memory.group import Group
 from overweave.memory.subgroups import make_parts
-from overweave.runtime.library.calls import Call, counted_call, library_call, made_by
+from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call, made_by
 from overweave.runtime.library.stretches import stretch_call
 from overweave.runtime.library.views import joined, shapes_of, with_room
 
@@ -51,7 +51,7 @@ class LibraryRun:
         made = {made_by(each, problem, shapes) for each in operations if not problem.counted}
         self.makes = frozenset(name for name in made if name in example)
 
-        def call_of(operation: Operation) -> Call:
+        def call_of(operation: Operation) -> BoundLibraryCall:
             if problem.counted:
                 return counted_call(operation, plan, group)
             if operation in permuted:

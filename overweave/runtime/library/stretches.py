@@ -9,11 +9,13 @@ from overweave.ir.library_call import library_obstacle, sides_of
 from overweave.ir.schedule import Buffer, Collective, Operation
 from overweave.memory.group import Group
 from overweave.memory.subgroups import part_of
-from overweave.runtime.library.calls import MOVES, Call, TensorsByName
+from overweave.runtime.library.calls import MOVES, BoundLibraryCall, TensorsByName
 from overweave.runtime.library.library import movable
 
 
-def stretch_call(operation: Operation, buffers: Mapping[str, Buffer], group: Group, most_sms: int = 0) -> Call:
+def stretch_call(
+    operation: Operation, buffers: Mapping[str, Buffer], group: Group, most_sms: int = 0
+) -> BoundLibraryCall:
     """The operation on this rank, given the memory of all buffers. Raises ScheduleError for one that is no such call,
     which verify refuses, too.
 

@@ -13,11 +13,11 @@ from overweave.ir.plan import X_REST
 from overweave.ir.schedule import Collective, Operation, Region
 from overweave.runtime.library.library import View
 
-Shape = tuple[int, ...]
+ViewShape = tuple[int, ...]
 Cut = slice | tuple[slice, slice]
 
 
-def shapes_of(tensors: Mapping[str, Any]) -> dict[str, Shape]:
+def shapes_of(tensors: Mapping[str, Any]) -> dict[str, ViewShape]:
     """Of buffers by name; factors in two parts have that of both together."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if X_REST in shapes:
@@ -30,7 +30,7 @@ def shapes_of(tensors: Mapping[str, Any]) -> dict[str, Shape]:
 class Views:
     """The views of operations on this rank, whose buffers have these shapes."""
 
-    def __init__(self, operations: Iterable[Operation], shapes: Mapping[str, Shape]) -> None:
+    def __init__(self, operations: Iterable[Operation], shapes: Mapping[str, ViewShape]) -> None:
         regions = [region for operation in operations for region in (*operation.reads, *operation.writes)]
         # A region stays what its number stands for: it is kept here.
         self._known = {id(region): (region, region.buffer, cut(region, shapes)) for region in regions}
@@ -51,7 +51,7 @@ def with_room(rows: int, parts: int) -> int:
     return -(-rows // parts) * parts
 
 
-def joined(operation: Operation, shapes: Mapping[str, Shape], ends: Mapping[str, int]) -> Operation:
+def joined(operation: Operation, shapes: Mapping[str, ViewShape], ends: Mapping[str, int]) -> Operation:
     """The operation; a collective whose equal parts stand one behind the other in a buffer, as one of a single part.
 
     ends: the rows of buffers whose memory has more, as `shapes` say. Of parts that end there the trailing ones may be
@@ -68,7 +68,7 @@ def joined(operation: Operation, shapes: Mapping[str, Shape], ends: Mapping[str,
     return operation
 
 
-def _joined(parts: tuple[Region, ...], shapes: Mapping[str, Shape], ends: Mapping[str, int]) -> tuple[Region, ...]:
+def _joined(parts: tuple[Region, ...], shapes: Mapping[str, ViewShape], ends: Mapping[str, int]) -> tuple[Region, ...]:
     first, size = parts[0], parts[0].shape[0]
     rows, cols = shapes[first.buffer]
     top, last = first.rows[0], ends.get(first.buffer, rows)
@@ -79,7 +79,7 @@ def _joined(parts: tuple[Region, ...], shapes: Mapping[str, Shape], ends: Mappin
     return (replace(first, rows=(top, top + len(parts) * size)),)
 
 
-def cut(region: Region, shapes: Mapping[str, Shape]) -> Cut | None:
+def cut(region: Region, shapes: Mapping[str, ViewShape]) -> Cut | None:
     """What a region is of its buffer, of these shapes: None if it is all of it, one slice if it is whole rows."""
     rows, cols = shapes.get(region.buffer, (-1, -1))
     if region.cols != (0, cols):

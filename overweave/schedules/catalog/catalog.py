@@ -15,9 +15,9 @@ from overweave.ir.operators.registry import operator_of
 from overweave.ir.operators.registry import register as register_record
 from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, numbered, shares_obstacle, step_obstacle
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import LIMIT, Buffer, Given, Goal, Operation, Queue, Range, Schedule
+from overweave.ir.schedule import LIMIT, Buffer, Goal, InitialContents, Operation, Queue, Range, Schedule
 from overweave.ir.tensors import product
-from overweave.schedules.catalog.compose import Footprint, compose
+from overweave.schedules.catalog.compose import MatmulFootprint, compose
 from overweave.schedules.catalog.finished import shapes_of_tiles, with_finished_sums
 from overweave.schedules.catalog.forms import check_forms
 from overweave.schedules.catalog.realized import realized, sums_shape
@@ -31,8 +31,8 @@ from overweave.schedules.communication import (
     TILES,
     A,
     B,
-    Chunk,
     Communication,
+    MatmulChunk,
     Split,
     W,
     X,
@@ -45,7 +45,7 @@ from overweave.schedules.methods.registry import register as register_method
 from overweave.schedules.records.movers import carried
 from overweave.schedules.records.needs import obstacle
 from overweave.schedules.records.options import Settings, settle
-from overweave.schedules.records.record import Asked, Method, Work
+from overweave.schedules.records.record import Method, MethodInputs, MethodRequest
 from overweave.schedules.tiles.order import tile_orders
 from overweave.schedules.tiles.shape import BEST, along_k, count_tiles, half_tiles, has_second_wave, tile_shape
 
@@ -125,7 +125,7 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     if settings.rows == "cyclic" and config is not None:
         problem = replace(problem, strip=config.block_m)
     sums = sums_shape(problem, method, settings)
-    work = Work(problem, settings, config, _split(problem, settings, config), sums, _held(problem), method)
+    work = MethodInputs(problem, settings, config, _split(problem, settings, config), sums, _held(problem), method)
     schedule = _builder(problem.record)(work)
     realization = realized(schedule, problem, method, settings, config, sums)
     tables = tile_orders(schedule, realization, rank)
@@ -163,7 +163,7 @@ def _check(method: Method, problem: Problem, rank: int | None, options: Mapping[
     if rank is not None and not 0 <= rank < problem.world_size:
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
     check_forms(asked, problem)
-    if found := obstacle(Asked(problem, options), method, "schedule"):
+    if found := obstacle(MethodRequest(problem, options), method, "schedule"):
         norm = f" with {problem.norm}" if problem.norm else ""
         raise InputError(f"{asked}{norm}", found, "Take another plan, such as sequential")
 
@@ -213,7 +213,7 @@ def _queue(config: MatmulConfig | None) -> Queue:
     return Queue(TILES, ISSUE, after=(MAIN,)) if config else Queue(MAIN, COMPLETE, after=(SUMS, PACKED))
 
 
-Builder = Callable[[Work], Schedule]
+Builder = Callable[[MethodInputs], Schedule]
 _BUILDERS: dict[str, Builder] = {}  # of the operators that were registered
 
 
@@ -226,7 +226,7 @@ def _builder(record: Operator) -> Builder:
     return _matmul_then_exchange if record.exchanges else _matmul_then_sum
 
 
-def _gather_then_matmul(work: Work) -> Schedule:
+def _gather_then_matmul(work: MethodInputs) -> Schedule:
     """Of several weights each rank has, of each, its shard: a part of the rank's columns of the whole product."""
     problem = work.problem
     m, k, record, config = problem.m, problem.k, problem.record, work.config
@@ -245,7 +245,7 @@ def _gather_then_matmul(work: Work) -> Schedule:
         communication = with_row_scales(communication, work.split, work.method.moves[0])
     if gathered:
         communication = _with_weight(communication, problem, own[0], weights[0])
-    kernel = Footprint(
+    kernel = MatmulFootprint(
         queue=_queue(config),
         a=None,
         b=weights[0],
@@ -253,7 +253,7 @@ def _gather_then_matmul(work: Work) -> Schedule:
         more=tuple(zip(weights[1:], outs[1:], strict=True)),
         config=config,
         given=tuple(
-            Given(region(b, rank, (0, hi - lo)), B, lo, col)
+            InitialContents(region(b, rank, (0, hi - lo)), B, lo, col)
             for rank, b, _, col in parts
             for lo, hi in (problem.weight_rows(rank),)
             if lo < hi
@@ -276,7 +276,11 @@ def _longest(problem: Problem) -> int:
 
 def _with_weight(made: Communication, problem: Problem, own: Buffer, whole: Buffer) -> Communication:
     """The same, all of the weight brought to every rank by the library, before anything that the rank does."""
-    split, begun, steps = Split(rows=problem.k, world_size=problem.world_size), set[int](), list[Operation | Chunk]()
+    split, begun, steps = (
+        Split(rows=problem.k, world_size=problem.world_size),
+        set[int](),
+        list[Operation | MatmulChunk](),
+    )
     for step in made.steps:
         if step.rank not in begun:
             lo, hi = split.shard(step.rank)
@@ -291,7 +295,7 @@ def _main(made: Communication) -> tuple[Queue, ...]:
     return () if any(queue.name == MAIN for queue in made.queues) else (Queue(MAIN, COMPLETE, after=(TILES,)),)
 
 
-def _matmul_then_sum(work: Work) -> Schedule:
+def _matmul_then_sum(work: MethodInputs) -> Schedule:
     """Every rank has its part of the reduced axis; see `_partials`."""
     problem = work.problem
     if problem.record.shares_sums and problem.world_size * problem.m > LIMIT:
@@ -302,7 +306,7 @@ def _matmul_then_sum(work: Work) -> Schedule:
     return with_finished_sums(compose(work.method.full_name, communication, _partials(work)), problem)
 
 
-def _matmul_then_exchange(work: Work) -> Schedule:
+def _matmul_then_exchange(work: MethodInputs) -> Schedule:
     """Every rank has a block of rows for each rank, whose products by its weight go there."""
     problem, config = work.problem, work.config
     block, n, k, ranks = problem.block, problem.n, problem.k, range(problem.world_size if problem.m else 0)
@@ -310,24 +314,24 @@ def _matmul_then_exchange(work: Work) -> Schedule:
     given = []
     for rank, to in product_of(ranks, ranks):
         rows = region(a, rank, (to * block, (to + 1) * block))
-        given.append(Given(rows, problem.factor(to), rank * block, 0))
-    given += [Given(region(b, rank, (0, k)), B, 0, rank * n) for rank in range(problem.world_size)]
+        given.append(InitialContents(rows, problem.factor(to), rank * block, 0))
+    given += [InitialContents(region(b, rank, (0, k)), B, 0, rank * n) for rank in range(problem.world_size)]
     y, goal = Buffer(Y, problem.m, n, "output"), []
     for rank, source in product_of(ranks, ranks):
         rows, made = region(y, rank, (source * block, (source + 1) * block)), product(problem.factor(rank), B)
         goal.append(Goal(rows, made, source * block, source * n, ((0, k),)))
-    kernel = Footprint(
+    kernel = MatmulFootprint(
         queue=_queue(config), a=a, b=b, out=None, config=config, given=tuple(given), sms=work.settings.sms
     )
     return compose(work.method.full_name, replace(_written(work), goal=tuple(goal)), kernel)
 
 
-def _written(work: Work) -> Communication:
+def _written(work: MethodInputs) -> Communication:
     assert work.method.write is not None, f"{work.method.full_name} has neither moves nor a builder"
     return work.method.write(work)
 
 
-def _kept(communication: Communication, work: Work) -> Communication:
+def _kept(communication: Communication, work: MethodInputs) -> Communication:
     """Partials and their sums in the dtype of the result; and the scales of the products, if rows have any."""
     problem = work.problem
     in_result = (replace(buffer, dtype=buffer.dtype or problem.out_dtype) for buffer in communication.buffers)
@@ -342,13 +346,15 @@ def _held(problem: Problem) -> tuple[Range, ...]:
     return tuple((rank * problem.k, (rank + 1) * problem.k) for rank in range(problem.world_size))
 
 
-def _partials(work: Work) -> Footprint:
+def _partials(work: MethodInputs) -> MatmulFootprint:
     """Each rank's part of the reduced axis: columns of `a`, and the same rows of `b`."""
     problem, config = work.problem, work.config
     m, n, k, record = problem.m, problem.n, problem.k, problem.record
     a, b, ranks = Buffer(X, m, k, "input"), Buffer(W, k, n, "input"), range(problem.world_size)
-    given_a = tuple(Given(region(a, rank, (0, m)), A, *problem.start(record.x, rank)) for rank in ranks if m > 0)
-    given_b = tuple(Given(region(b, rank, (0, k)), B, *problem.start(record.w, rank)) for rank in ranks)
-    return Footprint(
+    given_a = tuple(
+        InitialContents(region(a, rank, (0, m)), A, *problem.start(record.x, rank)) for rank in ranks if m > 0
+    )
+    given_b = tuple(InitialContents(region(b, rank, (0, k)), B, *problem.start(record.w, rank)) for rank in ranks)
+    return MatmulFootprint(
         queue=_queue(config), a=a, b=b, out=None, config=config, given=given_a + given_b, sms=work.settings.sms
     )

@@ -1,4 +1,4 @@
-"""Weaves a matmul into a communication: every `Chunk` becomes a Compute, counted in tiles."""
+"""Weaves a matmul into a communication: every `MatmulChunk` becomes a Compute, counted in tiles."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from overweave.ir.schedule import (
     CREDITS,
     Buffer,
     Compute,
-    Given,
     Goal,
+    InitialContents,
     Operation,
     Queue,
     Region,
     Schedule,
 )
 from overweave.schedules.assemble_schedule import counted, credits
-from overweave.schedules.communication import Chunk, Communication, region
+from overweave.schedules.communication import Communication, MatmulChunk, region
 from overweave.schedules.fewest_waits import not_twice
 from overweave.schedules.signals import with_signals
 from overweave.schedules.tiles.shape import count_tiles, tiles_to_cut
 
 
-class Footprint(Struct, frozen=True, kw_only=True):
+class MatmulFootprint(Struct, frozen=True, kw_only=True):
     """What a matmul `a @ b -> out` on every rank reads, writes and announces.
 
     a, out: None on the side that the communication's chunks hold; else the buffer with the same rows in global place.
@@ -41,7 +41,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
     out: Buffer | None
     more: tuple[tuple[Buffer, Buffer], ...] = ()
     config: MatmulConfig | None
-    given: tuple[Given, ...]
+    given: tuple[InitialContents, ...]
     goal: tuple[Goal, ...] = ()
     sms: int = 132
 
@@ -50,7 +50,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
         """The columns of each weight."""
         return self.b.cols, *(b.cols for b, _ in self.more)
 
-    def tiles(self, chunks: list[Chunk]) -> list[int]:
+    def tiles(self, chunks: list[MatmulChunk]) -> list[int]:
         """How many tiles multiply each chunk of one rank by each weight, those of the last wave cut."""
         if self.config is None:
             return [1] * len(chunks) * len(self.widths)
@@ -67,7 +67,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
             tiles.append(count.tiles + cut * (self.config.split_n - 1))
         return tiles[::-1]
 
-    def computes(self, chunk: Chunk, tiles: Iterator[int]) -> Iterator[Compute]:
+    def computes(self, chunk: MatmulChunk, tiles: Iterator[int]) -> Iterator[Compute]:
         """The chunk by each weight in turn. A library queue completes them in order: the last announces them all."""
         weights = [(self.b, self.out), *self.more]
         for index, (b, out) in enumerate(weights):
@@ -80,7 +80,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
             )
             yield replace(self, b=b, out=out, more=())._compute(named, next(tiles))
 
-    def _compute(self, chunk: Chunk, tiles: int) -> Compute:
+    def _compute(self, chunk: MatmulChunk, tiles: int) -> Compute:
         rank, rows = chunk.rank, chunk.rows
         stored = region(self.out, rank, rows) if self.out else (*chunk.places, chunk.region)[0]
         return Compute(
@@ -102,7 +102,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
         )
 
 
-def compose(name: str, communication: Communication, kernel: Footprint) -> Schedule:
+def compose(name: str, communication: Communication, kernel: MatmulFootprint) -> Schedule:
     """The schedule in which `kernel` computes the communication's chunks in the order they have there.
 
     The Computes of an issue queue are one launch, so they move up to where the rank's first one stands; but those that
@@ -111,7 +111,7 @@ def compose(name: str, communication: Communication, kernel: Footprint) -> Sched
     if peers touch the workspace at all, unless echoes do the same.
     """
     communication = with_signals(communication)
-    steps: Iterable[Operation | Chunk] = communication.steps
+    steps: Iterable[Operation | MatmulChunk] = communication.steps
     if kernel.queue.order == "issue":
         steps = _gathered_into_one_launch(communication.steps)
     operations = tuple(_woven(tuple(steps), kernel))
@@ -140,27 +140,27 @@ def _named(buffers: Iterable[Buffer], operations: Iterable[Operation]) -> Iterat
     return (buffer for buffer in buffers if buffer.name in touched or buffer.home in ("input", "output"))
 
 
-def _woven(steps: tuple[Operation | Chunk, ...], kernel: Footprint) -> Iterator[Operation]:
-    chunks: dict[int, list[Chunk]] = {}
+def _woven(steps: tuple[Operation | MatmulChunk, ...], kernel: MatmulFootprint) -> Iterator[Operation]:
+    chunks: dict[int, list[MatmulChunk]] = {}
     for step in steps:
-        if isinstance(step, Chunk):
+        if isinstance(step, MatmulChunk):
             chunks.setdefault(step.rank, []).append(step)
     tiles = {rank: iter(kernel.tiles(of_rank)) for rank, of_rank in chunks.items()}
     for step in steps:
-        if isinstance(step, Chunk):
+        if isinstance(step, MatmulChunk):
             yield from kernel.computes(step, tiles[step.rank])
         else:
             yield step
 
 
-def _gathered_into_one_launch(steps: tuple[Operation | Chunk, ...]) -> list[Operation | Chunk]:
-    chunks: dict[int, list[Operation | Chunk]] = {}
+def _gathered_into_one_launch(steps: tuple[Operation | MatmulChunk, ...]) -> list[Operation | MatmulChunk]:
+    chunks: dict[int, list[Operation | MatmulChunk]] = {}
     for step in steps:
-        if isinstance(step, Chunk) and not step.late_waits:
+        if isinstance(step, MatmulChunk) and not step.late_waits:
             chunks.setdefault(step.rank, []).append(step)
-    ordered: list[Operation | Chunk] = []
+    ordered: list[Operation | MatmulChunk] = []
     for step in steps:
-        moves_up = isinstance(step, Chunk) and not step.late_waits
+        moves_up = isinstance(step, MatmulChunk) and not step.late_waits
         ordered += chunks.pop(step.rank, []) if moves_up else [step]
     return ordered
 

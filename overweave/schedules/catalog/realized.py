@@ -15,8 +15,8 @@ from overweave.ir.plan import (
     PACKED_KERNEL,
     REDUCE_KERNEL,
     TILE_KERNEL,
-    Assignment,
     Engine,
+    EngineAssignment,
     MatmulConfig,
     PackedConfig,
     Realization,
@@ -72,7 +72,7 @@ def realized(
     queues = {queue.name for queue in schedule.queues}
     return Realization(
         dtype=problem.dtype,
-        engines=tuple(Assignment(queue.name, _engine(queue)) for queue in schedule.queues),
+        engines=tuple(EngineAssignment(queue.name, _engine(queue)) for queue in schedule.queues),
         matmul=matmul,
         reduction=sums if SUMS in queues else None,
         copy=copy_config(settings),

@@ -19,7 +19,7 @@ from overweave.ir.schedule import (
     INPUT,
     Buffer,
     Copy,
-    Given,
+    InitialContents,
     Operation,
     Put,
     Queue,
@@ -30,8 +30,8 @@ from overweave.schedules.communication import (
     MAIN,
     SCALES,
     A,
-    Chunk,
     Communication,
+    MatmulChunk,
     Split,
     gathered_by_library,
     is_empty,
@@ -47,10 +47,14 @@ def of_partials(communication: Communication, rows: int, firsts: tuple[int, ...]
     """
     own = Buffer(SCALE_X, rows, 1, "input", SCALE_DTYPE)
     scaled = (
-        replace(step, scales=(region(own, step.rank, step.rows),)) if isinstance(step, Chunk) else step
+        replace(step, scales=(region(own, step.rank, step.rows),)) if isinstance(step, MatmulChunk) else step
         for step in communication.steps
     )
-    given = (Given(region(own, rank, (0, rows)), scale_of(A), 0, first) for rank, first in enumerate(firsts) if rows)
+    given = (
+        InitialContents(region(own, rank, (0, rows)), scale_of(A), 0, first)
+        for rank, first in enumerate(firsts)
+        if rows
+    )
     return replace(
         communication,
         buffers=(*communication.buffers, own),
@@ -78,9 +82,9 @@ def with_row_scales(communication: Communication, split: Split, engine: Engine) 
     everyone = Buffer(SCALES, rows, 1, "local" if engine == LIBRARY else "symmetric", SCALE_DTYPE)
     scales = _Scales(split, own, everyone)
     homes = {buffer.name: buffer.home for buffer in communication.buffers}
-    steps: list[Operation | Chunk] = []
+    steps: list[Operation | MatmulChunk] = []
     for rank, of_rank in groupby(communication.steps, lambda step: step.rank):
-        mine = [_scaled(scales, step, homes) if isinstance(step, Chunk) else step for step in of_rank]
+        mine = [_scaled(scales, step, homes) if isinstance(step, MatmulChunk) else step for step in of_rank]
         steps += _moves(scales, rank, engine, any(_spans_all(scales, step) for step in mine))
         steps += mine
     is_put = any(isinstance(step, Put) and step.queue == SCALES for step in steps)
@@ -93,17 +97,21 @@ def with_row_scales(communication: Communication, split: Split, engine: Engine) 
     )
 
 
-def _given(scales: _Scales, rank: int) -> Given:
+def _given(scales: _Scales, rank: int) -> InitialContents:
     lo, hi = scales.split.shard(rank)
-    return Given(region(scales.own, rank, (0, hi - lo)), scale_of(A), lo, 0)
+    return InitialContents(region(scales.own, rank, (0, hi - lo)), scale_of(A), lo, 0)
 
 
-def _spans_all(scales: _Scales, step: Operation | Chunk) -> bool:
+def _spans_all(scales: _Scales, step: Operation | MatmulChunk) -> bool:
     """Whether a Chunk reads the rows of all ranks at once, from one place."""
-    return isinstance(step, Chunk) and step.scales[0].buffer == scales.all.name and step.rows == (0, scales.split.rows)
+    return (
+        isinstance(step, MatmulChunk)
+        and step.scales[0].buffer == scales.all.name
+        and step.rows == (0, scales.split.rows)
+    )
 
 
-def _scaled(scales: _Scales, chunk: Chunk, homes: Mapping[str, str]) -> Chunk:
+def _scaled(scales: _Scales, chunk: MatmulChunk, homes: Mapping[str, str]) -> MatmulChunk:
     """A chunk with the scales of its rows."""
     if homes[chunk.region.buffer] == INPUT:
         return replace(chunk, scales=(region(scales.own, chunk.rank, chunk.region.rows),))

@@ -20,7 +20,7 @@ from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.plan import numbered
 from overweave.ir.problem import Problem
 from overweave.ir.promise import GATHERED_OUT
-from overweave.ir.schedule import Buffer, Collective, Copy, Given, Goal, Operation, Put, Range, Reduce, Region
+from overweave.ir.schedule import Buffer, Collective, Copy, Goal, InitialContents, Operation, Put, Range, Reduce, Region
 from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import (
     EXCHANGES,
@@ -28,9 +28,9 @@ from overweave.schedules.communication import (
     MAIN,
     SCATTERS,
     A,
-    Chunk,
     Communication,
-    Part,
+    MatmulChunk,
+    ReducedPart,
     Split,
     X,
     Y,
@@ -40,19 +40,19 @@ from overweave.schedules.communication import (
     region,
     shifted,
 )
-from overweave.schedules.records.record import Work
+from overweave.schedules.records.record import MethodInputs
 
 # Buffers: what arrives; own columns, row by row; products to be scattered; sums of the products of columns.
 LANDED, OWN_COLUMNS, PRODUCTS, ADDED = "landed", "own_columns", "products", "added"
-Steps = Iterator[Operation | Chunk]
+Steps = Iterator[Operation | MatmulChunk]
 
 
-def finer(point: Point) -> Callable[[Work], Communication]:
+def finer(point: Point) -> Callable[[MethodInputs], Communication]:
     """What writes a point of the design space, for a method's `write`."""
     return partial(_written, point)
 
 
-def _written(point: Point, work: Work) -> Communication:
+def _written(point: Point, work: MethodInputs) -> Communication:
     problem, m, k, size = work.problem, work.problem.m, work.problem.k, work.problem.world_size
     split = replace(work.split, pieces=size)
     pieces = Pieces(point, split, k, work.settings.carrier == "library" and size > 1)
@@ -80,7 +80,7 @@ def _written(point: Point, work: Work) -> Communication:
 class _Rank:
     """What one rank does, in the order of its launches."""
 
-    def __init__(self, all_pieces: Pieces, landed: list[list[list[Piece]]], rank: int, problem: Problem) -> None:
+    def __init__(self, all_pieces: Pieces, landed: list[list[list[ShardPiece]]], rank: int, problem: Problem) -> None:
         self.all, self.landed, self.rank, self.problem = all_pieces, landed, rank, problem
         self.split, self.own, self.widths = all_pieces.split, all_pieces.split.shard(rank), problem.widths
         self.height, self.cuts = self.own[1] - self.own[0], all_pieces.cuts()
@@ -89,10 +89,10 @@ class _Rank:
         # Of rows that are exchanged a rank has a shard for each rank, of those that are gathered one for all.
         self.targets = range(len(landed)) if problem.record.exchanges else range(rank, rank + 1)
 
-    def given(self, x: Buffer) -> Iterator[Given]:
+    def given(self, x: Buffer) -> Iterator[InitialContents]:
         """What the rank begins with."""
         for target in self.targets if self.height else ():
-            yield Given(
+            yield InitialContents(
                 region(x, self.rank, self._x_rows(self.own, target)), self.problem.factor(target), self.own[0], 0
             )
 
@@ -100,7 +100,7 @@ class _Rank:
         yield from () if self.all.is_by_library else self._pushed()
         if not self.is_uniform and self.height:
             own = Region(X, self.rank, self._x_rows(self.own, self.rank), (0, self.all.k))
-            yield Chunk(name=f"multiply.{self.rank}.own", rank=self.rank, rows=self.own, region=own)
+            yield MatmulChunk(name=f"multiply.{self.rank}.own", rank=self.rank, rows=self.own, region=own)
         for at, pieces in enumerate(self.landed[self.rank]):
             yield from self._exchanged(pieces) if self.all.is_by_library else self._gathered(pieces)
             for index, group in enumerate(self._groups(pieces)):
@@ -129,13 +129,13 @@ class _Rank:
                     destinations=(_lies(piece, peer),),
                 )
 
-    def _gathered(self, pieces: Sequence[Piece]) -> Steps:
+    def _gathered(self, pieces: Sequence[ShardPiece]) -> Steps:
         """The own piece, where the step's matmul reads it among those of the peers."""
         for piece in pieces:
             if piece.owner == self.rank and piece.place:
                 yield self._copy(f"gather.{self.rank}.{piece.step}", GATHERS, [self._in_x(piece)], [self._lies(piece)])
 
-    def _exchanged(self, pieces: Sequence[Piece]) -> Steps:
+    def _exchanged(self, pieces: Sequence[ShardPiece]) -> Steps:
         """One collective for the pieces of all ranks. It sends whole rows: own columns are gathered in such first."""
         step, cols, top = pieces[0].step, pieces[0].cols, (pieces[0].place or (0, 0))[0]
         landing, sources = {piece.owner: self._lies(piece) for piece in pieces}, [Region(X, self.rank, (0, 0), cols)]
@@ -160,9 +160,9 @@ class _Rank:
             destinations=tuple(landing.get(owner, nothing) for owner in ranks),
         )
 
-    def _groups(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
+    def _groups(self, pieces: Sequence[ShardPiece]) -> list[list[ShardPiece]]:
         """The pieces of a step that are multiplied together: those that lie side by side, if matmuls are fused."""
-        groups: list[list[Piece]] = []
+        groups: list[list[ShardPiece]] = []
         for piece in pieces:
             if piece.owner == self.rank and not self.is_uniform:
                 continue
@@ -173,13 +173,13 @@ class _Rank:
                 groups.append([piece])
         return groups
 
-    def _multiplied(self, group: list[Piece], name: str, is_first: bool) -> Steps:
+    def _multiplied(self, group: list[ShardPiece], name: str, is_first: bool) -> Steps:
         """Pieces by each weight: to their rows of the result, to the sums, or to where they are scattered from."""
         first, last = group[0], group[-1]
         is_own = group == [first] and first.owner == self.rank
         place = _span(first.place, last.place) if first.place and last.place else None
         read = self._in_x(first) if is_own or place is None else replace(self._lies(first), rows=place)
-        chunk = Chunk(name=f"multiply.{name}", rank=self.rank, rows=_span(first.rows, last.rows), region=read)
+        chunk = MatmulChunk(name=f"multiply.{name}", rank=self.rank, rows=_span(first.rows, last.rows), region=read)
         if self.adds:
             rows = _span(self._sum_rows(first.owner), self._sum_rows(last.owner))
             yield replace(chunk, cols=first.cols, into=tuple(self._each(ADDED, rows)), adds=not is_first)
@@ -192,7 +192,7 @@ class _Rank:
                 sources = [self._of(PRODUCTS, at, rows) for rows in places]
                 yield self._copy(f"scatter.{name}.{at}", SCATTERS, sources, [self._of(Y, at, rows) for rows in rows_of])
 
-    def _follow(self, group: list[Piece]) -> bool:
+    def _follow(self, group: list[ShardPiece]) -> bool:
         """Whether rows of pieces that lie side by side do so in the result, where filled rows of blocks do not."""
         if self.problem.counted:
             return len(group) == 1
@@ -223,7 +223,7 @@ class _Rank:
             places = [Region(GATHERED_OUT, self.rank, piece.rows, piece.cols) for piece in pieces]
             yield self._copy(f"return.{self.rank}.{pieces[0].step}", queue, sources, places)
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ReducedPart, ...]:
         """The rows whose products of columns are added, and the own ones, if these are multiplied as they are."""
         added = tuple((rows, self.cuts) for rows in self._added_rows())
         return added if self.is_uniform or not self.height else ((self.own, ((0, self.all.k),)), *added)
@@ -243,7 +243,7 @@ class _Rank:
         behind = self.split.rows - self.own[1]
         return shifted(rows, -self.own[1] if owner > self.rank else behind)
 
-    def _in_x(self, piece: Piece, target: int | None = None) -> Region:
+    def _in_x(self, piece: ShardPiece, target: int | None = None) -> Region:
         """Where the rank has a piece of its own; of rows that are exchanged, the one for a target, or itself."""
         return Region(X, self.rank, self._x_rows(piece.rows, self.rank if target is None else target), piece.cols)
 
@@ -251,7 +251,7 @@ class _Rank:
         first = self.split.shard(target)[0] if self.problem.record.exchanges else 0
         return shifted(rows, first - self.own[0])
 
-    def _lies(self, piece: Piece) -> Region:
+    def _lies(self, piece: ShardPiece) -> Region:
         return _lies(piece, self.rank)
 
     def _each(self, buffer: str, rows: Range) -> Iterator[Region]:
@@ -265,7 +265,7 @@ class _Rank:
         return Copy(name=name, rank=self.rank, queue=queue, sources=tuple(sources), destinations=tuple(places))
 
 
-def _lies(piece: Piece, rank: int) -> Region:
+def _lies(piece: ShardPiece, rank: int) -> Region:
     """Where a piece has arrived on a rank."""
     assert piece.place is not None, f"{piece} stays with rank {rank}"
     return Region(LANDED, rank, piece.place, (0, piece.shape[1]))
@@ -304,7 +304,7 @@ class Point(Struct, frozen=True):
         return f"{self.steps}_{self.matmul}_{'1d' if self.cut == 'rows' else '2d'}"
 
 
-class Piece(Struct, frozen=True):
+class ShardPiece(Struct, frozen=True):
     """Rows of a rank's shard, in the whole tensor, and columns of them. Never empty.
 
     place: the rows of a landing buffer where the piece lies, from column 0 on; None of a rank's own that stays in x.
@@ -336,26 +336,26 @@ class Pieces(Struct, frozen=True):
         whole = piece_rows((0, self.k), self.split.world_size, self.split.alignment)
         return tuple(cols for cols in whole if not is_empty(cols))
 
-    def of_owners(self) -> list[list[Piece]]:
+    def of_owners(self) -> list[list[ShardPiece]]:
         """The pieces of each rank's shard, in the order in which they are sent."""
         found, cuts, size = [], self.cuts(), self.split.world_size
         for owner in range(size):
             rows, whole = self.split.shard(owner), (0, self.k)
             in_rows = piece_rows(rows, size, self.split.alignment)
             boxes = [(rows, cols) for cols in cuts] or [(piece, whole) for piece in in_rows]
-            pieces = [Piece(owner, step, rows, cols) for step, (rows, cols) in enumerate(boxes)]
+            pieces = [ShardPiece(owner, step, rows, cols) for step, (rows, cols) in enumerate(boxes)]
             found.append([piece for piece in pieces if not is_empty(piece.rows)])
         return found
 
-    def landed(self) -> list[list[list[Piece]]]:
+    def landed(self) -> list[list[list[ShardPiece]]]:
         """Of each rank the pieces of each step, in the order in which they lie there. No step is empty."""
-        by_step: dict[int, dict[int, Piece]] = {}
+        by_step: dict[int, dict[int, ShardPiece]] = {}
         for piece in (piece for of_owner in self.of_owners() for piece in of_owner):
             by_step.setdefault(piece.step, {})[piece.owner] = piece
         steps = [by_step[step] for step in sorted(by_step)]
         return [self._placed(rank, steps) for rank in range(self.split.world_size)]
 
-    def _placed(self, rank: int, steps: list[dict[int, Piece]]) -> list[list[Piece]]:
+    def _placed(self, rank: int, steps: list[dict[int, ShardPiece]]) -> list[list[ShardPiece]]:
         """In rank order where the own piece lies among the others, else in ring order, the own one last."""
         is_uniform, is_fused = self.point.steps == "uniform", self.point.matmul == "fused"
         in_order = list(range(self.split.world_size))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from overweave.ir.promise import GATHERED_OUT
-from overweave.ir.schedule import Buffer, Copy, Given, Goal, Notify, Put, Region, Wait
+from overweave.ir.schedule import Buffer, Copy, Goal, InitialContents, Notify, Put, Region, Wait
 from overweave.schedules.communication import (
     ARRIVED,
     GATHERED,
@@ -20,8 +20,8 @@ from overweave.schedules.communication import (
     SUMMED,
     TOTAL,
     A,
-    Chunk,
     Communication,
+    MatmulChunk,
     Split,
     X,
     Y,
@@ -29,7 +29,7 @@ from overweave.schedules.communication import (
     is_empty,
     region,
 )
-from overweave.schedules.families.sums import Family, Steps, Summed, slot_of_all
+from overweave.schedules.families.sums import Steps, SumFamily, SumSpec, slot_of_all
 
 MESSAGES = "messages"  # a buffer
 SHARED = "shared"  # a pad: a summed piece of a peer is here
@@ -46,7 +46,7 @@ def gather_packed(split: Split, cols: int, returns_gathered: bool) -> Communicat
         split.world_size,
         steps,
         (x, *((gathered,) if returns_gathered else ())),
-        given=(Given(region(x, rank, (0, hi - lo)), A, lo, 0) for rank, (lo, hi) in shards.items()),
+        given=(InitialContents(region(x, rank, (0, hi - lo)), A, lo, 0) for rank, (lo, hi) in shards.items()),
         goal=(Goal(region(gathered, rank, (0, rows)), A, 0, 0) for rank in ranks if returns_gathered and rows),
         tiles_read=True,
         has_messages=True,
@@ -71,10 +71,10 @@ def _gathered(split: Split, buffers: tuple[Buffer, Buffer, Buffer], rank: int) -
         destinations=tuple(region(gathered, rank, rows) for _, rows in held),
     )
     whole = (0, split.rows)
-    yield Chunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=region(gathered, rank, whole))
+    yield MatmulChunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=region(gathered, rank, whole))
 
 
-def _one_shot(how: Summed, rank: int) -> Steps:
+def _one_shot(how: SumSpec, rank: int) -> Steps:
     """Each partial to every rank, which adds them all."""
     split, own = how.split, how.region(PARTIAL, rank, how.rows)
     yield how.multiplied(f"multiply.{rank}", own)
@@ -85,7 +85,7 @@ def _one_shot(how: Summed, rank: int) -> Steps:
     yield replace(total, waits=(_from_all(split, ARRIVED),))
 
 
-def _straight(how: Summed, rank: int) -> Steps:
+def _straight(how: SumSpec, rank: int) -> Steps:
     """Parts to their owners, who add them; everywhere, sums to everybody, and all in place."""
     split, own = how.split, how.split.shard(rank)
     yield how.multiplied(f"multiply.{rank}", how.region(PARTIAL, rank, how.rows))
@@ -134,4 +134,4 @@ def _from_all(split: Split, pad: str) -> Wait:
     return Wait(pad, (0, split.world_size - 1), 1)
 
 
-ONE_SHOT, STRAIGHT = Family(_one_shot), Family(_straight)
+ONE_SHOT, STRAIGHT = SumFamily(_one_shot), SumFamily(_straight)

@@ -44,8 +44,8 @@ from overweave.schedules.communication import (
     TOTAL,
     A,
     B,
-    Chunk,
     Communication,
+    MatmulChunk,
     Split,
     Y,
     communicated,
@@ -54,19 +54,19 @@ from overweave.schedules.communication import (
     queues_of,
     shifted,
 )
-from overweave.schedules.records.record import AddingOrder, Work
+from overweave.schedules.records.record import AddingOrder, MethodInputs
 
-Steps = Iterator[Operation | Chunk]
+Steps = Iterator[Operation | MatmulChunk]
 
 
-class Family(NamedTuple):
+class SumFamily(NamedTuple):
     """What a rank of a group of several does. beside: whether a kernel that sums may run beside the tiles."""
 
-    steps: Callable[[Summed, int], Steps]
+    steps: Callable[[SumSpec, int], Steps]
     beside: bool = True
 
 
-class Summed(Struct, frozen=True, kw_only=True):
+class SumSpec(Struct, frozen=True, kw_only=True):
     """One sum. everywhere: whether all ranks get all of it. by, order: who ends sums, and how, as a method says.
 
     own_pieces: parts of the own shard, each summed beside the tiles of the next one. held: the range of the reduced
@@ -116,9 +116,9 @@ class Summed(Struct, frozen=True, kw_only=True):
         cut = piece_rows(self.split.shard(rank), pieces or self.split.pieces, self.split.alignment)
         return ((piece, rows) for piece, rows in enumerate(cut) if not is_empty(rows))
 
-    def multiplied(self, name: str, out: Region) -> Chunk:
+    def multiplied(self, name: str, out: Region) -> MatmulChunk:
         """Rows of the partial, computed into a region of as many rows of the tensor."""
-        return Chunk(name=name, rank=out.rank, rows=out.rows, region=out)
+        return MatmulChunk(name=name, rank=out.rank, rows=out.rows, region=out)
 
     def put(self, name: str, step: int, source: Region, to: Region) -> Put:
         """What tiles write to the peer that is so many steps further, by whoever carries it."""
@@ -153,8 +153,8 @@ class Summed(Struct, frozen=True, kw_only=True):
                 yield Goal(out, product(A, B), rows[0], 0, terms, unordered)
 
 
-def summed(family: Family, how: Summed) -> Communication:
-    """The moves of a sum, with a `Chunk` where each part of a partial is written."""
+def summed(family: SumFamily, how: SumSpec) -> Communication:
+    """The moves of a sum, with a `MatmulChunk` where each part of a partial is written."""
     split = how.split
     ranks = range(split.world_size if split.rows else 0)
     is_alone = split.world_size == 1
@@ -172,15 +172,15 @@ def summed(family: Family, how: Summed) -> Communication:
     return stored_at_peers(in_parts(made, {PUSHES: split.tile_rows}))
 
 
-def sums_by(family: Family) -> Callable[[Work], Communication]:
+def sums_by(family: SumFamily) -> Callable[[MethodInputs], Communication]:
     """What writes a family, for a method's `write`; who adds, and in which order, is the method's to say."""
     return partial(_written, family)
 
 
-def _written(family: Family, work: Work) -> Communication:
+def _written(family: SumFamily, work: MethodInputs) -> Communication:
     adds, settings, problem = work.method.adds, work.settings, work.problem
     assert adds is not None, f"{work.method.full_name} does not say how it adds"
-    how = Summed(
+    how = SumSpec(
         split=work.split,
         cols=problem.n,
         held=work.held,
@@ -194,7 +194,7 @@ def _written(family: Family, work: Work) -> Communication:
     return summed(family, how)
 
 
-def _alone(how: Summed, rank: int) -> Steps:
+def _alone(how: SumSpec, rank: int) -> Steps:
     """A group of one: the product is the result."""
     yield how.multiplied(f"multiply.{rank}", how.region(Y, rank, how.rows))
 
@@ -208,7 +208,7 @@ def _alone(how: Summed, rank: int) -> Steps:
 # the one- and two-shot all-reduces of TensorRT-LLM and of torch's symmetric memory.
 
 
-def _straight(is_pulled: bool, how: Summed, rank: int) -> Steps:
+def _straight(is_pulled: bool, how: SumSpec, rank: int) -> Steps:
     """Each part to its owner, who adds what came in rank order, or, in no order, has it added to what it clears.
 
     is_pulled: nothing moves, and sums read partials where they lie.
@@ -230,7 +230,7 @@ def _straight(is_pulled: bool, how: Summed, rank: int) -> Steps:
         yield from _shared(how, rank)
 
 
-def _added(is_pulled: bool, how: Summed, rank: int) -> Steps:
+def _added(is_pulled: bool, how: SumSpec, rank: int) -> Steps:
     """The own rows, in parts, and the sum of each."""
     parts = list(how.parts(rank, None if how.everywhere else how.own_pieces))
     for piece, rows in parts:
@@ -244,17 +244,17 @@ def _added(is_pulled: bool, how: Summed, rank: int) -> Steps:
         yield how.sum(f"sum.{rank}.{piece}", operands, how.whole(rank, rows))
 
 
-def _lies(is_pulled: bool, how: Summed, ranks: tuple[int, int], rows: Range) -> Region:
+def _lies(is_pulled: bool, how: SumSpec, ranks: tuple[int, int], rows: Range) -> Region:
     """ranks: an owner, and a source. Where the part of the one is that the other adds."""
     owner, source = ranks
     return how.region(PARTIAL, source, rows) if is_pulled or owner == source else how.slot(owner, source, rows)
 
 
-def _added_by_tiles(how: Summed, rank: int) -> Iterator[Chunk]:
+def _added_by_tiles(how: SumSpec, rank: int) -> Iterator[MatmulChunk]:
     """The own rows, piece by piece: each tile adds what the peers sent for its rows, in rank order, to its product."""
     peers = [source for source in range(how.split.world_size) if source != rank]
     for piece, rows in how.parts(rank):
-        yield Chunk(
+        yield MatmulChunk(
             name=f"multiply.{rank}-{rank}.{piece}",
             rank=rank,
             rows=rows,
@@ -264,7 +264,7 @@ def _added_by_tiles(how: Summed, rank: int) -> Iterator[Chunk]:
         )
 
 
-def _shared(how: Summed, rank: int) -> Steps:
+def _shared(how: SumSpec, rank: int) -> Steps:
     """The sum of each own piece to all peers, and the sums of all to `y`, in which order they should come.
 
     A rank without a shard waits for its own part of a sum too, so that its moves are not launched before its tiles run.
@@ -289,7 +289,7 @@ def _shared(how: Summed, rank: int) -> Steps:
                 yield move
 
 
-def _one_shot(how: Summed, rank: int) -> Steps:
+def _one_shot(how: SumSpec, rank: int) -> Steps:
     own = how.region(PARTIAL, rank, how.rows)
     yield how.multiplied(f"multiply.{rank}", own)
     for step, peer in enumerate(how.split.peers(rank), 1):
@@ -299,12 +299,12 @@ def _one_shot(how: Summed, rank: int) -> Steps:
     yield how.sum(f"sum.{rank}", operands, how.region(Y, rank, how.rows))
 
 
-def slot_of_all(how: Summed, rank: int, source: int) -> Region:
+def slot_of_all(how: SumSpec, rank: int, source: int) -> Region:
     """Where all rows of a source lie on a rank until they are added."""
     return how.region(SLOTS, rank, shifted(how.rows, source * how.split.rows))
 
 
-def _collective(how: Summed, rank: int) -> Steps:
+def _collective(how: SumSpec, rank: int) -> Steps:
     """The library's: an all-reduce in place, or a reduce-scatter."""
     ranks, function = tuple(range(how.split.world_size)), "all_reduce" if how.everywhere else "reduce_scatter"
     out = how.region(Y if how.everywhere else PARTIAL, rank, how.rows)
@@ -322,9 +322,9 @@ def _collective(how: Summed, rank: int) -> Steps:
     )
 
 
-STRAIGHT, PULLED = Family(partial(_straight, False)), Family(partial(_straight, True))
-ONE_SHOT = Family(_one_shot, beside=False)
-COLLECTIVE = Family(_collective)
+STRAIGHT, PULLED = SumFamily(partial(_straight, False)), SumFamily(partial(_straight, True))
+ONE_SHOT = SumFamily(_one_shot, beside=False)
+COLLECTIVE = SumFamily(_collective)
 
 
 # Sums round a ring: each piece travels from its owner's successor to the owner, and tiles on the way add their own.
@@ -336,7 +336,7 @@ COLLECTIVE = Family(_collective)
 # at a peer.
 
 
-def _ring(how: Summed, rank: int) -> Steps:
+def _ring(how: SumSpec, rank: int) -> Steps:
     """The pieces of the rank before it start here, the own ones end here."""
     split, size = how.split, how.split.world_size
     following = (rank + 1) % size
@@ -347,7 +347,9 @@ def _ring(how: Summed, rank: int) -> Steps:
             if step == size:
                 out = how.region(Y, rank, rows) if how.everywhere and not how.is_normed else how.whole(rank, rows)
             addends = () if step == 1 else (how.region(SLOTS, rank, rows),)
-            yield Chunk(name=f"multiply.{name}", rank=rank, rows=rows, region=out, addends=addends, place=len(addends))
+            yield MatmulChunk(
+                name=f"multiply.{name}", rank=rank, rows=rows, region=out, addends=addends, place=len(addends)
+            )
             if step < size:
                 yield how.put(f"pass.{name}", 1, out, how.region(SLOTS, following, rows))
             for away, peer in enumerate(split.peers(rank) if how.everywhere and step == size else (), 1):
@@ -358,7 +360,7 @@ def _ring(how: Summed, rank: int) -> Steps:
         yield from (how.moved(rank, owner, piece, rows) for piece, rows in how.parts(owner))
 
 
-RING = Family(_ring, beside=False)
+RING = SumFamily(_ring, beside=False)
 
 
 # Tiles that store what they compute where it is needed: at a peer, whom they tell, instead of a Put that follows them.
@@ -385,12 +387,12 @@ def stored_at_peers(made: Communication) -> Communication:
     behind_tiles = {queue.name for queue in made.queues if TILES in queue.after}
     callers = {buffer.name for buffer in made.buffers if buffer.home == OUTPUT}
     reads: dict[tuple[str, int], list[_Read]] = {}
-    for read in (_Read(step, part) for step in made.steps if not isinstance(step, Chunk) for part in step.reads):
+    for read in (_Read(step, part) for step in made.steps if not isinstance(step, MatmulChunk) for part in step.reads):
         reads.setdefault((read.part.buffer, read.part.rank), []).append(read)
     gone: set[str] = set()
-    steps: list[Operation | Chunk] = []
+    steps: list[Operation | MatmulChunk] = []
     for step in made.steps:
-        if isinstance(step, Chunk):
+        if isinstance(step, MatmulChunk):
             own = step.region
             readers = [one for one in reads.get((own.buffer, own.rank), ()) if overlap(one.part, own)]
             puts = [one.step for one in readers if isinstance(one.step, Put)]
@@ -421,13 +423,13 @@ class _Piece(NamedTuple):
     total: Region
 
 
-def _decomposed(how: Summed, rank: int) -> Steps:
+def _decomposed(how: SumSpec, rank: int) -> Steps:
     """Each piece: its products, then this rank's part of its sum."""
     function = "all_reduce" if how.everywhere else "reduce_scatter"
     for at, piece in enumerate(_reduced(how, rank) if how.everywhere else _scattered(how, rank)):
         for part, (rows, out) in enumerate(piece.parts):
             if not is_empty(rows):
-                yield Chunk(name=f"multiply.{rank}.{at}.{part}", rank=rank, rows=rows, region=out)
+                yield MatmulChunk(name=f"multiply.{rank}.{at}.{part}", rank=rank, rows=rows, region=out)
         yield Collective(
             name=f"{function}.{rank}.{at}",
             rank=rank,
@@ -440,7 +442,7 @@ def _decomposed(how: Summed, rank: int) -> Steps:
         )
 
 
-def _reduced(how: Summed, rank: int) -> Iterator[_Piece]:
+def _reduced(how: SumSpec, rank: int) -> Iterator[_Piece]:
     """In place, in `y`."""
     for rows in piece_rows(how.rows, how.split.pieces, how.split.alignment):
         if not is_empty(rows):
@@ -448,7 +450,7 @@ def _reduced(how: Summed, rank: int) -> Iterator[_Piece]:
             yield _Piece(((rows, out),), out)
 
 
-def _scattered(how: Summed, rank: int) -> Iterator[_Piece]:
+def _scattered(how: SumSpec, rank: int) -> Iterator[_Piece]:
     """The partials of all owners side by side."""
     split, top = how.split, 0
     for piece in range(split.pieces):
@@ -462,4 +464,4 @@ def _scattered(how: Summed, rank: int) -> Iterator[_Piece]:
             yield _Piece(tuple(parts), how.whole(rank, split.piece(rank, piece)))
 
 
-DECOMPOSED = Family(_decomposed)
+DECOMPOSED = SumFamily(_decomposed)

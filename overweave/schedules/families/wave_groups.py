@@ -32,15 +32,15 @@ from overweave.schedules.communication import (
     TILES,
     A,
     B,
-    Chunk,
     Communication,
+    MatmulChunk,
     Split,
     Y,
     communicated,
 )
 from overweave.schedules.families import sums
 from overweave.schedules.families.sums import Steps, sums_by
-from overweave.schedules.records.record import Work
+from overweave.schedules.records.record import MethodInputs
 from overweave.schedules.tiles.order import swizzled
 
 Partition = tuple[int, ...]
@@ -133,7 +133,7 @@ class WaveAssignment(NamedTuple):
         return rows, (left * self.width, min(right * self.width, self.cols))
 
 
-def dealt(work: Work) -> WaveAssignment:
+def dealt(work: MethodInputs) -> WaveAssignment:
     """The tiles of a rank in their order, cut into groups. Raises InputError for a partition that does not fit."""
     config, split, settings = work.config, work.split, work.settings
     assert config is not None, "tiles of a kernel"
@@ -166,7 +166,7 @@ def dealt(work: Work) -> WaveAssignment:
     return WaveAssignment(shards, work.problem.n, config.block_m, config.block_n, groups, in_strips)
 
 
-def _heights(work: Work) -> list[int]:
+def _heights(work: MethodInputs) -> list[int]:
     """How many rows of tiles shards have: one number if all have as many, or everybody gets all sums."""
     config, split = work.config, work.split
     assert config is not None, "tiles of a kernel"
@@ -198,7 +198,7 @@ def rectangles(blocks: Iterable[TileBlock]) -> list[WavePart]:
     return list(found.values())
 
 
-def wave_groups(work: Work) -> Communication:
+def wave_groups(work: MethodInputs) -> Communication:
     """The tiles of each group and its collective, then what puts the sums in place.
 
     Where no groups are asked for, a group of one has none, and shards of which one has a row of tiles less than the
@@ -210,7 +210,7 @@ def wave_groups(work: Work) -> Communication:
     return in_groups(work, "all_reduce" if work.problem.record.shares_sums else "reduce_scatter")
 
 
-def in_groups(work: Work, function: Function) -> Communication:
+def in_groups(work: MethodInputs, function: Function) -> Communication:
     """As `wave_groups`, of groups in any case. function: the collective of each."""
     problem, split = work.problem, work.split
     ranks = range(split.world_size if split.rows else 0)
@@ -267,11 +267,11 @@ class _Groups(NamedTuple):
             return stored, replace(stored, name=GATHERED)
         return stored, Buffer(SUMMED, tiles.rows, cols, "local", blocks=_shared(Blocks(*size, tuple(own))))
 
-    def steps(self, rank: int, work: Work) -> Steps:
+    def steps(self, rank: int, work: MethodInputs) -> Steps:
         """A rank's tiles group by group, the collectives in the same order, and the restoring move behind them."""
         for at in range(len(self.tiles.groups)):
             for number, (rows, cols) in enumerate(self.tiles.multiplied(at)):
-                yield Chunk(
+                yield MatmulChunk(
                     name=f"multiply.{rank}.{at}.{number}",
                     rank=rank,
                     rows=rows,
@@ -312,7 +312,7 @@ class _Groups(NamedTuple):
             destinations=destinations,
         )
 
-    def goals(self, rank: int, work: Work) -> Iterator[Goal]:
+    def goals(self, rank: int, work: MethodInputs) -> Iterator[Goal]:
         """What a rank has in the end: sums of its rows, in rank order."""
         first = 0
         for lo, hi in work.problem.result_ranges(rank):

@@ -17,8 +17,8 @@ from overweave.schedules.communication import (
     EXCHANGES,
     GATHERED,
     PUSHES,
-    Chunk,
     Communication,
+    MatmulChunk,
     X,
     Y,
     in_parts,
@@ -32,17 +32,17 @@ from overweave.schedules.moves.moves import Collective as Together
 from overweave.schedules.moves.transfers import OWN, transferred
 from overweave.schedules.records import needs, option_sets, options
 from overweave.schedules.records.movers import mesh_of
-from overweave.schedules.records.record import WITH_KERNELS, Case, Method, Work
+from overweave.schedules.records.record import WITH_KERNELS, MarginCase, Method, MethodInputs
 
 _COUNTED = {X: "sent", OWN: "sent", GATHERED: "received", Y: "received"}
 
 
-def by_exchange(by_library: bool) -> Callable[[Work], Communication]:
+def by_exchange(by_library: bool) -> Callable[[MethodInputs], Communication]:
     """What writes an all-to-all of the rows that are multiplied, or of their products, for a method's `write`."""
     return partial(_moved, by_library)
 
 
-def _moved(by_library: bool, work: Work) -> Communication:
+def _moved(by_library: bool, work: MethodInputs) -> Communication:
     split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
     moves = all_to_all_of(sends, by_library, mesh_of(split, cols, work.settings))
     made = in_parts(transferred(moves, split.rows, cols, sends=sends), {PUSHES: split.tile_rows})
@@ -52,13 +52,13 @@ def _moved(by_library: bool, work: Work) -> Communication:
 
 def _at_once(made: Communication, rows: int) -> Communication:
     """The same, all rows of a rank as one chunk: the library takes nothing before all are multiplied."""
-    first: dict[int, Chunk] = {}
+    first: dict[int, MatmulChunk] = {}
     for step in made.steps:
-        if isinstance(step, Chunk):
+        if isinstance(step, MatmulChunk):
             whole = replace(step, rows=(0, rows), region=replace(step.region, rows=(0, rows)))
             first.setdefault(step.rank, whole)
     named = {chunk.name: chunk for chunk in first.values()}
-    steps = (named.get(step.name) if isinstance(step, Chunk) else step for step in made.steps)
+    steps = (named.get(step.name) if isinstance(step, MatmulChunk) else step for step in made.steps)
     return replace(made, steps=tuple(step for step in steps if step is not None))
 
 
@@ -68,7 +68,7 @@ def counted(made: Communication) -> Communication:
     return replace(made, buffers=tuple(buffers))
 
 
-def _waves(work: Work) -> Communication:
+def _waves(work: MethodInputs) -> Communication:
     """In groups where blocks are whole tiles, so that all have as many rows of tiles; else at once behind all tiles."""
     config, groups = work.config, work.settings.groups
     assert config is not None, "tiles of a kernel"
@@ -81,7 +81,7 @@ def _waves(work: Work) -> Communication:
     return in_groups(work, "all_to_all")
 
 
-def _decomposed(work: Work) -> Communication:
+def _decomposed(work: MethodInputs) -> Communication:
     """The same piece of every block at once, by the library, beside the matmuls of the next pieces."""
     split, ranks = work.split, range(work.split.world_size)
     if len(ranks) == 1 or not split.rows:
@@ -105,7 +105,7 @@ _per_peer = partial(
     moves=(COPY_ENGINE,),
     options=(options.ORDER,),
     grids=(option_sets.AS_IT_IS, {"order": ("all_peers",)}),
-    margins=(Case(margin=WITH_KERNELS),),
+    margins=(MarginCase(margin=WITH_KERNELS),),
 )
 _push = partial(
     Method,
@@ -164,7 +164,7 @@ METHODS = (
         options=option_sets.WAVES,
         needs=(needs.WHOLE_BLOCKS,),
         grids=(option_sets.AS_IT_IS,),
-        margins=(Case(margin=option_sets.OF_STORES),),
+        margins=(MarginCase(margin=option_sets.OF_STORES),),
     ),
     _behind(
         name="decomposed",

@@ -16,7 +16,7 @@ from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import option_sets, options
 from overweave.schedules.records.movers import mesh_of
 from overweave.schedules.records.needs import FAR_PAIRS
-from overweave.schedules.records.record import Case, Margin, Method, Work
+from overweave.schedules.records.record import Margin, MarginCase, Method, MethodInputs
 
 # A gather of two ranks whose shards the library multiplies by one weight. Its call costs the host 59 us if its tensors
 # come back, and 212 us if not (benchmarks/results/host_cost.h200x2.2026-11-23.txt), which the GPU mostly needs itself.
@@ -25,19 +25,19 @@ from overweave.schedules.records.record import Case, Margin, Method, Work
 OF_SHARDS_OF_TWO = Margin(5.0, 0.01)
 
 
-def by_moves(written: Template) -> Callable[[Work], Communication]:
+def by_moves(written: Template) -> Callable[[MethodInputs], Communication]:
     """What writes a gather as a list of chunk moves, for a method's `write`."""
     return partial(_moved, written)
 
 
-def _moved(written: Template, work: Work) -> Communication:
+def _moved(written: Template, work: MethodInputs) -> Communication:
     split, k = work.split, work.problem.k
     gather = gather_of(written, mesh_of(split, k, work.settings))
     made = transferred(gather, split.rows, k, returns_gathered=work.problem.returns_gathered)
     return in_parts(made, {PUSHES: split.tile_rows})
 
 
-def _packed(work: Work) -> Communication:
+def _packed(work: MethodInputs) -> Communication:
     if work.split.world_size == 1:
         return _moved(gather_templates.at_once, work)
     return gather_packed(work.split, work.problem.k, work.problem.returns_gathered)
@@ -67,7 +67,7 @@ METHODS = (
         moves=(COPY_ENGINE,),
         options=(options.ORDER,),
         grids=(option_sets.AS_IT_IS,),
-        margins=(Case(margin=OF_SHARDS_OF_TWO, ranks=2, weights=1),),
+        margins=(MarginCase(margin=OF_SHARDS_OF_TWO, ranks=2, weights=1),),
     ),
     _tiles(
         name="push",

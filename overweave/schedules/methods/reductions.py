@@ -12,7 +12,7 @@ from overweave.schedules.families.sums import DECOMPOSED, RING, sums_by
 from overweave.schedules.families.wave_groups import wave_groups
 from overweave.schedules.records import option_sets, options
 from overweave.schedules.records.needs import UNSCALED
-from overweave.schedules.records.record import Adds, Case, Margin, Method
+from overweave.schedules.records.record import Adds, Margin, MarginCase, Method
 
 # All-reduces by finished parts. MEASURED: on layers of 1,024 to 8,192 rows those whose own tiles add what arrived take
 # 6 to 23 % more than predicted, those whose sums are a kernel's 0 to 7 % (4 x H200,
@@ -65,8 +65,8 @@ METHODS = (
         options=(options.SUMS, *option_sets.FUSED),
         grids=({"pieces": (1, 2, 4, 8), "sums": ("kernel", "epilogue")},),
         margins=(
-            Case(margin=OF_ADDING_TILES, options={"sums": "epilogue"}),
-            Case(margin=OF_SUMMING_KERNELS, options={"sums": "kernel"}),
+            MarginCase(margin=OF_ADDING_TILES, options={"sums": "epilogue"}),
+            MarginCase(margin=OF_SUMMING_KERNELS, options={"sums": "kernel"}),
         ),
     ),
     _tiles(
@@ -82,9 +82,9 @@ METHODS = (
         options=option_sets.STORED_ROUND,
         grids=(option_sets.IN_TWO,),
         margins=(
-            Case(margin=option_sets.OF_SUMS_IN_A_RING, ranks=2),
-            Case(margin=option_sets.OF_SUMS_IN_A_RING, waves=2),
-            Case(margin=option_sets.OF_STORES),
+            MarginCase(margin=option_sets.OF_SUMS_IN_A_RING, ranks=2),
+            MarginCase(margin=option_sets.OF_SUMS_IN_A_RING, waves=2),
+            MarginCase(margin=option_sets.OF_STORES),
         ),
     ),
     _library(
@@ -104,7 +104,7 @@ METHODS = (
         adds=Adds(LIBRARY, "library", "result"),
         norms=REDUCE_KERNEL,
         options=option_sets.WAVES,
-        margins=(Case(margin=option_sets.OF_STORES),),
+        margins=(MarginCase(margin=option_sets.OF_STORES),),
         needs=(UNSCALED,),
     ),
 )

@@ -12,7 +12,7 @@ from overweave.schedules.families.sums import DECOMPOSED, RING, sums_by
 from overweave.schedules.families.wave_groups import wave_groups
 from overweave.schedules.records import option_sets, options
 from overweave.schedules.records.needs import UNSCALED, from_ranks
-from overweave.schedules.records.record import Adds, Case, Margin, Method
+from overweave.schedules.records.record import Adds, Margin, MarginCase, Method
 
 # Sums that pull beside tiles: not measured. As much as the worst of what else tiles and peers share is given.
 OF_PULLS = option_sets.OF_STORES
@@ -68,7 +68,7 @@ METHODS = (
             {**option_sets.PIECES, "sums": ("epilogue",)},
             {"pieces": (1, 2), "own_pieces": (1,), **option_sets.BY_KERNEL},
         ),
-        margins=(Case(margin=OF_OWN_SUMS, options={"sums": "epilogue"}),),
+        margins=(MarginCase(margin=OF_OWN_SUMS, options={"sums": "epilogue"}),),
     ),
     _tiles(
         name="scatter_stored",
@@ -80,7 +80,7 @@ METHODS = (
         options=option_sets.STORED,
         needs=(from_ranks(3, "ring_stored"),),
         grids=({**option_sets.PIECES, "order": ("ring", "all_peers")},),
-        margins=(Case(margin=option_sets.OF_STORES),),
+        margins=(MarginCase(margin=option_sets.OF_STORES),),
     ),
     _tiles(
         name="ring_stored",
@@ -93,7 +93,7 @@ METHODS = (
         adds=Adds(TILE_KERNEL, "ring", "result"),
         options=option_sets.STORED_ROUND,
         grids=(option_sets.IN_TWO,),
-        margins=(Case(margin=OF_RINGS_OF_TWO, ranks=2), Case(margin=option_sets.OF_STORES)),
+        margins=(MarginCase(margin=OF_RINGS_OF_TWO, ranks=2), MarginCase(margin=option_sets.OF_STORES)),
     ),
     _tiles(
         name="scatter_pull",
@@ -107,7 +107,7 @@ METHODS = (
         norms=REDUCE_KERNEL,
         options=(options.PIECES, options.OWN_PIECES, *options.TILES),
         grids=({"pieces": (1, 2), "own_pieces": (1, 2, 4)},),
-        margins=(Case(margin=OF_PULLS),),
+        margins=(MarginCase(margin=OF_PULLS),),
     ),
     _messages(
         name="scatter_packed",
@@ -128,7 +128,7 @@ METHODS = (
         options=(options.PIECES, *options.TILES),
         needs=(from_ranks(3, "scatter sums=epilogue"),),
         grids=(option_sets.PIECES,),
-        margins=(Case(margin=option_sets.OF_SUMS_IN_A_RING, waves=2), Case(margin=option_sets.OF_STORES)),
+        margins=(MarginCase(margin=option_sets.OF_SUMS_IN_A_RING, waves=2), MarginCase(margin=option_sets.OF_STORES)),
     ),
     _tiles(
         name="remote_add",
@@ -158,7 +158,7 @@ METHODS = (
         adds=Adds(LIBRARY, "library", "result"),
         norms=REDUCE_KERNEL,
         options=(*option_sets.WAVES, options.ROWS),
-        margins=(Case(margin=option_sets.OF_STORES),),
+        margins=(MarginCase(margin=option_sets.OF_STORES),),
         needs=(UNSCALED,),
     ),
 )

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.shards import piece_rows, shard_rows
 from overweave.schedules.communication import Mover, Order, Rotation
-from overweave.schedules.moves.moves import AllToAll, Chunk, Collective, Gather, Get, Move, Put
+from overweave.schedules.moves.moves import AllToAll, Chunk, Collective, Gather, GatherMove, Get, Put
 
-Axis = Literal["inner", "outer"]
+SplitAxis = Literal["inner", "outer"]
 COLS_ALIGNMENT = 8  # elements: columns of a chunk begin where words of 16 bytes do
 
 
-Template = Callable[["Mesh"], Iterator[Move]]
+Template = Callable[["Mesh"], Iterator[GatherMove]]
 
 
 class Mesh(Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class Mesh(Struct, frozen=True, kw_only=True):
     col_pieces: int = 1
     alignment: int = 1
     island: int | None = None
-    axis: Axis = "inner"
+    axis: SplitAxis = "inner"
     lanes: int = 1
     order: Order = "ring"
     rotation: Rotation = "on"
@@ -129,34 +129,34 @@ def all_to_all_of(sends: bool, by_library: bool, mesh: Mesh) -> AllToAll:
     return AllToAll(mesh.world_size, moves, sends, mesh.copy_programs)
 
 
-def at_once(mesh: Mesh) -> Iterator[Move]:
+def at_once(mesh: Mesh) -> Iterator[GatherMove]:
     """The library's, of whole shards."""
     if mesh.world_size > 1 and mesh.rows:
         yield Collective(tuple(Chunk(shard_rows(mesh.rows, mesh.world_size, rank)) for rank in range(mesh.world_size)))
 
 
-def push(mesh: Mesh) -> Iterator[Move]:
+def push(mesh: Mesh) -> Iterator[GatherMove]:
     """Owners push straight to every peer."""
     for rank, owner, piece in mesh.turns():
         for chunk in mesh.piece(owner, piece):
             yield Put(owner, rank, chunk, mesh.lane(rank, owner))
 
 
-def push_to_all(mesh: Mesh) -> Iterator[Move]:
+def push_to_all(mesh: Mesh) -> Iterator[GatherMove]:
     """Owners push straight to every peer, one piece to all of them before the next."""
     for rank, owner, piece in replace(mesh, order="all_peers").turns():
         for chunk in mesh.piece(owner, piece):
             yield Put(owner, rank, chunk)
 
 
-def pull(mesh: Mesh) -> Iterator[Move]:
+def pull(mesh: Mesh) -> Iterator[GatherMove]:
     """Every rank gets its peers' chunks from where they have staged them."""
     for rank, owner, piece in mesh.turns():
         for chunk in mesh.piece(owner, piece):
             yield Get(rank, owner, chunk, mesh.lane(rank, owner))
 
 
-def across_mesh(mesh: Mesh) -> Iterator[Move]:
+def across_mesh(mesh: Mesh) -> Iterator[GatherMove]:
     """Owners push straight to every peer, peers of one line of the mesh before those of the next."""
     for outer, inner in mesh.steps():
         for rank in range(mesh.world_size):
@@ -164,14 +164,14 @@ def across_mesh(mesh: Mesh) -> Iterator[Move]:
             yield from mesh.pushes(rank, peer, rank)
 
 
-def round_ring(mesh: Mesh) -> Iterator[Move]:
+def round_ring(mesh: Mesh) -> Iterator[GatherMove]:
     """Every rank passes on what came from the next one: each link carries one shard at a time, to a neighbour."""
     for step in range(1, mesh.world_size):
         for rank in range(mesh.world_size):
             yield from mesh.pushes(rank, (rank - 1) % mesh.world_size, (rank + step - 1) % mesh.world_size)
 
 
-def round_two_rings(mesh: Mesh) -> Iterator[Move]:
+def round_two_rings(mesh: Mesh) -> Iterator[GatherMove]:
     """Two rings at once, one each way, in lanes of their own: chunks of every shard are dealt to them by turns."""
     size = mesh.world_size
     for step in range(1, size):
@@ -183,7 +183,7 @@ def round_two_rings(mesh: Mesh) -> Iterator[Move]:
                         yield Put(rank, (rank - way) % size, chunk, index % 2)
 
 
-def by_islands(mesh: Mesh) -> Iterator[Move]:
+def by_islands(mesh: Mesh) -> Iterator[GatherMove]:
     """Shards are gathered inside every island while each crosses to the others once, and there it is passed on."""
     width, ranks = mesh.width, range(mesh.world_size)
     height = mesh.world_size // width

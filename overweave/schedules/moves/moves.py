@@ -99,15 +99,15 @@ class Sum(Struct, frozen=True):
     after: After = ()
 
 
-Move = Put | Get | Collective
-Step = Put | Get | Sum | Collective  # of a Reduction
+GatherMove = Put | Get | Collective
+ReductionStep = Put | Get | Sum | Collective  # of a Reduction
 
 
 class _Moves(Struct, frozen=True):
     """What lists of moves have in common."""
 
     world_size: int
-    moves: tuple[Step, ...]
+    moves: tuple[ReductionStep, ...]
 
     def of_rank(self, rank: int) -> Iterator[int]:
         """Positions of a rank's moves."""
@@ -138,7 +138,7 @@ class Gather(_Moves, frozen=True):
     raises ScheduleError for moves that leave a gap, and for a mover that cannot carry one.
     """
 
-    moves: tuple[Move, ...]
+    moves: tuple[GatherMove, ...]
     copy_programs: int = 16
     ranges: int = 1
 
@@ -241,7 +241,7 @@ def movers_in(written: Written) -> frozenset[str]:
 def settled(written: Written, mover: Mover) -> Written:
     """The same, its Puts carried by `mover` where that is left open; Gets are the copy engine's."""
 
-    def one(move: Move | Step) -> Move | Step:
+    def one(move: GatherMove | ReductionStep) -> GatherMove | ReductionStep:
         if not isinstance(move, Put | Get) or move.mover != AUTO:
             return move
         return replace(move, mover=mover if isinstance(move, Put) else "copy_engine")
@@ -280,7 +280,7 @@ def _first_row(arrived: tuple[int, Box]) -> int:
     return arrived[1].rows[0]
 
 
-class Held(Struct):
+class RankRows(Struct):
     """What one rank has of a tensor: its own rows, in the order in which it holds them, and what has arrived, with the
     move that brought it. tallest: rows of the tallest of these.
     """

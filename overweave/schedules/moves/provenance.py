@@ -21,29 +21,29 @@ from overweave.schedules.moves.moves import Box, Chunk, Collective, Get, Put, Re
 
 OWN = -1  # stands for the rank's tiles among the moves that bring something
 
-Value = int | tuple["Value", ...]  # a rank's partial, or the sum of such, in this order
+PartialSum = int | tuple["PartialSum", ...]  # a rank's partial, or the sum of such, in this order
 
 
-class Part(Struct, frozen=True):
+class BufferedValue(Struct, frozen=True):
     """A value in a buffer. layer: which of several buffers, or of several places for what arrives."""
 
     buffer: str
     layer: int
-    value: Value
+    value: PartialSum
 
 
-class Held(Struct, frozen=True):
+class ArrivedPart(Struct, frozen=True):
     """by: the move that has brought it."""
 
-    part: Part
+    part: BufferedValue
     by: int
 
 
-class Piece(Struct, frozen=True):
+class SourcedRectangle(Struct, frozen=True):
     """A rectangle in which all that is asked for is the same. by: the moves that brought it."""
 
     box: Box
-    parts: tuple[Part, ...]
+    parts: tuple[BufferedValue, ...]
     by: tuple[int, ...]
 
 
@@ -53,8 +53,8 @@ class Carried(Struct, frozen=True):
     at: int
     source: int
     target: int
-    pieces: tuple[Piece, ...]
-    lands: Part
+    pieces: tuple[SourcedRectangle, ...]
+    lands: BufferedValue
     box: Box
 
 
@@ -63,8 +63,8 @@ class Added(Struct, frozen=True):
 
     at: int
     rank: int
-    pieces: tuple[Piece, ...]
-    kept: Part
+    pieces: tuple[SourcedRectangle, ...]
+    kept: BufferedValue
 
 
 class Provenance(Struct):
@@ -79,7 +79,7 @@ class Provenance(Struct):
     reduction: Reduction
     whole: Box
     done: list[Carried | Added]
-    ends: list[tuple[Piece, ...]]
+    ends: list[tuple[SourcedRectangle, ...]]
     read: set[tuple[int, int]]
     together: dict[int, tuple[Range, ...]]
 
@@ -89,7 +89,7 @@ class Provenance(Struct):
         return self.whole if self.reduction.everywhere else Box(rows, self.whole.cols)
 
 
-def partials(value: Value) -> tuple[int, ...]:
+def partials(value: PartialSum) -> tuple[int, ...]:
     """The ranks whose partials a value is the sum of, in its order."""
     return (value,) if isinstance(value, int) else tuple(rank for part in value for rank in partials(part))
 
@@ -112,11 +112,13 @@ class _Grid(Struct, frozen=True):
             if box.rows[0] <= lo < hi <= box.rows[1]:
                 yield at, cols
 
-    def pieces(self, box: Box, held: Callable[[tuple[int, int]], list[Held]], apart: bool) -> tuple[Piece, ...]:
+    def pieces(
+        self, box: Box, held: Callable[[tuple[int, int]], list[ArrivedPart]], apart: bool
+    ) -> tuple[SourcedRectangle, ...]:
         """Its largest pieces with the same parts. apart: also brought by the same moves, line by line."""
-        found: list[tuple[Range, list[tuple[Range, tuple[Part, ...]]], list[set[int]]]] = []
+        found: list[tuple[Range, list[tuple[Range, tuple[BufferedValue, ...]]], list[set[int]]]] = []
         for line, cols in self.within(box):
-            runs: list[tuple[Range, tuple[Part, ...]]] = []
+            runs: list[tuple[Range, tuple[BufferedValue, ...]]] = []
             bringers: list[set[int]] = []
             for col in cols:
                 known = held((line, col))
@@ -134,7 +136,7 @@ class _Grid(Struct, frozen=True):
             else:
                 found.append((self.rows[line], runs, bringers))
         return tuple(
-            Piece(Box(span, cols_of), parts, tuple(sorted(by)))
+            SourcedRectangle(Box(span, cols_of), parts, tuple(sorted(by)))
             for span, runs, bringers in found
             for (cols_of, parts), by in zip(runs, bringers, strict=True)
         )
@@ -159,8 +161,8 @@ class _Tracker:
         )
         cells = [(line, col) for line, cols in self.grid.within(whole) for col in cols]
         ranks = range(self.size)
-        self.has = {(rank, cell): Held(Part(PARTIAL, 0, rank), OWN) for rank in ranks for cell in cells}
-        self.beside: dict[tuple[int, tuple[int, int]], list[Held]] = {}
+        self.has = {(rank, cell): ArrivedPart(BufferedValue(PARTIAL, 0, rank), OWN) for rank in ranks for cell in cells}
+        self.beside: dict[tuple[int, tuple[int, int]], list[ArrivedPart]] = {}
         self.arrived: dict[tuple[int, tuple[int, int]], int] = {}
         self.sums: dict[tuple[int, tuple[int, int]], int] = {}
         self.librarys: set[tuple[int, int]] = set()
@@ -229,7 +231,7 @@ class _Tracker:
     def _cells(self, box: Box) -> list[tuple[int, int]]:
         return [(line, col) for line, cols in self.grid.within(box) for col in cols]
 
-    def _is_whole(self, value: Value) -> bool:
+    def _is_whole(self, value: PartialSum) -> bool:
         return len(partials(value)) == self.size
 
     def _carry(self, at: int, move: Put | Get) -> None:
@@ -245,22 +247,22 @@ class _Tracker:
         pieces = self.grid.pieces(box, lambda cell: [self.has[source, cell]], apart=False)
         self.provenance.read |= {(self.has[source, cell].by, source) for cell in cells}
         if self._is_whole(value):
-            lands = Part(TOTAL, 0, value)
+            lands = BufferedValue(TOTAL, 0, value)
             for cell in cells:
-                self._replace(at, target, cell, Held(lands, at))
+                self._replace(at, target, cell, ArrivedPart(lands, at))
         else:
-            lands = Part(SLOTS, max(self.arrived.get((target, cell), 0) for cell in cells), value)
+            lands = BufferedValue(SLOTS, max(self.arrived.get((target, cell), 0) for cell in cells), value)
             for cell in cells:
-                self._put_beside(at, target, cell, Held(lands, at))
+                self._put_beside(at, target, cell, ArrivedPart(lands, at))
         self.provenance.done.append(Carried(at, source, target, pieces, lands, box))
 
-    def _replace(self, at: int, target: int, cell: tuple[int, int], held: Held) -> None:
+    def _replace(self, at: int, target: int, cell: tuple[int, int], held: ArrivedPart) -> None:
         if self._is_whole(self.has[target, cell].part.value) or self.beside.get((target, cell)):
             found = f"rank {target} has it already, or addends that it has not used"
             raise ScheduleError(f"move {at}: bring a sum to rank {target}", found, "Bring every sum once")
         self.has[target, cell] = held
 
-    def _put_beside(self, at: int, target: int, cell: tuple[int, int], held: Held) -> None:
+    def _put_beside(self, at: int, target: int, cell: tuple[int, int], held: ArrivedPart) -> None:
         beside = self.beside.setdefault((target, cell), [])
         known = {rank for one in (self.has[target, cell], *beside) for rank in partials(one.part.value)}
         twice = known.intersection(partials(held.part.value))
@@ -270,7 +272,7 @@ class _Tracker:
         beside.append(held)
         self.arrived[target, cell] = held.part.layer + 1
 
-    def _addends(self, rank: int, cell: tuple[int, int]) -> list[Held]:
+    def _addends(self, rank: int, cell: tuple[int, int]) -> list[ArrivedPart]:
         addends = [self.has[rank, cell], *self.beside.get((rank, cell), ())]
         return sorted(addends, key=lambda one: min(partials(one.part.value)))
 
@@ -287,11 +289,11 @@ class _Tracker:
         (value,) = values
         is_whole = self._is_whole(value)
         layer = 0 if is_whole else max(self.sums.get((rank, cell), 0) for cell in cells)
-        kept = Part(TOTAL if is_whole else RUNNING, layer, value)
+        kept = BufferedValue(TOTAL if is_whole else RUNNING, layer, value)
         for cell in cells:
             addends = self._addends(rank, cell)
             self.provenance.read |= {(one.by, rank) for one in addends}
-            self.has[rank, cell], self.beside[rank, cell] = Held(kept, at), []
+            self.has[rank, cell], self.beside[rank, cell] = ArrivedPart(kept, at), []
             self.sums[rank, cell] = layer + 1
         self.provenance.done.append(Added(at, rank, pieces, kept))
 
@@ -318,8 +320,8 @@ class _Tracker:
         self.provenance.ends.append(tuple(sorted((one for one in ends if one.parts), key=lambda piece: piece.by)))
 
     def _at_the_end(
-        self, rank: int, wanted: Box, left: dict[tuple[int, int], list[Held]]
-    ) -> Iterator[tuple[int, Piece]]:
+        self, rank: int, wanted: Box, left: dict[tuple[int, int], list[ArrivedPart]]
+    ) -> Iterator[tuple[int, SourcedRectangle]]:
         """What is still to be added, in the order in which its last addend arrives, numbered behind all moves."""
         pieces = self.grid.pieces(wanted, lambda cell: self._addends(rank, cell) if left.get(cell) else [], apart=True)
         some = sorted((piece for piece in pieces if piece.parts), key=lambda piece: piece.by[-1])

@@ -23,8 +23,8 @@ from overweave.schedules.communication import (
     TOTAL,
     A,
     B,
-    Chunk,
     Communication,
+    MatmulChunk,
     Y,
     common,
     communicated,
@@ -38,10 +38,10 @@ from overweave.schedules.moves.moves import Box, Reduction, earlier
 from overweave.schedules.moves.provenance import (
     OWN,
     Added,
+    BufferedValue,
     Carried,
-    Part,
-    Piece,
     Provenance,
+    SourcedRectangle,
     partials,
     trace_provenance,
 )
@@ -49,7 +49,7 @@ from overweave.schedules.moves.transfers import in_order_of
 
 
 def chunked_reduction(reduction: Reduction, rows: int, cols: int, held: tuple[Range, ...]) -> Communication:
-    """The moves of a reduction of `[rows, cols]`, with a `Chunk` where each part of a partial is written.
+    """The moves of a reduction of `[rows, cols]`, with a `MatmulChunk` where each part of a partial is written.
 
     held: the range of the reduced axis that each rank's partial holds. Raises ScheduleError for moves that leave a
     partial out, add one twice, or add differently on two ranks that end with the same.
@@ -76,13 +76,13 @@ class _Lowering:
         self.sums = {one.at: list(self._sums(one)) for one in provenance.done if isinstance(one, Added)}
         self.behind: dict[str, tuple[Region, ...]] = {}
 
-    def of_rank(self, rank: int) -> Iterator[Operation | Chunk]:
+    def of_rank(self, rank: int) -> Iterator[Operation | MatmulChunk]:
         """Its tiles in the order in which they are sent, then what it moves and adds; what the library sums is last."""
         out = Y if self.size == 1 else PARTIAL
         holes = [self.whole.rows] if self.size == 1 and self.whole.rows[1] else self.holes[rank]
         for rows in holes:
             part = Region(out, rank, rows, self.whole.cols)
-            yield Chunk(name=f"multiply.{rank}.{rows[0]}", rank=rank, rows=rows, region=part)
+            yield MatmulChunk(name=f"multiply.{rank}.{rows[0]}", rank=rank, rows=rows, region=part)
         mine = [one for one in self.carried if self._move(one).rank == rank]
         ahead = [one for one in mine if self._move(one).mover != ENGINE]
         yield from map(self._carry, ahead)  # they wait for tiles only, and peers for them
@@ -139,7 +139,7 @@ class _Lowering:
             for rows in sorted(part for part in met if not is_empty(part)) or [piece.box.rows]:
                 box = Box(rows, piece.box.cols)
                 out = self._place(one.kept, one.rank, box) if is_kept else self._result(one.rank, box)
-                yield self._reduce(f"sum.{one.rank}.{one.at}", Piece(box, piece.parts, piece.by), out)
+                yield self._reduce(f"sum.{one.rank}.{one.at}", SourcedRectangle(box, piece.parts, piece.by), out)
 
     def _moved_at_the_end(self, rank: int) -> Iterator[Reduce]:
         """What is a sum elsewhere than in the result, to the result."""
@@ -148,7 +148,7 @@ class _Lowering:
             if piece.parts[0].buffer == TOTAL and not is_there:
                 yield self._reduce(f"move.{rank}.{piece.by[0]}", piece, self._result(rank, piece.box))
 
-    def _reduce(self, name: str, piece: Piece, out: Region) -> Reduce:
+    def _reduce(self, name: str, piece: SourcedRectangle, out: Region) -> Reduce:
         blocks, (height, width) = ReduceConfig(), out.shape
         return Reduce(
             name=f"{name}.{piece.box.rows[0]}.{piece.box.cols[0]}",
@@ -204,7 +204,7 @@ class _Lowering:
         """Of the rows of all shards that the library sums, those that a rank wants: its own, or all."""
         return together if self.reduction.everywhere else (together[rank],)
 
-    def _place(self, part: Part, rank: int, box: Box) -> Region:
+    def _place(self, part: BufferedValue, rank: int, box: Box) -> Region:
         rows = self.slots.place(rank, part.layer, box.rows) if part.buffer == SLOTS else box.rows
         return Region(_buffer(part), rank, rows, box.cols)
 
@@ -212,7 +212,7 @@ class _Lowering:
         return Region(Y, rank, shifted(box.rows, -self.provenance.wanted(rank).rows[0]), box.cols)
 
 
-def _buffer(part: Part) -> str:
+def _buffer(part: BufferedValue) -> str:
     return f"{RUNNING}.{part.layer}" if part.buffer == RUNNING else part.buffer
 
 

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from overweave.ir.schedule import Range
 from overweave.schedules.moves.gather_templates import Mesh, Template, gather_of
-from overweave.schedules.moves.moves import Chunk, Put, Reduction, Step, Sum
+from overweave.schedules.moves.moves import Chunk, Put, Reduction, ReductionStep, Sum
 
 INSIDE, ACROSS = 0, 1  # lanes of islands
 
 
-def reduction_of(written: Callable[[Mesh], Iterator[Step]], shared: Template | None, mesh: Mesh) -> Reduction:
+def reduction_of(written: Callable[[Mesh], Iterator[ReductionStep]], shared: Template | None, mesh: Mesh) -> Reduction:
     """The moves that a template writes. shared: the gather by which all ranks get the sums; None: they keep their
     shards. Raises InputError.
     """
@@ -31,7 +31,7 @@ def reduction_of(written: Callable[[Mesh], Iterator[Step]], shared: Template | N
     return Reduction(mesh.world_size, tuple(moves), shared is not None, mesh.copy_programs)
 
 
-def _carried(mesh: Mesh, moves: Iterable[Step]) -> Iterator[Step]:
+def _carried(mesh: Mesh, moves: Iterable[ReductionStep]) -> Iterator[ReductionStep]:
     """The same, own partials carried as the mesh says."""
     added: set[tuple[int, Range]] = set()
     for move in moves:
@@ -46,7 +46,7 @@ def lines(mesh: Mesh, rank: int) -> tuple[Chunk, ...]:
     return replace(mesh, col_pieces=1).chunks(rank)
 
 
-def across_mesh(mesh: Mesh) -> Iterator[Step]:
+def across_mesh(mesh: Mesh) -> Iterator[ReductionStep]:
     """Every partial goes straight to its owner, owners in one line of the mesh before those in the next."""
     for outer, inner in mesh.steps():
         for rank in range(mesh.world_size):
@@ -54,7 +54,7 @@ def across_mesh(mesh: Mesh) -> Iterator[Step]:
             yield from mesh.pushes(rank, owner, owner)
 
 
-def round_ring(mesh: Mesh) -> Iterator[Step]:
+def round_ring(mesh: Mesh) -> Iterator[ReductionStep]:
     """A shard's partials travel round to its owner, and every rank on the way adds its own."""
     for step in range(1, mesh.world_size):
         for rank in range(mesh.world_size):
@@ -63,7 +63,7 @@ def round_ring(mesh: Mesh) -> Iterator[Step]:
                 yield from _hop(mesh, (rank, (rank + 1) % mesh.world_size, owner), line, index % mesh.lanes)
 
 
-def round_two_rings(mesh: Mesh) -> Iterator[Step]:
+def round_two_rings(mesh: Mesh) -> Iterator[ReductionStep]:
     """Two rings at once, one each way, in lanes of their own: lines of every shard are dealt to them by turns."""
     for step in range(1, mesh.world_size):
         for lane, way in enumerate((1, -1)):
@@ -73,7 +73,7 @@ def round_two_rings(mesh: Mesh) -> Iterator[Step]:
                     yield from _hop(mesh, (rank, (rank + way) % mesh.world_size, owner), line, lane)
 
 
-def _hop(mesh: Mesh, ranks: tuple[int, int, int], line: Chunk, lane: int) -> Iterator[Step]:
+def _hop(mesh: Mesh, ranks: tuple[int, int, int], line: Chunk, lane: int) -> Iterator[ReductionStep]:
     """ranks: who passes it on, to whom, and its owner. The one behind the owner has its own partial alone."""
     rank, peer, owner = ranks
     if (rank - owner) % mesh.world_size != (peer - rank) % mesh.world_size:
@@ -81,7 +81,7 @@ def _hop(mesh: Mesh, ranks: tuple[int, int, int], line: Chunk, lane: int) -> Ite
     yield from (Put(rank, peer, chunk, lane) for chunk in mesh.chunks(owner) if chunk.rows == line.rows)
 
 
-def by_islands(mesh: Mesh) -> Iterator[Step]:
+def by_islands(mesh: Mesh) -> Iterator[ReductionStep]:
     """Partials are added inside every island, by the rank that lies as their owner does; that sum crosses, once."""
     width, ranks = mesh.width, range(mesh.world_size)
     height = mesh.world_size // width

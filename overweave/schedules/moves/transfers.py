@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.promise import GATHERED_OUT
-from overweave.ir.schedule import Buffer, Copy, Get, Given, Goal, Operation, Put, Range, Region
+from overweave.ir.schedule import Buffer, Copy, Get, Goal, InitialContents, Operation, Put, Range, Region
 from overweave.ir.schedule import Collective as LibraryCollective
 from overweave.ir.shards import owned_rows, rows_of
 from overweave.ir.tensors import received
@@ -26,8 +26,8 @@ from overweave.schedules.communication import (
     GATHERED,
     MAIN,
     A,
-    Chunk,
     Communication,
+    MatmulChunk,
     X,
     Y,
     common,
@@ -38,7 +38,7 @@ from overweave.schedules.communication import (
 )
 from overweave.schedules.moves import moves as chunks
 from overweave.schedules.moves.back_ends import check_ends, move_obstacle, queue_of, several_lanes
-from overweave.schedules.moves.moves import AllToAll, Box, Gather, Held, Move, earlier
+from overweave.schedules.moves.moves import AllToAll, Box, Gather, GatherMove, RankRows, earlier
 
 OWN = "own"  # a buffer: what tiles write
 BEFORE = -1  # stands for all that is there before tiles begin among the moves that bring something
@@ -47,7 +47,7 @@ BEFORE = -1  # stands for all that is there before tiles begin among the moves t
 def transferred(
     written: Gather | AllToAll, rows: int, cols: int, *, sends: bool = False, returns_gathered: bool = False
 ) -> Communication:
-    """The moves of a tensor `[rows, cols]`, with a `Chunk` where each part that arrives, or is sent, may be used.
+    """The moves of a tensor `[rows, cols]`, with a `MatmulChunk` where each part that arrives, or is sent, may be used.
 
     sends: tiles write what moves; else they read it. returns_gathered: once all has arrived it is copied to output
     `gathered_out`. Raises ScheduleError for moves that read what is not there, bring something twice, or leave
@@ -88,7 +88,7 @@ class _Transfers:
     def __init__(self, written: Gather | AllToAll, how: Gathered | Traded, out: Buffer | None, sends: bool) -> None:
         self.written, self.how, self.out, self.sends, self.size = written, how, out, sends, written.world_size
         self.whole = Box((0, how.rows), (0, how.cols))
-        self.held = [Held(rank, how.owned(rank), self.whole.cols) for rank in range(self.size)]
+        self.held = [RankRows(rank, how.owned(rank), self.whole.cols) for rank in range(self.size)]
         self.places, self.has_lanes = written.places(), several_lanes(written)
         self.behind: dict[str, tuple[Region, ...]] = {}
         self.staged: set[int] = set()
@@ -103,7 +103,7 @@ class _Transfers:
             self.landed = out  # what the library brings goes straight there
         self.owners = sorted((rows, one.rank) for one in self.held for rows in one.owned if not is_empty(rows))
 
-    def of_rank(self, rank: int) -> Iterator[Operation | Chunk]:
+    def of_rank(self, rank: int) -> Iterator[Operation | MatmulChunk]:
         """In the order of their launch."""
         yield from self._written_by_tiles(rank) if self.sends else ()
         yield from self._staged(rank)
@@ -119,7 +119,7 @@ class _Transfers:
         if self.out and self.landed != self.out:
             yield self._collect(rank)
 
-    def _note(self, at: int, move: Move) -> bool:
+    def _note(self, at: int, move: GatherMove) -> bool:
         """Whether a move reads what a rank begins with. Raises ScheduleError where it does not fit."""
         asked = f"move {at} of {self.how.function} {self.whole} on {self.size} ranks"
         for named in move.after:
@@ -223,7 +223,7 @@ class _Transfers:
                 destinations=tuple(region(self.landed, rank, rows) for rows in rest),
             )
 
-    def _read_by_tiles(self, rank: int) -> Iterator[Chunk]:
+    def _read_by_tiles(self, rank: int) -> Iterator[MatmulChunk]:
         """The own rows, then all others in the order in which the last part of them arrives; what is there before
         tiles begin, at once."""
         united: list[_Use] = []
@@ -235,7 +235,7 @@ class _Transfers:
                 united[-1] = _Use(BEFORE, rows, replace(last.region, rows=read), name)
             else:
                 united.append(use)
-        yield from (Chunk(name=use.name, rank=rank, rows=use.rows, region=use.region) for use in united)
+        yield from (MatmulChunk(name=use.name, rank=rank, rows=use.rows, region=use.region) for use in united)
 
     def _uses(self, rank: int) -> Iterator[_Use]:
         held = self.held[rank]
@@ -259,14 +259,14 @@ class _Transfers:
             numbers[owner] += 1
             yield _Use(turns[cut], rows, region(self.landed, rank, rows), name)
 
-    def _written_by_tiles(self, rank: int) -> Iterator[Chunk]:
+    def _written_by_tiles(self, rank: int) -> Iterator[MatmulChunk]:
         """What is sent, between all edges of what moves, in the order of sending; then the rest."""
         buffer = self.out if self.out and self.size == 1 else self.mine
         sent = list(self._sent(rank))
         found = in_order_of(sent)
         rest = [] if self.how.extent(rank) == 0 else _without((0, self.how.extent(rank)), found)
         for rows in (*found, *rest):
-            yield Chunk(name=f"made.{rank}.{rows[0]}", rank=rank, rows=rows, region=region(buffer, rank, rows))
+            yield MatmulChunk(name=f"made.{rank}.{rows[0]}", rank=rank, rows=rows, region=region(buffer, rank, rows))
 
     def _sent(self, rank: int) -> Iterator[Range]:
         """The rows of its own that a rank's moves read, in the order of the list."""
@@ -339,7 +339,7 @@ class Gathered(Struct, frozen=True):
         """The rows that a rank begins with."""
         return rows_of(self.owned(rank))
 
-    def place(self, held: Held, rows: Range) -> Range:
+    def place(self, held: RankRows, rows: Range) -> Range:
         """Where rows of a rank's own lie in what it begins with."""
         return held.place(rows)
 
@@ -355,12 +355,12 @@ class Gathered(Struct, frozen=True):
         """What a rank has at the end."""
         return A
 
-    def given(self, rank: int) -> Iterator[Given]:
+    def given(self, rank: int) -> Iterator[InitialContents]:
         """What a rank begins with."""
         first = 0
         for lo, hi in self.owned(rank):
             if lo < hi:
-                yield Given(Region(X, rank, (first, first + hi - lo), (0, self.cols)), A, lo, 0)
+                yield InitialContents(Region(X, rank, (first, first + hi - lo), (0, self.cols)), A, lo, 0)
             first += hi - lo
 
 
@@ -387,7 +387,7 @@ class Traded(Struct, frozen=True):
     def extent(self, rank: int) -> int:
         return self.rows
 
-    def place(self, held: Held, rows: Range) -> Range:
+    def place(self, held: RankRows, rows: Range) -> Range:
         return rows
 
     def lands(self, source: int, target: int, rows: Range) -> Range:
@@ -399,7 +399,7 @@ class Traded(Struct, frozen=True):
     def tensor(self, rank: int) -> str:
         return received(A, rank)
 
-    def given(self, rank: int) -> Iterator[Given]:
+    def given(self, rank: int) -> Iterator[InitialContents]:
         for to in range(self.written.world_size):
             rows = shifted((0, self.block), to * self.block)
-            yield Given(Region(X, rank, rows, (0, self.cols)), received(A, to), rank * self.block, 0)
+            yield InitialContents(Region(X, rank, rows, (0, self.cols)), received(A, to), rank * self.block, 0)

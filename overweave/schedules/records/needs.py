@@ -13,7 +13,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.words import MOST_PEERS
 from overweave.schedules.communication import COPYING_KERNELS
 from overweave.schedules.records import needs
-from overweave.schedules.records.record import Asked, Method, Need, Stage
+from overweave.schedules.records.record import Method, MethodRequest, Need, Stage
 from overweave.schedules.tiles.shape import DTYPES
 
 DESCRIPTOR_BYTES = 16  # rows of bulk tensors, and of what kernels load at once, start at multiples of this
@@ -28,13 +28,13 @@ TILE_ROWS = 128  # of the usual tile: a piece of a shard holds at least one of t
 CUTS = ("own_pieces", "pieces")  # options that say in how many pieces a shard is moved, or summed
 
 
-def _several(asked: Asked) -> str:
+def _several(asked: MethodRequest) -> str:
     if asked.problem.world_size == 1:
         return "a group of one has nothing to overlap"
     return "" if asked.problem.m else "there are no rows"
 
 
-def _rows_of_kernels(asked: Asked) -> str:
+def _rows_of_kernels(asked: MethodRequest) -> str:
     """Why our kernels cannot, or should not, read a problem's rows."""
     problem = asked.problem
     if asked.device is None:
@@ -53,16 +53,16 @@ def _rows_of_kernels(asked: Asked) -> str:
     return ""
 
 
-def _few_weights(asked: Asked) -> str:
+def _few_weights(asked: MethodRequest) -> str:
     count = len(asked.problem.widths)
     return f"there are {count} weights, and a tile kernel takes {MOST_WEIGHTS}" if count > MOST_WEIGHTS else ""
 
 
-def _few_peers(asked: Asked) -> str:
+def _few_peers(asked: MethodRequest) -> str:
     return f"tiles store at {MOST_PEERS} peers at most" if asked.problem.world_size - 1 > MOST_PEERS else ""
 
 
-def _packable(asked: Asked) -> str:
+def _packable(asked: MethodRequest) -> str:
     problem = asked.problem
     if problem.world_size > MOST_PACKED_RANKS:
         return f"packed messages serve {MOST_PACKED_RANKS} ranks at most"
@@ -70,7 +70,7 @@ def _packable(asked: Asked) -> str:
     return "packed messages carry no scales of rows" if problem.epilogue.scaling == "rows" and travels else ""
 
 
-def _few_bytes(asked: Asked) -> str:
+def _few_bytes(asked: MethodRequest) -> str:
     """Messages of all ranks lie in memory at once, twice, a third larger than their data."""
     problem = asked.problem
     sent_bytes = problem.m * problem.moved_columns * ITEMSIZE_BYTES[problem.moved_dtype]
@@ -83,7 +83,7 @@ def _few_bytes(asked: Asked) -> str:
 def _hopper(what: str, kinds: tuple[str, ...]) -> Need:
     """kinds: of devices that are asked for sm_90."""
 
-    def why(asked: Asked) -> str:
+    def why(asked: MethodRequest) -> str:
         is_asked = asked.device is not None and asked.device.kind in kinds
         is_there = asked.device is not None and asked.device.kind == "cuda" and asked.device.is_hopper
         return f"{what} sm_90" if is_asked and not is_there else ""
@@ -91,7 +91,7 @@ def _hopper(what: str, kinds: tuple[str, ...]) -> Need:
     return Need("choice", why)
 
 
-def _bare_halves(asked: Asked) -> str:
+def _bare_halves(asked: MethodRequest) -> str:
     problem = asked.problem
     if problem.dtype not in DTYPES:
         return f"the matmul of few rows multiplies numbers of 16 bits, not {problem.dtype}"
@@ -100,68 +100,68 @@ def _bare_halves(asked: Asked) -> str:
     return ""
 
 
-def _few_rows(asked: Asked) -> str:
+def _few_rows(asked: MethodRequest) -> str:
     if asked.problem.m > MOST_SKINNY_ROWS:
         return f"the matmul of few rows is for {MOST_SKINNY_ROWS}: the library's is quicker for more"
     return ""
 
 
-def _whole_blocks(asked: Asked) -> str:
+def _whole_blocks(asked: MethodRequest) -> str:
     return "a tile kernel multiplies whole blocks, and counts fill them in part" if asked.problem.counted else ""
 
 
-def _known_sizes(asked: Asked) -> str:
+def _known_sizes(asked: MethodRequest) -> str:
     found = "a collective lands pieces whose sizes are known when the plan is built, and counts change them"
     return found if asked.problem.counted else ""
 
 
-def _peer_memory(asked: Asked) -> str:
+def _peer_memory(asked: MethodRequest) -> str:
     if asked.device is None or asked.device.kind != "cuda" or asked.device.peer_access:
         return ""
     return f"the GPUs {NO_REACH}"
 
 
-def _tuned_kernels(asked: Asked) -> str:
+def _tuned_kernels(asked: MethodRequest) -> str:
     if asked.device is None or asked.device.kind != "cuda" or asked.device.has_tuned_kernels:
         return ""
     return "no kernel of ours is tuned for such a GPU: `overweave calibrate` measures how fast ours are there"
 
 
-def _far_pairs(asked: Asked) -> str:
+def _far_pairs(asked: MethodRequest) -> str:
     """On a switch, or a mesh, whoever passes rows on takes the link by which their owner could have sent them."""
     if asked.device is None or asked.device.kind != "cuda" or asked.device.has_far_pairs:
         return ""
     return "all pairs of GPUs are joined alike: rows come no sooner by way of a third one"
 
 
-def _starts_early(asked: Asked) -> str:
+def _starts_early(asked: MethodRequest) -> str:
     return "" if asked.device is None or asked.device.is_hopper else "kernels start early from sm_90 on"
 
 
-def _plain_parts(asked: Asked) -> str:
+def _plain_parts(asked: MethodRequest) -> str:
     epilogue = asked.problem.epilogue
     if epilogue.scaling == "rows":
         return "products of columns are added as they are, without scales of rows"
     return "" if epilogue == epilogue.of_parts else f"products of columns are added before anything like {epilogue}"
 
 
-def _no_residual(asked: Asked) -> str:
+def _no_residual(asked: MethodRequest) -> str:
     found = "products of several ranks' pieces are scattered to their rows, where the residual lies, once they end"
     return found if asked.problem.epilogue.residual else ""
 
 
-def _no_row_scales(asked: Asked) -> str:
+def _no_row_scales(asked: MethodRequest) -> str:
     found = "one matmul of several ranks' pieces has rows in another order than their scales"
     return found if asked.problem.epilogue.scaling == "rows" else ""
 
 
-def _sums_beside_pushes(asked: Asked) -> str:
+def _sums_beside_pushes(asked: MethodRequest) -> str:
     mover = asked.options.get("mover")
     found = "tiles that wait for peers could keep the kernel that pushes from its SMs: use sums=kernel"
     return f"sums=epilogue mover={mover}: {found}, or mover=copy_engine" if mover in COPYING_KERNELS else ""
 
 
-def _sums_of_whole_rows(asked: Asked) -> str:
+def _sums_of_whole_rows(asked: MethodRequest) -> str:
     found = "a tile holds no whole row to norm: use sums=kernel"
     return f"sums=epilogue: {found}" if asked.problem.norm and asked.problem.record.scatters else ""
 
@@ -175,7 +175,7 @@ def _shard_rows(problem: Problem) -> int:
     return -(-problem.m // problem.world_size)
 
 
-def _full_pieces(asked: Asked) -> str:
+def _full_pieces(asked: MethodRequest) -> str:
     for name in CUTS:
         if int(asked.options.get(name, 1)) > most_pieces(asked.problem):
             rows = _shard_rows(asked.problem)
@@ -186,7 +186,7 @@ def _full_pieces(asked: Asked) -> str:
 def of_norms(engine: Engine | None) -> Need:
     """engine: which norms rows, if any does."""
 
-    def why(asked: Asked) -> str:
+    def why(asked: MethodRequest) -> str:
         problem = asked.problem
         if problem.norm is None:
             return ""
@@ -204,13 +204,13 @@ def of_norms(engine: Engine | None) -> Need:
 def from_ranks(fewest: int, instead: str) -> Need:
     """Of fewer ranks a method is the same as another one, by its name and options."""
 
-    def why(asked: Asked) -> str:
+    def why(asked: MethodRequest) -> str:
         return f"of two ranks it is {instead}" if asked.problem.world_size < fewest else ""
 
     return Need("choice", why)
 
 
-def _unscaled(asked: Asked) -> str:
+def _unscaled(asked: MethodRequest) -> str:
     found = asked.problem.epilogue.scaling
     return "tiles that store block by block multiply without scales" if found else ""
 
@@ -242,7 +242,7 @@ OF_VALUES: dict[tuple[str, str | int], tuple[Need, ...]] = {
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
-def obstacle(asked: Asked, method: Method, stage: Stage = "choice") -> str:
+def obstacle(asked: MethodRequest, method: Method, stage: Stage = "choice") -> str:
     """What stands against a method, the first thing found; empty if nothing does.
 
     stage: what to ask for: what any device refuses; also what this one does; also what another method does better.
@@ -250,13 +250,13 @@ def obstacle(asked: Asked, method: Method, stage: Stage = "choice") -> str:
     return unmet(asked, needs_of(method, asked), stage)
 
 
-def unmet(asked: Asked, needs: Iterable[Need], stage: Stage) -> str:
+def unmet(asked: MethodRequest, needs: Iterable[Need], stage: Stage) -> str:
     """What the first need says that is asked for and not met; empty if all are met."""
     asking = STAGES[: STAGES.index(stage) + 1]
     return next((why for need in needs if need.stage in asking and (why := need.why(asked))), "")
 
 
-def needs_of(method: Method, asked: Asked) -> Iterator[Need]:
+def needs_of(method: Method, asked: MethodRequest) -> Iterator[Need]:
     """All that a method needs: by its engines, by what is asked of it, and of its own."""
     if not method.is_plain:
         yield needs.SEVERAL

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overweave.schedules.records import options
-from overweave.schedules.records.record import Case, Grid, Margin
+from overweave.schedules.records.record import Grid, Margin, MarginCase
 
 MOVER = (options.MOVER, options.COPY_PROGRAMS)
 FUSED = (options.PIECES, options.ORDER, *options.TILES)
@@ -24,7 +24,7 @@ BY_KERNEL: Grid = {"mover": ("copy_kernel",), "copy_programs": (8, 16, 32)}
 # problems of 1 to 512 rows of benchmarks/results/packed.h200x2.2026-11-22.txt, and the quickest on all 32 of the two
 # other operators in packed_gather_scatter.*; of 4 ranks on 57 of the 60 of packed.h200x4.*, within 4.3 % on the others
 # (captured; tests/tuner/test_messages.py).
-OF_MESSAGES = Case(margin=Margin(2.0, 0.0))
+OF_MESSAGES = MarginCase(margin=Margin(2.0, 0.0))
 # Tiles that store at peers. MEASURED: `python -m campaigns.sim_accuracy` of own_sums.* finds all-reduces round a ring
 # whose shards have a second wave of tiles predicted 8 % too short to 2 % too long, on two H200s and on four, and no
 # more than 31 us too short; those with one wave 31 % too short to 12 % too long, and up to 91 us too short, for there
@@ -32,4 +32,4 @@ OF_MESSAGES = Case(margin=Margin(2.0, 0.0))
 OF_SUMS_IN_A_RING, OF_STORES = Margin(25.0, 0.02), Margin(75.0, 0.04)
 # Plans that nobody has measured. They must be predicted to gain more than any prediction has missed of plans that were:
 # 91 us of one problem of all-reduces (above), and 12 % of 95 in 100 rows of `python -m campaigns.sim_accuracy`.
-NOT_MEASURED = Case(margin=Margin(100.0, 0.12))
+NOT_MEASURED = MarginCase(margin=Margin(100.0, 0.12))

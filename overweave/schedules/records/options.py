@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from overweave.errors import InputError, nearest
 from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.communication import Mover, Order, Rotation, Sums
-from overweave.schedules.moves.gather_templates import Axis
+from overweave.schedules.moves.gather_templates import SplitAxis
 from overweave.schedules.moves.moves import MOST_PROGRAMS
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, KernelChoice, Multiplier, TileShape
 
-Rows = Literal["own", "cyclic"]
+RowOrder = Literal["own", "cyclic"]
 AUTO = "auto"
 MOST_LIBRARY_SMS = 24  # that NCCL takes for a collective of a few H200s (hardware/machines/h200x4.json)
 
@@ -82,7 +82,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     copy_programs: int = 16
     col_pieces: int = 1
     island: int | None = None
-    axis: Axis = "inner"
+    axis: SplitAxis = "inner"
     lanes: int = 1
     kernel: KernelChoice = "portable"
     sms: int = 132
@@ -98,7 +98,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     matmul: Multiplier = "library"
     groups: tuple[int, ...] | None = None
     library_sms: int = 16
-    rows: Rows = "own"
+    rows: RowOrder = "own"
 
     def tiles(self, candidates: tuple[TileShape, ...]) -> tuple[TileShape, ...]:
         """Those that are what was asked for; all, if none is."""

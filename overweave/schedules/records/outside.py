@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.schedules.records.needs import DESCRIPTOR_BYTES, PEER_ACCESS, SEVERAL
-from overweave.schedules.records.record import Asked, Margin, Need
+from overweave.schedules.records.record import Margin, MethodRequest, Need
 
 
 class Outside(Struct, frozen=True, kw_only=True):
@@ -29,27 +29,27 @@ class Outside(Struct, frozen=True, kw_only=True):
 def _of(name: str, why_off_cuda: str) -> tuple[Need, ...]:
     """What all of them need."""
 
-    def known(asked: Asked) -> str:
+    def known(asked: MethodRequest) -> str:
         return "" if name in asked.problem.record.baselines else f"{name} is no {asked.problem.operator}"
 
-    def on_cuda(asked: Asked) -> str:
+    def on_cuda(asked: MethodRequest) -> str:
         return why_off_cuda if asked.device is not None and asked.device.kind != "cuda" else ""
 
     said = (Need("device", SEVERAL.why), Need("device", known), Need("device", on_cuda))
     return (*said, PEER_ACCESS, Need("device", _is_bare))
 
 
-def _is_bare(asked: Asked) -> str:
+def _is_bare(asked: MethodRequest) -> str:
     extra = asked.problem.norm or (asked.problem.epilogue if asked.problem.epilogue.bits else "")
     return f"torch's operators do no {extra}" if extra else ""
 
 
-def _equal_shards(asked: Asked) -> str:
+def _equal_shards(asked: MethodRequest) -> str:
     ranks = asked.problem.world_size
     return f"torch's fused operators need rows that divide by {ranks}" if asked.problem.m % ranks else ""
 
 
-def _summable(asked: Asked) -> str:
+def _summable(asked: MethodRequest) -> str:
     problem = asked.problem
     if problem.dtype not in ("bfloat16", "float32"):
         return "torch's own all-reduces need bf16 or fp32"

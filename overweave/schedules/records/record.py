@@ -29,8 +29,8 @@ from overweave.schedules.communication import Communication, Mover, Split
 from overweave.schedules.records.options import Option, Settings
 from overweave.schedules.tiles.shape import has_second_wave
 
-Value = str | int
-Grid = Mapping[str, tuple[Value, ...]]
+SettingValue = str | int
+Grid = Mapping[str, tuple[SettingValue, ...]]
 # Of sums: by rank; round a ring, from the owner's successor to the owner; as partials arrive; as the library adds.
 AddingOrder = Literal["rank", "ring", "arrival", "library"]
 # What refuses a method: any device, by the schedule alone; a device; or the choice among methods, where it can run but
@@ -40,7 +40,7 @@ Reuse = Literal["credits", "echoes"]  # how it is known that a later call may wr
 MODEL_SMS = 132  # of the GPU whose measurements the margins are
 
 
-class Device(Protocol):
+class DeviceTraits(Protocol):
     """What a need may ask of a device: its kind (cpu, cuda), whether it is sm_90, and whether it has peer access: it
     reads and writes the memory of the other GPUs. has_tuned_kernels: rates of our tile kernels are known there.
     has_far_pairs: some pairs of GPUs are joined by other links than the rest.
@@ -58,19 +58,19 @@ class Device(Protocol):
     def has_far_pairs(self) -> bool: ...
 
 
-class Asked(Struct, frozen=True):
+class MethodRequest(Struct, frozen=True):
     """What is asked of a method: a problem, with options, on a device (None: on any)."""
 
     problem: Problem
-    options: Mapping[str, Value] = {}
-    device: Device | None = None
+    options: Mapping[str, SettingValue] = {}
+    device: DeviceTraits | None = None
 
 
 class Need(Struct, frozen=True):
     """One thing that a method needs. why: what is said where it is missing, or nothing. stage: who asks for it."""
 
     stage: Stage
-    why: Callable[[Asked], str]
+    why: Callable[[MethodRequest], str]
 
 
 class Adds(Struct, frozen=True):
@@ -90,7 +90,7 @@ class Margin(Struct, frozen=True):
     share: float
 
 
-class Case(Struct, frozen=True, kw_only=True):
+class MarginCase(Struct, frozen=True, kw_only=True):
     """When a margin holds: for so many ranks and weights (None: any), at least so many waves of tiles of each rank's
     shard (1, or 2), and these values of options.
     """
@@ -99,9 +99,9 @@ class Case(Struct, frozen=True, kw_only=True):
     ranks: int | None = None
     weights: int | None = None
     waves: int = 1
-    options: Mapping[str, Value] = {}
+    options: Mapping[str, SettingValue] = {}
 
-    def holds(self, problem: Problem, options: Mapping[str, Value]) -> bool:
+    def holds(self, problem: Problem, options: Mapping[str, SettingValue]) -> bool:
         return (
             self.ranks in (None, problem.world_size)
             and self.weights in (None, len(problem.widths))
@@ -110,7 +110,7 @@ class Case(Struct, frozen=True, kw_only=True):
         )
 
 
-class Work(Struct, frozen=True):
+class MethodInputs(Struct, frozen=True):
     """What a method writes the moves of. sums: the tiles of a reduction kernel. held: each rank's part of the reduced
     axis, where partials are added.
     """
@@ -128,7 +128,7 @@ class Method(Struct, frozen=True, kw_only=True):
     """One method of one operator.
 
     source: the paper, or the library, that the method comes from.
-    write: the moves, with a `Chunk` where tiles or a library matmul have their part. None: a builder of the operator's
+    write: the moves, with a `MatmulChunk` where tiles or a library matmul have their part. None: a builder of the operator's
     own writes all. multiplies, moves: by which engines. adds: how, if it does. norms: the engine that ends with whole
     rows of a sum, which it may norm. reuse: the protocol by which buffers are written again.
     grids: what the tuner tries, the combinations of each grid's values; none: it is run only where it is named.
@@ -141,7 +141,7 @@ class Method(Struct, frozen=True, kw_only=True):
     summary: str
     source: str = ""
     dropped: str = ""
-    write: Callable[[Work], Communication] | None = None
+    write: Callable[[MethodInputs], Communication] | None = None
     multiplies: Engine = LIBRARY
     moves: tuple[Engine, ...] = (LIBRARY,)
     adds: Adds | None = None
@@ -150,7 +150,7 @@ class Method(Struct, frozen=True, kw_only=True):
     options: tuple[Option, ...] = ()
     needs: tuple[Need, ...] = ()
     grids: tuple[Grid, ...] = ()
-    margins: tuple[Case, ...] = ()
+    margins: tuple[MarginCase, ...] = ()
 
     @property
     def full_name(self) -> str:
@@ -182,7 +182,7 @@ class Method(Struct, frozen=True, kw_only=True):
         """Whether a kernel of ours runs, whose rows must start at multiples of 16 bytes."""
         return not self.engines <= {LIBRARY, COPY_ENGINE}
 
-    def addresses_peers(self, options: Mapping[str, Value]) -> bool:
+    def addresses_peers(self, options: Mapping[str, SettingValue]) -> bool:
         """Whether it reads or writes the memory of other GPUs: rows move by more than the library's collectives."""
         return options.get("carrier") != LIBRARY and not {*self.moves} <= {LIBRARY, REDUCE_KERNEL}
 
@@ -205,13 +205,13 @@ class Method(Struct, frozen=True, kw_only=True):
         """Whether it has the option."""
         return any(known.name == option for known in self.options)
 
-    def margin(self, problem: Problem, options: Mapping[str, Value]) -> Margin:
+    def margin(self, problem: Problem, options: Mapping[str, SettingValue]) -> Margin:
         """What it must gain by prediction: by the first case that holds, else by who drives it."""
         found = (case.margin for case in self.margins if case.holds(problem, options))
         return next(found, WITH_KERNELS if self.has_kernels else OF_LIBRARY)
 
 
-def combinations(grid: Grid) -> Iterator[dict[str, Value]]:
+def combinations(grid: Grid) -> Iterator[dict[str, SettingValue]]:
     """Every choice of one value for each option."""
     for values in product(*grid.values()):
         yield dict(zip(grid, values, strict=True))

@@ -20,9 +20,9 @@ from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import (
     MESSAGE_DATA_BYTES,
     MOST_SPLITS,
-    Exchange,
     MatmulConfig,
     PackedConfig,
+    PackedExchange,
     ReduceConfig,
     SkinnyConfig,
     narrow_width,
@@ -366,14 +366,14 @@ PACKED = (PackedConfig(), PackedConfig(block=256, warps=8), PackedConfig(block=5
 PACKED_ROWS = (PACKED[0], PACKED[-1])
 
 
-def packed_shape(sent_bytes: int, sms: int, exchange: Exchange) -> PackedConfig:
+def packed_shape(sent_bytes: int, sms: int, exchange: PackedExchange) -> PackedConfig:
     """The smallest programs of which no SM gets more than four: tickets are taken one by one. sent_bytes: to a peer."""
     messages = -(-sent_bytes // MESSAGE_DATA_BYTES)
     config = next((config for config in PACKED if -(-messages // config.block) <= 4 * sms), PACKED[-1])
     return replace(config, exchange=exchange)
 
 
-def packed_row_shape(row_bytes: int, exchange: Exchange) -> PackedConfig:
+def packed_row_shape(row_bytes: int, exchange: PackedExchange) -> PackedConfig:
     """The smallest programs if they have a whole row under way at a time, else the largest, which may take turns."""
     messages = -(-row_bytes // MESSAGE_DATA_BYTES)
     return replace(PACKED_ROWS[messages > PACKED_ROWS[0].block], exchange=exchange)

@@ -22,9 +22,9 @@ from overweave.ir.plan import (
     LIBRARY,
     REDUCE_KERNEL,
     SPINNING,
-    Assignment,
     CopyConfig,
     Engine,
+    EngineAssignment,
     Plan,
     Realization,
     ReduceConfig,
@@ -38,8 +38,8 @@ from overweave.ir.words import COPY_WORD_BYTES
 from overweave.schedules.communication import COMPLETE, COPIES, PUSHES, SUMS, TILES
 from overweave.schedules.tiles.order import copy_rows, tile_order
 from overweave.schedules.weave.exchange import exchange
-from overweave.schedules.weave.transports import SCATTER, Asked, Transport, path_of_slices
-from overweave.schedules.weave.weave import Bound, bound, is_streamed, weave
+from overweave.schedules.weave.transports import SCATTER, ScheduleChoice, Transport, path_of_slices
+from overweave.schedules.weave.weave import PlacedExchange, bound, is_streamed, weave
 
 TILE_GROUP = 8  # blocks of the last but one axis that run together, unless a call names another number
 
@@ -48,7 +48,7 @@ Waits = tuple[tuple[int, int, int], tuple[int, int]]  # a range with its count, 
 
 def author_plan(
     space: TileSpace,
-    wanted: Mapping[str, Asked],
+    wanted: Mapping[str, ScheduleChoice],
     world_size: int,
     dtype: Dtype | Mapping[str, MovedDtype],
     rank: int | None = None,
@@ -132,7 +132,7 @@ def _check_words(schedule: Schedule, realization: Realization) -> None:
                     raise InputError(asked, found, "Use mover=copy_engine, or pad its rows")
 
 
-def _copy_config(bounds: tuple[Bound, ...]) -> CopyConfig:
+def _copy_config(bounds: tuple[PlacedExchange, ...]) -> CopyConfig:
     """Of the one kernel that moves chunks, of one tensor: SMs for the most that is asked."""
     movers = {one.operand.tensor: one.exchange.copy for one in bounds if one.exchange.copy}
     asked = list(movers.values())
@@ -146,7 +146,7 @@ def _copy_config(bounds: tuple[Bound, ...]) -> CopyConfig:
 
 
 def _tables(
-    schedule: Schedule, realization: Realization, tiles: tuple[TileSpace, tuple[Bound, ...], int], rank: int
+    schedule: Schedule, realization: Realization, tiles: tuple[TileSpace, tuple[PlacedExchange, ...], int], rank: int
 ) -> Iterator[TileOrder]:
     space, bounds, tile_group = tiles
     yield tile_table(schedule, space, bounds, rank, tile_group)
@@ -156,7 +156,7 @@ def _tables(
 
 
 def tile_table(
-    schedule: Schedule, space: TileSpace, bounds: tuple[Bound, ...], rank: int, tile_group: int = TILE_GROUP
+    schedule: Schedule, space: TileSpace, bounds: tuple[PlacedExchange, ...], rank: int, tile_group: int = TILE_GROUP
 ) -> TileOrder:
     """The tiles of a rank in the order of its Applies, then the parts of what is read part by part."""
     first = dict(
@@ -199,7 +199,7 @@ def _turn(space: TileSpace, number: int, tile_group: int) -> tuple[int, ...]:
 
 
 def _parts(
-    space: TileSpace, bounds: tuple[Bound, ...], applies: list[Apply], first: Mapping[str, int]
+    space: TileSpace, bounds: tuple[PlacedExchange, ...], applies: list[Apply], first: Mapping[str, int]
 ) -> Iterator[TileRow]:
     """One row for each range of rows that tiles read late, with the waits of all tensors for those rows."""
     rank = applies[0].rank
@@ -244,8 +244,8 @@ def _shorter(signals: tuple[int, int, int]) -> int:
     return signals[0] - signals[1]
 
 
-def _engine(queue: Queue) -> Assignment:
+def _engine(queue: Queue) -> EngineAssignment:
     kind = queue.name.split(".")[0]
     copies = COPY_ENGINE if queue.order == COMPLETE else COPY_KERNEL
     engines = {TILES: AUTHOR_KERNEL, COPIES: copies, SUMS: REDUCE_KERNEL}
-    return Assignment(queue.name, cast("Engine", engines.get(kind, LIBRARY)))
+    return EngineAssignment(queue.name, cast("Engine", engines.get(kind, LIBRARY)))

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Apply, Operation, Put, Region
-from overweave.schedules.communication import Chunk, shifted
+from overweave.schedules.communication import MatmulChunk, shifted
 
 Announced = Mapping[tuple[int, str, int], int]  # of a rank's pad and signal: the place of its Put among its sender's
 LEAST_SLICE = 8 << 10  # elements, as a release to a peer should be short beside what it announces
@@ -28,7 +28,7 @@ def slice_rows(rows: int, cols: int, tiles: int) -> int:
     return max(1, -(-rows // max(1, tiles)), -(-LEAST_SLICE // max(1, cols)))
 
 
-def from_workspace(put: Put, own: Chunk | None, buffer: str) -> Put:
+def from_workspace(put: Put, own: MatmulChunk | None, buffer: str) -> Put:
     """The same push, from where the kernel's own rows are copied before it. own: the caller's rows of the tensor; None
     where the schedule itself copies them, for peers that come for them, or where the rank has none.
     """

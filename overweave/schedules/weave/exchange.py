@@ -29,8 +29,8 @@ from overweave.schedules.communication import (
     TILES,
     A,
     B,
-    Chunk,
     Communication,
+    MatmulChunk,
     Split,
     X,
     Y,
@@ -44,13 +44,13 @@ from overweave.schedules.moves.reduction import chunked_reduction
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records.movers import by_hand_config, copy_config, mesh_of
 from overweave.schedules.records.options import Settings, settle
-from overweave.schedules.records.record import Method, Work
+from overweave.schedules.records.record import Method, MethodInputs
 from overweave.schedules.signals import with_signals
 from overweave.schedules.weave.beside_tiles import slice_rows
 from overweave.schedules.weave.transports import (
     GATHER,
     SPREAD,
-    Asked,
+    ScheduleChoice,
     Transport,
     check_mover,
     options_of,
@@ -60,7 +60,7 @@ from overweave.schedules.weave.transports import (
 MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
 
 
-class Exchange(Struct, frozen=True, kw_only=True):
+class TensorExchange(Struct, frozen=True, kw_only=True):
     """A tensor of a kernel and the communication that brings it here or takes it away."""
 
     operand: Operand
@@ -89,7 +89,7 @@ class Exchange(Struct, frozen=True, kw_only=True):
         return (name, rank * self.operand.rows, ()) if self.transport.side == SPREAD else (name, 0, ((rank, rank + 1),))
 
 
-def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Exchange:
+def exchange(space: TileSpace, tensor: str, words: ScheduleChoice, world_size: int) -> TensorExchange:
     """The exchange that `words` ask for, such as `all_gather.push pieces=2`, or that a caller wrote by hand.
 
     Raises InputError for an unknown transport, option or tensor, ScheduleError for moves that do not gather it.
@@ -117,7 +117,7 @@ def exchange(space: TileSpace, tensor: str, words: Asked, world_size: int) -> Ex
         moves = transport.written(mesh_of(split, operand.cols, settings))
         return _written(operand, moves, transport, space.tile_count)
     made = _named(_by_method(transport.written, settings, split, operand.cols), operand)
-    return Exchange(operand=operand, transport=transport, communication=made, copy=copy_config(settings))
+    return TensorExchange(operand=operand, transport=transport, communication=made, copy=copy_config(settings))
 
 
 def _by_method(method: Method, settings: Settings, split: Split, cols: int) -> Communication:
@@ -127,7 +127,7 @@ def _by_method(method: Method, settings: Settings, split: Split, cols: int) -> C
     ranks = split.world_size
     problem = Problem(operator=method.operator, m=split.rows, n=cols, k=cols, world_size=ranks, dtype=SUM_DTYPE)
     assert method.write is not None, f"{method.full_name} has no moves"
-    return method.write(Work(problem, settings, None, split, ReduceConfig(), _held(ranks), method))
+    return method.write(MethodInputs(problem, settings, None, split, ReduceConfig(), _held(ranks), method))
 
 
 def _moved_rows(operand: Operand, settings: Settings, tiles_of_ranks: tuple[int, int]) -> int:
@@ -147,7 +147,7 @@ def _check_by_hand(operand: Operand, written: Written, world_size: int) -> None:
         raise ScheduleError(f"exchange {operand.tensor} by hand", found, "Gather shards of one range")
 
 
-def _written(operand: Operand, written: Written, transport: Transport, tiles: int) -> Exchange:
+def _written(operand: Operand, written: Written, transport: Transport, tiles: int) -> TensorExchange:
     """tiles: of the kernel."""
     ranks, is_written = written.world_size, transport.side != GATHER
     if isinstance(written, Reduction):
@@ -159,7 +159,7 @@ def _written(operand: Operand, written: Written, transport: Transport, tiles: in
     made = in_parts(made, {PUSHES: max(1, MOVED_TILE // max(1, operand.cols)), TILES: slices})
     made = stored_at_peers(made) if is_written else made
     made = with_placed_sums(made) if isinstance(written, Reduction) else made
-    return Exchange(
+    return TensorExchange(
         operand=operand, transport=transport, communication=_named(made, operand), copy=by_hand_config(written)
     )
 
@@ -222,7 +222,7 @@ class _Names(Struct, frozen=True):
     def region(self, region: Region) -> Region:
         return replace(region, buffer=self.buffer(region.buffer))
 
-    def step(self, step: Operation | Chunk) -> Any:
+    def step(self, step: Operation | MatmulChunk) -> Any:
         """Every field that holds regions, waits or notifies, whatever kind of step it is."""
         changed: dict[str, Any] = {"name": self.own(step.name)}
         if isinstance(step, Collective):

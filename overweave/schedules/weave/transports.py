@@ -21,7 +21,7 @@ from overweave.schedules.moves import gather_templates as gathers
 from overweave.schedules.moves import reduction_templates as reductions
 from overweave.schedules.moves.back_ends import FORWARDS, MOVERS, PULLS, REGISTERS
 from overweave.schedules.moves.gather_templates import Mesh, gather_of
-from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, Step, Written, movers_in
+from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, ReductionStep, Written, movers_in
 from overweave.schedules.moves.reduction_templates import reduction_of
 from overweave.schedules.records.options import (
     ANY_MOVER,
@@ -40,8 +40,8 @@ from overweave.schedules.records.options import (
 )
 from overweave.schedules.records.record import Adds, Method
 
-Side = Literal["gather", "scatter", "spread"]
-Asked = str | Written  # a schedule by name and options, or written by hand
+TransportDirection = Literal["gather", "scatter", "spread"]
+ScheduleChoice = str | Written  # a schedule by name and options, or written by hand
 HAND_WRITTEN = (Gather, Reduction, AllToAll)
 GATHER: Final = "gather"
 SCATTER: Final = "scatter"
@@ -58,7 +58,7 @@ class Transport(Struct, frozen=True):
     refuses, why: the back ends that cannot carry it, for one reason.
     """
 
-    side: Side
+    side: TransportDirection
     written: Callable[[Mesh], Written] | Method | None = None
     options: tuple[Option, ...] = ()
     gathers_sums: bool = False
@@ -76,7 +76,7 @@ class OnMesh(NamedTuple):
     """Lists of moves that gather, that sum, and, one behind the other, that gather sums. refuses: of the gather."""
 
     gathered: gathers.Template
-    summed: Callable[[Mesh], Iterator[Step]]
+    summed: Callable[[Mesh], Iterator[ReductionStep]]
     options: tuple[Option, ...]
     refuses: tuple[Mover, ...] = CARRYING_TILES
 
@@ -145,7 +145,7 @@ def _of_method(method: Method) -> tuple[str, Transport] | None:
         return None
     collective = "all_gather" if record.gathers else "all_reduce" if record.shares_sums else "reduce_scatter"
     taken = tuple(option for option in method.options if option not in (*TILES, SUMS))
-    side: Side = GATHER if record.gathers else SCATTER
+    side: TransportDirection = GATHER if record.gathers else SCATTER
     return f"{collective}.{method.name}", Transport(side, method, taken, gathers_sums=record.shares_sums)
 
 
@@ -192,7 +192,7 @@ def legal(name: str) -> Iterator[Mover]:
     return (mover for mover in MOVERS if not obstacle(name, mover))
 
 
-def movers_of(words: Asked) -> frozenset[str]:
+def movers_of(words: ScheduleChoice) -> frozenset[str]:
     """Who carries what a schedule moves. Raises InputError."""
     if not isinstance(words, str):
         return movers_in(words)
@@ -200,7 +200,7 @@ def movers_of(words: Asked) -> frozenset[str]:
     return frozenset({settle(name, transport_of(words).options, options_of(name, pairs)).mover})
 
 
-def path_of_slices(schedules: Iterable[Asked]) -> DataPath | None:
+def path_of_slices(schedules: Iterable[ScheduleChoice]) -> DataPath | None:
     """How the tiles of a kernel carry what goes to peers, if a schedule lets them."""
     movers: set[str] = set()
     for words in schedules:
@@ -212,7 +212,9 @@ def path_of_slices(schedules: Iterable[Asked]) -> DataPath | None:
     return ("bulk" if carrying == ["bulk_tiles"] else "load_store") if carrying else None
 
 
-def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: Asked | Mapping[str, Asked]) -> dict[str, Asked]:
+def wanted_of(
+    loads: Sequence[str], stores: Sequence[str], schedule: ScheduleChoice | Mapping[str, ScheduleChoice]
+) -> dict[str, ScheduleChoice]:
     """tensor -> schedule, all of it checked and written anew. Raises InputError.
 
     One schedule alone stands for the first tensor that is read, or written.
@@ -236,7 +238,7 @@ def wanted_of(loads: Sequence[str], stores: Sequence[str], schedule: Asked | Map
     return {tensor: _rewritten(words) for tensor, words in schedule.items()}
 
 
-def _rewritten(words: Asked) -> Asked:
+def _rewritten(words: ScheduleChoice) -> ScheduleChoice:
     """The same schedule from what was parsed: nothing of a caller's text is kept."""
     if not isinstance(words, str):
         return words

@@ -22,8 +22,8 @@ from overweave.ir.schedule import (
     Apply,
     Buffer,
     Copy,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Operation,
     Put,
@@ -35,21 +35,31 @@ from overweave.ir.schedule import (
     Wait,
 )
 from overweave.schedules.assemble_schedule import check_stores, counted, credits, goals, output, queues
-from overweave.schedules.communication import MAIN, SUMS, TILES, Chunk, Communication, common, is_empty, shifted, united
+from overweave.schedules.communication import (
+    MAIN,
+    SUMS,
+    TILES,
+    Communication,
+    MatmulChunk,
+    common,
+    is_empty,
+    shifted,
+    united,
+)
 from overweave.schedules.fewest_waits import fewest, not_twice
 from overweave.schedules.weave.beside_tiles import announced_by, from_workspace, with_puts
-from overweave.schedules.weave.exchange import Exchange
+from overweave.schedules.weave.exchange import TensorExchange
 from overweave.schedules.weave.transports import GATHER
 
-Key = tuple[tuple[int, ...], ...]  # for each exchange that tells tiles apart, the chunks that a tile touches
+TileGroupKey = tuple[tuple[int, ...], ...]  # for each exchange that tells tiles apart, the chunks that a tile touches
 
 
-class Bound(Struct, frozen=True):
+class PlacedExchange(Struct, frozen=True):
     """An exchange whose chunks all lie in one buffer, at the rows that the kernel knows. puts: what tiles carry."""
 
-    exchange: Exchange
+    exchange: TensorExchange
     buffer: Buffer
-    chunks: dict[int, list[Chunk]]
+    chunks: dict[int, list[MatmulChunk]]
     before: dict[int, list[Operation]]
     behind: dict[int, list[Operation]]
     puts: dict[int, list[Put]]
@@ -59,15 +69,15 @@ class Bound(Struct, frozen=True):
         return self.exchange.operand
 
 
-class Group(Struct, frozen=True):
+class TileGroup(Struct, frozen=True):
     """The tiles of a rank that touch the same chunks. blocks: of every grid axis, those that its tiles are made of."""
 
-    key: Key
+    key: TileGroupKey
     numbers: tuple[int, ...]
     blocks: dict[str, tuple[int, ...]]
 
 
-def weave(name: str, space: TileSpace, bounds: tuple[Bound, ...], world_size: int) -> Schedule:
+def weave(name: str, space: TileSpace, bounds: tuple[PlacedExchange, ...], world_size: int) -> Schedule:
     """The schedule in which the tiles of `space` compute between the exchanges. Prove it before you use it.
 
     Raises ScheduleError for tiles that straddle chunks which are stored at different ranks, and for tiles that write
@@ -100,7 +110,7 @@ def weave(name: str, space: TileSpace, bounds: tuple[Bound, ...], world_size: in
     )
 
 
-def _pads(communications: list[Communication], wholes: list[Bound]) -> tuple[SignalPad, ...]:
+def _pads(communications: list[Communication], wholes: list[PlacedExchange]) -> tuple[SignalPad, ...]:
     """Those of one tensor after the other; where tiles wait for all of several, like ones beside each other, so that a
     row of the table tells them as one range."""
     if len(wholes) < 2:
@@ -108,16 +118,16 @@ def _pads(communications: list[Communication], wholes: list[Bound]) -> tuple[Sig
     return tuple(pad for pads in zip_longest(*(one.pads for one in communications)) for pad in pads if pad is not None)
 
 
-def groups(space: TileSpace, bounds: tuple[Bound, ...], rank: int) -> list[Group]:
+def groups(space: TileSpace, bounds: tuple[PlacedExchange, ...], rank: int) -> list[TileGroup]:
     """The tiles of a rank by the chunks that they touch, in the order in which they should run."""
     tellers = [(bound, _chunks_by_block(bound, space, rank)) for bound in bounds if _tells_apart(bound, space)]
-    members: dict[Key, list[tuple[int, dict[str, int]]]] = {}
+    members: dict[TileGroupKey, list[tuple[int, dict[str, int]]]] = {}
     for number, tile in enumerate(space.coordinates()):
         key = tuple(chunks[tile.get(str(bound.operand.dims[0].axis), 0)] for bound, chunks in tellers)
         members.setdefault(key, []).append((number, tile))
     sides = [bound.exchange.transport.side for bound, _ in tellers]
 
-    def turn(key: Key) -> tuple[int, int]:
+    def turn(key: TileGroupKey) -> tuple[int, int]:
         arrived = [chunks[-1] for side, chunks in zip(sides, key, strict=True) if side == GATHER and chunks]
         sent = [chunks[0] for side, chunks in zip(sides, key, strict=True) if side != GATHER and chunks]
         return max(arrived, default=0), min(sent, default=0)
@@ -125,21 +135,21 @@ def groups(space: TileSpace, bounds: tuple[Bound, ...], rank: int) -> list[Group
     return [_group(key, members[key], space) for key in sorted(members, key=turn)]
 
 
-def _group(key: Key, tiles: list[tuple[int, dict[str, int]]], space: TileSpace) -> Group:
+def _group(key: TileGroupKey, tiles: list[tuple[int, dict[str, int]]], space: TileSpace) -> TileGroup:
     blocks = {axis.name: tuple(sorted({tile[axis.name] for _, tile in tiles})) for axis in space.grid}
-    return Group(key, tuple(number for number, _ in tiles), blocks)
+    return TileGroup(key, tuple(number for number, _ in tiles), blocks)
 
 
 class _Weaver:
     """Makes the operations of one rank after the other."""
 
-    def __init__(self, space: TileSpace, bounds: tuple[Bound, ...], world_size: int) -> None:
+    def __init__(self, space: TileSpace, bounds: tuple[PlacedExchange, ...], world_size: int) -> None:
         self.space, self.bounds = space, bounds
         launched = ((rank, [*self._before(rank), *self._behind(rank)]) for rank in range(world_size))
         self.places = {(rank, one.name): place for rank, steps in launched for place, one in enumerate(steps)}
         self.tellers = [bound for bound in bounds if _tells_apart(bound, space)]
         self.wholes = [bound for bound in bounds if not _tells_apart(bound, space)]
-        self.heard: dict[Place, Told] = {}
+        self.heard: dict[SignalSlot, Told] = {}
 
     def rank(self, rank: int) -> Iterator[Operation]:
         """What prepares, then all tiles, which are one launch, then what they announce."""
@@ -162,7 +172,7 @@ class _Weaver:
     def _behind(self, rank: int) -> Iterator[Operation]:
         return chain.from_iterable(bound.behind.get(rank, []) for bound in self.bounds)
 
-    def apply(self, rank: int, place: int, group: Group) -> Apply:
+    def apply(self, rank: int, place: int, group: TileGroup) -> Apply:
         waits: list[Wait] = []
         notifies: list[Notify] = []
         for bound, touched in zip(self.tellers, group.key, strict=True):
@@ -197,7 +207,7 @@ class _Weaver:
             tiles=_runs(group.numbers),
         )
 
-    def _check_all_read(self, rank: int, found: list[Group]) -> None:
+    def _check_all_read(self, rank: int, found: list[TileGroup]) -> None:
         """What arrives is waited for by somebody, or its signal could not be used again."""
         for at, bound in enumerate(self.tellers):
             touched = {chunk for group in found for chunk in group.key[at]}
@@ -207,9 +217,9 @@ class _Weaver:
                     unread = f"no tile reads its rows [{chunk.rows[0]}:{chunk.rows[1]}]"
                     raise ScheduleError(asked, unread, "Say the dimension that tiles read, an axis or an extent")
 
-    def _check_one_place(self, rank: int, group: Group) -> None:
+    def _check_one_place(self, rank: int, group: TileGroup) -> None:
         """A tile announces chunks of one tensor, and stores at one place, or at the same ones of every peer."""
-        told: list[tuple[Bound, Chunk]] = []
+        told: list[tuple[PlacedExchange, MatmulChunk]] = []
         for bound, touched in zip(self.tellers, group.key, strict=True):
             chunks = [bound.chunks[rank][at] for at in touched]
             tellers = [(bound, chunk) for chunk in chunks if chunk.notifies]
@@ -219,7 +229,9 @@ class _Weaver:
         if len(told) > 1:
             raise self._straddling(*told[:2])
 
-    def _straddling(self, one: tuple[Bound, Chunk], other: tuple[Bound, Chunk]) -> ScheduleError:
+    def _straddling(
+        self, one: tuple[PlacedExchange, MatmulChunk], other: tuple[PlacedExchange, MatmulChunk]
+    ) -> ScheduleError:
         asked = f"weave {self.space.kernel}"
         operand, also = one[0].operand, other[0].operand
         if operand != also:
@@ -233,7 +245,7 @@ class _Weaver:
         cure = "Let another mover carry them" + (f", or {whole}" if axis else ", or let a tile store rows of one rank")
         return ScheduleError(asked, found, cure)
 
-    def _needs(self, bound: Bound, rank: int, group: Group) -> Iterator[Given]:
+    def _needs(self, bound: PlacedExchange, rank: int, group: TileGroup) -> Iterator[InitialContents]:
         touched = group.key[self.tellers.index(bound)]
         if not touched:  # its blocks lie beyond the tensor's rows
             return
@@ -241,9 +253,9 @@ class _Weaver:
         offset = first.region.rows[0] - first.rows[0]
         for rows in self._touched(bound.operand.dims[0], group):
             region = Region(first.region.buffer, rank, shifted(rows, offset), (0, bound.operand.cols))
-            yield Given(region, bound.exchange.read(rank), rows[0], 0)
+            yield InitialContents(region, bound.exchange.read(rank), rows[0], 0)
 
-    def _makes(self, rank: int, group: Group) -> Iterator[Goal]:
+    def _makes(self, rank: int, group: TileGroup) -> Iterator[Goal]:
         moved = {bound.operand.tensor: bound for bound in self.bounds}
         for store in self.space.stores:
             bound = moved.get(store.tensor)
@@ -256,7 +268,7 @@ class _Weaver:
                         stored = Region(place.buffer, place.rank, shifted(rows, by), cols)
                         yield Goal(stored, made[0], rows[0] + made[1], cols[0], made[2])
 
-    def _places(self, bound: Bound, rank: int, group: Group) -> list[tuple[Region, int]]:
+    def _places(self, bound: PlacedExchange, rank: int, group: TileGroup) -> list[tuple[Region, int]]:
         """Where the group's tiles store a tensor: a buffer of some rank, and how far on its rows lie there."""
         if bound in self.tellers:
             for at in group.key[self.tellers.index(bound)]:
@@ -265,7 +277,7 @@ class _Weaver:
                     return [(place, place.rows[0] - chunk.rows[0]) for place in chunk.places]
         return [(Region(bound.buffer.name, rank, (0, 0), (0, 0)), 0)]
 
-    def _columns(self, store: Operand, group: Group) -> tuple[Range, ...]:
+    def _columns(self, store: Operand, group: TileGroup) -> tuple[Range, ...]:
         """Those of a row that the group's tiles write, whatever dimensions it has."""
         made: tuple[Range, ...] = ((0, 1),)
         for dim in store.dims[1:]:
@@ -280,7 +292,7 @@ class _Weaver:
             made = tuple((row + lo, row + hi) for row in rows for lo, hi in touched)
         return united(made)
 
-    def _touched(self, dim: Dim, group: Group) -> tuple[Range, ...]:
+    def _touched(self, dim: Dim, group: TileGroup) -> tuple[Range, ...]:
         """Elements of a dimension that the group's tiles touch, as ranges that leave gaps between them."""
         if dim.axis is None or dim.axis not in group.blocks:
             return ((0, dim.extent),)
@@ -291,13 +303,13 @@ class _Weaver:
 MOST_RANGES = 1024  # pieces of a row that tiles of one group write
 
 
-def bound(exchange: Exchange, space: TileSpace, chooses: bool = False) -> Bound:
+def bound(exchange: TensorExchange, space: TileSpace, chooses: bool = False) -> PlacedExchange:
     """Brings all chunks into one buffer, at the rows of the whole tensor. Raises ScheduleError where they lie apart.
 
     chooses: the kernel can read the own shard where the caller has it.
     """
     communication = exchange.communication
-    chunks = [step for step in communication.steps if isinstance(step, Chunk)]
+    chunks = [step for step in communication.steps if isinstance(step, MatmulChunk)]
     known = {buffer.name: buffer for buffer in communication.buffers}
     moved = [chunk for chunk in chunks if not _stays_with_caller(chunk, known)]
     targets = dict.fromkeys(chunk.region.buffer for chunk in moved or chunks)
@@ -307,10 +319,10 @@ def bound(exchange: Exchange, space: TileSpace, chooses: bool = False) -> Bound:
             f"give {space.kernel} one pointer to {exchange.operand.tensor}", found, "Use another schedule"
         )
     (target,) = targets
-    made = Bound(exchange, known[target], {}, {}, {}, {})
+    made = PlacedExchange(exchange, known[target], {}, {}, {}, {})
     stays = chooses and _are_blocks([chunk for chunk in chunks if chunk not in moved], exchange.operand, space)
     for step in communication.steps:
-        if isinstance(step, Chunk):
+        if isinstance(step, MatmulChunk):
             made.chunks.setdefault(step.rank, []).append(step if stays else _in_place(step, made))
         elif isinstance(step, Put) and step.queue == TILES:
             own = next((one for one in chunks if one.rank == step.rank and one not in moved), None)
@@ -322,7 +334,7 @@ def bound(exchange: Exchange, space: TileSpace, chooses: bool = False) -> Bound:
     return made
 
 
-def _in_place(chunk: Chunk, bound: Bound) -> Chunk:
+def _in_place(chunk: MatmulChunk, bound: PlacedExchange) -> MatmulChunk:
     """The chunk in the bound buffer; the rows that the caller holds are copied there, if no step does so."""
     if chunk.region.buffer == bound.buffer.name:
         return chunk
@@ -341,7 +353,7 @@ def _in_place(chunk: Chunk, bound: Bound) -> Chunk:
     return replace(chunk, region=region)
 
 
-def _are_blocks(chunks: list[Chunk], operand: Operand, space: TileSpace) -> bool:
+def _are_blocks(chunks: list[MatmulChunk], operand: Operand, space: TileSpace) -> bool:
     """Whether chunks are made of whole blocks of the operand's axis, so that no tile has rows of two, or none at all.
 
     A tile that reaches beyond the last row may wrap round to the first, which the caller's shard does not have.
@@ -353,15 +365,15 @@ def _are_blocks(chunks: list[Chunk], operand: Operand, space: TileSpace) -> bool
     return all(lo % block == 0 and hi % block == 0 for lo, hi in (chunk.rows for chunk in chunks))
 
 
-def _stays_with_caller(chunk: Chunk, known: dict[str, Buffer]) -> bool:
+def _stays_with_caller(chunk: MatmulChunk, known: dict[str, Buffer]) -> bool:
     return known[chunk.region.buffer].home == "input"
 
 
-def _need(bound: Bound, chunk: Chunk) -> Given:
-    return Given(chunk.region, bound.exchange.read(chunk.rank), chunk.rows[0], 0)
+def _need(bound: PlacedExchange, chunk: MatmulChunk) -> InitialContents:
+    return InitialContents(chunk.region, bound.exchange.read(chunk.rank), chunk.rows[0], 0)
 
 
-def _tells_apart(bound: Bound, space: TileSpace) -> bool:
+def _tells_apart(bound: PlacedExchange, space: TileSpace) -> bool:
     """Whether tiles are told apart by the chunks they touch: not if each tile reads all of them.
 
     Tiles that each store into all of them do so, too, as those do that straddle some.
@@ -370,13 +382,13 @@ def _tells_apart(bound: Bound, space: TileSpace) -> bool:
     return bound.exchange.transport.side != GATHER if axis is None else not space.axis(axis).is_streamed
 
 
-def is_streamed(bound: Bound, space: TileSpace) -> bool:
+def is_streamed(bound: PlacedExchange, space: TileSpace) -> bool:
     """Whether a loop inside every tile walks the rows, chunk after chunk."""
     axis = bound.operand.dims[0].axis
     return axis is not None and space.axis(axis).is_streamed
 
 
-def _chunks_by_block(bound: Bound, space: TileSpace, rank: int) -> list[tuple[int, ...]]:
+def _chunks_by_block(bound: PlacedExchange, space: TileSpace, rank: int) -> list[tuple[int, ...]]:
     """For each block of the exchange's axis, the chunks of the rank that it touches, by their place in the order.
 
     An extent without an axis is one block, of all chunks.
@@ -401,7 +413,7 @@ def _runs(numbers: Iterable[int]) -> tuple[Range, ...]:
 Touched = tuple[int, ...]  # the chunks that a tile writes, by their place in the order in which they are sent
 
 
-class Place(NamedTuple):
+class SignalSlot(NamedTuple):
     """Where a signal is counted."""
 
     rank: int
@@ -413,13 +425,13 @@ class Told(NamedTuple):
     """Where a rank's tiles announce themselves."""
 
     by: int
-    at: tuple[Place, ...]
+    at: tuple[SignalSlot, ...]
 
 
-Heard = Mapping[Place, Told]  # in place of a chunk's signal, those of all its tiles
+Heard = Mapping[SignalSlot, Told]  # in place of a chunk's signal, those of all its tiles
 
 
-def announced_otherwise(rank: int, chunks: list[Chunk], touched: Iterable[Touched]) -> dict[Place, Told]:
+def announced_otherwise(rank: int, chunks: list[MatmulChunk], touched: Iterable[Touched]) -> dict[SignalSlot, Told]:
     """What to wait for in place of the signals of chunks of which some tiles announce others.
 
     touched: of each kind of tiles of the rank.
@@ -428,7 +440,7 @@ def announced_otherwise(rank: int, chunks: list[Chunk], touched: Iterable[Touche
     for together in ([at for at in each if chunks[at].notifies] for each in touched):
         for at in together:
             tellers.setdefault(at, {})[together[0]] = None
-    found: dict[Place, Told] = {}
+    found: dict[SignalSlot, Told] = {}
     for at, by in tellers.items():
         if list(by) != [at]:
             for notify in chunks[at].notifies:
@@ -437,7 +449,7 @@ def announced_otherwise(rank: int, chunks: list[Chunk], touched: Iterable[Touche
     return found
 
 
-def is_announced(chunks: list[Chunk]) -> bool:
+def is_announced(chunks: list[MatmulChunk]) -> bool:
     """Whether tiles of these chunks that announce the first tell all ranks that wait for one of the others."""
     told = {notify.rank for chunk in chunks[:1] for notify in chunk.notifies}
     return all(notify.rank in told for chunk in chunks[1:] for notify in chunk.notifies)
@@ -451,7 +463,7 @@ def with_waits(operations: Iterable[Operation], heard: Heard) -> list[Operation]
 def _waits(operation: Operation, heard: Heard) -> Iterator[Wait]:
     """Sums, which stand behind the tiles of their rank, leave out what others of these announce."""
     for wait in operation.waits:
-        own = {Place(operation.rank, wait.pad, signal) for signal in range(*wait.signals)}
+        own = {SignalSlot(operation.rank, wait.pad, signal) for signal in range(*wait.signals)}
         if not own & heard.keys():
             yield wait
             continue
@@ -471,5 +483,5 @@ def behind_tiles(queues: Iterable[Queue]) -> tuple[Queue, ...]:
     )
 
 
-def _place(notify: Notify) -> Place:
-    return Place(notify.rank, notify.pad, notify.signal)
+def _place(notify: Notify) -> SignalSlot:
+    return SignalSlot(notify.rank, notify.pad, notify.signal)

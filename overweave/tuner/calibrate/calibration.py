@@ -16,7 +16,7 @@ from overweave.runtime.diagnosis import driver_version
 from overweave.runtime.finding import installed
 from overweave.tuner.calibrate import rates
 from overweave.tuner.calibrate.latencies import element_wise, latencies, measure, push_points
-from overweave.tuner.calibrate.machine_file import Measured
+from overweave.tuner.calibrate.machine_file import CalibratedGpu
 from overweave.tuner.calibrate.rates import Tile
 from overweave.tuner.calibrate.samples import Bench, Queues
 
@@ -24,7 +24,7 @@ PARTS = ("latencies", "memory", "library matmuls", "tiles of the kernels")
 Tell = Callable[[str, float], None]  # which part, and how many of them are done
 
 
-def calibrated(like: Machine, tell: Tell) -> tuple[Measured, str]:
+def calibrated(like: Machine, tell: Tell) -> tuple[CalibratedGpu, str]:
     """What was measured, and the source to write beside it. Collective; on one rank, of all but links."""
     device = torch.device("cuda", torch.cuda.current_device())
     sms = torch.cuda.get_device_properties(device).multi_processor_count
@@ -39,7 +39,7 @@ def calibrated(like: Machine, tell: Tell) -> tuple[Measured, str]:
     passes, memory = element_wise(call_us), rates.memory_gb_per_s(call_us)
     tell(PARTS[2], 2)
     scale = rates.library_scale(like)
-    measured = Measured(
+    measured = CalibratedGpu(
         device=torch.cuda.get_device_name(device),
         sms=sms,
         memory_gb_per_s=memory,

@@ -15,7 +15,7 @@ from overweave.tuner.calibrate.rates import Tile, scaled
 FROM_FILE = ("topology", "links", "collectives", "sharing", "dtypes", "few_rows")
 
 
-class Measured(Struct, frozen=True):
+class CalibratedGpu(Struct, frozen=True):
     """What a calibration found on one GPU. latencies: microseconds by their names in the file. passes: GB/s of the
     library's element-wise kernels. push_points: of copies between GPUs, where there were several.
     peer_access: as of a Machine; None where there is one GPU. card: the GPU as its driver tells it.
@@ -33,14 +33,14 @@ class Measured(Struct, frozen=True):
     card: Gpu | None = None
 
 
-def machine_file(name: str, found: Measured, like: Machine, source: str) -> bytes:
+def machine_file(name: str, found: CalibratedGpu, like: Machine, source: str) -> bytes:
     """The file's content, read back once: it describes a machine. source: date, device, versions, command."""
     told = msgspec.json.format(msgspec.json.encode(_records(name, found, like, source)), indent=1)
     decode(told, f"{name}.json")
     return told + b"\n"
 
 
-def _records(name: str, found: Measured, like: Machine, source: str) -> dict[str, object]:
+def _records(name: str, found: CalibratedGpu, like: Machine, source: str) -> dict[str, object]:
     rate = {"gb_per_s": round(found.memory_gb_per_s), "source": source}
     latencies = {
         key: {"us": round(max(0.0, us), 2), "source": source}
@@ -77,7 +77,7 @@ def _card(gpu: Gpu, source: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _tiles(found: Measured, source: str) -> list[dict[str, object]]:
+def _tiles(found: CalibratedGpu, source: str) -> list[dict[str, object]]:
     return [
         {
             "kernel": config.kernel, "block_m": config.block_m, "block_n": config.block_n,
@@ -87,12 +87,12 @@ def _tiles(found: Measured, source: str) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def _of_library(found: Measured, like: Machine, source: str) -> list[dict[str, object]]:
+def _of_library(found: CalibratedGpu, like: Machine, source: str) -> list[dict[str, object]]:
     times = f"{source}: {found.library_scale:.3f} times the rate of {like.name}, by torch.mm"
     return scaled(like.tiles_of("library"), found.library_scale, times)
 
 
-def _not_measured(found: Measured, like: Machine) -> list[dict[str, object]]:
+def _not_measured(found: CalibratedGpu, like: Machine) -> list[dict[str, object]]:
     """Other shapes of the kernels that were measured, in proportion; kernels that the GPU does not run are left out."""
     made: list[dict[str, object]] = []
     for kernel in dict.fromkeys(config.kernel for config, _ in found.tiles):

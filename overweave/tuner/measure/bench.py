@@ -30,17 +30,17 @@ from overweave.tuner.measure.baselines import (
     SEQUENTIAL,
     TORCH,
     TORCH_FUSED,
-    Method,
+    BaselineMethod,
     methods_of,
 )
 from overweave.tuner.measure.measures import Measures, Roofs, measure
 from overweave.tuner.measure.replay import is_replayed, settled
-from overweave.tuner.measure.sides import OperatorCall, Setting, Side
+from overweave.tuner.measure.sides import BenchSide, OperatorCall, Setting
 from overweave.tuner.measure.statistics import Ratio, median, p90, paired_ratio
 from overweave.tuner.measure.timer import Effort, Samples
-from overweave.tuner.measure.trial import Trial
+from overweave.tuner.measure.trial import TimedTrial
 from overweave.tuner.model.choose import choose
-from overweave.tuner.space.shapes import DTYPES, Case, DtypeWord
+from overweave.tuner.space.shapes import DTYPES, DtypeWord, ShapeCase
 from overweave.tuner.space.target import target_of
 from overweave.tuner.store.agreement import agreed_knowledge
 from overweave.tuner.store.cache import version_of
@@ -51,11 +51,11 @@ TIMEOUT = timedelta(seconds=120)
 PACKAGES = ("overweave", "torch", "triton", "cuda-bindings")
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class BenchRequest(Struct, frozen=True, kw_only=True):
     """What to compare. plans: names from the catalog to time in place of our own choice."""
 
     operator: str
-    cases: tuple[Case, ...] = ()
+    cases: tuple[ShapeCase, ...] = ()
     device: Literal["cpu", "cuda"]
     dtype: DtypeWord = "bf16"
     plans: tuple[str, ...] = ()
@@ -86,13 +86,13 @@ class CaseRows(Struct, frozen=True, kw_only=True):
     is_replayed: every method ran as captured graphs, as decoding does; its host cost is that of a replay.
     """
 
-    case: Case
+    case: ShapeCase
     methods: tuple[MethodRow, ...]
     left_out: dict[str, str]
     is_replayed: bool = False
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class BenchRun(Struct, frozen=True, kw_only=True):
     """One whole run: where, when, with what, and every row."""
 
     operator: str
@@ -140,11 +140,11 @@ def device_count() -> int:
 
 
 def runs(
-    request: Request,
+    request: BenchRequest,
     group: Group,
     operator_for: Callable[[Problem], OperatorCall],
     on_progress: Callable[[str, float], None] | None = None,
-) -> Iterator[Run]:
+) -> Iterator[BenchRun]:
     """Compares the methods, and yields the run as far as it is after each case. Collective.
 
     operator_for: what is called ours on a problem. on_progress: is told the case and which part of it is done.
@@ -169,9 +169,9 @@ def _devices(kind: str) -> tuple[torch.device, ...]:
     return tuple(torch.device(kind, index) for index in range(device_count() if kind == "cuda" else 1))
 
 
-def begun(request: Request, group: Group) -> Run:
+def begun(request: BenchRequest, group: Group) -> BenchRun:
     """The run before its first case: where, when and with what."""
-    return Run(
+    return BenchRun(
         operator=request.operator,
         world_size=group.world_size,
         device=request.device,
@@ -184,12 +184,14 @@ def begun(request: Request, group: Group) -> Run:
     )
 
 
-def _rows_of(case: Case, request: Request, setting: Setting, on_round: Callable[[float], None] | None) -> CaseRows:
+def _rows_of(
+    case: ShapeCase, request: BenchRequest, setting: Setting, on_round: Callable[[float], None] | None
+) -> CaseRows:
     problem = case.problem(request.operator, setting.group.world_size, request.dtype)
-    side, methods = Side(problem, setting), methods_of(request.operator, request.plans)
+    side, methods = BenchSide(problem, setting), methods_of(request.operator, request.plans)
     lacking = {method.name: why for method in methods if (why := method.lacks(side))}
     as_graphs = is_replayed(setting.device, case.m)
-    trial = Trial(setting, settled(request.effort, setting.device), side.sequential(0), as_graphs)
+    trial = TimedTrial(setting, settled(request.effort, setting.device), side.sequential(0), as_graphs)
     calls = {method.name: method.of(side) for method in methods if method.name not in lacking}
     samples = trial.times(calls, [method.name for method in methods if method.is_roof], on_round)
     why_not, roofs = lacking | trial.left_out, _roofs(samples)
@@ -198,7 +200,7 @@ def _rows_of(case: Case, request: Request, setting: Setting, on_round: Callable[
     return CaseRows(case=case, methods=tuple(rows), left_out=left_out, is_replayed=as_graphs)
 
 
-def _plan(method: Method, problem: Problem, setting: Setting) -> str:
+def _plan(method: BaselineMethod, problem: Problem, setting: Setting) -> str:
     """What a method of ours ran. The operator chose as is chosen here: by the problem and what the group knows."""
     if method.name != OURS:
         return method.plan
@@ -216,7 +218,7 @@ def _roofs(samples: Samples) -> Roofs:
     )
 
 
-def _row(method: Method, samples: Samples, roofs: Roofs, plan: str) -> MethodRow:
+def _row(method: BaselineMethod, samples: Samples, roofs: Roofs, plan: str) -> MethodRow:
     own = row_of((method.name, method.label), samples, plan)
     if method.is_roof:
         return replace(own, speedups={})

@@ -18,31 +18,31 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine
 from overweave.schedules.records.record import WITH_KERNELS
-from overweave.schedules.weave.transports import Asked
+from overweave.schedules.weave.transports import ScheduleChoice
 from overweave.tuner.caches import cache_folders, encoded, keep_file, recall_if_readable
 from overweave.tuner.model.weigh import Model, Weighed
-from overweave.tuner.space.compiled import Constants, Exchange, Way, families, is_member, neighbours
+from overweave.tuner.space.compiled import Constants, ExchangeWays, KernelWay, families, is_member, neighbours
 from overweave.tuner.space.target import Target
 
 LARGEST_BYTES = 1 << 20
 MOST_MEASURED, MOST_AROUND, FINALISTS = 8, 4, 4
 
-Predict = Callable[[Way, Machine], float]  # microseconds; raises OverweaveError for a way that cannot be
+Predict = Callable[[KernelWay, Machine], float]  # microseconds; raises OverweaveError for a way that cannot be
 
 
-Judged = Weighed[Way]
+RankedWay = Weighed[KernelWay]
 
 
-class Timed(Struct, frozen=True, forbid_unknown_fields=True):
-    way: Way
+class TimedWay(Struct, frozen=True, forbid_unknown_fields=True):
+    way: KernelWay
     us: float
 
 
-class Measured(Struct, frozen=True, forbid_unknown_fields=True):
+class TunedTimes(Struct, frozen=True, forbid_unknown_fields=True):
     """What a tuning found, the quickest first. key: of what was measured (`content_key`)."""
 
     key: str
-    times: tuple[Timed, ...]
+    times: tuple[TimedWay, ...]
 
 
 def described(target: Target, world_size: int) -> Machine | None:
@@ -51,52 +51,52 @@ def described(target: Target, world_size: int) -> Machine | None:
 
 
 def judge(
-    asked: Mapping[str, Asked], configs: tuple[Constants, ...], predict: Predict, machine: Machine | None
-) -> tuple[Judged, ...]:
+    asked: Mapping[str, ScheduleChoice], configs: tuple[Constants, ...], predict: Predict, machine: Machine | None
+) -> tuple[RankedWay, ...]:
     """Every way that was looked at, in the order of looking; the library's with the first constants stands first.
 
     The schedules of one tensor after the other are explored; then the constants, with the schedules as they are.
     machine: None where none is described: then nothing is predicted.
     """
-    model: Model[Way] = Model(lambda way, _: None if machine is None else predict(way, machine))
+    model: Model[KernelWay] = Model(lambda way, _: None if machine is None else predict(way, machine))
     by_tensor = {tensor: families(how) for tensor, how in asked.items()}
-    best = Way(tuple((tensor, known[0].first) for tensor, known in by_tensor.items()), configs[0])
+    best = KernelWay(tuple((tensor, known[0].first) for tensor, known in by_tensor.items()), configs[0])
     model(best)
     for tensor, known in by_tensor.items():
-        model.explore([Exchange(best, tensor, family) for family in known])
+        model.explore([ExchangeWays(best, tensor, family) for family in known])
         best = min(model.known.values(), key=lambda each: each.us).candidate
     for constants in configs[1:]:
         model(replace(best, constants=constants))
     return tuple(model.known.values())
 
 
-def cold(judged: tuple[Judged, ...]) -> Way:
+def cold(judged: tuple[RankedWay, ...]) -> KernelWay:
     """The quickest by prediction; the library's, which stands first, is given the margin that operators give it."""
     base = judged[0]
     if base.predicted_us is None:
         return next((each.candidate for each in judged if not each.obstacle), base.candidate)
     ahead_us = WITH_KERNELS.us + WITH_KERNELS.share * base.predicted_us
 
-    def judged_us(each: Judged) -> float:
+    def judged_us(each: RankedWay) -> float:
         return each.us + (0.0 if each.candidate.exchanges == base.candidate.exchanges else ahead_us)
 
     return min(judged, key=judged_us).candidate
 
 
-def shortlist(judged: tuple[Judged, ...]) -> tuple[Way, ...]:
+def shortlist(judged: tuple[RankedWay, ...]) -> tuple[KernelWay, ...]:
     """What is worth measuring first: the library's way, the best of each of the best few schedules with each back end,
     whose options the model hardly tells apart, and the best of all in all other constants."""
     possible = [each.candidate for each in sorted(judged, key=lambda each: each.us) if not each.obstacle]
     first = [each.candidate for each in judged if not each.obstacle][:1]
     of_base = [way for way in possible if way.constants == judged[0].candidate.constants]
-    of_schedules: dict[tuple[str, ...], Way] = {}
+    of_schedules: dict[tuple[str, ...], KernelWay] = {}
     for way in of_base:
         of_schedules.setdefault(_kind(way), way)
     varied = [way for way in possible if of_base and way.exchanges == of_base[0].exchanges]
     return tuple(dict.fromkeys([*first, *list(of_schedules.values())[:MOST_MEASURED], *varied]))
 
 
-def around(base: Constants, times: tuple[Timed, ...], asked: Mapping[str, Asked]) -> tuple[Way, ...]:
+def around(base: Constants, times: tuple[TimedWay, ...], asked: Mapping[str, ScheduleChoice]) -> tuple[KernelWay, ...]:
     """What is worth measuring next: the best that was measured, varied along one coordinate after the other.
 
     times: the quickest first. The schedules that were best with the constants `base` are taken with the best few
@@ -120,11 +120,13 @@ def kept_path(name: str, key: str) -> Path:
     return cache_folders()["overweave"] / "compiled" / f"{name}.{key}.json"
 
 
-def recall(name: str, key: str, asked: Mapping[str, Asked], configs: tuple[Constants, ...]) -> Measured | None:
+def recall(
+    name: str, key: str, asked: Mapping[str, ScheduleChoice], configs: tuple[Constants, ...]
+) -> TunedTimes | None:
     """What was measured of this very content. A file that holds anything else is ignored aloud."""
 
-    def read(data: bytes) -> Measured:
-        found = msgspec.json.decode(data, type=Measured)
+    def read(data: bytes) -> TunedTimes:
+        found = msgspec.json.decode(data, type=TunedTimes)
         strange = [each.way for each in found.times if not is_member(each.way, asked, configs)]
         if found.key != key or strange or not found.times:
             raise InputError("compiled kernel", f"it names what nobody could have measured: {strange[:1]}", "")
@@ -133,12 +135,12 @@ def recall(name: str, key: str, asked: Mapping[str, Asked], configs: tuple[Const
     return recall_if_readable(kept_path(name, key), read, LARGEST_BYTES)
 
 
-def remember(name: str, measured: Measured) -> None:
+def remember(name: str, measured: TunedTimes) -> None:
     """Keeps a tuning for later processes. Warns if it cannot be written."""
     keep_file(kept_path(name, measured.key), lambda: encoded(measured))
 
 
-def _kind(way: Way) -> tuple[str, ...]:
+def _kind(way: KernelWay) -> tuple[str, ...]:
     """The schedule of each tensor, and who carries it."""
     parts = ((word for word in how.split()[1:] if word.startswith("mover=")) for _, how in way.exchanges)
     names = (how.split()[0] for _, how in way.exchanges)

@@ -34,7 +34,7 @@ SMS = (8, 16, 32)
 MOST_CALLS = 1 << 16  # of one kind of copy
 HOST_COPIES = "host copies"
 LONGER = 1.3  # what runs beside lasts so much longer than what is timed
-Call = Callable[[int], object]
+SampleCall = Callable[[int], object]
 
 
 def measured_names(kinds: tuple[str, ...]) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class _Here:
     def cuts(self) -> dict[str, float]:
         """All cuts by turns with the whole."""
         size, whole = self.problem.world_size, "whole"
-        calls: dict[str, Call] = {whole: lambda turn: self._whole()}
+        calls: dict[str, SampleCall] = {whole: lambda turn: self._whole()}
         for name, parts in zip(MATMULS[::2], (size, size**2), strict=True):
             calls[name] = partial(self._by_rows, parts)
         for name, parts in zip(MATMULS[1::2], (size, size**2), strict=True):
@@ -139,12 +139,12 @@ class _Here:
     def _pieces(self, extent: int, parts: int) -> Iterator[tuple[int, int]]:
         return (piece for piece in piece_rows((0, extent), parts, LIBRARY_ALIGNMENT) if piece[0] < piece[1])
 
-    def _medians_us(self, calls: Mapping[str, Call]) -> dict[str, float]:
+    def _medians_us(self, calls: Mapping[str, SampleCall]) -> dict[str, float]:
         samples = compare(calls, self.device, None, self.effort)
         return {name: median(values) for name, values in samples.device_us.items()}
 
 
-def _beside(timed: Call, other: Call, count: int, device: torch.device) -> Call:
+def _beside(timed: SampleCall, other: SampleCall, count: int, device: torch.device) -> SampleCall:
     """`timed` on the current stream while `other` runs so many times on a side stream, which began first."""
     side, turns = torch.cuda.Stream(device, priority=-1), iter(range(1 << 62))
 
@@ -158,14 +158,14 @@ def _beside(timed: Call, other: Call, count: int, device: torch.device) -> Call:
     return call
 
 
-def _host_copy(device: torch.device) -> Call:
+def _host_copy(device: torch.device) -> SampleCall:
     """By a copy engine, from pinned host memory."""
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
     return lambda turn: target.copy_(source, non_blocking=True)
 
 
-def _sm_copy(what: str, device: torch.device) -> Call:
+def _sm_copy(what: str, device: torch.device) -> SampleCall:
     """By a kernel on so many SMs, within the GPU."""
     programs = next(sms for sms in SMS if what == f"copies on {sms} SMs")
     source = torch.zeros(COPIED_BYTES // 4, dtype=torch.int32, device=device)

@@ -21,7 +21,7 @@ except ImportError:  # cuda-bindings is an extra: without it there is no copy en
 else:
     HAS_COPY_ENGINE = True
 
-Piece = tuple[int, int, int]  # offset in the sent tensor, offset in the peer's landing zone, length: all in bytes
+CopyPiece = tuple[int, int, int]  # offset in the sent tensor, offset in the peer's landing zone, length: all in bytes
 
 
 class PeerCopies:
@@ -32,7 +32,7 @@ class PeerCopies:
     """
 
     def __init__(
-        self, group: Group, device: torch.device, landing_bytes: int, piece: Callable[[int], Piece], rounds: int = 1
+        self, group: Group, device: torch.device, landing_bytes: int, piece: Callable[[int], CopyPiece], rounds: int = 1
     ) -> None:
         if not HAS_COPY_ENGINE:
             raise MachineError("measure the copy engine", "cuda-bindings is not installed", PACKAGES["cuda"])

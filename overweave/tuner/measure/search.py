@@ -16,10 +16,10 @@ from overweave.errors import MachineError
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.tuner.measure.replay import is_replayed, settled
-from overweave.tuner.measure.sides import Setting, Side
+from overweave.tuner.measure.sides import BenchSide, Setting
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort
-from overweave.tuner.measure.trial import Trial
+from overweave.tuner.measure.trial import TimedTrial
 from overweave.tuner.model.rank import cold_choice, weigh
 from overweave.tuner.model.weigh import Weighed
 from overweave.tuner.space.space import Candidate, variations
@@ -65,9 +65,9 @@ def tune_problem(
     first = shortlist(weighed, asked.operator, cold)
     board = Board.of(setting.group)
     board.agree(f"tune {asked} among {', '.join(map(str, first))}".encode())
-    side = Side(asked, setting)
+    side = BenchSide(asked, setting)
     as_graphs = is_replayed(setting.device, asked.m)
-    trial = Trial(setting, settled(effort, setting.device), side.sequential(0), as_graphs)
+    trial = TimedTrial(setting, settled(effort, setting.device), side.sequential(0), as_graphs)
     times = _medians(trial, side, first, on_round)
     if not times:
         raise MachineError(f"tune {asked.operator}", f"nothing runs: {trial.left_out}", "See `overweave doctor`")
@@ -97,7 +97,9 @@ def _cold(problem: Problem, target: Target) -> Candidate | None:
     return cold_choice(weigh(problem, target, is_thorough=False), problem, target.found.doubt).candidate
 
 
-def _medians(trial: Trial, side: Side, asked: Iterable[Candidate], on_round: OnRound | None) -> dict[Candidate, float]:
+def _medians(
+    trial: TimedTrial, side: BenchSide, asked: Iterable[Candidate], on_round: OnRound | None
+) -> dict[Candidate, float]:
     """In microseconds, of those that run and are right."""
     candidates = {str(what): what for what in asked}
     calls = {name: partial(side.ours, plan=name) for name in candidates}

@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct
 
-from overweave.ir.operators.record import Operand
+from overweave.ir.operators.record import CallMatrix
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import Group
 from overweave.runtime.library.library import all_gather_flat, movable, reduce_scatter_flat
 from overweave.runtime.library.scaled import scaled_matmul
-from overweave.tuner.measure.peer_copies import HAS_COPY_ENGINE, PeerCopies, Piece
+from overweave.tuner.measure.peer_copies import HAS_COPY_ENGINE, CopyPiece, PeerCopies
 from overweave.tuner.measure.replay import MOST_INPUT_SETS
-from overweave.tuner.measure.trial import Result
+from overweave.tuner.measure.trial import CallResult
 from overweave.tuner.space.problem_words import bare
 from overweave.tuner.space.space import library_path
 
@@ -29,7 +29,9 @@ FP8 = torch.float8_e4m3fn
 class OperatorCall(Protocol):
     """An operator on local tensors, with all that its problem has beside a bare product."""
 
-    def __call__(self, x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, plan: str | None) -> Result: ...
+    def __call__(
+        self, x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup, *, plan: str | None
+    ) -> CallResult: ...
 
 
 class Setting(Struct, frozen=True):
@@ -41,7 +43,7 @@ class Setting(Struct, frozen=True):
     operator_for: Callable[[Problem], OperatorCall]
 
 
-class Side:
+class BenchSide:
     """One operator on one rank's part of a problem. Calls take the number of the sample and return a result to compare.
 
     xs, ws: what a rank passes. lefts, rights: the factors of its matmul alone, of all columns, of every weight and of
@@ -91,16 +93,16 @@ class Side:
         scaled_matmul(x, w, (self.scales[0][: x.shape[0]], self.scales[1]), y)
         return y
 
-    def ours(self, turn: int, plan: str | None) -> Result:
+    def ours(self, turn: int, plan: str | None) -> CallResult:
         return self._operator(*self.factors(turn), self.setting.group.process_group, plan=plan)
 
-    def matmul(self, turn: int) -> Result:
+    def matmul(self, turn: int) -> CallResult:
         return self.multiply(_of(self.lefts, turn), _of(self.rights, turn))
 
-    def communicate(self, turn: int) -> Result:
+    def communicate(self, turn: int) -> CallResult:
         return self._by_reference(turn, multiplies=False)
 
-    def sequential(self, turn: int) -> Result:
+    def sequential(self, turn: int) -> CallResult:
         """The reference of the operator's record, as a user would write it; of more than a bare product ours."""
         if not self.is_bare:
             return self.ours(turn, str(library_path(self.problem.operator)))
@@ -131,7 +133,7 @@ class _Places:
     all of it as often as it travels, which is twice where sums are shared.
     """
 
-    def __init__(self, side: Side, cols: int) -> None:
+    def __init__(self, side: BenchSide, cols: int) -> None:
         group, record, setting, m = side.setting.group, side.problem.record, side.setting, side.problem.m
         height, (lo, hi) = -(-m // group.world_size), side.rows
         width, dtype = (side.problem.k, setting.dtype) if record.gathers else (cols, side.kept)
@@ -162,7 +164,7 @@ class _Library(NamedTuple):
     multiplies: else what travels, or has travelled, stands for the product.
     """
 
-    side: Side
+    side: BenchSide
     places: _Places
     multiplies: bool
 
@@ -202,11 +204,11 @@ class _Library(NamedTuple):
         return received
 
 
-def _pieces(side: Side, height: int, row_bytes: int) -> Callable[[int], Piece]:
+def _pieces(side: BenchSide, height: int, row_bytes: int) -> Callable[[int], CopyPiece]:
     """For PeerCopies: each peer's rows of a sum or of blocks, or this rank's own, to their place where they land."""
     group, is_dealt = side.setting.group, side.problem.record.adds or side.problem.record.exchanges
 
-    def piece(peer: int) -> Piece:
+    def piece(peer: int) -> CopyPiece:
         lo, hi = shard_rows(side.problem.m, group.world_size, peer) if is_dealt else side.rows
         return (lo if is_dealt else 0) * row_bytes, group.rank * height * row_bytes, (hi - lo) * row_bytes
 
@@ -217,7 +219,7 @@ def _of(sets: list[torch.Tensor], turn: int) -> torch.Tensor:
     return sets[turn % len(sets)]
 
 
-def _seeds(operand: Operand, sets: int, setting: Setting, beyond: int = 0) -> range:
+def _seeds(operand: CallMatrix, sets: int, setting: Setting, beyond: int = 0) -> range:
     """Of whole matrices that ranks have alike, or shards of rows of; and of each rank's own."""
     is_own = operand.along not in (None, "m") or (operand.along is None and operand.ownership == "sharded")
     first = 1000 * (setting.group.rank + 1) + beyond if is_own else beyond

@@ -8,7 +8,7 @@ import torch
 
 from overweave.ir.plan import CopyConfig
 from overweave.ir.tile_order import TileRow
-from overweave.kernels.arguments import SignalWords, TileQueue
+from overweave.kernels.arguments import LaunchTiles, SignalWords
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import Moving, TileKernelArgs, table_tensor
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, copy_call
@@ -35,7 +35,7 @@ class SmCopies:
         limits = torch.zeros(3 + len(zones), dtype=torch.int64, device=device)
         targets = torch.tensor([list(zone) for zone in zones], dtype=torch.int64, device=device)
         self._claims = Moving(self._counters.data_ptr(), torch.int32)
-        queue = TileQueue(table_tensor(table, device), self._claims, limits, len(table))
+        queue = LaunchTiles(table_tensor(table, device), self._claims, limits, len(table))
         tiles = TileKernelArgs(queue, SignalWords(words, words, limits, len(zones) + 1))
         self._launch = Launch(copy_call(config, tiles, Pushes(targets, source, row_bytes // WORD_BYTES)))
         self._kept = words, limits, targets

@@ -7,7 +7,7 @@ from collections import Counter
 from msgspec import Struct
 
 from overweave.tuner.measure.baselines import SEQUENTIAL, TORCH_FUSED
-from overweave.tuner.measure.bench import CaseRows, MethodRow, Run
+from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
 from overweave.tuner.measure.statistics import geometric_mean, median
 
 
@@ -36,7 +36,7 @@ class Spread(Struct, frozen=True):
     largest: float
 
 
-def summarize(run: Run) -> tuple[MethodSummary, ...]:
+def summarize(run: BenchRun) -> tuple[MethodSummary, ...]:
     """One line per method, in the order of the rows."""
     by_name: dict[str, list[MethodRow]] = {}
     for case in run.cases:
@@ -45,14 +45,14 @@ def summarize(run: Run) -> tuple[MethodSummary, ...]:
     return tuple(_summary(rows) for rows in by_name.values())
 
 
-def middle(runs: tuple[Run, ...], method: str) -> int:
+def middle(runs: tuple[BenchRun, ...], method: str) -> int:
     """Which run is the middle one by the geometric mean of a method's times; of all methods, if it took no part."""
     times = [_time_us(run, method) for run in runs]
     ordered = sorted(range(len(runs)), key=lambda index: times[index])
     return ordered[(len(ordered) - 1) // 2]
 
 
-def spread(runs: tuple[Run, ...], chosen: int) -> dict[str, dict[str, Spread]]:
+def spread(runs: tuple[BenchRun, ...], chosen: int) -> dict[str, dict[str, Spread]]:
     """For each method and each of its summary numbers, how it moved between whole runs."""
     summaries = [{line.name: _numbers(line) for line in summarize(run)} for run in runs]
     table: dict[str, dict[str, Spread]] = {}
@@ -63,7 +63,7 @@ def spread(runs: tuple[Run, ...], chosen: int) -> dict[str, dict[str, Spread]]:
     return table
 
 
-def losses(run: Run, method: str) -> tuple[CaseRows, ...]:
+def losses(run: BenchRun, method: str) -> tuple[CaseRows, ...]:
     """Cases in which a method is slower than the sequential one."""
     return tuple(
         case
@@ -95,7 +95,7 @@ def _summary(rows: list[MethodRow]) -> MethodSummary:
     )
 
 
-def _time_us(run: Run, method: str) -> float:
+def _time_us(run: BenchRun, method: str) -> float:
     lines = {line.name: line.time_us for line in summarize(run)}
     return lines.get(method, median(list(lines.values())))
 

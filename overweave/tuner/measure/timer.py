@@ -30,7 +30,7 @@ from overweave.errors import InputError
 from overweave.ir.pause_gc import without_collection
 from overweave.tuner.measure.statistics import median
 
-Call = Callable[[int], object]  # its argument says which input set to use, and grows from sample to sample
+SampleCall = Callable[[int], object]  # its argument says which input set to use, and grows from sample to sample
 
 SLEEP_CYCLES = 2_000_000  # about 1 ms on Hopper: longer than the host needs to enqueue one sample
 BURST_CALLS = 10
@@ -58,16 +58,16 @@ class Samples(Struct, frozen=True):
     host_us: dict[str, float]
 
 
-class Clock(Protocol):
+class CallClock(Protocol):
     """Times one call, ranks aligned."""
 
-    def sample_us(self, call: Call, turn: int) -> float: ...
+    def sample_us(self, call: SampleCall, turn: int) -> float: ...
 
-    def host_us(self, call: Call, calls: int) -> float | None: ...
+    def host_us(self, call: SampleCall, calls: int) -> float | None: ...
 
 
 def compare(
-    methods: Mapping[str, Call],
+    methods: Mapping[str, SampleCall],
     device: torch.device,
     group: dist.ProcessGroup | None = None,
     effort: Effort | None = None,
@@ -81,7 +81,7 @@ def compare(
     effort = effort or Effort()
     if not methods or effort.rounds < 1:
         raise InputError("compare", f"{len(methods)} methods, {effort.rounds} rounds", "Give at least one of each")
-    clock: Clock = _CudaClock(device, group) if device.type == "cuda" else _HostClock(group)
+    clock: CallClock = _CudaClock(device, group) if device.type == "cuda" else _HostClock(group)
     names = list(methods)
     table: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
@@ -107,14 +107,14 @@ class _HostClock:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
 
-    def sample_us(self, call: Call, turn: int) -> float:
+    def sample_us(self, call: SampleCall, turn: int) -> float:
         if self._group is not None:
             dist.barrier(self._group)
         start_ns = time.perf_counter_ns()
         call(turn)
         return (time.perf_counter_ns() - start_ns) / 1e3
 
-    def host_us(self, call: Call, calls: int) -> float | None:
+    def host_us(self, call: SampleCall, calls: int) -> float | None:
         return None
 
 
@@ -132,7 +132,7 @@ class _CudaClock:
         if self._group is not None:
             dist.all_reduce(self._one, dist.ReduceOp.MAX, self._group)
 
-    def sample_us(self, call: Call, turn: int) -> float:
+    def sample_us(self, call: SampleCall, turn: int) -> float:
         torch.cuda.synchronize(self._device)
         self._align()
         self._start.record()
@@ -142,12 +142,12 @@ class _CudaClock:
         elapsed_ms: float = self._start.elapsed_time(self._end)
         return elapsed_ms * 1e3
 
-    def host_us(self, call: Call, calls: int) -> float | None:
+    def host_us(self, call: SampleCall, calls: int) -> float | None:
         if not calls:
             return None
         return median([self._burst_us(call, first) for first in range(0, calls, BURST_CALLS)])
 
-    def _burst_us(self, call: Call, first: int) -> float:
+    def _burst_us(self, call: SampleCall, first: int) -> float:
         """Of each of a few calls behind each other, every rank at once."""
         self._align()
         torch.cuda.synchronize(self._device)

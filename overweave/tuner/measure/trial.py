@@ -18,11 +18,11 @@ from overweave.tuner.measure.timer import Effort, Samples, compare
 
 # Relative error of a result against the sequential one, in norm: two roundings of the narrowest dtype, with room.
 LARGEST_ERROR = 2e-2
-Result = torch.Tensor | tuple[torch.Tensor, ...]  # of a call: one tensor, or one for each weight
-Call = Callable[[int], Result]  # its argument says which input set to use
+CallResult = torch.Tensor | tuple[torch.Tensor, ...]  # of a call: one tensor, or one for each weight
+CheckedCall = Callable[[int], CallResult]  # its argument says which input set to use
 
 
-class Place(Protocol):
+class TrialSetting(Protocol):
     """Where a method runs."""
 
     @property
@@ -32,21 +32,23 @@ class Place(Protocol):
     def device(self) -> torch.device: ...
 
 
-class Trial:
+class TimedTrial:
     """Calls that compute one thing. left_out: why a call was not timed, by its name. Collective.
 
     expected: what calls must give back, on input set 0; None: what the first one that runs gives back.
     as_graphs: each call is captured once it has run, and timed as graphs (`replay.replayed`).
     """
 
-    def __init__(self, place: Place, effort: Effort, expected: Result | None = None, as_graphs: bool = False) -> None:
+    def __init__(
+        self, place: TrialSetting, effort: Effort, expected: CallResult | None = None, as_graphs: bool = False
+    ) -> None:
         self._place, self._effort, self._as_graphs = place, effort, as_graphs
         self._expected = None if expected is None else _copied(expected)
         self.left_out: dict[str, str] = {}
 
     def times(
         self,
-        calls: Mapping[str, Call],
+        calls: Mapping[str, CheckedCall],
         roofs: Container[str] = (),
         on_round: Callable[[float], None] | None = None,
     ) -> Samples:
@@ -65,21 +67,21 @@ class Trial:
             return Samples({}, {})
         return compare(usable, self._place.device, self._place.group.process_group, self._effort, on_round)
 
-    def _tried(self, call: Call, is_checked: bool) -> tuple[Call, str]:
+    def _tried(self, call: CheckedCall, is_checked: bool) -> tuple[CheckedCall, str]:
         """A call as it is timed, and why it must be left out, or an empty string."""
         why = self._attempt(call, is_checked)
         if why or not self._as_graphs:
             return call, why
-        made: list[Call] = []
+        made: list[CheckedCall] = []
 
-        def capture(turn: int) -> Result:
+        def capture(turn: int) -> CallResult:
             made.append(replayed(call))
             return made[0](turn)
 
         why = self._attempt(capture, is_checked)
         return (made[0] if made else call), (f"as a captured graph: {why}" if why else "")
 
-    def _attempt(self, call: Call, is_checked: bool) -> str:
+    def _attempt(self, call: CheckedCall, is_checked: bool) -> str:
         """Runs a call once; why it must be left out, or an empty string. Every rank comes to the same verdict."""
         reason, result, device = "", None, self._place.device
         try:
@@ -98,13 +100,13 @@ class Trial:
         return reason
 
 
-def agrees(result: Result, expected: Result) -> bool:
+def agrees(result: CallResult, expected: CallResult) -> bool:
     """Whether a result is the expected one but for rounding."""
     ours, theirs = (each if isinstance(each, tuple) else (each,) for each in (result, expected))
     return len(ours) == len(theirs) and all(map(_agrees, ours, theirs))
 
 
-def _copied(result: Result) -> Result:
+def _copied(result: CallResult) -> CallResult:
     """A result that later calls leave alone."""
     return tuple(each.clone() for each in result) if isinstance(result, tuple) else result.clone()
 

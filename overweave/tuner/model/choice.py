@@ -12,7 +12,7 @@ from overweave.ir.problem import Problem
 from overweave.tuner.model.weigh import State, Weighed
 from overweave.tuner.space.space import Candidate, full_options
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.table import Source
+from overweave.tuner.store.table import ChoiceSource
 
 
 class Choice(Struct, frozen=True):
@@ -27,7 +27,7 @@ class Choice(Struct, frozen=True):
     options: dict[str, str | int]
     reason: str
     rejected: tuple[tuple[str, str], ...] = ()
-    source: Source = "rule"
+    source: ChoiceSource = "rule"
     text: str = ""
     weights: tuple[Weighed[str], ...] = ()
     library: str = ""
@@ -74,7 +74,7 @@ class Choice(Struct, frozen=True):
         return weight.candidate == self.text and not weight.obstacle
 
 
-SOURCES: dict[Source, str] = {
+SOURCES: dict[ChoiceSource, str] = {
     "cache": "Its time was measured on this machine.",
     "table": "Its time was measured for the package on such a machine.",
     "nearest": "Its time was measured on the nearest known problem, not on this one.",
@@ -103,7 +103,7 @@ def chosen(
     problem: Problem,
     target: Target,
     what: Candidate,
-    because: tuple[Source, str],
+    because: tuple[ChoiceSource, str],
     rejected: tuple[tuple[str, str], ...] = (),
 ) -> Choice:
     """A candidate as the answer, for a source and a reason."""

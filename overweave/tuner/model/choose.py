@@ -24,7 +24,7 @@ from overweave.tuner.space.space import Candidate, fitted, library_path, obstacl
 from overweave.tuner.space.target import Target
 from overweave.tuner.space.waves import regrouped
 from overweave.tuner.store.cache import knowledge
-from overweave.tuner.store.table import Found, Knowledge, ranked
+from overweave.tuner.store.table import Knowledge, TableMatch, ranked
 
 
 def choose(problem: Problem, target: Target, known: Knowledge | None = None) -> Choice:
@@ -75,7 +75,7 @@ def _together(those: list[Candidate]) -> str:
     return " ".join([those[0].plan, *values])
 
 
-def _by_measurement(problem: Problem, target: Target, found: Found) -> Choice | None:
+def _by_measurement(problem: Problem, target: Target, found: TableMatch) -> Choice | None:
     """The first candidate of an entry, as `ranked`, that can compute this very problem; in fewer pieces if need be."""
     entry = found.entry
     fit = ((time, regrouped(problem, target, fitted(problem, time.candidate))) for time in entry.times)

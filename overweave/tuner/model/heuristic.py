@@ -50,18 +50,18 @@ SIGNATURES = (
 )
 
 
-class Step(Struct, frozen=True):
+class PipelineStep(Struct, frozen=True):
     """When the pieces of a step are there, from the first copy on, and the matmul on them alone."""
 
     arrived_us: float
     matmul_us: float
 
 
-class Line(Struct, frozen=True):
+class PipelineEstimate(Struct, frozen=True):
     """A schedule as its steps. waits: signals that a step's stream looks at. load: of the ports while copies last."""
 
     own_us: float
-    steps: tuple[Step, ...]
+    steps: tuple[PipelineStep, ...]
     waits: int
     load: float
     per_step_us: float = 0.0
@@ -148,39 +148,39 @@ class _Sizes:
             return gathered_us + latency.flag.us + self.matmul_us(self.m, self.k)
         return _end_us(self.line(signature), latency.call.us + latency.begin.us, self.machine)
 
-    def line(self, signature: Signature) -> Line:
+    def line(self, signature: Signature) -> PipelineEstimate:
         """The steps of a schedule."""
         own_us = self.matmul_us(self.shard, self.k) if signature.is_own_first else 0.0
         if signature.cut == "shards":
             arrived = self._arrivals([self.shard * self.k] * (self.ranks - 1), 1.0)
-            steps = tuple(Step(us, own_us) for us in arrived)
-            return Line(own_us, steps, waits=1, load=self.alone_load)
+            steps = tuple(PipelineStep(us, own_us) for us in arrived)
+            return PipelineEstimate(own_us, steps, waits=1, load=self.alone_load)
         if signature.cut == "columns":
             return self._by_columns()
         return self._by_rows(signature, own_us)
 
-    def _by_rows(self, signature: Signature, own_us: float) -> Line:
+    def _by_rows(self, signature: Signature, own_us: float) -> PipelineEstimate:
         heights = [hi - lo for lo, hi in _cut(self.shard, self.ranks)]
         arrived = self._arrivals([rows * self.k for rows in heights], self.crowd)
         latency, peers = self.machine.latency, self.ranks - 1
         if not signature.is_fused:
             each = [peers * (self.matmul_us(rows, self.k) + latency.stream_wait.us) for rows in heights]
-            return Line(own_us, _steps(arrived, each), waits=0, load=1.0)
+            return PipelineEstimate(own_us, _steps(arrived, each), waits=0, load=1.0)
         together = peers if signature.is_own_first else self.ranks
         each = [self.matmul_us(rows * together, self.k) for rows in heights]
         scattered = 2 * heights[-1] * together * self.n * self.item / self.machine.local_copies.gb_per_s / 1e3
         tail_us = scattered + latency.flag.us + latency.stream_wait.us
-        return Line(
+        return PipelineEstimate(
             own_us, _steps(arrived, each), waits=together, load=1.0, per_step_us=latency.flag.us, tail_us=tail_us
         )
 
-    def _by_columns(self) -> Line:
+    def _by_columns(self) -> PipelineEstimate:
         machine, widths = self.machine, [hi - lo for lo, hi in _cut(self.k, self.ranks)]
         arrived = self._arrivals([self.shard * cols for cols in widths], self.crowd, machine.links.strided.factor)
         each = [self.matmul_us(self.m, cols, is_added=step > 0) for step, cols in enumerate(widths)]
         rounded = self.m * self.n * (SUM_BYTES + self.item) / machine.element_wise.narrow.gb_per_s / 1e3
         tail_us = rounded + machine.latency.kernel.us
-        return Line(0.0, _steps(arrived, each), waits=self.ranks, load=1.0, tail_us=tail_us)
+        return PipelineEstimate(0.0, _steps(arrived, each), waits=self.ranks, load=1.0, tail_us=tail_us)
 
     def _arrivals(self, elements: Iterable[int], share: float, factor: float = 1.0) -> list[float]:
         """When copies that follow each other have arrived, each with a share of what it reaches alone."""
@@ -197,11 +197,11 @@ def _cut(size: int, pieces: int) -> list[Range]:
     return [piece for piece in piece_rows((0, size), pieces, LIBRARY_ALIGNMENT) if piece[0] < piece[1]]
 
 
-def _steps(arrived: list[float], matmuls: list[float]) -> tuple[Step, ...]:
-    return tuple(Step(*pair) for pair in zip(arrived, matmuls, strict=True))
+def _steps(arrived: list[float], matmuls: list[float]) -> tuple[PipelineStep, ...]:
+    return tuple(PipelineStep(*pair) for pair in zip(arrived, matmuls, strict=True))
 
 
-def _end_us(line: Line, begun_us: float, machine: Machine) -> float:
+def _end_us(line: PipelineEstimate, begun_us: float, machine: Machine) -> float:
     """Each step begins when its pieces are there and the step before has ended; copies slow the matmuls beside them."""
     slower = 1.0 + (machine.sharing.copy_engine.factor - 1.0) * line.load
     copied_us = begun_us + line.steps[-1].arrived_us

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, Assignment, Plan, Realization
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, EngineAssignment, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Collective, Compute, Operation, Put, Queue, Region, Schedule
 from overweave.ir.shards import piece_rows
-from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, Kind, Timeline
+from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, SpanKind, Timeline
 from overweave.schedules.catalog.catalog import LIBRARY_ALIGNMENT
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import simulate
@@ -124,7 +124,7 @@ def _of_transfer(problem: Problem, machine: Machine) -> float:
 def _of_contention(problem: Problem, machine: Machine) -> dict[str, float]:
     """From runs of matmuls and transfers that do not depend on each other, together and each alone."""
     found: dict[str, float] = {}
-    movers: tuple[tuple[str, Kind], ...] = (("copies", COPY), ("library", COLLECTIVE))
+    movers: tuple[tuple[str, SpanKind], ...] = (("copies", COPY), ("library", COLLECTIVE))
     for (mover, kind), names in zip(movers, (BESIDE[::2], BESIDE[1::2]), strict=True):
         if mover == "copies" and not machine.peer_access:
             continue
@@ -137,7 +137,7 @@ def _of_contention(problem: Problem, machine: Machine) -> dict[str, float]:
     return found
 
 
-def _length_us(timeline: Timeline, kind: Kind) -> float:
+def _length_us(timeline: Timeline, kind: SpanKind) -> float:
     """From the first to the last span of a kind on rank 0, waits for SMs included."""
     spans = [span for span in timeline.of_rank(0) if span.kind == kind]
     begun = min(span.begin_us for span in spans) if kind != COLLECTIVE else 0.0
@@ -171,7 +171,7 @@ def _independent(problem: Problem, mover: str, has_matmuls: bool, has_moves: boo
         goal=(),
         operations=tuple(operations),
     )  # fmt: skip
-    engines = tuple(Assignment(name, COPY_ENGINE if name.startswith("copies") else LIBRARY) for name in names)
+    engines = tuple(EngineAssignment(name, COPY_ENGINE if name.startswith("copies") else LIBRARY) for name in names)
     return Plan(
         name=schedule.name,
         problem=replace(problem, operator="all_gather_matmul"),

@@ -56,7 +56,7 @@ class Weighed(Struct, Generic[C], frozen=True):
         return f"{self.candidate!s:{width}s}  {f'not: {self.obstacle}' if self.obstacle else told or 'nothing known'}"
 
 
-class Family(Protocol[C_co]):
+class CandidateFamily(Protocol[C_co]):
     """Candidates that differ in the values of options."""
 
     @property
@@ -96,9 +96,9 @@ class Model(Generic[C]):
         closer = Model(predict, self._obstacle)
         self.known.update({what: closer(what) for what in some})
 
-    def explore(self, families: Iterable[Family[C]]) -> None:
+    def explore(self, families: Iterable[CandidateFamily[C]]) -> None:
         """Asks for the first of each family that can be, and goes through those that are not far behind the best."""
-        heads: list[tuple[Family[C], dict[str, Any], float]] = []
+        heads: list[tuple[CandidateFamily[C], dict[str, Any], float]] = []
         least_us = inf
         for family, options in map(self._head, families):
             us = self._judged_us(family.member(options), REACH * least_us)
@@ -108,13 +108,13 @@ class Model(Generic[C]):
         for family, options, _ in sorted(near, key=lambda head: head[2])[:MOST_DESCENTS]:
             self._descend(family, options)
 
-    def _head(self, family: Family[C]) -> tuple[Family[C], dict[str, Any]]:
+    def _head(self, family: CandidateFamily[C]) -> tuple[CandidateFamily[C], dict[str, Any]]:
         """The first member without an obstacle, by its options; the very first where all have one."""
         every = (dict(zip(family.grid, values, strict=True)) for values in product(*family.grid.values()))
         able = (options for options in every if not self._obstacle(family.member(options)))
         return family, next(able, {name: values[0] for name, values in family.grid.items()})
 
-    def _descend(self, family: Family[C], options: Mapping[str, Any]) -> None:
+    def _descend(self, family: CandidateFamily[C], options: Mapping[str, Any]) -> None:
         """From a member, one option after the other, to the value that is best with the others as they are."""
         chosen = dict(options)
         for name, values in family.grid.items():

@@ -19,7 +19,7 @@ from overweave.schedules.communication import COPYING_KERNELS, Mover
 from overweave.schedules.moves.moves import AUTO as OPEN_MOVER
 from overweave.schedules.moves.moves import movers_in, settled
 from overweave.schedules.records.options import ANY_MOVER, COPY_PROGRAMS, Option, settle
-from overweave.schedules.weave.transports import Asked, Side, obstacle, transport_of, transports
+from overweave.schedules.weave.transports import ScheduleChoice, TransportDirection, obstacle, transport_of, transports
 
 AUTO = ".auto"
 BY_HAND = "by_hand"
@@ -35,10 +35,10 @@ TRIED: dict[str, tuple[int, ...]] = {
 UNTRIED = ("axis", "island")  # what lies where is the caller's knowledge
 ENGINE, MOVER = "copy_engine", "mover"
 Constants = tuple[tuple[str, int], ...]
-Value = int | str | tuple[int, ...] | None
+WayValue = int | str | tuple[int, ...] | None
 
 
-class Way(Struct, frozen=True):
+class KernelWay(Struct, frozen=True):
     """One way to run a compiled kernel: a schedule for each exchanged tensor, and constants of the launch."""
 
     exchanges: tuple[tuple[str, str], ...]
@@ -48,20 +48,20 @@ class Way(Struct, frozen=True):
         words = [f"{tensor}={how}" for tensor, how in self.exchanges]
         return "; ".join([*words, *(f"{name}={value}" for name, value in self.constants)])
 
-    def with_exchange(self, tensor: str, how: str) -> Way:
+    def with_exchange(self, tensor: str, how: str) -> KernelWay:
         """The same, but for one tensor."""
         changed = tuple((name, how if name == tensor else words) for name, words in self.exchanges)
-        return Way(changed, self.constants)
+        return KernelWay(changed, self.constants)
 
 
-class Family(Struct, frozen=True):
+class ScheduleFamily(Struct, frozen=True):
     """One schedule with all tried values of its options, the defaults first."""
 
     name: str
     options: tuple[Option, ...]
 
     @property
-    def grid(self) -> dict[str, tuple[Value, ...]]:
+    def grid(self) -> dict[str, tuple[WayValue, ...]]:
         """What is tried of each option."""
         return {option.name: _tried(option) for option in self.options}
 
@@ -69,7 +69,7 @@ class Family(Struct, frozen=True):
     def first(self) -> str:
         return next(self.members())
 
-    def member(self, chosen: Mapping[str, Value]) -> str:
+    def member(self, chosen: Mapping[str, WayValue]) -> str:
         """The schedule with these options, as it is asked for; what is the default is left out, and what means
         nothing beside the others."""
         named = dict(chosen)
@@ -87,31 +87,31 @@ class Family(Struct, frozen=True):
                 yield self.member(named)
 
 
-class Exchange(NamedTuple):
+class ExchangeWays(NamedTuple):
     """The ways that differ from one in how a tensor is exchanged: by which schedule of a family."""
 
-    way: Way
+    way: KernelWay
     tensor: str
-    family: Family
+    family: ScheduleFamily
 
     @property
-    def grid(self) -> dict[str, tuple[Value, ...]]:
+    def grid(self) -> dict[str, tuple[WayValue, ...]]:
         return self.family.grid
 
-    def member(self, options: Mapping[str, Value]) -> Way:
+    def member(self, options: Mapping[str, WayValue]) -> KernelWay:
         return self.way.with_exchange(self.tensor, self.family.member(options))
 
 
-def families(asked: Asked) -> tuple[Family, ...]:
+def families(asked: ScheduleChoice) -> tuple[ScheduleFamily, ...]:
     """The schedules that `all_gather.auto` stands for, the library's first; of any other words, themselves.
 
     Of moves by hand: that list, with the back ends and SMs of what it leaves open. Raises InputError for a collective
     that has no schedule.
     """
     if not isinstance(asked, str):
-        return (Family(BY_HAND, OPEN if OPEN_MOVER in movers_in(asked) else ()),)
+        return (ScheduleFamily(BY_HAND, OPEN if OPEN_MOVER in movers_in(asked) else ()),)
     if not is_auto(asked):
-        return (Family(asked, ()),)
+        return (ScheduleFamily(asked, ()),)
     collective = asked.removesuffix(AUTO)
     named = transports()
     known = [name for name in named if f"{name}_".startswith((f"{collective}.", f"{collective}_"))]
@@ -122,10 +122,12 @@ def families(asked: Asked) -> tuple[Family, ...]:
     if len({named[name].side for name in known}) > 1:
         found = f"{' and '.join(known)} move different things"
         raise InputError(f"schedule {asked[:40]!r}", found, "Name one of them")
-    return tuple(Family(name, tuple(one for one in named[name].options if one.name not in UNTRIED)) for name in known)
+    return tuple(
+        ScheduleFamily(name, tuple(one for one in named[name].options if one.name not in UNTRIED)) for name in known
+    )
 
 
-def neighbours(way: Way, asked: Mapping[str, Asked]) -> Iterator[Way]:
+def neighbours(way: KernelWay, asked: Mapping[str, ScheduleChoice]) -> Iterator[KernelWay]:
     """What differs from a way in one option of one automatic schedule; who carries it stays."""
     for tensor, how in way.exchanges:
         name, *pairs = how.split()
@@ -143,7 +145,7 @@ def directed(asked: str, is_read: bool) -> str:
     return f"all_to_all.{'receive' if is_read else 'send'}{AUTO}" if asked == both else asked
 
 
-def asked_as(written: Asked, how: str) -> Asked:
+def asked_as(written: ScheduleChoice, how: str) -> ScheduleChoice:
     """What a way's words ask for: themselves, or a list by hand, of whose moves those left open are settled."""
     if isinstance(written, str):
         return how
@@ -157,7 +159,7 @@ def is_auto(asked: object) -> bool:
     return isinstance(asked, str) and asked.endswith(AUTO) and asked.split() == [asked]
 
 
-def is_member(way: Way, asked: Mapping[str, Asked], configs: tuple[Constants, ...]) -> bool:
+def is_member(way: KernelWay, asked: Mapping[str, ScheduleChoice], configs: tuple[Constants, ...]) -> bool:
     """Whether the tuner could have tried a way: what a file names beyond that is not run."""
     named = dict(way.exchanges)
     return (
@@ -167,18 +169,18 @@ def is_member(way: Way, asked: Mapping[str, Asked], configs: tuple[Constants, ..
     )
 
 
-def side_of(asked: Asked) -> Side:
+def side_of(asked: ScheduleChoice) -> TransportDirection:
     """Whether a schedule, automatic or not, moves what a kernel reads or writes. Raises InputError."""
     if not isinstance(asked, str):
         return transport_of(asked).side
     return transport_of(families(asked)[0].name).side
 
 
-def _all_members(asked: Asked) -> set[str]:
+def _all_members(asked: ScheduleChoice) -> set[str]:
     return {member for family in families(asked) for member in family.members()}
 
 
-def _tried(option: Option) -> tuple[Value, ...]:
+def _tried(option: Option) -> tuple[WayValue, ...]:
     """The default first, which stands for itself."""
     if option.choices:
         return (option.default, *(choice for choice in option.choices if choice != option.default))

@@ -14,14 +14,14 @@ from weakref import WeakKeyDictionary
 from torch.distributed import ProcessGroup
 
 from overweave.errors import InputError
-from overweave.hardware.cards import Found, Gpu, file_digest, find
+from overweave.hardware.cards import Gpu, MachineMatch, file_digest, find
 from overweave.hardware.machine import decode
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
 from overweave.tuner.caches import cache_folders, keep_file, recall_if_readable
 
 LARGEST_BYTES = 1 << 20
-_AGREED: WeakKeyDictionary[ProcessGroup, dict[Gpu, Found]] = WeakKeyDictionary()
+_AGREED: WeakKeyDictionary[ProcessGroup, dict[Gpu, MachineMatch]] = WeakKeyDictionary()
 atexit.register(_AGREED.clear)  # a process group must not outlive the interpreter
 
 
@@ -40,14 +40,14 @@ def keep_calibrated(gpu: Gpu, data: bytes) -> Path:
     return path
 
 
-def found_machine(gpu: Gpu) -> Found:
+def found_machine(gpu: Gpu) -> MachineMatch:
     """The machine of a GPU. Warns of a calibrated file that is ignored."""
     path = calibrated_path(gpu)
     found = recall_if_readable(path, partial(_calibrated, path, gpu), LARGEST_BYTES)
     return found or find(gpu)
 
 
-def agreed_machine(group: Group, gpu: Gpu) -> Found:
+def agreed_machine(group: Group, gpu: Gpu) -> MachineMatch:
     """What all ranks of a group take: the calibrated file, if all have the same one; else a described machine. The
     first call is collective; later ones look nowhere.
 
@@ -59,18 +59,18 @@ def agreed_machine(group: Group, gpu: Gpu) -> Found:
     return known[gpu]
 
 
-def _agreed(board: Board, gpu: Gpu) -> Found:
+def _agreed(board: Board, gpu: Gpu) -> MachineMatch:
     own, described = found_machine(gpu), find(gpu)
     files = {*board.exchange(own.digest.encode())}
     machines = sorted({*board.exchange(described.machine.encode())})
     if len(machines) > 1:
-        return Found(machines[0].decode(), "nearest", gpu)
+        return MachineMatch(machines[0].decode(), "nearest", gpu)
     return own if len(files) == 1 else described
 
 
-def _calibrated(path: Path, gpu: Gpu, data: bytes) -> Found:
+def _calibrated(path: Path, gpu: Gpu, data: bytes) -> MachineMatch:
     """Raises InputError for what is no machine, or of another GPU."""
     machine = decode(data, path.name)
     if machine.processor.sms != gpu.sms:
         raise InputError("calibrated machine", f"it has {machine.processor.sms} SMs, the GPU {gpu.sms}", "")
-    return Found(str(path), "calibrated", gpu, file_digest(data))
+    return MachineMatch(str(path), "calibrated", gpu, file_digest(data))

@@ -30,20 +30,20 @@ _CURE = 'Give a file such as {"cases": [{"name": "a", "m": 8192, "n": 14336, "k"
 DtypeWord = Literal["bf16", "fp16", "fp32", "fp8"]
 DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": FLOAT8}
 Extent = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+PositiveExtent = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Set = TypeVar("_Set")
 
 
-class Case(Struct, frozen=True, forbid_unknown_fields=True):
+class ShapeCase(Struct, frozen=True, forbid_unknown_fields=True):
     """One global matmul `[m, k] @ [k, n]`. columns: of each of several weights, n in all. after: what happens to the
     product, in the words of `endings.dressed`.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     m: Extent
-    n: Size
-    k: Size
-    columns: Annotated[tuple[Size, ...], Meta(max_length=LONGEST_LIST)] = ()
+    n: PositiveExtent
+    k: PositiveExtent
+    columns: Annotated[tuple[PositiveExtent, ...], Meta(max_length=LONGEST_LIST)] = ()
     after: Annotated[str, Meta(max_length=128)] = ""
 
     def problem(self, operator: str, world_size: int, dtype: str) -> Problem:
@@ -58,7 +58,7 @@ class Case(Struct, frozen=True, forbid_unknown_fields=True):
 class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A named list of cases, where they come from, and for which operator they are meant (any, if empty)."""
 
-    cases: Annotated[tuple[Case, ...], Meta(min_length=1, max_length=10_000)]
+    cases: Annotated[tuple[ShapeCase, ...], Meta(min_length=1, max_length=10_000)]
     operator: str = ""
     source: str = ""
     note: str = ""

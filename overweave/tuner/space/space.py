@@ -19,7 +19,7 @@ from overweave.schedules.catalog.finished import shapes_of_tiles
 from overweave.schedules.methods.registry import METHODS, REPLACED, REPLACED_OPTIONS, method_of, methods_for
 from overweave.schedules.records.needs import CUTS, most_pieces, needs_of, unmet
 from overweave.schedules.records.outside import OUTSIDE
-from overweave.schedules.records.record import Asked, Grid, Margin, Method, Stage, Value, combinations
+from overweave.schedules.records.record import Grid, Margin, Method, MethodRequest, SettingValue, Stage, combinations
 from overweave.schedules.tiles.shape import (
     BEST,
     FLOAT8_HOPPER,
@@ -35,14 +35,14 @@ from overweave.schedules.tiles.shape import (
 )
 from overweave.tuner.space.target import Target, tile_options
 
-Options = dict[str, Value]
+Options = dict[str, SettingValue]
 
 
 class Candidate(Struct, frozen=True):
     """A schedule by its short name, or one of OUTSIDE, with options in the order of their names."""
 
     plan: str
-    options: tuple[tuple[str, Value], ...] = ()
+    options: tuple[tuple[str, SettingValue], ...] = ()
 
     def __str__(self) -> str:
         """As the operators' `plan=` takes it."""
@@ -75,11 +75,11 @@ class Candidate(Struct, frozen=True):
         return OUTSIDE[self.plan].margin if method is None else method.margin(problem, dict(self.options))
 
 
-def candidate(plan: str, options: Mapping[str, Value]) -> Candidate:
+def candidate(plan: str, options: Mapping[str, SettingValue]) -> Candidate:
     return Candidate(plan, tuple(sorted(options.items())))
 
 
-class Family(Struct, frozen=True):
+class MethodFamily(Struct, frozen=True):
     """All candidates of one grid of a method: every combination of the values of its options."""
 
     plan: str
@@ -89,7 +89,7 @@ class Family(Struct, frozen=True):
     def first(self) -> Candidate:
         return next(self.members())
 
-    def member(self, options: Mapping[str, Value]) -> Candidate:
+    def member(self, options: Mapping[str, SettingValue]) -> Candidate:
         return candidate(self.plan, options)
 
     def members(self) -> Iterator[Candidate]:
@@ -99,15 +99,15 @@ class Family(Struct, frozen=True):
 IN_BULK = "bulk_kernel"
 
 
-def families(operator: str) -> tuple[Family, ...]:
+def families(operator: str) -> tuple[MethodFamily, ...]:
     """The space of an operator: what is the library's, then torch's own, then what else has grids. Raises InputError
     for what is no operator.
     """
     record = operator_of(operator, "tune")
-    known = [(method, Family(method.name, grid)) for method in methods_for(operator) for grid in method.grids]
+    known = [(method, MethodFamily(method.name, grid)) for method in methods_for(operator) for grid in method.grids]
     plain = [family for method, family in known if method.is_plain]
     others = [family for method, family in known if not method.is_plain]
-    return (*plain, *(Family(name) for name in record.baselines if name in OUTSIDE), *others)
+    return (*plain, *(MethodFamily(name) for name in record.baselines if name in OUTSIDE), *others)
 
 
 def candidates(operator: str) -> tuple[Candidate, ...]:
@@ -157,7 +157,7 @@ def _is_dealt_out(config: MatmulConfig, problem: Problem, target: Target) -> boo
 
 def obstacle(problem: Problem, target: Target, what: Candidate, stage: Stage = "choice") -> str:
     """Why a candidate cannot, or at the last stage should not, compute a problem; empty if it can."""
-    asked = Asked(problem, dict(what.options), target)
+    asked = MethodRequest(problem, dict(what.options), target)
     method = what.method(problem.operator)
     wanted = OUTSIDE[what.plan].needs if method is None else needs_of(method, asked)
     return unmet(asked, wanted, stage)

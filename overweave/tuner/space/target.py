@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.hardware.cards import OF_H200, Found, machine_for, named
+from overweave.hardware.cards import OF_H200, MachineMatch, machine_for, named
 from overweave.hardware.machine import Machine, PeerAccess, load
 from overweave.hardware.multicast import nccl_uses_it
 from overweave.memory.cuda.card import gpu_of
@@ -31,7 +31,7 @@ class Target(Struct, frozen=True):
     is_hopper: bool = True
     name: str = "NVIDIA H200"
     peer_access: bool = True
-    found: Found = OF_H200
+    found: MachineMatch = OF_H200
     has_multicast: bool = False
 
     def machine(self, world_size: int) -> Machine | None:
@@ -67,7 +67,7 @@ class Target(Struct, frozen=True):
 
 
 @lru_cache
-def _has_far_pairs(found: Found) -> bool:
+def _has_far_pairs(found: MachineMatch) -> bool:
     machine = machine_for(found, 1)
     return machine is not None and not machine.routes.are_alike(machine.gpus)
 
@@ -84,11 +84,11 @@ def target_of(device: torch.device, group: Group | None = None) -> Target:
     return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast)
 
 
-def target_on(machine: Machine, found: Found | None = None) -> Target:
+def target_on(machine: Machine, found: MachineMatch | None = None) -> Target:
     """A GPU of a described machine. found: under which name, where that is no name of the package."""
     is_hopper = any(tile.kernel == "hopper" for tile in machine.tiles)
     name = machine.card.names[0] if machine.card else machine.title
-    found = found or Found(machine.name, machine.basis)
+    found = found or MachineMatch(machine.name, machine.basis)
     return Target("cuda", machine.processor.sms, is_hopper, name, machine.peer_access, found)
 
 

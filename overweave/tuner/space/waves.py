@@ -27,7 +27,7 @@ from overweave.tuner.space.partition_search import (
     stretched,
     words_of,
 )
-from overweave.tuner.space.space import Candidate, Family, full_options, obstacle
+from overweave.tuner.space.space import Candidate, MethodFamily, full_options, obstacle
 from overweave.tuner.space.target import Target
 
 GROUPS, LIBRARY_SMS = "groups", "library_sms"
@@ -35,7 +35,7 @@ MOST_WAVES = 128  # that are searched: of more, these are partitioned, and the g
 PLAIN_SMS = 16  # that tiles leave to the library where no machine says how many it takes
 
 
-def wave_families(problem: Problem, target: Target, machine: Machine, is_thorough: bool) -> Iterator[Family]:
+def wave_families(problem: Problem, target: Target, machine: Machine, is_thorough: bool) -> Iterator[MethodFamily]:
     """The best partitions of each method, if Algorithm 1 says that they gain more than its margin; or anyway."""
     for method in methods_for(problem.operator):
         if not method.takes(GROUPS):
@@ -51,7 +51,7 @@ def wave_families(problem: Problem, target: Target, machine: Machine, is_thoroug
         found = best_partitions(costs)
         if is_thorough or _gains(found[0][0], costs, grouped, method, problem, target):
             words = tuple(dict.fromkeys(words_of(stretched(partition, waves)) for _, partition in found))
-            yield Family(method.name, {GROUPS: words, LIBRARY_SMS: (library_sms,)})
+            yield MethodFamily(method.name, {GROUPS: words, LIBRARY_SMS: (library_sms,)})
 
 
 def _gains(

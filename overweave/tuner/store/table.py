@@ -33,7 +33,7 @@ LAYOUT_STEP, GATHERED_STEP, EPILOGUE_STEP, COLUMNS_STEP = 0.1, 0.25, 0.1, 0.1
 Word = Annotated[str, Meta(min_length=1, max_length=128)]
 OptionValue = Annotated[int, Meta(ge=0, le=1 << 20)] | Annotated[str, Meta(max_length=32)]
 Microseconds = Annotated[float, Meta(gt=0, lt=1e9)]
-Source = Literal["cache", "table", "nearest", "model", "rule", "asked"]
+ChoiceSource = Literal["cache", "table", "nearest", "model", "rule", "asked"]
 
 
 class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -112,11 +112,11 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return replace(self, entries=tuple(known.values())[-MOST_ENTRIES:])
 
 
-class Found(Struct, frozen=True):
+class TableMatch(Struct, frozen=True):
     """An entry that tells about a problem, and where it was found. distance: 0 for the problem itself."""
 
     entry: Entry
-    source: Source
+    source: ChoiceSource
     distance: float = 0.0
 
 
@@ -125,11 +125,11 @@ class Knowledge:
 
     def __init__(self, own: Table, shipped: Table | None) -> None:
         self.own, self.shipped = own, shipped
-        tables: tuple[tuple[Source, Table | None], ...] = (("cache", own), ("table", shipped))
-        self._known: dict[Problem, Found] = {}
+        tables: tuple[tuple[ChoiceSource, Table | None], ...] = (("cache", own), ("table", shipped))
+        self._known: dict[Problem, TableMatch] = {}
         for source, table in tables:
             for entry in table.entries if table else ():
-                self._known.setdefault(entry.problem, Found(entry, source))
+                self._known.setdefault(entry.problem, TableMatch(entry, source))
 
     @cached_property
     def digest(self) -> str:
@@ -137,7 +137,7 @@ class Knowledge:
         tables = [table.entries for table in (self.own, self.shipped) if table]
         return _digest(msgspec.json.encode(tables, order="sorted"))
 
-    def find(self, problem: Problem) -> Found | None:
+    def find(self, problem: Problem) -> TableMatch | None:
         """This machine's measurement of the problem's bucket, the package's, or that of the nearest neighbour."""
         asked = bucketed(problem)
         if asked in self._known:

@@ -13,7 +13,7 @@ from campaigns.exact import authored_runs
 from campaigns.exact.gpu_authored import Trial, ordinary, particular
 from campaigns.gpu_ranks import spread_over
 from campaigns.lint.authored_cases import AUTHORS, KERNELS
-from overweave.ops.author.compile import Fused, by_name, compile
+from overweave.ops.author.compile import FusedKernel, by_name, compile
 from overweave.schedules.moves.back_ends import MOVERS
 from overweave.schedules.moves.moves import Collective, Sum
 from overweave.schedules.weave.transports import TRANSPORTS, legal, transport_of
@@ -22,7 +22,7 @@ from overweave.schedules.weave.transports import TRANSPORTS, legal, transport_of
 class Planned:
     """In the place of a fused kernel: proves the plan of every rank, and moves nothing."""
 
-    def __init__(self, fused: Fused, world_size: int) -> None:
+    def __init__(self, fused: FusedKernel, world_size: int) -> None:
         self.fused, self.world_size, self.calls = fused, world_size, 0
 
     def __call__(self, *arguments: Any, **named: Any) -> None:
@@ -45,7 +45,7 @@ def world_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return ranks
 
 
-def fused_of(trial: Trial) -> Fused:
+def fused_of(trial: Trial) -> FusedKernel:
     return compile(f"{KERNELS / trial.name}.py:{AUTHORS[trial.name].name}", trial.schedule)
 
 

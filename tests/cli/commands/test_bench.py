@@ -23,7 +23,7 @@ from campaigns.choices import acceptance, sim_accuracy
 from overweave.cli.commands import bench
 from overweave.cli.main import app
 from overweave.hardware import multicast
-from overweave.tuner.measure.bench import Request, Run
+from overweave.tuner.measure.bench import BenchRequest, BenchRun
 from tests import forked
 from tests.source_tree import ROOT
 
@@ -155,8 +155,8 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
     asked = ["bench", OPERATORS[0], f"--shapes={shapes}", "--world=2", "--device=cpu", "--dtype=bf16"]
     asked += ["--plan=push pieces=2", "--repeat=3"]
 
-    def as_rank(request: Request, group: object, operator_for: object, on_progress: object) -> Iterator[Run]:
-        whole = msgspec.convert(RUN, Run)
+    def as_rank(request: BenchRequest, group: object, operator_for: object, on_progress: object) -> Iterator[BenchRun]:
+        whole = msgspec.convert(RUN, BenchRun)
         for done in (1, 2) if len(seen) == 1 else (1,):
             yield msgspec.structs.replace(whole, cases=whole.cases[:done])
 

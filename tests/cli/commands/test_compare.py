@@ -11,7 +11,7 @@ from overweave.cli.commands.compare import verdict
 from overweave.cli.main import app
 from overweave.ir.problem import Problem
 from overweave.ir.text.files import to_json
-from overweave.ir.timeline.timeline import Span, make_timeline
+from overweave.ir.timeline.timeline import TimelineSpan, make_timeline
 from overweave.schedules.catalog.catalog import build
 
 SMALL = ("--shape", "1024,512,256", "--world", "2")
@@ -46,8 +46,8 @@ def test_traces_and_plans_are_read_from_files(tmp_path: Path):
 
 
 def test_the_quicker_one_is_named():
-    quick = make_timeline("a", "measured", 1, [Span(0, "q", "x", "compute", 0, 10)])
-    slow = make_timeline("b", "simulated", 1, [Span(0, "q", "x", "copy", 0, 15)])
+    quick = make_timeline("a", "measured", 1, [TimelineSpan(0, "q", "x", "compute", 0, 10)])
+    slow = make_timeline("b", "simulated", 1, [TimelineSpan(0, "q", "x", "copy", 0, 15)])
     assert verdict(slow, quick) == (
         "A takes 15.0 us (simulated) and B takes 10.0 us (measured): B is 1.50 times as fast as A."
         " A leaves 15.0 us of communication exposed, B leaves 0.0 us."

@@ -17,7 +17,7 @@ from overweave.cli.commands import tune as command
 from overweave.cli.main import app
 from overweave.ir.problem import Problem
 from overweave.tuner.measure.search import Tuned
-from overweave.tuner.space.shapes import Case
+from overweave.tuner.space.shapes import ShapeCase
 from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import decode, fingerprint, keep, path_of
@@ -128,30 +128,30 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
 @pytest.mark.parametrize(
     ("case", "operator", "pasted"),
     [
-        (Case("a", 64, 64, 32, columns=(32, 16, 16)), "all_gather_matmul", '(x, [w0, w1, w2], group, plan="p")'),
+        (ShapeCase("a", 64, 64, 32, columns=(32, 16, 16)), "all_gather_matmul", '(x, [w0, w1, w2], group, plan="p")'),
         (
-            Case("a", 64, 64, 32, after="gate+silu"),
+            ShapeCase("a", 64, 64, 32, after="gate+silu"),
             "all_gather_matmul",
             '(x, w, group, gate=gate, activation="silu", plan="p")',
         ),
         (
-            Case("a", 64, 64, 32, after="residual+rms_norm"),
+            ShapeCase("a", 64, 64, 32, after="residual+rms_norm"),
             "matmul_all_reduce",
             '(x, w, group, residual=residual, norm=ow.RmsNorm(norm_weight), plan="p")',
         ),
         (
-            Case("a", 64, 64, 32, after="bias+gelu+residual"),
+            ShapeCase("a", 64, 64, 32, after="bias+gelu+residual"),
             "matmul_reduce_scatter",
             '(x, w, group, bias=bias, residual=residual, activation="gelu", plan="p")',
         ),
     ],
 )
-def test_what_is_pasted_has_all_that_was_tuned(case: Case, operator: str, pasted: str):
+def test_what_is_pasted_has_all_that_was_tuned(case: ShapeCase, operator: str, pasted: str):
     assert command.code(case.problem(operator, 2, "bf16"), "p") == f"ow.{operator}{pasted}"
 
 
 def test_what_is_pasted_for_fp8_passes_scales():
-    problem = Case("a", 64, 64, 32).problem("all_gather_matmul", 2, "fp8")
+    problem = ShapeCase("a", 64, 64, 32).problem("all_gather_matmul", 2, "fp8")
     assert "scale_x=scale_x, scale_w=scale_w, plan=" in command.code(problem, "push")
 
 

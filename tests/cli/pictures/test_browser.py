@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from overweave.cli.page_file import page_writer
-from overweave.ir.timeline.timeline import Arrow, Content, Span, Timeline, make_timeline
+from overweave.ir.timeline.timeline import Arrow, Content, Timeline, TimelineSpan, make_timeline
 from tests.cli.pictures.test_lanes import CALL
 from tests.clock import slowness
 
@@ -71,13 +71,14 @@ def busy() -> Timeline:
     spans, each = [], -(-EVENTS // (RANKS * PROGRAMS))
     for rank in range(RANKS):
         spans += [
-            Span(rank, "copies", f"push.{rank}.{step}", "copy", 4.0 * step, 4.0 * step + 3) for step in range(each)
+            TimelineSpan(rank, "copies", f"push.{rank}.{step}", "copy", 4.0 * step, 4.0 * step + 3)
+            for step in range(each)
         ]
         for program in range(PROGRAMS):
             for step in range(each):
                 begin = 12.0 * step + program / PROGRAMS
                 name = f"product.{rank}.{step * PROGRAMS + program}"
-                spans.append(Span(rank, f"tiles.{program:03d}", name, "compute", begin, begin + 11))
+                spans.append(TimelineSpan(rank, f"tiles.{program:03d}", name, "compute", begin, begin + 11))
     contents = [Content(f"product.{rank}", "gathered, w to y", 2**20) for rank in range(RANKS)]
     return make_timeline("busy", "measured", RANKS, spans, [Arrow(step, step + 200) for step in range(100)], contents)
 
@@ -113,7 +114,7 @@ def test_a_box_zooms_and_measured_moves_with_simulated(opened: Any):
 def test_words_of_a_strangers_file_are_not_run(opened: Any):
     """A trace may have any names: what is hovered over is text."""
     bad = "<img src=x onerror=\"document.title = 'run'\">"
-    span = Span(0, bad, bad, "copy", 0, 1)
+    span = TimelineSpan(0, bad, bad, "copy", 0, 1)
     page, _ = opened(make_timeline(bad, "measured", 1, [span], contents=[Content(bad, bad, 1)]))
     box = page.locator(".bk-Figure").first.bounding_box()
     page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 55)

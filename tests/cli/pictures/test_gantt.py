@@ -14,17 +14,17 @@ from rich.console import Console
 from overweave.cli.pictures.gantt import COLOURS, GLYPHS, print_gantt
 from overweave.cli.pictures.png import save_png
 from overweave.errors import InputError
-from overweave.ir.timeline.timeline import KINDS, Span, make_timeline
+from overweave.ir.timeline.timeline import KINDS, TimelineSpan, make_timeline
 
 MEASURED = make_timeline(
     "call",
     "measured",
     2,
     [
-        Span(0, "tiles.000", "a", "compute", 0, 40),
-        Span(0, "tiles.001", "a", "wait", 0, 8),
-        Span(0, "tiles.001", "a", "compute", 8, 40),
-        Span(1, "copies", "p", "copy", 20, 100),
+        TimelineSpan(0, "tiles.000", "a", "compute", 0, 40),
+        TimelineSpan(0, "tiles.001", "a", "wait", 0, 8),
+        TimelineSpan(0, "tiles.001", "a", "compute", 8, 40),
+        TimelineSpan(1, "copies", "p", "copy", 20, 100),
     ],
 )
 
@@ -37,7 +37,7 @@ def drawn(*timelines) -> list[str]:
 
 
 def test_time_runs_from_left_to_right_on_one_scale():
-    lines = drawn(MEASURED, make_timeline("call", "simulated", 1, [Span(0, "copies", "p", "copy", 0, 40)]))
+    lines = drawn(MEASURED, make_timeline("call", "simulated", 1, [TimelineSpan(0, "copies", "p", "copy", 0, 40)]))
     rows = {line[:13].strip() + str(number): line[14:] for number, line in enumerate(lines)}
     assert lines[0] == "measured: call, 100.0 us"
     width = 40 - len("rank 0 copies") - 2  # 25 cells of 4 us

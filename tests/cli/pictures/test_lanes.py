@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from overweave.cli.pictures.lanes import MOST_NAMED, Columns, bytes_text, drawing_of
+from overweave.cli.pictures.lanes import MOST_NAMED, TableColumns, bytes_text, drawing_of
 from overweave.ir.problem import Problem
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.steps import timeline_of_steps
-from overweave.ir.timeline.timeline import Arrow, Content, Span, make_timeline
+from overweave.ir.timeline.timeline import Arrow, Content, TimelineSpan, make_timeline
 from overweave.schedules.catalog.catalog import build
 
 CALL = make_timeline(
@@ -18,18 +18,18 @@ CALL = make_timeline(
     "measured",
     2,
     [
-        Span(0, "tiles", "begin", "begin", 0, 1),
-        Span(0, "tiles.000", "product.0", "compute", 1, 40),
-        Span(0, "tiles.001", "product.1", "wait", 1, 8),
-        Span(0, "tiles.001", "product.1", "compute", 8, 40),
-        Span(1, "copies", "push", "copy", 0, 8),
+        TimelineSpan(0, "tiles", "begin", "begin", 0, 1),
+        TimelineSpan(0, "tiles.000", "product.0", "compute", 1, 40),
+        TimelineSpan(0, "tiles.001", "product.1", "wait", 1, 8),
+        TimelineSpan(0, "tiles.001", "product.1", "compute", 8, 40),
+        TimelineSpan(1, "copies", "push", "copy", 0, 8),
     ],
     [Arrow(4, 3)],
     [Content("push", "x@1[0:8,0:4] to x@0[8:16,0:4]", 2048), Content("product", "x, w to y", 64)],
 )
 
 
-def rows(columns: Columns) -> list[dict[str, Any]]:
+def rows(columns: TableColumns) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -73,7 +73,7 @@ def test_exposed_communication_is_shaded_over_its_rank():
 
 
 def test_long_lists_are_cut_and_empty_timelines_are_drawn():
-    spans = [Span(0, "copies", f"c{number}", "copy", number, number + 1) for number in range(8)]
+    spans = [TimelineSpan(0, "copies", f"c{number}", "copy", number, number + 1) for number in range(8)]
     many = make_timeline("many", "simulated", 1, spans, [Arrow(number, 7) for number in range(7)])
     assert rows(drawing_of(many).bars["copy"])[7]["waits_for"] == f"c0, c1, c2, c3 and {7 - MOST_NAMED} more"
     assert drawing_of(make_timeline("empty", "simulated", 1, [])).bars == {}

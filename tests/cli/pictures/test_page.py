@@ -10,7 +10,7 @@ import pytest
 
 from overweave.cli.page_file import page_writer
 from overweave.errors import InputError, MachineError
-from overweave.ir.timeline.timeline import Content, Span, make_timeline
+from overweave.ir.timeline.timeline import Content, TimelineSpan, make_timeline
 from tests.cli.pictures.test_lanes import CALL
 
 
@@ -43,9 +43,9 @@ def test_a_page_needs_no_other_file(tmp_path: Path):
 @pytest.mark.slow
 def test_names_of_a_file_that_nobody_vouches_for_stay_names(tmp_path: Path):
     bad = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
-    span = Span(0, bad, bad, "copy", 0, 1)
+    span = TimelineSpan(0, bad, bad, "copy", 0, 1)
     hostile = make_timeline(bad, "measured", 1, [span], contents=[Content(bad, bad, 1)])
-    plain = make_timeline("call", "measured", 1, [Span(0, "copies", "push", "copy", 0, 1)])
+    plain = make_timeline("call", "measured", 1, [TimelineSpan(0, "copies", "push", "copy", 0, 1)])
     tags = []
     for number, (title, timeline) in enumerate(((bad, hostile), ("call", plain))):
         file = tmp_path / f"{number}.html"

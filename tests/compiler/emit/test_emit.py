@@ -14,7 +14,7 @@ from overweave.compiler.emit import fuse as fuse_module
 from overweave.compiler.emit.fuse import kernel_of
 from overweave.compiler.emit.generated import generated_path, write_generated
 from overweave.errors import DirectiveError, InputError
-from overweave.ops.author.compile import Fused, compile
+from overweave.ops.author.compile import FusedKernel, compile
 from tests.clock import ends_within
 from tests.source_tree import ROOT, python_path
 
@@ -39,7 +39,7 @@ FUSED = {
 }
 
 
-def fused(name: str) -> Fused:
+def fused(name: str) -> FusedKernel:
     kernel, schedule = FUSED[name]
     return compile(f"{KERNELS}/{kernel}", schedule)
 

@@ -23,7 +23,7 @@ from overweave.compiler.frontend.symbols.directives import (
 from overweave.compiler.frontend.symbols.expressions import IDENTIFIER
 from overweave.compiler.frontend.symbols.polynomials import Polynomial
 from overweave.errors import DirectiveError, OverweaveError
-from overweave.ops.author.compile import Fused
+from overweave.ops.author.compile import FusedKernel
 from tests.clock import ends_within
 
 WORDS = (
@@ -113,7 +113,9 @@ def test_spoiled_directives_are_refused_or_give_a_text_that_parses(mutant: tuple
         path = Path(folder, "kernel.py")
         path.write_text("\n".join(lines))
         try:
-            written = Fused(kernel_of(path, author.name), author.exchanges[number % len(author.exchanges)]).source()
+            written = FusedKernel(
+                kernel_of(path, author.name), author.exchanges[number % len(author.exchanges)]
+            ).source()
         except OverweaveError:
             return
     calls = (node.func for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Call))

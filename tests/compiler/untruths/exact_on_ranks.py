@@ -18,10 +18,10 @@ from overweave.runtime.interpreted import interpreter
 interpreter.repair()
 
 from overweave.compiler.emit.fuse import kernel_of  # noqa: E402
-from overweave.compiler.frontend.source.kernel import Kernel  # noqa: E402
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
 from overweave.ops.author.arguments import where_of  # noqa: E402
-from overweave.ops.author.compile import Fused  # noqa: E402
+from overweave.ops.author.compile import FusedKernel  # noqa: E402
 from overweave.ops.author.trial import CHECKED  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
 from tests.compiler.untruths import true_matmuls, true_places, true_public, true_rows  # noqa: E402
@@ -278,7 +278,7 @@ CASES = [*PLACES, *PUBLIC, *FURTHER]
 
 
 @cache
-def read(kernel: Any) -> Kernel:
+def read(kernel: Any) -> AnnotatedKernel:
     return kernel_of(*where_of(kernel))
 
 
@@ -320,7 +320,7 @@ def differences(case: Case, is_gathered: bool) -> tuple[str, list[float]]:
     else:
         wanted = {tensor_named(case, case.summed): SUM}
         exact[case.summed] = sum(alone(case, rank)[case.summed] for rank in range(group.world_size))
-    fused = Fused(read(case.kernel), wanted)  # type: ignore[arg-type]
+    fused = FusedKernel(read(case.kernel), wanted)  # type: ignore[arg-type]
     fused(**case.numbers, **given)
     return fused.checked, [float((given[name] - each).abs().max()) for name, each in exact.items()]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from overweave.compiler.emit.fuse import kernel_of
-from overweave.compiler.frontend.source.kernel import Kernel
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n"
 
@@ -20,7 +20,7 @@ class Form(NamedTuple):
     text: str
     call: dict[str, Any]
 
-    def read(self, folder: Path) -> Kernel:
+    def read(self, folder: Path) -> AnnotatedKernel:
         """The kernel, from a file that is written here."""
         path = folder / f"{self.name}.py"
         path.write_text(HEAD + self.text)

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from overweave.ir.launch.order import Action, launch_order
+from overweave.ir.launch.order import QueueLaunch, launch_order
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan
 from overweave.ir.problem import Problem
@@ -36,7 +36,7 @@ def launched(name: str, rank: int = 1) -> list[str]:
     return [f"{action.queue}: {' '.join(one.name for one in action.operations)}" for action in orders(name, rank)]
 
 
-def orders(name: str, rank: int) -> tuple[Action, ...]:
+def orders(name: str, rank: int) -> tuple[QueueLaunch, ...]:
     takes_pieces = any(option.name == "pieces" for option in method_of(name).options)
     return launch_order(plan_of(name, {"pieces": 1} if takes_pieces else {}), rank)
 
@@ -55,7 +55,7 @@ def test_everything_is_launched_once_and_behind_its_own_producers(name: str, opt
         assert not late_producers(actions, rank)
 
 
-def late_producers(actions: tuple[Action, ...], rank: int) -> list[str]:
+def late_producers(actions: tuple[QueueLaunch, ...], rank: int) -> list[str]:
     """Copies that are launched ahead of a launch of the own rank that notifies what they wait for."""
     told = {
         (notify.pad, notify.signal): position

@@ -13,8 +13,8 @@ from overweave.ir.schedule import (
     Compute,
     Copy,
     Credit,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Put,
     Queue,
@@ -40,7 +40,7 @@ EVERYTHING = Schedule(
     pads=(SignalPad("wait", 2),),
     queues=(Queue("a", "complete"), Queue("b", "issue", ("a", "after"))),
     credits=(Credit(1, 0), Credit(0, 1), Credit(1, 1)),
-    given=(Given(region("x@1", 0), "a@b", 1, 2),),
+    given=(InitialContents(region("x@1", 0), "a@b", 1, 2),),
     goal=(Goal(region("y-+.", 1), "a", 0, 0), Goal(region("y-+.", 0), "a@b", 3, 4, ((0, 5), (5, 9)))),
     operations=(
         Put(name="put", rank=0, queue="a", sources=(region("x@1", 0),), destinations=(region("x@1", 1),)),

@@ -7,12 +7,13 @@ import random
 import pytest
 
 from overweave.errors import InputError
-from overweave.ir.timeline.timeline import Arrow, Span, length_us, make_timeline, union, without
+from overweave.ir.timeline.timeline import Arrow, TimelineSpan, length_us, make_timeline, union, without
 
 
-def spans(*rows: tuple[int, str, float, float]) -> list[Span]:
+def spans(*rows: tuple[int, str, float, float]) -> list[TimelineSpan]:
     return [
-        Span(rank, kind, f"{kind}{number}", kind, begin, end) for number, (rank, kind, begin, end) in enumerate(rows)
+        TimelineSpan(rank, kind, f"{kind}{number}", kind, begin, end)
+        for number, (rank, kind, begin, end) in enumerate(rows)
     ]
 
 
@@ -71,9 +72,13 @@ def test_spans_are_sorted_and_arrows_follow_them():
 
 @pytest.mark.parametrize(
     "span",
-    [Span(2, "t", "x", "copy", 0, 1), Span(0, "t", "x", "copy", 2, 1), Span(0, "t", "x", "copy", 0, float("inf"))],
+    [
+        TimelineSpan(2, "t", "x", "copy", 0, 1),
+        TimelineSpan(0, "t", "x", "copy", 2, 1),
+        TimelineSpan(0, "t", "x", "copy", 0, float("inf")),
+    ],
 )
-def test_impossible_spans_are_refused(span: Span):
+def test_impossible_spans_are_refused(span: TimelineSpan):
     with pytest.raises(InputError, match="span"):
         make_timeline("t", "measured", 2, [span])
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.timeline.timeline import KINDS, Arrow, Content, Span, make_timeline
+from overweave.ir.timeline.timeline import KINDS, Arrow, Content, TimelineSpan, make_timeline
 from overweave.ir.timeline.trace import SCHEMA, from_chrome, is_trace, to_chrome
 
 
@@ -22,7 +22,9 @@ def scattered(seed: int, source: str = "measured"):
         begin = chance.uniform(0, 300)
         kind = chance.choice(KINDS)
         end = begin + chance.uniform(0, 40)
-        found.append(Span(chance.randrange(3), chance.choice(["tiles", "copies"]), f"s{number}", kind, begin, end))
+        found.append(
+            TimelineSpan(chance.randrange(3), chance.choice(["tiles", "copies"]), f"s{number}", kind, begin, end)
+        )
     arrows = {(chance.randrange(60), chance.randrange(60)) for _ in range(20)}
     return make_timeline(f"t{seed}", source, 3, found, [Arrow(*pair) for pair in arrows])
 

@@ -24,7 +24,7 @@ from overweave.ir.verify.rules.deadlock import launch_order
 from overweave.ir.verify.rules.graphs import build_graph
 from overweave.ir.verify.rules.happens_before import past_of
 from overweave.ir.verify.rules.values import unknown
-from overweave.ir.verify.rules.verdict import Findings, Work
+from overweave.ir.verify.rules.verdict import Findings, WorkBudget
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog.catalog import build
 from tests.ir.two_ranks import altered, exchange, put, sums, take, total
@@ -257,7 +257,7 @@ def test_sets_that_grew_from_one_another_share_what_they_have_in_common():
 
 
 def test_a_tall_region_does_not_make_many_look_near():
-    steps = Work(4 * 2000, "looking")
+    steps = WorkBudget(4 * 2000, "looking")
     contents = Contents(steps)
     contents.write(Region("s", 0, (0, 2000), (1, 2)), unknown((2000, 1)), None)
     for at in range(2000):

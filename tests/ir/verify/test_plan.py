@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.operators.registry import operator_of
-from overweave.ir.plan import Assignment, MatmulConfig, Plan, Realization, ReduceConfig
+from overweave.ir.plan import EngineAssignment, MatmulConfig, Plan, Realization, ReduceConfig
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
     LIMIT,
     Buffer,
     Compute,
     Copy,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Operation,
     Queue,
@@ -29,7 +29,7 @@ from overweave.ir.schedule import (
     Wait,
 )
 from overweave.ir.tile_order import NO_SIGNAL, TileOrder, TileRow
-from overweave.ir.verify.plan import Footprint, MachineLimits, fit_together, verify_plan
+from overweave.ir.verify.plan import KernelResources, MachineLimits, fit_together, verify_plan
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import method_of
 from overweave.schedules.tiles.order import tile_orders
@@ -205,7 +205,7 @@ def test_engines():
     engines = plan.realization.engines
 
     def assigned(queue, engine):
-        swapped = tuple(Assignment(one.queue, engine) if one.queue == queue else one for one in engines)
+        swapped = tuple(EngineAssignment(one.queue, engine) if one.queue == queue else one for one in engines)
         return replace(plan, realization=replace(plan.realization, engines=swapped))
 
     refused(assigned("tiles", "library"), "engine", "queue tiles runs in issue order")
@@ -309,7 +309,7 @@ def kernels_that_feed_each_other() -> Plan:
         ),
         pads=(SignalPad("computed", 2), SignalPad("summed", 1)),
         queues=(Queue("tiles", "issue"), Queue("sums", "issue")),
-        given=(Given(whole[0], "a", 0, 0), Given(whole[1], "b", 0, 0)),
+        given=(InitialContents(whole[0], "a", 0, 0), InitialContents(whole[1], "b", 0, 0)),
         goal=(Goal(Region("y", 0, (0, 64), (0, 16)), "a@b", 0, 0, ((0, 16),)),),
         operations=(
             multiply("multiply.0", first, (), 0),
@@ -320,7 +320,7 @@ def kernels_that_feed_each_other() -> Plan:
     )
     realization = Realization(
         dtype="bfloat16",
-        engines=(Assignment("tiles", "tile_kernel"), Assignment("sums", "reduce_kernel")),
+        engines=(EngineAssignment("tiles", "tile_kernel"), EngineAssignment("sums", "reduce_kernel")),
         matmul=MatmulConfig(block_m=16, block_n=16),
         reduction=ReduceConfig(block_m=32, block_n=16),
     )
@@ -329,8 +329,8 @@ def kernels_that_feed_each_other() -> Plan:
     return Plan(name="fed", problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
 
 
-MATMUL = Footprint(queue="tiles", registers_per_thread=168, shared_bytes=150_000, threads=256, programs=132)
-SUMS = Footprint(queue="sums", registers_per_thread=32, shared_bytes=0, threads=128, programs=132)
+MATMUL = KernelResources(queue="tiles", registers_per_thread=168, shared_bytes=150_000, threads=256, programs=132)
+SUMS = KernelResources(queue="sums", registers_per_thread=32, shared_bytes=0, threads=128, programs=132)
 
 
 def test_residency_of_two_kernels_that_feed_each_other():

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from campaigns.oracle.plans.library_scatter import scatter
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, Assignment, Engine, Plan
+from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, Engine, EngineAssignment, Plan
 from overweave.ir.schedule import Copy, Queue
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 
@@ -42,7 +42,7 @@ def test_streams_that_start_in_too_many_orders_are_not_decided():
     names = [f"aside.{at}" for at in range(30)]
     idle = tuple(Copy(name=name, rank=0, queue=name, sources=(), destinations=()) for name in names)
     queues = (*plan.schedule.queues, *(Queue(name, "complete") for name in names))
-    engines = (*plan.realization.engines, *(Assignment(name, LIBRARY) for name in names))
+    engines = (*plan.realization.engines, *(EngineAssignment(name, LIBRARY) for name in names))
 
     def beside(count: int) -> Plan:
         last = len(queues) - len(names) + count

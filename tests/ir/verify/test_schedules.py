@@ -12,8 +12,8 @@ from overweave.ir.schedule import (
     Copy,
     Credit,
     Get,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Queue,
     Reduce,
@@ -255,7 +255,7 @@ def test_stale_read():
 
 def test_unwritten():
     refused(exchange(put(0), put(1), take(0), take(1), goal=(Goal(whole("y", 0), "a", 2, 0),), given=()), "unwritten")
-    half = Given(Region("x", 0, (0, 1), (0, 4)), "a", 0, 0)
+    half = InitialContents(Region("x", 0, (0, 1), (0, 4)), "a", 0, 0)
     refused(exchange(given=(half, exchange().given[1])), "unwritten", "x@0[0:2,0:4]")
 
 
@@ -266,7 +266,7 @@ def test_double_write():
 
 def test_value():
     refused(exchange(goal=(Goal(whole("y", 0), "a", 0, 0),)), "value", "begins with a[2,0], not with a[0,0]")
-    crossed = (*sums().given[:1], Given(whole("w", 0, (0, 4)), "b", 4, 0), *sums().given[2:])
+    crossed = (*sums().given[:1], InitialContents(whole("w", 0, (0, 4)), "b", 4, 0), *sums().given[2:])
     refused(sums(given=crossed), "value", "columns [0:4] of a meet rows [4:8] of b")
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleFileError
-from overweave.ir.plan import Assignment, Plan
+from overweave.ir.plan import EngineAssignment, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Clear, Operation, Queue, Reduce, Schedule, Wait
 from overweave.ir.text.files import from_json, to_json
@@ -152,5 +152,5 @@ def with_slots_of(made: Plan, dtype: None) -> Plan:
 
 
 def with_engine(made: Plan, queue: str, engine: str) -> Plan:
-    engines = (Assignment(one.queue, engine) if one.queue == queue else one for one in made.realization.engines)
+    engines = (EngineAssignment(one.queue, engine) if one.queue == queue else one for one in made.realization.engines)
     return replace(made, realization=replace(made.realization, engines=tuple(engines)))

@@ -8,14 +8,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, Assignment, Plan, Realization
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, EngineAssignment, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
     Buffer,
     Copy,
     Credit,
-    Given,
     Goal,
+    InitialContents,
     Notify,
     Put,
     Queue,
@@ -66,11 +66,11 @@ def one_way(credits: tuple[Credit, ...], delay_us: int) -> Plan:
         pads=(SignalPad("arrived", 1),),
         queues=(Queue("copies", "complete"), Queue("main", "complete")),
         credits=credits,
-        given=(Given(region("x", 0), "a", 0, 0),),
+        given=(InitialContents(region("x", 0), "a", 0, 0),),
         goal=(Goal(region("y", 1), "a", 0, 0),),
         operations=(put, read),
     )
-    engines = (Assignment("copies", COPY_ENGINE), Assignment("main", LIBRARY))
+    engines = (EngineAssignment("copies", COPY_ENGINE), EngineAssignment("main", LIBRARY))
     problem = Problem(operator="one_way", m=ROWS, n=COLS, k=1, world_size=2, dtype="float32")
     return Plan(
         name="one_way", problem=problem, schedule=schedule, realization=Realization(dtype="float32", engines=engines)

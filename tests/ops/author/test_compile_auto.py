@@ -16,7 +16,7 @@ from overweave.ops.author import compile_auto
 from overweave.ops.author.compile_auto import AutoFused, configs_of
 from overweave.tuner.measure import trial
 from overweave.tuner.measure.compiled import shortlist
-from overweave.tuner.measure.trial import Trial
+from overweave.tuner.measure.trial import TimedTrial
 from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
@@ -178,7 +178,7 @@ def test_peers_hear_of_a_call_without_what_is_exchanged(call: Callable[..., obje
 
 
 def test_a_tuning_of_which_nothing_runs_says_why(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Trial, "_attempt", lambda self, call, is_checked: "it is broken")
+    monkeypatch.setattr(TimedTrial, "_attempt", lambda self, call, is_checked: "it is broken")
     group: Any = SimpleNamespace(rank=0, world_size=4)
     given = {**ARGUMENTS, "a_ptr": torch.zeros(512, 4096)}
     call = compile_auto._Call(auto(), group, (), given)
@@ -196,7 +196,7 @@ def test_a_tuning_goes_on_around_what_was_best_and_times_the_last_few_anew(monke
         us = {name: 100.0 - 20 * ("mover=tiles" in name) - 10 * ("BLOCK_N=128" in name) for name in calls}
         return SimpleNamespace(device_us={name: (took,) for name, took in us.items()})
 
-    monkeypatch.setattr(Trial, "_attempt", lambda self, call, is_checked: "")
+    monkeypatch.setattr(TimedTrial, "_attempt", lambda self, call, is_checked: "")
     monkeypatch.setattr(trial, "compare", timer)
     group: Any = SimpleNamespace(rank=0, world_size=4, process_group=None)
     configs = [{"BLOCK_M": 128, "BLOCK_N": block, "num_warps": 8} for block in (256, 128)]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.hardware.machine import load
-from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, LIBRARY, Assignment, Engine, Plan, Realization
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, LIBRARY, Engine, EngineAssignment, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule
 from overweave.ir.verify.schedule import verify_schedule
@@ -45,7 +45,7 @@ def test_it_is_proven(make: Callable[[int], Any], ranks: int):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_it_is_simulated(make: Callable[[int], Any], ranks: int):
     schedule = schedule_of(make(ranks), ranks)
-    engines = tuple(Assignment(queue.name, engine_of(queue.name)) for queue in schedule.queues)
+    engines = tuple(EngineAssignment(queue.name, engine_of(queue.name)) for queue in schedule.queues)
     problem = Problem(operator="", m=ROWS, n=COLS, k=0, world_size=ranks, dtype="float32")
     realization = Realization(dtype="float32", engines=engines)
     plan = Plan(name=schedule.name, problem=problem, schedule=schedule, realization=realization)

@@ -7,7 +7,7 @@ import torch
 
 from overweave.ir.operators import all_gather_matmul, matmul_reduce_scatter
 from overweave.ops.dispatch.route import GroupRank
-from overweave.ops.dispatch.rows import Rows, gathered_rows, scattered_rows
+from overweave.ops.dispatch.rows import RowLayout, gathered_rows, scattered_rows
 
 SHAPES = (((6, 4), 0), ((2, 6, 4), 1), ((2, 3, 6, 4), 2))
 
@@ -21,7 +21,7 @@ def strided(shape: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize(("shape", "dim"), SHAPES)
 def test_matrices_of_strided_tensors_are_row_major(shape: tuple[int, ...], dim: int, world_size: int):
     place, x = GroupRank("g", world_size, 0, tuple(range(world_size))), strided(shape)
-    made: list[Rows] = [
+    made: list[RowLayout] = [
         gathered_rows((all_gather_matmul.OPERATOR, place), x, dim, None),
         scattered_rows((matmul_reduce_scatter.OPERATOR, place), x, dim),
     ]

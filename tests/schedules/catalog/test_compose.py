@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, MatmulConfig
 from overweave.ir.schedule import Buffer, Compute, Queue
-from overweave.schedules.catalog.compose import Footprint, compose
+from overweave.schedules.catalog.compose import MatmulFootprint, compose
 from overweave.schedules.communication import Split
-from overweave.schedules.families.sums import STRAIGHT, Summed, summed
+from overweave.schedules.families.sums import STRAIGHT, SumSpec, summed
 
 
 def woven(is_fused: bool):
     by, split = REDUCE_KERNEL if is_fused else LIBRARY, Split(rows=96, world_size=2)
-    communication = summed(STRAIGHT, Summed(split=split, cols=40, held=((0, 8), (8, 16)), by=by))
-    kernel = Footprint(
+    communication = summed(STRAIGHT, SumSpec(split=split, cols=40, held=((0, 8), (8, 16)), by=by))
+    kernel = MatmulFootprint(
         queue=Queue("tiles", "issue", after=("main",)) if is_fused else Queue("main", "complete"),
         a=Buffer("x", 96, 8, "input"),
         b=Buffer("w", 8, 40, "input"),

@@ -12,7 +12,7 @@ from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Copy, Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.communication import Chunk
+from overweave.schedules.communication import MatmulChunk
 from overweave.schedules.moves.gather_templates import (
     TEMPLATES,
     Mesh,
@@ -138,7 +138,7 @@ def test_stretches_that_the_library_brings_apart_have_names_of_their_own():
         ow.Put(rank, 1 - rank, rows(48 * rank + at, 48 * rank + at + 8)) for rank in (0, 1) for at in (16, 40)
     ]
     communication = transferred(ow.Gather(2, (*together, *one_by_one)), ROWS, COLS)
-    used = [(step.name, step.rows) for step in communication.steps if isinstance(step, Chunk) and step.rank == 1]
+    used = [(step.name, step.rows) for step in communication.steps if isinstance(step, MatmulChunk) and step.rank == 1]
     assert len({name for name, _ in used}) == len(used)
     assert {(0, 16), (24, 40)} < {rows for _, rows in used}
 

@@ -12,14 +12,14 @@ from overweave.ir.plan import COPY_ENGINE, TILE_KERNEL
 from overweave.ir.shards import owned_rows
 from overweave.schedules.communication import Communication
 from overweave.schedules.methods.registry import register
-from overweave.schedules.moves.moves import Chunk, Collective, Gather, Move, Put
+from overweave.schedules.moves.moves import Chunk, Collective, Gather, GatherMove, Put
 from overweave.schedules.moves.transfers import transferred
-from overweave.schedules.records.record import Method, Work
+from overweave.schedules.records.record import Method, MethodInputs
 
 OPERATOR = replace(GATHERED, name="zigzag_gather_matmul", x=replace(GATHERED.x, ranges=2))
 
 
-def pushes(rows: int, world_size: int) -> Iterator[Move]:
+def pushes(rows: int, world_size: int) -> Iterator[GatherMove]:
     """Every range goes straight to every peer: first those from the front, then those from the end."""
     for at in range(2):
         for step in range(1, world_size):
@@ -29,7 +29,7 @@ def pushes(rows: int, world_size: int) -> Iterator[Move]:
                         yield Put(rank, (rank + step) % world_size, Chunk((lo, hi)))
 
 
-def collectives(rows: int, world_size: int) -> Iterator[Move]:
+def collectives(rows: int, world_size: int) -> Iterator[GatherMove]:
     """The library gathers the ranges from the front, then those from the end; of neighbours, which are one, halves."""
     for at in range(2):
         parts: list[Chunk] = []
@@ -41,12 +41,12 @@ def collectives(rows: int, world_size: int) -> Iterator[Move]:
             yield Collective(tuple(parts))
 
 
-def _by_pushes(work: Work) -> Communication:
+def _by_pushes(work: MethodInputs) -> Communication:
     size, rows = work.split.world_size, work.split.rows
     return transferred(Gather(size, tuple(pushes(rows, size)), ranges=2), rows, work.problem.k)
 
 
-def _by_library(work: Work) -> Communication:
+def _by_library(work: MethodInputs) -> Communication:
     size, rows = work.split.world_size, work.split.rows
     return transferred(Gather(size, tuple(collectives(rows, size)), ranges=2), rows, work.problem.k)
 

@@ -12,7 +12,7 @@ from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import method_of
 from overweave.schedules.records.needs import obstacle
-from overweave.schedules.records.record import Asked
+from overweave.schedules.records.record import MethodRequest
 from overweave.schedules.tiles.shape import LEAST_STEPS, SHAPES, skinny_shape
 
 PROBLEM = Problem(operator="all_gather_matmul", m=8, n=4096, k=1024, world_size=4, dtype="bfloat16")
@@ -42,7 +42,7 @@ def test_all_fits_the_shared_memory_of_a_block() -> None:
 def said(problem: Problem) -> str:
     """What stands against the matmul of few rows, whatever the device."""
     method = method_of("matmul_all_reduce.one_shot_packed")
-    return obstacle(Asked(problem, {"matmul": "skinny"}), method, "schedule")
+    return obstacle(MethodRequest(problem, {"matmul": "skinny"}), method, "schedule")
 
 
 @pytest.mark.parametrize(

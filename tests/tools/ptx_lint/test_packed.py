@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from campaigns.lint.lint_packed import packed_case
 from overweave.compiler.contract import Contract
-from overweave.ir.plan import PACKED_SUMS, Exchange
+from overweave.ir.plan import PACKED_SUMS, PackedExchange
 from overweave.schedules.tiles.shape import PACKED
 from tests.compiler.cases import edit, rules
 from tools.aot import Compiled, compile_kernel
@@ -18,22 +18,22 @@ from tools.ptx_lint.lint import lint
 pytestmark = pytest.mark.slow
 
 
-EXCHANGES: tuple[Exchange, ...] = ("one_shot", "two_shot", "scatter", "gather")
+EXCHANGES: tuple[PackedExchange, ...] = ("one_shot", "two_shot", "scatter", "gather")
 
 
 @cache
-def packed(exchange: Exchange, normed: bool = False) -> tuple[Compiled, Contract]:
+def packed(exchange: PackedExchange, normed: bool = False) -> tuple[Compiled, Contract]:
     source, contract = packed_case("bfloat16", 2, replace(PACKED[0], exchange=exchange), normed)
     return compile_kernel(source), contract
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_the_kernel_passes(exchange: Exchange) -> None:
+def test_the_kernel_passes(exchange: PackedExchange) -> None:
     assert lint(*packed(exchange)) == ()
 
 
 @pytest.mark.parametrize("exchange", PACKED_SUMS)
-def test_the_kernel_passes_with_rows_in_turns_and_a_norm(exchange: Exchange) -> None:
+def test_the_kernel_passes_with_rows_in_turns_and_a_norm(exchange: PackedExchange) -> None:
     assert lint(*packed(exchange, normed=True)) == ()
 
 
@@ -53,7 +53,7 @@ def test_the_kernel_passes_with_rows_in_turns_and_a_norm(exchange: Exchange) -> 
     ],
     ids=["scope", "weak", "lost", "vector", "volatile", "one look", "deadline", "alarm", "flag"],
 )
-def test_seeded_violation_is_found(change: tuple[str, str], exchange: Exchange) -> None:
+def test_seeded_violation_is_found(change: tuple[str, str], exchange: PackedExchange) -> None:
     compiled, contract = packed(exchange)
     assert "packed-messages" in rules(lint(replace(compiled, ptx=edit(compiled.ptx, change)), contract))
 
@@ -67,7 +67,7 @@ def test_each_shot_is_looked_for() -> None:
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_a_kernel_that_starts_early_awaits_the_matmul_before_it_reads_of_it(exchange: Exchange) -> None:
+def test_a_kernel_that_starts_early_awaits_the_matmul_before_it_reads_of_it(exchange: PackedExchange) -> None:
     ranks = 4
     source, contract = packed_case("bfloat16", ranks, replace(PACKED[0], exchange=exchange), chained=True)
     compiled = compile_kernel(source)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from overweave.adapters.parallel import gathering, linears, styles
-from overweave.adapters.rows import Gather
+from overweave.adapters.rows import RowGather
 from overweave.layers import replicated
 from tests.ranks import run_ranks
 from tests.torch.situations.circumstances import CIRCUMSTANCES
@@ -48,11 +48,11 @@ def test_there_are_four_hundred_cells_by_day():
     assert set(BY_DAY) <= set(CIRCUMSTANCES)
 
 
-OWN = Gather.own
+OWN = RowGather.own
 # What was wrong once: what is put in the place of what, and the circumstances that must show it.
 FAULTS = {
     "the gradient of a reader counts on every rank": (
-        (Gather, "own", lambda gather, whole: OWN(gather, whole) * RANKS),
+        (RowGather, "own", lambda gather, whole: OWN(gather, whole) * RANKS),
         ("a scale between", "a function between", "full backward hooks", "CommDebugMode"),
     ),
     "what is gathered has no history": (

@@ -13,13 +13,13 @@ from overweave.ir.plan import MatmulConfig
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.simulate import total_us
-from overweave.tuner.calibrate.machine_file import FROM_FILE, Measured, machine_file
+from overweave.tuner.calibrate.machine_file import FROM_FILE, CalibratedGpu, machine_file
 from overweave.tuner.calibrate.rates import LONG_K, SHORT_K, Tile, split_us, tile_configs
 
 LIKE, SOURCE = load("h200x4"), "measured 2026-11-25 on 1 x a GPU, torch 2.11: overweave calibrate"
 HOPPER = tuple((config, Tile(700.0, 1.5)) for config in tile_configs("hopper"))
 PORTABLE = tuple((config, Tile(650.0, 1.0)) for config in tile_configs("portable"))
-FOUND = Measured(
+FOUND = CalibratedGpu(
     device="a GPU",
     sms=114,
     memory_gb_per_s=2900.4,

@@ -24,15 +24,15 @@ from overweave.tuner.measure.baselines import (
     TORCH_FUSED,
     methods_of,
 )
-from overweave.tuner.measure.bench import MethodRow, Request, Run, runs
+from overweave.tuner.measure.bench import BenchRequest, BenchRun, MethodRow, runs
 from overweave.tuner.measure.summary import losses, middle, spread, summarize
 from overweave.tuner.measure.timer import Effort
-from overweave.tuner.measure.trial import Call, agrees
-from overweave.tuner.space.shapes import Case
+from overweave.tuner.measure.trial import CheckedCall, agrees
+from overweave.tuner.space.shapes import ShapeCase
 from tests.ranks import run_ranks
 
 EFFORT = Effort(rounds=6, warmup=1)
-CASES = (Case("even", 64, 48, 32), Case("uneven", 37, 24, 16))
+CASES = (ShapeCase("even", 64, 48, 32), ShapeCase("uneven", 37, 24, 16))
 PLAIN, WRONG, BROKEN = "plain", "wrong", "broken"
 PER_SHARD, DECOMPOSED = "per_shard", "decomposed"
 ALL_REDUCE, REDUCE_SCATTER = "matmul_all_reduce", "matmul_reduce_scatter"
@@ -102,15 +102,15 @@ def plainly(problem: Problem):
 
 
 def compared(operator: str, plans: tuple[str, ...]) -> object:
-    request = Request(operator=operator, cases=CASES, device="cpu", dtype="fp32", plans=plans, effort=EFFORT)
+    request = BenchRequest(operator=operator, cases=CASES, device="cpu", dtype="fp32", plans=plans, effort=EFFORT)
     told: list[float] = []
     *_, result = runs(request, resolve(None), plainly, lambda case, part: told.append(part))
     assert told[-1] == 1.0
     return msgspec.to_builtins(result)
 
 
-def compare_on(world_size: int, operator: str, plans: tuple[str, ...] = ()) -> Run:
-    return msgspec.convert(run_ranks(compared, world_size, operator, plans)[0], Run)
+def compare_on(world_size: int, operator: str, plans: tuple[str, ...] = ()) -> BenchRun:
+    return msgspec.convert(run_ranks(compared, world_size, operator, plans)[0], BenchRun)
 
 
 @pytest.mark.slow
@@ -148,8 +148,8 @@ BESIDE = {
 
 
 def compared_beside(operator: str, cases: list[dict[str, object]]) -> object:
-    request = Request(
-        operator=operator, cases=msgspec.convert(cases, tuple[Case, ...]), device="cpu", dtype="fp32",
+    request = BenchRequest(
+        operator=operator, cases=msgspec.convert(cases, tuple[ShapeCase, ...]), device="cpu", dtype="fp32",
         plans=BESIDE[operator], effort=EFFORT,
     )  # fmt: skip
     (result,) = runs(request, resolve(None), operator_for)
@@ -171,24 +171,24 @@ def compared_beside(operator: str, cases: list[dict[str, object]]) -> object:
 def test_more_than_a_bare_product_is_held_against_the_library_doing_as_much(operator, changes, plans):
     """Every result is that of the sequential plan, of all weights and with all that happens to the product."""
     case = {"name": "c", "m": 64, "n": 48, "k": 32} | changes
-    (rows,) = msgspec.convert(run_ranks(compared_beside, 2, operator, [case])[0], Run).cases
+    (rows,) = msgspec.convert(run_ranks(compared_beside, 2, operator, [case])[0], BenchRun).cases
     assert [row.name for row in rows.methods] == ["matmul", "communication", SEQUENTIAL, *plans]
     assert rows.methods[-1].speedups[SEQUENTIAL].value > 0
-    assert rows.case.problem(operator, 2, "fp32") != Case("c", 64, 48, 32).problem(operator, 2, "fp32")
+    assert rows.case.problem(operator, 2, "fp32") != ShapeCase("c", 64, 48, 32).problem(operator, 2, "fp32")
 
 
 def compared_as_graphs() -> object:
     """With a stand-in for capturing, which nothing but CUDA can: it refuses the second plan."""
-    asked: list[Call] = []
+    asked: list[CheckedCall] = []
 
-    def replayed(call: Call) -> Call:
+    def replayed(call: CheckedCall) -> CheckedCall:
         asked.append(call)
         if len(asked) == 5:
             raise InputError("capture", "no", "Run it eagerly")
         return lambda turn: call(turn)
 
-    request = Request(
-        operator="all_gather_matmul", cases=(Case("few", 48, 48, 32), Case("many", 64, 48, 32)), device="cpu",
+    request = BenchRequest(
+        operator="all_gather_matmul", cases=(ShapeCase("few", 48, 48, 32), ShapeCase("many", 64, 48, 32)), device="cpu",
         dtype="fp32", plans=(PLAIN, "again"), effort=EFFORT,
     )  # fmt: skip
     few = patch.object(bench, "is_replayed", lambda device, m: m <= 48)
@@ -199,7 +199,7 @@ def compared_as_graphs() -> object:
 
 @pytest.mark.slow
 def test_few_rows_run_as_captured_graphs_all_of_them():
-    few, many = msgspec.convert(run_ranks(compared_as_graphs, 2)[0], Run).cases
+    few, many = msgspec.convert(run_ranks(compared_as_graphs, 2)[0], BenchRun).cases
     assert (few.is_replayed, many.is_replayed) == (True, False)
     assert [row.name for row in few.methods] == ["matmul", "communication", SEQUENTIAL, f"plan.{PLAIN}"]
     assert few.left_out["plan.again"].startswith("as a captured graph: InputError: capture: no")
@@ -237,7 +237,7 @@ def test_an_unknown_operator_is_refused():
         methods_of("all_to_all")
 
 
-def told_run(factor: float) -> Run:
+def told_run(factor: float) -> BenchRun:
     """A run of one case in which ours takes `factor` times 100 us."""
     times = {"matmul": 80.0, "communication": 40.0, SEQUENTIAL: 120.0, OURS: 100.0 * factor}
     rows = []
@@ -252,7 +252,7 @@ def told_run(factor: float) -> Run:
     case = {"case": {"name": "c", "m": 1, "n": 1, "k": 1}, "methods": rows, "left_out": {}}
     head = {"operator": "all_gather_matmul", "world_size": 4, "device": "cuda", "dtype": "bf16", "effort": {},
             "date": "", "versions": {}, "devices": ["a GPU"]}  # fmt: skip
-    return msgspec.convert(head | {"cases": [case]}, Run)
+    return msgspec.convert(head | {"cases": [case]}, BenchRun)
 
 
 def test_the_summary_of_a_run():

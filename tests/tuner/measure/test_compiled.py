@@ -10,9 +10,9 @@ from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine, load
 from overweave.schedules.weave.transports import TRANSPORTS, wanted_of
 from overweave.tuner.measure.compiled import (
-    Judged,
-    Measured,
-    Timed,
+    RankedWay,
+    TimedWay,
+    TunedTimes,
     around,
     cold,
     content_key,
@@ -23,7 +23,7 @@ from overweave.tuner.measure.compiled import (
     remember,
     shortlist,
 )
-from overweave.tuner.space.compiled import Way, families, is_auto, is_member, side_of
+from overweave.tuner.space.compiled import KernelWay, families, is_auto, is_member, side_of
 from overweave.tuner.space.target import Target, target_named
 
 ASKED = {"A": "all_gather.auto", "C": "reduce_scatter.scatter"}
@@ -59,7 +59,7 @@ def _reason(tensor: str, member: str) -> str:
     return ""
 
 
-def predict(way: Way, machine: Machine) -> float:
+def predict(way: KernelWay, machine: Machine) -> float:
     """Pushes in four pieces are best; larger blocks are better still; one schedule cannot be."""
     how = dict(way.exchanges)["A"]
     if how.startswith("all_gather.pull"):
@@ -90,7 +90,7 @@ def test_each_back_end_of_a_schedule_is_measured_once():
 
 
 def test_what_was_best_is_varied_along_one_coordinate_after_the_other():
-    measured = (Timed(way("all_gather.mesh"), 50.0), Timed(way("all_gather.push pieces=4", 128), 55.0))
+    measured = (TimedWay(way("all_gather.mesh"), 50.0), TimedWay(way("all_gather.push pieces=4", 128), 55.0))
     found = around(CONFIGS[0], measured, ASKED)
     assert way("all_gather.mesh", 128) in found  # the best exchange, with constants that were good beside another
     options = [dict(one.exchanges)["A"] for one in found]
@@ -103,10 +103,10 @@ def test_what_was_best_is_varied_along_one_coordinate_after_the_other():
 
 
 def test_the_librarys_way_has_a_start():
-    library, push = (Way((("A", how),)) for how in ("all_gather.collective", "all_gather.push"))
+    library, push = (KernelWay((("A", how),)) for how in ("all_gather.collective", "all_gather.push"))
     for us, taken in ((95.0, library), (85.0, push)):
-        assert cold((Judged(library, 100.0), Judged(push, us))) == taken
-    assert cold((Judged(library), Judged(push))) == library  # no machine is described
+        assert cold((RankedWay(library, 100.0), RankedWay(push, us))) == taken
+    assert cold((RankedWay(library), RankedWay(push))) == library  # no machine is described
 
 
 def test_where_no_machine_is_described_nothing_is_predicted():
@@ -124,14 +124,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def way(how: str, block: int = 64) -> Way:
-    return Way((("A", how), ("C", ASKED["C"])), (("BLOCK", block),))
+def way(how: str, block: int = 64) -> KernelWay:
+    return KernelWay((("A", how), ("C", ASKED["C"])), (("BLOCK", block),))
 
 
 def test_a_tuning_is_kept_by_content(cache: Path):
     key = content_key("text", ASKED, 4)
-    measured = Measured(
-        key, (Timed(way("all_gather.push pieces=4", 128), 80.0), Timed(way("all_gather.collective"), 99.0))
+    measured = TunedTimes(
+        key, (TimedWay(way("all_gather.push pieces=4", 128), 80.0), TimedWay(way("all_gather.collective"), 99.0))
     )
     remember("kernel", measured)
     assert recall("kernel", key, ASKED, CONFIGS) == measured
@@ -145,13 +145,13 @@ def test_a_tuning_is_kept_by_content(cache: Path):
         way("all_gather.push pieces=64"),
         way("all_gather.pushed"),
         way("all_gather.push", block=96),
-        Way((("A", "all_gather.push"),), CONFIGS[0]),
-        Way((("A", "all_gather.push"), ("C", "reduce_scatter.ring")), CONFIGS[0]),
+        KernelWay((("A", "all_gather.push"),), CONFIGS[0]),
+        KernelWay((("A", "all_gather.push"), ("C", "reduce_scatter.ring")), CONFIGS[0]),
     ],
 )
-def test_a_file_that_names_what_nobody_tried_is_ignored_aloud(cache: Path, stranger: Way):
+def test_a_file_that_names_what_nobody_tried_is_ignored_aloud(cache: Path, stranger: KernelWay):
     assert not is_member(stranger, ASKED, CONFIGS)
-    remember("kernel", Measured("key", (Timed(stranger, 1.0),)))
+    remember("kernel", TunedTimes("key", (TimedWay(stranger, 1.0),)))
     with pytest.warns(RuntimeWarning, match="is ignored"):
         assert recall("kernel", "key", ASKED, CONFIGS) is None
 

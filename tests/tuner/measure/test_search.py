@@ -14,7 +14,7 @@ from overweave.schedules.methods.finer import METHODS as FINER
 from overweave.schedules.records.outside import TORCH_FUSED
 from overweave.tuner.measure import search
 from overweave.tuner.measure.search import MOST_BY_MODEL, WORTH_VARYING, Tuned, shortlist
-from overweave.tuner.measure.sides import Setting, Side
+from overweave.tuner.measure.sides import BenchSide, Setting
 from overweave.tuner.model.rank import weigh
 from overweave.tuner.model.weigh import Weighed
 from overweave.tuner.space.space import Candidate, candidate
@@ -77,7 +77,9 @@ def test_inputs_are_those_of_the_ranks_part(operator: str):
     """x of all rows or of the rank's own, the factors of the product beside it, and whole matrices alike everywhere."""
     problem = replace(PROBLEM, operator=operator, m=10, n=24, k=16)
     first, last = (
-        Side(problem, Setting(SimpleNamespace(world_size=4, rank=rank, process_group=None), HOST, torch.float32, print))
+        BenchSide(
+            problem, Setting(SimpleNamespace(world_size=4, rank=rank, process_group=None), HOST, torch.float32, print)
+        )
         for rank in (0, 3)
     )
     for side, rows in ((first, 3), (last, 1)):

@@ -7,7 +7,7 @@ import pytest
 from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS
 from overweave.tuner.space import shapes
-from overweave.tuner.space.shapes import Case, read_shapes, set_names, usual_set
+from overweave.tuner.space.shapes import ShapeCase, read_shapes, set_names, usual_set
 from tests.source_tree import ROOT
 
 FOLDER = ROOT / "benchmarks" / "shapes"
@@ -48,8 +48,8 @@ def test_every_file_names_its_operator_and_its_source(path):
 
 def test_global_sizes_of_a_known_layer():
     """LLaMA-3.1-8B: 8192 rows, hidden 4096, intermediate 14336."""
-    assert read_shapes("mlp", "all_gather_matmul").cases[1] == Case("MLP-2", 8192, 14336, 4096)
-    assert read_shapes("mlp", "matmul_reduce_scatter").cases[1] == Case("MLP-2", 8192, 4096, 14336)
+    assert read_shapes("mlp", "all_gather_matmul").cases[1] == ShapeCase("MLP-2", 8192, 14336, 4096)
+    assert read_shapes("mlp", "matmul_reduce_scatter").cases[1] == ShapeCase("MLP-2", 8192, 4096, 14336)
     gpt3 = read_shapes("gpt3", "all_gather_matmul").cases[3]
     assert (gpt3.m, gpt3.n, gpt3.k) == (2048, 49152, 12288)
 
@@ -83,7 +83,7 @@ def test_weights_and_endings_are_part_of_a_case():
 def test_a_file_of_the_plain_form(tmp_path):
     path = tmp_path / "own.json"
     path.write_text(json.dumps(GOOD))
-    assert read_shapes(str(path), "all_gather_matmul").cases == (Case("a", 1, 2, 3),)
+    assert read_shapes(str(path), "all_gather_matmul").cases == (ShapeCase("a", 1, 2, 3),)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overweave.compiler.frontend.places.dimensions import (
-    Parts,
-    Side,
+    Dimension,
+    SplitLanes,
     Strides,
     divided_lanes,
     in_numbers,
@@ -19,16 +19,16 @@ from overweave.compiler.frontend.places.dimensions import (
     long_lanes,
     taken_apart,
 )
-from overweave.compiler.frontend.places.judged import Judged, Known, Open
+from overweave.compiler.frontend.places.judged import AccessContext, Judged, Open
 from overweave.compiler.frontend.symbols.directives import AccessDirective
 from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     Atom,
     BlockOf,
-    Lane,
+    LaneIndex,
+    OpaqueResult,
     Polynomial,
     Quotient,
-    Result,
     number,
     one,
     tags_of,
@@ -53,12 +53,12 @@ from overweave.errors import DirectiveError
 class AccessCheck:
     """One load or store, held against its directive."""
 
-    def __init__(self, check: Known, reached: Reached, said: AccessDirective) -> None:
+    def __init__(self, check: AccessContext, reached: Reached, said: AccessDirective) -> None:
         self.check, self.reached, self.said = check, reached, said
         self.sides = check.sides(said)
         self.limits: list[Polynomial] = []  # above zero where a descriptor reaches memory
         self.rank = 0
-        self.parts: Parts = {}
+        self.parts: SplitLanes = {}
 
     def touched(self) -> tuple[range, ...]:
         """What a tile stores of each dimension, from where its own elements begin; of a load nothing.
@@ -96,7 +96,7 @@ class AccessCheck:
                 refused.append(error)
         raise refused[-1]
 
-    def _first(self, offset: Polynomial, sides: Sequence[Side]) -> tuple[range, ...]:
+    def _first(self, offset: Polynomial, sides: Sequence[Dimension]) -> tuple[range, ...]:
         """By the first way to count it along the dimensions that its directive allows."""
         refused: list[Exception] = []
         for found in indices(offset, sides):
@@ -155,7 +155,7 @@ class AccessCheck:
             at = range(0)  # a block pointer
         ends = [(place.shape[each], polys[each], place.block[each], each) for each in at if place.shape]
         for extent, offset, length, each in ends:
-            element = offset + (ZERO if length.constant == 1 else one(Lane(length, each)))
+            element = offset + (ZERO if length.constant == 1 else one(LaneIndex(length, each)))
             self.limits += [self._plain(extent - element), self._plain(element + number(1))]
         return place.place(polys)
 
@@ -182,7 +182,7 @@ class AccessCheck:
         """Without casts of numbers that keep what they are. Raises DirectiveError for those that do not."""
 
         def inner(atom: Atom) -> Polynomial | None:
-            if not isinstance(atom, Result) or atom.of not in CASTS:
+            if not isinstance(atom, OpaqueResult) or atom.of not in CASTS:
                 return None
             made = self._plain(atom.inputs[0])
             low, high = self.check.bounds.numbers(made)
@@ -198,11 +198,11 @@ class AccessCheck:
         """Without what brings rows beyond the end back into the tensor: nothing keeps what comes of them."""
         axes = [side for side in self.sides if side.axis is not None]
 
-        def is_end(poly: Polynomial, side: Side) -> bool:
+        def is_end(poly: Polynomial, side: Dimension) -> bool:
             return poly == side.extent or (self.check.is_call and self.check.known(poly - side.extent) == ZERO)
 
         def inner(atom: Atom) -> Polynomial | None:
-            if isinstance(atom, Result) and atom.of == CLAMP:
+            if isinstance(atom, OpaqueResult) and atom.of == CLAMP:
                 value, bound = atom.inputs
                 if any(is_end(bound, side) and BlockOf(str(side.axis)) in value.atoms for side in axes):
                     return value
@@ -224,7 +224,7 @@ class AccessCheck:
         cure = "Make it from the blocks of the tile, arange, loop variables and the numbers of a call"
         return self.said.place.error(found, cure)
 
-    def beside(self, side: Side, found: str) -> DirectiveError:
+    def beside(self, side: Dimension, found: str) -> DirectiveError:
         if side.axis is None and self.said.is_store:
             why = f"of {side.extent} elements of a dimension it stores {found}"
             return self.said.place.error(why, "Store all of a dimension that is no axis, or make it one")
@@ -236,7 +236,7 @@ class AccessCheck:
         cure = f"Let it reach the tile's own block alone, {variable}; where it reaches others too, name an extent"
         return self.said.place.error(why, cure)
 
-    def _said(self, side: Side) -> str:
+    def _said(self, side: Dimension) -> str:
         """A dimension as its directive has it."""
         known = self.check.known
         dims = zip(self.sides, self.said.dims, strict=True)
@@ -246,7 +246,7 @@ class AccessCheck:
         """The block of an axis stands nowhere, or where it tells no index."""
         variable = self.check.variables[axis]
         if BlockOf(axis) in rest.atoms:
-            made = (each for each in rest.atoms if isinstance(each, Result | Quotient))
+            made = (each for each in rest.atoms if isinstance(each, OpaqueResult | Quotient))
             inside = next((each for each in made if BlockOf(axis) in one(each).atoms), BlockOf(axis))
             tags = sorted(tags_of(one(inside)))
             raise self.unclear(f"{variable} stands inside of {tags[0] if tags else one(inside)} in its place")

@@ -13,11 +13,11 @@ from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     Atom,
     BlockOf,
-    Lane,
+    LaneIndex,
+    LoopIndex,
+    OpaqueResult,
     Polynomial,
     Quotient,
-    Result,
-    Turn,
     least,
     number,
     one,
@@ -25,8 +25,8 @@ from overweave.compiler.frontend.symbols.polynomials import (
 )
 from overweave.compiler.frontend.symbols.values import CASTS, CLAMP, GREATEST, LEAST, differs
 
-Interval = tuple[Polynomial | None, Polynomial | None]  # None: nothing tells it
-NOTHING: Interval = (None, None)
+SymbolicInterval = tuple[Polynomial | None, Polynomial | None]  # None: nothing tells it
+NOTHING: SymbolicInterval = (None, None)
 
 
 class Extents(Struct, frozen=True):
@@ -53,9 +53,9 @@ class Bounds:
         self, axes: Mapping[str, Extents], known: Callable[[Polynomial], Polynomial], positive: frozenset[str]
     ) -> None:
         self._axes, self._known, self._positive = axes, known, positive
-        self._found: dict[Polynomial, Interval] = {}
+        self._found: dict[Polynomial, SymbolicInterval] = {}
 
-    def of(self, poly: Polynomial) -> Interval:
+    def of(self, poly: Polynomial) -> SymbolicInterval:
         """(least, greatest)."""
         poly = self._known(poly)
         if poly not in self._found:
@@ -73,7 +73,7 @@ class Bounds:
         found = None if poly is None else least(poly, self._positive)
         return found is not None and found >= 0
 
-    def _times(self, left: Interval, right: Interval) -> Interval:
+    def _times(self, left: SymbolicInterval, right: SymbolicInterval) -> SymbolicInterval:
         """The bounds of a product."""
         ends = [None if one is None else one.constant for one in (*left, *right)]
         if all(one is not None for one in ends):
@@ -89,7 +89,7 @@ class Bounds:
             return low, high
         return NOTHING
 
-    def _scaled(self, factor: Polynomial, by: Interval) -> Interval:
+    def _scaled(self, factor: Polynomial, by: SymbolicInterval) -> SymbolicInterval:
         if factor == ZERO:
             return ZERO, ZERO
         low, high = (None if end is None else end * factor for end in by)
@@ -97,7 +97,7 @@ class Bounds:
             return low, high
         return (high, low) if self.is_natural(ZERO - factor) else NOTHING
 
-    def _of(self, poly: Polynomial) -> Interval:
+    def _of(self, poly: Polynomial) -> SymbolicInterval:
         for atoms, factor in poly.terms:
             if len(atoms) == 1 and isinstance(atoms[0], Quotient):
                 made = self._without_remainder(poly, atoms[0], factor)
@@ -111,7 +111,7 @@ class Bounds:
             high = high + part[1] if high is not None and part[1] is not None else None
         return low, high
 
-    def _without_remainder(self, poly: Polynomial, atom: Quotient, factor: int) -> Interval | None:
+    def _without_remainder(self, poly: Polynomial, atom: Quotient, factor: int) -> SymbolicInterval | None:
         """`f * (over - by * (over // by))`, which is from 0 to `f * (by - 1)`, and the rest."""
         by = atom.by.constant
         if not by or by < 0 or factor % by or not differs(atom.over):
@@ -122,32 +122,32 @@ class Bounds:
             return None
         return _sum(self._times((scale, scale), (ZERO, number(by - 1))), self.of(rest))
 
-    def _product(self, atoms: tuple[Atom, ...]) -> Interval:
-        made: Interval = (number(1), number(1))
+    def _product(self, atoms: tuple[Atom, ...]) -> SymbolicInterval:
+        made: SymbolicInterval = (number(1), number(1))
         for atom in atoms:
             made = self._times(made, self._atom(atom))
         return made
 
-    def _atom(self, atom: Atom) -> Interval:
+    def _atom(self, atom: Atom) -> SymbolicInterval:
         if isinstance(atom, str):
             return one(atom), one(atom)
         if isinstance(atom, BlockOf):
             return ZERO, self._known(self._axes[atom.axis].highest)
-        if isinstance(atom, Lane | Turn):
-            high = self.of(atom.length if isinstance(atom, Lane) else atom.count)[1]
+        if isinstance(atom, LaneIndex | LoopIndex):
+            high = self.of(atom.length if isinstance(atom, LaneIndex) else atom.count)[1]
             return ZERO, None if high is None else high - number(1)
         if isinstance(atom, Quotient):
             return self._quotient(atom)
         return self._result(atom)
 
-    def _quotient(self, atom: Quotient) -> Interval:
+    def _quotient(self, atom: Quotient) -> SymbolicInterval:
         by = self._known(atom.by).constant
         if by is None or by <= 0:
             return (one(atom), one(atom)) if not differs(one(atom)) else NOTHING
         low, high = self.of(atom.over)
         return _floored(low, by), _floored(high, by)
 
-    def _result(self, atom: Result) -> Interval:
+    def _result(self, atom: OpaqueResult) -> SymbolicInterval:
         each = [self.of(value) for value in atom.inputs]
         if atom.of == CLAMP:
             (low, high), (_, bound) = each
@@ -181,6 +181,6 @@ def _extreme(values: list[Polynomial | None], least_of: bool, any_of: bool = Fal
     return known[0] if all(value == known[0] for value in known) or any_of else None
 
 
-def _sum(left: Interval, right: Interval) -> Interval:
+def _sum(left: SymbolicInterval, right: SymbolicInterval) -> SymbolicInterval:
     low, high = (None if a is None or b is None else a + b for a, b in zip(left, right, strict=True))
     return low, high

@@ -16,7 +16,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     Atom,
     BlockOf,
-    Lane,
+    LaneIndex,
     Monomial,
     Polynomial,
     Quotient,
@@ -27,12 +27,12 @@ from overweave.compiler.frontend.symbols.polynomials import (
 )
 from overweave.compiler.frontend.symbols.values import differs
 
-Known = Callable[[Polynomial], Polynomial]  # numbers in the place of names that are known
-Parts = dict[Atom, tuple[Lane, Lane]]
+Substitution = Callable[[Polynomial], Polynomial]  # numbers in the place of names that are known
+SplitLanes = dict[Atom, tuple[LaneIndex, LaneIndex]]
 HIGH, LOW = 100, 200  # dimensions of the two parts of a lane that is taken apart
 
 
-class Side(Struct, frozen=True):
+class Dimension(Struct, frozen=True):
     """A dimension. step: how far the blocks of its axis are apart, 0 of an extent; size: what one tile may touch;
     stride: in elements; shift: of a tile's first element behind its block's."""
 
@@ -63,7 +63,7 @@ def grouped(poly: Polynomial) -> dict[Monomial, Polynomial]:
     return {moving: coefficient for moving, coefficient in groups.items() if coefficient != ZERO}
 
 
-def indices(offset: Polynomial, sides: Sequence[Side]) -> Iterator[list[Polynomial]]:
+def indices(offset: Polynomial, sides: Sequence[Dimension]) -> Iterator[list[Polynomial]]:
     """The indices that make an offset. What is the same everywhere, such as `N - 1`, may be counted along a dimension
     or as a whole turn of the next: so there is more than one way."""
     made = [ZERO for _ in sides]
@@ -89,7 +89,7 @@ class Strides:
     names: those that may be strides. known: numbers for names; in a call, of all.
     """
 
-    def __init__(self, sides: Sequence[Side], names: frozenset[str], known: Known, is_call: bool) -> None:
+    def __init__(self, sides: Sequence[Dimension], names: frozenset[str], known: Substitution, is_call: bool) -> None:
         self._sides, self._names, self._known, self._is_call = sides, names, known, is_call
         self.assumed: list[str] = []  # names that only a call can tell of
 
@@ -122,44 +122,44 @@ class Strides:
             made = made + term
         return made
 
-    def _fits(self, name: str, side: Side) -> bool:
+    def _fits(self, name: str, side: Dimension) -> bool:
         """Whether a name may be a dimension's stride: one of a single element has any."""
         return not self._is_call or self._known(side.extent).constant == 1 or self._is_equal(name, side)
 
-    def _is_equal(self, name: str, side: Side) -> bool:
+    def _is_equal(self, name: str, side: Dimension) -> bool:
         return self._known(one(name)) == self._known(side.stride)
 
 
-def divided_lanes(poly: Polynomial, known: Known) -> Parts:
+def divided_lanes(poly: Polynomial, known: Substitution) -> SplitLanes:
     """Lanes that are divided, and what takes their place: `lane // b` and `lane % b` are lanes of their own."""
-    parts: Parts = {}
+    parts: SplitLanes = {}
     for atom in poly.atoms:
         lane = _alone(atom.over) if isinstance(atom, Quotient) else None
-        if isinstance(atom, Quotient) and isinstance(lane, Lane) and not differs(atom.by):
+        if isinstance(atom, Quotient) and isinstance(lane, LaneIndex) and not differs(atom.by):
             length, by = known(lane.length).constant, known(atom.by).constant
             if length and by and length % by == 0:
-                high = Lane(quotient(lane.length, atom.by), HIGH + lane.place)
-                parts.setdefault(lane, (high, Lane(atom.by, LOW + lane.place)))
+                high = LaneIndex(quotient(lane.length, atom.by), HIGH + lane.place)
+                parts.setdefault(lane, (high, LaneIndex(atom.by, LOW + lane.place)))
     return parts
 
 
-def long_lanes(offset: Polynomial, sides: Sequence[Side], known: Known) -> Parts:
+def long_lanes(offset: Polynomial, sides: Sequence[Dimension], known: Substitution) -> SplitLanes:
     """Lanes that go on over the end of a dimension, by whole rows of it, and what takes their place."""
-    parts: Parts = {}
+    parts: SplitLanes = {}
     for moving, coefficient in grouped(offset).items():
         lane = moving[0] if len(moving) == 1 else None
-        if not isinstance(lane, Lane):
+        if not isinstance(lane, LaneIndex):
             continue
         for side in sides:
             length, extent = known(lane.length).constant, known(side.extent).constant
             is_along = known(coefficient) == known(side.stride) and side.axis is None
             if is_along and length and extent and length > extent and length % extent == 0:
-                high = Lane(quotient(lane.length, side.extent), HIGH + lane.place)
-                parts.setdefault(lane, (high, Lane(side.extent, LOW + lane.place)))
+                high = LaneIndex(quotient(lane.length, side.extent), HIGH + lane.place)
+                parts.setdefault(lane, (high, LaneIndex(side.extent, LOW + lane.place)))
     return parts
 
 
-def taken_apart(poly: Polynomial, parts: Parts) -> Polynomial:
+def taken_apart(poly: Polynomial, parts: SplitLanes) -> Polynomial:
     """With the parts of divided lanes in their place."""
 
     def by(atom: Atom) -> Polynomial | None:
@@ -180,12 +180,12 @@ def _alone(poly: Polynomial) -> Atom | None:
     return found if found is not None and poly == one(found) else None
 
 
-def beside(sides: Sequence[Side]) -> Iterator[tuple[int, int]]:
+def beside(sides: Sequence[Dimension]) -> Iterator[tuple[int, int]]:
     """Dimensions that follow each other, from the first to the last of them: those that a flat index may count."""
     yield from ((lo, hi) for lo in range(len(sides)) for hi in range(lo + 1, len(sides) + 1))
 
 
-def flat(sides: Sequence[Side], found: Sequence[Polynomial], lo: int, hi: int) -> tuple[Polynomial, Polynomial]:
+def flat(sides: Sequence[Dimension], found: Sequence[Polynomial], lo: int, hi: int) -> tuple[Polynomial, Polynomial]:
     """(index, extent) of some dimensions as one."""
     index, extent = ZERO, number(1)
     for side, each in zip(sides[lo:hi], found[lo:hi], strict=True):
@@ -193,7 +193,7 @@ def flat(sides: Sequence[Side], found: Sequence[Polynomial], lo: int, hi: int) -
     return index, extent
 
 
-def in_numbers(side: Side, known: Known) -> Side:
+def in_numbers(side: Dimension, known: Substitution) -> Dimension:
     """A dimension of a call."""
     return replace(
         side,

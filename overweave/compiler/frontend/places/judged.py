@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from overweave.compiler.frontend.places.bounds import Bounds
 from overweave.compiler.frontend.places.dimensions import (
-    Side,
+    Dimension,
     beside,
     flat,
     grouped,
@@ -21,10 +21,10 @@ from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     Atom,
     BlockOf,
-    Lane,
+    LaneIndex,
+    LoopIndex,
     Monomial,
     Polynomial,
-    Turn,
     divided,
     number,
     one,
@@ -41,7 +41,7 @@ from overweave.errors import DirectiveError
 from overweave.ir.schedule import LIMIT
 
 
-class Cut(Struct, frozen=True):
+class MaskedRange(Struct, frozen=True):
     """The elements `[low, high)` of a dimension, which are what a mask leaves of it."""
 
     low: int = 0
@@ -51,12 +51,12 @@ class Cut(Struct, frozen=True):
         """Whether all of a dimension is left."""
         return self.low <= 0 and self.high >= extent
 
-    def and_(self, other: Cut) -> Cut:
+    def and_(self, other: MaskedRange) -> MaskedRange:
         """What both leave."""
-        return Cut(max(self.low, other.low), min(self.high, other.high))
+        return MaskedRange(max(self.low, other.low), min(self.high, other.high))
 
 
-class Known(Protocol):
+class AccessContext(Protocol):
     """What is known around an access. variables: axis -> the variable of its block. symbols: names of directives;
     strides: those that may be strides. is_call: nothing may stay open."""
 
@@ -69,20 +69,20 @@ class Known(Protocol):
     @property
     def variables(self) -> Mapping[str, str]: ...
     def known(self, poly: Polynomial) -> Polynomial: ...
-    def sides(self, said: AccessDirective) -> list[Side]: ...
+    def sides(self, said: AccessDirective) -> list[Dimension]: ...
 
 
-class Access(Protocol):
+class CheckedAccess(Protocol):
     """What is known of an access: see AccessCheck."""
 
-    check: Known
+    check: AccessContext
     said: AccessDirective
     limits: list[Polynomial]
 
     def conditions(self) -> list[Condition]: ...
     def placed(self, condition: Condition) -> list[Polynomial]: ...
     def unclear(self, found: str) -> DirectiveError: ...
-    def beside(self, side: Side, found: str) -> DirectiveError: ...
+    def beside(self, side: Dimension, found: str) -> DirectiveError: ...
     def refuse_block(self, axis: str, rest: Polynomial) -> None: ...
     def chosen(self, by: str) -> DirectiveError: ...
 
@@ -94,7 +94,7 @@ class Open(Exception):
 class Judged:
     """The indices of an access, one for each dimension, held against them."""
 
-    def __init__(self, access: Access, sides: Sequence[Side], found: Sequence[Polynomial]) -> None:
+    def __init__(self, access: CheckedAccess, sides: Sequence[Dimension], found: Sequence[Polynomial]) -> None:
         self.access, self.check, self.said = access, access.check, access.said
         self.sides, self.found = sides, found
         self.whole = _whole(sides, found)
@@ -118,7 +118,7 @@ class Judged:
                 self._check_within(side, inside)
         return ()
 
-    def _inside(self, side: Side, index: Polynomial) -> Polynomial:
+    def _inside(self, side: Dimension, index: Polynomial) -> Polynomial:
         """An index from where the tile's own elements begin."""
         if side.axis is None:
             return index
@@ -132,7 +132,7 @@ class Judged:
         """Whether there is one block of an axis in this call."""
         return self.check.is_call and self.check.bounds.numbers(one(BlockOf(axis)))[1] == 0
 
-    def _check_step(self, side: Side, found: Polynomial) -> None:
+    def _check_step(self, side: Dimension, found: Polynomial) -> None:
         """The blocks of an axis are as far apart as its directive says."""
         known, difference = self.check.known, self.check.known(found - side.step)
         if difference == ZERO:
@@ -154,7 +154,7 @@ class Judged:
 
     # loads
 
-    def _check_own(self, side: Side, inside: Polynomial) -> None:
+    def _check_own(self, side: Dimension, inside: Polynomial) -> None:
         """Along an axis: within the tile's own block."""
         low, high = self.check.bounds.of(inside)
         self._check_told(side, inside)
@@ -171,13 +171,13 @@ class Judged:
             raise Open
         raise self.access.beside(side, _reach(low, high))
 
-    def _is_beside(self, side: Side, low: Polynomial | None, high: Polynomial | None) -> bool:
+    def _is_beside(self, side: Dimension, low: Polynomial | None, high: Polynomial | None) -> bool:
         """Before a call: whether it reaches beside its block whatever the numbers are."""
         before = low is not None and self.check.bounds.is_natural(ZERO - low) and low != ZERO
         behind = None if high is None else high + number(1) - side.size
         return before or (behind is not None and self.check.bounds.is_natural(behind) and behind != ZERO)
 
-    def _check_within(self, side: Side, inside: Polynomial) -> None:
+    def _check_within(self, side: Dimension, inside: Polynomial) -> None:
         """Along an extent: no other rows, as far as they might be others than the tile's."""
         extent = self.check.known(side.extent)
         low, high = self.check.bounds.of(inside)
@@ -197,11 +197,11 @@ class Judged:
                 return True
         return False
 
-    def _check_trusted(self, side: Side, inside: Polynomial) -> None:
+    def _check_trusted(self, side: Dimension, inside: Polynomial) -> None:
         """What is loaded to say which element, such as a label, is trusted; how often a loop turns is not."""
         low, high = self.check.bounds.of(inside)
         loose = [atom for atoms in grouped(self.check.known(inside)) for atom in atoms if self._is_loose(atom)]
-        turns = [atom for atom in loose if isinstance(atom, Turn) or CARRIED in tags_of(one(atom))]
+        turns = [atom for atom in loose if isinstance(atom, LoopIndex) or CARRIED in tags_of(one(atom))]
         if turns:
             tags = sorted(tags_of(one(turns[0])))
             raise self.access.beside(side, f"as many as {tags[0] if tags else one(turns[0])} says")
@@ -211,7 +211,7 @@ class Judged:
     def _is_loose(self, atom: Atom) -> bool:
         return None in self.check.bounds.numbers(one(atom))
 
-    def _check_told(self, side: Side, inside: Polynomial) -> None:
+    def _check_told(self, side: Dimension, inside: Polynomial) -> None:
         """Nothing that has no bounds says which elements of a block are reached."""
         for atoms in grouped(self.check.known(inside)):
             if any(None in self.check.bounds.of(one(atom)) for atom in atoms):
@@ -225,9 +225,9 @@ class Judged:
 
     # stores
 
-    def _cuts(self) -> list[Cut]:
+    def _cuts(self) -> list[MaskedRange]:
         """What conditions leave of each dimension. Raises DirectiveError where they leave out anything else."""
-        cuts = [Cut() for _ in self.sides]
+        cuts = [MaskedRange() for _ in self.sides]
         for condition in self.access.conditions():
             if condition.tags - {CALLERS}:
                 raise self.access.chosen(sorted(condition.tags)[0])
@@ -235,7 +235,7 @@ class Judged:
             self._cut(part, cuts)
         return cuts
 
-    def _cut(self, part: Polynomial, cuts: list[Cut]) -> None:
+    def _cut(self, part: Polynomial, cuts: list[MaskedRange]) -> None:
         """Takes account of one condition, which holds where `part` is above zero."""
         part = self.check.known(part)
         low, _ = self.check.bounds.of(part)
@@ -262,7 +262,7 @@ class Judged:
                 raise self.access.unclear(f"{one(atom)} moves along two dimensions of what it stores")
             seen |= {atom for atom in moving if not isinstance(atom, BlockOf)}
 
-    def _stored(self, side: Side, inside: Polynomial, cut: Cut) -> range:
+    def _stored(self, side: Dimension, inside: Polynomial, cut: MaskedRange) -> range:
         """The elements of one dimension."""
         groups = {atoms: self.check.known(each) for atoms, each in grouped(self.check.known(inside)).items()}
         low, size = groups.pop((), ZERO).constant, self.check.known(side.size).constant
@@ -288,7 +288,7 @@ class Judged:
             raise self.access.beside(side, f"{first} to {last}")
         return kept
 
-    def _refuse_definite(self, side: Side, inside: Polynomial) -> None:
+    def _refuse_definite(self, side: Dimension, inside: Polynomial) -> None:
         """Before a call: what no numbers make true."""
         if side.axis is not None:
             low, high = self.check.bounds.of(inside)
@@ -296,11 +296,11 @@ class Judged:
             if self._is_beside(side, low, high):
                 raise self.access.beside(side, _reach(low, high))
 
-    def _count(self, side: Side, atoms: Monomial) -> int | None:
+    def _count(self, side: Dimension, atoms: Monomial) -> int | None:
         """How many values it has, each one more than the last."""
         atom = atoms[0]
-        if len(atoms) == 1 and isinstance(atom, Lane | Turn):
-            count = self.check.known(atom.length if isinstance(atom, Lane) else atom.count)
+        if len(atoms) == 1 and isinstance(atom, LaneIndex | LoopIndex):
+            count = self.check.known(atom.length if isinstance(atom, LaneIndex) else atom.count)
             if count.constant is not None or not self.check.is_call:
                 return count.constant
         if not self.check.is_call and not tags_of(Polynomial(((atoms, 1),))):
@@ -311,7 +311,7 @@ class Judged:
         raise self.access.beside(side, f"what {tags[0] if tags else Polynomial(((atoms, 1),))} says")
 
 
-def _whole(sides: Sequence[Side], found: Sequence[Polynomial]) -> Polynomial:
+def _whole(sides: Sequence[Dimension], found: Sequence[Polynomial]) -> Polynomial:
     made = ZERO
     for side, index in zip(sides, found, strict=True):
         made = made + index * side.stride
@@ -324,7 +324,7 @@ def _reach(low: Polynomial | None, high: Polynomial | None) -> str:
     return f"{'?' if low is None else low} to {'?' if high is None else high}"
 
 
-def _cut_by(part: Polynomial, index: Polynomial) -> Cut | None:
+def _cut_by(part: Polynomial, index: Polynomial) -> MaskedRange | None:
     """What `part > 0` leaves of a dimension, where it is made from the index alone, in whatever measure."""
     mine, others = grouped(index), grouped(part)
     first, start = mine.pop((), ZERO).constant, others.pop((), ZERO).constant
@@ -336,13 +336,13 @@ def _cut_by(part: Polynomial, index: Polynomial) -> Cut | None:
         return None
     (slope,) = slopes
     at = first - start / slope  # where it is zero
-    return Cut(high=ceil(at)) if slope < 0 else Cut(low=floor(at) + 1)
+    return MaskedRange(high=ceil(at)) if slope < 0 else MaskedRange(low=floor(at) + 1)
 
 
-def _end(part: Polynomial, index: Polynomial, extent: Polynomial) -> Cut | None:
+def _end(part: Polynomial, index: Polynomial, extent: Polynomial) -> MaskedRange | None:
     """The same before a call, as far as a condition is the end of a dimension by its names."""
     over, whole = (part - extent + index).constant, (part - number(1) - index).constant
-    return Cut() if max(-1 if over is None else over, -1 if whole is None else whole) >= 0 else None
+    return MaskedRange() if max(-1 if over is None else over, -1 if whole is None else whole) >= 0 else None
 
 
 def _is_even(moving: Sequence[tuple[int, int]]) -> bool:

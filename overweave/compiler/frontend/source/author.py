@@ -22,7 +22,7 @@ from overweave.compiler.frontend.symbols.directives import (
     AccessDirective,
     AxisDirective,
     Directive,
-    Place,
+    SourceLine,
     is_directive,
     parse_directive,
 )
@@ -49,7 +49,7 @@ class Marked(Struct, Generic[Kind], frozen=True):
     helper: str = ""
 
 
-class Source(Struct, frozen=True):
+class KernelSource(Struct, frozen=True):
     """A kernel's file and function, all that is marked in it, in the order of the text, and what it calls `tl`.
 
     text: the file. module: as LibCST reads it, with comments. file: as Python does, with what it imports.
@@ -121,9 +121,9 @@ class Source(Struct, frozen=True):
     def of_kind(self, kind: type[Kind]) -> list[Marked[Kind]]:
         return [cast("Marked[Kind]", mark) for mark in self.marks if isinstance(mark.directive, kind)]
 
-    def place(self) -> Place:
+    def place(self) -> SourceLine:
         """The function itself, for what is wrong with all of it."""
-        return Place(self.path.name, self.line, f"def {self.name}")
+        return SourceLine(self.path.name, self.line, f"def {self.name}")
 
 
 def listed(function: cst.FunctionDef) -> tuple[cst.Param, ...]:
@@ -180,7 +180,7 @@ def _unreadable(path: Path, name: str, error: BaseException) -> InputError:
     return InputError(f"read kernel {name[:80]} of {path.name}", found, "Give a Python file that can be parsed")
 
 
-def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> Source:
+def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> KernelSource:
     """The kernel `name` of a file that holds `data`, with its directives. line: where Python saw the function that is
     meant begin.
 
@@ -209,7 +209,7 @@ def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> 
     marks = (*reader.block(body, ()), *reader.called(function, wrapper.module))
     reader.refuse_strays(function)
     language = language_of(wrapper.module)
-    source = Source(
+    source = KernelSource(
         path, text, File(path, tree, language), wrapper.module, function, marks, lines[function].start.line, language
     )
     return replace(source, marks=tuple(_in_numbers(mark, source.file_numbers) for mark in marks))
@@ -269,7 +269,7 @@ class _Reader:
     def refuse(self, comments: Sequence[cst.Comment], found: str, cure: str) -> None:
         for comment in comments:
             if is_directive(comment.value):
-                raise Place(self.file, self._line(comment), comment.value).error(found, cure)
+                raise SourceLine(self.file, self._line(comment), comment.value).error(found, cure)
 
     def refuse_strays(self, function: cst.FunctionDef) -> None:
         """Nothing that is meant for us goes unread: inside brackets, above the function, in one defined inside."""

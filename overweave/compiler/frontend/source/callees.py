@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import libcst as cst
 from msgspec import Struct
 
-from overweave.compiler.frontend.source.author import Source, parameter_names
-from overweave.compiler.frontend.source.language import Kind, dotted
+from overweave.compiler.frontend.source.author import KernelSource, parameter_names
+from overweave.compiler.frontend.source.language import MemoryOpKind, dotted
 from overweave.compiler.frontend.source.names import Origins, assigned_names, assignments, calls_in
 
 
@@ -24,7 +24,7 @@ class Touch(Struct, frozen=True):
     """
 
     parameter: str
-    kind: Kind | None
+    kind: MemoryOpKind | None
     call: cst.Call
     by: str = ""
 
@@ -32,7 +32,7 @@ class Touch(Struct, frozen=True):
 class Callees:
     """What the functions at the top level of a file do."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: KernelSource) -> None:
         self._language = source.language
         self._functions = {
             node.name.value: node

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import libcst as cst
 from msgspec import Struct
 
-from overweave.compiler.frontend.source.author import Marked, Source, Statement
+from overweave.compiler.frontend.source.author import KernelSource, Marked, Statement
 from overweave.compiler.frontend.source.language import Language
 from overweave.compiler.frontend.source.names import assigned_names, called, calls_in
 from overweave.compiler.frontend.symbols.directives import (
@@ -15,7 +15,7 @@ from overweave.compiler.frontend.symbols.directives import (
     AxisDirective,
     DispatchDirective,
     PidMapDirective,
-    Place,
+    SourceLine,
     StreamDirective,
     TileIdDirective,
 )
@@ -31,7 +31,7 @@ from overweave.compiler.frontend.symbols.polynomials import Polynomial
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 
 
-class Access(Struct, frozen=True):
+class AnnotatedAccess(Struct, frozen=True):
     """An annotated load or store. index: of its statement, or the one around it, in the body of a tile.
 
     helper: the function of the file that it stands in, which that statement calls; empty for the kernel itself.
@@ -43,7 +43,7 @@ class Access(Struct, frozen=True):
     helper: str = ""
 
 
-class Stream(Struct, frozen=True):
+class StreamedLoop(Struct, frozen=True):
     """The loop that walks a streamed axis. index: as in Access; it stands in the body of a tile itself."""
 
     directive: StreamDirective
@@ -51,7 +51,7 @@ class Stream(Struct, frozen=True):
     index: int
 
 
-class Kernel(Struct, frozen=True, kw_only=True):
+class AnnotatedKernel(Struct, frozen=True, kw_only=True):
     """A source whose directives fit together.
 
     loop: index of the loop over tiles; None for one tile per program. body: the statements of a tile. number: the
@@ -60,7 +60,7 @@ class Kernel(Struct, frozen=True, kw_only=True):
     more. regions: the lines of their directives. blocks: axis -> variable.
     """
 
-    source: Source
+    source: KernelSource
     axes: tuple[AxisDirective, ...]
     loop: int | None
     number: str | None
@@ -69,9 +69,9 @@ class Kernel(Struct, frozen=True, kw_only=True):
     again: tuple[tuple[int, int], ...]
     regions: tuple[tuple[int, int], ...]
     blocks: Mapping[str, str]
-    loads: tuple[Access, ...]
-    stores: tuple[Access, ...]
-    streams: tuple[Stream, ...]
+    loads: tuple[AnnotatedAccess, ...]
+    stores: tuple[AnnotatedAccess, ...]
+    streams: tuple[StreamedLoop, ...]
 
     @property
     def body(self) -> Sequence[Statement]:
@@ -106,7 +106,9 @@ class Kernel(Struct, frozen=True, kw_only=True):
         )
 
 
-def _operands(accesses: tuple[Access, ...], axes: tuple[Axis, ...], numbers: Mapping[str, int]) -> tuple[Operand, ...]:
+def _operands(
+    accesses: tuple[AnnotatedAccess, ...], axes: tuple[Axis, ...], numbers: Mapping[str, int]
+) -> tuple[Operand, ...]:
     found: dict[str, Operand] = {}
     for access in accesses:
         said = access.directive
@@ -115,7 +117,7 @@ def _operands(accesses: tuple[Access, ...], axes: tuple[Axis, ...], numbers: Map
     return tuple(found.values())
 
 
-def _dim(place: Place, said: Polynomial, axes: tuple[Axis, ...], numbers: Mapping[str, int]) -> Dim:
+def _dim(place: SourceLine, said: Polynomial, axes: tuple[Axis, ...], numbers: Mapping[str, int]) -> Dim:
     by_name = {axis.name: axis for axis in axes}
     name, scale, shift = _affine(place, said, by_name)
     if name is None:
@@ -124,7 +126,7 @@ def _dim(place: Place, said: Polynomial, axes: tuple[Axis, ...], numbers: Mappin
     return Dim(by_name[name].count if counts else by_name[name].extent, name, scale, shift, counts)
 
 
-def _affine(place: Place, said: Polynomial, axes: Mapping[str, object]) -> tuple[str | None, int, int]:
+def _affine(place: SourceLine, said: Polynomial, axes: Mapping[str, object]) -> tuple[str | None, int, int]:
     try:
         return affine_in(said, axes)
     except ExpressionError as error:
@@ -133,7 +135,7 @@ def _affine(place: Place, said: Polynomial, axes: Mapping[str, object]) -> tuple
         ) from None
 
 
-def _value(place: Place, said: Polynomial, numbers: Mapping[str, int], least: int = 0) -> int:
+def _value(place: SourceLine, said: Polynomial, numbers: Mapping[str, int], least: int = 0) -> int:
     missing = sorted(said.names - numbers.keys())
     if missing:
         raise place.error(f"{missing[0]} is no whole number in this call", "Pass an int for it")
@@ -146,7 +148,7 @@ def _value(place: Place, said: Polynomial, numbers: Mapping[str, int], least: in
     return value
 
 
-def read_kernel(source: Source) -> Kernel:
+def read_kernel(source: KernelSource) -> AnnotatedKernel:
     """What the directives of a source say. Raises DirectiveError where they do not fit together."""
     axes = _axes(source)
     loop, number, first = _tile(source)
@@ -156,8 +158,8 @@ def read_kernel(source: Source) -> Kernel:
     marks = source.of_kind(AccessDirective)
     for stray in (mark for mark in source.marks if mark.helper and not isinstance(mark.directive, AccessDirective)):
         raise stray.directive.place.error(f"it stands in {stray.helper}", "Put it into the kernel itself")
-    accesses = [Access(mark.directive, mark.statement, _index(mark, path), mark.helper) for mark in marks]
-    return Kernel(
+    accesses = [AnnotatedAccess(mark.directive, mark.statement, _index(mark, path), mark.helper) for mark in marks]
+    return AnnotatedKernel(
         source=source,
         axes=axes,
         loop=loop,
@@ -173,7 +175,7 @@ def read_kernel(source: Source) -> Kernel:
     )
 
 
-def _axes(source: Source) -> tuple[AxisDirective, ...]:
+def _axes(source: KernelSource) -> tuple[AxisDirective, ...]:
     axes = [mark.directive for mark in source.of_kind(AxisDirective)]
     names: set[str] = set()
     for axis in axes:
@@ -187,7 +189,9 @@ def _axes(source: Source) -> tuple[AxisDirective, ...]:
     return tuple(axes)
 
 
-def check_names(place: Place, said: Polynomial, source: Source, others: frozenset[str] = frozenset()) -> None:
+def check_names(
+    place: SourceLine, said: Polynomial, source: KernelSource, others: frozenset[str] = frozenset()
+) -> None:
     """Raises DirectiveError for a name that is neither a parameter of the kernel nor one of `others`."""
     if not can_be_positive(said):
         raise place.error(f"{said} is never more than 0", "Write a number of elements")
@@ -199,7 +203,7 @@ def check_names(place: Place, said: Polynomial, source: Source, others: frozense
         raise place.error(f"{unknown[0]} is unknown", f"Use parameters of the kernel or axes: {known[:160]}")
 
 
-def _tile(source: Source) -> tuple[int | None, str | None, int]:
+def _tile(source: KernelSource) -> tuple[int | None, str | None, int]:
     """(index of the loop over tiles, variable of the tile's number, index of the statement it comes from)."""
     marks = source.of_kind(TileIdDirective)
     begins = [mark for mark in source.of_kind(DispatchDirective) if mark.directive.begins]
@@ -217,7 +221,7 @@ def _tile(source: Source) -> tuple[int | None, str | None, int]:
     return None, _program_variable(directive.place, mark.statement, source.language), mark.path[0]
 
 
-def _loop_variable(place: Place, statement: Statement) -> str:
+def _loop_variable(place: SourceLine, statement: Statement) -> str:
     if isinstance(statement, cst.For) and isinstance(statement.iter, cst.Call) and statement.orelse is None:
         target, is_block = statement.target, isinstance(statement.body, cst.IndentedBlock)
         if called(statement.iter) == "range" and is_block and isinstance(target, cst.Name):
@@ -225,7 +229,7 @@ def _loop_variable(place: Place, statement: Statement) -> str:
     raise place.error("no loop over a range follows it", "Put it above `for NAME in tl.range(...):`")
 
 
-def _program_variable(place: Place, statement: Statement, language: Language) -> str:
+def _program_variable(place: SourceLine, statement: Statement, language: Language) -> str:
     parts = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
     part = parts[0] if len(parts) == 1 else None
     if isinstance(part, cst.Assign) and len(part.targets) == 1 and isinstance(part.targets[0].target, cst.Name):
@@ -239,7 +243,7 @@ def _program_variable(place: Place, statement: Statement, language: Language) ->
 
 
 def _dispatch(
-    source: Source, path: tuple[int, ...], axes: tuple[AxisDirective, ...], number: str | None
+    source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirective, ...], number: str | None
 ) -> tuple[list[tuple[int, int] | None], dict[str, str]]:
     """The regions that turn a number into blocks, the same in each, and the variable of every axis' block."""
     marks = source.of_kind(DispatchDirective)
@@ -267,7 +271,7 @@ def _dispatch(
 
 
 def _region(
-    source: Source,
+    source: KernelSource,
     path: tuple[int, ...],
     ends: tuple[Marked[DispatchDirective], Marked[DispatchDirective]],
     named: Marked[PidMapDirective],
@@ -288,9 +292,9 @@ def _region(
     return lo, hi
 
 
-def _streams(source: Source, path: tuple[int, ...], axes: tuple[AxisDirective, ...]) -> tuple[Stream, ...]:
+def _streams(source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirective, ...]) -> tuple[StreamedLoop, ...]:
     streamed = {axis.name: axis for axis in axes if axis.is_streamed}
-    streams: list[Stream] = []
+    streams: list[StreamedLoop] = []
     for mark in source.of_kind(StreamDirective):
         directive = mark.directive
         if directive.axis not in streamed:
@@ -302,7 +306,7 @@ def _streams(source: Source, path: tuple[int, ...], axes: tuple[AxisDirective, .
                 "its loop stands inside another block", "Put the loop into the body of the tile"
             )
         assert isinstance(mark.statement, cst.For)
-        streams.append(Stream(directive, mark.statement, mark.path[-1]))
+        streams.append(StreamedLoop(directive, mark.statement, mark.path[-1]))
     missing = set(streamed) - {stream.directive.axis for stream in streams}
     if streamed and (missing or len(streams) != 1):
         place = streamed[min(missing, default=next(iter(streamed)))].place
@@ -318,7 +322,7 @@ def _index(mark: Marked[AccessDirective], path: tuple[int, ...]) -> int:
     return mark.path[len(path)]
 
 
-def _body(source: Source, path: tuple[int, ...]) -> Sequence[Statement]:
+def _body(source: KernelSource, path: tuple[int, ...]) -> Sequence[Statement]:
     statements = source.function.body.body
     for index in path:
         statements = statements[index].body.body  # type: ignore[union-attr]

@@ -16,14 +16,14 @@ LANGUAGE = "triton.language"
 CUSTOMARY = "tl"  # meant for the language even where a file does not say so itself
 ATOMIC = "atomic_"
 
-Kind = Literal["load", "store", "atomic"]
-_WORDS: dict[str, Kind] = {
+MemoryOpKind = Literal["load", "store", "atomic"]
+_WORDS: dict[str, MemoryOpKind] = {
     "load": "load",
     "load_tensor_descriptor": "load",
     "store": "store",
     "store_tensor_descriptor": "store",
 }
-_METHODS: dict[str, Kind] = {"load": "load", "gather": "load", "store": "store", "scatter": "store"}
+_METHODS: dict[str, MemoryOpKind] = {"load": "load", "gather": "load", "store": "store", "scatter": "store"}
 
 
 class Language(Struct, frozen=True):
@@ -46,7 +46,7 @@ class Language(Struct, frozen=True):
         function = call.func
         return function.attr.value if isinstance(function, cst.Attribute) and not self.word(call) else ""
 
-    def kind(self, call: cst.Call) -> Kind | None:
+    def kind(self, call: cst.Call) -> MemoryOpKind | None:
         """How a call reaches memory, if it does."""
         word, method = self.word(call), self.method(call)
         if word.startswith(ATOMIC) or method.startswith(ATOMIC):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import libcst as cst
 
-from overweave.compiler.frontend.source.author import Source, listed, parameter_names
+from overweave.compiler.frontend.source.author import KernelSource, listed, parameter_names
 from overweave.compiler.frontend.source.language import dotted
 from overweave.compiler.frontend.source.names import assigned_names, used_names
 from overweave.errors import InputError
@@ -17,7 +17,7 @@ JIT, TUNED = "jit", ("autotune",)
 _PLAIN = re.compile(r"[\w.-]+", re.ASCII)
 
 
-def fused_module(source: Source, fused: cst.FunctionDef, exchanges: tuple[tuple[str, str], ...]) -> str:
+def fused_module(source: KernelSource, fused: cst.FunctionDef, exchanges: tuple[tuple[str, str], ...]) -> str:
     """The text: what it is, the imports, the functions and constants that the kernel uses, the kernel.
 
     Nothing that a comment or a caller says gets here but as data that was parsed: names, numbers and known words.
@@ -36,14 +36,14 @@ def fused_module(source: Source, fused: cst.FunctionDef, exchanges: tuple[tuple[
     return _about(source, exchanges) + module.code.lstrip("\n").rstrip("\n") + "\n"
 
 
-def _about(source: Source, exchanges: tuple[tuple[str, str], ...]) -> str:
+def _about(source: KernelSource, exchanges: tuple[tuple[str, str], ...]) -> str:
     names = "".join(f"\n    {tensor}: {words}" for tensor, words in exchanges)
     file = source.path.name if _PLAIN.fullmatch(source.path.name) else "a file"
     about = f"{source.name} of {file}, fused by overweave. Written by a machine: change the source instead."
     return f'"""{about}\n{names}\n"""\n\n'
 
 
-def _needed(source: Source, fused: cst.FunctionDef) -> list[cst.CSTNode]:
+def _needed(source: KernelSource, fused: cst.FunctionDef) -> list[cst.CSTNode]:
     """Top-level statements whose names the kernel uses, directly or through others of them, and what may bind any."""
     candidates = [node for node in source.module.body if node is not source.function and not _is_script(node)]
     wanted = _free(fused)
@@ -108,7 +108,7 @@ def _defined(node: cst.CSTNode) -> set[str]:
 class _Absolute(cst.CSTTransformer):
     """Imports by the whole name: the fused kernel stands in no package."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: KernelSource) -> None:
         super().__init__()
         self.source = source
 
@@ -151,7 +151,7 @@ def _is_import(node: cst.CSTNode) -> bool:
     return any(isinstance(part, cst.Import | cst.ImportFrom) for part in parts)
 
 
-def jit_decorators(source: Source) -> list[cst.Decorator]:
+def jit_decorators(source: KernelSource) -> list[cst.Decorator]:
     """`@triton.jit`, without what tunes the kernel: its constants are chosen by whoever calls it.
 
     Raises DirectiveError for any other decorator, and where there is none.

@@ -10,7 +10,7 @@ import libcst as cst
 
 from overweave.compiler.frontend.source.language import Language
 
-Assignment = tuple[str, cst.BaseExpression | None]
+NameBinding = tuple[str, cst.BaseExpression | None]
 DESCRIBING = ("dtype", "type", "shape", "block_shape", "strides")  # of a tensor, and not where it lies
 
 
@@ -59,9 +59,9 @@ def used_names(node: cst.CSTNode, skips: Callable[[cst.CSTNode], bool] = _nothin
     return {one.value for one in walk(node, skips) if isinstance(one, cst.Name)}
 
 
-def assignments(node: cst.CSTNode) -> list[Assignment]:
+def assignments(node: cst.CSTNode) -> list[NameBinding]:
     """(name, value) of every assignment in a node."""
-    pairs: list[Assignment] = []
+    pairs: list[NameBinding] = []
     for one in walk(node):
         if isinstance(one, cst.Assign):
             for target in one.targets:
@@ -73,7 +73,7 @@ def assignments(node: cst.CSTNode) -> list[Assignment]:
     return pairs
 
 
-def _assigned(target: cst.CSTNode, value: cst.BaseExpression | None) -> list[Assignment]:
+def _assigned(target: cst.CSTNode, value: cst.BaseExpression | None) -> list[NameBinding]:
     if isinstance(target, cst.Tuple | cst.List) and isinstance(value, cst.Tuple | cst.List):
         if len(target.elements) == len(value.elements):
             pairs = zip(target.elements, value.elements, strict=True)
@@ -101,7 +101,7 @@ def accesses_in(node: cst.CSTNode, kind: str, language: Language) -> list[cst.Ca
 class Origins:
     """From which parameters each variable is made, whatever the path; what is loaded has no origin, nor has a dtype."""
 
-    def __init__(self, found: Iterable[Assignment], parameters: Iterable[str], language: Language) -> None:
+    def __init__(self, found: Iterable[NameBinding], parameters: Iterable[str], language: Language) -> None:
         self._language = language
         self._known = {name: frozenset((name,)) for name in parameters}
         pairs = [(name, self._used(value)) for name, value in found if value is not None]

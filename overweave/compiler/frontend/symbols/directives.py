@@ -40,7 +40,7 @@ _AXIS = re.compile(r"([A-Za-z_]\w*)\s*(?:=\s*(.*?))?(?:\s+block\s*=\s*(.*?))?(\s
 FORM = "; docs/directives.md shows the form"
 
 
-class Place(Struct, frozen=True):
+class SourceLine(Struct, frozen=True):
     """Where a directive stands."""
 
     file: str
@@ -54,7 +54,7 @@ class Place(Struct, frozen=True):
 class AxisDirective(Struct, frozen=True):
     """`axis NAME=EXTENT block=BLOCK [streamed]`."""
 
-    place: Place
+    place: SourceLine
     name: str
     extent: Polynomial
     block: Polynomial
@@ -64,28 +64,28 @@ class AxisDirective(Struct, frozen=True):
 class TileIdDirective(Struct, frozen=True):
     """`tile_id [persistent]`."""
 
-    place: Place
+    place: SourceLine
     is_persistent: bool
 
 
 class DispatchDirective(Struct, frozen=True):
     """`dispatch begin` or `dispatch end`."""
 
-    place: Place
+    place: SourceLine
     begins: bool
 
 
 class PidMapDirective(Struct, frozen=True):
     """`pid_map AXIS=variable ...`."""
 
-    place: Place
+    place: SourceLine
     variables: tuple[tuple[str, str], ...]
 
 
 class AccessDirective(Struct, frozen=True):
     """`load TENSOR=parameter[DIM, ...]` or `store ...`."""
 
-    place: Place
+    place: SourceLine
     is_store: bool
     tensor: str
     parameter: str
@@ -95,7 +95,7 @@ class AccessDirective(Struct, frozen=True):
 class StreamDirective(Struct, frozen=True):
     """`stream AXIS`."""
 
-    place: Place
+    place: SourceLine
     axis: str
 
 
@@ -112,7 +112,7 @@ def is_directive(comment: str) -> bool:
 
 def parse_directive(comment: str, file: str, line: int) -> Directive:
     """What a comment says. Raises DirectiveError."""
-    place = Place(file, line, "".join(one if one.isprintable() else "?" for one in comment.strip()))
+    place = SourceLine(file, line, "".join(one if one.isprintable() else "?" for one in comment.strip()))
     if len(comment) > MOST_CHARACTERS:
         found = f"{len(comment)} characters"
         raise place.error(found, f"Say it in at most {MOST_CHARACTERS}")
@@ -125,7 +125,7 @@ def parse_directive(comment: str, file: str, line: int) -> Directive:
     return _READERS[word](place, rest)
 
 
-def _axis(place: Place, rest: str) -> AxisDirective:
+def _axis(place: SourceLine, rest: str) -> AxisDirective:
     match = _AXIS.fullmatch(rest)
     if match is None:
         raise place.error("cannot read it", "Write `axis NAME block=SIZE`" + FORM)
@@ -137,19 +137,19 @@ def _axis(place: Place, rest: str) -> AxisDirective:
     )
 
 
-def _tile_id(place: Place, rest: str) -> TileIdDirective:
+def _tile_id(place: SourceLine, rest: str) -> TileIdDirective:
     if rest not in ("", "persistent"):
         raise place.error(f"{rest!r} says nothing", "Write `tile_id` or `tile_id persistent`")
     return TileIdDirective(place, rest == "persistent")
 
 
-def _dispatch(place: Place, rest: str) -> DispatchDirective:
+def _dispatch(place: SourceLine, rest: str) -> DispatchDirective:
     if rest not in ("begin", "end"):
         raise place.error(f"{rest!r} says nothing", "Write `dispatch begin` or `dispatch end`")
     return DispatchDirective(place, rest == "begin")
 
 
-def _pid_map(place: Place, rest: str) -> PidMapDirective:
+def _pid_map(place: SourceLine, rest: str) -> PidMapDirective:
     pairs: list[tuple[str, str]] = []
     for word in rest.split():
         axis, equals, variable = word.partition("=")
@@ -168,7 +168,7 @@ def _pid_map(place: Place, rest: str) -> PidMapDirective:
     return PidMapDirective(place, tuple(pairs))
 
 
-def _access(place: Place, rest: str, is_store: bool) -> AccessDirective:
+def _access(place: SourceLine, rest: str, is_store: bool) -> AccessDirective:
     match = _ACCESS.fullmatch(rest)
     if match is None:
         raise place.error("cannot read it", "Write `TENSOR=parameter[DIM, DIM]`" + FORM)
@@ -176,18 +176,18 @@ def _access(place: Place, rest: str, is_store: bool) -> AccessDirective:
     return AccessDirective(place, is_store, _name(place, match[1]), match[2], dims)
 
 
-def _stream(place: Place, rest: str) -> StreamDirective:
+def _stream(place: SourceLine, rest: str) -> StreamDirective:
     return StreamDirective(place, _name(place, rest))
 
 
-def _name(place: Place, name: str) -> str:
+def _name(place: SourceLine, name: str) -> str:
     if not IDENTIFIER.fullmatch(name) or len(name) > LONGEST_NAME or name.startswith(RESERVED):
         found = f"{name[:40]!r} is no name for an axis or a tensor"
         raise place.error(found, f"Use up to {LONGEST_NAME} letters, digits and _, not beginning with {RESERVED}")
     return name
 
 
-def _expression(place: Place, text: str) -> Polynomial:
+def _expression(place: SourceLine, text: str) -> Polynomial:
     try:
         return parse_expression(text)
     except ExpressionError as error:
@@ -195,7 +195,7 @@ def _expression(place: Place, text: str) -> Polynomial:
         raise place.error(f"{text.strip()[:40]!r} is no integer expression: {error}", cure) from None
 
 
-_READERS: dict[str, Callable[[Place, str], Directive]] = {
+_READERS: dict[str, Callable[[SourceLine, str], Directive]] = {
     "axis": _axis,
     "tile_id": _tile_id,
     "dispatch": _dispatch,

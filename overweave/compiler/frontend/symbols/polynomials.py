@@ -102,21 +102,21 @@ class BlockOf(Struct, frozen=True):
     axis: str
 
 
-class Lane(Struct, frozen=True):
+class LaneIndex(Struct, frozen=True):
     """0 to `length` - 1 along one dimension of a tensor: an arange. place: that dimension."""
 
     length: Polynomial
     place: int
 
 
-class Turn(Struct, frozen=True):
+class LoopIndex(Struct, frozen=True):
     """The turn of a loop, 0 to `count` - 1. loop: the line in which it stands."""
 
     loop: int
     count: Polynomial
 
 
-class Result(Struct, frozen=True):
+class OpaqueResult(Struct, frozen=True):
     """What `of` makes of its inputs: the same for the same inputs. tags: what it comes from, that no place may."""
 
     of: str
@@ -124,7 +124,7 @@ class Result(Struct, frozen=True):
     tags: frozenset[str] = frozenset()
 
 
-Atom = str | Quotient | BlockOf | Lane | Turn | Result
+Atom = str | Quotient | BlockOf | LaneIndex | LoopIndex | OpaqueResult
 Monomial = tuple[Atom, ...]
 
 
@@ -200,7 +200,7 @@ def least(poly: Polynomial, positive: frozenset[str]) -> int | None:
 
 def tags_of(*values: Polynomial) -> frozenset[str]:
     """What values come from."""
-    results = (atom for value in values for atom in value.atoms if isinstance(atom, Result))
+    results = (atom for value in values for atom in value.atoms if isinstance(atom, OpaqueResult))
     return frozenset[str]().union(*(result.tags for result in results))
 
 
@@ -216,21 +216,21 @@ def _parts(atom: Atom) -> tuple[Polynomial, ...]:
     """The polynomials inside of an atom."""
     if isinstance(atom, Quotient):
         return atom.over, atom.by
-    if isinstance(atom, Lane):
+    if isinstance(atom, LaneIndex):
         return (atom.length,)
-    if isinstance(atom, Turn):
+    if isinstance(atom, LoopIndex):
         return (atom.count,)
-    return atom.inputs if isinstance(atom, Result) else ()
+    return atom.inputs if isinstance(atom, OpaqueResult) else ()
 
 
 def _rebuilt(atom: Atom, by: Callable[[Atom], Polynomial | None]) -> Polynomial:
     if isinstance(atom, Quotient):
         return quotient(atom.over.replaced(by), atom.by.replaced(by))
-    if isinstance(atom, Lane):
+    if isinstance(atom, LaneIndex):
         return one(replace(atom, length=atom.length.replaced(by)))
-    if isinstance(atom, Turn):
+    if isinstance(atom, LoopIndex):
         return one(replace(atom, count=atom.count.replaced(by)))
-    if isinstance(atom, Result):
+    if isinstance(atom, OpaqueResult):
         return one(replace(atom, inputs=tuple(value.replaced(by) for value in atom.inputs)))
     return one(atom)
 
@@ -256,4 +256,10 @@ def _text(atom: Atom) -> str:
         return f"({over} // {atom.by})" if len(atom.by.terms) == 1 else f"({over} // ({atom.by}))"
     if isinstance(atom, BlockOf):
         return f"block of {atom.axis}"
-    return f"arange({atom.length})" if isinstance(atom, Lane) else "turn" if isinstance(atom, Turn) else f"{atom.of}()"
+    return (
+        f"arange({atom.length})"
+        if isinstance(atom, LaneIndex)
+        else "turn"
+        if isinstance(atom, LoopIndex)
+        else f"{atom.of}()"
+    )

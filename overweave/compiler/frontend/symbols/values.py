@@ -12,11 +12,11 @@ from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     Atom,
     BlockOf,
-    Lane,
+    LaneIndex,
+    LoopIndex,
+    OpaqueResult,
     Polynomial,
     Quotient,
-    Result,
-    Turn,
     number,
     one,
     tags_of,
@@ -88,7 +88,7 @@ class Constant(Struct, frozen=True):
 class Several(Struct, frozen=True):
     """A tuple."""
 
-    values: tuple[Value, ...]
+    values: tuple[SymbolicValue, ...]
 
 
 class Descriptor(Struct, frozen=True):
@@ -104,26 +104,26 @@ class Descriptor(Struct, frozen=True):
         """Where a block lies."""
         made = self.pointer
         for at, (stride, length, offset) in enumerate(zip(self.strides, self.block, offsets, strict=True)):
-            lane = ZERO if length.constant == 1 else one(Lane(length, at))
+            lane = ZERO if length.constant == 1 else one(LaneIndex(length, at))
             made = made + (offset + lane) * stride
         return Number(made, len(self.block))
 
 
-Value = Number | Condition | Constant | Several | Descriptor
+SymbolicValue = Number | Condition | Constant | Several | Descriptor
 
 
-def unknown(of: str, *values: Value, tags: frozenset[str] = frozenset()) -> Number:
+def unknown(of: str, *values: SymbolicValue, tags: frozenset[str] = frozenset()) -> Number:
     """What an operation makes that is no polynomial: the same for the same numbers, another thing each time else."""
     inputs = [value.poly for value in values if isinstance(value, Number)]
     if len(inputs) == len(values) and values and not tags:
         rank = max(value.rank for value in values if isinstance(value, Number))
         aligned = (broadcast(value, rank) for value in values if isinstance(value, Number))
-        return Number(one(Result(of, tuple(aligned), tags_of(*inputs))), rank)
+        return Number(one(OpaqueResult(of, tuple(aligned), tags_of(*inputs))), rank)
     made = tags.union(*map(comes_from, values))
-    return Number(one(Result(f"{of} {next(_fresh)}", (), made)))
+    return Number(one(OpaqueResult(f"{of} {next(_fresh)}", (), made)))
 
 
-def comes_from(value: Value) -> frozenset[str]:
+def comes_from(value: SymbolicValue) -> frozenset[str]:
     """The tags of what a value is made from."""
     if isinstance(value, Number):
         return tags_of(value.poly)
@@ -140,7 +140,7 @@ def placed(poly: Polynomial, places: Mapping[int, int]) -> Polynomial:
     """The same lanes along other dimensions."""
 
     def moved(atom: Atom) -> Polynomial | None:
-        return one(Lane(atom.length, places[atom.place])) if isinstance(atom, Lane) else None
+        return one(LaneIndex(atom.length, places[atom.place])) if isinstance(atom, LaneIndex) else None
 
     return poly if all(old == new for old, new in places.items()) else poly.replaced(moved)
 
@@ -193,7 +193,7 @@ def both(left: Condition, right: Condition) -> Condition:
     return Condition(tuple(dict.fromkeys(parts)), rank, exact, left.tags | right.tags)
 
 
-def as_condition(value: Value) -> Condition:
+def as_condition(value: SymbolicValue) -> Condition:
     """A value where a condition is asked for."""
     if isinstance(value, Condition):
         return value
@@ -209,7 +209,8 @@ def as_condition(value: Value) -> Condition:
 def differs(poly: Polynomial) -> bool:
     """Whether a number may differ from tile to tile, turn to turn or lane to lane."""
     return any(
-        isinstance(atom, BlockOf | Lane | Turn) or (isinstance(atom, Result) and (bool(atom.tags) or not atom.inputs))
+        isinstance(atom, BlockOf | LaneIndex | LoopIndex)
+        or (isinstance(atom, OpaqueResult) and (bool(atom.tags) or not atom.inputs))
         for atom in poly.atoms
     )
 
@@ -219,7 +220,7 @@ def is_callers(condition: Condition) -> bool:
     return not condition.comes_from and not any(map(differs, condition.parts))
 
 
-def joined(left: Value | None, right: Value | None, by: Condition) -> Value:
+def joined(left: SymbolicValue | None, right: SymbolicValue | None, by: Condition) -> SymbolicValue:
     """A variable that one of two ways has left there. by: what decides which."""
     if left == right and left is not None:
         return left

@@ -19,7 +19,7 @@ from overweave.compiler.frontend.symbols.values import (
     Constant,
     Number,
     Several,
-    Value,
+    SymbolicValue,
     as_condition,
     both,
     broadcast,
@@ -33,7 +33,7 @@ from overweave.compiler.frontend.walk.words import FOLDED, WORDS, transposed, wi
 
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
-Arguments = tuple[list[Value], dict[str, Value]]
+Arguments = tuple[list[SymbolicValue], dict[str, SymbolicValue]]
 
 
 class Reader(Protocol):
@@ -42,16 +42,16 @@ class Reader(Protocol):
     def word(self, call: ast.Call) -> str:
         """The word of the language that is called, or Python's own of the same meaning."""
 
-    def called(self, call: ast.Call, arguments: Arguments) -> Value | None:
+    def called(self, call: ast.Call, arguments: Arguments) -> SymbolicValue | None:
         """What a function of the file returns; None if it is none."""
 
-    def named(self, name: str) -> Value:
+    def named(self, name: str) -> SymbolicValue:
         """What a name is that no variable has."""
 
     def truth(self, test: ast.expr, condition: Condition) -> bool | None:
         """Whether a condition holds wherever it is asked; None if that depends."""
 
-    def reached(self, call: ast.Call, kind: str, place: Value, arguments: Arguments) -> None:
+    def reached(self, call: ast.Call, kind: str, place: SymbolicValue, arguments: Arguments) -> None:
         """Sees a load or store."""
 
 
@@ -60,26 +60,26 @@ class Expressions:
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self.variables: dict[str, Value] = {}
+        self.variables: dict[str, SymbolicValue] = {}
 
-    def value(self, node: ast.expr) -> Value:
+    def value(self, node: ast.expr) -> SymbolicValue:
         """The worth of an expression."""
         kind = type(node).__name__
-        rule: Callable[[Any], Value] | None = getattr(self, f"_{kind.lower()}", None)
+        rule: Callable[[Any], SymbolicValue] | None = getattr(self, f"_{kind.lower()}", None)
         return rule(node) if rule else unknown(kind, *(self.value(one) for one in _inner(node)), tags=frozenset())
 
-    def _constant(self, node: ast.Constant) -> Value:
+    def _constant(self, node: ast.Constant) -> SymbolicValue:
         return Number(number(int(node.value))) if isinstance(node.value, int) else Constant(node.value)
 
-    def _name(self, node: ast.Name) -> Value:
+    def _name(self, node: ast.Name) -> SymbolicValue:
         return self.variables[node.id] if node.id in self.variables else self.reader.named(node.id)
 
-    def _tuple(self, node: ast.Tuple | ast.List) -> Value:
+    def _tuple(self, node: ast.Tuple | ast.List) -> SymbolicValue:
         return Several(tuple(self.value(element) for element in node.elts))
 
     _list = _tuple
 
-    def _unaryop(self, node: ast.UnaryOp) -> Value:
+    def _unaryop(self, node: ast.UnaryOp) -> SymbolicValue:
         inner = self.value(node.operand)
         if isinstance(node.op, ast.USub) and isinstance(inner, Number):
             return Number(ZERO - inner.poly, inner.rank)
@@ -87,18 +87,18 @@ class Expressions:
             return _denied(as_condition(inner))
         return inner if isinstance(node.op, ast.UAdd) else unknown("-", inner)
 
-    def _binop(self, node: ast.BinOp) -> Value:
+    def _binop(self, node: ast.BinOp) -> SymbolicValue:
         left, right = self.value(node.left), self.value(node.right)
         return operated(left, right, node.op)
 
-    def _boolop(self, node: ast.BoolOp) -> Value:
+    def _boolop(self, node: ast.BoolOp) -> SymbolicValue:
         made = as_condition(self.value(node.values[0]))
         for each in node.values[1:]:
             other = as_condition(self.value(each))
             made = both(made, other) if isinstance(node.op, ast.And) else _either(made, other)
         return made
 
-    def _compare(self, node: ast.Compare) -> Value:
+    def _compare(self, node: ast.Compare) -> SymbolicValue:
         made = Condition(())
         left = self.value(node.left)
         for sign, each in zip(node.ops, node.comparators, strict=True):
@@ -107,19 +107,19 @@ class Expressions:
             left = right
         return made
 
-    def _ifexp(self, node: ast.IfExp) -> Value:
+    def _ifexp(self, node: ast.IfExp) -> SymbolicValue:
         test = as_condition(self.value(node.test))
         truth = self.reader.truth(node.test, test)
         if truth is not None:
             return self.value(node.body if truth else node.orelse)
         return joined(self.value(node.body), self.value(node.orelse), test)
 
-    def _attribute(self, node: ast.Attribute) -> Value:
+    def _attribute(self, node: ast.Attribute) -> SymbolicValue:
         if node.attr == "T":
             return transposed(self.value(node.value))
         return Constant(node.attr) if node.attr != "value" else self.value(node.value)
 
-    def _subscript(self, node: ast.Subscript) -> Value:
+    def _subscript(self, node: ast.Subscript) -> SymbolicValue:
         inner = self.value(node.value)
         index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if isinstance(inner, Several) and len(index) == 1:
@@ -130,10 +130,10 @@ class Expressions:
             return widened(inner, [isinstance(one, ast.Slice) for one in index])
         return unknown("[]", inner)
 
-    def _starred(self, node: ast.Starred) -> Value:
+    def _starred(self, node: ast.Starred) -> SymbolicValue:
         return unknown("*", self.value(node.value))
 
-    def _call(self, node: ast.Call) -> Value:
+    def _call(self, node: ast.Call) -> SymbolicValue:
         arguments = [self.value(arg) for arg in node.args], {str(k.arg): self.value(k.value) for k in node.keywords}
         word = self.reader.word(node)
         if not word:
@@ -151,7 +151,7 @@ class Expressions:
         made = rule(*arguments) if rule else None
         return made or _opaque(word, arguments)
 
-    def _method(self, node: ast.Call, function: ast.Attribute, arguments: Arguments) -> Value:
+    def _method(self, node: ast.Call, function: ast.Attribute, arguments: Arguments) -> SymbolicValue:
         inner, name = self.value(function.value), function.attr
         if name in ("load", "store", "gather", "scatter") or name.startswith("atomic_"):
             self.reader.reached(node, name, inner, arguments)
@@ -161,7 +161,7 @@ class Expressions:
         return made or _opaque(name, ([inner, *arguments[0]], arguments[1]))
 
 
-def operated(left: Value, right: Value, sign: ast.operator) -> Value:
+def operated(left: SymbolicValue, right: SymbolicValue, sign: ast.operator) -> SymbolicValue:
     """What an operator makes of two values."""
     if isinstance(left, Condition) or isinstance(right, Condition):
         if isinstance(sign, ast.BitAnd):
@@ -213,7 +213,7 @@ def _either(left: Condition, right: Condition) -> Condition:
     return Condition((), met.rank, is_exact=False, tags=tags)
 
 
-def _compared(left: Value, right: Value, sign: ast.cmpop) -> Condition:
+def _compared(left: SymbolicValue, right: SymbolicValue, sign: ast.cmpop) -> Condition:
     word = COMPARED.get(type(sign))
     if isinstance(left, Number) and isinstance(right, Number) and word:
         return compared(left, right, word)
@@ -227,6 +227,6 @@ def _compared(left: Value, right: Value, sign: ast.cmpop) -> Condition:
     return Condition((), met.rank, is_exact=False, tags=met.comes_from)
 
 
-def _opaque(of: str, arguments: Arguments) -> Value:
+def _opaque(of: str, arguments: Arguments) -> SymbolicValue:
     given = (*arguments[0], *arguments[1].values())
     return unknown(of, *(value for value in given if not isinstance(value, Constant)))

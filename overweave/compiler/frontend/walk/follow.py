@@ -14,15 +14,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from overweave.compiler.frontend.source.files import number_of
-from overweave.compiler.frontend.source.kernel import Kernel
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.symbols.directives import TileIdDirective
 from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     BlockOf,
+    LoopIndex,
+    OpaqueResult,
     Polynomial,
-    Result,
     TooLarge,
-    Turn,
     number,
     one,
     rounded_up,
@@ -35,7 +35,7 @@ from overweave.compiler.frontend.symbols.values import (
     Constant,
     Number,
     Several,
-    Value,
+    SymbolicValue,
     as_condition,
     both,
     comes_from,
@@ -54,7 +54,7 @@ BUILTINS = {"min": "minimum", "max": "maximum", "range": "range", "int": "int"}
 STORES = ("store", "scatter")
 
 
-def follow(kernel: Kernel, given: Mapping[str, Any] | None = None) -> Followed:
+def follow(kernel: AnnotatedKernel, given: Mapping[str, Any] | None = None) -> Followed:
     """What a tile reaches. given: the arguments of a call that are no tensors; None before one."""
     walk = _Walk(kernel, given)
     walk.block(walk.function.body)
@@ -64,7 +64,7 @@ def follow(kernel: Kernel, given: Mapping[str, Any] | None = None) -> Followed:
 class _Walk:
     """The state of a walk: variables, what was found, and where it stands."""
 
-    def __init__(self, kernel: Kernel, given: Mapping[str, Any] | None) -> None:
+    def __init__(self, kernel: AnnotatedKernel, given: Mapping[str, Any] | None) -> None:
         self.kernel, self.is_call = kernel, given is not None
         self.file = kernel.source.file
         functions = list(self.file.functions.values())
@@ -81,8 +81,8 @@ class _Walk:
         self.within: frozenset[str] = frozenset()
         self.is_probing = 0
         self.depth = 0
-        self.returned: list[tuple[Value, Condition]] = []
-        self.forms: dict[str, Value] = {}
+        self.returned: list[tuple[SymbolicValue, Condition]] = []
+        self.forms: dict[str, SymbolicValue] = {}
         statements = [node for one in functions for node in ast.walk(one) if isinstance(node, ast.stmt)]
         self.said = below(statements, [one.directive for one in (*kernel.loads, *kernel.stores)])
         self.streams = below(statements, [one.directive for one in kernel.streams])
@@ -90,7 +90,7 @@ class _Walk:
         self.tiles = next(iter(below(statements, tile_ids)), -1)
         self.current: Sequence[Any] = ()
 
-    def _argument(self, name: str, given: Mapping[str, Any]) -> Value:
+    def _argument(self, name: str, given: Mapping[str, Any]) -> SymbolicValue:
         """A parameter: what directives name, and what may be a stride, keeps its name in a call, too."""
         kernel, value = self.kernel, given.get(name)
         default = kernel.source.default_of(name)
@@ -170,7 +170,7 @@ class _Walk:
             old = self.expressions.value(node.target)
             self._set(node.target, operated(old, self.expressions.value(node.value), node.op))
 
-    def _set(self, target: ast.expr, value: Value) -> None:
+    def _set(self, target: ast.expr, value: SymbolicValue) -> None:
         if isinstance(target, ast.Name):
             self.expressions.variables[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
@@ -222,12 +222,14 @@ class _Walk:
 
     def _while(self, node: ast.While) -> None:
         tags = comes_from(self.expressions.value(node.test)) | {CARRIED}
-        loop = Loop(node.lineno, one(Result(f"the turns of line {node.lineno}", (), tags)))
+        loop = Loop(node.lineno, one(OpaqueResult(f"the turns of line {node.lineno}", (), tags)))
         before = self._before(node)
         counted = self._counted(node, self._steps(node, loop, before), before)
         self._turn(node, loop if counted is None else Loop(node.lineno, counted), before)
 
-    def _counted(self, node: ast.While, steps: Mapping[str, Any], before: Mapping[str, Value]) -> Polynomial | None:
+    def _counted(
+        self, node: ast.While, steps: Mapping[str, Any], before: Mapping[str, SymbolicValue]
+    ) -> Polynomial | None:
         """How many turns `while n < end` has, where n goes on by a number and the end stays."""
         test = node.test
         if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Lt)):
@@ -246,11 +248,11 @@ class _Walk:
             return
         self._turn(node, loop, self._before(node))
 
-    def _before(self, node: ast.For | ast.While) -> dict[str, Value]:
+    def _before(self, node: ast.For | ast.While) -> dict[str, SymbolicValue]:
         known = self.expressions.variables
         return {name: known[name] for name in assigned(node.body) if name in known}
 
-    def _turn(self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, Value]) -> None:
+    def _turn(self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, SymbolicValue]) -> None:
         """Walks a loop once, for all of its turns."""
         steps, guard = self._steps(node, loop, before), self.guard
         inside = {name: after_turns(before[name], steps[name], loop, loop.turn) for name in before}
@@ -268,7 +270,7 @@ class _Walk:
                 left = self.expressions.variables.get(name, Constant(None))
                 self.expressions.variables[name] = unknown(name, left, tags=loop.tags)
 
-    def _steps(self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, Value]) -> dict[str, Any]:
+    def _steps(self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, SymbolicValue]) -> dict[str, Any]:
         """By how much each variable goes on in a turn; None for what does so in another way."""
         marks = {name: marked(name, value) for name, value in before.items()}
         kept, self.is_probing = dict(self.expressions.variables), self.is_probing + 1
@@ -292,7 +294,7 @@ class _Walk:
         values = [self.expressions.value(arg) for arg in node.iter.args] if isinstance(node.iter, ast.Call) else []
         polys = [value.poly for value in values if isinstance(value, Number)]
         tags = frozenset[str]().union(*map(comes_from, values))
-        end = one(Result(f"the turns of line {node.lineno}", (), tags | {CARRIED}))
+        end = one(OpaqueResult(f"the turns of line {node.lineno}", (), tags | {CARRIED}))
         low, step = ZERO, number(1)
         if polys and len(polys) == len(values):
             low, high = (polys[0], polys[1]) if len(polys) > 1 else (ZERO, polys[0])
@@ -304,14 +306,14 @@ class _Walk:
             self.begun += [begun] if not self.is_probing and begun not in self.begun else []
             return Loop(node.lineno, end, variable=Number(one(BlockOf(stream[0].axis))), is_streamed=True)
         if node.lineno == self.tiles and not self.depth:
-            turn = one(Result("the tile's turn", (), frozenset({NUMBERED})))
+            turn = one(OpaqueResult("the tile's turn", (), frozenset({NUMBERED})))
             return Loop(node.lineno, end, is_of_tiles=True, variable=Number(low + turn * step), turn=turn)
-        turn = one(Turn(node.lineno, end))
+        turn = one(LoopIndex(node.lineno, end))
         return Loop(node.lineno, end, variable=Number(low + turn * step), is_guard=True)
 
     # what expressions ask
 
-    def named(self, name: str) -> Value:
+    def named(self, name: str) -> SymbolicValue:
         """A constant of the file, or what nobody knows."""
         node = self.file.constant(name)
         if node is None:
@@ -333,7 +335,7 @@ class _Walk:
         python = "" if self.file.rebinds(name) else BUILTINS.get(name, "")
         return language.words.get(name, "") or python
 
-    def called(self, call: ast.Call, arguments: Arguments) -> Value | None:
+    def called(self, call: ast.Call, arguments: Arguments) -> SymbolicValue | None:
         """What a function returns that can be read, here or in another file; None for one of Triton or Python."""
         name = dotted(call.func)
         found = self.file.function(name) if name else None
@@ -347,7 +349,7 @@ class _Walk:
         outside, returned, before = self.expressions.variables, self.returned, self.file
         listed = defaults(helper)
         self.file = file
-        given: dict[str, Value] = {one: self.expressions.value(value) for one, value in listed.items()}
+        given: dict[str, SymbolicValue] = {one: self.expressions.value(value) for one, value in listed.items()}
         names = [one.arg for one in (*helper.args.posonlyargs, *helper.args.args, *helper.args.kwonlyargs)]
         given |= dict(zip(names, arguments[0], strict=False)) | arguments[1]
         self.expressions.variables, self.returned = given, []
@@ -358,7 +360,7 @@ class _Walk:
         self.file = before
         return _returned(values_of)
 
-    def reached(self, call: ast.Call, kind: str, place: Value, arguments: Arguments) -> None:
+    def reached(self, call: ast.Call, kind: str, place: SymbolicValue, arguments: Arguments) -> None:
         """Sees a load or store."""
         if self.is_probing:
             return
@@ -369,7 +371,7 @@ class _Walk:
         )
 
 
-def _returned(values: Sequence[tuple[Value, Condition]]) -> Value:
+def _returned(values: Sequence[tuple[SymbolicValue, Condition]]) -> SymbolicValue:
     """What a function returns that does so in several places."""
     if not values:
         return Constant(None)
@@ -379,7 +381,7 @@ def _returned(values: Sequence[tuple[Value, Condition]]) -> Value:
     return made
 
 
-def in_numbers(value: Value, numbers: Mapping[str, int]) -> Value:
+def in_numbers(value: SymbolicValue, numbers: Mapping[str, int]) -> SymbolicValue:
     """A value with the numbers of a call in the place of their names."""
     if isinstance(value, Number):
         return Number(folded(value.poly, numbers), value.rank)

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from overweave.compiler.frontend.symbols.polynomials import (
     BlockOf,
+    LoopIndex,
     Polynomial,
-    Turn,
     one,
     tags_of,
 )
@@ -19,7 +19,7 @@ from overweave.compiler.frontend.symbols.values import (
     Constant,
     Descriptor,
     Number,
-    Value,
+    SymbolicValue,
     comes_from,
     unknown,
 )
@@ -35,7 +35,7 @@ class Loop:
         self,
         line: int,
         count: Polynomial,
-        variable: Value | None = None,
+        variable: SymbolicValue | None = None,
         turn: Polynomial | None = None,
         is_of_tiles: bool = False,
         is_guard: bool = False,
@@ -43,7 +43,7 @@ class Loop:
     ) -> None:
         self.count, self.is_of_tiles, self.is_guard, self.is_streamed = count, is_of_tiles, is_guard, is_streamed
         self.variable = Constant(None) if variable is None else variable
-        self.turn = one(Turn(line, count)) if turn is None else turn
+        self.turn = one(LoopIndex(line, count)) if turn is None else turn
 
     @property
     def reordered(self) -> frozenset[str]:
@@ -59,7 +59,7 @@ class Loop:
         return tags_of(self.count) | {CARRIED} | ({NUMBERED} if self.is_of_tiles else set())
 
 
-def marked(name: str, value: Value) -> Value:
+def marked(name: str, value: SymbolicValue) -> SymbolicValue:
     if isinstance(value, Descriptor):
         offsets = tuple(unknown(name, tags=frozenset({CARRIED})).poly for _ in value.offsets)
         return replace(value, offsets=offsets)
@@ -67,7 +67,7 @@ def marked(name: str, value: Value) -> Value:
     return Number(unknown(name, tags=frozenset({CARRIED})).poly, rank)
 
 
-def step_of(mark: Value, after: Value, loop: Loop) -> Any:
+def step_of(mark: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
     if mark == after:
         return ()
     if isinstance(mark, Number) and isinstance(after, Number) and mark.rank == after.rank:
@@ -82,7 +82,7 @@ def step_of(mark: Value, after: Value, loop: Loop) -> Any:
     return steps if is_even else None
 
 
-def after_turns(value: Value, step: Any, loop: Loop, turns: Polynomial) -> Value:
+def after_turns(value: SymbolicValue, step: Any, loop: Loop, turns: Polynomial) -> SymbolicValue:
     """A variable after so many turns."""
     if step == ():
         return value

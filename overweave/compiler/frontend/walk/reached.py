@@ -10,7 +10,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
 )
 from overweave.compiler.frontend.symbols.values import (
     Condition,
-    Value,
+    SymbolicValue,
 )
 from overweave.compiler.frontend.walk.evaluate import Arguments
 
@@ -24,7 +24,7 @@ class Reached(Struct, frozen=True):
 
     said: AccessDirective | None
     kind: str
-    place: Value
+    place: SymbolicValue
     given: Arguments
     guard: Condition
     line: int

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     Atom,
-    Lane,
+    LaneIndex,
+    OpaqueResult,
     Polynomial,
-    Result,
     number,
     one,
     rounded_up,
@@ -31,7 +31,7 @@ from overweave.compiler.frontend.symbols.values import (
     Descriptor,
     Number,
     Several,
-    Value,
+    SymbolicValue,
     as_condition,
     broadcast,
     placed,
@@ -55,7 +55,7 @@ def folded(poly: Polynomial, numbers: Mapping[str, int]) -> Polynomial:
     def by(atom: Atom) -> Polynomial | None:
         if isinstance(atom, str):
             return number(numbers[atom]) if atom in numbers else None
-        if isinstance(atom, Result) and atom.of in FOLDED and atom.inputs:
+        if isinstance(atom, OpaqueResult) and atom.of in FOLDED and atom.inputs:
             inputs = [folded(value, numbers).constant for value in atom.inputs]
             known = [value for value in inputs if value is not None]
             return number(FOLDED[atom.of](*known)) if len(known) == len(inputs) else None
@@ -64,7 +64,7 @@ def folded(poly: Polynomial, numbers: Mapping[str, int]) -> Polynomial:
     return poly.replaced(by)
 
 
-def widened(value: Number | Condition, kept: list[bool]) -> Value:
+def widened(value: Number | Condition, kept: list[bool]) -> SymbolicValue:
     """`value[:, None]`: its dimensions are those that are kept, in their order."""
     places = dict(enumerate(at for at, is_kept in enumerate(kept) if is_kept))
     if len(places) < value.rank:
@@ -76,43 +76,43 @@ def widened(value: Number | Condition, kept: list[bool]) -> Value:
     return Condition(parts, len(kept), value.is_exact, value.tags)
 
 
-def transposed(value: Value) -> Value:
+def transposed(value: SymbolicValue) -> SymbolicValue:
     if isinstance(value, Number) and value.rank == 2:
         return Number(placed(value.poly, {0: 1, 1: 0}), 2)
     return value if isinstance(value, Number) and value.rank < 2 else unknown("T", value)
 
 
-def _arange(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _arange(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     if len(args) == 2 and all(isinstance(arg, Number) for arg in args):
         low, high = (arg.poly for arg in args if isinstance(arg, Number))
-        return Number(low + one(Lane(high - low, 0)), 1)
+        return Number(low + one(LaneIndex(high - low, 0)), 1)
     return None
 
 
-def _cdiv(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _cdiv(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     if len(args) == 2 and isinstance(args[0], Number) and isinstance(args[1], Number):
         rank = max(args[0].rank, args[1].rank)
         return Number(rounded_up(broadcast(args[0], rank), broadcast(args[1], rank)), rank)
     return None
 
 
-def _where(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _where(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     test = as_condition(args[0]) if args else Condition(())
     if len(args) == 3 and test.truth is not None:
         return args[1] if test.truth else args[2]
     if len(args) == 3 and isinstance(args[1], Number) and test.is_exact and len(test.parts) == 1:
         bound = broadcast(Number(test.parts[0], test.rank), args[1].rank) + args[1].poly
-        if test.rank <= args[1].rank and not any(isinstance(atom, Lane) for atom in bound.atoms):
+        if test.rank <= args[1].rank and not any(isinstance(atom, LaneIndex) for atom in bound.atoms):
             return _clamped(args[1], bound)
     return unknown("where", *args, tags=test.comes_from | {CHOSEN})
 
 
 def _clamped(value: Number, bound: Any) -> Number:
     inputs = (value.poly, bound)
-    return Number(one(Result(CLAMP, inputs, tags_of(*inputs))), value.rank)
+    return Number(one(OpaqueResult(CLAMP, inputs, tags_of(*inputs))), value.rank)
 
 
-def _least(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _least(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     if len(args) == 2 and isinstance(args[0], Number) and isinstance(args[1], Number):
         left, right = args[0], args[1]
         for value, bound in ((left, right), (right, left)):
@@ -121,7 +121,7 @@ def _least(args: list[Value], named: Mapping[str, Value]) -> Value | None:
     return _extreme(LEAST, args)
 
 
-def _extreme(word: str, args: list[Value]) -> Value | None:
+def _extreme(word: str, args: list[SymbolicValue]) -> SymbolicValue | None:
     """The least or the greatest of whole numbers."""
     values = [arg for arg in args if isinstance(arg, Number)]
     if len(values) != len(args) or len(args) < 2:
@@ -133,42 +133,42 @@ def _extreme(word: str, args: list[Value]) -> Value | None:
     known = [poly.constant for poly in polys if poly.constant is not None]
     if len(known) == len(polys):
         return Number(number(FOLDED[word](*known)), rank)
-    return Number(one(Result(word, tuple(polys), tags_of(*polys))), rank)
+    return Number(one(OpaqueResult(word, tuple(polys), tags_of(*polys))), rank)
 
 
-def _full(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _full(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     filled = args[1] if len(args) > 1 else named.get("value")
     rank = len(args[0].values) if args and isinstance(args[0], Several) else 1
     dtype = args[2] if len(args) > 2 else named.get("dtype")
     return _cast_to(Number(filled.poly, rank), dtype) if isinstance(filled, Number) else None
 
 
-def _cast(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _cast(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     dtype = args[1] if len(args) > 1 else named.get("dtype")
     if not args or named.get("bitcast") is not None:
         return None
     return _cast_to(args[0], dtype) if isinstance(args[0], Number) else args[0]
 
 
-def _cast_to(value: Number, dtype: Value | None) -> Number:
+def _cast_to(value: Number, dtype: SymbolicValue | None) -> Number:
     """A number as another type holds it."""
     of = dtype.value if isinstance(dtype, Constant) and isinstance(dtype.value, str) else ""
     if dtype is None or of in WIDE or value.poly.constant == 0:
         return value
     known = of if of in CASTS else "a cast to a type that nothing tells"
-    return Number(one(Result(known, (value.poly,), tags_of(value.poly))), value.rank)
+    return Number(one(OpaqueResult(known, (value.poly,), tags_of(value.poly))), value.rank)
 
 
-def _zeros(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _zeros(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     return Number(ZERO, len(args[0].values) if args and isinstance(args[0], Several) else 1)
 
 
-def _broadcast_to(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _broadcast_to(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     shape = args[1:] if len(args) > 2 else args[1].values if len(args) > 1 and isinstance(args[1], Several) else ()
     return Number(broadcast(args[0], len(shape)), len(shape)) if shape and isinstance(args[0], Number) else None
 
 
-def _expand_dims(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _expand_dims(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     at = args[1] if len(args) > 1 else named.get("axis")
     if isinstance(args[0], Number | Condition) and isinstance(at, Number) and at.poly.constant is not None:
         kept, place = [True] * args[0].rank, at.poly.constant
@@ -177,11 +177,11 @@ def _expand_dims(args: list[Value], named: Mapping[str, Value]) -> Value | None:
     return None
 
 
-def _same(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _same(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     return args[0] if args else None
 
 
-def _descriptor(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _descriptor(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     """A descriptor, `(base, shape, strides, block_shape)`; a block pointer has offsets before its block."""
     fourth = "offsets" if "offsets" in named or len(args) > 4 else "block_shape"
     names = ("base", "shape", "strides", fourth, "block_shape")
@@ -197,11 +197,11 @@ def _descriptor(args: list[Value], named: Mapping[str, Value]) -> Value | None:
     return Descriptor(base.poly, *map(tuple, polys)) if all(len(one) == len(polys[1]) for one in polys) else None
 
 
-def _polys(values: tuple[Value, ...]) -> list[Any]:
+def _polys(values: tuple[SymbolicValue, ...]) -> list[Any]:
     return [value.poly for value in values if isinstance(value, Number)]
 
 
-def _advance(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _advance(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     by = args[1] if len(args) > 1 else named.get("offsets")
     if args and isinstance(args[0], Descriptor) and isinstance(by, Several):
         steps = _polys(by.values)
@@ -210,17 +210,17 @@ def _advance(args: list[Value], named: Mapping[str, Value]) -> Value | None:
     return None
 
 
-def _program(args: list[Value], named: Mapping[str, Value]) -> Value | None:
+def _program(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     axis = args[0] if args else named.get("axis", Number(ZERO))
     inputs = (axis.poly,) if isinstance(axis, Number) else ()
-    return Number(one(Result("program_id", inputs, frozenset({NUMBERED}))))
+    return Number(one(OpaqueResult("program_id", inputs, frozenset({NUMBERED}))))
 
 
-def _programs(args: list[Value], named: Mapping[str, Value]) -> Value | None:
-    return Number(one(Result("num_programs", (), frozenset({NUMBERED}))))
+def _programs(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
+    return Number(one(OpaqueResult("num_programs", (), frozenset({NUMBERED}))))
 
 
-WORDS: dict[str, Callable[[list[Value], Mapping[str, Value]], Value | None]] = {
+WORDS: dict[str, Callable[[list[SymbolicValue], Mapping[str, SymbolicValue]], SymbolicValue | None]] = {
     "arange": _arange,
     "cdiv": _cdiv,
     "where": _where,

@@ -11,7 +11,7 @@ from overweave.ir.tile_order import COPY, OWN_SHARD, WORKSPACE, TileRow
 from overweave.ir.verify.rules.verdict import Findings
 from overweave.ir.words import COPY_WORD_BYTES
 
-Placed = tuple[int, int, int, int, int]  # row, row_end, col, source, source_row
+CopiedRows = tuple[int, int, int, int, int]  # row, row_end, col, source, source_row
 
 
 def check_copy(
@@ -47,7 +47,7 @@ def _check_region(move: Put | Copy, region: Region, buffer: Buffer, dtype: Dtype
         findings.add("width", move, "a tile's words need more than 31 bits", region)
 
 
-def _tiles(move: Put | Copy, buffers: Mapping[str, Buffer]) -> Iterator[Placed]:
+def _tiles(move: Put | Copy, buffers: Mapping[str, Buffer]) -> Iterator[CopiedRows]:
     if not move.sources:
         yield 0, 0, 0, WORKSPACE, 0
     for source, target in zip(move.sources, move.destinations, strict=True):

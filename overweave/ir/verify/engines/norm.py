@@ -11,7 +11,7 @@ from overweave.ir.plan import LIBRARY, PACKED_KERNEL, PACKED_SUMS, REDUCE_KERNEL
 from overweave.ir.schedule import OUTPUT, Collective, Compute, Operation, Range, Reduce, Region
 from overweave.ir.verify.rules.verdict import Findings
 
-Place = tuple[str, int]  # an output, and a rank
+RankOutput = tuple[str, int]  # an output, and a rank
 Normed = tuple[int, int, Operation]  # rows, and by whom
 
 
@@ -29,7 +29,7 @@ def check_norm(plan: Plan, findings: Findings) -> None:
     if outputs - {"y"}:
         findings.add("form", None, f"a norm is of y alone, and outputs are {', '.join(sorted(outputs))}")
         return
-    normed: dict[Place, list[Normed]] = {}
+    normed: dict[RankOutput, list[Normed]] = {}
     for operation in plan.schedule.operations:
         for region in operation.writes:
             if region.buffer in outputs and not region.is_empty:
@@ -47,7 +47,7 @@ def check_norm(plan: Plan, findings: Findings) -> None:
     _check_all(plan, normed, findings)
 
 
-def _check_readers(plan: Plan, normed: dict[Place, list[Normed]], findings: Findings) -> None:
+def _check_readers(plan: Plan, normed: dict[RankOutput, list[Normed]], findings: Findings) -> None:
     """Rows that were normed stay where they are: wherever they went, they might be normed again, or summed."""
     for operation in plan.schedule.operations:
         for region in () if not normed else operation.reads:
@@ -59,7 +59,7 @@ def _check_readers(plan: Plan, normed: dict[Place, list[Normed]], findings: Find
                 break
 
 
-def _check_all(plan: Plan, normed: dict[Place, list[Normed]], findings: Findings) -> None:
+def _check_all(plan: Plan, normed: dict[RankOutput, list[Normed]], findings: Findings) -> None:
     """Every row of a result is normed."""
     for goal in plan.schedule.goal:
         at, (_, end), region = goal.region.rows[0], goal.region.rows, goal.region

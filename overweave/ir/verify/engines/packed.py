@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from overweave.ir.plan import MOST_PACKED_RANKS, PACKED_KERNEL, Exchange, Plan
+from overweave.ir.plan import MOST_PACKED_RANKS, PACKED_KERNEL, PackedExchange, Plan
 from overweave.ir.schedule import INPUT, LIMIT, LOCAL, OUTPUT, SYMMETRIC, Buffer, Copy, Operation, Put, Reduce, Region
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.rules.graphs import Graph
@@ -24,9 +24,9 @@ from overweave.ir.words import INT32_BYTES
 
 Fault = tuple[Operation | None, str]
 Signals = frozenset[tuple[str, int]]
-ADDS: tuple[Exchange, ...] = ("one_shot", "scatter", "two_shot")
-SHARES: tuple[Exchange, ...] = ("gather", "two_shot")
-DUTIES: dict[Exchange, str] = {
+ADDS: tuple[PackedExchange, ...] = ("one_shot", "scatter", "two_shot")
+SHARES: tuple[PackedExchange, ...] = ("gather", "two_shot")
+DUTIES: dict[PackedExchange, str] = {
     "one_shot": "push all that it has and add one operand of each rank",
     "scatter": "push parts and add its own",
     "gather": "push its shard and move everybody's",
@@ -38,7 +38,7 @@ SHARE = "the kernel pushes its shard to where the peer reads it when it is made,
 MOVE = "the kernel takes the own shard from where it is, stores those of all when they came, and waits for nothing else"
 
 
-class Step(NamedTuple):
+class ExpectedStep(NamedTuple):
     """An operation of a packed queue, without its name. told: ranks; heard: signals of the own rank. says: in words."""
 
     says: str
@@ -54,7 +54,7 @@ class Step(NamedTuple):
         return same and found.instances == 1 and not rests
 
 
-class Queue(NamedTuple):
+class PackedQueue(NamedTuple):
     """A rank's packed queue, taken apart. move: without regions where a rank of a scatter has nothing to add."""
 
     parts: tuple[Put, ...]
@@ -67,7 +67,7 @@ class Queue(NamedTuple):
         return (*self.parts, *filter(None, (self.total,)), *self.shares, *filter(None, (self.move,)))
 
 
-class Places(NamedTuple):
+class PackedBuffers(NamedTuple):
     """whole: what is summed. kept: what a rank shares, its own alone if the caller gave it. out: where results go."""
 
     whole: Buffer | None
@@ -96,9 +96,9 @@ def check_packed(plan: Plan, graph: Graph, findings: Findings) -> None:
         findings.add("lowering", faulty, said)
 
 
-def _faults(plan: Plan, own: list[list[Operation]], exchange: Exchange) -> Iterator[Fault]:
+def _faults(plan: Plan, own: list[list[Operation]], exchange: PackedExchange) -> Iterator[Fault]:
     """Operations that the kernel does not run as they stand, and why."""
-    queues: list[Queue] = []
+    queues: list[PackedQueue] = []
     for rank, operations in enumerate(own):
         queue = _taken_apart(operations, exchange, len(own))
         if queue is None:
@@ -123,7 +123,7 @@ def _faults(plan: Plan, own: list[list[Operation]], exchange: Exchange) -> Itera
                 yield found, f"{step.says}: {ends}"
 
 
-def _taken_apart(operations: list[Operation], exchange: Exchange, size: int) -> Queue | None:
+def _taken_apart(operations: list[Operation], exchange: PackedExchange, size: int) -> PackedQueue | None:
     """The operations by what they are for, pushes in the order of the ranks that they tell; None if they are not so."""
     puts = [one for one in operations if isinstance(one, Put)]
     total = next((one for one in operations if isinstance(one, Reduce)), None)
@@ -142,10 +142,10 @@ def _taken_apart(operations: list[Operation], exchange: Exchange, size: int) -> 
         return put.notifies[0].rank if put.notifies else put.rank
 
     by_rank = (tuple(sorted(some, key=peer)) for some in (puts[:parts], puts[parts:]))
-    return Queue(next(by_rank), total, next(by_rank), move)
+    return PackedQueue(next(by_rank), total, next(by_rank), move)
 
 
-def _places(plan: Plan, queues: list[Queue], exchange: Exchange) -> Places | str:
+def _places(plan: Plan, queues: list[PackedQueue], exchange: PackedExchange) -> PackedBuffers | str:
     """Or why there are none that the kernel can work on."""
     totals = [queue.total for queue in queues if queue.total]
     stored = [part for queue in queues if queue.move for part in queue.move.destinations]
@@ -158,7 +158,7 @@ def _places(plan: Plan, queues: list[Queue], exchange: Exchange) -> Places | str
     whole = buffer(totals[0].operands[totals[0].rank].buffer) if totals else None
     kept = buffer(shared[0].buffer) if shared else None
     out = buffer(stored[0].buffer if exchange in SHARES else totals[0].out.buffer)
-    places = Places(whole, kept, out, whole.rows if whole else out.rows)
+    places = PackedBuffers(whole, kept, out, whole.rows if whole else out.rows)
     named = {part.buffer for queue in queues for one in queue.operations for part in (*one.reads, *one.writes)}
     dtypes = sorted({plan.dtype_of(name) for name in named})
     if len(dtypes) > 1:
@@ -166,7 +166,7 @@ def _places(plan: Plan, queues: list[Queue], exchange: Exchange) -> Places | str
     return _unfit(plan, places, exchange) or places
 
 
-def _unfit(plan: Plan, places: Places, exchange: Exchange) -> str:
+def _unfit(plan: Plan, places: PackedBuffers, exchange: PackedExchange) -> str:
     """Why the kernel cannot work on these buffers; empty if it can."""
     whole, kept, out, rows = places
     short = _dealt(exchange, rows, plan.schedule.world_size, 0)[1]
@@ -185,7 +185,7 @@ def _unfit(plan: Plan, places: Places, exchange: Exchange) -> str:
     return "it has more numbers than 31 bits count" if rows * out.cols > LIMIT else ""
 
 
-def _dealt(exchange: Exchange, rows: int, size: int, owner: int) -> tuple[int, int]:
+def _dealt(exchange: PackedExchange, rows: int, size: int, owner: int) -> tuple[int, int]:
     """The rows that an owner adds."""
     return (0, rows) if exchange == "one_shot" else shard_rows(rows, size, owner)
 
@@ -193,33 +193,35 @@ def _dealt(exchange: Exchange, rows: int, size: int, owner: int) -> tuple[int, i
 class _Kernels:
     """What the kernels of all ranks do. Where messages lie is as the ranks that read them say."""
 
-    def __init__(self, queues: list[Queue], places: Places, exchange: Exchange) -> None:
+    def __init__(self, queues: list[PackedQueue], places: PackedBuffers, exchange: PackedExchange) -> None:
         self.queues, self.places, self.size = queues, places, len(queues)
         self.rows = partial(_dealt, exchange, places.rows, self.size)
 
-    def steps(self, rank: int) -> list[Step]:
+    def steps(self, rank: int) -> list[ExpectedStep]:
         """One rank's: parts, its sum, shares and the move, each where the exchange has it."""
-        (whole, kept, out, _), queue, steps = self.places, self.queues[rank], list[Step]()
+        (whole, kept, out, _), queue, steps = self.places, self.queues[rank], list[ExpectedStep]()
         peers = [peer for peer in range(self.size) if peer != rank]
         parts, shares = (self._told(rank, shot) for shot in (0, 1))
         is_adding = self.rows(rank)[0] < self.rows(rank)[1]
         own = self._shard(kept, rank, rank, is_short=whole is None) if kept else ()
         if whole:
-            steps += [Step(PART, self._shard(whole, rank, peer), self._added(peer, rank), (peer,)) for peer in peers]
+            steps += [
+                ExpectedStep(PART, self._shard(whole, rank, peer), self._added(peer, rank), (peer,)) for peer in peers
+            ]
         if whole and is_adding:
             operands = list(queue.total.operands) if queue.total else []
             operands[rank : rank + 1] = self._shard(whole, rank, rank)
             target = own or self._shard(out, rank, rank, is_short=True)
-            steps.append(Step(SUM, tuple(operands), target, (rank,) if kept else (), parts))
+            steps.append(ExpectedStep(SUM, tuple(operands), target, (rank,) if kept else (), parts))
         made = _signals(queue.total, rank) if whole and is_adding else parts
         if kept:
-            steps += [Step(SHARE, own, self._taken(peer, rank), (peer,), made) for peer in peers]
+            steps += [ExpectedStep(SHARE, own, self._taken(peer, rank), (peer,), made) for peer in peers]
             taken = (own if owner == rank else self._taken(rank, owner) for owner in range(self.size))
             stored = (self._shard(out, rank, owner) for owner in range(self.size))
             heard = shares | (made if whole and is_adding else frozenset())
-            steps.append(Step(MOVE, tuple(one for each in taken for one in each), sum(stored, ()), (), heard))
+            steps.append(ExpectedStep(MOVE, tuple(one for each in taken for one in each), sum(stored, ()), (), heard))
         elif not is_adding:
-            steps.append(Step(MOVE, (), (), (), parts))
+            steps.append(ExpectedStep(MOVE, (), (), (), parts))
         return steps
 
     def _shard(self, buffer: Buffer, rank: int, owner: int, is_short: bool = False) -> tuple[Region, ...]:

@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import Plan
 from overweave.ir.promise import Holding, given_to, owed_by
-from overweave.ir.schedule import INPUT, OUTPUT, Apply, Given, Goal, Range, Region
+from overweave.ir.schedule import INPUT, OUTPUT, Apply, Goal, InitialContents, Range, Region
 from overweave.ir.tensors import finished
 from overweave.ir.verify.rules.verdict import Findings, TooMuchWork
 
 MOST_STRIPS = 1 << 20  # goals looked at, once for each strip of columns
 
-Key = tuple[str, int]  # a buffer and a rank
-Holdings = dict[Key, Holding]
+RankBuffer = tuple[str, int]  # a buffer and a rank
+Holdings = dict[RankBuffer, Holding]
 
 
 def check_promised(plan: Plan, findings: Findings) -> None:
@@ -35,10 +35,10 @@ def check_promised(plan: Plan, findings: Findings) -> None:
     if problem.world_size != schedule.world_size:
         return  # said elsewhere
     ranks = range(schedule.world_size)
-    given: dict[Key, list[Holding]] = {}
+    given: dict[RankBuffer, list[Holding]] = {}
     for one in (one for rank in ranks for one in given_to(problem, rank)):
         given.setdefault((one.buffer, one.rank), []).append(one)
-    owed: dict[Key, list[Holding]] = {}
+    owed: dict[RankBuffer, list[Holding]] = {}
     for one in (one for rank in ranks for one in owed_by(problem, rank)):
         owed.setdefault((one.buffer, one.rank), []).append(one)
     first_given, first_owed = ({key: all_of[0] for key, all_of in side.items()} for side in (given, owed))
@@ -72,7 +72,7 @@ def _check_buffers(plan: Plan, given: Holdings, owed: Holdings, findings: Findin
                 findings.add("form", None, f"{said}; the problem's are as {holding.counted}")
 
 
-def _check_given(given: Given, ranges: Sequence[Holding], findings: Findings) -> None:
+def _check_given(given: InitialContents, ranges: Sequence[Holding], findings: Findings) -> None:
     """A part of what one range of the rank's operand holds."""
     if not ranges:
         findings.add("form", None, "the problem gives nothing there", given.region)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from overweave.ir.blocks import DEALT
 from overweave.ir.library_call import is_permuted
 from overweave.ir.schedule import Buffer, Collective, Region, Schedule
-from overweave.ir.verify.rules.values import Value, clipped, stacked, summed
+from overweave.ir.verify.rules.values import RegionValue, clipped, stacked, summed
 
 
 def stack_of(regions: tuple[Region, ...]) -> Region | None:
@@ -62,20 +62,20 @@ def folded(schedule: Schedule) -> Schedule:
     return replace(schedule, operations=tuple(operations))
 
 
-class Exchange:
+class CollectiveExchange:
     """What the members of a collective give one another. read: what each holds in its sources.
 
     What many members get alike is worked out once.
     """
 
-    def __init__(self, parts: list[Collective], read: list[tuple[Value, ...]]) -> None:
+    def __init__(self, parts: list[Collective], read: list[tuple[RegionValue, ...]]) -> None:
         self.parts, self.read, self.count = parts, read, len(parts)
         self.of_sources, self.of_destinations = DEALT[parts[0].function]
         self.is_folded = self.of_sources and all(len(values) == 1 < self.count for values in read)
         self.sum = cache(lambda at: summed([values[at] for values in read]))
         self.stack = cache(lambda height, cols: stacked([(height, values[0]) for values in read], cols))
 
-    def given(self, giver: int, index: int) -> tuple[Value, ...]:
+    def given(self, giver: int, index: int) -> tuple[RegionValue, ...]:
         """What one member gives to another."""
         values, sources = self.read[giver], self.parts[giver].sources
         if not self.of_sources:
@@ -85,12 +85,12 @@ class Exchange:
         size = len(values) // self.count
         return values[index * size : (index + 1) * size]
 
-    def _cut(self, value: Value, shape: tuple[int, int], index: int) -> Value:
+    def _cut(self, value: RegionValue, shape: tuple[int, int], index: int) -> RegionValue:
         """A member's share of what is folded."""
         height = shape[0] // self.count
         return clipped(value, (index * height, (index + 1) * height), (0, shape[1]))
 
-    def total(self, index: int, at: int) -> Value:
+    def total(self, index: int, at: int) -> RegionValue:
         """The sum of what all give to a member. Raises Mismatch."""
         if self.is_folded:
             return self._cut(self.sum(at), self.parts[0].sources[0].shape, index)
@@ -98,7 +98,7 @@ class Exchange:
             return self.sum(at)
         return summed([self.given(giver, index)[at] for giver in range(self.count)])
 
-    def landings(self, index: int) -> Iterator[tuple[Value, Region]]:
+    def landings(self, index: int) -> Iterator[tuple[RegionValue, Region]]:
         """What a member gets, and where it lands."""
         landing = self.parts[index].destinations
         if not self.of_sources and len(landing) == 1 < self.count and all(len(values) == 1 for values in self.read):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from overweave.ir.schedule import Region
 from overweave.ir.verify.rules.happens_before import NONE
-from overweave.ir.verify.rules.values import Piece, Value, joined
-from overweave.ir.verify.rules.verdict import Work
+from overweave.ir.verify.rules.values import RegionValue, ValuePiece, joined
+from overweave.ir.verify.rules.verdict import WorkBudget
 
 # Bands and fragments looked at: so many, and more for each region that is read or written.
 MOST_STEPS = 1_000_000
@@ -24,7 +24,7 @@ class Fragment:
 
     __slots__ = ("adders", "c0", "c1", "piece", "r0", "r1", "readers", "start", "writer")
 
-    def __init__(self, rows: tuple[int, int], cols: tuple[int, int], piece: Piece, writer: int | None) -> None:
+    def __init__(self, rows: tuple[int, int], cols: tuple[int, int], piece: ValuePiece, writer: int | None) -> None:
         self.r0, self.r1 = rows
         self.c0, self.c1 = cols
         self.piece = piece
@@ -35,7 +35,7 @@ class Fragment:
         """A rectangle of it, with its writer and readers."""
         whole = self.piece
         row, col = whole.row + rows[0] - self.r0, whole.col + cols[0] - self.c0
-        part = Fragment(rows, cols, Piece(*whole[:5], row, col, whole.terms), self.writer)
+        part = Fragment(rows, cols, ValuePiece(*whole[:5], row, col, whole.terms), self.writer)
         part.readers, part.adders, part.start = self.readers, self.adders, self.start
         return part
 
@@ -56,7 +56,7 @@ class Contents:
     Bands stand with those of about their height, so that a tall one does not make many look near that are not.
     """
 
-    def __init__(self, steps: Work) -> None:
+    def __init__(self, steps: WorkBudget) -> None:
         self._steps = steps
         self._tops: dict[int, list[tuple[int, int]]] = {}  # (top, bottom) of bands, by the bits of their height
         self._bands: dict[tuple[int, int], _Band] = {}
@@ -100,7 +100,7 @@ class Contents:
             tops = self._tops[(rows[1] - rows[0]).bit_length()]
             del self._bands[rows], tops[bisect_left(tops, rows)]
 
-    def write(self, region: Region, value: Value, writer: int | None) -> None:
+    def write(self, region: Region, value: RegionValue, writer: int | None) -> None:
         """Writes a value to a region that nobody wrote."""
         r0, c0 = region.rows[0], region.cols[0]
         for piece in value:
@@ -138,7 +138,7 @@ def _cut(fragment: Fragment, rows: tuple[int, int], cols: tuple[int, int]) -> It
                 yield fragment.part(band, side)
 
 
-def value_of(fragments: list[Fragment], region: Region) -> Value | None:
+def value_of(fragments: list[Fragment], region: Region) -> RegionValue | None:
     """What the region holds, from the fragments that overlap it. None if they do not cover it."""
     (top, bottom), (left, right) = region.rows, region.cols
     pieces = []
@@ -149,7 +149,7 @@ def value_of(fragments: list[Fragment], region: Region) -> Value | None:
         area += (i1 - i0) * (j1 - j0)
         piece = fragment.piece
         row, col = piece.row + i0 - fragment.r0, piece.col + j0 - fragment.c0
-        pieces.append(Piece(i0 - top, i1 - top, j0 - left, j1 - left, piece.tensor, row, col, piece.terms))
+        pieces.append(ValuePiece(i0 - top, i1 - top, j0 - left, j1 - left, piece.tensor, row, col, piece.terms))
     if area < (bottom - top) * (right - left):
         return None
     return joined(pieces, (bottom - top, right - left)) if pieces else ()

@@ -26,11 +26,13 @@ from overweave.ir.schedule import (
     Region,
     Schedule,
 )
-from overweave.ir.verify.rules.values import UNKNOWN, ZERO, Value
+from overweave.ir.verify.rules.values import UNKNOWN, ZERO, RegionValue
 from overweave.ir.verify.rules.verdict import Findings
 
 Pair = tuple[Region, Region]
-Span = tuple[int, int, int]  # rows `[lo, hi)`, and the cell of the first, whose successors are those of the others
+CountedRows = tuple[
+    int, int, int
+]  # rows `[lo, hi)`, and the cell of the first, whose successors are those of the others
 
 
 class Cells:
@@ -43,7 +45,7 @@ class Cells:
         self.sides = {each.name: each.counted for each in schedule.buffers if each.counted}
         rows = next((each.rows for each in schedule.buffers if each.counted), 0)
         self.block = rows // self.size
-        self._spans: dict[str, list[Span]] = {}
+        self._spans: dict[str, list[CountedRows]] = {}
         for given in schedule.given if self.sides else ():
             if given.region.buffer in self.sides and not given.region.is_empty:
                 first = given.row - given.region.rows[0]
@@ -51,7 +53,7 @@ class Cells:
                 self._spans.setdefault(_rows_of(given.tensor), []).extend(spans)
         self.conflict = next((name for name, spans in self._spans.items() if not _joined(spans)), None)
 
-    def of_region(self, region: Region) -> Iterator[Span]:
+    def of_region(self, region: Region) -> Iterator[CountedRows]:
         """The cells of rows of a counted buffer, block by block if they do not follow one another."""
         (lo, hi), rank = region.rows, region.rank
         if self.sides[region.buffer] == "received":
@@ -63,19 +65,19 @@ class Cells:
             yield lo, end, (target * self.size + rank) * self.block + row
             lo = end
 
-    def check_whole(self, operation: Operation, region: Region, value: Value, findings: Findings) -> None:
+    def check_whole(self, operation: Operation, region: Region, value: RegionValue, findings: Findings) -> None:
         """Adds a refusal if rows of what an operation needs all rows of may be missing."""
         if self._spans and any(_rows_of(piece.tensor) in self._spans for piece in value):
             said = "it needs all rows there, and a call fills as many as its counts say"
             findings.add("value", operation, said, region)
 
-    def check_stored(self, operation: Operation, region: Region, value: Value, findings: Findings) -> None:
+    def check_stored(self, operation: Operation, region: Region, value: RegionValue, findings: Findings) -> None:
         """Adds a refusal if a counted buffer takes a row in another place of the blocks than its own."""
         said = self._misplaced(region, value) if region.buffer in self.sides else ""
         if said:
             findings.add("value", operation, said, region)
 
-    def _misplaced(self, region: Region, value: Value) -> str:
+    def _misplaced(self, region: Region, value: RegionValue) -> str:
         """Why a region of a counted buffer must not take a value; empty if it may."""
         for piece in value:
             if piece.tensor in (UNKNOWN, ZERO):
@@ -112,10 +114,10 @@ def _rows_of(tensor: str) -> str:
     return tensor.partition("@")[0]
 
 
-def _joined(spans: list[Span]) -> bool:
+def _joined(spans: list[CountedRows]) -> bool:
     """Puts spans in order, those together that follow one another. Whether no row is in two cells."""
     spans.sort()
-    joined: list[Span] = []
+    joined: list[CountedRows] = []
     for lo, hi, cell in spans:
         if not joined or lo > joined[-1][1]:
             joined.append((lo, hi, cell))

@@ -20,8 +20,8 @@ from overweave.ir.schedule import (
     Compute,
     Copy,
     Get,
-    Given,
     Goal,
+    InitialContents,
     Put,
     Range,
     Reduce,
@@ -30,7 +30,7 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.ir.tensors import finished, is_finished
-from overweave.ir.verify.rules.collectives import Exchange
+from overweave.ir.verify.rules.collectives import CollectiveExchange
 from overweave.ir.verify.rules.contents import MOST_STEPS, MOST_STEPS_OF_A_REGION, Contents, Fragment, value_of
 from overweave.ir.verify.rules.counted import Cells
 from overweave.ir.verify.rules.form import terms_shown
@@ -42,9 +42,9 @@ from overweave.ir.verify.rules.values import (
     UNKNOWN,
     ZERO,
     Mismatch,
-    Piece,
+    RegionValue,
     Terms,
-    Value,
+    ValuePiece,
     added,
     clipped,
     ended,
@@ -55,7 +55,7 @@ from overweave.ir.verify.rules.values import (
     summed,
     unknown,
 )
-from overweave.ir.verify.rules.verdict import Findings, Work
+from overweave.ir.verify.rules.verdict import Findings, WorkBudget
 
 GIVEN_BY = -1  # stands for the writer of what is given
 
@@ -86,9 +86,9 @@ class Follower:
         self.graph, self.past, self.findings = graph, past, findings
         self.contents: dict[tuple[str, int], Contents] = {}
         regions = sum(len(operation.reads) + len(operation.writes) for operation in graph.operations)
-        self.steps = Work(MOST_STEPS + MOST_STEPS_OF_A_REGION * regions, "its regions overlap too often")
+        self.steps = WorkBudget(MOST_STEPS + MOST_STEPS_OF_A_REGION * regions, "its regions overlap too often")
         # Region to the set of its writers, and its value.
-        self.known: dict[Region, tuple[Bits, Value]] = {}
+        self.known: dict[Region, tuple[Bits, RegionValue]] = {}
         self.accumulated, self.cells = accumulated(graph), Cells(graph.schedule)
 
     def take_given(self, schedule: Schedule) -> None:
@@ -104,7 +104,7 @@ class Follower:
             found = self.contents[instance] = Contents(self.steps)
         return found
 
-    def read(self, position: int, region: Region, is_replaced: bool = False, is_late: bool = False) -> Value:
+    def read(self, position: int, region: Region, is_replaced: bool = False, is_late: bool = False) -> RegionValue:
         """What the operation finds there; unknown, and a refusal, if that is not certain.
 
         is_replaced: the operation itself updates the region next, which is no race with its own read.
@@ -121,7 +121,7 @@ class Follower:
         report_read(self.graph, self.past, position, region, self.findings)
         return unknown(region.shape)
 
-    def read_at_end(self, region: Region) -> Value:
+    def read_at_end(self, region: Region) -> RegionValue:
         """What the region holds when the calls of its rank end."""
         end = self.past.ends[region.rank]
         entry = self.known.get(region) or self._look_up(region, NONE)
@@ -130,10 +130,10 @@ class Follower:
         report_read(self.graph, self.past, None, region, self.findings)
         return unknown(region.shape)
 
-    def _look_up(self, region: Region, reader: Bits) -> tuple[Bits, Value] | None:
+    def _look_up(self, region: Region, reader: Bits) -> tuple[Bits, RegionValue] | None:
         """(writers, value) of a region, or None if it is not covered. Remembers it where nothing accumulates."""
         if region.is_empty:
-            entry: tuple[Bits, Value] = (NONE, ())
+            entry: tuple[Bits, RegionValue] = (NONE, ())
         else:
             accumulates = (region.buffer, region.rank) in self.accumulated
             contents = self.of(region)
@@ -157,7 +157,7 @@ class Follower:
         added = (one for fragment in fragments for one in (fragment.adders, fragment.start) if one)
         return union(chain(wrote, added))
 
-    def write(self, position: int, region: Region, value: Value) -> None:
+    def write(self, position: int, region: Region, value: RegionValue) -> None:
         """The first and only write to a region, or the first before others add to it."""
         if not value:
             return
@@ -173,7 +173,7 @@ class Follower:
         if (region.buffer, region.rank) not in self.accumulated:
             self.known[region] = (NONE if is_given else self.past.bit(position), value)
 
-    def update(self, position: int, region: Region, change: Callable[[Value], Value]) -> None:
+    def update(self, position: int, region: Region, change: Callable[[RegionValue], RegionValue]) -> None:
         """Replaces what the region holds by `change` of it. All who touched it before must be in the past."""
         if region.is_empty:
             return
@@ -192,7 +192,7 @@ class Follower:
             contents.remove(fragment)
         contents.write(region, new, position)
 
-    def add(self, position: int, region: Region, value: Value) -> None:
+    def add(self, position: int, region: Region, value: RegionValue) -> None:
         """Adds to what the region holds, beside others that do so in any order: all but these must be in the past."""
         if region.is_empty:
             return
@@ -215,12 +215,12 @@ class Follower:
         for fragment in contents.carve(region):
             fragment.start, fragment.adders = start, adders
 
-    def note_operand(self, region: Region, value: Value) -> None:
+    def note_operand(self, region: Region, value: RegionValue) -> None:
         """Remembers the buffer of what is added to, if that is a sum of several parts already."""
         if any(len(piece.terms) > 1 for piece in value):
             self.findings.added_to.add(region.buffer)
 
-    def attempt(self, position: int, region: Region, compute: Callable[[], Value]) -> Value:
+    def attempt(self, position: int, region: Region, compute: Callable[[], RegionValue]) -> RegionValue:
         """The value computed, or unknown and a refusal if operands do not fit."""
         try:
             return compute()
@@ -235,7 +235,7 @@ class Follower:
             tuple([self.read(at, one, is_in_place(part)) for one in part.sources])
             for at, part in zip(members, parts, strict=True)
         ]
-        exchange = Exchange(parts, read)
+        exchange = CollectiveExchange(parts, read)
         for index, (position, part) in enumerate(zip(members, parts, strict=True)):
             if part.function in ("all_gather", "all_to_all"):
                 for value, landing in exchange.landings(index):
@@ -250,7 +250,7 @@ class Follower:
                 else:
                     self.write(position, out, self.attempt(position, out, total))
 
-    def sum(self, operation: Compute | Reduce | Collective, out: Region, add: Callable[[], Value]) -> Value:
+    def sum(self, operation: Compute | Reduce | Collective, out: Region, add: Callable[[], RegionValue]) -> RegionValue:
         """The ordered sum that goes to `out`, and what becomes of it if it is finished. Raises Mismatch.
 
         What finishes reads the epilogue's tensors at the rows and columns of `out`, as they lie in the rank's result.
@@ -260,13 +260,13 @@ class Follower:
             return total
         if any(has_place_for(goal, out) for goal in self.graph.schedule.goal):
             return self._ended(total, out, out)
-        found: Value = ()  # the result is several stretches: each by itself
+        found: RegionValue = ()  # the result is several stretches: each by itself
         for one in total:
             rows, cols = ((at + lo, at + hi) for at, lo, hi in ((out.rows[0], *one[:2]), (out.cols[0], *one[2:4])))
             found += self._ended((one,), Region(out.buffer, out.rank, rows, cols), out)
         return found
 
-    def _ended(self, value: Value, place: Region, out: Region) -> Value:
+    def _ended(self, value: RegionValue, place: Region, out: Region) -> RegionValue:
         """A part of the sums that go to `out`, finished in its place in the result. Raises Mismatch if it has none."""
         goal = next((goal for goal in self.graph.schedule.goal if has_place_for(goal, place)), None)
         if goal is None:
@@ -275,17 +275,17 @@ class Follower:
         return ended(value, (goal.row - row + out.rows[0], goal.col - col + out.cols[0]))
 
 
-def _appending(follower: Follower, region: Region, value: Value) -> Callable[[Value], Value]:
+def _appending(follower: Follower, region: Region, value: RegionValue) -> Callable[[RegionValue], RegionValue]:
     """For an update that adds to what was there before."""
 
-    def change(old: Value) -> Value:
+    def change(old: RegionValue) -> RegionValue:
         follower.note_operand(region, old)
         return added(old, value)
 
     return change
 
 
-def _replacing(total: Callable[[], Value]) -> Callable[[Value], Value]:
+def _replacing(total: Callable[[], RegionValue]) -> Callable[[RegionValue], RegionValue]:
     """For an update whose operands hold what was there before."""
     return lambda old: total()
 
@@ -298,7 +298,7 @@ def _follow_move(follower: Follower, position: int, move: Put | Get | Copy) -> N
 def _follow_clear(follower: Follower, position: int, clear: Clear) -> None:
     for region in clear.destinations:
         rows, cols = region.shape
-        follower.write(position, region, () if region.is_empty else (Piece(0, rows, 0, cols, ZERO, 0, 0, ()),))
+        follower.write(position, region, () if region.is_empty else (ValuePiece(0, rows, 0, cols, ZERO, 0, 0, ()),))
 
 
 def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> None:
@@ -355,7 +355,7 @@ def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:
         return
     values = [None if operand == out else follower.read(position, operand) for operand in reduce.operands]
 
-    def total(old: Value = ()) -> Value:
+    def total(old: RegionValue = ()) -> RegionValue:
         known = [old if value is None else value for value in values]
         if len(known) > 1:
             for operand, value in zip(reduce.operands, known, strict=True):
@@ -381,7 +381,7 @@ def _follow_apply(follower: Follower, position: int, apply: Apply) -> None:
             follower.write(position, made.region, (made_piece,))
 
 
-def _expect(follower: Follower, position: int, need: Given, value: Value) -> None:
+def _expect(follower: Follower, position: int, need: InitialContents, value: RegionValue) -> None:
     follower.cells.check_whole(follower.graph.operations[position], need.region, value, follower.findings)
     for piece in () if is_unknown(value) else value:
         wanted = (need.tensor, need.row + piece.lo_i, need.col + piece.lo_j, ())
@@ -430,7 +430,7 @@ def is_in_place(part: Collective) -> bool:
 # Whether an output holds at the end what its goal says, and how it differs if not.
 
 
-def check_goal(goal: Goal, value: Value, findings: Findings) -> None:
+def check_goal(goal: Goal, value: RegionValue, findings: Findings) -> None:
     """Adds a refusal for every part of the goal's region that holds something else. Empty ranges contribute nothing."""
     terms = tuple([term for term in goal.terms if term[0] < term[1]])
     if goal.unordered:
@@ -481,11 +481,11 @@ def _without(terms: Terms, others: Terms) -> tuple[Range, ...]:
     return tuple(missing)
 
 
-def _part(region: Region, piece: Piece) -> Region:
+def _part(region: Region, piece: ValuePiece) -> Region:
     r0, c0 = region.rows[0], region.cols[0]
     rows, cols = (r0 + piece.lo_i, r0 + piece.hi_i), (c0 + piece.lo_j, c0 + piece.hi_j)
     return Region(region.buffer, region.rank, rows, cols)
 
 
-def _shown(piece: Piece) -> str:
+def _shown(piece: ValuePiece) -> str:
     return "zeros" if piece.tensor == ZERO else f"{piece.tensor}[{piece.row},{piece.col}]"

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overweave.ir.schedule import Collective
-from overweave.ir.verify.rules.graphs import Graph, Key
+from overweave.ir.verify.rules.graphs import Graph, SignalIndex
 from overweave.ir.verify.rules.verdict import Findings
 
 Behind = Sequence[Sequence[int]]  # for each operation, those that must have ended before it starts
 
 
-class Run:
+class GreedyExecution:
     """Runs whatever can. behind: as above. order: of what ran; the parts of a collective stand side by side in it.
 
     done: whether an operation ran. missing: what each signal still lacks.
@@ -29,7 +29,7 @@ class Run:
         self.done = [False] * len(graph.operations)
         self.missing = dict(graph.full)
         self._ahead: list[list[int]] = [[] for _ in behind]
-        self._waiting: dict[Key, list[int]] = {}
+        self._waiting: dict[SignalIndex, list[int]] = {}
         self._lacks = [0] * len(behind)
         self._arrived: dict[str, int] = {}
         for at, before in enumerate(behind):
@@ -114,7 +114,7 @@ def launch_order(graph: Graph, findings: Findings) -> list[int] | None:
     for positions in graph.of_rank:
         for before, at in zip(positions, positions[1:], strict=False):
             behind[at] = (before,)
-    run = Run(graph, behind)
+    run = GreedyExecution(graph, behind)
     if len(run.order) == len(graph.operations):
         return run.order
     head = run.stuck[0]

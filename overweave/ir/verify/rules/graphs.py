@@ -15,7 +15,7 @@ from overweave.ir.verify.rules.blocks import check_members, check_pair
 from overweave.ir.verify.rules.collectives import share_of
 from overweave.ir.verify.rules.verdict import Findings
 
-Key = int  # a signal of one rank, numbered through all pads
+SignalIndex = int  # a signal of one rank, numbered through all pads
 MOST_WAITED_SIGNALS = 1 << 20
 
 
@@ -32,20 +32,20 @@ class Graph:
         self.schedule = schedule
         self.operations = schedule.operations
         self.of_rank: list[list[int]] = [[] for _ in range(schedule.world_size)]
-        self.waited: list[tuple[Key, ...] | range] = []
-        self.late: dict[int, tuple[Key, ...]] = {}
-        self.notified: list[tuple[Key, ...]] = []
-        self.full: dict[Key, int] = {}
+        self.waited: list[tuple[SignalIndex, ...] | range] = []
+        self.late: dict[int, tuple[SignalIndex, ...]] = {}
+        self.notified: list[tuple[SignalIndex, ...]] = []
+        self.full: dict[SignalIndex, int] = {}
         self.members: dict[str, list[int]] = {}
         sizes = [pad.size for pad in schedule.pads]
         starts = accumulate(sizes, initial=0)
         self.first_signal = {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)}
         self.signals_per_rank = sum(sizes)
 
-    def key(self, pad: str, rank: int, signal: int) -> Key:
+    def key(self, pad: str, rank: int, signal: int) -> SignalIndex:
         return rank * self.signals_per_rank + self.first_signal[pad] + signal
 
-    def signal_name(self, key: Key) -> str:
+    def signal_name(self, key: SignalIndex) -> str:
         """`pad@rank[signal]`."""
         rank, number = divmod(key, self.signals_per_rank)
         for pad in reversed(self.schedule.pads):
@@ -53,7 +53,7 @@ class Graph:
                 return f"{pad.name}@{rank}[{number - self.first_signal[pad.name]}]"
         raise KeyError(key)
 
-    def contributors(self, key: Key) -> list[Operation]:
+    def contributors(self, key: SignalIndex) -> list[Operation]:
         return [operation for at, operation in enumerate(self.operations) if key in self.notified[at]]
 
 
@@ -80,10 +80,10 @@ def build_graph(schedule: Schedule, findings: Findings) -> Graph:
 
 def _add_waits(graph: Graph, findings: Findings) -> None:
     first, per_rank, full = graph.first_signal, graph.signals_per_rank, graph.full
-    awaited: set[Key] = set()
+    awaited: set[SignalIndex] = set()
     total = 0
     for position, operation in enumerate(graph.operations):
-        keys: tuple[Key, ...] | range = ()
+        keys: tuple[SignalIndex, ...] | range = ()
         early = sum(wait.signals[1] - wait.signals[0] for wait in operation.waits)
         for wait in operation.all_waits:
             base = operation.rank * per_rank + first[wait.pad]
@@ -112,7 +112,7 @@ def _add_waits(graph: Graph, findings: Findings) -> None:
 
 
 def _miscounted(
-    graph: Graph, operation: Operation, key: Key, counts: tuple[int, int | None], findings: Findings
+    graph: Graph, operation: Operation, key: SignalIndex, counts: tuple[int, int | None], findings: Findings
 ) -> None:
     asked, full = counts
     name = graph.signal_name(key)

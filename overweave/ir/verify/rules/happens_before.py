@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from overweave.ir.schedule import Collective
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.rules.verdict import Work
+from overweave.ir.verify.rules.verdict import WorkBudget
 
 # A set as bits, in words: sets that grew from one another share the words that they have in common.
 Bits = tuple[int, ...]
@@ -55,7 +55,7 @@ class Past(Struct):
         return done[0] & ((1 << self.world_size) - 1) if done else 0
 
 
-def union(sets: Iterable[Bits], purse: Work | None = None) -> Bits:
+def union(sets: Iterable[Bits], purse: WorkBudget | None = None) -> Bits:
     """What is in any of the sets; one of them where that is all. A purse pays for a new one."""
     first, words = NONE, list[int]()
     new = 0
@@ -103,7 +103,7 @@ def _only(index: int) -> Bits:
     return (0,) * (index >> _SHIFT) + (1 << (index & _WITHIN),)
 
 
-def _with(done: Bits, index: int, rank: int, purse: Work) -> Bits:
+def _with(done: Bits, index: int, rank: int, purse: WorkBudget) -> Bits:
     """The set and one operation more, of a rank."""
     at = index >> _SHIFT
     words = [*done, *[0] * (at + 1 - len(done))]
@@ -137,7 +137,7 @@ def past_of(graph: Graph, order: list[int]) -> Past:
     before, ends = past.before, past.ends
     signals: dict[int, Bits] = {}
     joint: dict[str, Bits] = {}
-    purse = Work(MOST_BYTES, "what happens before what has too little in common")
+    purse = WorkBudget(MOST_BYTES, "what happens before what has too little in common")
     for index, position in enumerate(order, size):
         operation = operations[position]
         rank = operation.rank

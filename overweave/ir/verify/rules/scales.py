@@ -9,7 +9,7 @@ from overweave.ir.epilogue import SCALE_DTYPE
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, Buffer, Compute
 from overweave.ir.tensors import scale_of
-from overweave.ir.verify.rules.values import UNKNOWN, Value, clipped
+from overweave.ir.verify.rules.values import UNKNOWN, RegionValue, clipped
 from overweave.ir.verify.rules.verdict import Findings
 
 
@@ -26,7 +26,7 @@ def check_shapes(compute: Compute, findings: Findings) -> None:
             findings.add("form", compute, f"{scales} does not hold one scale for each row of {part}", scales)
 
 
-def mismatch(a: Value, scales: Value) -> str:
+def mismatch(a: RegionValue, scales: RegionValue) -> str:
     """Why a column does not hold the scales of the rows of `a`; empty if it does, or if either is unknown.
 
     Who has a range of `a`'s columns has scales of its own: element `[i, j]` of them is of row i, from column j on.

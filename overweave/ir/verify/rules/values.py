@@ -1,6 +1,6 @@
 """Symbolic values: what a rectangle of a buffer holds, told as rectangles of logical tensors.
 
-A `Piece` says that element `[i, j]` of a region, for `lo_i <= i < hi_i` and `lo_j <= j < hi_j`, is element
+A `ValuePiece` says that element `[i, j]` of a region, for `lo_i <= i < hi_i` and `lo_j <= j < hi_j`, is element
 `[row + i - lo_i, col + j - lo_j]` of `tensor`, summed over `terms` in that order. No terms: moved, not computed.
 """
 
@@ -19,7 +19,7 @@ ZERO = "0"  # the product over an empty range
 MOST_PAIRS = 1 << 18
 
 
-class Piece(NamedTuple):
+class ValuePiece(NamedTuple):
     lo_i: int
     hi_i: int
     lo_j: int
@@ -30,22 +30,22 @@ class Piece(NamedTuple):
     terms: Terms
 
 
-Value = tuple[Piece, ...]
+RegionValue = tuple[ValuePiece, ...]
 
 
 class Mismatch(Exception):
     """The values of an operation's operands do not fit together. The message says why."""
 
 
-def unknown(shape: tuple[int, int]) -> Value:
-    return (Piece(0, shape[0], 0, shape[1], UNKNOWN, 0, 0, ()),)
+def unknown(shape: tuple[int, int]) -> RegionValue:
+    return (ValuePiece(0, shape[0], 0, shape[1], UNKNOWN, 0, 0, ()),)
 
 
-def is_unknown(value: Value) -> bool:
+def is_unknown(value: RegionValue) -> bool:
     return UNKNOWN in [piece.tensor for piece in value]
 
 
-def joined(pieces: list[Piece], shape: tuple[int, int]) -> Value:
+def joined(pieces: list[ValuePiece], shape: tuple[int, int]) -> RegionValue:
     """Pieces that tile a region, as one if all continue the same part of a tensor."""
     first = pieces[0]
     tensor, terms = first.tensor, first.terms
@@ -53,10 +53,10 @@ def joined(pieces: list[Piece], shape: tuple[int, int]) -> Value:
     for lo_i, _, lo_j, _, its_tensor, its_row, its_col, its_terms in pieces:
         if its_row - lo_i != row or its_col - lo_j != col or its_tensor != tensor or its_terms != terms:
             return tuple(pieces)
-    return (Piece(0, shape[0], 0, shape[1], tensor, row, col, terms),)
+    return (ValuePiece(0, shape[0], 0, shape[1], tensor, row, col, terms),)
 
 
-def clipped(value: Value, rows: Range, cols: Range) -> Value:
+def clipped(value: RegionValue, rows: Range, cols: Range) -> RegionValue:
     """The part of a value in a sub-rectangle, told from that rectangle's corner."""
     (top, bottom), (left, right) = rows, cols
     inside = []
@@ -64,25 +64,25 @@ def clipped(value: Value, rows: Range, cols: Range) -> Value:
         i0, i1, j0, j1 = max(lo_i, top), min(hi_i, bottom), max(lo_j, left), min(hi_j, right)
         if i0 < i1 and j0 < j1:
             inside.append(
-                Piece(i0 - top, i1 - top, j0 - left, j1 - left, tensor, row + i0 - lo_i, col + j0 - lo_j, terms)
+                ValuePiece(i0 - top, i1 - top, j0 - left, j1 - left, tensor, row + i0 - lo_i, col + j0 - lo_j, terms)
             )
     return tuple(inside)
 
 
-def stacked(values: Iterable[tuple[int, Value]], cols: int) -> Value:
+def stacked(values: Iterable[tuple[int, RegionValue]], cols: int) -> RegionValue:
     """Values of the given heights, one below the other."""
-    pieces: list[Piece] = []
+    pieces: list[ValuePiece] = []
     top = 0
     for height, value in values:
         pieces += [
-            Piece(lo_i + top, hi_i + top, lo_j, hi_j, tensor, row, col, terms)
+            ValuePiece(lo_i + top, hi_i + top, lo_j, hi_j, tensor, row, col, terms)
             for lo_i, hi_i, lo_j, hi_j, tensor, row, col, terms in value
         ]
         top += height
     return joined(pieces, (top, cols)) if pieces else ()
 
 
-def multiplied(a: Value, b: Value, shape: tuple[int, int, int]) -> Value:
+def multiplied(a: RegionValue, b: RegionValue, shape: tuple[int, int, int]) -> RegionValue:
     """`a [m, k] @ b [k, n]` for shape (m, k, n). The reduced range is where `a`'s columns and `b`'s rows lie.
 
     Raises Mismatch if they lie differently, or if an operand is itself a sum.
@@ -91,7 +91,7 @@ def multiplied(a: Value, b: Value, shape: tuple[int, int, int]) -> Value:
     if not m or not n:
         return ()
     if not k:
-        return (Piece(0, m, 0, n, ZERO, 0, 0, ()),)
+        return (ValuePiece(0, m, 0, n, ZERO, 0, 0, ()),)
     if is_unknown(a) or is_unknown(b):
         return unknown((m, n))
     if len(a) * len(b) > MOST_PAIRS:
@@ -107,11 +107,11 @@ def multiplied(a: Value, b: Value, shape: tuple[int, int, int]) -> Value:
                 ranges = f"columns [{a_col}:{a_col + k}] of {a_tensor} meet rows [{b_row}:{b_row + k}] of {b_tensor}"
                 raise Mismatch(ranges)
             terms = ((a_col, a_col + k),)
-            pieces.append(Piece(i0, i1, j0, j1, product(a_tensor, b_tensor), a_row, b_col, terms))
+            pieces.append(ValuePiece(i0, i1, j0, j1, product(a_tensor, b_tensor), a_row, b_col, terms))
     return tuple(pieces)
 
 
-def added(left: Value, right: Value) -> Value:
+def added(left: RegionValue, right: RegionValue) -> RegionValue:
     """The element-wise sum: the same element of the same product, `right`'s terms behind `left`'s. Raises Mismatch."""
     pieces = []
     are_cut_alike = [piece[:4] for piece in left] == [piece[:4] for piece in right]
@@ -126,11 +126,11 @@ def added(left: Value, right: Value) -> Value:
                 there = (other.row + i0 - other.lo_i, other.col + j0 - other.lo_j)
                 tensor, terms = _sum(one, here, other, there)
                 row, col = there if one.tensor == ZERO else here
-                pieces.append(Piece(i0, i1, j0, j1, tensor, row, col, terms))
+                pieces.append(ValuePiece(i0, i1, j0, j1, tensor, row, col, terms))
     return tuple(pieces)
 
 
-def summed(values: list[Value]) -> Value:
+def summed(values: list[RegionValue]) -> RegionValue:
     """The ordered sum. Raises Mismatch."""
     total = values[0]
     if len(values) == 1 or not total:
@@ -143,7 +143,7 @@ def summed(values: list[Value]) -> Value:
     return total
 
 
-def _sum_of_uniform(values: list[Value]) -> Value:
+def _sum_of_uniform(values: list[RegionValue]) -> RegionValue:
     """The common case: every operand is one part of one product. Empty if it is not so."""
     if any(len(value) != 1 for value in values):
         return ()
@@ -158,7 +158,7 @@ def _sum_of_uniform(values: list[Value]) -> Value:
     return (first._replace(terms=tuple(terms)),)
 
 
-def ended(value: Value, beside: tuple[int, int]) -> Value:
+def ended(value: RegionValue, beside: tuple[int, int]) -> RegionValue:
     """What becomes of sums that are finished with what the epilogue reads from element `beside` of the result on.
 
     Raises Mismatch if they are others of its elements."""
@@ -169,12 +169,12 @@ def ended(value: Value, beside: tuple[int, int]) -> Value:
     return tuple(piece if piece.tensor == UNKNOWN else piece._replace(tensor=finished(piece.tensor)) for piece in value)
 
 
-def in_any_order(value: Value) -> Value:
+def in_any_order(value: RegionValue) -> RegionValue:
     """A sum whose parts came in any order, told as if they had come by their ranges."""
     return tuple(piece._replace(terms=tuple(sorted(piece.terms))) for piece in value)
 
 
-def _sum(one: Piece, here: tuple[int, int], other: Piece, there: tuple[int, int]) -> tuple[str, Terms]:
+def _sum(one: ValuePiece, here: tuple[int, int], other: ValuePiece, there: tuple[int, int]) -> tuple[str, Terms]:
     if UNKNOWN in (one.tensor, other.tensor):
         return UNKNOWN, ()
     for piece in (one, other):

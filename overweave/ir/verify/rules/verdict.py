@@ -9,7 +9,7 @@ from msgspec import Struct
 from overweave.errors import ScheduleRefused, ScheduleUndecided
 from overweave.ir.schedule import Operation, Region
 
-Rule = Literal[
+VerifyRule = Literal[
     "too_large",  # more than verify is willing to prove
     "name",  # unknown or duplicate
     "bounds",  # outside of a buffer, a pad or the group
@@ -36,15 +36,15 @@ Rule = Literal[
     "fault",  # a mistake of ours: nothing is said of the schedule
 ]
 Outcome = Literal["proven", "refuted", "not decided"]
-TOO_LARGE: Rule = "too_large"
-FAULT: Rule = "fault"
+TOO_LARGE: VerifyRule = "too_large"
+FAULT: VerifyRule = "fault"
 MOST_REFUSALS = 50
 
 
 class Refusal(Struct, frozen=True):
     """One reason. operation, rank, region: where it shows, as far as it is tied to one."""
 
-    rule: Rule
+    rule: VerifyRule
     operation: str | None
     rank: int | None
     region: Region | None
@@ -95,7 +95,7 @@ class TooMuchWork(Exception):
     """So much is to be followed that it would take minutes, or all memory. The message says what."""
 
 
-class Work:
+class WorkBudget:
     """What a pass may spend. `what` takes too much where it spends more."""
 
     def __init__(self, most: int, what: str) -> None:
@@ -117,7 +117,7 @@ class Findings:
         self.notes: list[str] = []
         self.added_to: set[str] = set()
 
-    def add(self, rule: Rule, operation: Operation | None, message: str, region: Region | None = None) -> None:
+    def add(self, rule: VerifyRule, operation: Operation | None, message: str, region: Region | None = None) -> None:
         name, rank = (operation.name, operation.rank) if operation is not None else (None, None)
         if rank is None and region is not None:
             rank = region.rank

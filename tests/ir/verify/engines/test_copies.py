@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, Assignment, Plan
+from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, EngineAssignment, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Operation, Put
 from overweave.ir.tile_order import TileRow
@@ -113,7 +113,8 @@ def test_rows_that_are_no_whole_words_are_refused():
 def test_a_copy_engine_moves_a_chunk_at_once():
     plan = plan_of(PUSH, m=1000)
     engines = tuple(
-        Assignment(one.queue, COPY_ENGINE) if one.engine == COPY_KERNEL else one for one in plan.realization.engines
+        EngineAssignment(one.queue, COPY_ENGINE) if one.engine == COPY_KERNEL else one
+        for one in plan.realization.engines
     )
     moved = replace(plan, realization=replace(plan.realization, engines=engines))
     refused(moved, "engine", "instances")
@@ -128,7 +129,7 @@ def test_two_kernels_of_a_kind_are_refused():
     plan = plan_of(PUSH)
     other = replace(plan.schedule.queues[-1], name="more")
     schedule = replace(plan.schedule, queues=(*plan.schedule.queues, other))
-    engines = (*plan.realization.engines, Assignment("more", COPY_KERNEL))
+    engines = (*plan.realization.engines, EngineAssignment("more", COPY_KERNEL))
     refused(replace(plan, schedule=schedule, realization=replace(plan.realization, engines=engines)), "engine", "two")
 
 

@@ -16,7 +16,7 @@ from overweave.ir.tensors import finished
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.text.printed import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.rules.values import Mismatch, Piece, added, ended
+from overweave.ir.verify.rules.values import Mismatch, ValuePiece, added, ended
 from overweave.schedules.catalog.catalog import build, names
 
 SCATTER, REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"
@@ -135,7 +135,7 @@ def test_every_sum_of_a_packed_kernel_is_finished():
 
 
 def test_sums_are_finished_beside_their_own_rows():
-    value = (Piece(0, 4, 0, 8, "a@b", 12, 0, ((0, 2),)),)
+    value = (ValuePiece(0, 4, 0, 8, "a@b", 12, 0, ((0, 2),)),)
     assert ended(value, (12, 0))[0].tensor == finished("a@b")
     with pytest.raises(Mismatch, match="as if that were element"):
         ended(value, (8, 0))

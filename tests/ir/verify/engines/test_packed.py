@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir.plan import Exchange, PackedConfig, Plan
+from overweave.ir.plan import PackedConfig, PackedExchange, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Notify, Operation, Region, SignalPad, Wait
 from overweave.ir.verify.plan import MachineLimits, verify_plan
@@ -18,7 +18,7 @@ OPERATORS = {
     "scatter_packed": "matmul_reduce_scatter",
     "gather_packed": "all_gather_matmul",
 }
-EXCHANGES: tuple[Exchange, ...] = ("one_shot", "two_shot", "scatter", "gather")
+EXCHANGES: tuple[PackedExchange, ...] = ("one_shot", "two_shot", "scatter", "gather")
 
 
 def plan_of(name: str, m: int = 7, n: int = 48, world_size: int = 3) -> Plan:
@@ -54,7 +54,7 @@ def test_any_number_of_rows_is_proven(name: str):
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_a_kernel_of_another_exchange_is_refused(name: str, exchange: Exchange):
+def test_a_kernel_of_another_exchange_is_refused(name: str, exchange: PackedExchange):
     plan = plan_of(name)
     realization = replace(plan.realization, packed=PackedConfig(exchange=exchange))
     found = refusals(replace(plan, realization=realization))

@@ -18,7 +18,7 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.needs import obstacle
-from overweave.schedules.records.record import Asked
+from overweave.schedules.records.record import MethodRequest
 
 H200 = MachineLimits()
 SMALL = {"block_m": 16, "block_n": 32, "pieces": 2}
@@ -80,7 +80,7 @@ def assert_all_proven(world_size: int, rows: tuple[int, ...]) -> None:
 
 def assert_proven_or_refused(name: str, problem: Problem) -> None:
     """A method that cannot scale says so by name."""
-    if not (found := obstacle(Asked(problem), METHODS[name], "schedule")):
+    if not (found := obstacle(MethodRequest(problem), METHODS[name], "schedule")):
         assert_proven(build(name, problem, {}))
         return
     assert "scales" in found
