@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from msgspec import Meta, Struct
 
-Part = TypeVar("Part")
+PartT = TypeVar("PartT")
 Span = tuple[int, int]  # half-open
 Rectangle = tuple[Span, Span]  # rows, columns
 _Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -219,7 +219,7 @@ DEALT: dict[str, tuple[bool, bool]] = {
 }
 
 
-def dealt(parts: tuple[Part, ...], is_dealt: bool, members: int) -> list[tuple[Part, ...]]:
+def dealt(parts: tuple[PartT, ...], is_dealt: bool, members: int) -> list[tuple[PartT, ...]]:
     """The parts of a collective's side by member, as many for each; as one group if members share them."""
     size = max(1, len(parts) // members if is_dealt else len(parts))
     return [parts[first : first + size] for first in range(0, len(parts), size)]
