@@ -95,10 +95,10 @@ ReducedPart = tuple[
 class Communication(Struct, frozen=True, kw_only=True):
     """All steps of a call in launch order, with the queues and buffers that they use.
 
-    tiles_read: whether tiles read the regions of MatmulChunks; else they write them. behind: step's name -> regions that
-    must be written before it starts though it does not read them. pads: of the signals, which are derived from what
-    steps read and write (schedules/signals.py). reuse: as in Schedule. parts: of each rank, rows of its product that are sums
-    of products of cuts along the reduced axis; a rank without any has one product of the whole axis.
+    tiles_read: whether tiles read the regions of MatmulChunks; else they write them. behind: step's name -> regions
+    that must be written before it starts though it does not read them. pads: of the signals, which are derived from
+    what steps read and write (schedules/signals.py). reuse: as in Schedule. parts: of each rank, rows of its product
+    that are sums of products of cuts along the reduced axis; a rank without any has one product of the whole axis.
     """
 
     world_size: int

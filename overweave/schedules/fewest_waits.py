@@ -90,7 +90,7 @@ def _without_implied(waits: dict[PadSignal, int], senders: dict[PadSignal, list[
 
 
 def _without_gaps(waits: dict[PadSignal, int], senders: dict[PadSignal, list[Sender]]) -> dict[PadSignal, int]:
-    """Return the waits, and those for the signals between them if a step notifies all of these (pieces without rows)."""
+    """Return the waits, and those for the signals between them if steps notify all of these (of no rows)."""
     filled = dict(waits)
     for pad in {pad for pad, _ in waits}:
         numbers = [signal for one, signal in waits if one == pad]
