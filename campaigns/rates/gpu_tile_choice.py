@@ -35,7 +35,7 @@ from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.operands import check_ragged, make_normal
 from campaigns.rates.tile_times import Candidate, Record, Shape, Times, chosen, efficiencies
 from campaigns.verdict import Verdict, tell
-from overweave.ir.plan import MatmulConfig, shares_obstacle
+from overweave.ir.plan import MatmulConfig, split_k_obstacle
 from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.records.needs import ALIGNED
 from overweave.schedules.records.record import MethodRequest
@@ -109,7 +109,7 @@ def candidates(shape: Shape, sms: int, is_chosen: bool = False) -> list[Candidat
         if tiles > MOST_TILES:
             continue
         found[Candidate(config)] = None
-        dealt = () if shares_obstacle(config) else (way for way in WAYS if along_k(config, tiles, sms, k, way).split_k)
+        dealt = () if split_k_obstacle(config) else (way for way in WAYS if along_k(config, tiles, sms, k, way).split_k)
         found |= dict.fromkeys(Candidate(config, way) for way in dealt)
     return list(found)
 
@@ -123,7 +123,7 @@ def compile_one(config: MatmulConfig, is_transposed: bool, tile_rows: int, split
 
 def every_kernel() -> list[Candidate]:
     """Each tile shape, with its tiles whole and dealt out."""
-    return [Candidate(one, way) for one in configs() for way in (1, 3) if way == 1 or not shares_obstacle(one)]
+    return [Candidate(one, way) for one in configs() for way in (1, 3) if way == 1 or not split_k_obstacle(one)]
 
 
 def compile_all(kernels: list[Candidate], is_transposed: bool) -> None:

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from overweave.errors import MachineError
+from overweave.ir.kernel_limits import SIGNAL_CAPACITY
 from overweave.ir.tile_order import NO_SIGNAL
-from overweave.ir.words import SIGNAL_CAPACITY
 from overweave.kernels import latency as kernels
 from overweave.kernels.arguments import SignalWords
 from overweave.memory.cuda import driver
