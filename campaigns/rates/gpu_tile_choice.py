@@ -41,7 +41,7 @@ from overweave.schedules.records.needs import ALIGNED
 from overweave.schedules.records.record import MethodRequest
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes
-from overweave.tuner.calibrate.alone import made, medians_us, operands, product
+from overweave.tuner.calibrate.single_gpu import checked_matmul, medians_us, operands, product
 from overweave.tuner.measure.statistics import geometric_mean
 from overweave.tuner.space.shapes import read_shapes
 from overweave.tuner.space.target import Target
@@ -118,7 +118,7 @@ def compile_one(config: MatmulConfig, is_transposed: bool, tile_rows: int, split
     """Fills Triton's cache, from a process of its own. Kernels differ by whether 16 divides the number of rows."""
     shape = tile_rows * config.block_m, config.block_n, 1024
     a, b = operands(*shape, is_transposed)
-    made(config, a, b, product(a, b), split_k)
+    checked_matmul(config, a, b, product(a, b), split_k)
 
 
 def every_kernel() -> list[Candidate]:
@@ -162,7 +162,7 @@ def compare(shape: Shape, tried: list[Candidate], is_transposed: bool, pitch: in
     m, n, k = shape
     a, b = (at_pitch(one, pitch) for one in operands(m, n, k, is_transposed))
     exact = product(a, b)
-    matmuls = [made(one.config, a, b, exact, one.split_k) for one in tried]
+    matmuls = [checked_matmul(one.config, a, b, exact, one.split_k) for one in tried]
     other = b.contiguous() if is_transposed else b.t().contiguous().t()
     make_normal(a, b)
     other.copy_(b)

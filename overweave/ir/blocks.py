@@ -1,8 +1,8 @@
 """Permuted blocks: buffers whose elements do not lie row by row in memory.
 
 Regions stay logical: rows and columns of the matrix. A permutation of blocks decides which blocks are neighbours in
-memory, so that one library call or one copy moves a contiguous span that holds scattered blocks. SOURCE: FlashOverlap
-(arXiv 2504.19519), reordering before and after communication.
+memory, so that one library call or one copy moves a contiguous span that holds scattered blocks.
+SOURCE: FlashOverlap (arXiv 2504.19519), reordering before and after communication.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ def owned_rows(m: int, world_size: int, rank: int, ranges: int = 1) -> tuple[Ran
     merged.
 
     One range is that of `shard_rows`. Two are zigzag: of 2 W ranges the r-th from the front and the r-th from the end.
-    Then causal attention is as much work for every rank. SOURCE: Llama 3 (arXiv 2407.21783) 3.3.2.
+    Then causal attention is as much work for every rank.
+    SOURCE: Llama 3 (arXiv 2407.21783) 3.3.2.
     """
     owned: list[Range] = []
     for index in range(ranges):

@@ -1,4 +1,4 @@
-"""A matmul by a tile kernel alone on one GPU (tuner/calibrate/alone.py)."""
+"""A matmul by a tile kernel alone on one GPU (tuner/calibrate/single_gpu.py)."""
 
 from __future__ import annotations
 

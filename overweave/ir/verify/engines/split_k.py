@@ -22,10 +22,10 @@ def merge_split_k(
     if not any(row.shares or _has_split_fields(row) for row in rows):
         return rows
     if not isinstance(operation, Compute) or config is None:
-        findings.add("lowering", operation, "only tiles of a matmul can be dealt out along k")
+        findings.add("lowering", operation, "only tiles of a matmul can be split along k")
         return rows
     if split_k_obstacle(config):
-        findings.add("lowering", operation, f"its tiles cannot be dealt out along k: {split_k_obstacle(config)}")
+        findings.add("lowering", operation, f"its tiles cannot be split along k: {split_k_obstacle(config)}")
     tiles = [row for row in rows if not row.shares]
     if any(_has_split_fields(row) for row in tiles):
         findings.add("lowering", operation, "a whole tile has a range of k or a place for partials")
