@@ -25,7 +25,7 @@ from overweave.ops.trial import TrialCase, TrialResult, case_of, try_case, try_o
 from overweave.runtime.backends import load
 from overweave.runtime.diagnosis import no_gpu
 from overweave.runtime.host.processes import die_with_parent, run_ranks
-from overweave.tuner.measure.bench import SHARED_GPU, device_count, joined_world
+from overweave.tuner.measure.bench import SHARED_GPU, device_count, join_world
 from overweave.tuner.space.shapes import ShapeCase as Shape
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -86,7 +86,7 @@ def tried(asked: Sequence[RequestedPlan], device: str, world_size: int, words: S
     if not is_one_of_the_ranks():
         start_ranks(words, world_size)
         return []
-    with joined_world("cuda") as group:
+    with join_world("cuda") as group:
         trials = [try_case(case_of(name, problem, "cuda", options), group) for name, problem, options in asked]
     return [trial for trial in trials if trial is not None]
 
@@ -128,7 +128,7 @@ def torchrun(words: Sequence[str], world_size: int, variables: Mapping[str, str]
     command = [sys.executable, *launcher, "-m", *words]
     with subprocess.Popen(
         command,
-        env={**os.environ, **multicast.completed(os.environ), **shared, **(variables or {})},
+        env={**os.environ, **multicast.settings_for_child(os.environ), **shared, **(variables or {})},
         process_group=0,  # Ctrl-C comes to this process alone, which ends torchrun once and waits for it
         preexec_fn=partial(die_with_parent, signal.SIGTERM),
     ) as started:

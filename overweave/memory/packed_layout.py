@@ -12,10 +12,10 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
+from overweave.ir.kernel_limits import INT32_BYTES
 from overweave.ir.plan import MESSAGE_BYTES, MESSAGE_DATA_BYTES, PACKED_KERNEL, PackedConfig, Plan
 from overweave.ir.schedule import Buffer, Copy, Operation, Put, Reduce
 from overweave.ir.shards import shard_rows
-from overweave.ir.words import INT32_BYTES
 from overweave.memory.layout import aligned
 
 SMALLEST_HALF_BYTES = 8 << 20

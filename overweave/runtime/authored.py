@@ -11,7 +11,7 @@ import torch
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, Apply
-from overweave.ir.tensors import exchanged
+from overweave.ir.tensors import all_to_all_source
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ def places_of(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, 
     for operation in plan.schedule.operations:
         if isinstance(operation, Apply):
             for need in (*operation.needs, *operation.late_needs):
-                tensor = exchanged(need.tensor)
+                tensor = all_to_all_source(need.tensor)
                 if tensor not in held or homes[need.region.buffer] != INPUT:
                     held[tensor] = need.region.buffer
             own = (
                 made for made in operation.makes if made.region.rank == operation.rank
             )  # a table says where others lie
-            held |= {exchanged(made.tensor): made.region.buffer for made in own}
+            held |= {all_to_all_source(made.tensor): made.region.buffer for made in own}
     operands, names = (*space.loads, *space.stores), set(wanted)
     return {one.parameter: (one.tensor, held[one.tensor]) for one in operands if one.tensor in names}
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 from overweave.errors import ScheduleError
 from overweave.hardware.machine import Machine, TileRate
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
-from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, numbered
+from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, indexed_name
 from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
 from overweave.sim.order import LaunchStep, QueueRun, tiles_of
 from overweave.sim.shares import sum_us, to_share_us
@@ -158,7 +158,7 @@ class Costs:
         """A library matmul, less what our matmul of few rows saves where it computes in its place."""
         shape, how = self._shape(operation), self._realization
         work = _library_work(self._machine, shape, self._dtypes(operation), operation.accumulate)
-        first = numbered(operation.b.buffer.partition(".")[0], 0)  # of several weights, one is measured
+        first = indexed_name(operation.b.buffer.partition(".")[0], 0)  # of several weights, one is measured
         if how.skinny is None or how.packed is None or not work.count or operation.b.buffer != first:
             return work
         kind = "gather" if how.packed.exchange == "gather" else "sum", how.skinny.early

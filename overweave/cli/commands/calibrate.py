@@ -15,10 +15,10 @@ from overweave.hardware.cards import find
 from overweave.hardware.machine import load
 from overweave.memory.cuda.card import current_gpu
 from overweave.runtime.diagnosis import no_gpu
-from overweave.tuner.calibrate.calibration import PARTS, calibrated
+from overweave.tuner.calibrate.calibration import PARTS, measure_machine
 from overweave.tuner.calibrate.machine_file import FROM_FILE, machine_file
-from overweave.tuner.measure.bench import device_count, joined_world
-from overweave.tuner.space.machines import keep_calibrated
+from overweave.tuner.measure.bench import device_count, join_world
+from overweave.tuner.space.machines import save_calibrated
 
 
 def calibrate(
@@ -43,15 +43,15 @@ def calibrate(
             raise MachineError("calibrate", gpus, "Run it on a machine with that many NVIDIA GPUs, or give --world")
         start_ranks(["calibrate", *([str(out)] if out else []), *([f"--links={links}"] if links else [])], world)
         return
-    with joined_world("cuda") as group:
+    with join_world("cuda") as group:
         is_first = group.rank == 0
         gpu = current_gpu()
         like = load(links or find(gpu).machine)
         with progress("calibrate", len(PARTS), is_shown=is_first) as tell:
-            found, source = calibrated(like, tell)
+            found, source = measure_machine(like, tell)
         if is_first:
             data = machine_file(out.stem if out else "calibrated", found, like, source)
-            kept = keep_calibrated(gpu, data)
+            kept = save_calibrated(gpu, data)
             if out is not None:
                 write_file(out, data)
             taken = [name for name in FROM_FILE if not (name == "links" and found.push_points)]

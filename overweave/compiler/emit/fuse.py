@@ -14,7 +14,7 @@ from overweave.compiler.frontend.source.kernel import AnnotatedKernel, read_kern
 from overweave.ir.footprint import TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import INPUT, Apply, Operation, Put
-from overweave.ir.tensors import exchanged
+from overweave.ir.tensors import all_to_all_source
 
 
 def kernel_of(path: Path, name: str, line: int | None = None) -> AnnotatedKernel:
@@ -54,7 +54,7 @@ def _stored_away(plan: Plan) -> str | None:
     """The tensor that tiles store at peers."""
     applies = (operation for operation in plan.schedule.operations if isinstance(operation, Apply))
     made = ((apply, one) for apply in applies for one in apply.makes)
-    return next((exchanged(one.tensor) for apply, one in made if one.region.rank != apply.rank), None)
+    return next((all_to_all_source(one.tensor) for apply, one in made if one.region.rank != apply.rank), None)
 
 
 def _chosen(plan: Plan) -> str | None:
@@ -63,7 +63,7 @@ def _chosen(plan: Plan) -> str | None:
     sides: dict[str, set[bool]] = {}
     for operation in plan.schedule.operations:
         for need in operation.needs if isinstance(operation, Apply) else ():
-            sides.setdefault(exchanged(need.tensor), set()).add(homes[need.region.buffer] == INPUT)
+            sides.setdefault(all_to_all_source(need.tensor), set()).add(homes[need.region.buffer] == INPUT)
     return next((tensor for tensor, found in sides.items() if len(found) == 2), None)
 
 

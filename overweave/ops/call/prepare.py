@@ -40,9 +40,9 @@ from overweave.runtime.host.host import run_on_host
 from overweave.runtime.library.run import LibraryRun, is_of_library
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE
-from overweave.tuner.model.choice import Choice, chosen
+from overweave.tuner.model.choice import Choice, make_choice
 from overweave.tuner.model.choose import choose
-from overweave.tuner.space.space import Candidate, library_path, obstacle
+from overweave.tuner.space.space import Candidate, library_path, reason_unsupported
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.agreement import agreed_knowledge
 
@@ -85,7 +85,9 @@ def _prepare(
     try:
         return _prepared(problem, caller, tensors, choice, call)
     except KernelUnavailable as error:
-        library = chosen(problem, target, library_path(problem.operator), ("rule", f"{error.asked}: {error.found}"))
+        library = make_choice(
+            problem, target, library_path(problem.operator), ("rule", f"{error.asked}: {error.found}")
+        )
         if plan is not None or choice.plan == library.plan:
             raise
         warnings.warn(f"overweave: {error} Until then {problem.operator} takes the library path", stacklevel=5)
@@ -130,14 +132,14 @@ def _asked(problem: Problem, target: Target, plan: str) -> Choice:
     why = _cannot(problem, target, what)
     if why:
         raise InputError(f"{problem.operator} with plan {plan!r}", why, "Leave the choice to overweave")
-    return chosen(problem, target, what, ("asked", "the caller asked for it"))
+    return make_choice(problem, target, what, ("asked", "the caller asked for it"))
 
 
 def _cannot(problem: Problem, target: Target, what: Candidate) -> str:
     """Why a plan that was asked for cannot run: what would only be unwise is the caller's affair."""
     if what.is_by_torch and what.options:
         return f"{what.plan} takes no options"
-    return obstacle(problem, target, what, "device")
+    return reason_unsupported(problem, target, what, "device")
 
 
 def _proven(choice: Choice, problem: Problem, rank: int) -> Plan:

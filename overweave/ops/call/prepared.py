@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.autograd import profiler
 
 from overweave.ir.epilogue import Z
-from overweave.ir.plan import numbered
+from overweave.ir.plan import indexed_name
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.fast_empty import Make, maker
@@ -88,7 +88,7 @@ def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:
     """What a call on a rank gives back."""
     rows = problem.result_rows(rank)
     dtype: torch.dtype = getattr(torch, problem.result_dtype)
-    made: list[Output] = [(numbered("y", index), (rows, cols), dtype) for index, cols in enumerate(problem.widths)]
+    made: list[Output] = [(indexed_name("y", index), (rows, cols), dtype) for index, cols in enumerate(problem.widths)]
     if problem.returns_gathered:
         made.append(("gathered_out", (problem.m, problem.k), getattr(torch, problem.dtype)))
     if problem.norm is not None:

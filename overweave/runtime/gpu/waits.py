@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from overweave.ir.launch.waits_without_deadline import unheard
+from overweave.ir.launch.waits_without_deadline import waits_without_deadline
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Operation, Wait
 from overweave.ir.tile_order import NO_SIGNAL
@@ -43,7 +43,7 @@ class PlanWaits:
 
     def at_end(self) -> tuple[Callable[..., None], ...]:
         """The last action of a call, if it has one: waits for what no kernel would hear of. It is given a stream."""
-        missed = unheard(self._plan, self._rank)
+        missed = waits_without_deadline(self._plan, self._rank)
         if not missed:
             return ()
         wait = self._enqueued(missed, QUEUE_OPERATION.value)

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overweave.ir.blocks import DEALT, dealt, runs_of, stored_shape
+from overweave.ir.blocks import CUT_BY_MEMBER, memory_runs, regions_by_member, stored_shape
 from overweave.ir.counts import COUNTS, Filled
-from overweave.ir.library_call import CollectiveSide, is_permuted, sides_of
+from overweave.ir.library_call import CollectiveSide, call_sides, is_permuted
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
     INPUT,
@@ -242,7 +242,7 @@ def start_collective(operation: Collective, group: Group, sides: tuple[list[Tens
 
     sides: what the library is given, and where it stores, by member, or once for all.
     """
-    of_sources, of_destinations = DEALT[operation.function]
+    of_sources, of_destinations = CUT_BY_MEMBER[operation.function]
     sources, targets = [source.contiguous() for source in sides[0]], sides[1]
     if not of_sources:
         sources = sources * group.world_size
@@ -319,12 +319,13 @@ class Permuted:
         """What a library call sends and gets, by member, or once for all: equal parts of two stretches of memory where
         blocks are permuted, else the matrices of regions."""
         if not is_permuted(collective, self._all):
-            pairs = zip((collective.sources, collective.destinations), DEALT[collective.function], strict=True)
+            pairs = zip((collective.sources, collective.destinations), CUT_BY_MEMBER[collective.function], strict=True)
             sent, got = (
-                [view(one) for (one,) in dealt(side, is_dealt, len(collective.ranks))] for side, is_dealt in pairs
+                [view(one) for (one,) in regions_by_member(side, is_dealt, len(collective.ranks))]
+                for side, is_dealt in pairs
             )
             return sent, got
-        sides = sides_of(collective, self._all)
+        sides = call_sides(collective, self._all)
         assert not isinstance(sides, str), f"verify refuses it: {sides}"
         sent, got = (list(self._stretch(side, collective.rank).tensor_split(side.parts)) for side in sides)
         return sent, got
@@ -336,6 +337,6 @@ class Permuted:
         """Each part of a region's matrix with its place in memory."""
         buffer = self._buffers[region.buffer]
         memory = self._memory(region.buffer, region.rank)
-        for run in runs_of(buffer.blocks, (buffer.rows, buffer.cols), (region.rows, region.cols)):
+        for run in memory_runs(buffer.blocks, (buffer.rows, buffer.cols), (region.rows, region.cols)):
             part = matrix[run.row : run.row + run.rows, run.col : run.col + run.cols]
             yield part, memory.as_strided((run.rows, run.cols), (run.pitch, 1), memory.storage_offset() + run.start)

@@ -10,7 +10,7 @@ from overweave.compiler.emit.emit import CARRYING, PARAMETERS, PLACES
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import AUTHOR_KERNEL
 from overweave.ir.schedule import Apply, Operation, Put
-from overweave.ir.tensors import exchanged
+from overweave.ir.tensors import all_to_all_source
 from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 from overweave.memory.lower import slice_targets
 from overweave.runtime.authored import AuthoredKernel
@@ -73,7 +73,7 @@ def _places(apply: Apply, kernel: AuthoredKernel) -> list[tuple[str, int, int]]:
     """Where the tiles of an Apply store the tensor that goes to peers, by buffer and rank, and how many rows further on
     than the own one: the first of its tiles has its first row."""
     assert kernel.away is not None
-    made = [one.region for one in apply.makes if exchanged(one.tensor) == kernel.away.tensor]
+    made = [one.region for one in apply.makes if all_to_all_source(one.tensor) == kernel.away.tensor]
     lowest: dict[tuple[str, int], int] = {}
     for region in made:
         key = (region.buffer, region.rank)

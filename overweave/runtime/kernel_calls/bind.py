@@ -14,11 +14,11 @@ import torch
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
+from overweave.ir.kernel_limits import COPY_WORD_BYTES, LEAST_WAVES
 from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X_REST, Engine, MatmulConfig, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
-from overweave.ir.tile_order import outputs, share_places
-from overweave.ir.words import COPY_WORD_BYTES, LEAST_WAVES
+from overweave.ir.tile_order import outputs, partial_slots
 from overweave.kernels.arguments import AfterSums, LaunchTiles
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
@@ -145,7 +145,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     plan, schedule, config = binding.plan, binding.plan.schedule, binding.plan.realization.matmul
     assert config is not None
     computes, tiles = binding.operations(queue, Compute), binding.tiles(queue)
-    epilogue = plan.problem.of_tiles(any(compute.finishes for compute in computes))
+    epilogue = plan.problem.tile_epilogue(any(compute.finishes for compute in computes))
     shard, gathered = _by_home(binding, [compute.a[0] for compute in computes])
     own_scales, gathered_scales = _by_home(binding, [part for compute in computes for part in compute.scales])
     outs = {name: outputs(schedule, binding.rank, name) for name in schedule.weights}
@@ -153,7 +153,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     read = {name: binding.callers(name) for name in (*epilogue.inputs, *([own_scales] if own_scales else []))}
     addends = addend_addresses(binding.addresses, binding.rank, queue)
     shifts = addend_shifts(schedule, binding.rank, queue)
-    places = share_places(plan.tile_order(binding.rank, queue).rows)
+    places = partial_slots(plan.tile_order(binding.rank, queue).rows)
     operands = Operands(
         a_shard=binding.callers(shard) if shard else None,
         a_workspace=binding.own(gathered) if gathered else None,
@@ -200,7 +200,7 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
     reduces = binding.operations(queue, Reduce)
     outs = [plan.schedule.buffer(reduce.out.buffer) for reduce in reduces]
     stored = next((out for out in outs if out.home == OUTPUT), outs[0])  # others' addresses stand in the table
-    norm, epilogue = plan.problem.norm, plan.problem.of_sums
+    norm, epilogue = plan.problem.norm, plan.problem.sum_epilogue
     read = {name: binding.callers(name) for name in ((*norm.inputs, Z) if norm else epilogue.inputs)}
     sums = ReductionCall(
         operands=binding.table(reduction_operands(binding.addresses, binding.rank, queue)),

@@ -49,7 +49,7 @@ def packed_call(
         block=config.block,
         chained=caller.is_chained,
         eps=norm.eps if norm else 0.0,
-        epilogue=problem.of_sums.bits if adds else 0,
+        epilogue=problem.sum_epilogue.bits if adds else 0,
     )
     arguments = [
         *(tensors[layout.source], tensors[layout.out]),

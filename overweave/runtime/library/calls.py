@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions, ReduceScatterOptions
 
-from overweave.ir.blocks import DEALT
+from overweave.ir.blocks import CUT_BY_MEMBER
 from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.plan import W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
@@ -66,7 +66,7 @@ def made_by(operation: Operation, problem: Problem, shapes: Mapping[str, ViewSha
 
 
 def _in_full(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group) -> BoundLibraryCall:
-    views, ends_sums = Views((operation,), shapes), problem.ends_sums
+    views, ends_sums = Views((operation,), shapes), problem.has_sum_epilogue
 
     def call(tensors: TensorsByName) -> None:
         view = views.of(tensors)
@@ -81,7 +81,11 @@ def _factors(operation: Operation, problem: Problem, shapes: Mapping[str, ViewSh
     """Of products of whole rows by one whole weight, and nothing else; none of other operations."""
     if not isinstance(operation, Compute) or operation.addends or operation.accumulate:
         return []
-    if problem.of_products.bits or (problem.norm and problem.world_size == 1) or cut(operation.b, shapes) is not None:
+    if (
+        problem.product_epilogue.bits
+        or (problem.norm and problem.world_size == 1)
+        or cut(operation.b, shapes) is not None
+    ):
         return []
     return [
         (a.buffer, cut(a, shapes), out.buffer, cut(out, shapes))
@@ -130,7 +134,7 @@ def _collective(
         return None
     source, target = (part.buffer for part in parts)
     move, rows, members = MOVES.get(operation.function), [part.shape[0] for part in parts], len(operation.ranks)
-    each = [members if is_dealt else 1 for is_dealt in DEALT[operation.function]]
+    each = [members if is_dealt else 1 for is_dealt in CUT_BY_MEMBER[operation.function]]
     if rows[0] * each[1] != rows[1] * each[0]:
         return None  # a short shard's, which is padded
     if move is None or (source == target) != (operation.function == "all_reduce"):

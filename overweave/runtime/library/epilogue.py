@@ -34,7 +34,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
     if problem.epilogue is NO_EPILOGUE:
         run_operation(operation, view, group)
         return
-    epilogue, end = problem.of_products, _end_of(problem, tensors)
+    epilogue, end = problem.product_epilogue, _end_of(problem, tensors)
     if isinstance(operation, Compute):
         first, (lo, hi) = problem.columns_of(operation.b.buffer)[0], operation.b.cols
         tensors = columns_of(tensors, (first + lo, first + hi), problem.n)
@@ -61,7 +61,7 @@ def end_collective(operation: Operation, problem: Problem, view: View, tensors: 
 
 def _end_of(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
     return lambda total, out: apply_epilogue(
-        total, slice(*out.rows), problem.of_sums, columns_of(tensors, out.cols, problem.n)
+        total, slice(*out.rows), problem.sum_epilogue, columns_of(tensors, out.cols, problem.n)
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.blocks import cells_of
+from overweave.ir.blocks import block_cells
 from overweave.ir.plan import (
     COPY_KERNEL,
     KERNELS,
@@ -37,8 +37,8 @@ from overweave.ir.tile_order import (
     TileOrder,
     TileRow,
     outputs,
-    place_of_result,
-    told_of_result,
+    ranks_to_notify,
+    store_target,
 )
 from overweave.schedules.tiles.along_k import with_shares
 
@@ -187,7 +187,7 @@ def _notified_ranks(operation: Operation) -> set[int]:
     """Return the ranks that the tiles of an operation notify once they are stored."""
     if isinstance(operation, Put):
         return {operation.peer}
-    return told_of_result(operation) if isinstance(operation, Compute) else {operation.rank}
+    return ranks_to_notify(operation) if isinstance(operation, Compute) else {operation.rank}
 
 
 def _is_implied(wait: Wait, context: _Context, after: tuple[str, ...]) -> bool:
@@ -224,7 +224,7 @@ def _shared_fields(kind: int, position: int, signals: _Signals) -> TileRow:
 def _fields_of_product(compute: Compute, position: int, signals: _Signals, context: _Context) -> TileRow:
     weight = context.weights.index(compute.b.buffer)
     into = context.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
-    to = place_of_result(compute, context.world_size) if compute.out else 0
+    to = store_target(compute, context.world_size) if compute.out else 0
     if to is None:
         found, cure = f"it is stored at ranks {sorted(compute.stored_at)}", "Store at one rank, or at every rank"
         raise ScheduleError(f"tile order of {compute.name}", found, cure)
@@ -242,7 +242,7 @@ def _stored_rows(
     compute, a, out = part
     blocks = buffer.blocks
     assert blocks is not None
-    cells = cells_of(blocks, (buffer.rows, buffer.cols), (out.rows, out.cols))
+    cells = block_cells(blocks, (buffer.rows, buffer.cols), (out.rows, out.cols))
     wide = max(1, -(-(out.cols[1] - out.cols[0]) // blocks.cols))
     bands = ((at // wide // group_m, cell.cols[0], cell.rows[0], cell) for at, cell in enumerate(cells))
     for _, _, _, cell in sorted(bands):

@@ -168,7 +168,7 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
             patched.setenv("RANK", "0")
             patched.setenv("WORLD_SIZE", str(world_size))
             patched.setattr(bench, "runs", as_rank)
-            patched.setattr(bench, "joined_world", lambda device: nullcontext())
+            patched.setattr(bench, "join_world", lambda device: nullcontext())
             result = CliRunner().invoke(app, words, catch_exceptions=False)
         assert (result.exit_code, result.stdout) == (0, "")  # whoever started the ranks prints
         if len(seen) == 2:
