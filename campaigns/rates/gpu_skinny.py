@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from campaigns.gpu_ranks import need_gpus
 from overweave.ir.plan import MOST_SPLITS, SkinnyConfig
-from overweave.memory.shares import SharedShares
+from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import Moving, moving
 from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call, tiles_of

@@ -6,7 +6,7 @@ FILE: what `python -m campaigns.gpu_tile_choice --times FILE` wrote. Prints how 
 best of the tile shapes that it knows, for each file; and of all files, for each tile shape what a wave of whole tiles
 takes, a step of k and beside its steps (least squares of the relative errors), and from the first shape's steps the
 efficiencies; RECTANGLE_TIMES of schedules/tiles/shape.py, what last waves of cut tiles took, the median; LEAVE_US,
-COUNT_US and READ_US of sim/shares.py, by least squares. All these from matmuls whose k is a multiple of 64; of those
+COUNT_US and READ_US of sim/split_k.py, by least squares. All these from matmuls whose k is a multiple of 64; of those
 whose rows begin at odd multiples of 16 bytes STRADDLING_US, a step of each tile shape, the median.
 """
 
@@ -25,7 +25,7 @@ from campaigns.rates.tile_times import CALL_US, Candidate, Record, Times, chosen
 from overweave.ir.plan import MatmulConfig
 from overweave.schedules.tiles.along_k import steps_of
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, tiles_to_cut
-from overweave.sim.shares import scale_of
+from overweave.sim.split_k import scale_of
 from overweave.tuner.measure.statistics import geometric_mean
 
 LEAST_ROWS = 6  # of an equation with three unknowns

@@ -19,7 +19,7 @@ from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.operations import arrows, kind_of
 from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Timeline, TimelineSpan, make_timeline
 from overweave.memory.group import Group
-from overweave.runtime.agenda import PendingStep
+from overweave.runtime.scheduler import PendingStep
 
 HEAD = -1  # in place of an operation: the head of the call
 NOT_A_TILE = -1

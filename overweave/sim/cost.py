@@ -20,7 +20,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
 from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, numbered
 from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
 from overweave.sim.order import LaunchStep, QueueRun, tiles_of
-from overweave.sim.shares import sum_us, to_share_us
+from overweave.sim.split_k import sum_us, to_share_us
 
 PricedMove = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
 MatmulShape = tuple[int, int, int]  # rows, columns, k

@@ -19,7 +19,7 @@ from overweave.ir.launch.waits_without_deadline import unheard
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.memory.cuda import driver
 from overweave.memory.layout import lay_out
-from overweave.memory.shares import SharedShares
+from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu import launcher
 from overweave.runtime.gpu.waits import neighbours, paired
 from tools.aot import HOPPER
@@ -140,7 +140,7 @@ def address_of(argument: Any) -> Any:
     return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
 
 
-def settle() -> None:
+def drain() -> None:
     """No call is in flight."""
 
 
@@ -150,8 +150,8 @@ def workspace(rank: int = 0, ranks: int = 2) -> Any:
     return SimpleNamespace(
         group=SimpleNamespace(rank=rank, world_size=ranks),
         device=torch.device("cpu"),
-        chain=SimpleNamespace(turn=nullcontext()),
-        settle=settle,
+        chain=SimpleNamespace(lock=nullcontext()),
+        drain=drain,
         words=words,
         state=torch.zeros(8, dtype=torch.int64),
         claims=torch.zeros(8, dtype=torch.int32),
@@ -159,6 +159,6 @@ def workspace(rank: int = 0, ranks: int = 2) -> Any:
         limits=torch.zeros(8, dtype=torch.int64),
         stream=lambda queue: SIDE_STREAM,
         current_stream=lambda: CALLER,
-        captured=[],
+        captured_runs=[],
         lease=lambda layout: HostHeap(layout.size_bytes, ranks, rank),
     )

@@ -16,7 +16,7 @@ from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
 from overweave.memory.group import Group
 from overweave.memory.steps import WaitStep
-from overweave.memory.subgroups import make_parts
+from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.authored import AuthoredKernel, tensor_of
 from overweave.runtime.gpu.bound import BoundPlan, free_sms
 from overweave.runtime.gpu.call_frame import PlanRun
@@ -75,7 +75,7 @@ class AuthoredRun(PlanRun[BoundPlan]):
     """A plan and its kernel bound to a workspace. A call enqueues its work on the current stream and returns."""
 
     def __init__(self, plan: Plan, workspace: Workspace, kernel: AuthoredKernel, given: Mapping[str, Any]) -> None:
-        make_parts(workspace.group, plan.schedule.of_rank(workspace.group.rank))
+        create_subgroups(workspace.group, plan.schedule.of_rank(workspace.group.rank))
         bound = BoundPlan(plan, workspace, exchanged_tensors(plan, kernel, given), author=FusedTiles(kernel, given))
         super().__init__(workspace, bound, sides_of(plan, workspace.group.rank), may_replay(plan))
 

@@ -43,7 +43,7 @@ from overweave.runtime.kernel_calls.bind import Binding, TensorsByName, kernel_c
 from overweave.runtime.kernel_calls.matmul import matmul_call
 from overweave.runtime.kernel_calls.protocol import head_call, need_reach, tell_call
 from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call
-from overweave.runtime.library.stretches import stretch_call
+from overweave.runtime.library.permuted_collectives import stretch_call
 from overweave.runtime.library.views import shapes_of
 
 KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)
@@ -136,7 +136,7 @@ class BoundPlan:
         operations = [one for action in actions if action.engine == LIBRARY for one in action.operations]
         moves = [one for one in operations if not isinstance(one, Compute)]
         by_library = [part.buffer for one in moves for part in (*one.reads, *one.writes)]
-        named = [name for _, copies in self._queues for name in copies.named]
+        named = [name for _, copies in self._queues for name in copies.tensor_names]
         return tuple(dict.fromkeys([*named, *(name for name in by_library if buffer(name).home in (INPUT, OUTPUT))]))
 
     def _move(self, stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
@@ -244,7 +244,7 @@ class BoundPlan:
     def _copies(self, action: QueueLaunch) -> EnqueueOperation:
         if self._plan.problem.counted:
             return self._counted_copies(action)
-        copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.settle)
+        copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.drain)
         side = self._workspace.stream(action.queue).cuda_stream
         self._queues.append((side, copies))
         return lambda stream, tensors, addresses: copies.launch(side, addresses)

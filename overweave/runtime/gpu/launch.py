@@ -11,7 +11,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import ECHOES
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import Group
-from overweave.memory.subgroups import make_parts
+from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.packed import PackedPlan
@@ -34,7 +34,7 @@ def bind_with_head(
     trace times is enqueued one by one, never captured.
     """
     rank = workspace.group.rank
-    make_parts(workspace.group, plan.schedule.of_rank(rank), partial(most_sms, plan))
+    create_subgroups(workspace.group, plan.schedule.of_rank(rank), partial(most_sms, plan))
     bound = BoundPlan(plan, workspace, example, is_traced)
     bound.prepare({name: tensor.data_ptr() for name, tensor in example.items()})
     return PlanRun(workspace, bound, sides_of(plan, rank), not is_traced and may_replay(plan))

@@ -35,11 +35,11 @@ from overweave.memory.group import Group
 from overweave.memory.host.lock import run_alone
 from overweave.memory.host.workspace import HostSlot, HostWorkspace
 from overweave.memory.layout import SlotLayout
-from overweave.memory.subgroups import part_of
-from overweave.runtime.agenda import Agenda, PendingStep
-from overweave.runtime.host.beside import IsDone, work_off
+from overweave.memory.subgroups import subgroup
+from overweave.runtime.host.event_loop import IsDone, work_off
 from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
 from overweave.runtime.library.library import View, movable
+from overweave.runtime.scheduler import Agenda, PendingStep
 from overweave.runtime.trace import Stopwatch
 
 TensorsByName = Mapping[str, Tensor]
@@ -103,7 +103,7 @@ class HostCall:
             self.give_up()
             for output in outputs.values():
                 output.fill_(torch.nan)
-            self.workspace.board.give_up(error, self.plan.name)
+            self.workspace.board.report_failure(error, self.plan.name)
             raise
         self.workspace.board.finish()
 
@@ -154,16 +154,16 @@ class HostCall:
 
     def _start_collective(self, operation: Collective) -> IsDone:
         try:
-            group = part_of(self.group, operation.ranks)
+            group = subgroup(self.group, operation.ranks)
             ends = start_collective(operation, group, self._permuted.sides(operation, self.view))
         except RuntimeError as error:
-            raise self.workspace.board.blame(error, operation.name) from error
+            raise self.workspace.board.root_cause(error, operation.name) from error
 
         def is_done() -> bool:
             try:
                 return ends()
             except RuntimeError as error:
-                raise self.workspace.board.blame(error, operation.name) from error
+                raise self.workspace.board.root_cause(error, operation.name) from error
 
         return is_done
 
@@ -197,7 +197,7 @@ class HostCall:
         return moved
 
     def _is_over(self, wait: Wait) -> bool:
-        return self.slot.has_arrived(wait.pad, wait.signals, wait.count)
+        return self.slot.has_reached(wait.pad, wait.signals, wait.count)
 
     def _complete(self, step: PendingStep) -> None:
         if self.stopwatch is not None:
@@ -214,7 +214,7 @@ class HostCall:
         for operation in (operation for step in blocked for operation in step.operations):
             for wait in operation.all_waits:
                 for signal in range(*wait.signals):
-                    arrived = self.slot.arrived(wait.pad, signal)
+                    arrived = self.slot.counts(wait.pad, signal)
                     if sum(arrived) < wait.count:
                         text = f"{operation.name} waits for {wait.pad}[{signal}]"
                         peer = self._debtor(wait.pad, signal, arrived)

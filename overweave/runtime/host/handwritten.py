@@ -21,7 +21,7 @@ from overweave.runtime.handwritten import (
     TileMove,
     TileStep,
 )
-from overweave.runtime.host.beside import Beside, IsDone, work_off
+from overweave.runtime.host.event_loop import Beside, IsDone, work_off
 from overweave.runtime.host.interpreted import host_words
 from overweave.runtime.interpreted import interpreter
 
@@ -42,7 +42,7 @@ class HostHandwrittenRun:
     def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
         """Returns when the call has ended. Raises RankMismatch and PeerError; what was written is void then."""
         workspace = HostWorkspace.of(self._group)
-        workspace.check_whole()
+        workspace.check_usable()
         call = None
         try:
             workspace.board.post(signature)

@@ -21,7 +21,7 @@ from overweave.memory.board.board import REFUSED
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout, lay_out
-from overweave.memory.subgroups import make_parts
+from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.backends import load
 from overweave.runtime.host.emulate import HostCall, TensorsByName
 from overweave.runtime.trace import Stopwatch
@@ -50,7 +50,7 @@ def run_on_host(
     """
     timeout_s = group.timeout_s if timeout_s is None else timeout_s
     workspace = HostWorkspace.of(group)
-    workspace.check_whole()
+    workspace.check_usable()
     try:
         bound = _bind(plan, group.rank, depth)
         _check_tensors(plan, group, bound, {**inputs, **outputs})
@@ -66,7 +66,7 @@ def run_on_host(
             output.fill_(torch.nan)
         raise
     if is_first:
-        make_parts(group, plan.schedule.of_rank(group.rank))
+        create_subgroups(group, plan.schedule.of_rank(group.rank))
     call = bound.make_call(plan, group, workspace, timeout_s)
     call.stopwatch = stopwatch
     call.run(bound.layout, inputs, outputs)

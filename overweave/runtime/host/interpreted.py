@@ -24,11 +24,11 @@ from overweave.memory.host.heap import HostHeap
 from overweave.memory.host.workspace import ABORT
 from overweave.memory.layout import REPORT_WORDS, SlotLayout
 from overweave.memory.packed_layout import lay_out_packed
-from overweave.memory.shares import SharedShares
-from overweave.runtime.agenda import Agenda, PendingStep
-from overweave.runtime.host.beside import Beside, IsDone
+from overweave.memory.split_k import SharedShares
 from overweave.runtime.host.emulate import HostCall, TensorsByName
+from overweave.runtime.host.event_loop import Beside, IsDone
 from overweave.runtime.interpreted import interpreter
+from overweave.runtime.scheduler import Agenda, PendingStep
 
 interpreter.repair()
 

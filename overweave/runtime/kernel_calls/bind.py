@@ -26,14 +26,14 @@ from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
     SlotAddresses,
     addend_addresses,
-    addend_shifts,
+    addend_row_shifts,
     copy_targets,
-    peer_places,
+    has_fp32_first_operand,
+    peer_slot_offsets,
     reduction_operands,
-    sums_first,
-    widths_of,
+    reduction_widths,
 )
-from overweave.memory.shares import share_numbers
+from overweave.memory.split_k import partial_elements
 from overweave.runtime.kernel_calls.call import (
     KernelCall,
     MatrixInput,
@@ -152,7 +152,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     total = next(iter(outs[schedule.weights[0]][1:]), None)
     read = {name: binding.callers(name) for name in (*epilogue.inputs, *([own_scales] if own_scales else []))}
     addends = addend_addresses(binding.addresses, binding.rank, queue)
-    shifts = addend_shifts(schedule, binding.rank, queue)
+    shifts = addend_row_shifts(schedule, binding.rank, queue)
     places = share_places(plan.tile_order(binding.rank, queue).rows)
     operands = Operands(
         a_shard=binding.callers(shard) if shard else None,
@@ -166,7 +166,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         total=binding.instance(total) if total else None,
         addends=binding.table(addends) if any(addends) else None,
         addend_rows=(binding.own(shifts[0]), binding.table(shifts[1])) if shifts else None,
-        shares=binding.workspace.shares.get(places, share_numbers(config, epilogue)) if places else None,
+        shares=binding.workspace.shares.get(places, partial_elements(config, epilogue)) if places else None,
         peers=_peers(binding, queue, computes, tiles.queue.tiles / binding.programs(tiles.queue.tiles)),
     )
     return matmul_call(config, operands, tiles)
@@ -182,7 +182,7 @@ def _by_home(binding: Binding, regions: list[Region]) -> tuple[str | None, str |
 
 def _peers(binding: Binding, queue: str, computes: list[Compute], waves: float) -> Peers | None:
     """Where tiles store at other ranks, if any do. waves: in which they run."""
-    rows = peer_places(binding.addresses, binding.rank, queue)
+    rows = peer_slot_offsets(binding.addresses, binding.rank, queue)
     if not rows:
         return None
     problem, config = binding.plan.problem, binding.plan.realization.matmul
@@ -204,12 +204,12 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
     read = {name: binding.callers(name) for name in ((*norm.inputs, Z) if norm else epilogue.inputs)}
     sums = ReductionCall(
         operands=binding.table(reduction_operands(binding.addresses, binding.rank, queue)),
-        widths=widths_of(reduces),
+        widths=reduction_widths(reduces),
         out=binding.instance(stored.name),
         cols=stored.cols,
         after=AfterSums(*(read.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z))),
         eps=norm.eps if norm else 0.0,
-        sum_first=sums_first(plan.schedule, plan.realization.dtype, reduces),
+        sum_first=has_fp32_first_operand(plan.schedule, plan.realization.dtype, reduces),
         epilogue=epilogue.bits,
         **_map_of(binding, reduces),
     )

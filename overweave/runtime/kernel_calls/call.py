@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from overweave.ir.tile_order import TileRow
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 
-# Of a kernel that starts before the one in front ends (memory/device/early.py).
+# Of a kernel that starts before the one in front ends (memory/device/dependent_launch.py).
 EARLY: dict[str, int] = {"launch_pdl": True}
 
 
@@ -95,7 +95,7 @@ def as_stored(matrix: MatrixInput, is_transposed: bool) -> tuple[list[int], list
 
 
 class Peers(NamedTuple):
-    """places: int64, a row of two for each rank (memory/lower.peer_places); behind them where sums of peers lie here,
+    """places: int64, a row of two for each rank (memory/lower.peer_slot_offsets); behind them where sums of peers lie here,
     or 0, and how far apart strips are stored (bind.py). distances: of the slot of each peer behind the
     own one in bytes, the next rank first. spread: the own instance of the buffer where sums go at peers, if they go to
     every rank.

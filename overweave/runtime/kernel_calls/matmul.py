@@ -13,7 +13,7 @@ from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
 from overweave.kernels.arguments import AtPeers, Ends, MatmulOutputs, Traits
 from overweave.kernels.matmul import matmul_kernel
-from overweave.memory.shares import Shares
+from overweave.memory.split_k import Shares
 from overweave.runtime.backends import load
 from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, Peers, TileKernelArgs, descriptor
 
@@ -34,7 +34,7 @@ class Operands:
     total: `[rows, n]`, a second output, of which `TileRow.into` tells; None if there is none.
     addends: int64 `[operations, addends]`, where those of each tile lie (memory/lower.addend_addresses); None if no
     tile has any. addend_rows: if all lie in one own matrix `[rows, n]` and no tile has two, that, and int64
-    `[operations]`, how many rows further than the result (memory/lower.addend_shifts).
+    `[operations]`, how many rows further than the result (memory/lower.addend_row_shifts).
     shares: memory for tiles that are dealt out along k; None if none is.
     peers: where tiles store at other ranks, products in the first output (`Peers`); None if none does.
     """

@@ -10,12 +10,12 @@ from triton import next_power_of_2
 from overweave.errors import MachineError
 from overweave.ir.launch.reach import NO_REACH
 from overweave.kernels.arguments import SignalWords
-from overweave.memory.device.protocol import begin_kernel, tell_kernel, wait_kernel
+from overweave.memory.device.protocol import begin_kernel, notify_kernel, wait_kernel
 from overweave.memory.device.sync_clocks import stamp_kernel
 from overweave.memory.group import Group
 from overweave.memory.heap import Heap
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
-from overweave.memory.shares import SharedShares
+from overweave.memory.split_k import SharedShares
 from overweave.runtime.kernel_calls.call import KernelCall, addresses_tensor
 
 BEGIN_BLOCK = 128
@@ -90,7 +90,7 @@ def tell_call(addresses: tuple[int, ...], device: torch.device) -> KernelCall:
     """What a library call's operation tells its peers: the words at these addresses become 1."""
     block = max(32, next_power_of_2(len(addresses)))
     told = addresses_tensor(addresses + (0,) * (block - len(addresses)), device)
-    return KernelCall(tell_kernel, [told, block], {"num_warps": 1})
+    return KernelCall(notify_kernel, [told, block], {"num_warps": 1})
 
 
 def stamp_call(words: list[torch.Tensor], rank: int, world_size: int) -> KernelCall:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from overweave.ir.plan import SkinnyConfig
 from overweave.kernels.skinny import skinny_matmul_kernel
-from overweave.memory.shares import SharedShares
+from overweave.memory.split_k import SharedShares
 from overweave.runtime.kernel_calls.call import EARLY, KernelCall, MatrixInput
 
 ChainPosition = Literal[

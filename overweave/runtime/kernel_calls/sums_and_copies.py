@@ -22,7 +22,7 @@ class ReductionCall(NamedTuple):
     """What a reduction sums, and how it ends: with the norm of whole rows (kernels/norm.py), or with an epilogue, whose
     bits these are (kernels/epilogue.py).
 
-    operands: int64, where they lie (memory/lower.reduction_operands). widths: as memory/lower.widths_of says. out: of
+    operands: int64, where they lie (memory/lower.reduction_operands). widths: as memory/lower.reduction_widths says. out: of
     `cols` columns, where sums go unless `operands` says so. cells: int32, the cell of each block of an operand whose
     blocks are permuted; cell: its rows and columns.
     """

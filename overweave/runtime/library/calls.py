@@ -18,7 +18,7 @@ from overweave.ir.plan import W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Region
 from overweave.memory.group import Group
-from overweave.memory.subgroups import part_of
+from overweave.memory.subgroups import subgroup
 from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
 from overweave.runtime.library.library import full_precision
 from overweave.runtime.library.views import Cut, Views, ViewShape, cut
@@ -135,7 +135,7 @@ def _collective(
         return None  # a short shard's, which is padded
     if move is None or (source == target) != (operation.function == "all_reduce"):
         return None
-    run = move(part_of(group, operation.ranks).process_group)
+    run = move(subgroup(group, operation.ranks).process_group)
 
     def call(tensors: TensorsByName) -> None:
         work = run(tensors[target], tensors[source])

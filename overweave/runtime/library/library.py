@@ -12,7 +12,7 @@ import torch.distributed as dist
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Clear, Collective, Compute, Copy, Operation, Reduce, Region
 from overweave.memory.group import Group
-from overweave.memory.subgroups import part_of
+from overweave.memory.subgroups import subgroup
 
 View = Callable[[Region], torch.Tensor]
 # torch 2.13 renamed the flat collectives, and warns about the old names at every call.
@@ -106,7 +106,7 @@ def run_operation(operation: Operation, view: View, group: Group, end: End | Non
             if not source.is_empty:
                 view(target).copy_(view(source))
     elif isinstance(operation, Collective):
-        COLLECTIVES[operation.function](operation, view, part_of(group, operation.ranks))
+        COLLECTIVES[operation.function](operation, view, subgroup(group, operation.ranks))
     else:
         raise ScheduleError(
             f"run {operation.name} by the library", "it moves data between ranks", "Give its queue to the copy engine"

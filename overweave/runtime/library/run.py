@@ -12,11 +12,11 @@ from overweave.ir.library_call import is_permuted
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.schedule import LOCAL, Buffer, Operation
 from overweave.memory.board.board import Board
-from overweave.memory.fast_empty import maker
+from overweave.memory.fast_empty import empty_factory
 from overweave.memory.group import Group
-from overweave.memory.subgroups import make_parts
+from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call, made_by
-from overweave.runtime.library.stretches import stretch_call
+from overweave.runtime.library.permuted_collectives import stretch_call
 from overweave.runtime.library.views import joined, shapes_of, with_room
 
 TensorsByName = Mapping[str, torch.Tensor]
@@ -42,7 +42,7 @@ class LibraryRun:
         local = [each for each in plan.schedule.buffers if each.home == LOCAL]
         memory = {each.name: _memory_of(each, group.world_size) for each in local}
         shapes |= memory
-        make_parts(group, plan.schedule.of_rank(group.rank))
+        create_subgroups(group, plan.schedule.of_rank(group.rank))
         ends, permuted = {each.name: each.rows for each in local}, list[Operation]()
         operations = list(plan.schedule.of_rank(group.rank))
         if not problem.counted:
@@ -59,7 +59,7 @@ class LibraryRun:
             return library_call(operation, problem, shapes, group)
 
         self._calls = [call_of(each) for each in operations]
-        self._make = maker(example["w"].device)
+        self._make = empty_factory(example["w"].device)
         self._local = [
             (each.name, memory[each.name], _dtype(each, problem.dtype)) for each in local if each.name not in made
         ]

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.tile_order import TileRow
-from overweave.sim.shares import sum_us, to_share_us
+from overweave.sim.split_k import sum_us, to_share_us
 
 MOST_SHARES = 8  # of a tile, which the last one reads one after the other
 LEAST_STEPS = 4  # of a share: below, what it leaves and reads costs more than it multiplies

@@ -15,7 +15,7 @@ from overweave.kernels.arguments import SignalWords
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.cuda.heap import CudaHeap
-from overweave.memory.cuda.peer_access import agreed_peer_access
+from overweave.memory.cuda.peer_access import group_has_peer_access
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SlotLayout
@@ -37,7 +37,7 @@ class Bench:
 
     def __init__(self, device: torch.device) -> None:
         group = resolve(None)
-        if not agreed_peer_access(group, device):
+        if not group_has_peer_access(group, device):
             found, cure = "their GPUs do not reach each other's memory", "Calibrate on one rank: it measures no link"
             raise MachineError(f"calibrate on {group.world_size} ranks", found, cure)
         self.rank, self.world_size, self.peer = group.rank, group.world_size, group.rank ^ 1

@@ -29,7 +29,7 @@ from campaigns.rates.tile_times import Candidate, Record, Times, chosen, wave_us
 from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.tiles.along_k import steps_of
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
-from overweave.sim.shares import COUNT_US, LEAVE_US, READ_US, sum_us, to_share_us
+from overweave.sim.split_k import COUNT_US, LEAVE_US, READ_US, sum_us, to_share_us
 from overweave.tuner.calibrate.alone import rows_of
 
 FIRST = HOPPER[0].config

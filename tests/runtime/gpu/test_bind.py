@@ -35,7 +35,7 @@ from overweave.schedules.tiles.shape import (
     KernelChoice,
     TileShape,
 )
-from tests.runtime.without_gpu import CALLER, HostHeap, Launched, check_waits, launched, settle, waited, workspace
+from tests.runtime.without_gpu import CALLER, HostHeap, Launched, check_waits, drain, launched, waited, workspace
 
 __all__ = ["launched", "waited"]  # fixtures
 
@@ -297,7 +297,7 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     tensors = tensors_of(plan, case.rank)
     space = workspace(case.rank, case.world_size)
     call = bound.BoundPlan(plan, space, tensors)
-    assert all(copies._settle is settle for _, copies in call._queues)  # before a graph is made
+    assert all(copies._drain is drain for _, copies in call._queues)  # before a graph is made
     others = tensors_of(plan, case.rank)
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
     call.begin(CALLER.cuda_stream)

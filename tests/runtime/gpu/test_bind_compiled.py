@@ -40,8 +40,8 @@ from tests.runtime.without_gpu import (
     SIDE_STREAM,
     HostHeap,
     check_waits,
+    drain,
     launched,
-    settle,
     waited,
     workspace,
 )
@@ -153,7 +153,7 @@ def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     space_of_rank = workspace(rank, ranks)
     example = exchanged_tensors(plan, kernel, given)
     made = BoundPlan(plan, space_of_rank, example, author=FusedTiles(kernel, given))
-    assert all(copies._settle is settle for _, copies in made._queues)  # before a graph is made
+    assert all(copies._drain is drain for _, copies in made._queues)  # before a graph is made
     return Bound(made, plan, space_of_rank)
 
 

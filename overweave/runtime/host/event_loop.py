@@ -26,7 +26,7 @@ def work_off(
             pause, moved_s = Pause(), time.monotonic()
         else:
             pause()
-        board.check_now_and_then()
+        board.check_periodically()
         if time.monotonic() - moved_s > timeout_s:
             raise board.alarm(late())
 

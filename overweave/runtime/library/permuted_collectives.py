@@ -8,7 +8,7 @@ from overweave.errors import ScheduleError
 from overweave.ir.library_call import library_obstacle, sides_of
 from overweave.ir.schedule import Buffer, Collective, Operation
 from overweave.memory.group import Group
-from overweave.memory.subgroups import part_of
+from overweave.memory.subgroups import subgroup
 from overweave.runtime.library.calls import MOVES, BoundLibraryCall, TensorsByName
 from overweave.runtime.library.library import movable
 
@@ -27,7 +27,7 @@ def stretch_call(
         raise ScheduleError(f"run {operation.name} by the library", found, "Run it on CPU tensors, at depth `library`")
     source, target = sides
     adds = operation.function in ("all_reduce", "reduce_scatter")
-    run = MOVES[operation.function](part_of(group, operation.ranks, most_sms).process_group)
+    run = MOVES[operation.function](subgroup(group, operation.ranks, most_sms).process_group)
 
     def call(tensors: TensorsByName) -> None:
         parts = [tensors[side.buffer].view(-1)[slice(*side.span)] for side in (target, source)]

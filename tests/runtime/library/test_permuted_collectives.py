@@ -13,9 +13,9 @@ from overweave.errors import ScheduleError
 from overweave.ir.blocks import Blocks, runs_of, stored_shape
 from overweave.ir.schedule import Buffer, Collective, Copy, Region
 from overweave.memory.group import Group, resolve
-from overweave.memory.subgroups import make_parts
+from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.host.emulate import Permuted, start_collective
-from overweave.runtime.library.stretches import stretch_call
+from overweave.runtime.library.permuted_collectives import stretch_call
 from tests.ranks import run_ranks
 
 HEIGHT, WIDE = 2, 3
@@ -93,7 +93,7 @@ def wrong_calls(function: str) -> list[str]:
         }
         for col in (1, 0):
             part = moved(function, rank, members, col)
-            make_parts(group, (part,))
+            create_subgroups(group, (part,))
             if way == "library":
                 stretch_call(part, buffers, group)(memory)
             else:
