@@ -25,7 +25,7 @@ from campaigns.rates.tile_times import CALL_US, Candidate, Record, Times, chosen
 from overweave.ir.plan import MatmulConfig
 from overweave.schedules.tiles.along_k import steps_of
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, tiles_to_cut
-from overweave.sim.split_k import scale_of
+from overweave.sim.split_k import relative_tile_size
 from overweave.tuner.measure.statistics import geometric_mean
 
 LEAST_ROWS = 6  # of an equation with three unknowns
@@ -107,7 +107,7 @@ def dealt(found: list[Times], waves: dict[MatmulConfig, Wave], sms: int) -> Iter
             rounds, steps = -(-deal.split_tiles * deal.split_k // sms), steps_of(times.k, one.config)
             wave, share = waves[one.config], -(-steps // deal.split_k) / steps
             alone_us = wave.us(tiles // sms + rounds * share, steps)
-            scale = scale_of(one.config)
+            scale = relative_tile_size(one.config)
             yield Dealt(us, us - alone_us, scale * rounds, rounds, scale * (1 if deal.split_k == 2 else deal.split_k))
 
 

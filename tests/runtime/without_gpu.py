@@ -21,7 +21,7 @@ from overweave.memory.cuda import driver
 from overweave.memory.layout import lay_out
 from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu import launcher
-from overweave.runtime.gpu.waits import neighbours, paired
+from overweave.runtime.gpu.waits import merge_adjacent, pack_waits
 from tools.aot import HOPPER
 
 SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5, wait_event=lambda event: None)
@@ -114,7 +114,7 @@ def check_waits(plan: Plan, space: Any, launched: Sequence[str], waited: list[tu
     needed = 0
     for waits in (*(one.all_waits for one in by_library), unheard(plan, rank)):
         counts = {layout.signal(wait.pad, at): wait.count for wait in waits for at in range(*wait.signals)}
-        needed += len(list(paired(neighbours(counts))))
+        needed += len(list(pack_waits(merge_adjacent(counts))))
     assert launched.count("wait_kernel") == needed
     return needed
 

@@ -35,7 +35,7 @@ from overweave.ops.author.trial import CHECKED, NOT_CHECKED, check_footprint
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.ops.call.surroundings import check_untraced
-from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
+from overweave.runtime.authored import AuthoredKernel, buffers_of_tensors, tensor_of
 from overweave.runtime.backends import load
 from overweave.schedules.communication import CARRYING_TILES
 from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan, is_summed
@@ -271,7 +271,7 @@ class _Call:
             raise refuse(group, error) from None
         self.signature = _shared(self.plan, space, wanted, text)
         Board.of(group).agree(self.signature)
-        places = places_of(self.plan, space, wanted)
+        places = buffers_of_tensors(self.plan, space, wanted)
         chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
         away = next((store for store in space.stores if store.tensor == weaving.away), None)
         launch = {name: value for name, value in options.items() if name in asked_arguments.LAUNCH_OPTIONS}

@@ -37,7 +37,7 @@ from overweave.ops.call.side_by_side import takes_parts, whole
 from overweave.ops.call.torch_symm_mem import bind_by_torch
 from overweave.runtime.backends import load
 from overweave.runtime.host.host import run_on_host
-from overweave.runtime.library.run import LibraryRun, is_of_library
+from overweave.runtime.library.run import LibraryRun, is_library_plan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.model.choice import Choice, chosen
@@ -237,7 +237,7 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedRun, Boun
 
 def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedRun, BoundCall]:
     """A tensor of this rank that kernels cannot address is copied: peers, whose tensors are others, must not notice."""
-    bind: Any = LibraryRun if is_of_library(plan) else load("gpu launch")
+    bind: Any = LibraryRun if is_library_plan(plan) else load("gpu launch")
     run: BoundCall = bind(plan, group, aligned(tensors))
     if all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values()):
         return run, run

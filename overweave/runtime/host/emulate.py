@@ -36,9 +36,9 @@ from overweave.memory.host.lock import run_alone
 from overweave.memory.host.workspace import HostSlot, HostWorkspace
 from overweave.memory.layout import SlotLayout
 from overweave.memory.subgroups import subgroup
-from overweave.runtime.host.event_loop import IsDone, work_off
+from overweave.runtime.host.event_loop import IsDone, run_event_loop
 from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
-from overweave.runtime.library.library import View, movable
+from overweave.runtime.library.library import View, as_movable
 from overweave.runtime.scheduler import Agenda, PendingStep
 from overweave.runtime.trace import Stopwatch
 
@@ -94,7 +94,7 @@ class HostCall:
         try:
             self.slot = self.workspace.begin(layout, self.timeout_s)
             self.instance = Instances(self.plan, self.slot)
-            self.memory = _memory_of(self.tensors, self._homes, self.instance)
+            self.memory = _buffer_lookup(self.tensors, self._homes, self.instance)
             self._permuted = Permuted(self.plan.schedule.buffers, self.memory)
             self.prepare()
             self._work_off()
@@ -172,7 +172,7 @@ class HostCall:
         return self.memory(region.buffer, region.rank)[slice(*region.rows), slice(*region.cols)]
 
     def _work_off(self) -> None:
-        work_off(
+        run_event_loop(
             lambda: self.agenda.is_done,
             lambda: self._advance() or self.has_moved(),
             self._late,
@@ -232,7 +232,9 @@ class HostCall:
         return next((rank for rank, count in enumerate(due) if arrived[rank] < count), -1)
 
 
-def _memory_of(tensors: TensorsByName, homes: Mapping[str, str], instance: Instances) -> Callable[[str, int], Tensor]:
+def _buffer_lookup(
+    tensors: TensorsByName, homes: Mapping[str, str], instance: Instances
+) -> Callable[[str, int], Tensor]:
     """A rank's instance of a buffer: the caller's tensor, or what lies in the slot."""
     return lambda name, rank: tensors[name] if homes[name] in (INPUT, OUTPUT) else instance(name, rank)
 
@@ -264,7 +266,7 @@ def start_collective(operation: Collective, group: Group, sides: tuple[list[Tens
 
 def _start_all_to_all(group: Group, sources: list[Tensor], received: list[Tensor], store: Callable[[], None]) -> IsDone:
     """Sends `sources[i]` to rank i. gloo's own reduce-scatter never says that it is complete, this does."""
-    packed = torch.cat([movable(source).flatten() for source in sources])
+    packed = torch.cat([as_movable(source).flatten() for source in sources])
     arrived = packed.new_empty(sum(part.numel() for part in received))
     counts = [part.numel() for part in received], [part.numel() for part in sources]
     work = dist.all_to_all_single(arrived, packed, *counts, group=group.process_group, async_op=True)
@@ -274,7 +276,7 @@ def _start_all_to_all(group: Group, sources: list[Tensor], received: list[Tensor
             return False
         work.wait()
         for part, piece in zip(received, arrived.split(counts[0]), strict=True):
-            movable(part).copy_(piece.view(part.shape))
+            as_movable(part).copy_(piece.view(part.shape))
         store()
         return True
 

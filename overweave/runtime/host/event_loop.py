@@ -13,7 +13,7 @@ from overweave.memory.board.records import Pause
 IsDone = Callable[[], bool]
 
 
-def work_off(
+def run_event_loop(
     is_over: Callable[[], bool], advance: Callable[[], bool], late: Callable[[], Alarm], board: Board, timeout_s: float
 ) -> None:
     """Advances until all is over. Raises what peers raised, and PeerTimeout once nothing has moved for so long.

@@ -42,7 +42,7 @@ from overweave.runtime.kernel_calls.call import (
     TileKernelArgs,
     addresses_tensor,
     as_words,
-    moving,
+    stand_in_for,
     table_tensor,
 )
 from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
@@ -89,7 +89,7 @@ class Binding:
 
     def callers(self, name: str) -> Moving:
         """A stand-in of a tensor of the caller's."""
-        stand = moving(self._example[name])
+        stand = stand_in_for(self._example[name])
         self.moved.append((name, stand))
         return stand
 
@@ -146,8 +146,10 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     assert config is not None
     computes, tiles = binding.operations(queue, Compute), binding.tiles(queue)
     epilogue = plan.problem.of_tiles(any(compute.finishes for compute in computes))
-    shard, gathered = _by_home(binding, [compute.a[0] for compute in computes])
-    own_scales, gathered_scales = _by_home(binding, [part for compute in computes for part in compute.scales])
+    shard, gathered = _caller_and_workspace(binding, [compute.a[0] for compute in computes])
+    own_scales, gathered_scales = _caller_and_workspace(
+        binding, [part for compute in computes for part in compute.scales]
+    )
     outs = {name: outputs(schedule, binding.rank, name) for name in schedule.weights}
     total = next(iter(outs[schedule.weights[0]][1:]), None)
     read = {name: binding.callers(name) for name in (*epilogue.inputs, *([own_scales] if own_scales else []))}
@@ -172,7 +174,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     return matmul_call(config, operands, tiles)
 
 
-def _by_home(binding: Binding, regions: list[Region]) -> tuple[str | None, str | None]:
+def _caller_and_workspace(binding: Binding, regions: list[Region]) -> tuple[str | None, str | None]:
     """Of buffers that tiles read, that of the caller and that of the workspace."""
     names = dict.fromkeys(region.buffer for region in regions)
     of_caller = {name: binding.plan.schedule.buffer(name).home == INPUT for name in names}
@@ -189,7 +191,7 @@ def _peers(binding: Binding, queue: str, computes: list[Compute], waves: float) 
     assert config is not None
     spread = next((binding.own(copy.buffer) for compute in computes for copy in compute.copies), None)
     strip_bytes = prod(hopper_strip(config)) * ITEMSIZE_BYTES[problem.moved_dtype]
-    pace = pace_ns(problem, computes, waves / len(rows), strip_bytes)
+    pace = peer_store_interval_ns(problem, computes, waves / len(rows), strip_bytes)
     places = binding.table([*rows, [0 if spread is None else spread.data_ptr(), pace]])
     return Peers(places, tuple(distance for _, distance in rows[1:]), spread)
 
@@ -211,12 +213,12 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
         eps=norm.eps if norm else 0.0,
         sum_first=has_fp32_first_operand(plan.schedule, plan.realization.dtype, reduces),
         epilogue=epilogue.bits,
-        **_map_of(binding, reduces),
+        **_block_map(binding, reduces),
     )
     return reduction_call(config, binding.tiles(queue), sums)
 
 
-def _map_of(binding: Binding, reduces: list[Reduce]) -> dict[str, Any]:
+def _block_map(binding: Binding, reduces: list[Reduce]) -> dict[str, Any]:
     """The map of what a kernel moves, if its blocks are permuted: of all its operands, as verify knows."""
     blocks = binding.plan.schedule.buffer(reduces[0].operands[0].buffer).blocks
     if blocks is None:
@@ -245,13 +247,13 @@ def _copy(binding: Binding, queue: str) -> KernelCall:
 # With a strip of so many bytes from each SM so far apart, the link is full and no more.
 # MEASURED: on two H200s, 16 rings (benchmarks/results/paces.h200x2.2026-11-22.txt): the quickest, or 1 % behind it
 # where tiles are long; 75 ns less take up to 3 % more, 100 ns more up to 6 %.
-STRIP_BYTES, PACE_NS = 2048, 700
+STRIP_BYTES, LINK_INTERVAL_NS = 2048, 700
 # For each so many bytes of a row of an operand: half of what a tile takes for them, by its strips, of which one of
 # 128 x 256 has 32. MEASURED: 0.69 us (STEP_US in schedules/tiles/shape.py).
 STEP_BYTES, STEP_NS = 128, 10
 
 
-def pace_ns(problem: Problem, computes: Iterable[Compute], waves: float, strip_bytes: int) -> int:
+def peer_store_interval_ns(problem: Problem, computes: Iterable[Compute], waves: float, strip_bytes: int) -> int:
     """All SMs end their first tiles together, and what they load next waits for what they store: so the strips of a
     tile come no faster than the link takes them, and those of a long one are spread over half of the time that the next
     takes. waves: of tiles, in each shard. 0: as fast as they go.
@@ -268,4 +270,4 @@ def pace_ns(problem: Problem, computes: Iterable[Compute], waves: float, strip_b
     if spreads or waves < LEAST_WAVES:
         return 0
     steps = problem.k * ITEMSIZE_BYTES[problem.dtype] // STEP_BYTES
-    return max(PACE_NS, steps * STEP_NS) * strip_bytes // STRIP_BYTES
+    return max(LINK_INTERVAL_NS, steps * STEP_NS) * strip_bytes // STRIP_BYTES

@@ -22,7 +22,7 @@ from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SlotLayout
 from overweave.memory.steps import CopyStep, MemoryRef, StreamStep, WaitStep, WriteStep
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import addresses_tensor
-from overweave.runtime.kernel_calls.protocol import head_call, signal_words, wait_call, words_of
+from overweave.runtime.kernel_calls.protocol import control_words, prologue_call, signal_words, wait_call
 
 ALIGNED, HEAD_START = 500_000, 100_000  # cycles that hide the host, and that let a side stream begin to wait
 LOOKS = ROUNDS = 64
@@ -55,7 +55,7 @@ class Bench:
             torch.cuda.Event(),
         )
         self.begin = self._begin()
-        self.limits = words_of(self.workspace), self.workspace.limits
+        self.limits = control_words(self.workspace), self.workspace.limits
         protocol = SignalWords(self.own(GO), *self.limits, group.world_size)
         self.wait_by_kernel: OnStream = Launch(wait_call(protocol, (0, 1, 1, NO_SIGNAL, 0), 0, 1)).start
 
@@ -98,7 +98,7 @@ class Bench:
         layout = SlotLayout(signals=16, pads={}, buffers={}, size_bytes=SIGNAL_CAPACITY * SIGNAL_STRIDE_BYTES)
         workspace = self.workspace
         heap = workspace.lease(layout)
-        return Launch(head_call(workspace, signal_words(workspace, heap, 16), 16)).start
+        return Launch(prologue_call(workspace, signal_words(workspace, heap, 16), 16)).start
 
 
 class Queues:

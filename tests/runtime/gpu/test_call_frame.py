@@ -142,7 +142,7 @@ def planned(operator: str, name: str) -> Plan:
 def plan_run(log: Log) -> Any:
     plan, tensor = planned("all_gather_matmul", "push"), torch.zeros(4)
     workspace: Any = Workspace(log)
-    run = launch.bind_with_head(plan, workspace, {"x": tensor})
+    run = launch.bind_with_prologue(plan, workspace, {"x": tensor})
     log.clear()
     return lambda: run({"x": tensor})
 

@@ -101,7 +101,7 @@ def text_of_plan(plan: Plan, rank: int, world_size: int, monkeypatch: pytest.Mon
         if plan.schedule.reuse == ECHOES:
             run: Any = PlanRun(log.workspace, PackedPlan(plan, log.workspace, tensors), (), True)
         else:
-            run = launch.bind_with_head(plan, log.workspace, tensors)
+            run = launch.bind_with_prologue(plan, log.workspace, tensors)
         run(moved)
     return text_of(log)
 

@@ -15,7 +15,7 @@ from overweave.ir.schedule import Buffer, Collective, Copy, Region
 from overweave.memory.group import Group, resolve
 from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.host.emulate import Permuted, start_collective
-from overweave.runtime.library.permuted_collectives import stretch_call
+from overweave.runtime.library.permuted_collectives import permuted_collective_call
 from tests.ranks import run_ranks
 
 HEIGHT, WIDE = 2, 3
@@ -95,7 +95,7 @@ def wrong_calls(function: str) -> list[str]:
             part = moved(function, rank, members, col)
             create_subgroups(group, (part,))
             if way == "library":
-                stretch_call(part, buffers, group)(memory)
+                permuted_collective_call(part, buffers, group)(memory)
             else:
                 emulate(part, group, buffers, memory)
         (name,) = {region.buffer for region in part.destinations}
@@ -125,4 +125,4 @@ def test_what_is_no_call_is_not_made():
     copied = Copy(name="c", rank=0, queue="main", sources=part.sources[:1], destinations=apart.destinations[:1])
     for operation, said in ((apart, "adds in place"), (copied, "a library's Copy addresses rows")):
         with pytest.raises(ScheduleError, match=said):
-            stretch_call(operation, buffers, None)  # type: ignore[arg-type]
+            permuted_collective_call(operation, buffers, None)  # type: ignore[arg-type]
