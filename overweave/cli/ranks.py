@@ -23,7 +23,7 @@ from overweave.hardware import multicast
 from overweave.ir.problem import Problem
 from overweave.ops.trial import TrialCase, TrialResult, case_of, try_case, try_on_forked_rank
 from overweave.runtime.backends import load
-from overweave.runtime.diagnosis import no_gpu
+from overweave.runtime.diagnosis import reason_without_gpu
 from overweave.runtime.host.processes import die_with_parent, run_ranks
 from overweave.tuner.measure.bench import SHARED_GPU, device_count, join_world
 from overweave.tuner.space.shapes import ShapeCase as Shape
@@ -67,7 +67,7 @@ def how_many(device: str, asked: int, may_share: bool = False) -> int:
     if may_share and gpus and (gpus == 1 or asked > gpus):
         return asked or SHARING_RANKS
     if not gpus:
-        raise MachineError(f"run on {asked or 'all'} GPUs", *no_gpu())
+        raise MachineError(f"run on {asked or 'all'} GPUs", *reason_without_gpu())
     if asked > gpus:
         raise MachineError(f"run on {asked or 'all'} GPUs", f"torch sees {gpus}", "Ask for fewer ranks, or for the CPU")
     return asked or gpus

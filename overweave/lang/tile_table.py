@@ -19,7 +19,7 @@ from overweave.memory.device.signals import (
     notify,
     read_clock,
     wait_for_signals,
-    wait_for_signals_at_once,
+    wait_for_signals_by_lanes,
 )
 
 __all__ = [
@@ -148,7 +148,7 @@ def read_duties(table, tile):
 def wait_for_duties(duties, operation, signals, words, limits, world_size):
     """Waits as a tile's duties say, where they may be many signals: all are polled together. 1, or 0 if it is void."""
     low, high, count, also, also_count = duties
-    return wait_for_signals_at_once(
+    return wait_for_signals_by_lanes(
         signals, low, high, count, also, also_count, operation, words, limits, world_size
     )  # fmt: skip
 

@@ -55,7 +55,7 @@ def tune(
             raise InputError(f"tune {operator}", "m=0", "Pass at least one row")
     except InputError as error:
         raise refuse(resolved, error) from None
-    with resolved.turn, current(where):
+    with resolved.lock, current(where):
         tune_and_learn(problem, resolved, where)
     target = target_of(where, resolved)
     return choose(problem, target, agreed_knowledge(resolved, target, problem.operator))

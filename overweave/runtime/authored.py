@@ -45,13 +45,13 @@ class AuthoredKernel:
             arrived
             | extents
             | {
-                name: value if (matrix := placed.get(name)) is None else _in_place_of(value, matrix)
+                name: value if (matrix := placed.get(name)) is None else _with_matrix(value, matrix)
                 for name, value in given.items()
             }
         )
 
 
-def places_of(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, tuple[str, str]]:
+def buffers_of_tensors(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, tuple[str, str]]:
     """parameter -> (tensor, buffer), for every exchanged tensor, as the plan's Applies say; the workspace's, if any."""
     homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
     held: dict[str, str] = {}
@@ -84,7 +84,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(tensor.shape) if value is tensor else tuple(value.shape)
 
 
-def _in_place_of(value: Any, matrix: torch.Tensor) -> Any:
+def _with_matrix(value: Any, matrix: torch.Tensor) -> Any:
     """The workspace's matrix as the argument was: a tensor, or a descriptor with the same blocks."""
     if isinstance(value, torch.Tensor):
         return matrix

@@ -17,13 +17,13 @@ from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
     SlotAddresses,
     addend_addresses,
-    addend_shifts,
+    addend_row_shifts,
     copy_steps,
     copy_targets,
-    peer_places,
+    has_fp32_first_operand,
+    peer_slot_offsets,
     reduction_operands,
     slice_targets,
-    sums_first,
     wait_steps,
     write_steps,
 )
@@ -61,11 +61,11 @@ def _bind(plan: Plan, addresses: SlotAddresses, action: QueueLaunch, rank: int) 
         partial_slots(plan.tile_order(rank, queue).rows)
     if engine == TILE_KERNEL:
         addend_addresses(addresses, rank, queue)
-        addend_shifts(plan.schedule, rank, queue)
-        peer_places(addresses, rank, queue)
+        addend_row_shifts(plan.schedule, rank, queue)
+        peer_slot_offsets(addresses, rank, queue)
     elif engine == REDUCE_KERNEL:
         reduction_operands(addresses, rank, queue)
-        sums_first(plan.schedule, plan.realization.dtype, action.operations)  # type: ignore[arg-type]
+        has_fp32_first_operand(plan.schedule, plan.realization.dtype, action.operations)  # type: ignore[arg-type]
     elif engine == COPY_KERNEL:
         copy_targets(addresses, rank, queue)
     elif engine == AUTHOR_KERNEL:

@@ -14,7 +14,7 @@ from overweave.errors import InputError, MachineError
 from overweave.hardware.cards import find
 from overweave.hardware.machine import load
 from overweave.memory.cuda.card import current_gpu
-from overweave.runtime.diagnosis import no_gpu
+from overweave.runtime.diagnosis import reason_without_gpu
 from overweave.tuner.calibrate.calibration import PARTS, measure_machine
 from overweave.tuner.calibrate.machine_file import FROM_FILE, machine_file
 from overweave.tuner.measure.bench import device_count, join_world
@@ -37,7 +37,7 @@ def calibrate(
         check_file(out)
     if not is_one_of_the_ranks():
         if not device_count():
-            raise MachineError("calibrate", *no_gpu())
+            raise MachineError("calibrate", *reason_without_gpu())
         if device_count() < world:
             gpus = f"{device_count()} GPUs for {world} ranks"
             raise MachineError("calibrate", gpus, "Run it on a machine with that many NVIDIA GPUs, or give --world")

@@ -32,7 +32,7 @@ from overweave.runtime.authored import tensor_of
 from overweave.schedules.moves.moves import AllToAll, Gather, Reduction
 from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan, plan_dtype
 from overweave.schedules.weave.transports import GATHER, ScheduleChoice, wanted_of
-from overweave.sim.author import guessed_tile_us
+from overweave.sim.author import estimate_tile_us
 from overweave.sim.simulate import total_us
 from overweave.tuner.measure.compiled import (
     FINALISTS,
@@ -209,7 +209,7 @@ class AutoFused:
             space, fused = self.kernel.space({**numbers, **dict(way.constants)}), self.fused(way)
             group = dict(way.constants).get("tile_group", TILE_GROUP)
             plan = author_plan(space, fused.wanted, world_size, dtype, None, fused.chosen, group)
-            return total_us(plan, machine, self._tile_us or guessed_tile_us(machine, space, reckoned))
+            return total_us(plan, machine, self._tile_us or estimate_tile_us(machine, space, reckoned))
 
         return predict
 

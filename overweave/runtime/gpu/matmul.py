@@ -13,7 +13,7 @@ from overweave.ir.plan import MatmulConfig
 from overweave.ir.tile_order import TileRow, partial_slots
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 from overweave.memory.device.signals import TRACE_COLUMNS
-from overweave.memory.shares import Shares, share_numbers
+from overweave.memory.split_k import Shares, partial_elements
 from overweave.runtime.gpu.bound import free_sms
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import TileKernelArgs, table_tensor
@@ -45,7 +45,7 @@ class Matmul:
         self.trace = torch.zeros(trace_size, dtype=torch.int64, device=device)
         self._claims = torch.zeros(1, dtype=torch.int32, device=device)
         places, self.out = partial_slots(rows), out
-        self.shares = Shares.allocate(places, share_numbers(config, epilogue), device) if places else None
+        self.shares = Shares.allocate(places, partial_elements(config, epilogue), device) if places else None
         queue = LaunchTiles(table_tensor(rows, device), self._claims, self.trace, len(rows))
         known: dict[str, Any] = {**extras, "epilogue": epilogue, "shares": self.shares}
         operands = Operands(a, None, ((b, out),), is_transposed, **known)

@@ -51,13 +51,13 @@ class PlanWaits:
 
     def _enqueued(self, waits: Iterable[Wait], operation: int) -> Enqueue:
         counts = {self._layout.signal(wait.pad, at): wait.count for wait in waits for at in range(*wait.signals)}
-        return waiting(counts, operation, self._layout.signals, self._protocol)
+        return bind_waits(counts, operation, self._layout.signals, self._protocol)
 
 
-def waiting(counts: Mapping[int, int], operation: int, signals: int, protocol: SignalWords) -> Enqueue:
+def bind_waits(counts: Mapping[int, int], operation: int, signals: int, protocol: SignalWords) -> Enqueue:
     """What puts waits on a stream. counts: by the number of each signal among all of the slot, so many signals.
     operation: for a report."""
-    awaited = paired(neighbours(counts))
+    awaited = pack_waits(merge_adjacent(counts))
     starts = [Launch(wait_call(protocol, one, operation, signals)).start for one in awaited]
 
     def enqueue(stream: int) -> None:
@@ -67,7 +67,7 @@ def waiting(counts: Mapping[int, int], operation: int, signals: int, protocol: S
     return enqueue
 
 
-def neighbours(counts: Mapping[int, int]) -> list[DeviceSignals]:
+def merge_adjacent(counts: Mapping[int, int]) -> list[DeviceSignals]:
     """Signals with numbers in a row that count alike, together."""
     found: list[DeviceSignals] = []
     for number in sorted(counts):
@@ -79,7 +79,7 @@ def neighbours(counts: Mapping[int, int]) -> list[DeviceSignals]:
     return found
 
 
-def paired(awaited: Iterable[DeviceSignals]) -> Iterator[tuple[int, int, int, int, int]]:
+def pack_waits(awaited: Iterable[DeviceSignals]) -> Iterator[tuple[int, int, int, int, int]]:
     """As few waits as the kernel can tell: each of a range, and of one more signal with its own count, or none."""
     left = sorted(awaited, key=lambda some: some.high - some.low)  # the longest last
     while left:

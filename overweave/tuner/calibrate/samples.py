@@ -15,14 +15,14 @@ from overweave.kernels.arguments import SignalWords
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.cuda.heap import CudaHeap
-from overweave.memory.cuda.peer_access import agreed_peer_access
+from overweave.memory.cuda.peer_access import group_has_peer_access
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SlotLayout
 from overweave.memory.steps import CopyStep, MemoryRef, StreamStep, WaitStep, WriteStep
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import addresses_tensor
-from overweave.runtime.kernel_calls.protocol import head_call, signal_words, wait_call, words_of
+from overweave.runtime.kernel_calls.protocol import control_words, prologue_call, signal_words, wait_call
 
 ALIGNED, HEAD_START = 500_000, 100_000  # cycles to hide the host, and for a side stream to begin to wait
 POLLS = ROUNDS = 64
@@ -37,7 +37,7 @@ class Bench:
 
     def __init__(self, device: torch.device) -> None:
         group = resolve(None)
-        if not agreed_peer_access(group, device):
+        if not group_has_peer_access(group, device):
             found, cure = "their GPUs do not reach each other's memory", "Calibrate on one rank: it measures no link"
             raise MachineError(f"calibrate on {group.world_size} ranks", found, cure)
         self.rank, self.world_size, self.peer = group.rank, group.world_size, group.rank ^ 1
@@ -55,7 +55,7 @@ class Bench:
             torch.cuda.Event(),
         )
         self.begin = self._begin()
-        self.limits = words_of(self.workspace), self.workspace.limits
+        self.limits = control_words(self.workspace), self.workspace.limits
         protocol = SignalWords(self.own(GO), *self.limits, group.world_size)
         self.wait_by_kernel: OnStream = Launch(wait_call(protocol, (0, 1, 1, NO_SIGNAL, 0), 0, 1)).start
 
@@ -98,7 +98,7 @@ class Bench:
         layout = SlotLayout(signals=16, pads={}, buffers={}, size_bytes=SIGNAL_CAPACITY * SIGNAL_STRIDE_BYTES)
         workspace = self.workspace
         heap = workspace.lease(layout)
-        return Launch(head_call(workspace, signal_words(workspace, heap, 16), 16)).start
+        return Launch(prologue_call(workspace, signal_words(workspace, heap, 16), 16)).start
 
 
 class Queues:

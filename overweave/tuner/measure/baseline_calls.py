@@ -14,7 +14,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import Group
-from overweave.runtime.library.library import all_gather_flat, movable, reduce_scatter_flat
+from overweave.runtime.library.library import all_gather_flat, as_movable, reduce_scatter_flat
 from overweave.runtime.library.scaled import scaled_matmul
 from overweave.tuner.measure.peer_copies import HAS_COPY_ENGINE, CopyPiece, PeerCopies
 from overweave.tuner.measure.replay import MOST_INPUT_SETS
@@ -151,7 +151,7 @@ class _Places:
         self.whole, self.product, self.shards = zeros(height * group.world_size), None, []
         if record.gathers:
             self.sent, padding = side.xs, (0, 0, 0, height - (hi - lo))
-            self.shards = [torch.nn.functional.pad(movable(x), padding) for x in side.xs]
+            self.shards = [torch.nn.functional.pad(as_movable(x), padding) for x in side.xs]
         elif record.adds or record.exchanges:
             self.sent, self.product = [self.whole], self.whole[:m]
         else:
@@ -193,7 +193,7 @@ class _Library(NamedTuple):
             all_gather_flat(whole, padded, group=group.process_group)
             return whole[:rows]
         sent = shard if self.places.product is None else self.places.shards[0]
-        all_gather_flat(movable(self.places.whole), sent, group=self.side.setting.group.process_group)
+        all_gather_flat(as_movable(self.places.whole), sent, group=self.side.setting.group.process_group)
         return self.places.whole[: self.side.problem.m]
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
@@ -209,7 +209,7 @@ class _Library(NamedTuple):
     def all_to_all(self, blocks: torch.Tensor) -> torch.Tensor:
         """Return the exchanged blocks, of equal numbers of rows."""
         received = self.places.sum if self.places.product is not None else self.places.whole
-        dist.all_to_all_single(movable(received), movable(blocks), group=self.side.setting.group.process_group)
+        dist.all_to_all_single(as_movable(received), as_movable(blocks), group=self.side.setting.group.process_group)
         return received
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.operators.registry import operator_of
-from overweave.runtime.library.torch_fused import torch_answers
+from overweave.runtime.library.torch_fused import use_torch_kernels
 from overweave.schedules.records import outside
 from overweave.schedules.records.needs import unmet
 from overweave.schedules.records.record import MethodRequest
@@ -72,7 +72,7 @@ ROOFS = (
 LIBRARY = BaselineMethod(SEQUENTIAL, "library: collective and matmul", BenchSide.sequential)
 
 
-@torch_answers()
+@use_torch_kernels()
 def _fused(side: BenchSide, sample: int) -> CallResult:
     """Run torch's fused operator: a gather or a reduce-scatter cut into shards beside their matmuls."""
     (x, w), name, ops = side.factors(sample), side.setting.group.name, torch.ops.symm_mem

@@ -21,7 +21,7 @@ from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.schedules.tiles.shape import reduction_shape
 from overweave.sim.cost import library_matmul_us
-from overweave.sim.link_floor import busiest
+from overweave.sim.link_floor import busiest_link
 from overweave.sim.order import tiles_of
 from overweave.sim.simulate import total_us
 from overweave.tuner.model.candidate_model import Model, Weighed
@@ -99,7 +99,7 @@ def predict_us(
         sum_us = machine.collective_us(OUTSIDE[candidate.plan].curve, problem.world_size, size_bytes)
         return matmul_us + sum_us - machine.latency.call.us
     plan = build(candidate.schedule(problem.operator), problem, full_options(problem, target, candidate))
-    return None if busiest(plan, machine)[0] > limit_us else total_us(plan, machine)
+    return None if busiest_link(plan, machine)[0] > limit_us else total_us(plan, machine)
 
 
 def clear_predictions() -> None:

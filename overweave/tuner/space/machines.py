@@ -62,8 +62,8 @@ def agreed_machine(group: Group, gpu: Gpu) -> MachineMatch:
 
 def _agreed(board: Board, gpu: Gpu) -> MachineMatch:
     own, described = machine_of(gpu), find(gpu)
-    files = {*board.exchange(own.digest.encode())}
-    machines = sorted({*board.exchange(described.machine.encode())})
+    files = {*board.all_gather_bytes(own.digest.encode())}
+    machines = sorted({*board.all_gather_bytes(described.machine.encode())})
     if len(machines) > 1:
         return MachineMatch(machines[0].decode(), "nearest", gpu)
     return own if len(files) == 1 else described

@@ -14,7 +14,7 @@ from overweave.hardware.machine import Machine, PeerAccess, load
 from overweave.hardware.multicast import nccl_uses_it
 from overweave.memory.cuda.card import gpu_of
 from overweave.memory.cuda.multicast import has_multicast
-from overweave.memory.cuda.peer_access import agreed_peer_access, has_peer_access
+from overweave.memory.cuda.peer_access import group_has_peer_access, has_peer_access
 from overweave.memory.group import Group
 from overweave.schedules.records.record import Method
 from overweave.tuner.space.machines import agreed_machine, machine_of
@@ -84,7 +84,7 @@ def target_of(device: torch.device, group: Group | None = None) -> Target:
     if device.type == "cpu":
         return Target("cpu")
     gpu = gpu_of(device)
-    reaches = has_peer_access(device) if group is None else agreed_peer_access(group, device)
+    reaches = has_peer_access(device) if group is None else group_has_peer_access(group, device)
     found = machine_of(gpu) if group is None else agreed_machine(group, gpu)
     hopper, multicast = gpu.capability[0] == 9, has_multicast(device)
     return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast)

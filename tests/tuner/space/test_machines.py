@@ -46,7 +46,7 @@ class Boards:
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
 
-    def exchange(self, own: bytes) -> list[bytes]:
+    def all_gather_bytes(self, own: bytes) -> list[bytes]:
         return [own, self.answers.pop(0).encode()]
 
 

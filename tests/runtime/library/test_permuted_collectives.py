@@ -13,9 +13,9 @@ from overweave.errors import ScheduleError
 from overweave.ir.blocks import Blocks, memory_runs, stored_shape
 from overweave.ir.schedule import Buffer, Collective, Copy, Region
 from overweave.memory.group import Group, resolve
-from overweave.memory.subgroups import make_parts
+from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.host.emulate import Permuted, start_collective
-from overweave.runtime.library.stretches import stretch_call
+from overweave.runtime.library.permuted_collectives import permuted_collective_call
 from tests.ranks import run_ranks
 
 HEIGHT, WIDE = 2, 3
@@ -93,9 +93,9 @@ def wrong_calls(function: str) -> list[str]:
         }
         for col in (1, 0):
             part = moved(function, rank, members, col)
-            make_parts(group, (part,))
+            create_subgroups(group, (part,))
             if way == "library":
-                stretch_call(part, buffers, group)(memory)
+                permuted_collective_call(part, buffers, group)(memory)
             else:
                 emulate(part, group, buffers, memory)
         (name,) = {region.buffer for region in part.destinations}
@@ -125,4 +125,4 @@ def test_what_is_no_call_is_not_made():
     copied = Copy(name="c", rank=0, queue="main", sources=part.sources[:1], destinations=apart.destinations[:1])
     for operation, said in ((apart, "adds in place"), (copied, "a library's Copy addresses rows")):
         with pytest.raises(ScheduleError, match=said):
-            stretch_call(operation, buffers, None)  # type: ignore[arg-type]
+            permuted_collective_call(operation, buffers, None)  # type: ignore[arg-type]
