@@ -23,8 +23,8 @@ class ReductionCall(NamedTuple):
     bits these are (kernels/epilogue.py).
 
     operands: int64, where they lie (memory/lower.reduction_operands). widths: as memory/lower.reduction_widths says.
-    out: of `cols` columns, where sums go unless `operands` says so. cells: int32, the cell of each block of an operand whose
-    blocks are permuted; cell: its rows and columns.
+    out: of `cols` columns, where sums go unless `operands` says so. cells: int32, the cell of each block of an operand
+    whose blocks are permuted; cell: its rows and columns.
     """
 
     operands: torch.Tensor

@@ -205,8 +205,8 @@ def test_ranks_are_told_to_go_without_multicast(monkeypatch: pytest.MonkeyPatch,
 def test_an_operator_of_a_file_is_benched(shapes, tmp_path):
     (tmp_path / "mine.py").write_text("from tests.extending import toy_operator\ntoy_operator.add()\n")
     options = ["--shapes", str(shapes), "--world", "2", "--device", "cpu", "--dtype", "fp32"]
-    shown = called([*COMMAND[:-1], "--load", str(tmp_path / "mine.py"), "bench", "matmul_all_gather", *options])
-    assert "matmul_all_gather: 2 x cpu" in shown
+    shown = called([*COMMAND[:-1], "--load", str(tmp_path / "mine.py"), "bench", "all_gather_both_matmul", *options])
+    assert "all_gather_both_matmul: 2 x cpu" in shown
     assert shown.count("even: [64, 64] @ [64, 64]") == 1
 
 
