@@ -17,6 +17,7 @@ from overweave.schedules.communication import (
     EXCHANGES,
     GATHERED,
     PUSHES,
+    TILES,
     Communication,
     MatmulChunk,
     X,
@@ -29,6 +30,7 @@ from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.moves import AllToAll
 from overweave.schedules.moves.moves import Chunk as Rows
 from overweave.schedules.moves.moves import Collective as Together
+from overweave.schedules.moves.peer_stores import stored_at_peers
 from overweave.schedules.moves.transfers import OWN, transferred
 from overweave.schedules.records import needs, option_sets, options
 from overweave.schedules.records.movers import mesh_of
@@ -45,8 +47,9 @@ def by_exchange(by_library: bool) -> Callable[[MethodInputs], Communication]:
 def _moved(by_library: bool, work: MethodInputs) -> Communication:
     split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
     moves = all_to_all_of(sends, by_library, mesh_of(split, cols, work.settings))
-    made = in_parts(transferred(moves, split.rows, cols, sends=sends), {PUSHES: split.tile_rows})
-    made = _at_once(made, split.rows) if sends and by_library else made
+    made = in_parts(transferred(moves, split.rows, cols, sends=sends), dict.fromkeys((PUSHES, TILES), split.tile_rows))
+    if sends:
+        made = _at_once(made, split.rows) if by_library else stored_at_peers(made)
     return counted(made) if work.problem.counted else made
 
 
@@ -124,6 +127,7 @@ _push = partial(
 METHODS = (
     _library(
         name="sequential",
+        transport="all_to_all.receive_collective",
         summary="library all-to-all, then one library matmul",
         write=by_exchange(by_library=True),
         grids=(option_sets.AS_IT_IS,),
@@ -135,11 +139,13 @@ METHODS = (
     ),
     _push(
         operator=OPERATOR.name,
+        transport="all_to_all.receive",
         summary="pieces of blocks pushed by copy engine or kernel, tiles of one kernel wait",
         source="Flux (arXiv 2406.06858) 4.2, of an all-to-all",
     ),
     _behind(
         name="sequential",
+        transport="all_to_all.send_collective",
         summary="one library matmul, then library all-to-all",
         write=by_exchange(by_library=True),
         grids=(option_sets.AS_IT_IS,),
@@ -151,6 +157,7 @@ METHODS = (
     ),
     _push(
         operator=RETURNS.name,
+        transport="all_to_all.send",
         summary="pieces of blocks pushed by copy engine or kernel as soon as tiles of one kernel have them",
         source="Flux (arXiv 2406.06858) 4.2, of an all-to-all",
     ),

@@ -35,6 +35,7 @@ _messages = partial(
 METHODS = (
     _library(
         name="sequential",
+        transport="all_reduce.collective",
         summary="one library matmul, then library all-reduce",
         write=sums_by(sums.COLLECTIVE),
         adds=Adds(LIBRARY, "library", "result"),

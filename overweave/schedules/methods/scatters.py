@@ -38,6 +38,7 @@ _messages = partial(
 METHODS = (
     _library(
         name="sequential",
+        transport="reduce_scatter.collective",
         summary="one library matmul, then library reduce-scatter",
         write=sums_by(sums.COLLECTIVE),
         adds=Adds(LIBRARY, "library", "result"),

@@ -1,0 +1,63 @@
+"""The methods that authors' kernels alone have, of a tensor that they read or write."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, REDUCE_KERNEL
+from overweave.schedules.families import sums
+from overweave.schedules.families.sums import sums_by
+from overweave.schedules.methods import gathers
+from overweave.schedules.methods.by_moves import by_moves
+from overweave.schedules.moves import gather_templates, reduction_templates
+from overweave.schedules.records import options
+from overweave.schedules.records.record import Adds, Method
+
+_AG, _RS, _AR = (each.OPERATOR.name for each in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce))
+_by_kernel = partial(Method, multiplies=AUTHOR_KERNEL, moves=(COPY_ENGINE,))
+_GATHERS = {method.name: method for method in gathers.METHODS}
+# As lists of moves: how sums are made, and the gather of all of them by which each rank gets the whole.
+_SUMS = (
+    ("mesh", reduction_templates.across_mesh, gather_templates.across_mesh, "chunks go straight to who adds them"),
+    ("ring", reduction_templates.round_ring, gather_templates.round_ring, "every rank adds its own, and passes it on"),
+    ("double_ring", reduction_templates.round_two_rings, gather_templates.round_two_rings, "two rings, one each way"),
+    ("islands", reduction_templates.by_islands, gather_templates.by_islands, "added inside islands, whose sums cross"),
+)
+METHODS = (
+    *(
+        _by_kernel(
+            operator=operator,
+            name=name,
+            summary=summary,
+            write=by_moves(summed, gathered),
+            adds=Adds(REDUCE_KERNEL),
+            options=_GATHERS[name].options,
+        )
+        for operator in (_RS, _AR)
+        for name, summed, gathered, summary in _SUMS
+    ),
+    _by_kernel(
+        operator=_AR,
+        name="one_shot",
+        summary="whole partials go to every peer, and every rank adds them",
+        write=sums_by(sums.ONE_SHOT),
+        adds=Adds(REDUCE_KERNEL),
+        options=(options.ORDER,),
+    ),
+    _by_kernel(
+        operator=_AG,
+        name="spread",
+        transport="spread.push",
+        summary="pieces are pushed to every peer as they are stored",
+        write=by_moves(gather_templates.push_to_all, sends=True),
+        options=(options.PIECES,),
+    ),
+    Method(
+        operator=_AG,
+        name="spread_collective",
+        transport="spread.collective",
+        summary="the library's, behind the kernel",
+        write=by_moves(gather_templates.at_once, sends=True),
+    ),
+)
