@@ -42,7 +42,7 @@ CHUNKED = (
     "all_gather.double_ring",
     "all_gather.islands",
 )
-REDUCED = ("all_reduce.two_shot pieces=2", "all_reduce.one_shot", "all_reduce.collective")
+REDUCED = ("all_reduce.two_shot pieces=2", "all_reduce.one_shot", "all_reduce.collective", "all_reduce.waves")
 EVERY = (*GATHERS, *BY_KERNEL, *BY_TILES)
 
 
@@ -141,6 +141,7 @@ def _exchanged() -> Iterator[Trial]:
     yield Trial("matmul", {"A": "all_to_all.receive", "C": "all_to_all.send"}, runs.exchanged)
     library = {"A": "all_to_all.receive_collective", "C": "all_to_all.send_collective"}
     yield Trial("matmul", library, runs.exchanged)
+    yield Trial("matmul", library | {"C": "all_to_all.send_waves"}, runs.exchanged)
     yield Trial("matmul", {"A": "all_to_all.receive mover=bulk_tiles", "C": AT_PEERS[1]}, runs.exchanged)
 
 

@@ -39,7 +39,12 @@ BY_KERNEL = "all_gather.push mover=copy_kernel pieces=2"
 BY_TILES = ("all_gather.push mover=tiles pieces=2", "all_gather.push mover=bulk_tiles order=all_peers")
 IN_BULK = "all_gather.push mover=bulk_kernel"
 EVERY = (*GATHERS, BY_KERNEL, IN_BULK, *BY_TILES)  # every back end
-SCATTERS = ("reduce_scatter.scatter pieces=2", "reduce_scatter.ring", "reduce_scatter.collective")
+SCATTERS = (
+    "reduce_scatter.scatter pieces=2",
+    "reduce_scatter.ring",
+    "reduce_scatter.collective",
+    "reduce_scatter.waves",
+)
 PUSHED = ("reduce_scatter.scatter mover=copy_kernel", "reduce_scatter.scatter mover=bulk_kernel pieces=2")
 SPREADS = (
     "spread.push",
@@ -171,7 +176,8 @@ def reduced_matmul(schedule: str, rows: int | None = None) -> Errors:
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize(
-    "schedule", ["all_reduce.two_shot pieces=2", "all_reduce.two_shot mover=tiles", "all_reduce.collective"]
+    "schedule",
+    ["all_reduce.two_shot pieces=2", "all_reduce.two_shot mover=tiles", "all_reduce.collective", "all_reduce.waves"],
 )
 def test_an_all_reduced_matmul(schedule: str, world_size: int):
     found = run_ranks(reduced_matmul, world_size, schedule)
@@ -205,7 +211,8 @@ def exchanged_matmul(schedule: dict[str, str]) -> Errors:
 @pytest.mark.parametrize("how", [" pieces=2", " mover=tiles", "_collective"])
 @pytest.mark.parametrize("tensors", ["A", "C", "AC"])
 def test_an_all_to_all_on_either_side(tensors: str, how: str, world_size: int):
-    both = {"A": f"all_to_all.receive{how}", "C": f"all_to_all.send{how}"}
+    sent = "_waves" if how == "_collective" and tensors == "AC" else how
+    both = {"A": f"all_to_all.receive{how}", "C": f"all_to_all.send{sent}"}
     schedule = {tensor: both[tensor] for tensor in tensors}
     assert run_ranks(exchanged_matmul, world_size, schedule) == [[0.0] * CALLS] * world_size
 

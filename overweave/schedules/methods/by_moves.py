@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import COPY_ENGINE, REDUCE_KERNEL, TILE_KERNEL
-from overweave.schedules.communication import PUSHES, TILES, Communication, in_parts
+from overweave.ir.schedule import Collective, Queue
+from overweave.schedules.communication import COMPLETE, EXCHANGES, PUSHES, TILES, Communication, Split, in_parts
 from overweave.schedules.moves.gather_templates import Mesh, Template, gather_of
-from overweave.schedules.moves.moves import ReductionStep, Sum
+from overweave.schedules.moves.moves import Chunk, Reduction, ReductionStep, Sum
+from overweave.schedules.moves.moves import Collective as Together
 from overweave.schedules.moves.peer_stores import stored_at_peers
-from overweave.schedules.moves.reduction import reduced
+from overweave.schedules.moves.reduction import chunked_reduction, reduced
 from overweave.schedules.moves.reduction_templates import reduction_of
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import option_sets, options
@@ -43,6 +47,26 @@ def _moved(written: Written, shared: Template | None, sends: bool, work: MethodI
     gather = gather_of(written, mesh)  # type: ignore[arg-type]  # of a gather no move is a sum
     made = transferred(gather, split.rows, cols, sends=sends, returns_gathered=problem.returns_gathered)
     return stored_at_peers(in_parts(made, parts)) if sends else in_parts(made, parts)
+
+
+def pieces_together(split: Split) -> tuple[Together, ...]:
+    """The same piece of every rank's shard at once, by the library."""
+    ranks = range(split.world_size)
+    pieces = (tuple(Chunk(split.piece(rank, piece)) for rank in ranks) for piece in range(split.pieces))
+    return tuple(Together(parts) for parts in pieces if any(lo < hi for lo, hi in (part.rows for part in parts)))
+
+
+def beside_tiles(made: Communication) -> Communication:
+    """The same, what the library carries on a stream beside the tiles of what it carries later."""
+    steps = (replace(step, queue=EXCHANGES) if isinstance(step, Collective) else step for step in made.steps)
+    return replace(made, steps=tuple(steps), queues=(Queue(EXCHANGES, COMPLETE),))
+
+
+def summed_in_waves(work: MethodInputs) -> Communication:
+    """Sums by the library of the same piece of every rank's shard, beside the tiles of the next."""
+    split = work.split
+    moves = pieces_together(split) if split.world_size > 1 else ()
+    return beside_tiles(chunked_reduction(Reduction(split.world_size, moves), split.rows, work.problem.n, work.held))
 
 
 def method_of_moves(written: Written, operator: str = OPERATOR.name, **fields: Any) -> Method:

@@ -11,10 +11,7 @@ from overweave.errors import InputError
 from overweave.ir.operators.all_to_all_matmul import OPERATOR
 from overweave.ir.operators.matmul_all_to_all import OPERATOR as RETURNS
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL
-from overweave.ir.schedule import Collective, Queue
 from overweave.schedules.communication import (
-    COMPLETE,
-    EXCHANGES,
     GATHERED,
     PUSHES,
     TILES,
@@ -23,13 +20,11 @@ from overweave.schedules.communication import (
     X,
     Y,
     in_parts,
-    is_empty,
 )
 from overweave.schedules.families.wave_groups import in_groups
+from overweave.schedules.methods.by_moves import beside_tiles, pieces_together
 from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.moves import AllToAll
-from overweave.schedules.moves.moves import Chunk as Rows
-from overweave.schedules.moves.moves import Collective as Together
 from overweave.schedules.moves.peer_stores import stored_at_peers
 from overweave.schedules.moves.transfers import OWN, transferred
 from overweave.schedules.records import needs, option_sets, options
@@ -84,16 +79,13 @@ def _waves(work: MethodInputs) -> Communication:
     return in_groups(work, "all_to_all")
 
 
-def _decomposed(work: MethodInputs) -> Communication:
+def decomposed(work: MethodInputs) -> Communication:
     """The same piece of every block at once, by the library, beside the matmuls of the next pieces."""
     split, ranks = work.split, range(work.split.world_size)
     if len(ranks) == 1 or not split.rows:
         return _moved(True, work)
-    pieces = (tuple(Rows(split.piece(rank, piece)) for rank in ranks) for piece in range(split.pieces))
-    moves = tuple(Together(parts) for parts in pieces if not all(is_empty(part.rows) for part in parts))
-    made = transferred(AllToAll(len(ranks), moves, True), split.rows, work.problem.moved_columns, sends=True)
-    steps = (replace(step, queue=EXCHANGES) if isinstance(step, Collective) else step for step in made.steps)
-    made = replace(made, steps=tuple(steps), queues=(Queue(EXCHANGES, COMPLETE),))
+    moves = AllToAll(len(ranks), pieces_together(split), True)
+    made = beside_tiles(transferred(moves, split.rows, work.problem.moved_columns, sends=True))
     return counted(made) if work.problem.counted else made
 
 
@@ -177,7 +169,7 @@ METHODS = (
         name="decomposed",
         summary="one library matmul per piece of each block, whose library all-to-all runs beside the next piece",
         source="FlashOverlap (arXiv 2504.19519) 6.1.3: VanillaDecomposition",
-        write=_decomposed,
+        write=decomposed,
         options=(options.PIECES,),
         grids=(option_sets.PIECES,),
     ),

@@ -85,6 +85,7 @@ def author_plan(
         reduction=(ReduceConfig(programs=SPINNING) if is_early else ReduceConfig()) if sums else None,
         copy=_copy_config(bounds) if any(queue.name == PUSHES for queue in schedule.queues) else None,
         slices=path_of_slices(wanted.values()) or "load_store",
+        library_sms=max(one.exchange.library_sms for one in bounds),
         partial_sums="result",  # the schedule that the author names says which sums travel, in the tensor's dtype
     )
     _check_words(schedule, realization)

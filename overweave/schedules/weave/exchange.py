@@ -21,6 +21,7 @@ from overweave.ir.schedule import Collective, Notify, Operation, Range, Region, 
 from overweave.ir.tensors import product, received
 from overweave.schedules.communication import (
     CARRYING_TILES,
+    EXCHANGES,
     PUSHES,
     TILES,
     A,
@@ -63,6 +64,7 @@ class TensorExchange(Struct, frozen=True, kw_only=True):
     transport: Transport
     communication: Communication
     copy: CopyConfig | None = None  # of the kernel that moves it, if one does
+    library_sms: int = 0  # that tiles leave to the library's calls beside them
 
     def read(self, rank: int) -> str:
         """The tensor that a rank's tiles read: after an all-to-all every rank has one of its own."""
@@ -110,7 +112,10 @@ def exchange(space: TileSpace, tensor: str, words: ScheduleChoice, world_size: i
     )
     assert transport.method is not None, f"{name} is no method"
     made = _named(_by_method(transport.method, settings, split, operand.cols), operand)
-    return TensorExchange(operand=operand, transport=transport, communication=made, copy=copy_config(settings))
+    beside = settings.library_sms if any(queue.name == EXCHANGES for queue in made.queues) else 0
+    return TensorExchange(
+        operand=operand, transport=transport, communication=made, copy=copy_config(settings), library_sms=beside
+    )
 
 
 def _by_method(method: Method, settings: Settings, split: Split, cols: int) -> Communication:
