@@ -71,6 +71,7 @@ METHODS = (
     ),
     _messages(
         name="gather_packed",
+        transport="all_gather.packed",
         summary="gathered in packed messages, one matmul",
         source="messages that carry their flag, as in NCCL's LL protocol",
         write=_packed,

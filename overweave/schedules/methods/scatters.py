@@ -112,6 +112,7 @@ METHODS = (
     ),
     _messages(
         name="scatter_packed",
+        transport="reduce_scatter.packed",
         summary="one matmul, packed parts to their owners, who sum in order",
         source="messages that carry their flag, as in NCCL's LL protocol",
         write=sums_by(packed.STRAIGHT),

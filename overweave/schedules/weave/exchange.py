@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.footprint import Operand, TileSpace
-from overweave.ir.plan import LIBRARY, CopyConfig
+from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, CopyConfig
 from overweave.ir.schedule import Collective, Notify, Operation, Range, Region, SignalPad, Wait
 from overweave.ir.tensors import product, received
 from overweave.schedules.communication import (
@@ -120,7 +120,7 @@ def exchange(space: TileSpace, tensor: str, words: ScheduleChoice, world_size: i
 
 def _by_method(method: Method, settings: Settings, split: Split, cols: int) -> Communication:
     """A method's moves. A library adds rows that a kernel cannot read."""
-    if method.adds and cols % KERNEL_COLS:
+    if method.adds and method.adds.by == REDUCE_KERNEL and cols % KERNEL_COLS:
         method, settings = replace(method, adds=replace(method.adds, by=LIBRARY)), replace(settings, own_pieces=1)
     return moves_of(method, split, settings, cols)
 

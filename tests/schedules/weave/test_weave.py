@@ -281,6 +281,7 @@ def test_tiles_whose_rows_lie_beyond_the_tensor_wait_for_nothing():
         (matmul(100), {"A": EXCHANGED["A"]}, InputError, "no whole blocks"),
         (moved(2, 1), {"A": PUSH}, ScheduleError, "no tile reads its rows"),
         (matmul(96), {}, InputError, "no tensor is exchanged"),
+        (matmul(96), {"A": "all_gather.packed", "C": "reduce_scatter.packed"}, InputError, "those of one tensor"),
         (matmul(0), {"A": PUSH}, InputError, "no tiles"),
         (attention(72), {"K": PUSH, "V": PUSH}, ScheduleError, "begin inside a block"),
         (attention(96), {"K": PUSH, "V": "all_gather.push pieces=1"}, ScheduleError, "other parts"),

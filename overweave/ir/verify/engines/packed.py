@@ -16,7 +16,20 @@ from functools import partial
 from typing import NamedTuple
 
 from overweave.ir.plan import MOST_PACKED_RANKS, PACKED_KERNEL, PackedExchange, Plan
-from overweave.ir.schedule import INPUT, LIMIT, LOCAL, OUTPUT, SYMMETRIC, Buffer, Copy, Operation, Put, Reduce, Region
+from overweave.ir.schedule import (
+    ECHOES,
+    INPUT,
+    LIMIT,
+    LOCAL,
+    OUTPUT,
+    SYMMETRIC,
+    Buffer,
+    Copy,
+    Operation,
+    Put,
+    Reduce,
+    Region,
+)
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.verdict import Findings
@@ -85,7 +98,7 @@ def check_packed(plan: Plan, graph: Graph, findings: Findings) -> None:
     if schedule.world_size > MOST_PACKED_RANKS:
         said = f"{schedule.world_size} ranks; a packed kernel looks at messages of up to {MOST_PACKED_RANKS}"
         findings.add("lowering", None, said)
-    if sum(buffer.home == LOCAL for buffer in schedule.buffers) > 1:
+    if schedule.reuse == ECHOES and sum(buffer.home == LOCAL for buffer in schedule.buffers) > 1:
         said = "beside the memory of its messages a packed kernel has room for one local buffer"
         findings.add("lowering", None, said)
     own = [
