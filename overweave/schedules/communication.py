@@ -268,7 +268,7 @@ def queues_of(
         MAIN: (TILES, SUMS, PUSHES) if is_last else (TILES,),
         SUMS: (MAIN, TILES, PUSHES) if sums_behind or PUSHES in names else (),
         PUSHES: (MAIN, TILES) if pushes_behind else (),
-        PACKED: (MAIN,),
+        PACKED: (MAIN, TILES),
     }
     return tuple(Queue(name, ISSUE if name in KERNELS else COMPLETE, after=after.get(name, ())) for name in names)
 

@@ -24,6 +24,7 @@ from overweave.ir.plan import (
     COPY_ENGINE,
     COPY_KERNEL,
     LIBRARY,
+    PACKED_KERNEL,
     REDUCE_KERNEL,
     SPINNING,
     TILE_KERNEL,
@@ -36,17 +37,20 @@ from overweave.memory.cuda.heap import sms_for_copies
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import copy_steps, wait_steps, write_steps
+from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.steps import CopyStep, WaitStep
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName, kernel_call
+from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.matmul import matmul_call
-from overweave.runtime.kernel_calls.protocol import notify_call, prologue_call, require_peer_access
+from overweave.runtime.kernel_calls.packed import Caller, packed_call
+from overweave.runtime.kernel_calls.protocol import control_words, notify_call, prologue_call, require_peer_access
 from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call
 from overweave.runtime.library.permuted_collectives import permuted_collective_call
 from overweave.runtime.library.views import shapes_of
 
-KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)
+KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL, PACKED_KERNEL)
 Addresses = dict[str, int]
 EnqueueOperation = Callable[[torch.cuda.Stream, TensorsByName, Addresses], None]
 
@@ -149,8 +153,21 @@ class BoundPlan:
         if action.engine == AUTHOR_KERNEL:
             assert author is not None
             return author.launch(self._binding, action.queue)
+        if action.engine == PACKED_KERNEL:
+            return Launch(self._packed())
         call = kernel_call(self._binding, action.queue, matmul_call)
         return call and Launch(call, self._binding.sms if action.engine == TILE_KERNEL else None)
+
+    def _packed(self) -> KernelCall:
+        """The kernel of packed messages behind a head, in a space of its own, or of whichever plan had it before."""
+        plan, workspace, config = self._plan, self._workspace, self._plan.realization.packed
+        assert config is not None
+        layout, caller = (
+            lay_out_packed(plan),
+            Caller(workspace.group.rank, (control_words(workspace), workspace.limits)),
+        )
+        ends = {name: self._binding.instance(name) for name in (layout.source, layout.out)}
+        return packed_call(config, plan.problem, layout, ends, workspace.packed_space(layout.half_bytes), caller)
 
     def _in_order(self, action: QueueLaunch, earlier: tuple[QueueLaunch, ...]) -> EnqueueOperation:
         """The action, behind what was enqueued earlier on streams of their own for queues that the action's is after.

@@ -76,7 +76,7 @@ def realized(
         matmul=matmul,
         reduction=sums if SUMS in queues else None,
         copy=copy_config(settings),
-        packed=_packed(schedule, problem, settings.sms) if PACKED in queues else None,
+        packed=packed_config(schedule, problem, settings.sms) if PACKED in queues else None,
         skinny=_skinny(problem, settings) if PACKED in queues and settings.matmul != "library" else None,
         library_sms=settings.library_sms if method.has_library_beside and EXCHANGES in queues else 0,
         partial_sums=method.adds.precision if method.adds else "float32",
@@ -101,7 +101,8 @@ def _skinny(problem: Problem, settings: Settings) -> SkinnyConfig:
     return replace(shape, early=settings.matmul == "early")
 
 
-def _packed(schedule: Schedule, problem: Problem, sms: int) -> PackedConfig:
+def packed_config(schedule: Schedule, problem: Problem, sms: int) -> PackedConfig:
+    """The launch of the kernel of packed messages."""
     members = [each for each in schedule.operations if each.queue == PACKED]
     buffers = {buffer.name: buffer for buffer in schedule.buffers}
     if problem.norm is not None:

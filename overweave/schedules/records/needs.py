@@ -212,6 +212,16 @@ def from_ranks(fewest: int, instead: str) -> Need:
     return Need("choice", why)
 
 
+def most_ranks(most: int) -> Need:
+    """Of more ranks a method is not for the choice to take."""
+
+    def why(asked: MethodRequest) -> str:
+        ranks = asked.problem.world_size
+        return f"it is for {most} ranks at most, and there are {ranks}" if ranks > most else ""
+
+    return Need("choice", why)
+
+
 def _unscaled(asked: MethodRequest) -> str:
     found = asked.problem.epilogue.scaling
     return "tiles that store block by block multiply without scales" if found else ""
