@@ -5,20 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from overweave.ir.counts import COUNTS, COUNTS_DTYPE
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import (
-    BIAS,
-    GATE,
-    NO_EPILOGUE,
-    NORM_WEIGHT,
-    SCALE_DTYPE,
-    SCALE_W,
-    SCALE_X,
-    Epilogue,
-    Norm,
-)
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm
+from overweave.ir.operators.forms import input_of
 from overweave.ir.operators.record import CallMatrix, MatmulDim, Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.schedule import Count, Name, Range
@@ -97,6 +89,31 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """What is done, once, to the sum of all ranks' products; nothing in a group of one, whose product is it."""
         return self.epilogue.of_sums if self._adds else NO_EPILOGUE
 
+    @property
+    def of_rows(self) -> Norm | None:
+        """What is done, once, to each whole row of the sum."""
+        return self.norm
+
+    @property
+    def endings(self) -> tuple[Epilogue | Norm, ...]:
+        """What is done to the product, in this order; none of a bare one."""
+        return (self.epilogue,) * bool(self.epilogue.bits) + ((self.norm,) if self.norm else ())
+
+    @property
+    def without_endings(self) -> Problem:
+        """The same with a bare product."""
+        return replace(self, epilogue=NO_EPILOGUE, norm=None)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The caller's tensors that no schedule moves: what follows the product reads them, and counts are such."""
+        return tuple(name for each in self.endings for name in each.inputs) + (COUNTS,) * self.counted
+
+    @property
+    def also_made(self) -> tuple[str, ...]:
+        """The results beside the products that what follows them makes, each of a product's shape."""
+        return tuple(name for each in self.endings for name in each.makes)
+
     def of_tiles(self, finish: bool) -> Epilogue:
         """What a tile kernel is compiled for. finish: whether tiles of its queue end sums."""
         return self.epilogue if finish else self.of_products
@@ -104,7 +121,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def ends_sums(self) -> bool:
         """Whether anything is done to a sum once it is whole."""
-        return self.norm is not None or self.of_sums.bits != 0
+        return self.of_rows is not None or self.of_sums.bits != 0
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -153,12 +170,12 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """
         if name == COUNTS:
             return self.world_size, self.world_size, COUNTS_DTYPE
-        if name in (SCALE_X, SCALE_W):
-            columns = self.n if (name, self.epilogue.scaling) == (SCALE_W, "rows") else 1
-            return 1, columns * (self.epilogue.products if name == SCALE_W else 1), SCALE_DTYPE
-        if name == GATE:
-            return self.k, self.n, self.dtype
-        return (1 if name in (BIAS, NORM_WEIGHT) else self.result_rows(rank)), self.n, self.result_dtype
+        if (read := input_of(name)) is None:  # a result beside the products
+            return self.result_rows(rank), self.n, self.result_dtype
+        scales = (self.n if self.epilogue.scaling == "rows" else 1) * self.epilogue.products
+        extents = {"1": 1, "k": self.k, "n": self.n, "y": self.result_rows(rank), "of_columns": scales}
+        dtype = {"result": self.result_dtype, "factor": self.dtype}.get(read.dtype, read.dtype)
+        return extents[read.rows], extents[read.cols], dtype
 
     @property
     def block(self) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
+from overweave.ir.operators.forms import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X_REST, Engine, MatmulConfig, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
@@ -200,15 +200,15 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
     reduces = binding.operations(queue, Reduce)
     outs = [plan.schedule.buffer(reduce.out.buffer) for reduce in reduces]
     stored = next((out for out in outs if out.home == OUTPUT), outs[0])  # others' addresses stand in the table
-    norm, epilogue = plan.problem.norm, plan.problem.of_sums
-    read = {name: binding.callers(name) for name in ((*norm.inputs, Z) if norm else epilogue.inputs)}
+    of_rows, epilogue = plan.problem.of_rows, plan.problem.of_sums
+    read = {name: binding.callers(name) for name in ((*of_rows.inputs, *of_rows.makes) if of_rows else epilogue.inputs)}
     sums = ReductionCall(
         operands=binding.table(reduction_operands(binding.addresses, binding.rank, queue)),
         widths=widths_of(reduces),
         out=binding.instance(stored.name),
         cols=stored.cols,
         after=AfterSums(*(read.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z))),
-        eps=norm.eps if norm else 0.0,
+        eps=of_rows.eps if of_rows else 0.0,
         sum_first=sums_first(plan.schedule, plan.realization.dtype, reduces),
         epilogue=epilogue.bits,
         **_map_of(binding, reduces),

@@ -81,7 +81,11 @@ def _factors(operation: Operation, problem: Problem, shapes: Mapping[str, ViewSh
     """Of products of whole rows by one whole weight, and nothing else; none of other operations."""
     if not isinstance(operation, Compute) or operation.addends or operation.accumulate:
         return []
-    if problem.of_products.bits or (problem.norm and problem.world_size == 1) or cut(operation.b, shapes) is not None:
+    if (
+        problem.of_products.bits
+        or (problem.of_rows and problem.world_size == 1)
+        or cut(operation.b, shapes) is not None
+    ):
         return []
     return [
         (a.buffer, cut(a, shapes), out.buffer, cut(out, shapes))
@@ -121,7 +125,7 @@ def _collective(
     operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
 ) -> BoundLibraryCall | None:
     """A collective from one whole buffer to one, both row-major, as the buffers of plans are."""
-    if not isinstance(operation, Collective) or problem.norm is not None or problem.epilogue.scaling:
+    if not isinstance(operation, Collective) or problem.of_rows is not None or problem.epilogue.scaling:
         return None
     if operation.finishes:
         return None

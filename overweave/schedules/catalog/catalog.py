@@ -90,7 +90,7 @@ def _served(record: Operator) -> Iterator[tuple[str, bool, str]]:
     x, w, y = ((each.ownership, each.along) for each in (record.x, record.w, record.y))
     if record.gathers_weight:
         forms = record.forms
-        is_bare = not (forms.epilogue or forms.scaling or forms.gate or forms.several_weights or forms.norm)
+        is_bare = not forms.several_weights and all(form.allowed_by == "returns_gathered" for form in forms.allowed)
         yield "x", x == ("gathered", "m"), "Gather its rows, along m"
         yield "w", w == ("gathered", "k"), "Gather its rows, along k"
         yield "y", y == ("replicated", None), "Make it replicated: every rank multiplies the same"
@@ -164,7 +164,7 @@ def _check(method: Method, problem: Problem, rank: int | None, options: Mapping[
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
     check_forms(asked, problem)
     if found := obstacle(MethodRequest(problem, options), method, "schedule"):
-        norm = f" with {problem.norm}" if problem.norm else ""
+        norm = f" with {problem.of_rows}" if problem.of_rows else ""
         raise InputError(f"{asked}{norm}", found, "Take another plan, such as sequential")
 
 

@@ -163,7 +163,7 @@ def _sums_beside_pushes(asked: MethodRequest) -> str:
 
 def _sums_of_whole_rows(asked: MethodRequest) -> str:
     found = "a tile holds no whole row to norm: use sums=kernel"
-    return f"sums=epilogue: {found}" if asked.problem.norm and asked.problem.record.scatters else ""
+    return f"sums=epilogue: {found}" if asked.problem.of_rows and asked.problem.record.scatters else ""
 
 
 def most_pieces(problem: Problem) -> int:
@@ -188,7 +188,7 @@ def of_norms(engine: Engine | None) -> Need:
 
     def why(asked: MethodRequest) -> str:
         problem = asked.problem
-        if problem.norm is None:
+        if problem.of_rows is None:
             return ""
         if engine is None:
             return "its last step does not norm"

@@ -19,11 +19,11 @@ def check_norm(plan: Plan, findings: Findings) -> None:
     """Rows of the output come from sums of whole rows, by the reduction kernel, a packed one that adds, or the
     library; nothing else norms. Each is normed once, and read by nobody but the caller then."""
     sums = plan.realization.reduction
-    if sums is not None and (sums.parts > sums.block_n or (plan.problem.norm is None and sums.parts > 1)):
+    if sums is not None and (sums.parts > sums.block_n or (plan.problem.of_rows is None and sums.parts > 1)):
         findings.add(
             "form", None, f"a tile of {sums.block_n} columns in {sums.parts} parts: only rows to norm have any"
         )
-    if plan.problem.norm is None:
+    if plan.problem.of_rows is None:
         return
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
     if outputs - {"y"}:
