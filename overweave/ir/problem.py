@@ -110,6 +110,12 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return tuple(name for each in self.endings for name in each.inputs) + (COUNTS,) * self.counted
 
     @property
+    def words(self) -> frozenset[str]:
+        """What is asked beyond a bare product, in the words of forms (`Form.words`)."""
+        options = {"activation": self.epilogue.activation, "return_gathered": self.returns_gathered}
+        return frozenset((*self.beside, *(name for name, is_asked in options.items() if is_asked)))
+
+    @property
     def also_made(self) -> tuple[str, ...]:
         """The results beside the products that what follows them makes, each of a product's shape."""
         return tuple(name for each in self.endings for name in each.makes)

@@ -13,7 +13,7 @@ from overweave.ir.tile_order import ARRIVAL_WORDS
 
 def share_numbers(config: MatmulConfig, epilogue: Epilogue) -> int:
     """Of fp32, that a share leaves: a tile's products, two if it is gated."""
-    return config.block_m * config.block_n * (2 if epilogue.gate else 1)
+    return config.block_m * config.block_n * epilogue.products
 
 
 class Shares(NamedTuple):

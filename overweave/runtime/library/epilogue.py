@@ -47,7 +47,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
         for part, out in enumerate(operation.out):
             if not out.is_empty:
                 y = view(out)
-                gate = _gate(operation, part, view, tensors) if epilogue.gate else None
+                gate = _gate(operation, part, view, tensors) if epilogue.products > 1 else None
                 apply_epilogue(y, slice(*out.rows), epilogue, tensors, gate)
 
 

@@ -199,7 +199,7 @@ def _config(problem: Problem, method: Method, settings: Settings) -> MatmulConfi
     if settings.split_k != 1:
         tiles = count_tiles(heights, problem.widths, config).tiles
         config = along_k(config, tiles, settings.sms, problem.k, settings.split_k)
-    obstacle = gate_obstacle(config, problem.dtype) if problem.epilogue.gate else ""
+    obstacle = gate_obstacle(config, problem.dtype) if problem.epilogue.products > 1 else ""
     if obstacle:
         raise InputError(f"epilogue {problem.epilogue}", obstacle, "Leave the tile shape to overweave")
     obstacle = step_obstacle(config, problem.dtype)
