@@ -37,6 +37,11 @@ def _place(row: int, block: int, filled: Sequence[int]) -> int:
     return sum(filled[:index]) + (min(within, filled[index]) if within else 0)
 
 
+def rows_of_counted(schedule: Schedule) -> dict[str, int]:
+    """The buffers whose rows a call's counts fill, with all of their rows."""
+    return {each.name: each.rows for each in schedule.buffers if each.counted}
+
+
 class Filled:
     """The operations of a schedule as the counts of one call have them: regions of filled rows, some of them empty."""
 

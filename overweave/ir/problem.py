@@ -95,6 +95,11 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.norm
 
     @property
+    def has_fixed_sizes(self) -> bool:
+        """Whether it is known before a call how many rows move; else its counts say so."""
+        return not self.counted
+
+    @property
     def endings(self) -> tuple[Epilogue | Norm, ...]:
         """What is done to the product, in this order; none of a bare one."""
         return (self.epilogue,) * bool(self.epilogue.bits) + ((self.norm,) if self.norm else ())
@@ -153,7 +158,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def extents(self) -> str:
         """For reports: `m=4096 n=1024+256+256 k=4096`."""
-        return f"m={self.m} n={self.n_text} k={self.k}{' counted' if self.counted else ''}"
+        return f"m={self.m} n={self.n_text} k={self.k}{'' if self.has_fixed_sizes else ' counted'}"
 
     @property
     def result_dtype(self) -> Dtype:

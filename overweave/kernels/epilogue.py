@@ -65,7 +65,7 @@ def scales_beside(ends, table, tile, row, EPILOGUE: tl.constexpr):
         if row is None:
             row = read_column(table, tile, ROW)
         source_row = read_column(table, tile, SOURCE_ROW)
-        beside = tl.where(is_own, ends.scale_x, ends.scales) + (source_row - row)
+        beside = tl.where(is_own, ends.scale_x, ends.scale_gathered) + (source_row - row)
     return beside
 
 

@@ -266,9 +266,7 @@ class _Writers:
 
 
 def _reads(step: CommunicationStep, tiles_read: bool) -> tuple[Region, ...]:
-    if isinstance(step, MatmulChunk):
-        return (step.region, *step.scales) if tiles_read else step.addends
-    return step.reads
+    return step.addends if isinstance(step, MatmulChunk) and not tiles_read else step.reads
 
 
 def _writes(step: CommunicationStep, tiles_read: bool) -> tuple[Region, ...]:

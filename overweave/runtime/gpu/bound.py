@@ -42,7 +42,7 @@ from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName, kernel_call
 from overweave.runtime.kernel_calls.matmul import matmul_call
 from overweave.runtime.kernel_calls.protocol import head_call, need_reach, tell_call
-from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call
+from overweave.runtime.library.calls import BoundLibraryCall, call_of
 from overweave.runtime.library.stretches import stretch_call
 from overweave.runtime.library.views import shapes_of
 
@@ -242,7 +242,7 @@ class BoundPlan:
         return enqueue
 
     def _copies(self, action: QueueLaunch) -> EnqueueOperation:
-        if self._plan.problem.counted:
+        if not self._plan.problem.has_fixed_sizes:
             return self._counted_copies(action)
         copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.settle)
         side = self._workspace.stream(action.queue).cuda_stream
@@ -285,9 +285,7 @@ class BoundPlan:
         buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         if is_permuted(operation, buffers):
             return stretch_call(operation, buffers, group, most_sms(plan, operation))
-        if plan.problem.counted:
-            return counted_call(operation, plan, group)
-        return library_call(operation, plan.problem, self._shapes, group)
+        return call_of(operation, plan, self._shapes, group)
 
     def _library(self, operation: Operation) -> EnqueueOperation:
         """A library call; on a stream of its own it waits there, as copies do, and the stream sets its signals.

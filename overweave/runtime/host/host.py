@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError
+from overweave.ir.counts import rows_of_counted
 from overweave.ir.operators.forms import lies_row_by_row
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Region
@@ -124,9 +125,10 @@ def _operands(plan: Plan, rank: int) -> dict[str, _Operand]:
         for region in (*operation.reads, *operation.writes):
             if region.buffer in extents and not region.is_empty:
                 _reach(extents, region, operation.rank, rank)
-    for buffer in plan.schedule.buffers:
-        if buffer.home == INPUT and buffer.counted:
-            extents[buffer.name] = 0, buffer.cols  # of as many rows as a call's counts say
+    for name in rows_of_counted(plan.schedule):
+        buffer = plan.schedule.buffer(name)
+        if buffer.home == INPUT:
+            extents[name] = 0, buffer.cols  # of as many rows as a call's counts say
     dtypes: dict[str, str] = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
     contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
     for name in (*plan.problem.beside, *plan.problem.also_made):  # of which no schedule knows

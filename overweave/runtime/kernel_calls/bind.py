@@ -160,7 +160,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         weights=tuple((binding.instance(name), binding.instance(outs[name][0])) for name in schedule.weights),
         b_is_transposed=plan.problem.b_is_transposed,
         **read,
-        scales=binding.own(gathered_scales) if gathered_scales else None,
+        scale_gathered=binding.own(gathered_scales) if gathered_scales else None,
         rest=binding.rest(),
         epilogue=epilogue,
         total=binding.instance(total) if total else None,

@@ -28,7 +28,14 @@ BoundLibraryCall = Callable[[TensorsByName], None]
 _Factor = tuple[str, Cut | None, str, Cut | None]  # a buffer, and what of it; its product's, and what of that
 
 
-def counted_call(operation: Operation, plan: Plan, group: Group) -> BoundLibraryCall:
+def call_of(operation: Operation, plan: Plan, shapes: Mapping[str, ViewShape], group: Group) -> BoundLibraryCall:
+    """As `library_call`, of a plan's operation, whatever its sizes follow from."""
+    if plan.problem.has_fixed_sizes:
+        return library_call(operation, plan.problem, shapes, group)
+    return _counted_call(operation, plan, group)
+
+
+def _counted_call(operation: Operation, plan: Plan, group: Group) -> BoundLibraryCall:
     """As `library_call`, of an operation on the rows that a call's counts fill, which each call works out."""
 
     def call(tensors: TensorsByName) -> None:
@@ -53,7 +60,7 @@ def library_call(
 def multiplies_rows(operation: Operation, plan: Plan) -> bool:
     """Whether an operation is products of whole rows by one whole weight alone, whose factors may lie in two parts."""
     shapes = {each.name: (each.rows, each.cols) for each in plan.schedule.buffers}
-    return not plan.problem.counted and bool(_factors(operation, plan.problem, shapes))
+    return plan.problem.has_fixed_sizes and bool(_factors(operation, plan.problem, shapes))
 
 
 def made_by(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> str | None:

@@ -15,7 +15,7 @@ from overweave.memory.board.board import Board
 from overweave.memory.fast_empty import maker
 from overweave.memory.group import Group
 from overweave.memory.subgroups import make_parts
-from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call, made_by
+from overweave.runtime.library.calls import BoundLibraryCall, call_of, made_by
 from overweave.runtime.library.stretches import stretch_call
 from overweave.runtime.library.views import joined, shapes_of, with_room
 
@@ -45,20 +45,18 @@ class LibraryRun:
         make_parts(group, plan.schedule.of_rank(group.rank))
         ends, permuted = {each.name: each.rows for each in local}, list[Operation]()
         operations = list(plan.schedule.of_rank(group.rank))
-        if not problem.counted:
+        if problem.has_fixed_sizes:
             permuted = [each for each in operations if is_permuted(each, buffers)]
             operations = [each if each in permuted else joined(each, shapes, ends) for each in operations]
-        made = {made_by(each, problem, shapes) for each in operations if not problem.counted}
+        made = {made_by(each, problem, shapes) for each in operations if problem.has_fixed_sizes}
         self.makes = frozenset(name for name in made if name in example)
 
-        def call_of(operation: Operation) -> BoundLibraryCall:
-            if problem.counted:
-                return counted_call(operation, plan, group)
+        def how(operation: Operation) -> BoundLibraryCall:
             if operation in permuted:
                 return stretch_call(operation, buffers, group)
-            return library_call(operation, problem, shapes, group)
+            return call_of(operation, plan, shapes, group)
 
-        self._calls = [call_of(each) for each in operations]
+        self._calls = [how(each) for each in operations]
         self._make = maker(example["w"].device)
         self._local = [
             (each.name, memory[each.name], _dtype(each, problem.dtype)) for each in local if each.name not in made

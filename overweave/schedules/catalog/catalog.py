@@ -24,6 +24,7 @@ from overweave.schedules.catalog.realized import realized, sums_shape
 from overweave.schedules.catalog.scales import of_partials, with_row_scales
 from overweave.schedules.communication import (
     COMPLETE,
+    GATHERED,
     ISSUE,
     MAIN,
     PACKED,
@@ -42,6 +43,7 @@ from overweave.schedules.communication import (
 )
 from overweave.schedules.methods.registry import METHODS, method_of, methods_for
 from overweave.schedules.methods.registry import register as register_method
+from overweave.schedules.moves.transfers import OWN
 from overweave.schedules.records.movers import carried
 from overweave.schedules.records.needs import obstacle
 from overweave.schedules.records.options import Settings, settle
@@ -127,6 +129,9 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     sums = sums_shape(problem, method, settings)
     work = MethodInputs(problem, settings, config, _split(problem, settings, config), sums, _held(problem), method)
     schedule = _builder(problem.record)(work)
+    if not problem.has_fixed_sizes:
+        buffers = (replace(each, counted=_COUNTED.get(each.name)) for each in schedule.buffers)
+        schedule = replace(schedule, buffers=tuple(buffers))
     realization = realized(schedule, problem, method, settings, config, sums)
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
@@ -214,6 +219,8 @@ def _queue(config: MatmulConfig | None) -> Queue:
 
 
 Builder = Callable[[MethodInputs], Schedule]
+# Blocks that a call's counts fill in part, by the buffers that hold them.
+_COUNTED = {X: "sent", OWN: "sent", GATHERED: "received", Y: "received"}
 _BUILDERS: dict[str, Builder] = {}  # of the operators that were registered
 
 
@@ -230,14 +237,11 @@ def _gather_then_matmul(work: MethodInputs) -> Schedule:
     """Of several weights each rank has, of each, its shard: a part of the rank's columns of the whole product."""
     problem = work.problem
     m, k, record, config = problem.m, problem.k, problem.record, work.config
-    ranks, widths, counted = range(problem.world_size), problem.widths, "received" if problem.counted else None
+    ranks, widths = range(problem.world_size), problem.widths
     own = [Buffer(numbered(W, at), _longest(problem), cols, "input") for at, cols in enumerate(widths)]
     gathered = record.gathers_weight and problem.world_size > 1
     weights = [Buffer(GATHERED_WEIGHT, k, cols, "local") for cols in widths] if gathered else own
-    outs = [
-        Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype, counted=counted)  # type: ignore[arg-type]
-        for index, cols in enumerate(widths)
-    ]
+    outs = [Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype) for index, cols in enumerate(widths)]
     triples = list(zip(own, outs, accumulate(widths[:-1], initial=0), strict=True))
     parts = [(rank, b, y, problem.start(record.w, rank)[1] + before) for rank in ranks for b, y, before in triples]
     communication, whole = _written(work), (((0, m), ((0, k),)),) if m > 0 else ()
@@ -310,7 +314,7 @@ def _matmul_then_exchange(work: MethodInputs) -> Schedule:
     """Every rank has a block of rows for each rank, whose products by its weight go there."""
     problem, config = work.problem, work.config
     block, n, k, ranks = problem.block, problem.n, problem.k, range(problem.world_size if problem.m else 0)
-    a, b = Buffer(X, problem.m, k, "input", counted="sent" if problem.counted else None), Buffer(W, k, n, "input")
+    a, b = Buffer(X, problem.m, k, "input"), Buffer(W, k, n, "input")
     given = []
     for rank, to in product_of(ranks, ranks):
         rows = region(a, rank, (to * block, (to + 1) * block))

@@ -15,12 +15,9 @@ from overweave.ir.schedule import Collective, Queue
 from overweave.schedules.communication import (
     COMPLETE,
     EXCHANGES,
-    GATHERED,
     PUSHES,
     Communication,
     MatmulChunk,
-    X,
-    Y,
     in_parts,
     is_empty,
 )
@@ -29,12 +26,10 @@ from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.moves import AllToAll
 from overweave.schedules.moves.moves import Chunk as Rows
 from overweave.schedules.moves.moves import Collective as Together
-from overweave.schedules.moves.transfers import OWN, transferred
+from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import needs, option_sets, options
 from overweave.schedules.records.movers import mesh_of
 from overweave.schedules.records.record import WITH_KERNELS, MarginCase, Method, MethodInputs
-
-_COUNTED = {X: "sent", OWN: "sent", GATHERED: "received", Y: "received"}
 
 
 def by_exchange(by_library: bool) -> Callable[[MethodInputs], Communication]:
@@ -46,8 +41,7 @@ def _moved(by_library: bool, work: MethodInputs) -> Communication:
     split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
     moves = all_to_all_of(sends, by_library, mesh_of(split, cols, work.settings))
     made = in_parts(transferred(moves, split.rows, cols, sends=sends), {PUSHES: split.tile_rows})
-    made = _at_once(made, split.rows) if sends and by_library else made
-    return counted(made) if work.problem.counted else made
+    return _at_once(made, split.rows) if sends and by_library else made
 
 
 def _at_once(made: Communication, rows: int) -> Communication:
@@ -60,12 +54,6 @@ def _at_once(made: Communication, rows: int) -> Communication:
     named = {chunk.name: chunk for chunk in first.values()}
     steps = (named.get(step.name) if isinstance(step, MatmulChunk) else step for step in made.steps)
     return replace(made, steps=tuple(step for step in steps if step is not None))
-
-
-def counted(made: Communication) -> Communication:
-    """The same, of blocks that a call fills in part."""
-    buffers = (replace(each, counted=_COUNTED.get(each.name)) for each in made.buffers)
-    return replace(made, buffers=tuple(buffers))
 
 
 def _waves(work: MethodInputs) -> Communication:
@@ -90,8 +78,7 @@ def _decomposed(work: MethodInputs) -> Communication:
     moves = tuple(Together(parts) for parts in pieces if not all(is_empty(part.rows) for part in parts))
     made = transferred(AllToAll(len(ranks), moves, True), split.rows, work.problem.moved_columns, sends=True)
     steps = (replace(step, queue=EXCHANGES) if isinstance(step, Collective) else step for step in made.steps)
-    made = replace(made, steps=tuple(steps), queues=(Queue(EXCHANGES, COMPLETE),))
-    return counted(made) if work.problem.counted else made
+    return replace(made, steps=tuple(steps), queues=(Queue(EXCHANGES, COMPLETE),))
 
 
 _library, _behind = partial(Method, operator=OPERATOR.name), partial(Method, operator=RETURNS.name)

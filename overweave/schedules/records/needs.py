@@ -107,12 +107,13 @@ def _few_rows(asked: MethodRequest) -> str:
 
 
 def _whole_blocks(asked: MethodRequest) -> str:
-    return "a tile kernel multiplies whole blocks, and counts fill them in part" if asked.problem.counted else ""
+    found = "a tile kernel multiplies whole blocks, and counts fill them in part"
+    return "" if asked.problem.has_fixed_sizes else found
 
 
 def _known_sizes(asked: MethodRequest) -> str:
     found = "a collective lands pieces whose sizes are known when the plan is built, and counts change them"
-    return found if asked.problem.counted else ""
+    return "" if asked.problem.has_fixed_sizes else found
 
 
 def _peer_memory(asked: MethodRequest) -> str:
