@@ -40,6 +40,11 @@ def _filled_before(row: int, block: int, filled: Sequence[int]) -> int:
     return sum(filled[:index]) + (min(within, filled[index]) if within else 0)
 
 
+def rows_of_counted(schedule: Schedule) -> dict[str, int]:
+    """The buffers whose rows a call's counts fill, with all of their rows."""
+    return {each.name: each.rows for each in schedule.buffers if each.counted}
+
+
 class Filled:
     """Cuts the operations of a schedule to the rows that the counts of one call fill; some regions become empty."""
 

@@ -236,6 +236,11 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
         return self.waits + self.late_waits
 
     @property
+    def beside(self) -> tuple[Region, ...]:
+        """What it reads and writes beside its factors and its product."""
+        return self.scales + self.addends + self.copies
+
+    @property
     def reads(self) -> tuple[Region, ...]:
         own = (*self.a, self.b, *self.out) if self.accumulate else (*self.a, self.b)
         return own + self.scales + self.addends

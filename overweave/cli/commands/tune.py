@@ -17,7 +17,7 @@ from overweave.cli.progress import progress
 from overweave.cli.ranks import DeviceChoice, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
 from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of
 from overweave.errors import InputError
-from overweave.ir.epilogue import SCALE_X
+from overweave.ir.operators.forms import SCALE_X
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.problem import Problem
 from overweave.ops.tune import device_named, tune_and_learn
@@ -105,11 +105,11 @@ def _tell(name: str, tuned: Tuned, own: Fingerprint, json: Path | None) -> None:
 def code(problem: Problem, plan: str) -> str:
     """The winner as code to paste."""
     weights = f"[{', '.join(f'w{index}' for index in range(len(problem.columns)))}]" if problem.columns else "w"
-    epilogue, norm = problem.epilogue, problem.norm
-    read = (*epilogue.inputs, *((SCALE_X,) if epilogue.scaling else ()), *(norm.inputs if norm else ()))
+    epilogue = problem.epilogue
+    read = (*problem.beside, *((SCALE_X,) if epilogue.scaling else ()))
     given = [f"{name}={name}" for name in problem.record.keywords if name in read]
     given += [f'activation="{epilogue.activation}"'] * bool(epilogue.activation)
-    given += ["norm=ow.RmsNorm(norm_weight)"] * bool(norm)
+    given += ["norm=ow.RmsNorm(norm_weight)"] * bool(problem.of_rows)
     return f'ow.{problem.operator}({", ".join(("x", weights, "group", *given))}, plan="{plan}")'
 
 

@@ -273,7 +273,7 @@ class _Table:
         obstacle = split_obstacle(self.plan.realization.matmul) if self.plan.realization.matmul else ""
         if obstacle:
             self.findings.add("lowering", compute, f"its tiles cannot be cut: {obstacle}")
-        if self.matmul and self.plan.problem.epilogue.gate:
+        if self.matmul and self.plan.problem.epilogue.products > 1:
             obstacle = gate_obstacle(self.matmul, self.plan.realization.dtype)
             if obstacle:
                 self.findings.add("lowering", compute, obstacle)

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from overweave.errors import InputError, KernelUnavailable, MachineError, PeerError, ScheduleError
-from overweave.ir.epilogue import Z
 from overweave.ir.plan import X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
@@ -152,8 +151,7 @@ def _proven(choice: Choice, problem: Problem, rank: int) -> Plan:
 def _signature(problem: Problem, choice: Choice, gradients: str) -> bytes:
     layout = " b=[n,k]" if problem.b_is_transposed else ""
     gathered = " with the gathered input" if problem.returns_gathered else ""
-    done = f" then {problem.epilogue}" if problem.epilogue.bits else ""
-    done += f" then {problem.norm}" if problem.norm else ""
+    done = "".join(f" then {ending}" for ending in problem.endings)
     done += f" in {problem.out_dtype}" if problem.out_dtype else ""
     done += f" with gradients of {gradients}" if gradients else ""
     shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
@@ -227,7 +225,7 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedRun, Boun
     if tensors["x"].device.type == "cuda":
         return _bind_aligned(plan, group, tensors) if plan.problem.m else (_do_nothing, None)
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
-    outputs |= {Z} if plan.problem.norm else set()
+    outputs |= set(plan.problem.also_made)
     plan = replace(plan, tile_orders=())  # torch computes whole operations here, and the tables are large
 
     def run(moved: Tensors) -> None:

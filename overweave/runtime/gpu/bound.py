@@ -46,7 +46,7 @@ from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.matmul import matmul_call
 from overweave.runtime.kernel_calls.packed import Caller, packed_call
 from overweave.runtime.kernel_calls.protocol import control_words, notify_call, prologue_call, require_peer_access
-from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call
+from overweave.runtime.library.calls import BoundLibraryCall, call_of
 from overweave.runtime.library.permuted_collectives import permuted_collective_call
 from overweave.runtime.library.views import shapes_of
 
@@ -259,7 +259,7 @@ class BoundPlan:
         return enqueue
 
     def _copies(self, action: QueueLaunch) -> EnqueueOperation:
-        if self._plan.problem.counted:
+        if not self._plan.problem.has_fixed_sizes:
             return self._counted_copies(action)
         copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.drain)
         side = self._workspace.stream(action.queue).cuda_stream
@@ -302,9 +302,7 @@ class BoundPlan:
         buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         if is_permuted(operation, buffers):
             return permuted_collective_call(operation, buffers, group, most_sms(plan, operation))
-        if plan.problem.counted:
-            return counted_call(operation, plan, group)
-        return library_call(operation, plan.problem, self._shapes, group)
+        return call_of(operation, plan, self._shapes, group)
 
     def _library(self, operation: Operation) -> EnqueueOperation:
         """A library call; on a stream of its own it waits there, as copies do, and the stream sets its signals.

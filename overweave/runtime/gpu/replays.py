@@ -41,7 +41,7 @@ def may_replay(plan: Plan) -> bool:
     """Whether calls of a plan may become graphs. A library's collectives are enqueued one by one, and so is what works
     on as many rows as a call's counts say."""
     has_collectives = any(isinstance(operation, Collective) for operation in plan.schedule.operations)
-    return not has_collectives and not plan.problem.counted
+    return not has_collectives and plan.problem.has_fixed_sizes
 
 
 class Replays:

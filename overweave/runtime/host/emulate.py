@@ -89,7 +89,7 @@ class HostCall:
     def run(self, layout: SlotLayout, inputs: TensorsByName, outputs: TensorsByName) -> None:
         """Inputs and outputs by buffer name, `[rows, cols]`, with at least the rows and columns of the own regions."""
         self.tensors = {**inputs, **outputs}
-        if self.plan.problem.counted:
+        if not self.plan.problem.has_fixed_sizes:
             self._filled = Filled(self.plan.schedule, inputs[COUNTS].tolist())
         try:
             self.slot = self.workspace.begin(layout, self.timeout_s)

@@ -13,8 +13,8 @@ import torch
 
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.kernel_limits import COPY_WORD_BYTES, LEAST_WAVES
+from overweave.ir.operators.forms import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X_REST, Engine, MatmulConfig, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
@@ -162,7 +162,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         weights=tuple((binding.instance(name), binding.instance(outs[name][0])) for name in schedule.weights),
         b_is_transposed=plan.problem.b_is_transposed,
         **read,
-        scales=binding.own(gathered_scales) if gathered_scales else None,
+        scale_gathered=binding.own(gathered_scales) if gathered_scales else None,
         rest=binding.rest(),
         epilogue=epilogue,
         total=binding.instance(total) if total else None,
@@ -202,15 +202,15 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
     reduces = binding.operations(queue, Reduce)
     outs = [plan.schedule.buffer(reduce.out.buffer) for reduce in reduces]
     stored = next((out for out in outs if out.home == OUTPUT), outs[0])  # others' addresses stand in the table
-    norm, epilogue = plan.problem.norm, plan.problem.sum_epilogue
-    read = {name: binding.callers(name) for name in ((*norm.inputs, Z) if norm else epilogue.inputs)}
+    of_rows, epilogue = plan.problem.of_rows, plan.problem.sum_epilogue
+    read = {name: binding.callers(name) for name in ((*of_rows.inputs, *of_rows.makes) if of_rows else epilogue.inputs)}
     sums = ReductionCall(
         operands=binding.table(reduction_operands(binding.addresses, binding.rank, queue)),
         widths=reduction_widths(reduces),
         out=binding.instance(stored.name),
         cols=stored.cols,
         after=AfterSums(*(read.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z))),
-        eps=norm.eps if norm else 0.0,
+        eps=of_rows.eps if of_rows else 0.0,
         sum_first=has_fp32_first_operand(plan.schedule, plan.realization.dtype, reduces),
         epilogue=epilogue.bits,
         **_block_map(binding, reduces),

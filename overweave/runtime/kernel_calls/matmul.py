@@ -28,8 +28,8 @@ class Operands:
     a_shard, a_workspace: `[rows, k]`, either may be None. weights: each `[k, n]`, in either memory layout, all in one,
     with its output `[rows, n]`; `TileRow.weight` numbers them.
     bias `[n]`, residual `[rows, n]`, scale_x and scale_w: what the epilogue reads, else None. scale_x lies beside the
-    rows of a_shard, and scales beside those of a_workspace; or scale_x, one element, is that of all. gate: a weight of
-    the first one's shape and layout.
+    rows of a_shard, and scale_gathered beside those of a_workspace; or scale_x, one element, is that of all. gate: a
+    weight of the first one's shape and layout.
     rest: further columns of a_shard, and as many rows of the one weight, that lie elsewhere; the Hopper kernel's alone.
     total: `[rows, n]`, a second output, of which `TileRow.into` tells; None if there is none.
     addends: int64 `[operations, addends]`, where those of each tile lie (memory/lower.addend_addresses); None if no
@@ -46,7 +46,7 @@ class Operands:
     bias: MatrixInput | None = None
     residual: MatrixInput | None = None
     scale_x: MatrixInput | None = None
-    scales: MatrixInput | None = None
+    scale_gathered: MatrixInput | None = None
     scale_w: MatrixInput | None = None
     epilogue: Epilogue = NO_EPILOGUE
     total: MatrixInput | None = None
@@ -81,7 +81,7 @@ class Operands:
     @property
     def ends(self) -> Ends:
         """What the epilogue reads; scales that are not read stand for the others."""
-        own, rest = self.scale_x, self.scales
+        own, rest = self.scale_x, self.scale_gathered
         scales = (rest if own is None else own, own if rest is None else rest)
         return Ends(self.bias, self.residual, *scales, self.scale_w)
 

@@ -28,7 +28,14 @@ BoundLibraryCall = Callable[[TensorsByName], None]
 _Factor = tuple[str, Cut | None, str, Cut | None]  # a buffer, and what of it; its product's, and what of that
 
 
-def counted_call(operation: Operation, plan: Plan, group: Group) -> BoundLibraryCall:
+def call_of(operation: Operation, plan: Plan, shapes: Mapping[str, ViewShape], group: Group) -> BoundLibraryCall:
+    """As `library_call`, of a plan's operation, whatever its sizes follow from."""
+    if plan.problem.has_fixed_sizes:
+        return library_call(operation, plan.problem, shapes, group)
+    return _counted_call(operation, plan, group)
+
+
+def _counted_call(operation: Operation, plan: Plan, group: Group) -> BoundLibraryCall:
     """As `library_call`, of an operation on the rows that a call's counts fill, which each call works out."""
 
     def call(tensors: TensorsByName) -> None:
@@ -53,7 +60,7 @@ def library_call(
 def is_plain_matmul(operation: Operation, plan: Plan) -> bool:
     """Whether an operation is products of whole rows by one whole weight alone, whose factors may lie in two parts."""
     shapes = {each.name: (each.rows, each.cols) for each in plan.schedule.buffers}
-    return not plan.problem.counted and bool(_plain_matmuls(operation, plan.problem, shapes))
+    return plan.problem.has_fixed_sizes and bool(_plain_matmuls(operation, plan.problem, shapes))
 
 
 def allocated_output(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> str | None:
@@ -85,7 +92,7 @@ def _plain_matmuls(operation: Operation, problem: Problem, shapes: Mapping[str, 
         return []
     if (
         problem.product_epilogue.bits
-        or (problem.norm and problem.world_size == 1)
+        or (problem.of_rows and problem.world_size == 1)
         or region_index(operation.b, shapes) is not None
     ):
         return []
@@ -131,7 +138,7 @@ def _flat_collective_call(
     operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
 ) -> BoundLibraryCall | None:
     """A collective from one whole buffer to one, both row-major, as the buffers of plans are."""
-    if not isinstance(operation, Collective) or problem.norm is not None or problem.epilogue.scaling:
+    if not isinstance(operation, Collective) or problem.of_rows is not None or problem.epilogue.scaling:
         return None
     if operation.finishes:
         return None

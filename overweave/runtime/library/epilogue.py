@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as functional
 
-from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, NORM_WEIGHT, RESIDUAL, SCALE_W, Activation, Epilogue, Norm, Z
+from overweave.ir.epilogue import NO_EPILOGUE, Activation, Epilogue, Norm
+from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, Z
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
@@ -46,7 +47,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
         for part, out in enumerate(operation.out):
             if not out.is_empty:
                 y = view(out)
-                gate = _gate_product(operation, part, view, tensors) if epilogue.gate else None
+                gate = _gate_product(operation, part, view, tensors) if epilogue.products > 1 else None
                 apply_epilogue(y, slice(*out.rows), epilogue, tensors, gate)
 
 
@@ -122,11 +123,11 @@ def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapp
     `tensors` are the caller's, the weight as `[n]` or `[1, n]`.
     """
     finish_collective(operation, problem, view, tensors)
-    if problem.norm is None or not _stores_sums(operation, problem):
+    if problem.of_rows is None or not _stores_sums(operation, problem):
         return
     for out in operation.writes:
         if out.buffer == "y" and not out.is_empty:
-            apply_norm(view(out), slice(*out.rows), problem.norm, tensors)
+            apply_norm(view(out), slice(*out.rows), problem.of_rows, tensors)
 
 
 def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, torch.Tensor]) -> None:

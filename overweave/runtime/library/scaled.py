@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from overweave.ir.epilogue import GATE, SCALE_W, SCALE_X
+from overweave.ir.operators.forms import GATE, SCALE_W, SCALE_X
 from overweave.ir.schedule import Compute
 from overweave.runtime.library.library import End, View, add_addends, full_precision
 

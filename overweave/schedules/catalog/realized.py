@@ -87,7 +87,7 @@ def sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceCo
     """The tiles of the reduction kernel. Beside a tile kernel they are large: it takes what that leaves idle. Where
     tiles add, it only moves sums, on all SMs, behind the tiles.
     """
-    if problem.norm is not None:
+    if problem.of_rows is not None:
         return row_shape(problem.result_rows(0), problem.n, settings.sms)
     finishes = problem.sum_epilogue.bits != 0
     if method.adds is not None and method.adds.by == TILE_KERNEL:
@@ -105,7 +105,7 @@ def packed_config(schedule: Schedule, problem: Problem, sms: int) -> PackedConfi
     """The launch of the kernel of packed messages."""
     members = [each for each in schedule.operations if each.queue == PACKED]
     buffers = {buffer.name: buffer for buffer in schedule.buffers}
-    if problem.norm is not None:
+    if problem.of_rows is not None:
         return packed_row_shape(problem.n * ITEMSIZE_BYTES[problem.result_dtype], packed_exchange(members, buffers))
     pushed = [part for each in members if isinstance(each, Put) for part in each.sources]
     sizes = [part.shape[0] * part.shape[1] * buffers[part.buffer].itemsize_bytes(problem.dtype) for part in pushed]

@@ -186,7 +186,7 @@ def _written(family: SumFamily, work: MethodInputs) -> Communication:
         order=adds.order,
         own_pieces=settings.own_pieces,
         blocks=work.sums,
-        is_normed=problem.norm is not None,
+        is_normed=problem.of_rows is not None,
     )
     return summed(family, how)
 

@@ -12,13 +12,10 @@ from overweave.ir.operators.all_to_all_matmul import OPERATOR
 from overweave.ir.operators.matmul_all_to_all import OPERATOR as RETURNS
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL
 from overweave.schedules.communication import (
-    GATHERED,
     PUSHES,
     TILES,
     Communication,
     MatmulChunk,
-    X,
-    Y,
     in_parts,
 )
 from overweave.schedules.families.wave_groups import in_groups
@@ -26,12 +23,10 @@ from overweave.schedules.methods.by_moves import beside_tiles, pieces_together
 from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.moves import AllToAll
 from overweave.schedules.moves.peer_stores import stored_at_peers
-from overweave.schedules.moves.transfers import OWN, transferred
+from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import needs, option_sets, options
 from overweave.schedules.records.movers import mesh_of
 from overweave.schedules.records.record import WITH_KERNELS, MarginCase, Method, MethodInputs
-
-_COUNTED = {X: "sent", OWN: "sent", GATHERED: "received", Y: "received"}
 
 
 def by_exchange(by_library: bool) -> Callable[[MethodInputs], Communication]:
@@ -45,7 +40,7 @@ def _moved(by_library: bool, work: MethodInputs) -> Communication:
     made = in_parts(transferred(moves, split.rows, cols, sends=sends), dict.fromkeys((PUSHES, TILES), split.tile_rows))
     if sends:
         made = _at_once(made, split.rows) if by_library else stored_at_peers(made)
-    return counted(made) if work.problem.counted else made
+    return made
 
 
 def _at_once(made: Communication, rows: int) -> Communication:
@@ -58,12 +53,6 @@ def _at_once(made: Communication, rows: int) -> Communication:
     named = {chunk.name: chunk for chunk in first.values()}
     steps = (named.get(step.name) if isinstance(step, MatmulChunk) else step for step in made.steps)
     return replace(made, steps=tuple(step for step in steps if step is not None))
-
-
-def counted(made: Communication) -> Communication:
-    """The same, of blocks that a call fills in part."""
-    buffers = (replace(each, counted=_COUNTED.get(each.name)) for each in made.buffers)
-    return replace(made, buffers=tuple(buffers))
 
 
 def _waves(work: MethodInputs) -> Communication:
@@ -85,8 +74,7 @@ def decomposed(work: MethodInputs) -> Communication:
     if len(ranks) == 1 or not split.rows:
         return _moved(True, work)
     moves = AllToAll(len(ranks), pieces_together(split), True)
-    made = beside_tiles(transferred(moves, split.rows, work.problem.moved_columns, sends=True))
-    return counted(made) if work.problem.counted else made
+    return beside_tiles(transferred(moves, split.rows, work.problem.moved_columns, sends=True))
 
 
 _library, _behind = partial(Method, operator=OPERATOR.name), partial(Method, operator=RETURNS.name)

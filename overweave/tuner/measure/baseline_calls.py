@@ -48,7 +48,7 @@ class BenchSide:
 
     xs, ws: what a rank passes, one tensor for each input set.
     lefts, rights: the factors of its matmul alone, of all columns, of every weight and of a gate.
-    product_dtype: of products.     scales: of rows and of columns, for fp8.
+    product_dtype: of products. ones: the scales of rows and of columns, for fp8.
 
     If the problem is more than a bare product, the sequential baseline is our library plan, which runs torch and NCCL.
     Collective: making one maps memory of peers.
@@ -60,7 +60,7 @@ class BenchSide:
         record, m, n, k = problem.record, problem.m, problem.multiplied_columns, problem.k
         self.rows = shard_rows(m, setting.group.world_size, setting.group.rank)
         self.product_dtype = torch.bfloat16 if setting.dtype == FP8 else setting.dtype
-        self.scales: list[torch.Tensor] = []
+        self.ones: list[torch.Tensor] = []
         sets = _input_sets((m * k + k * n) * setting.dtype.itemsize)
         whole = [_random((m, k), seed, setting) for seed in _seeds(record.x, sets, setting)]
         self.xs = [each[slice(*self.rows)].clone() for each in whole] if record.has_row_shards else whole
@@ -80,7 +80,7 @@ class BenchSide:
         if self.setting.dtype != FP8:
             return weights
         shapes = (max(self.problem.m, 1), 1), (1, extents[1])
-        self.scales = [torch.ones(shape, dtype=torch.float32, device=self.setting.device) for shape in shapes]
+        self.ones = [torch.ones(shape, dtype=torch.float32, device=self.setting.device) for shape in shapes]
         return [w.t().contiguous().t() for w in weights]
 
     def factors(self, sample: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,10 +89,10 @@ class BenchSide:
 
     def multiply(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the product by cuBLAS: of fp8 scaled by rows, with ones, into bf16."""
-        if not self.scales:
+        if not self.ones:
             return torch.mm(x, w) if out is None else torch.mm(x, w, out=out)
         y = torch.empty(x.shape[0], w.shape[1], dtype=self.product_dtype, device=x.device) if out is None else out
-        scaled_matmul(x, w, (self.scales[0][: x.shape[0]], self.scales[1]), y)
+        scaled_matmul(x, w, (self.ones[0][: x.shape[0]], self.ones[1]), y)
         return y
 
     def ours(self, sample: int, plan: str | None) -> CallResult:

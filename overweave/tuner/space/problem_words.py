@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, RESIDUAL, Activation, Epilogue, Norm
+from overweave.ir.epilogue import Activation, Epilogue, Norm
+from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, RESIDUAL
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.forms import check_forms
 

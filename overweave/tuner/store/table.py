@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.problem import Problem
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.space.space import Candidate, candidate
@@ -172,13 +171,13 @@ def distance(one: Problem, other: Problem) -> float:
     extents = ((one.m, other.m), (one.multiplied_columns, other.multiplied_columns), (one.k, other.k))
     steps = sum(abs(math.log2(a / b)) for a, b in extents)
     steps += LAYOUT_STEP * (one.b_is_transposed != other.b_is_transposed)
-    steps += EPILOGUE_STEP * (one.epilogue != other.epilogue) + COLUMNS_STEP * (one.columns != other.columns)
-    steps += EPILOGUE_STEP * (one.norm != other.norm)
+    steps += EPILOGUE_STEP * ((one.epilogue != other.epilogue) + (one.of_rows != other.of_rows))
+    steps += COLUMNS_STEP * (one.columns != other.columns)
     return steps + GATHERED_STEP * (one.returns_gathered != other.returns_gathered)
 
 
 def _kind(problem: Problem) -> Problem:
-    same = replace(problem, m=0, n=0, k=0, columns=(), epilogue=NO_EPILOGUE, norm=None)
+    same = replace(problem.without_endings, m=0, n=0, k=0, columns=())
     return replace(same, b_is_transposed=False, returns_gathered=False)
 
 

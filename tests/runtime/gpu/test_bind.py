@@ -16,7 +16,8 @@ import torch
 
 from campaigns.rates.gpu_paces import noted_peers
 from overweave.ir.counts import COUNTS
-from overweave.ir.epilogue import Epilogue, Norm, Z
+from overweave.ir.epilogue import Epilogue, Norm
+from overweave.ir.operators.forms import Z
 from overweave.ir.plan import LIBRARY, W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute

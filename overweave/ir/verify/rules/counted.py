@@ -187,8 +187,8 @@ def _pairing_obstacle(operation: Operation) -> str:
     if isinstance(operation, Compute) and len(operation.a) != len(operation.out):
         return "`a` and `out` are not cut alike, and their filled rows are paired part by part"
     if isinstance(operation, Compute):
-        plain = not (operation.addends or operation.copies or operation.scales)
-        return "" if plain else "a matmul with addends, copies or scales does not know which rows are filled"
+        found = "a matmul with addends, copies or scales does not know which rows are filled"
+        return found if operation.beside else ""
     if isinstance(operation, Collective) and operation.function == "all_to_all":
         return ""
     if isinstance(operation, Reduce) and len(operation.operands) == 1:  # it moves, and rounds

@@ -19,6 +19,7 @@ from functools import cache
 
 from msgspec.structs import replace
 
+from overweave.ir.counts import rows_of_counted
 from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, SYMMETRIC, Compute, Operation, Region, Schedule
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import Past
@@ -91,7 +92,7 @@ class _Users:
     def __init__(self, schedule: Schedule) -> None:
         workspace = [buffer for buffer in schedule.buffers if buffer.home in (SYMMETRIC, LOCAL)]
         self.names = {buffer.name for buffer in workspace}
-        self.rows_of_counted = {buffer.name: buffer.rows for buffer in workspace if buffer.counted}
+        self.rows_of_counted = rows_of_counted(schedule)
         self.of_instance: dict[tuple[str, int], int] = {}
         self.of_region: dict[tuple[str, int], dict[Region, int]] = {}
         for operation in schedule.operations:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import SCALE_DTYPE
+from overweave.ir.operators.forms import SCALE_DTYPE
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, Buffer, Compute
 from overweave.ir.tensors import scale_of
