@@ -162,15 +162,14 @@ _RELEASE = """    tl.atomic_add(signal, 1, mask=enabled, sem="release", scope="s
 
 
 class Race(NamedTuple):
-    """What is broken in a program. table: gives it the wrong tables. changes: of the text. is_bulk: bulk copies move
-    its rows. is_seen: whether GSan says that it sees such races (README of triton/experimental/gsan).
+    """What is broken in a program. table: gives it the wrong tables. changes: of the text. is_seen: whether GSan says
+    that it sees such races (README of triton/experimental/gsan).
     """
 
     name: str
     program: str
     table: Callable[[Program], Program] = lambda program: program
     changes: tuple[Change, ...] = ()
-    is_bulk: bool = False
     is_seen: bool = True
 
 
@@ -221,7 +220,6 @@ RACES = (
     Race("two ranks write one row", "halves", _one_row_more),
     Race("two blocks take one tile", "relay", changes=(_TWICE_CLAIMED,)),
     Race("no barrier of the block before a signal", "relay", changes=(_NO_BARRIER,), is_seen=False),
-    Race("bulk copies (inline assembly) do not wait", "relay", _without_waits(1), is_bulk=True, is_seen=False),
 )
 
 
@@ -272,7 +270,7 @@ class Call(NamedTuple):
     report: torch.Tensor
 
 
-def call_of(launch: Launch, memory: torch.Tensor, addresses: Sequence[int], is_bulk: bool = False) -> Call:
+def call_of(launch: Launch, memory: torch.Tensor, addresses: Sequence[int]) -> Call:
     """memory: the rank's own `[RANK_INTS]`, int32; addresses: where that of each rank lies for this process."""
     rows, places = [], []
     for at, move in enumerate(launch.moves):
@@ -287,7 +285,7 @@ def call_of(launch: Launch, memory: torch.Tensor, addresses: Sequence[int], is_b
     limits = on_device([WAIT_NS, report.data_ptr()], torch.int64)
     queue = LaunchTiles(on_device(rows), on_device([0]), on_device([0], torch.int64), len(rows))
     protocol = SignalWords(memory[place_of("signals") :], on_device([0] * SIGNAL_INTS), limits, 0)
-    constants = (BLOCK_INTS, is_bulk, False, False)
+    constants = (BLOCK_INTS, False, False, False)  # by loads and stores; bulk copies are inline assembly
     source = memory[place_of(launch.source) :]
     values = (on_device(places, torch.int64), source, queue, protocol, ROW_INTS // INTS_OF_A_WORD, *constants)
     return Call(values, min(BLOCKS, len(rows)), report)
