@@ -20,6 +20,7 @@ from overweave.hardware.curves import Bandwidth, Curve
 
 Endpoint = int | str
 EACH_GPU = "gpu"  # in a pair of a file: each GPU; twice in a pair: every two GPUs
+MOST_LINKS = 1 << 17  # every two of 512 GPUs
 TopologyKind = Literal["switch", "full_mesh", "closed_ring", "tree", "levels"]
 Hop = tuple[Endpoint, Endpoint]  # a link in one direction
 
@@ -137,10 +138,15 @@ def _repeat_link(link: Link, gpus: int, count: int) -> Link:
 
 
 def check(topology: Topology, gpus: int) -> None:
-    """Raise MachineFileError for a missing link, a link faster than its port, or a GPU that cannot be reached."""
+    """Raise MachineFileError for a missing link, a link faster than its port, or a GPU that cannot be reached,
+    and for more links than anybody has."""
+    count = sum(_pair_count(one, other, gpus) for link in topology.links for one, other in link.between)
+    if count > MOST_LINKS:
+        raise MachineFileError("topology", f"{count} links", f"Name each link once: at most {MOST_LINKS}")
     hops = topology.hops(gpus)
     for (one, other), curve in hops.items():
-        if {one, other} & set(range(gpus)) and curve.peak_gb_per_s > topology.port.gb_per_s:
+        is_of_gpu = isinstance(one, int) or isinstance(other, int)
+        if is_of_gpu and curve.peak_gb_per_s > topology.port.gb_per_s:
             found = f"{curve.peak_gb_per_s:g} GB/s between {one} and {other}, {topology.port.gb_per_s:g} at the port"
             raise MachineFileError("topology", found, "A GPU passes all its links through its port: raise the port")
     strange = {place for hop in hops for place in hop if isinstance(place, int) and not 0 <= place < gpus}
@@ -198,6 +204,13 @@ _REQUIRED_LINKS: dict[TopologyKind, Callable[[dict[Hop, Curve], int], list[Hop]]
     "tree": _check_tree,
     "levels": _no_pairs,
 }
+
+
+def _pair_count(one: Endpoint, other: Endpoint, gpus: int) -> int:
+    """How many links a pair of a file stands for."""
+    if one == other == EACH_GPU:
+        return gpus * (gpus - 1) // 2
+    return gpus if EACH_GPU in (one, other) else 1
 
 
 def _pairs(one: Endpoint, other: Endpoint, gpus: int) -> list[Hop]:

@@ -58,6 +58,7 @@ def characterize(
     ] = None,
 ) -> None:
     """Tell what cutting and overlapping lose, on this GPU or on a described machine."""
+    began = process_time()
     kinds: tuple[Kinds, ...] = (only,) if only else ("dil", "comm", "cil")
     cases = {case.name: case.problem(OPERATOR, world, "bf16") for case in read_shapes(shapes, OPERATOR).cases}
     if out is not None:
@@ -65,7 +66,10 @@ def characterize(
     if simulate:
         with limited(*files_of(simulate)):
             machine = load(simulate)
-        found, where = _predicted(cases, machine, (simulate, shapes), kinds), f"predicted on {machine.title}"
+        found, where = (
+            _predicted(cases, machine, (simulate, shapes), kinds, process_time() - began),
+            f"predicted on {machine.title}",
+        )
     else:
         found, where = _measured(cases, kinds), f"measured on {gpu_here()}"
     console = Console()
@@ -80,9 +84,9 @@ def characterize(
 
 
 def _predicted(
-    cases: dict[str, Problem], machine: Machine, named: tuple[str, str], kinds: tuple[Kinds, ...]
+    cases: dict[str, Problem], machine: Machine, named: tuple[str, str], kinds: tuple[Kinds, ...], read_s: float
 ) -> list[Losses]:
-    """named: what the caller called the machine, and the shapes."""
+    """named: what the caller called the machine, and the shapes. read_s: that reading them took, of what they may."""
     name, shapes = named
     empty = next((case for case, problem in cases.items() if not problem.m), None)
     if empty is not None:
@@ -98,7 +102,8 @@ def _predicted(
             f"characterize --only comm --simulate {name}", found, "Leave --only out, or name another machine"
         )
     files, told = files_of(name, shapes), list[Losses]()
-    left_s = allowed_s(*files_of(shapes)) if files_of(shapes) else inf  # a set of the repository takes what it takes
+    own_shapes = files_of(shapes)
+    left_s = allowed_s(*own_shapes) - read_s if own_shapes else inf  # a set of the repository takes what it takes
     for case, problem in cases.items():
         began = process_time()
         with limited(*files, seconds=min(CASE_S, max(left_s, _LEAST_S))):
