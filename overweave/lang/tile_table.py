@@ -36,8 +36,8 @@ __all__ = [
     "announce_tile_at",
     "away",
     "blocks",
-    "carry_slices",
-    "chosen_side",
+    "push_slices",
+    "select_source",
     "claim_tile",
     "complete_bulk_stores",
     "finish_tile",
@@ -204,7 +204,7 @@ def _place(table, tile, places, place, world_size):
 
 
 @triton.jit
-def carry_slices(table, tile, claims, targets, source, first, slices, BULK: tl.constexpr):
+def push_slices(table, tile, claims, targets, source, first, slices, BULK: tl.constexpr):
     """Before a tile: moves slices of what goes to peers, at least one while there are any, and as many more as its row
     says. Each is announced where it lands, after it.
 
@@ -246,7 +246,7 @@ def tile_number(table, tile):
 
 
 @triton.jit
-def chosen_side(table, tile, own, arrived, row_elements):
+def select_source(table, tile, own, arrived, row_elements):
     """Where the tile finds its rows of a tensor: the caller's shard, moved back by the rows before it, or `arrived`."""
     before = read_column(table, tile, SOURCE_ROW).to(tl.int64) * row_elements
     return tl.where(read_column(table, tile, SOURCE) == FROM_OWN_SHARD, own - before, arrived)
