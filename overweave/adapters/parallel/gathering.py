@@ -25,7 +25,7 @@ from overweave.adapters.rows import RowGather, gathered_by_library
 from overweave.errors import InputError
 from overweave.functional import all_gather_linear, linear_all_reduce
 from overweave.layers.precision import autocast_dtype, cast, is_autocast
-from overweave.layers.replicated import differentiated_twice, gradients_of_weights
+from overweave.layers.replicated import double_backward_error, weight_gradients
 
 Maybe = torch.Tensor | None
 SITE, GRADIENT = "PrepareGather", "PrepareGather, its gradient"
@@ -152,7 +152,7 @@ class _Gathered(torch.autograd.Function):
         if gradient is None:
             return None, None
         if torch.is_grad_enabled():
-            raise differentiated_twice("PrepareGather", ctx.gather.group)
+            raise double_backward_error("PrepareGather", ctx.gather.group)
         if isinstance(gradient, Summing) and gradient.is_unread:
             site(GRADIENT).by_overweave += 1
             return gradient.scattered(), None
@@ -181,7 +181,7 @@ class _Multiplied(torch.autograd.Function):
         if of_y is None:
             return None, None, None, None
         if torch.is_grad_enabled():
-            raise differentiated_twice("Colwise", ctx.gather.group)
+            raise double_backward_error("Colwise", ctx.gather.group)
         if isinstance(whole, Gathering):
             whole = whole.computed("the gradient of a weight")
         of_x: Maybe = None
@@ -189,7 +189,7 @@ class _Multiplied(torch.autograd.Function):
             of_x = linear_all_reduce(of_y, weight.t(), group=ctx.gather.group).to(ctx.like[1])
         elif wanted[0]:
             of_x = Summing(ctx.like, ctx.gather, (WeightProduct(of_y, weight, ctx.parameter),))
-        return of_x, *gradients_of_weights(of_y, whole, wanted[1:3]), None
+        return of_x, *weight_gradients(of_y, whole, wanted[1:3]), None
 
 
 def _may_change(parameter: torch.Tensor) -> bool:
