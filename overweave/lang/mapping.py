@@ -140,8 +140,8 @@ class TileChannel:
 
     def counter_of(self, tile: int) -> int:
         """f_C: the counter to which a producer's tile adds one."""
-        inside = tile % self.tiles.per_shard // self.tiles.across
-        return self.tiles.rank_of(tile) * self.channels + inside // self.down
+        row_in_shard = tile % self.tiles.per_shard // self.tiles.across
+        return self.tiles.rank_of(tile) * self.channels + row_in_shard // self.down
 
     def count_of(self, counter: int) -> int:
         """How many tiles add to a counter."""
@@ -175,5 +175,5 @@ class TileChannel:
     def _counter_of_row(self, row: int) -> int:
         """Return the counter of the tile that holds a row."""
         shard = row // self.tiles.shard_rows
-        inside = (row - shard * self.tiles.shard_rows) // self.tiles.tile_rows
-        return shard * self.channels + inside // self.down
+        tile_row = (row - shard * self.tiles.shard_rows) // self.tiles.tile_rows
+        return shard * self.channels + tile_row // self.down

@@ -107,16 +107,16 @@ def tile_push_data(channel, tensor, tile, data, MODE: tl.constexpr, rank=None):
 
     data: `[tile_rows, tile_cols]`; elements beyond the tile's rows and columns are masked.
     """
-    offsets, inside = _elements(channel, tensor, tile)
+    offsets, in_tile = _elements(channel, tensor, tile)
     data = data.to(tensor.own.dtype.element_ty)
     if MODE == "p2p":
         target = producer_rank(channel, tile) if rank is None else rank
-        tl.store(_on_rank(tensor, target) + offsets, data, mask=inside)
+        tl.store(_on_rank(tensor, target) + offsets, data, mask=in_tile)
     else:
         tl.static_assert(MODE == "broadcast", "MODE is one of P2P, BROADCAST")
         ranks: tl.constexpr = channel.layout.world_size
         for step in range(ranks):
-            tl.store(_on_rank(tensor, (channel.rank + step) % ranks) + offsets, data, mask=inside)
+            tl.store(_on_rank(tensor, (channel.rank + step) % ranks) + offsets, data, mask=in_tile)
 
 
 @triton.jit
@@ -126,17 +126,17 @@ def tile_pull_data(channel, tensor, tile, MODE: tl.constexpr, rank=None):
     P2P: from the rank that owns it, or from `rank`. BROADCAST: every rank's, `[ranks, tile_rows, tile_cols]`, ranks
     rounded up to a power of two with zeros.
     """
-    offsets, inside = _elements(channel, tensor, tile)
+    offsets, in_tile = _elements(channel, tensor, tile)
     if MODE == "p2p":
         source = producer_rank(channel, tile) if rank is None else rank
-        data = tl.load(_on_rank(tensor, source) + offsets, mask=inside, other=0.0)
+        data = tl.load(_on_rank(tensor, source) + offsets, mask=in_tile, other=0.0)
     else:
         tl.static_assert(MODE == "broadcast", "MODE is one of P2P, BROADCAST")
         ranks = tl.arange(0, channel.layout.padded_ranks)
         is_rank = ranks < channel.layout.world_size
         bases = tl.load(tensor.addresses + ranks, mask=is_rank, other=0).to(tensor.own.dtype)
-        inside = is_rank[:, None, None] & inside[None, :, :]
-        data = tl.load(bases[:, None, None] + offsets[None, :, :], mask=inside, other=0.0)
+        in_tile = is_rank[:, None, None] & in_tile[None, :, :]
+        data = tl.load(bases[:, None, None] + offsets[None, :, :], mask=in_tile, other=0.0)
     return data
 
 
@@ -184,8 +184,8 @@ def _producer_counter(channel, tile):
     """f_C of producers: the counter of a tile."""
     tiles: tl.constexpr = channel.layout.tiles
     if channel.producer_table is None:
-        inside = tile % tiles.per_shard // tiles.across
-        counter = tile // tiles.per_shard * channel.layout.channels + inside // channel.layout.down
+        row_in_shard = tile % tiles.per_shard // tiles.across
+        counter = tile // tiles.per_shard * channel.layout.channels + row_in_shard // channel.layout.down
     else:
         counter = _entry(channel.producer_table, tiles, tile, CHANNEL)
     return counter
@@ -211,8 +211,8 @@ def _counter_of_row(channel, row):
     """Return the counter of the producers' tile that holds a row."""
     tiles: tl.constexpr = channel.layout.tiles
     shard = row // tiles.shard_rows
-    inside = (row - shard * tiles.shard_rows) // tiles.tile_rows
-    return shard * channel.layout.channels + inside // channel.layout.down
+    tile_row = (row - shard * tiles.shard_rows) // tiles.tile_rows
+    return shard * channel.layout.channels + tile_row // channel.layout.down
 
 
 @triton.jit
@@ -297,10 +297,10 @@ def _elements(channel, tensor, tile):
     low, high = producer_rows(channel, tile)
     rows = low + tl.arange(0, tiles.tile_rows)
     cols = _column(tiles, tile) + tl.arange(0, tiles.tile_cols)
-    inside = (rows < high)[:, None] & (cols < tiles.cols)[None, :]
+    mask = (rows < high)[:, None] & (cols < tiles.cols)[None, :]
     if tensor.layout.is_shard:
         rows -= producer_rank(channel, tile) * tiles.shard_rows
-    return rows.to(tl.int64)[:, None] * tensor.layout.stride + cols[None, :], inside
+    return rows.to(tl.int64)[:, None] * tensor.layout.stride + cols[None, :], mask
 
 
 @triton.jit

@@ -120,31 +120,25 @@ class _Tile:
         if self.weaving.push_path is None:
             return []
         source = _parameter_of_load(self.kernel, self.weaving.dual_source) or "overweave_targets"
-        table_arguments = "overweave_table, overweave_row, overweave_claims, overweave_targets"
-        slice_arguments = (
-            f"overweave_tiles + overweave_parts, overweave_slices, BULK={self.weaving.push_path == 'bulk'}"
-        )
-        return [_parse(f"{LANG}.push_slices(\n    {table_arguments},\n    {source}, {slice_arguments}\n)")]
+        table = "overweave_table, overweave_row, overweave_claims, overweave_targets"
+        slices = f"overweave_tiles + overweave_parts, overweave_slices, BULK={self.weaving.push_path == 'bulk'}"
+        return [_parse(f"{LANG}.push_slices(\n    {table},\n    {source}, {slices}\n)")]
 
     def _select_source(self) -> list[cst.CSTNode]:
         """Emit `a = overweave_lang.select_source(overweave_table, overweave_row, a, overweave_a, N)`."""
-        directive = next(
-            (load.directive for load in self.kernel.loads if load.directive.tensor == self.weaving.dual_source), None
+        access = next(
+            (one.directive for one in self.kernel.loads if one.directive.tensor == self.weaving.dual_source), None
         )
-        if directive is None:
+        if access is None:
             return []
         axes = {axis.name: axis.extent for axis in self.kernel.axes}
-        extents = [_factor_text(axes.get(str(dim), dim)) for dim in directive.dims[1:]] or ["1"]
-        own_pointer, arrived_pointer, row = (
-            directive.parameter,
-            f"overweave_{directive.parameter}",
+        extents = [_factor_text(axes.get(str(dim), dim)) for dim in access.dims[1:]] or ["1"]
+        own, arrived, row = (
+            access.parameter,
+            f"overweave_{access.parameter}",
             "overweave_table, overweave_row",
         )
-        return [
-            _parse(
-                f"{own_pointer} = {LANG}.select_source({row}, {own_pointer}, {arrived_pointer}, {' * '.join(extents)})"
-            )
-        ]
+        return [_parse(f"{own} = {LANG}.select_source({row}, {own}, {arrived}, {' * '.join(extents)})")]
 
     def _tile_number(self) -> cst.CSTNode:
         """Emit `pid = overweave_lang.tile_number(overweave_table, overweave_row)` for `pid = tl.program_id(0)`."""
@@ -231,11 +225,11 @@ class _Tile:
 
 def parameters_of(kernel: AnnotatedKernel, weaving: Weaving) -> tuple[str, ...]:
     """Return the parameters that the fused kernel adds to the author's."""
-    arrived_pointers = [
-        f"overweave_{load.directive.parameter}" for load in kernel.loads if load.directive.tensor == weaving.dual_source
+    arrived = [
+        f"overweave_{one.directive.parameter}" for one in kernel.loads if one.directive.tensor == weaving.dual_source
     ]
     return (
-        *dict.fromkeys(arrived_pointers),
+        *dict.fromkeys(arrived),
         *PARAMETERS,
         *(PUSH_PARAMETERS if weaving.push_path else ()),
         *((STORE_PLACES,) if weaving.stored_at_peers else ()),
@@ -373,12 +367,10 @@ class _Storing(cst.CSTTransformer):
         count = _parse(f"overweave_count = {LANG}.place_count({table}, {world_size})")
         loop = _parse("for overweave_place in range(overweave_count):\n    pass\n")
         pointer = store.directive.parameter
-        displacement = _parse(
-            f"overweave_away = {LANG}.away(\n    {table}, overweave_place, {world_size}, {pointer}\n)"
-        )
+        away = _parse(f"overweave_away = {LANG}.away(\n    {table}, overweave_place, {world_size}, {pointer}\n)")
         assert isinstance(loop, cst.For)
         author_store = updated_node.with_changes(leading_lines=())
-        emitted = [count, loop.with_changes(body=loop.body.with_changes(body=(displacement, author_store)))]
+        emitted = [count, loop.with_changes(body=loop.body.with_changes(body=(away, author_store)))]
         return cst.FlattenSentinel(_with_leading_comments(emitted, original_node))  # type: ignore[arg-type]
 
 
@@ -415,13 +407,11 @@ def _claiming_loop(kernel: AnnotatedKernel, body: list[cst.CSTNode]) -> list[cst
 
 def _with_parameters(params: cst.Parameters, added: tuple[str, ...]) -> cst.Parameters:
     """Insert parameters before the first constexpr, or the first with a default."""
-    all_params = list(params.params)
-    position = next((i for i, one in enumerate(all_params) if one.default or is_constant(one)), len(all_params))
-    style = (
-        all_params[0].comma if all_params and isinstance(all_params[0].comma, cst.Comma) else cst.MaybeSentinel.DEFAULT
-    )
-    all_params[position:position] = [cst.Param(cst.Name(name), comma=style) for name in added]
-    return params.with_changes(params=all_params)
+    listed = list(params.params)
+    position = next((i for i, one in enumerate(listed) if one.default or is_constant(one)), len(listed))
+    style = listed[0].comma if listed and isinstance(listed[0].comma, cst.Comma) else cst.MaybeSentinel.DEFAULT
+    listed[position:position] = [cst.Param(cst.Name(name), comma=style) for name in added]
+    return params.with_changes(params=listed)
 
 
 def _with_leading_comments(emitted: list[cst.CSTNode], replaced: Statement) -> list[cst.CSTNode]:

@@ -45,7 +45,7 @@ def weaving_of(plan: Plan, space: TileSpace, schedules: Mapping[str, object]) ->
         if any(_is_pushed_by_tiles(plan, one) for one in plan.schedule.operations)
         else None,
         stored_at_peers=_tensor_stored_at_peers(plan),
-        exchanges=tuple((tensor, str(how)) for tensor, how in schedules.items()),
+        exchanges=tuple((tensor, str(schedule)) for tensor, schedule in schedules.items()),
     )
 
 
@@ -77,16 +77,13 @@ def contract_of(kernel: AnnotatedKernel, weaving: Weaving, tensor_cores: int = 0
     tensor_cores: how many wgmma groups stay in flight in the main loop; 0 for a kernel without them.
     """
     streamed = {axis.name for axis in kernel.axes if axis.is_streamed}
-    loads_in_loops = [load.directive for load in kernel.loads if load.directive.dims[0].names & streamed]
+    late = [load.directive for load in kernel.loads if load.directive.dims[0].names & streamed]
     waited_loads = [load.directive for load in kernel.loads if load.directive.tensor in weaving.waited_tensors]
-    pointers_before_loops = [
-        f"overweave_{directive.parameter}" if directive.tensor == weaving.dual_source else directive.parameter
-        for directive in waited_loads
+    early = [
+        f"overweave_{load.parameter}" if load.tensor == weaving.dual_source else load.parameter for load in waited_loads
     ]
-    guarded = dict.fromkeys(
-        pointers_before_loops + [directive.parameter for directive in loads_in_loops if weaving.waits_in_loop]
-    )
-    stored = dict.fromkeys(store.directive.parameter for store in kernel.stores)
+    guarded = dict.fromkeys(early + [load.parameter for load in late if weaving.waits_in_loop])
+    stored_pointers = dict.fromkeys(store.directive.parameter for store in kernel.stores)
     waits = bool(weaving.waited_tensors) + weaving.waits_in_loop
     signals = "*overweave_places" if weaving.stored_at_peers else "overweave_signals"
     return Contract(
@@ -95,7 +92,7 @@ def contract_of(kernel: AnnotatedKernel, weaving: Weaving, tensor_cores: int = 0
         looks=waits,
         guarded=(Guard("overweave_signals", tuple(guarded), optional=True),) if waits else (),
         announced=(
-            *((Guard(signals, tuple(stored), optional=True),) if weaving.notifies else ()),
+            *((Guard(signals, tuple(stored_pointers), optional=True),) if weaving.notifies else ()),
             *((Guard("*overweave_targets", ("*overweave_targets",), optional=True),) if weaving.push_path else ()),
         ),
         alarm=("overweave_words", "*overweave_limits"),

@@ -16,9 +16,9 @@ from overweave.compiler.frontend.symbols.directives import SourceLine
 
 
 class Recurrence(NamedTuple):
-    """How a value depends on loop-carried variables. variable: the one that it updates. maximum: that it is scaled by.
+    """How a value depends on loop-carried variables. variable: the one that it updates. scale: the maximum M in it.
 
-    kind: of the online softmax, with m the old maximum and M the new one:
+    kind, where m is the old value of a running maximum and M the new one, as in the online softmax:
         steady, iteration, data   no loop-carried variable: invariant, of the iteration's number, of its loads
         old, sum, product, max    the old value; plus a term; times a factor; maximum or minimum with a value
         below, weight             `x - M`; `exp(x - M)`, and products of it with data
@@ -29,7 +29,7 @@ class Recurrence(NamedTuple):
 
     kind: str
     variable: str = ""
-    maximum: str = ""
+    scale: str = ""
 
 
 STEADY, ITERATION, DATA = Recurrence("steady"), Recurrence("iteration"), Recurrence("data")
@@ -50,7 +50,7 @@ def check_loop_carried(kernel: AnnotatedKernel, stream: StreamedLoop) -> None:
 
 
 class _Loop:
-    """The analysis of one loop. One method a statement type, `_for` for ast.For. recurrences: variable -> what it
+    """The analysis of one loop. One method a statement type, `_for` for ast.For. values: variable -> what it
     holds at the current statement.
 
     used_behind: names that are read behind the loop. read: loop-carried variables whose old value the body reads.
@@ -65,7 +65,7 @@ class _Loop:
             for one in ast.walk(function)
             if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load) and one.lineno > (loop.end_lineno or 0)
         }
-        self.recurrences: dict[str, Recurrence] = {name: Recurrence("old", name) for name in self.assigned} | {
+        self.values: dict[str, Recurrence] = {name: Recurrence("old", name) for name in self.assigned} | {
             self.variable: ITERATION
         }
         self.read: set[str] = set()
@@ -74,17 +74,17 @@ class _Loop:
         """Raise DirectiveError for the first variable whose recurrence depends on the order."""
         self.block(self.loop.body)
         for name in self.assigned:
-            recurrence = self.recurrences[name]
-            is_order_free = recurrence.variable == name and recurrence.kind in ("old", "sum", "product", "max")
-            if recurrence.kind == "scaled" and recurrence.variable == name:
-                is_order_free = self.recurrences.get(recurrence.maximum) == Recurrence("max", recurrence.maximum)
-            if is_order_free or (name not in self.used_behind and name not in self.read) or recurrence == STEADY:
+            value = self.values[name]
+            is_order_free = value.variable == name and value.kind in ("old", "sum", "product", "max")
+            if value.kind == "scaled" and value.variable == name:
+                is_order_free = self.values.get(value.scale) == Recurrence("max", value.scale)
+            if is_order_free or (name not in self.used_behind and name not in self.read) or value == STEADY:
                 continue
-            is_pure_old = recurrence.kind == "other" and self.recurrences.get(recurrence.variable, STEADY).kind not in (
+            is_other = value.kind == "other" and self.values.get(value.variable, STEADY).kind not in (
                 "max",
                 "scaled",
             )
-            raise self.refused(recurrence.variable if is_pure_old and recurrence.variable else name)
+            raise self.refused(value.variable if is_other and value.variable else name)
 
     def refused(self, name: str) -> Exception:
         """Return the error for a variable."""
@@ -109,32 +109,32 @@ class _Loop:
     def _augassign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
             old = self.recurrence(ast.Name(node.target.id, ast.Load()))
-            self.recurrences[node.target.id] = binary_recurrence(old, self.recurrence(node.value), node.op)
+            self.values[node.target.id] = binary_recurrence(old, self.recurrence(node.value), node.op)
 
     def _set(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name):
-            self.recurrences[target.id] = self.recurrence(value)
+            self.values[target.id] = self.recurrence(value)
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
             kinds = [self.recurrence(element) for element in value.elts]
             for element, kind in zip(target.elts, kinds, strict=True):
-                self.recurrences |= {element.id: kind} if isinstance(element, ast.Name) else {}
+                self.values |= {element.id: kind} if isinstance(element, ast.Name) else {}
         elif isinstance(target, ast.Tuple):
             kind = self.recurrence(value)
             for element in target.elts:
-                self.recurrences |= {element.id: _combine([kind])} if isinstance(element, ast.Name) else {}
+                self.values |= {element.id: _combine([kind])} if isinstance(element, ast.Name) else {}
 
     def _expr(self, node: ast.Expr) -> None:
         self.recurrence(node.value)
 
     def _if(self, node: ast.If) -> None:
         self._check_condition(node.test)
-        start = dict(self.recurrences)
+        start = dict(self.values)
         self.block(node.body)
-        taken_kinds, self.recurrences = self.recurrences, start
+        taken_kinds, self.values = self.values, start
         self.block(node.orelse)
-        self.recurrences = {
-            name: _merge_branches(taken_kinds.get(name, STEADY), kind) for name, kind in self.recurrences.items()
-        } | {name: kind for name, kind in taken_kinds.items() if name not in self.recurrences}
+        self.values = {
+            name: _merge_branches(taken_kinds.get(name, STEADY), kind) for name, kind in self.values.items()
+        } | {name: kind for name, kind in taken_kinds.items() if name not in self.values}
 
     def _check_condition(self, test: ast.expr) -> None:
         kind = self.recurrence(test)
@@ -149,11 +149,9 @@ class _Loop:
     def _for(self, node: ast.For) -> None:
         self._set(node.target, node.iter)
         self.block(node.body)
-        first_pass = dict(self.recurrences)
+        first = dict(self.values)
         self.block(node.body)
-        self.recurrences = {
-            name: _merge_branches(first_pass.get(name, kind), kind) for name, kind in self.recurrences.items()
-        }
+        self.values = {name: _merge_branches(first.get(name, kind), kind) for name, kind in self.values.items()}
 
     def _while(self, node: ast.While) -> None:
         self._check_condition(node.test)
@@ -163,7 +161,7 @@ class _Loop:
     def recurrence(self, node: ast.expr) -> Recurrence:
         """Return the recurrence of an expression."""
         if isinstance(node, ast.Name):
-            recurrence = self.recurrences.get(node.id, STEADY)
+            recurrence = self.values.get(node.id, STEADY)
             self.read |= {recurrence.variable} if recurrence.kind == "old" else set()
             return recurrence
         if isinstance(node, ast.BinOp):
@@ -194,8 +192,8 @@ class _Loop:
             return _mask(kinds, values[2], values[1])
         if name in EXPONENTIAL and len(kinds) == 1:
             exponential = {
-                "below": Recurrence("weight", maximum=first.maximum),
-                "drop": Recurrence("shrink", maximum=first.maximum),
+                "below": Recurrence("weight", scale=first.scale),
+                "drop": Recurrence("shrink", scale=first.scale),
             }
             return exponential.get(first.kind, _combine(kinds))
         if name in EXTREMA and len(kinds) == 2 and any(kind.kind in ("old", "max") for kind in kinds):
@@ -216,7 +214,7 @@ class _Loop:
         """Whether an expression in front of a dot is a value, not a module."""
         while isinstance(node, ast.Attribute):
             node = node.value
-        return not isinstance(node, ast.Name) or node.id in self.recurrences
+        return not isinstance(node, ast.Name) or node.id in self.values
 
     def _dot(self, node: ast.Call, kinds: list[Recurrence]) -> Recurrence:
         keyword_acc = [self.recurrence(word.value) for word in node.keywords if word.arg == "acc"]
@@ -264,9 +262,9 @@ def _add(left: Recurrence, right: Recurrence) -> Recurrence | None:
     """Return the recurrence of `left + right`, if left is a sum or a part of an online softmax; else None."""
     if left.kind in ("old", "sum") and right in FREE:
         return Recurrence("sum", left.variable)
-    if left.kind == "scaled" and right.kind == "weight" and left.maximum == right.maximum:
+    if left.kind == "scaled" and right.kind == "weight" and left.scale == right.scale:
         return left
-    if left.kind == right.kind == "weight" and left.maximum == right.maximum:
+    if left.kind == right.kind == "weight" and left.scale == right.scale:
         return left
     return left if left.kind in ("below", "drop") and right == STEADY else None
 
@@ -274,22 +272,20 @@ def _add(left: Recurrence, right: Recurrence) -> Recurrence | None:
 def _subtract(left: Recurrence, right: Recurrence) -> Recurrence:
     """Return the recurrence of `left - right`."""
     if right.kind == "max" and left in FREE:
-        return Recurrence("below", maximum=right.variable)
+        return Recurrence("below", scale=right.variable)
     if right.kind == "max" and left == Recurrence("old", right.variable):
-        return Recurrence("drop", maximum=right.variable)
+        return Recurrence("drop", scale=right.variable)
     return _add(left, right) or _combine([left, right])
 
 
 def _multiply(left: Recurrence, right: Recurrence) -> Recurrence | None:
     """Return the recurrence of `left * right`, if left is a product or a part of an online softmax; else None."""
     if left.kind == "old" and right.kind == "shrink":
-        return Recurrence("scaled", left.variable, right.maximum)
+        return Recurrence("scaled", left.variable, right.scale)
     if left.kind in ("old", "product") and right in FREE:
         return Recurrence("product", left.variable)
-    is_unchanged = (left.kind == "weight" and right in FREE) or (
-        left.kind in ("below", "drop", "max") and right == STEADY
-    )
-    return left if is_unchanged else None
+    is_same = (left.kind == "weight" and right in FREE) or (left.kind in ("below", "drop", "max") and right == STEADY)
+    return left if is_same else None
 
 
 def _mask(kinds: list[Recurrence], other: ast.expr, value: ast.expr) -> Recurrence:
@@ -323,7 +319,7 @@ def _combine(kinds: Sequence[Recurrence]) -> Recurrence:
     """Return the recurrence of an unknown function of several values."""
     dependent = [kind for kind in kinds if kind not in FREE]
     if dependent:
-        return Recurrence("other", dependent[-1].variable or dependent[-1].maximum)
+        return Recurrence("other", dependent[-1].variable or dependent[-1].scale)
     return max(kinds, key=FREE.index, default=STEADY)
 
 

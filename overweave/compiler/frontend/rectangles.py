@@ -64,10 +64,8 @@ class _Check:
 
     def __init__(self, kernel: AnnotatedKernel, numbers: Mapping[str, int], is_call: bool) -> None:
         self.kernel, self.numbers, self.is_call = kernel, numbers, is_call
-        stream_variables = {
-            one.directive.axis: kernel.source.module.code_for_node(one.loop.target) for one in kernel.streams
-        }
-        self.variables = dict(kernel.block_variables) | stream_variables
+        loops = {one.directive.axis: kernel.source.module.code_for_node(one.loop.target) for one in kernel.streams}
+        self.variables = dict(kernel.block_variables) | loops
         self.lines = kernel.source.text.splitlines()
         self.symbols = kernel.symbols
         self.strides = frozenset(kernel.source.parameters) - kernel.symbols - kernel.source.constants
@@ -76,7 +74,7 @@ class _Check:
 
     def check(self, followed: Followed) -> None:
         """Raise DirectiveError for the first access that breaks a rule."""
-        for line in followed.mismatched_regions:
+        for line in followed.mismatches:
             raise self._at(line).error("the blocks are not those of the first region", "Reckon them from one number")
         stored_ranges: dict[AccessDirective, list[tuple[range, ...]]] = {}
         undecided: set[str] = set()
@@ -112,12 +110,10 @@ class _Check:
                     found = f"{load.helper} loads {load.directive.parameter} at another place, without a directive"
                     raise self._at(access.line).error(found, "Annotate every load of a tensor that is annotated")
 
-    def _check_coverage(
-        self, stored_ranges: Mapping[AccessDirective, list[tuple[range, ...]]], undecided: set[str]
-    ) -> None:
+    def _check_coverage(self, stored: Mapping[AccessDirective, list[tuple[range, ...]]], undecided: set[str]) -> None:
         """Raise if the stores of a tensor do not together cover the tile's rectangle. undecided: tensors to skip."""
         by_tensor: dict[str, list[tuple[AccessDirective, tuple[range, ...]]]] = {}
-        for directive, ranges in stored_ranges.items():
+        for directive, ranges in stored.items():
             by_tensor.setdefault(directive.tensor, []).extend((directive, each) for each in ranges)
         for tensor, stores in by_tensor.items():
             sizes = [self.substitute(dim.size).constant for dim in self.dims(stores[0][0])]
@@ -163,15 +159,13 @@ class _Check:
             found = f"{what} is made by {UNSEEN_FUNCTION}: it may ask for a program's number"
             raise place.error(found, "Define it in this file, or in one that this file imports from")
 
-    def _check_loop_start(self, loop_start: Begun) -> None:
+    def _check_loop_start(self, start: Begun) -> None:
         """Raise if a streamed loop may begin within a block: its iterations would read on into the next part."""
-        axis = next(axis for axis in self.kernel.axes if axis.name == loop_start.directive.axis)
+        axis = next(axis for axis in self.kernel.axes if axis.name == start.directive.axis)
         block = self.substitute(axis.block)
-        if not _is_multiple(self.substitute(loop_start.low), block):
-            found = (
-                f"its loop begins at {self.substitute(loop_start.low)}, which is not always a whole block of {block}"
-            )
-            raise loop_start.directive.place.error(found, "Begin at a multiple of the block, and mask what is loaded")
+        if not _is_multiple(self.substitute(start.low), block):
+            found = f"its loop begins at {self.substitute(start.low)}, which is not always a whole block of {block}"
+            raise start.directive.place.error(found, "Begin at a multiple of the block, and mask what is loaded")
 
     def _at(self, line: int) -> SourceLine:
         """Return a line of the kernel's file, for an error."""
@@ -246,9 +240,5 @@ def _distinct_covers(size: int, ranges: list[range]) -> Iterator[frozenset[int]]
     yield from set(covering)
 
 
-def _range_text(elements: range) -> str:
-    return (
-        f"[{elements.start}:{elements.stop}]"
-        if elements.step == 1
-        else f"[{elements.start}:{elements.stop}:{elements.step}]"
-    )
+def _range_text(span: range) -> str:
+    return f"[{span.start}:{span.stop}]" if span.step == 1 else f"[{span.start}:{span.stop}:{span.step}]"

@@ -70,19 +70,15 @@ def check_exchanged(kernel: AnnotatedKernel, gathered: Iterable[str], sent: Iter
     """
     source = kernel.source
     origins = Origins(assignments(source.function.body), source.parameters, source.language)
-    by_load_parameter = {
-        one.directive.parameter: one.directive for one in kernel.loads if one.directive.tensor in set(gathered)
-    }
-    by_store_parameter = {
-        one.directive.parameter: one.directive for one in kernel.stores if one.directive.tensor in set(sent)
-    }
+    loads = {one.directive.parameter: one.directive for one in kernel.loads if one.directive.tensor in set(gathered)}
+    stores = {one.directive.parameter: one.directive for one in kernel.stores if one.directive.tensor in set(sent)}
     for touch in Callees(source).touches(source.function, origins):
-        if touch.kind != "load" and touch.parameter in by_load_parameter:
-            directive = by_load_parameter[touch.parameter]
+        if touch.kind != "load" and touch.parameter in loads:
+            directive = loads[touch.parameter]
             found = f"{directive.tensor} is gathered from peers, and {directive.parameter} is stored to"
             raise directive.place.error(found, "Store to a parameter of its own")
-        if touch.kind != "store" and touch.parameter in by_store_parameter:
-            directive = by_store_parameter[touch.parameter]
+        if touch.kind != "store" and touch.parameter in stores:
+            directive = stores[touch.parameter]
             found = (
                 f"{directive.tensor} goes to peers, and {directive.parameter} is loaded from, which holds nothing then"
             )
@@ -107,31 +103,29 @@ def _check_reserved(source: KernelSource) -> None:
 
 def _check_access(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Origins) -> None:
     """Raise for a directive whose parameter, dimensions or position cannot be."""
-    directive, source = access.directive, kernel.source
+    directive, source, place = access.directive, kernel.source, access.directive.place
     if directive.parameter not in source.parameters:
-        raise directive.place.error(
+        raise place.error(
             f"the kernel has no parameter {directive.parameter}", f"Parameters: {', '.join(source.parameters)}"
         )
     if kernel.tile_loop is None and access.index < kernel.tile_start:
-        raise directive.place.error(
-            "it stands above the tile's number", "Put the tile id, or the dispatch region, above it"
-        )
+        raise place.error("it stands above the tile's number", "Put the tile id, or the dispatch region, above it")
     axes = {axis.name: axis for axis in kernel.axes}
     for dim in directive.dims:
-        check_names(directive.place, dim, source, frozenset(axes))
+        check_names(place, dim, source, frozenset(axes))
         try:
             axis, _, _ = affine_in(dim, axes)
         except ExpressionError as error:
             cure = "Write an axis, `2 * M + 1` blocks along one, or an extent without axes"
-            raise directive.place.error(str(error), cure) from None
+            raise place.error(str(error), cure) from None
         if axis is not None and axes[axis].is_streamed and is_of_blocks(dim):
-            raise directive.place.error(
-                f"{axis} is streamed: its blocks are turns of a loop, not tiles", "Name an extent"
-            )
+            raise place.error(f"{axis} is streamed: its blocks are turns of a loop, not tiles", "Name an extent")
         if axis is not None and axes[axis].is_streamed:
-            inside = any(stream.directive.axis == axis and stream.index == access.index for stream in kernel.streams)
-            if directive.is_store or not inside:
-                raise directive.place.error(
+            is_in_loop = any(
+                stream.directive.axis == axis and stream.index == access.index for stream in kernel.streams
+            )
+            if directive.is_store or not is_in_loop:
+                raise place.error(
                     f"it is outside of the loop that walks {axis}", "Only loads inside it can be part by part"
                 )
     _check_call(kernel, access, origins)
@@ -139,24 +133,22 @@ def _check_access(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Ori
 
 def _check_call(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Origins) -> None:
     """Raise unless the statement below a directive has one load or store, of the directive's parameter."""
-    directive, language = access.directive, kernel.source.language
+    directive, place, language = access.directive, access.directive.place, kernel.source.language
     kind = "store" if directive.is_store else "load"
     is_simple = isinstance(access.statement, cst.SimpleStatementLine)
     calls = accesses_in(access.statement, kind, language) if is_simple else []
     if len(calls) != 1:
         found = f"the statement below it has {len(calls)} {kind}s"
-        raise directive.place.error(
+        raise place.error(
             found, f"Put it right above a statement with one `tl.{kind}(...)` or `descriptor.{kind}(...)`"
         )
     (call,) = calls
     if access.helper and directive.is_store:
-        raise directive.place.error(
-            f"it stands in {access.helper}", "Let it return the value, and store it in the kernel"
-        )
+        raise place.error(f"it stands in {access.helper}", "Let it return the value, and store it in the kernel")
     parameters = origins.parameters_of(language.address_of(call))
     if directive.parameter not in parameters and not access.helper:
         parameter_names = ", ".join(sorted(parameters)) or "no parameter"
-        raise directive.place.error(
+        raise place.error(
             f"the {kind} below it is not made from {directive.parameter}, but from {parameter_names}",
             "Name its parameter",
         )
@@ -166,7 +158,7 @@ def _check_call(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Origi
         and language.method_name(call)
         and (len(call.args) < 2 or keywords.intersection(POINTER_KEYWORDS))
     ):
-        raise directive.place.error("the store below it is a method of a pointer", "Write `tl.store(pointer, value)`")
+        raise place.error("the store below it is a method of a pointer", "Write `tl.store(pointer, value)`")
 
 
 def _check_consistent_names(accesses: Iterable[AnnotatedAccess]) -> None:
@@ -175,10 +167,10 @@ def _check_consistent_names(accesses: Iterable[AnnotatedAccess]) -> None:
     by_tensor: dict[str, AccessDirective] = {}
     tensor_of_parameter: dict[str, str] = {}
     for access in accesses:
-        directive = access.directive
+        directive, place = access.directive, access.directive.place
         first_of_tensor = by_tensor.setdefault(directive.tensor, directive)
         if first_of_tensor.parameter != directive.parameter:
-            raise directive.place.error(
+            raise place.error(
                 f"{directive.tensor} is another tensor in line {first_of_tensor.place.line}",
                 "Give it a name of its own",
             )
@@ -187,12 +179,10 @@ def _check_consistent_names(accesses: Iterable[AnnotatedAccess]) -> None:
             cure = (
                 "Where a tile reads at two places, name an extent, not an axis: it then waits for all of that dimension"
             )
-            raise directive.place.error(
-                f"{directive.tensor} has other dimensions in line {first_of_kind.place.line}", cure
-            )
+            raise place.error(f"{directive.tensor} has other dimensions in line {first_of_kind.place.line}", cure)
         tensor = tensor_of_parameter.setdefault(directive.parameter, directive.tensor)
         if tensor != directive.tensor:
-            raise directive.place.error(f"{directive.parameter} already holds {tensor}", "Give a parameter one tensor")
+            raise place.error(f"{directive.parameter} already holds {tensor}", "Give a parameter one tensor")
 
 
 def _check_unannotated(kernel: AnnotatedKernel, callees: Callees, origins: Origins) -> None:
@@ -277,10 +267,8 @@ def _check_extents(kernel: AnnotatedKernel) -> None:
     expressions += [dim for access in (*kernel.loads, *kernel.stores) for dim in access.directive.dims]
     directive_names = {name for one in expressions for name in one.names}
     for name, value in assignments(kernel.source.function.body):
-        preserves_value = (
-            isinstance(value, cst.Call) and _callee_name(value) in VALUE_PRESERVING and name in used_names(value)
-        )
-        if name in directive_names and not preserves_value:
+        is_hint = isinstance(value, cst.Call) and _callee_name(value) in VALUE_PRESERVING and name in used_names(value)
+        if name in directive_names and not is_hint:
             found = f"{name} is assigned, and directives mean the number that the caller passes"
             raise kernel.source.place().error(found, "Give what the kernel makes of it another name")
 

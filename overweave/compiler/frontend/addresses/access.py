@@ -57,9 +57,9 @@ class AccessCheck:
     address divides, or that spans several rows of a dimension, as two lanes.
     """
 
-    def __init__(self, context: AccessContext, access: Reached, directive: AccessDirective) -> None:
-        self.context, self.access, self.directive = context, access, directive
-        self.dims = context.dims(directive)
+    def __init__(self, kernel: AccessContext, access: Reached, directive: AccessDirective) -> None:
+        self.kernel, self.access, self.directive = kernel, access, directive
+        self.dims = kernel.dims(directive)
         self.descriptor_limits: list[Polynomial] = []
         self.rank = 0
         self.split_lanes: SplitLanes = {}
@@ -70,10 +70,10 @@ class AccessCheck:
         Raises Open, DirectiveError.
         """
         offset = self._offset()
-        strides = Strides(self.dims, self.context.strides, self.context.substitute, self.context.is_call)
+        strides = Strides(self.dims, self.kernel.strides, self.kernel.substitute, self.kernel.is_call)
         offset = self._without_wraparound(strides.resolved(offset))
-        splits = [split_divided_lanes(offset, self.context.substitute)]
-        if not splits[0] and (long_split := split_long_lanes(offset, self.dims, self.context.substitute)):
+        splits = [split_divided_lanes(offset, self.kernel.substitute)]
+        if not splits[0] and (long_split := split_long_lanes(offset, self.dims, self.kernel.substitute)):
             splits.insert(0, long_split)  # else a mask cuts the lane at the end of its dimension
         errors: list[DirectiveError] = []
         for split in splits:
@@ -89,9 +89,9 @@ class AccessCheck:
     def _check_offset(self, offset: Polynomial) -> tuple[range, ...]:
         """Check the offset by its names; if that fails in a call, by the numbers of the call."""
         attempts = [(offset, self.dims)]
-        if self.context.is_call:  # the kernel may have a number where its directive has a name
-            numbers = [dimension_with_numbers(dim, self.context.substitute) for dim in self.dims]
-            attempts.append((self.context.substitute(offset), numbers))
+        if self.kernel.is_call:  # the kernel may have a number where its directive has a name
+            numbers = [dimension_with_numbers(dim, self.kernel.substitute) for dim in self.dims]
+            attempts.append((self.kernel.substitute(offset), numbers))
         errors: list[DirectiveError] = []
         for attempt, dims in attempts:
             try:
@@ -113,19 +113,17 @@ class AccessCheck:
     def conditions(self) -> list[Condition]:
         """Return what holds wherever the access touches memory: its guard and its mask."""
         positional, keywords = self.access.arguments
-        mask_position = 2 if self.access.kind in STORES else 1
+        at = 2 if self.access.kind in STORES else 1
         address = self.access.address
         is_masked = not isinstance(address, Descriptor) and not (positional and isinstance(positional[0], Several))
-        mask = keywords.get(
-            "mask", positional[mask_position] if len(positional) > mask_position and is_masked else Constant(value=True)
-        )
+        mask = keywords.get("mask", positional[at] if len(positional) > at and is_masked else Constant(value=True))
         is_none = isinstance(mask, Constant) and mask.value is None
         return [self.access.guard, Condition(()) if is_none else as_condition(mask)]
 
     def aligned_parts(self, condition: Condition) -> list[Polynomial]:
         """Return the parts of a condition with their lanes aligned to those of the address."""
         parts = [broadcast(Number(part, condition.rank), self.rank) for part in condition.parts]
-        return [substitute_lanes(self._without_exact_casts(part), self.split_lanes) for part in parts]
+        return [substitute_lanes(self._without_casts(part), self.split_lanes) for part in parts]
 
     # the address
 
@@ -139,8 +137,8 @@ class AccessCheck:
         if not isinstance(address, Number):
             raise self.unclear_error("it is no pointer")
         self.rank = address.rank
-        poly, pointer = self._without_exact_casts(address.poly), atom_poly(self.directive.parameter)
-        if CALLER_CHOICE in tags_of(poly) and not self.context.is_call:
+        poly, pointer = self._without_casts(address.poly), atom_poly(self.directive.parameter)
+        if CALLER_CHOICE in tags_of(poly) and not self.kernel.is_call:
             raise Open
         if poly.coefficient(self.directive.parameter) != number(1):
             tags = sorted(tags_of(poly)) or [f"another pointer than {self.directive.parameter}"]
@@ -150,14 +148,8 @@ class AccessCheck:
     def _of_descriptor(self, descriptor: Descriptor) -> Number:
         """Return the addresses of a descriptor's block, and add its limits to `descriptor_limits`."""
         positional, keywords = self.access.arguments
-        offsets = next(
-            (argument for argument in (*positional, keywords.get("offsets")) if isinstance(argument, Several)), None
-        )
-        polys = (
-            [argument.poly for argument in offsets.values if isinstance(argument, Number)]
-            if offsets
-            else list(descriptor.offsets)
-        )
+        offsets = next((one for one in (*positional, keywords.get("offsets")) if isinstance(one, Several)), None)
+        polys = [one.poly for one in offsets.values if isinstance(one, Number)] if offsets else list(descriptor.offsets)
         if len(polys) != len(descriptor.strides):
             raise self.unclear_error("its offsets are not those of its descriptor")
         boundary_check = keywords.get("boundary_check")
@@ -166,14 +158,14 @@ class AccessCheck:
             checked_dims = [dim.poly.constant for dim in boundary_check.values if isinstance(dim, Number)]  # type: ignore[assignment]
         elif not offsets:
             checked_dims = range(0)  # a block pointer
-        limits = [
+        ends = [
             (descriptor.shape[dim], polys[dim], descriptor.block[dim], dim) for dim in checked_dims if descriptor.shape
         ]
-        for extent, offset, length, dim in limits:
+        for extent, offset, length, dim in ends:
             element = offset + (ZERO if length.constant == 1 else atom_poly(LaneIndex(length, dim)))
             self.descriptor_limits += [
-                self._without_exact_casts(extent - element),
-                self._without_exact_casts(element + number(1)),
+                self._without_casts(extent - element),
+                self._without_casts(element + number(1)),
             ]
         return descriptor.address(polys)
 
@@ -194,18 +186,18 @@ class AccessCheck:
         return self._of_descriptor(Descriptor(pointer.poly, strides, self._substitute_all(lengths), (), shape))
 
     def _substitute_all(self, values: tuple[Polynomial, ...]) -> tuple[Polynomial, ...]:
-        return tuple(map(self.context.substitute, values))
+        return tuple(map(self.kernel.substitute, values))
 
-    def _without_exact_casts(self, poly: Polynomial) -> Polynomial:
+    def _without_casts(self, poly: Polynomial) -> Polynomial:
         """Remove casts that represent their input exactly. Raises DirectiveError for others."""
 
         def inner(atom: Atom) -> Polynomial | None:
             if not isinstance(atom, OpaqueResult) or atom.operation not in CASTS:
                 return None
-            value = self._without_exact_casts(atom.inputs[0])
-            low, high = self.context.bounds.constant_interval(value)
+            value = self._without_casts(atom.inputs[0])
+            low, high = self.kernel.bounds.constant_interval(value)
             lowest, highest = CASTS[atom.operation]
-            if self.context.is_call and (low is None or high is None or low < lowest or high > highest):
+            if self.kernel.is_call and (low is None or high is None or low < lowest or high > highest):
                 interval = f"{'' if low is None else low} to {'' if high is None else high}".strip()
                 raise self.unclear_error(
                     f"its place is made from numbers, {interval}, that {atom.operation} does not hold"
@@ -219,7 +211,7 @@ class AccessCheck:
         axes = [dim for dim in self.dims if dim.axis is not None]
 
         def is_end(poly: Polynomial, dim: Dimension) -> bool:
-            return poly == dim.extent or (self.context.is_call and self.context.substitute(poly - dim.extent) == ZERO)
+            return poly == dim.extent or (self.kernel.is_call and self.kernel.substitute(poly - dim.extent) == ZERO)
 
         def without_clamp(atom: Atom) -> Polynomial | None:
             if isinstance(atom, OpaqueResult) and atom.operation == CLAMP:
@@ -234,7 +226,7 @@ class AccessCheck:
                 if is_end(atom.by, dim) and BlockOf(str(dim.axis)) in atom.over.atoms and not self.directive.is_store:
                     coefficient, block = unwrapped.coefficient(atom), unwrapped.coefficient(BlockOf(str(dim.axis)))
                     total = coefficient * dim.step + block * dim.extent
-                    if ZERO in (total, self.context.substitute(total)):
+                    if ZERO in (total, self.kernel.substitute(total)):
                         unwrapped = unwrapped - coefficient * atom_poly(atom)
         return unwrapped
 
@@ -254,19 +246,19 @@ class AccessCheck:
             why = f"along a dimension of {dim.extent} elements it reaches {found}: those behind are of other rows"
             return self.directive.place.error(why, f"Mask it by the extent: `index < {self._extent_text(dim)}`")
         why = f"along {dim.axis} it reaches elements {found} of a block of {dim.size}"
-        variable = self.context.variables[dim.axis]
+        variable = self.kernel.variables[dim.axis]
         cure = f"Let it reach the tile's own block alone, {variable}; where it reaches others too, name an extent"
         return self.directive.place.error(why, cure)
 
     def _extent_text(self, dim: Dimension) -> str:
         """Return the extent of a dimension as its directive spells it."""
-        stride, substitute = self.context.substitute(dim.stride), self.context.substitute
+        stride, substitute = self.kernel.substitute(dim.stride), self.kernel.substitute
         pairs = zip(self.dims, self.directive.dims, strict=True)
         return next((str(text) for each, text in pairs if substitute(each.stride) == stride), str(dim.extent))
 
     def refuse_block(self, axis: str, rest: Polynomial) -> None:
         """Raise for an axis whose block index is missing in the offset, or nested in an operation."""
-        variable = self.context.variables[axis]
+        variable = self.kernel.variables[axis]
         if BlockOf(axis) in rest.atoms:
             results = (each for each in rest.atoms if isinstance(each, OpaqueResult | Quotient))
             outer = next((each for each in results if BlockOf(axis) in atom_poly(each).atoms), BlockOf(axis))
@@ -274,9 +266,9 @@ class AccessCheck:
             raise self.unclear_error(
                 f"{variable} stands inside of {tags[0] if tags else atom_poly(outer)} in its place"
             )
-        if CALLER_CHOICE in tags_of(rest) and not self.context.is_call:
+        if CALLER_CHOICE in tags_of(rest) and not self.kernel.is_call:
             raise Open
-        used_axes = {axis: name for axis, name in self.context.variables.items() if BlockOf(axis) in rest.atoms}
+        used_axes = {axis: name for axis, name in self.kernel.variables.items() if BlockOf(axis) in rest.atoms}
         found = f"its place is not made from {variable}, which is the block along {axis}"
         known_axes = ", ".join(used_axes) or "none"
         cure = f"Name the axes that it is made from ({known_axes}), or an extent where every tile reaches all"

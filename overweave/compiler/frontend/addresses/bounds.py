@@ -172,14 +172,14 @@ def _floor_div_constant(value: Polynomial | None, by: int) -> Polynomial | None:
 
 def _min_or_max(values: list[Polynomial | None], is_min: bool, needs_one: bool = False) -> Polynomial | None:
     """Return the minimum or maximum of bounds. needs_one: a single known value is a valid bound."""
-    known = [value for value in values if value is not None]
-    if not known or (len(known) < len(values) and not needs_one):
+    known_values = [value for value in values if value is not None]
+    if not known_values or (len(known_values) < len(values) and not needs_one):
         return None
-    numbers = [value.constant for value in known]
+    numbers = [value.constant for value in known_values]
     if all(value is not None for value in numbers):
         constants = sorted(value for value in numbers if value is not None)
         return number(constants[0] if is_min else constants[-1])
-    return known[0] if all(value == known[0] for value in known) or needs_one else None
+    return known_values[0] if all(value == known_values[0] for value in known_values) or needs_one else None
 
 
 def _add_intervals(left: SymbolicInterval, right: SymbolicInterval) -> SymbolicInterval:

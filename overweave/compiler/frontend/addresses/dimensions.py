@@ -104,18 +104,13 @@ class Strides:
     def resolved(self, offset: Polynomial) -> Polynomial:
         """Replace names of strides in an offset by the strides of the contiguous tensor, where they are equal."""
         groups = group_by_moving(offset)
-        coefficient_names = {
-            atom for moving, each in groups.items() if moving for atoms, _ in each.terms for atom in atoms
-        }
-        names = sorted(name for name in self._candidates if name in coefficient_names)
+        factors = {atom for moving, each in groups.items() if moving for atoms, _ in each.terms for atom in atoms}
+        names = sorted(name for name in self._candidates if name in factors)
         free_dims = dict(enumerate(self._dims))
         stride_of: dict[str, Polynomial] = {}
         for at, dim in enumerate(self._dims):
-            block_coefficient = groups.get((BlockOf(dim.axis),), ZERO) if dim.axis else ZERO
-            name = next(
-                (name for name in names if block_coefficient == dim.step * atom_poly(name) and self._fits(name, dim)),
-                None,
-            )
+            block = groups.get((BlockOf(dim.axis),), ZERO) if dim.axis else ZERO
+            name = next((name for name in names if block == dim.step * atom_poly(name) and self._fits(name, dim)), None)
             if name is not None and name not in stride_of:
                 stride_of[name] = free_dims.pop(at).stride
         for name in names:

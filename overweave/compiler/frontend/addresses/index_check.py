@@ -10,12 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from overweave.compiler.frontend.addresses.bounds import Bounds
-from overweave.compiler.frontend.addresses.dimensions import (
-    Dimension,
-    dimension_runs,
-    flatten,
-    group_by_moving,
-)
+from overweave.compiler.frontend.addresses.dimensions import Dimension, dimension_runs, flatten, group_by_moving
 from overweave.compiler.frontend.symbols.directives import AccessDirective
 from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
@@ -30,13 +25,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
     number,
     tags_of,
 )
-from overweave.compiler.frontend.symbols.values import (
-    CALLER_CHOICE,
-    LOADED,
-    LOOP_CARRIED,
-    Condition,
-    varies,
-)
+from overweave.compiler.frontend.symbols.values import CALLER_CHOICE, LOADED, LOOP_CARRIED, Condition, varies
 from overweave.errors import DirectiveError
 from overweave.ir.schedule import LIMIT
 
@@ -77,7 +66,7 @@ class AccessContext(Protocol):
 class CheckedAccess(Protocol):
     """An access as `Judged` sees it: see AccessCheck."""
 
-    context: AccessContext
+    kernel: AccessContext
     directive: AccessDirective
     descriptor_limits: list[Polynomial]
 
@@ -101,7 +90,7 @@ class Judged:
     """
 
     def __init__(self, access: CheckedAccess, dims: Sequence[Dimension], indices: Sequence[Polynomial]) -> None:
-        self.access, self.context, self.directive = access, access.context, access.directive
+        self.access, self.kernel, self.directive = access, access.kernel, access.directive
         self.dims, self.indices = dims, indices
         self.offset = _linear_offset(dims, indices)
         for axis in [dim.axis for dim in dims if dim.axis]:
@@ -137,16 +126,16 @@ class Judged:
 
     def _has_one_block(self, axis: str) -> bool:
         """Whether an axis has a single block in this call."""
-        return self.context.is_call and self.context.bounds.constant_interval(atom_poly(BlockOf(axis)))[1] == 0
+        return self.kernel.is_call and self.kernel.bounds.constant_interval(atom_poly(BlockOf(axis)))[1] == 0
 
     def _check_step(self, dim: Dimension, step: Polynomial) -> None:
         """Raise if the blocks of an axis are not as far apart as its directive says."""
-        substitute, difference = self.context.substitute, self.context.substitute(step - dim.step)
+        substitute, difference = self.kernel.substitute, self.kernel.substitute(step - dim.step)
         if difference == ZERO:
             return
         block_coefficient = group_by_moving(self.offset)[BlockOf(str(dim.axis)),]
         is_certain = difference.constant is not None or self._is_definite(difference)
-        if not self.context.is_call and (block_coefficient.names - self.context.symbols or not is_certain):
+        if not self.kernel.is_call and (block_coefficient.names - self.kernel.symbols or not is_certain):
             raise Open
         blocks, rest = divide(substitute(block_coefficient), substitute(dim.stride))
         distance = f"{blocks}" if rest == ZERO else f"{substitute(block_coefficient)} elements"
@@ -157,40 +146,40 @@ class Judged:
 
     def _is_definite(self, poly: Polynomial) -> bool:
         """Whether a polynomial has one sign for all numbers of at least 1; it may be 0 where all are 1."""
-        return self.context.bounds.is_natural(poly) or self.context.bounds.is_natural(ZERO - poly)
+        return self.kernel.bounds.is_natural(poly) or self.kernel.bounds.is_natural(ZERO - poly)
 
     # loads
 
     def _check_within_block(self, dim: Dimension, local_index: Polynomial) -> None:
         """Raise if a load along an axis may leave the tile's own block."""
-        low, high = self.context.bounds.interval(local_index)
+        low, high = self.kernel.bounds.interval(local_index)
         self._check_bounded(dim, local_index)
         if (
-            self.context.bounds.is_natural(low)
+            self.kernel.bounds.is_natural(low)
             and high is not None
-            and self.context.bounds.is_natural(dim.size - number(1) - high)
+            and self.kernel.bounds.is_natural(dim.size - number(1) - high)
         ):
             return
-        size = self.context.substitute(dim.size)
+        size = self.kernel.substitute(dim.size)
         if self._is_never_negative(local_index) and self._is_never_negative(size - number(1) - local_index):
             return
-        if not self.context.is_call and not self._is_surely_outside(dim, low, high):
+        if not self.kernel.is_call and not self._is_surely_outside(dim, low, high):
             raise Open
         raise self.access.outside_error(dim, _interval_text(low, high))
 
     def _is_surely_outside(self, dim: Dimension, low: Polynomial | None, high: Polynomial | None) -> bool:
         """Whether an access leaves its block for all numbers of a call."""
-        before = low is not None and self.context.bounds.is_natural(ZERO - low) and low != ZERO
+        before = low is not None and self.kernel.bounds.is_natural(ZERO - low) and low != ZERO
         excess = None if high is None else high + number(1) - dim.size
-        return before or (excess is not None and self.context.bounds.is_natural(excess) and excess != ZERO)
+        return before or (excess is not None and self.kernel.bounds.is_natural(excess) and excess != ZERO)
 
     def _check_within_extent(self, dim: Dimension, local_index: Polynomial) -> None:
         """Raise if a load along an extent may run into another row, which may be another tile's."""
-        extent = self.context.substitute(dim.extent)
-        low, high = self.context.bounds.interval(local_index)
-        if low is not None and self.context.bounds.is_natural(low - extent):
+        extent = self.kernel.substitute(dim.extent)
+        low, high = self.kernel.bounds.interval(local_index)
+        if low is not None and self.kernel.bounds.is_natural(low - extent):
             raise self.access.outside_error(dim, _interval_text(low, high))
-        if not self.context.is_call:
+        if not self.kernel.is_call:
             return
         for end in (local_index, extent - number(1) - local_index):
             if not self._is_never_negative(end):
@@ -199,39 +188,37 @@ class Judged:
     def _is_never_negative(self, poly: Polynomial) -> bool:
         """Whether a polynomial is at least 0 wherever the access touches memory."""
         for slack in (ZERO, *(number(1) - inequality for inequality in self.inequalities)):
-            low, _high = self.context.bounds.interval(poly + slack)
-            if self.context.bounds.is_natural(low):
+            low, _high = self.kernel.bounds.interval(poly + slack)
+            if self.kernel.bounds.is_natural(low):
                 return True
         return False
 
     def _check_unbounded(self, dim: Dimension, local_index: Polynomial) -> None:
         """Raise for an index without bounds, unless it is loaded data, such as a label, which is trusted."""
-        low, high = self.context.bounds.interval(local_index)
+        low, high = self.kernel.bounds.interval(local_index)
         unbounded = [
             atom
-            for atoms in group_by_moving(self.context.substitute(local_index))
+            for atoms in group_by_moving(self.kernel.substitute(local_index))
             for atom in atoms
             if self._is_unbounded(atom)
         ]
-        loop_counts = [
-            atom for atom in unbounded if isinstance(atom, LoopIndex) or LOOP_CARRIED in tags_of(atom_poly(atom))
-        ]
-        if loop_counts:
-            tags = sorted(tags_of(atom_poly(loop_counts[0])))
-            raise self.access.outside_error(dim, f"as many as {tags[0] if tags else atom_poly(loop_counts[0])} says")
+        counts = [atom for atom in unbounded if isinstance(atom, LoopIndex) or LOOP_CARRIED in tags_of(atom_poly(atom))]
+        if counts:
+            tags = sorted(tags_of(atom_poly(counts[0])))
+            raise self.access.outside_error(dim, f"as many as {tags[0] if tags else atom_poly(counts[0])} says")
         if not unbounded or any(LOADED not in tags_of(atom_poly(atom)) for atom in unbounded):
             raise self.access.outside_error(dim, _interval_text(low, high))
 
     def _is_unbounded(self, atom: Atom) -> bool:
-        return None in self.context.bounds.constant_interval(atom_poly(atom))
+        return None in self.kernel.bounds.constant_interval(atom_poly(atom))
 
     def _check_bounded(self, dim: Dimension, local_index: Polynomial) -> None:
         """Raise if an index within a block depends on a value without bounds."""
-        for atoms in group_by_moving(self.context.substitute(local_index)):
-            if any(None in self.context.bounds.interval(atom_poly(atom)) for atom in atoms):
+        for atoms in group_by_moving(self.kernel.substitute(local_index)):
+            if any(None in self.kernel.bounds.interval(atom_poly(atom)) for atom in atoms):
                 value = Polynomial(((atoms, 1),))
                 tags = sorted(tags_of(value))
-                if not self.context.is_call and (CALLER_CHOICE in tags or not tags):
+                if not self.kernel.is_call and (CALLER_CHOICE in tags or not tags):
                     raise Open
                 if self._is_never_negative(local_index):
                     continue
@@ -251,21 +238,19 @@ class Judged:
 
     def _apply_mask(self, part: Polynomial, masks: list[MaskedRange]) -> None:
         """Intersect the mask of the dimension that the condition `part > 0` is about."""
-        part = self.context.substitute(part)
-        low, _ = self.context.bounds.interval(part)
-        if not varies(part) or (low is not None and self.context.bounds.is_natural(low - number(1))):
+        part = self.kernel.substitute(part)
+        low, _ = self.kernel.bounds.interval(part)
+        if not varies(part) or (low is not None and self.kernel.bounds.is_natural(low - number(1))):
             return
         for lo, hi in dimension_runs(self.dims):
-            index, extent = (
-                self.context.substitute(polynomial) for polynomial in flatten(self.dims, self.indices, lo, hi)
-            )
-            mask = _mask_of_index(part, index) if self.context.is_call else _is_extent_mask(part, index, extent)
+            index, extent = (self.kernel.substitute(poly) for poly in flatten(self.dims, self.indices, lo, hi))
+            mask = _mask_of_index(part, index) if self.kernel.is_call else _is_extent_mask(part, index, extent)
             is_extent = hi == lo + 1 and self.dims[lo].axis is None
-            if mask is not None and is_extent and self.context.is_call:
+            if mask is not None and is_extent and self.kernel.is_call:
                 masks[lo] = masks[lo].and_(mask)
             if mask is not None and (mask.leaves(extent.constant or 0) or is_extent):
                 return
-        if part.names and not self.context.is_call:
+        if part.names and not self.kernel.is_call:
             raise Open
         raise self.access.mask_error("a condition that is not the end of a dimension")
 
@@ -273,7 +258,7 @@ class Judged:
         """Raise if a lane or iteration moves along two dimensions at once: a store must be a rectangle."""
         seen: set[Atom] = set()
         for local_index in self.local_indices:
-            moving = {atom for atoms in group_by_moving(self.context.substitute(local_index)) for atom in atoms}
+            moving = {atom for atoms in group_by_moving(self.kernel.substitute(local_index)) for atom in atoms}
             for atom in sorted(moving & seen, key=str):
                 raise self.access.unclear_error(f"{atom_poly(atom)} moves along two dimensions of what it stores")
             seen |= {atom for atom in moving if not isinstance(atom, BlockOf)}
@@ -281,11 +266,11 @@ class Judged:
     def _stored_range(self, dim: Dimension, local_index: Polynomial, mask: MaskedRange) -> range:
         """Return the elements that a store touches of one dimension."""
         groups = {
-            atoms: self.context.substitute(coefficient)
-            for atoms, coefficient in group_by_moving(self.context.substitute(local_index)).items()
+            atoms: self.kernel.substitute(step)
+            for atoms, step in group_by_moving(self.kernel.substitute(local_index)).items()
         }
-        low, size = groups.pop((), ZERO).constant, self.context.substitute(dim.size).constant
-        moving = [(self._lane_count(dim, atoms), coefficient.constant) for atoms, coefficient in groups.items()]
+        low, size = groups.pop((), ZERO).constant, self.kernel.substitute(dim.size).constant
+        moving = [(self._lane_count(dim, atoms), step.constant) for atoms, step in groups.items()]
         moving = [(count, step) for count, step in moving if count != 1]
         if low is None or size is None or any(count is None or step is None for count, step in moving):
             self._refuse_surely_outside(dim, local_index)
@@ -302,15 +287,15 @@ class Judged:
                 raise self.access.outside_error(dim, f"{first} to {last}")
             return elements
         first_kept = first + max(0, -(-(mask.low - first) // gcd_step)) * gcd_step
-        kept = range(first_kept, min(last + 1, mask.high), gcd_step)
-        if kept and ((kept[0] < 0 and not self._is_never_negative(local_index)) or kept[-1] >= size):
+        left = range(first_kept, min(last + 1, mask.high), gcd_step)
+        if left and ((left[0] < 0 and not self._is_never_negative(local_index)) or left[-1] >= size):
             raise self.access.outside_error(dim, f"{first} to {last}")
-        return kept
+        return left
 
     def _refuse_surely_outside(self, dim: Dimension, local_index: Polynomial) -> None:
         """Raise if a store along an axis leaves its block for all numbers of a call."""
         if dim.axis is not None:
-            low, high = self.context.bounds.interval(local_index)
+            low, high = self.kernel.bounds.interval(local_index)
             self._check_bounded(dim, local_index)
             if self._is_surely_outside(dim, low, high):
                 raise self.access.outside_error(dim, _interval_text(low, high))
@@ -319,13 +304,13 @@ class Judged:
         """Return how many values a lane or loop index has; None where only a call tells."""
         atom = atoms[0]
         if len(atoms) == 1 and isinstance(atom, LaneIndex | LoopIndex):
-            count = self.context.substitute(atom.length if isinstance(atom, LaneIndex) else atom.count)
-            if count.constant is not None or not self.context.is_call:
+            count = self.kernel.substitute(atom.length if isinstance(atom, LaneIndex) else atom.count)
+            if count.constant is not None or not self.kernel.is_call:
                 return count.constant
-        if not self.context.is_call and not tags_of(Polynomial(((atoms, 1),))):
+        if not self.kernel.is_call and not tags_of(Polynomial(((atoms, 1),))):
             return None
         tags = sorted(tags_of(Polynomial(((atoms, 1),))))
-        if CALLER_CHOICE in tags and not self.context.is_call:
+        if CALLER_CHOICE in tags and not self.kernel.is_call:
             return None
         raise self.access.outside_error(dim, f"what {tags[0] if tags else Polynomial(((atoms, 1),))} says")
 
@@ -360,12 +345,8 @@ def _mask_of_index(part: Polynomial, index: Polynomial) -> MaskedRange | None:
 
 def _is_extent_mask(part: Polynomial, index: Polynomial, extent: Polynomial) -> MaskedRange | None:
     """Return a full mask if, before a call, `part > 0` follows from `0 <= index < extent` by the names; else None."""
-    beyond_extent, beyond_zero = (part - extent + index).constant, (part - number(1) - index).constant
-    return (
-        MaskedRange()
-        if max(-1 if beyond_extent is None else beyond_extent, -1 if beyond_zero is None else beyond_zero) >= 0
-        else None
-    )
+    extra, lead = (part - extent + index).constant, (part - number(1) - index).constant
+    return MaskedRange() if max(-1 if extra is None else extra, -1 if lead is None else lead) >= 0 else None
 
 
 def _is_gapless(moving: Sequence[tuple[int, int]]) -> bool:

@@ -217,16 +217,14 @@ def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> 
 def _with_file_constants(mark: Marked[Directive], numbers: Mapping[str, int]) -> Marked[Directive]:
     """Replace the names of constants of the file in a directive by their values."""
 
-    def substitute(expression: Polynomial) -> Polynomial:
+    def fold(expression: Polynomial) -> Polynomial:
         return expression.substitute(lambda atom: number(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
 
     directive = mark.directive
     if isinstance(directive, AxisDirective):
-        return replace(
-            mark, directive=replace(directive, extent=substitute(directive.extent), block=substitute(directive.block))
-        )
+        return replace(mark, directive=replace(directive, extent=fold(directive.extent), block=fold(directive.block)))
     if isinstance(directive, AccessDirective):
-        return replace(mark, directive=replace(directive, dims=tuple(map(substitute, directive.dims))))
+        return replace(mark, directive=replace(directive, dims=tuple(map(fold, directive.dims))))
     return mark
 
 
@@ -244,26 +242,22 @@ class _Reader:
             for line in statement.leading_lines if hasattr(statement, "leading_lines") else ():
                 if line.comment and is_directive(line.comment.value):
                     yield Marked(self.parse(line.comment), statement, statement_path)
-            self.raise_if_directive(
-                _trailing_comments(statement), "it stands behind a statement", "Give it a line of its own, above it"
-            )
+            self.refuse(_trailing(statement), "it stands behind a statement", "Give it a line of its own, above it")
             for inner in _blocks(statement):
                 yield from self.block(inner, statement_path)
         footer = [line.comment for line in block.footer if line.comment]
-        self.raise_if_directive(
-            footer, "no statement follows it in its block", "Put it above the statement that it speaks of"
-        )
+        self.refuse(footer, "no statement follows it in its block", "Put it above the statement that it speaks of")
 
     def helper_marks(self, function: cst.FunctionDef, module: cst.Module) -> Iterator[Marked[Directive]]:
         """Yield the directives of functions that a kernel calls, with the path of the statement that calls them."""
         helpers = {
-            mark.name.value: mark for mark in module.body if isinstance(mark, cst.FunctionDef) and mark is not function
+            one.name.value: one for one in module.body if isinstance(one, cst.FunctionDef) and one is not function
         }
-        marks_of_helper = {name: [*self._marks_of_helper(mark)] for name, mark in helpers.items()}
+        marks_of_helper = {name: [*self._marks_of_helper(one)] for name, one in helpers.items()}
         assert isinstance(function.body, cst.IndentedBlock)
         for path, statement in _leaf_statements(function.body, ()):
             for name in sorted(_transitive_callees(statement, helpers)):
-                yield from (Marked(mark.directive, mark.statement, path, name) for mark in marks_of_helper[name])
+                yield from (Marked(one.directive, one.statement, path, name) for one in marks_of_helper[name])
 
     def _marks_of_helper(self, helper: cst.FunctionDef) -> Iterator[Marked[Directive]]:
         return self.block(helper.body, ()) if isinstance(helper.body, cst.IndentedBlock) else iter(())
@@ -272,7 +266,7 @@ class _Reader:
         self.parsed_comments.append(comment)
         return parse_directive(comment.value, self.file, self._line(comment))
 
-    def raise_if_directive(self, comments: Sequence[cst.Comment], found: str, cure: str) -> None:
+    def refuse(self, comments: Sequence[cst.Comment], found: str, cure: str) -> None:
         """Raise DirectiveError if one of the comments is a directive."""
         for comment in comments:
             if is_directive(comment.value):
@@ -283,9 +277,7 @@ class _Reader:
         visitor = _Comments()
         function.visit(visitor)
         strays = [one for one in visitor.comments if not any(one is parsed for parsed in self.parsed_comments)]
-        self.raise_if_directive(
-            strays, "it stands above no statement of the kernel", "Put it right above the whole statement"
-        )
+        self.refuse(strays, "it stands above no statement of the kernel", "Put it right above the whole statement")
 
     def _line(self, comment: cst.Comment) -> int:
         start: CodePosition = self.lines[comment].start  # type: ignore[index]
@@ -325,12 +317,10 @@ def _leaf_statements(block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterato
 
 def _transitive_callees(node: cst.CSTNode, helpers: Mapping[str, cst.FunctionDef]) -> set[str]:
     """Return the helpers that a node calls, directly or through other helpers."""
-    callees, new_callees = set[str](), _callee_names(node) & helpers.keys()
-    while new_callees:
-        callees |= new_callees
-        new_callees = (
-            set[str]().union(*(_callee_names(helpers[one].body) & helpers.keys() for one in new_callees)) - callees
-        )
+    callees, new = set[str](), _callee_names(node) & helpers.keys()
+    while new:
+        callees |= new
+        new = set[str]().union(*(_callee_names(helpers[one].body) & helpers.keys() for one in new)) - callees
     return callees
 
 
@@ -339,7 +329,7 @@ def _callee_names(node: cst.CSTNode) -> set[str]:
     return {call.func.value for call in calls_in(node) if isinstance(call.func, cst.Name)}
 
 
-def _trailing_comments(statement: Statement) -> list[cst.Comment]:
+def _trailing(statement: Statement) -> list[cst.Comment]:
     """Return the comments at the end of a statement's line, or of its block's header."""
     comments: list[cst.Comment | None] = []
     if isinstance(statement, cst.SimpleStatementLine):

@@ -30,12 +30,8 @@ class File:
 
     def function(self, name: str) -> tuple[ast.FunctionDef, File] | None:
         """Return the function that a dotted name refers to, with the file that defines it; else None."""
-        is_found, file, name_there = self._resolve(name)
-        return (
-            (file.functions[name_there], file)
-            if is_found and file is not None and name_there in file.functions
-            else None
-        )
+        is_found, file, local = self._resolve(name)
+        return (file.functions[local], file) if is_found and file is not None and local in file.functions else None
 
     def is_of_triton(self, name: str) -> bool:
         """Whether a dotted name belongs to Triton, the standard library or builtins."""
@@ -55,9 +51,7 @@ class File:
 
     def shadows_builtin(self, name: str) -> bool:
         """Whether the file binds a builtin's name itself."""
-        return (
-            name in self.functions or name in self._imported or name in self._constants or self._is_star_imported(name)
-        )
+        return name in self.functions or name in self._imported or name in self._constants or self._from_any_star(name)
 
     def constant(self, name: str) -> ast.expr | None:
         """Return the expression that a name is bound to, also by an import; None if it is bound more than once."""
@@ -74,15 +68,15 @@ class File:
     @cached_property
     def _constants(self) -> dict[str, ast.expr]:
         """Name -> expression, of names that one top-level statement binds and no other."""
-        store_counts = Counter(
-            name.id for name in ast.walk(self.tree) if isinstance(name, ast.Name) and self._is_global_store(name)
+        counts = Counter(
+            one.id for one in ast.walk(self.tree) if isinstance(one, ast.Name) and self._is_global_store(one)
         )
         values: dict[str, ast.expr] = {}
         for node in self.tree.body:
             target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
             target = node.target if isinstance(node, ast.AnnAssign) else target
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            if isinstance(target, ast.Name) and value is not None and store_counts[target.id] == 1:
+            if isinstance(target, ast.Name) and value is not None and counts[target.id] == 1:
                 values[target.id] = value
         return values
 
@@ -115,7 +109,7 @@ class File:
             file = star_file
         return False, None, name
 
-    def _is_star_imported(self, name: str) -> bool:
+    def _from_any_star(self, name: str) -> bool:
         return self._from_star(name) is not None
 
     def _from_star(self, name: str) -> File | None:

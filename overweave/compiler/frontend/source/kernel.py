@@ -273,14 +273,14 @@ def _dispatch(
         raise place.error(found, "Put one `dispatch begin`, one `pid_map` and one `dispatch end` there, in this order")
     block_variables = dict(maps[0].directive.variables)
     regions = [
-        _dispatch_region(source, path, (begin, end), mapping)
-        for begin, end, mapping in zip(marks[::2], marks[1::2], maps, strict=True)
+        _dispatch_region(source, path, (begin, end), pid_map)
+        for begin, end, pid_map in zip(marks[::2], marks[1::2], maps, strict=True)
     ]
-    for mapping in maps:
-        if dict(mapping.directive.variables) != block_variables or set(block_variables) != set(grid):
-            found = f"it maps {', '.join(f'{axis}={name}' for axis, name in mapping.directive.variables)}"
+    for pid_map in maps:
+        if dict(pid_map.directive.variables) != block_variables or set(block_variables) != set(grid):
+            found = f"it maps {', '.join(f'{axis}={name}' for axis, name in pid_map.directive.variables)}"
             cure = f"Map every axis, {', '.join(grid)}, to the same variables in every region"
-            raise mapping.directive.place.error(found, cure)
+            raise pid_map.directive.place.error(found, cure)
     return [*regions], block_variables
 
 
@@ -288,22 +288,22 @@ def _dispatch_region(
     source: KernelSource,
     path: tuple[int, ...],
     marks: tuple[Marked[DispatchDirective], Marked[DispatchDirective]],
-    mapping: Marked[PidMapDirective],
+    pid_map: Marked[PidMapDirective],
 ) -> tuple[int, int]:
     """Return the statements `[lo, hi)` of a dispatch region. Raises DirectiveError if its directives do not fit."""
     for mark in marks:
         if mark.path[:-1] != path:
             raise mark.directive.place.error("it is not in the body of the tile", "Put it beside the tile id")
     lo, hi = (mark.path[-1] for mark in marks)
-    if mapping.path[: len(path)] != path or not lo <= mapping.path[len(path)] < hi:
-        raise mapping.directive.place.error(
+    if pid_map.path[: len(path)] != path or not lo <= pid_map.path[len(path)] < hi:
+        raise pid_map.directive.place.error(
             "it is outside of the dispatch region", "Put it between `dispatch begin` and `dispatch end`"
         )
     assigned = assigned_names(_body(source, path)[lo:hi])
-    for axis, variable in mapping.directive.variables:
+    for axis, variable in pid_map.directive.variables:
         if variable not in assigned:
             found = f"{variable}, the block of {axis}, is not assigned in the dispatch region"
-            raise mapping.directive.place.error(found, "Assign it between `dispatch begin` and `dispatch end`")
+            raise pid_map.directive.place.error(found, "Assign it between `dispatch begin` and `dispatch end`")
     return lo, hi
 
 

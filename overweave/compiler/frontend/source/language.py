@@ -57,10 +57,10 @@ class Language(Struct, frozen=True):
         """Return the pointer of a `tl.load(pointer)`, or the descriptor of a `descriptor.load(...)`."""
         if not self.tl_name(call):
             return call.func.value if isinstance(call.func, cst.Attribute) else call
-        keyword_argument = next(
+        keyword = next(
             (arg.value for arg in call.args if arg.keyword and arg.keyword.value in ("pointer", "desc")), None
         )
-        return keyword_argument or (call.args[0].value if call.args else call)
+        return keyword or (call.args[0].value if call.args else call)
 
     def is_access(self, call: cst.Call, kind: str) -> bool:
         """Whether a call is `tl.KIND(pointer, ...)` or `descriptor.KIND(...)`; kind: load or store."""

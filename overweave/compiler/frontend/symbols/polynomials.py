@@ -170,18 +170,12 @@ def divide(over: Polynomial, by: Polynomial) -> tuple[Polynomial, Polynomial]:
     lead, factor = by.terms[0]
     quotient, rest = ZERO, over
     for _ in range(MOST_TERMS):
-        candidates = (
-            (_remove_atoms(atoms, lead), coefficient)
-            for atoms, coefficient in rest.terms
-            if abs(coefficient) >= abs(factor)
-        )
-        atoms, coefficient = next(
-            ((left, coefficient) for left, coefficient in candidates if left is not None), ((), 0)
-        )
-        if not coefficient:
+        candidates = ((_remove_atoms(atoms, lead), value) for atoms, value in rest.terms if abs(value) >= abs(factor))
+        atoms, value = next(((left, value) for left, value in candidates if left is not None), ((), 0))
+        if not value:
             return quotient, rest
-        multiple = abs(coefficient) // abs(factor)
-        step = Polynomial(((atoms, multiple if (coefficient > 0) == (factor > 0) else -multiple),))
+        multiple = abs(value) // abs(factor)
+        step = Polynomial(((atoms, multiple if (value > 0) == (factor > 0) else -multiple),))
         quotient, rest = quotient + step, rest - step * by
     raise TooLarge
 

@@ -72,10 +72,10 @@ class Condition(Struct, frozen=True):
     @property
     def truth(self) -> bool | None:
         """True if it always holds, False if it never does, None if that depends."""
-        known = [part.constant for part in self.parts]
-        if any(part is not None and part <= 0 for part in known):
+        constants = [part.constant for part in self.parts]
+        if any(part is not None and part <= 0 for part in constants):
             return False
-        return True if self.is_exact and all(part is not None for part in known) else None
+        return True if self.is_exact and all(part is not None for part in constants) else None
 
     @property
     def all_tags(self) -> frozenset[str]:
@@ -145,10 +145,10 @@ def value_tags(value: SymbolicValue) -> frozenset[str]:
 def move_lanes(poly: Polynomial, dims: Mapping[int, int]) -> Polynomial:
     """Move lanes to other dimensions. dims: old dimension -> new dimension."""
 
-    def moved(atom: Atom) -> Polynomial | None:
+    def moved_lane(atom: Atom) -> Polynomial | None:
         return atom_poly(LaneIndex(atom.length, dims[atom.dim])) if isinstance(atom, LaneIndex) else None
 
-    return poly if all(old == new for old, new in dims.items()) else poly.substitute(moved)
+    return poly if all(old == new for old, new in dims.items()) else poly.substitute(moved_lane)
 
 
 def broadcast(value: Number, rank: int) -> Polynomial:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from overweave.compiler.frontend.symbols.directives import AccessDirective, StreamDirective
-from overweave.compiler.frontend.symbols.polynomials import (
-    Polynomial,
-)
-from overweave.compiler.frontend.symbols.values import (
-    Condition,
-    SymbolicValue,
-)
+from overweave.compiler.frontend.symbols.polynomials import Polynomial
+from overweave.compiler.frontend.symbols.values import Condition, SymbolicValue
 from overweave.compiler.frontend.walk.evaluate import Arguments
 
 
@@ -39,9 +34,9 @@ class Begun(Struct, frozen=True):
 
 
 class Followed(Struct, frozen=True):
-    """All loads and stores of a tile, and where streamed loops begin. mismatched_regions: first lines of the dispatch
+    """All loads and stores of a tile, and where streamed loops begin. mismatches: first lines of the dispatch
     regions that compute other blocks than the first region does."""
 
     accesses: tuple[Reached, ...]
-    mismatched_regions: tuple[int, ...]
+    mismatches: tuple[int, ...]
     loop_starts: tuple[Begun, ...]

@@ -6,12 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from overweave.compiler.frontend.symbols.polynomials import (
-    ZERO,
-    ceil_div,
-    floor_div,
-    number,
-)
+from overweave.compiler.frontend.symbols.polynomials import ZERO, ceil_div, floor_div, number
 from overweave.compiler.frontend.symbols.values import (
     CONDITIONAL,
     LOADED,

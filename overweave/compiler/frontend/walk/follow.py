@@ -58,15 +58,15 @@ def follow(kernel: AnnotatedKernel, arguments: Mapping[str, Any] | None = None) 
     """Return the loads and stores of a tile. arguments: those of a call that are not tensors; None before a call."""
     walk = _Walk(kernel, arguments)
     walk.block(walk.function.body)
-    return Followed(tuple(walk.accesses), tuple(walk.mismatched_regions), tuple(walk.loop_starts))
+    return Followed(tuple(walk.accesses), tuple(walk.mismatches), tuple(walk.loop_starts))
 
 
 class _Walk:
     """The state of a walk. One method a statement type, `_for` for ast.For, which returns whether it certainly returns.
 
-    guard: the condition under which the current statement runs. access_directives, stream_directives: line -> the
-    directives above it. region_blocks: block variable -> its value in the first dispatch region. returns: the (value,
-    guard) of each return of the function that is walked.
+    guard: the condition under which the current statement runs. access_directives, streams: line -> the directives
+    above it. directives: of the current statement. region_blocks: block variable -> its value in the first dispatch
+    region. returns: the (value, guard) of each return of the function that is walked.
     """
 
     def __init__(self, kernel: AnnotatedKernel, arguments: Mapping[str, Any] | None) -> None:
@@ -80,7 +80,7 @@ class _Walk:
         for name in kernel.source.parameters:
             self.expressions.variables[name] = self._argument(name, arguments or {})
         self.accesses: list[Reached] = []
-        self.mismatched_regions: list[int] = []
+        self.mismatches: list[int] = []
         self.loop_starts: list[Begun] = []
         self.guard = Condition(())
         self.reordered_loops: frozenset[str] = frozenset()
@@ -92,10 +92,10 @@ class _Walk:
         self.access_directives = directives_by_line(
             statements, [one.directive for one in (*kernel.loads, *kernel.stores)]
         )
-        self.stream_directives = directives_by_line(statements, [one.directive for one in kernel.streams])
+        self.streams = directives_by_line(statements, [one.directive for one in kernel.streams])
         tile_ids = [mark.directive for mark in kernel.source.marks_of(TileIdDirective) if kernel.tile_loop is not None]
         self.tile_loop_line = next(iter(directives_by_line(statements, tile_ids)), -1)
-        self.statement_directives: Sequence[Any] = ()
+        self.directives: Sequence[Any] = ()
 
     def _argument(self, name: str, arguments: Mapping[str, Any]) -> SymbolicValue:
         """Return a parameter's value. Numbers that directives name, and possible strides, stay names in a call, too."""
@@ -140,7 +140,7 @@ class _Walk:
         blocks = {name: variables[name] for name in self.kernel.block_variables.values() if name in variables}
         if not self.probe_depth:
             self.region_blocks = self.region_blocks or blocks
-            self.mismatched_regions += [statements[0].lineno] if blocks != self.region_blocks else []
+            self.mismatches += [statements[0].lineno] if blocks != self.region_blocks else []
         self._set_block_variables()
 
     def _set_block_variables(self) -> None:
@@ -148,7 +148,7 @@ class _Walk:
             self.expressions.variables[name] = Number(atom_poly(BlockOf(axis)))
 
     def _statement(self, node: ast.stmt) -> bool:
-        before, self.statement_directives = self.statement_directives, self.access_directives.get(node.lineno, ())
+        before, self.directives = self.directives, self.access_directives.get(node.lineno, ())
         rule = getattr(self, f"_{type(node).__name__.lower()}", None)
         try:
             return bool(rule(node)) if rule else False
@@ -157,7 +157,7 @@ class _Walk:
                 self.expressions.variables[name] = opaque("a long expression", tags=frozenset({LOOP_CARRIED}))
             return False
         finally:
-            self.statement_directives = before
+            self.directives = before
 
     def _assign(self, node: ast.Assign) -> None:
         value = self.expressions.value(node.value)
@@ -200,39 +200,33 @@ class _Walk:
             return self.block(node.body if truth else node.orelse)
         start, guard = dict(self.expressions.variables), self.guard
         self.guard = logical_and(guard, test)
-        ends = self.block(node.body)
-        taken, self.expressions.variables = self.expressions.variables, start
+        then_returns = self.block(node.body)
+        then_variables, self.expressions.variables = self.expressions.variables, start
         self.guard = logical_and(guard, Condition((), is_exact=False, tags=test.all_tags))
-        other_ends = self.block(node.orelse)
+        else_returns = self.block(node.orelse)
         self.guard = guard
-        other = self.expressions.variables
-        if ends or other_ends:
-            self.expressions.variables = other if ends else taken
+        else_variables = self.expressions.variables
+        if then_returns or else_returns:
+            self.expressions.variables = else_variables if then_returns else then_variables
         else:
-            names = taken.keys() | other.keys()
+            names = then_variables.keys() | else_variables.keys()
             self.expressions.variables = {
-                name: merge_branches(taken.get(name), other.get(name), test) for name in sorted(names)
+                name: merge_branches(then_variables.get(name), else_variables.get(name), test) for name in sorted(names)
             }
-        return ends and other_ends
+        return then_returns and else_returns
 
     def truth(self, test: ast.expr, condition: Condition) -> bool | None:
         """True if a condition always holds, with the numbers of the call; False if never, None if that depends."""
         if condition.truth is not None or not self.is_call:
             return condition.truth
-        variables, before = self.expressions.variables, self.statement_directives
+        variables, directives = self.expressions.variables, self.directives
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         numbers = {name: with_numbers(variables[name], self.numbers) for name in names & variables.keys()}
-        self.expressions.variables, self.statement_directives, self.probe_depth = (
-            {**variables, **numbers},
-            (),
-            self.probe_depth + 1,
-        )
+        self.expressions.variables, self.directives = {**variables, **numbers}, ()
+        self.probe_depth += 1
         truth = as_condition(self.expressions.value(test)).truth
-        self.expressions.variables, self.statement_directives, self.probe_depth = (
-            variables,
-            before,
-            self.probe_depth - 1,
-        )
+        self.probe_depth -= 1
+        self.expressions.variables, self.directives = variables, directives
         return truth
 
     def _while(self, node: ast.While) -> None:
@@ -264,8 +258,8 @@ class _Walk:
         self._walk_loop(node, loop, self._values_before(node))
 
     def _values_before(self, node: ast.For | ast.While) -> dict[str, SymbolicValue]:
-        known = self.expressions.variables
-        return {name: known[name] for name in assigned_in(node.body) if name in known}
+        variables = self.expressions.variables
+        return {name: variables[name] for name in assigned_in(node.body) if name in variables}
 
     def _walk_loop(self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, SymbolicValue]) -> None:
         """Walk a loop body once, for all iterations, and set the variables behind it."""
@@ -320,7 +314,7 @@ class _Walk:
             low, high = (polys[0], polys[1]) if len(polys) > 1 else (ZERO, polys[0])
             step = polys[2] if len(polys) > 2 else number(1)
             end = ceil_div(high - low, step)
-        stream = self.stream_directives.get(node.lineno)
+        stream = self.streams.get(node.lineno)
         if stream and not self.call_depth:
             loop_start = Begun(stream[0], low)
             self.loop_starts += [loop_start] if not self.probe_depth and loop_start not in self.loop_starts else []
@@ -388,7 +382,9 @@ class _Walk:
             return
         is_store = kind in STORES
         directives = [
-            each for each in self.statement_directives if each.is_store == is_store and not kind.startswith("atomic_")
+            directive
+            for directive in self.directives
+            if directive.is_store == is_store and not kind.startswith("atomic_")
         ]
         self.accesses.append(
             Reached(

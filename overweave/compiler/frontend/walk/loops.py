@@ -6,13 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from overweave.compiler.frontend.symbols.polynomials import (
-    BlockOf,
-    LoopIndex,
-    Polynomial,
-    atom_poly,
-    tags_of,
-)
+from overweave.compiler.frontend.symbols.polynomials import BlockOf, LoopIndex, Polynomial, atom_poly, tags_of
 from overweave.compiler.frontend.symbols.values import (
     LOOP_CARRIED,
     PROGRAM_ID,
@@ -85,10 +79,8 @@ def step_per_iteration(mark: SymbolicValue, after: SymbolicValue, loop: Loop) ->
         return None
     steps = tuple(new - old for old, new in pairs)
     loop_atoms = loop.iteration.atoms - loop.count.atoms
-    is_constant_step = all(
-        LOOP_CARRIED not in value_tags(Number(step)) and not step.atoms & loop_atoms for step in steps
-    )
-    return steps if is_constant_step else None
+    is_constant = all(LOOP_CARRIED not in value_tags(Number(step)) and not step.atoms & loop_atoms for step in steps)
+    return steps if is_constant else None
 
 
 def after_iterations(value: SymbolicValue, step: Any, loop: Loop, iterations: Polynomial) -> SymbolicValue:
@@ -96,9 +88,7 @@ def after_iterations(value: SymbolicValue, step: Any, loop: Loop, iterations: Po
     if step == ():
         return value
     if isinstance(value, Descriptor) and step is not None:
-        offsets = tuple(
-            offset + iterations * step_of_dim for offset, step_of_dim in zip(value.offsets, step, strict=True)
-        )
+        offsets = tuple(offset + iterations * by for offset, by in zip(value.offsets, step, strict=True))
         return replace(value, offsets=offsets)
     if isinstance(value, Number) and step is not None:
         return Number(value.poly + iterations * step[0], value.rank)

@@ -12,11 +12,9 @@ def defaults(helper: ast.FunctionDef) -> dict[str, ast.expr]:
     positional, keyword_only = [*helper.args.posonlyargs, *helper.args.args], helper.args.kwonlyargs
     values = dict(zip(reversed(positional), reversed(helper.args.defaults), strict=False))
     values |= {
-        parameter: value
-        for parameter, value in zip(keyword_only, helper.args.kw_defaults, strict=True)
-        if value is not None
+        name: value for name, value in zip(keyword_only, helper.args.kw_defaults, strict=True) if value is not None
     }
-    return {parameter.arg: value for parameter, value in values.items()}
+    return {name.arg: value for name, value in values.items()}
 
 
 def directives_by_line(statements: Sequence[ast.stmt], directives: Sequence[Any]) -> dict[int, list[Any]]:
