@@ -25,7 +25,14 @@ import torch
 import torch.distributed as dist
 
 from overweave.runtime.host import processes
-from overweave.runtime.host.processes import ProcessOutcome, RankProcesses, RanksFailed, answer_of, answered, join_group
+from overweave.runtime.host.processes import (
+    ProcessOutcome,
+    RankProcesses,
+    RanksFailed,
+    decode_outcome,
+    encode_outcome,
+    join_group,
+)
 from tests.registries import kept_registries
 
 MOST_RANKS = 8
@@ -84,7 +91,7 @@ class Pool:
             for pipe in wait(list(silent), left_s):
                 rank = silent.pop(pipe)
                 try:
-                    found[rank] = answered(rank, pipe.recv_bytes())
+                    found[rank] = decode_outcome(rank, pipe.recv_bytes())
                 except (EOFError, ConnectionError):
                     found[rank] = self._ranks.outcome(rank)
         found |= self._ranks.end(list(silent.values()), timeout_s)
@@ -139,7 +146,7 @@ def _serve(pairs: list[tuple[Connection, Connection]]) -> None:
     pipe = pairs[rank][1]
     while True:
         task: Task = pickle.loads(pipe.recv_bytes())
-        pipe.send_bytes(answer_of(partial(task.run, rank)))
+        pipe.send_bytes(encode_outcome(partial(task.run, rank)))
 
 
 def _leave() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from overweave.ir.operators.registry import OPERATORS
 from overweave.kernels import arguments
-from overweave.memory import shares
+from overweave.memory import split_k
 from tests.source_tree import ROOT, modules, nodes, tree
 
 FILE_LINES = 600
@@ -116,8 +116,8 @@ def test_what_counts_as_a_descriptor_is_named_like_one():
 
 
 def test_tuples_of_kernels_have_few_fields():
-    known = [each for module in (arguments, shares) for each in vars(module).values() if hasattr(each, "_fields")]
-    assert {arguments.LaunchTiles, shares.Shares} <= {*known}
+    known = [each for module in (arguments, split_k) for each in vars(module).values() if hasattr(each, "_fields")]
+    assert {arguments.LaunchTiles, split_k.Shares} <= {*known}
     assert not [each for each in known if len(each._fields) > TUPLE_FIELDS]
 
 

@@ -30,12 +30,12 @@ from overweave.ir.pause_gc import without_collection
 from overweave.ir.problem import Problem
 from overweave.schedules.methods.registry import methods_for
 from overweave.schedules.records.record import combinations
-from overweave.tuner.model.rank import cold_choice, forget, judged_us, predictor, weigh
-from overweave.tuner.model.weigh import Model
+from overweave.tuner.model.candidate_model import Model
+from overweave.tuner.model.rank import clear_predictions, cold_choice, handicapped_us, predictor, rank_candidates
 from overweave.tuner.space.shapes import read_shapes
-from overweave.tuner.space.space import Candidate, candidate, library_path, obstacle
+from overweave.tuner.space.space import Candidate, candidate, library_path, reason_unsupported
 from overweave.tuner.space.target import Target, target_named
-from overweave.tuner.store.table import bucketed
+from overweave.tuner.store.table import bucket_problem
 
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 SETS = ("mlp", "gpt3")
@@ -78,9 +78,11 @@ def row(machine: str, problem: Problem, case: str) -> Row:
     in_part = _exhaustive(problem, target)
     library = library_path(problem.operator)
     finalists = {taken, library, *sorted(in_part, key=in_part.__getitem__)[:FINALISTS]}
-    whole = predictor(bucketed(problem), target, is_whole=True)
+    whole = predictor(bucket_problem(problem), target, is_whole=True)
     times = {what: us for what in finalists if (us := whole(what, inf)) is not None}
-    judged = {what: judged_us(what, us, (problem, times[library], target.found.doubt)) for what, us in times.items()}
+    judged = {
+        what: handicapped_us(what, us, (problem, times[library], target.found.doubt)) for what, us in times.items()
+    }
     best = min(times, key=times.__getitem__)
     return Row(
         machine=machine,
@@ -97,17 +99,19 @@ def row(machine: str, problem: Problem, case: str) -> Row:
 
 def _first_call(problem: Problem, target: Target) -> tuple[Candidate, float]:
     """What is taken, and the seconds of the processor that the choice took."""
-    forget()
+    clear_predictions()
     begun = time.process_time()
-    taken = cold_choice(weigh(problem, target, is_thorough=False), problem, target.found.doubt)
+    taken = cold_choice(rank_candidates(problem, target, is_thorough=False), problem, target.found.doubt)
     return taken.candidate, time.process_time() - begun
 
 
 def _exhaustive(problem: Problem, target: Target) -> dict[Candidate, float]:
     """The simulated time of everything that can run."""
-    weighed = {each.candidate: each for each in weigh(problem, target)}  # what the tuner tries, groups of waves as well
-    predict = predictor(bucketed(problem), target)
-    model: Model[Candidate] = Model(predict, lambda what: obstacle(problem, target, what))
+    weighed = {
+        each.candidate: each for each in rank_candidates(problem, target)
+    }  # what the tuner tries, groups of waves as well
+    predict = predictor(bucket_problem(problem), target)
+    model: Model[Candidate] = Model(predict, lambda what: reason_unsupported(problem, target, what))
     for what in untried(problem.operator):
         if what not in weighed:
             weighed[what] = model(what)

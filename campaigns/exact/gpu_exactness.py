@@ -70,7 +70,7 @@ def shape_set(name: str, operators: tuple[str, ...] = OPERATORS) -> Iterator[Cas
 
 def part_gpus() -> None:
     """From here on no GPU reaches another, be it one that ranks share."""
-    peer_access.reaches = lambda own, others: False
+    peer_access.can_access_peers = lambda own, others: False
 
 
 def checks(asked: argparse.Namespace) -> Iterator[Check]:

@@ -103,7 +103,7 @@ class HostWorkspace(Workspace):
         self.state, self.limits = torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64)
         self.claims, self.report = torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
         self._report = memoryview(self.report.numpy())  # type: ignore[arg-type]
-        self._watcher: Any = SimpleNamespace(trouble=None)
+        self._watcher: Any = SimpleNamespace(failure=None)
         self.calls = 0
         self._last_call: Any = Stream()
         self._record_last: Any = nothing
@@ -138,7 +138,7 @@ class Blocks:
     def __init__(self) -> None:
         self._made: dict[tuple[tuple[int, int], torch.dtype], list[_Block]] = {}
 
-    def maker(self, device: torch.device) -> Make:
+    def empty_factory(self, device: torch.device) -> Make:
         """What makes a matrix (memory/fast_empty.py)."""
         return self._make
 
@@ -192,9 +192,9 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (Board, "agree", Board.post),
             (Board, "of", lambda group: own),
             (Workspace, "of", workspace_of),
-            (Workspace, "opened", lambda group: opened[0] if opened else None),
+            (Workspace, "existing", lambda group: opened[0] if opened else None),
             (prepare, "_bind", prepare._bind_aligned),
-            *((where, "maker", blocks.maker) for where in (prepare, library_run)),
+            *((where, "empty_factory", blocks.empty_factory) for where in (prepare, library_run)),
             (Records, "is_alive", _is_alive),
             (driver, "driver", Driver()),
             (launcher.Launch, "__init__", _init_launch),

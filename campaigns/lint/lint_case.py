@@ -13,7 +13,7 @@ from overweave.compiler.contract import Contract, Guard
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import MatmulConfig
 from overweave.kernels.arguments import LaunchTiles, SignalWords
-from overweave.memory.shares import Shares
+from overweave.memory.split_k import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, TileKernelArgs
 from overweave.schedules.tiles.shape import TileShape
 from tools.aot import Source, source_of_launch

@@ -11,7 +11,7 @@ from overweave.compiler.contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
-from overweave.memory.shares import Shares
+from overweave.memory.split_k import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, Peers
 from overweave.runtime.kernel_calls.matmul import Operands, matmul_call
 

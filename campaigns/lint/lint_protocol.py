@@ -13,7 +13,7 @@ def begin_case() -> Case:
     Three releases: the credit, and of the alarm its report and the peers' abort words.
     """
     return case_of(
-        protocol.head_call(WORDS, PROTOCOL, SOME),
+        protocol.prologue_call(WORDS, PROTOCOL, SOME),
         "",
         waits=1,
         looks=2,
@@ -27,7 +27,7 @@ def begin_case() -> Case:
 
 def tell_case() -> Case:
     """What a library call tells its peers: behind its kernels, which a boundary ends, and nothing of its own."""
-    call = protocol.tell_call((0,) * 4, WORDS.device)
+    call = protocol.notify_call((0,) * 4, WORDS.device)
     return case_of(call, "", releases=1, announced=(Guard("*words", ()),))
 
 

@@ -23,12 +23,12 @@ from msgspec.structs import replace
 
 from campaigns.gpu_ranks import need_gpus
 from overweave.ir.plan import MOST_SPLITS, SkinnyConfig
-from overweave.memory.shares import SharedShares
+from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.kernel_calls.call import Moving, moving
-from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call, tiles_of
+from overweave.runtime.kernel_calls.call import Moving, stand_in_for
+from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call, skinny_tiles
 from overweave.schedules.tiles.shape import SHAPES, skinny_shape
-from overweave.tuner.calibrate.alone import operands, product
+from overweave.tuner.calibrate.single_gpu import operands, product
 from overweave.tuner.measure.statistics import geometric_mean
 
 # n and k: of `o` and `down` of Llama-3-8B and 70B at tensor parallel 4, then of query, key and value, and gate and up.
@@ -74,7 +74,7 @@ def candidates(m: int, n: int, k: int) -> tuple[SkinnyConfig, ...]:
     """The chosen one, and every configuration in about as many shares, in one more, and in twice as many."""
     chosen, found = skinny_shape((m, n, k), SMS), dict[SkinnyConfig, None]()
     for config in CONFIGS[height(m)]:
-        least = max(1, SMS // tiles_of(config, m, n))
+        least = max(1, SMS // skinny_tiles(config, m, n))
         sizes = (splits for splits in (least, least + 1, 2 * least) if splits <= min(MOST_SPLITS, k // config.block_k))
         found |= {replace(config, splits=splits): None for splits in sizes}
     return tuple({chosen: None} | found)
@@ -160,7 +160,7 @@ def time_shape(
         None: lambda turn: torch.mm(a, sets[turn % len(sets)], out=out),
     }
     for config in configs:
-        base = moving(sets[0])
+        base = stand_in_for(sets[0])
         memory = SharedShares(a.device)
         launch = Launch(skinny_call(config, SkinnyOperands(a, base, out), memory))
 

@@ -6,7 +6,7 @@ FILE: what `python -m campaigns.gpu_tile_choice --times FILE` wrote. Prints how 
 best of the tile shapes that it knows, for each file; and of all files, for each tile shape what a wave of whole tiles
 takes, a step of k and beside its steps (least squares of the relative errors), and from the first shape's steps the
 efficiencies; RECTANGLE_TIMES of schedules/tiles/shape.py, what last waves of cut tiles took, the median; LEAVE_US,
-COUNT_US and READ_US of sim/shares.py, by least squares. All these from matmuls whose k is a multiple of 64; of those
+COUNT_US and READ_US of sim/split_k.py, by least squares. All these from matmuls whose k is a multiple of 64; of those
 whose rows begin at odd multiples of 16 bytes STRADDLING_US, a step of each tile shape, the median.
 """
 
@@ -25,7 +25,7 @@ from campaigns.rates.tile_times import CALL_US, Candidate, Record, Times, chosen
 from overweave.ir.plan import MatmulConfig
 from overweave.schedules.tiles.along_k import steps_of
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, tiles_to_cut
-from overweave.sim.shares import scale_of
+from overweave.sim.split_k import relative_tile_size
 from overweave.tuner.measure.statistics import geometric_mean
 
 LEAST_ROWS = 6  # of an equation with three unknowns
@@ -107,7 +107,7 @@ def dealt(found: list[Times], waves: dict[MatmulConfig, Wave], sms: int) -> Iter
             rounds, steps = -(-deal.split_tiles * deal.split_k // sms), steps_of(times.k, one.config)
             wave, share = waves[one.config], -(-steps // deal.split_k) / steps
             alone_us = wave.us(tiles // sms + rounds * share, steps)
-            scale = scale_of(one.config)
+            scale = relative_tile_size(one.config)
             yield Dealt(us, us - alone_us, scale * rounds, rounds, scale * (1 if deal.split_k == 2 else deal.split_k))
 
 

@@ -1,4 +1,4 @@
-"""Which collectives of a block torch's own pass over compiled graphs fuses: asked of the pass itself, without GPUs."""
+"""Which collectives of a block torch's pass over compiled graphs fuses: found by running the pass, without GPUs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from overweave.block.cases import BlockCase, BlockSizes
 from overweave.block.llama import TransformerBlock, styles
 
-HEAD, LENGTH = 8, 4  # of the small block that is compiled in place of a large one: columns of a head, rows of a rank
+HEAD, LENGTH = 8, 4  # columns of a head and rows of a rank, of the small block that is compiled for any size
 _FUSED = ("fused_all_gather", "fused_matmul_reduce_scatter")
 _LOG = logging.getLogger("torch._inductor.fx_passes.micro_pipeline_tp")
 Graphs = list[torch.fx.GraphModule]
 
 
 def backend(graphs: Graphs, is_run: bool = True) -> Callable[..., Any]:
-    """A backend that has Inductor's passes over graphs and none of its code generation; it keeps the graphs.
+    """Return a backend with Inductor's passes over graphs and none of its code generation; it appends to `graphs`.
 
-    is_run: graphs run operator by operator; else they give back tensors of which nothing is known but their shapes.
+    is_run: graphs run operator by operator; else they return empty tensors of the right shapes.
     """
 
     def compiled(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
@@ -55,17 +55,17 @@ def backend(graphs: Graphs, is_run: bool = True) -> Callable[..., Any]:
 
 
 class FusedCounts(NamedTuple):
-    """How many collectives beside matmuls a pass over a block's graphs has fused."""
+    """How many collectives beside matmuls a pass has fused in a block's graphs."""
 
     gathers: int
     scatters: int
 
 
 def fused_by_torch(case: BlockCase, ranks: int) -> FusedCounts:
-    """What torch's pass fuses in a compiled block: forward and, of training, backward.
+    """Return what torch's pass fuses in a compiled block: forward and, of training, backward.
 
-    A small block of as many sequences stands for the case: what is fused is a matter of form. Its group is a fake one,
-    so that no other may be joined in this process.
+    A small block of as many sequences stands for the case: fusion depends on the form only. It initialises a fake
+    process group, so this process may have no other.
     """
     sizes = BlockSizes(HEAD * ranks, 2 * HEAD * ranks, ranks, ranks)
     graphs: Graphs = []
@@ -86,7 +86,9 @@ def fused_by_torch(case: BlockCase, ranks: int) -> FusedCounts:
 
 @contextmanager
 def _fake_world(ranks: int) -> Iterator[None]:
-    """A world in which this process is rank 0, and of which torch's pass believes what it wants to know of NCCL."""
+    """Initialise a fake world in which this process is rank 0, and patch the checks for NCCL that
+    torch's pass makes.
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         with (
@@ -100,6 +102,7 @@ def _fake_world(ranks: int) -> Iterator[None]:
 
 
 def _shapes_of(module: torch.fx.GraphModule) -> Callable[..., list[Any]]:
+    """Return a function that returns empty tensors with the shapes of a graph's results."""
     results: Any = module.graph.output_node().args[0]
 
     def empty(node: Any) -> Any:

@@ -10,7 +10,7 @@ from rich.table import Table
 from overweave.ir.operators.registry import OPERATORS
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
-from overweave.tuner.measure.summary import Spread, losses, summarize
+from overweave.tuner.measure.summary import Spread, regressions, summarize
 
 CASE_COLUMNS = (
     "median\nus", "p90\nus", "host\nus", "faster than\nlibrary", "faster than\ntorch fused",
@@ -38,7 +38,7 @@ def print_runs(runs: tuple[BenchRun, ...], chosen: int, spreads: dict[str, dict[
     plans = next((line.plans for line in summarize(run) if line.name == OURS), {})
     if plans:
         console.print(f"overweave ran {', '.join(f'{plan} ({cases})' for plan, cases in plans.items())}", markup=False)
-    slower = losses(run, OURS)
+    slower = regressions(run, OURS)
     if slower:
         names = ", ".join(rows.case.name for rows in slower)
         console.print(f"Slower than the library in {len(slower)} cases: {names}", markup=False)

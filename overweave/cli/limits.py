@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from overweave.errors import OverweaveError, ScheduleRefused, ScheduleUndecided
-from overweave.ir.text.files import shown
+from overweave.ir.text.files import printable
 from overweave.ir.verify.rules.verdict import FAULT, TOO_LARGE, Refusal
 
 SECONDS, SECONDS_PER_MIB = 1.5, 1.75  # of the processor, beside what a command takes to start and to print
@@ -64,7 +64,7 @@ def limited(*paths: Path, seconds: float | None = None) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         yield
     except Exception as error:  # what is raised within a library may come out as another
-        name = shown(" and ".join(map(str, paths)))
+        name = printable(" and ".join(map(str, paths)))
         if clock.has_rung or isinstance(error, MemoryError):
             spent = f"{seconds:.1f} s" if clock.has_rung else f"{room >> 20} MiB of memory"
             found = f"it takes more than {spent} for {mib:.1f} MiB"
@@ -102,7 +102,7 @@ def told_as_json(name: object, is_asked: bool) -> Iterator[None]:
         yield
     except OverweaveError as error:
         if is_asked:
-            typer.echo(as_object(shown(name), *outcome_of(error)))
+            typer.echo(as_object(printable(name), *outcome_of(error)))
         raise
 
 

@@ -23,9 +23,9 @@ from overweave.hardware import multicast
 from overweave.ir.problem import Problem
 from overweave.ops.trial import TrialCase, TrialResult, case_of, try_case, try_on_forked_rank
 from overweave.runtime.backends import load
-from overweave.runtime.diagnosis import no_gpu
+from overweave.runtime.diagnosis import reason_without_gpu
 from overweave.runtime.host.processes import die_with_parent, run_ranks
-from overweave.tuner.measure.bench import SHARED_GPU, device_count, joined_world
+from overweave.tuner.measure.bench import SHARED_GPU, device_count, join_world
 from overweave.tuner.space.shapes import ShapeCase as Shape
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -67,7 +67,7 @@ def how_many(device: str, asked: int, may_share: bool = False) -> int:
     if may_share and gpus and (gpus == 1 or asked > gpus):
         return asked or SHARING_RANKS
     if not gpus:
-        raise MachineError(f"run on {asked or 'all'} GPUs", *no_gpu())
+        raise MachineError(f"run on {asked or 'all'} GPUs", *reason_without_gpu())
     if asked > gpus:
         raise MachineError(f"run on {asked or 'all'} GPUs", f"torch sees {gpus}", "Ask for fewer ranks, or for the CPU")
     return asked or gpus
@@ -86,7 +86,7 @@ def tried(asked: Sequence[RequestedPlan], device: str, world_size: int, words: S
     if not is_one_of_the_ranks():
         start_ranks(words, world_size)
         return []
-    with joined_world("cuda") as group:
+    with join_world("cuda") as group:
         trials = [try_case(case_of(name, problem, "cuda", options), group) for name, problem, options in asked]
     return [trial for trial in trials if trial is not None]
 
@@ -128,7 +128,7 @@ def torchrun(words: Sequence[str], world_size: int, variables: Mapping[str, str]
     command = [sys.executable, *launcher, "-m", *words]
     with subprocess.Popen(
         command,
-        env={**os.environ, **multicast.completed(os.environ), **shared, **(variables or {})},
+        env={**os.environ, **multicast.settings_for_child(os.environ), **shared, **(variables or {})},
         process_group=0,  # Ctrl-C comes to this process alone, which ends torchrun once and waits for it
         preexec_fn=partial(die_with_parent, signal.SIGTERM),
     ) as started:

@@ -11,7 +11,12 @@ import triton
 import triton.language as tl
 
 from overweave.ir.plan import MOST_SPLITS
-from overweave.memory.device.early import LINE_BYTES, await_previous, fetch_lines, let_next_begin
+from overweave.memory.device.dependent_launch import (
+    LINE_BYTES,
+    launch_dependents,
+    prefetch_lines,
+    wait_for_previous_kernel,
+)
 
 MOST_SHARES = tl.constexpr(MOST_SPLITS)
 # Steps of k whose weight is on its way while the kernel in front still runs. A gather of few rows takes 4 us, in which
@@ -46,13 +51,13 @@ def skinny_matmul_kernel(
     One program per tile and share of k: shares of a tile first, then tiles of the same columns, then columns.
     shares: memory/shares.Shares, with BLOCK_M x BLOCK_N places for each program and a counter for each tile; None where
     `splits` is one. B_IS_TRANSPOSED: how b lies in memory. TURN: LEADS: the next kernel starts early; FOLLOWS:
-    this one does, before a is there (memory/device/early.py).
+    this one does, before a is there (memory/device/dependent_launch.py).
     """
     # Added to a tensor: a number of one arrives as a plain number.
     n = tl.zeros([], tl.int32) + n
     k = tl.zeros([], tl.int32) + k
     if TURN == LEADS:
-        let_next_begin()
+        launch_dependents()
     share = tl.program_id(0) % splits
     tile = tl.program_id(0) // splits
     tiles_m = tl.cdiv(m, BLOCK_M)
@@ -71,7 +76,7 @@ def skinny_matmul_kernel(
             first = step * BLOCK_K
             from_b = tile_b + first.to(tl.int64) * b_stride_k
             _fetch(from_b, k - first, n - column, b_stride_k, b_stride_n, BLOCK_K, BLOCK_N, B_IS_TRANSPOSED)
-        await_previous()
+        wait_for_previous_kernel()
     if SWAPPED:
         sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     else:
@@ -112,7 +117,7 @@ def _fetch(b, rows_left, columns_left, b_stride_k, b_stride_n, ROWS, COLUMNS, B_
         rows = tl.arange(0, ROWS)
         columns = tl.arange(0, (COLUMNS + LINE - 1) // LINE) * LINE
     inside = (rows[:, None] < rows_left) & (columns[None, :] < columns_left)
-    fetch_lines(b + rows[:, None] * b_stride_k + columns[None, :] * b_stride_n, inside)
+    prefetch_lines(b + rows[:, None] * b_stride_k + columns[None, :] * b_stride_n, inside)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from overweave.lang.mapping import MAPPING_COLUMNS
 from overweave.lang.tile_table import complete_bulk_stores, voided
-from overweave.memory.device.signals import STRIDE, notify, sound_alarm, wait_at_least
+from overweave.memory.device.signals import STRIDE, notify, report_timeout, wait_at_least
 
 __all__ = [
     "BROADCAST",
@@ -286,7 +286,7 @@ def _wait_for_signal(channel, signal, count):
     verdict = wait_at_least(word, count, channel.words, channel.limits)
     if verdict == 0:
         ranks: tl.constexpr = channel.layout.world_size
-        sound_alarm(word, count, channel.number, signal, channel.words, channel.limits, ranks)
+        report_timeout(word, count, channel.number, signal, channel.words, channel.limits, ranks)
     return verdict
 
 

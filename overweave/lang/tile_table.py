@@ -22,7 +22,7 @@ from overweave.memory.device.signals import (
     notify,
     read_clock,
     wait_for_signals,
-    wait_for_signals_at_once,
+    wait_for_signals_by_lanes,
 )
 
 __all__ = [
@@ -151,7 +151,7 @@ def read_duties(table, tile):
 def wait_for_duties(duties, operation, signals, words, limits, world_size):
     """Wait for the signals of `read_duties`, polling all of them at once. Return 1, or 0 if the wait failed."""
     low, high, count, also, also_count = duties
-    return wait_for_signals_at_once(
+    return wait_for_signals_by_lanes(
         signals, low, high, count, also, also_count, operation, words, limits, world_size
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""New matrices, nothing in them, made the way that asks least of the host: every call needs one."""
+"""Allocate uninitialised matrices with the least host time: every call needs one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 
 Make = Callable[[tuple[int, int], torch.dtype], torch.Tensor]
-# What the code calls that torch's compiler writes; of a CPU's torch, there is none.
+# The allocation function of Inductor's generated code. A CPU build of torch has none.
 _EMPTY_ON_GPU: Callable[..., torch.Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
-def maker(device: torch.device) -> Make:
-    """What makes a row-major matrix on a device."""
+def empty_factory(device: torch.device) -> Make:
+    """Return the function that allocates a row-major matrix on a device."""
     empty, index = _EMPTY_ON_GPU, device.index
 
     def by_torch(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:

@@ -25,8 +25,8 @@ from overweave.errors import GroupError, PeerDied, PeerError, PeerTimeout
 class Group:
     """A process group as one of its ranks sees it. `rank` and `world_size` count within the group.
 
-    device: where byte collectives of this group run: the CPU where the group has a CPU backend, else the current GPU.
-    turn: held by the one thread of this process that calls; others wait for it.
+    device: where byte collectives of this group run: the CPU if the group has a CPU backend, else the current GPU.
+    lock: held by the thread of this process that runs a call; other threads wait for it.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Group:
     world_size: int
     process_group: ProcessGroup
     device: torch.device
-    turn: AbstractContextManager[object] = field(default_factory=threading.RLock, compare=False, repr=False)
+    lock: AbstractContextManager[object] = field(default_factory=threading.RLock, compare=False, repr=False)
 
     @property
     def timeout_s(self) -> float:
@@ -45,17 +45,17 @@ class Group:
 
 
 GroupLike = ProcessGroup | DeviceMesh | str | None
-# To newer torch a name is of a type that older torch does not have; to Python both are text.
+# Newer torch annotates a name by a type that older torch does not have; at run time both are str.
 _by_name: Callable[[Any], ProcessGroup] = dist.distributed_c10d._resolve_process_group
-LIVING: Collection[ProcessGroup] = dist.distributed_c10d._world.pg_map  # those that were not destroyed
+LIVE_GROUPS: Collection[ProcessGroup] = dist.distributed_c10d._world.pg_map  # that were not destroyed
 
 
 def resolve(group: GroupLike) -> Group:
-    """What the caller means by `group`; None is the world. Raises GroupError."""
+    """Return the Group that `group` names; None is the world. Raises GroupError."""
     process_group = process_group_of(group)
     rank = dist.get_rank(process_group)
     if rank < 0:
-        raise _lacks_this_rank(process_group.group_name)
+        raise _not_a_member(process_group.group_name)
     device = _byte_device(process_group)
     if getattr(process_group._get_backend(device), "options", None) is None:
         found = f"its backend {dist.get_backend(process_group)} has no time-out: it moves nothing, or is not known here"
@@ -70,29 +70,29 @@ def resolve(group: GroupLike) -> Group:
 
 
 def all_gather_bytes(group: Group, data: bytes, width: int, deadline_s: float | None = None) -> list[bytes]:
-    """`data`, at most `width` bytes, of every rank in rank order. Waits for all ranks.
+    """All-gather `data`, at most `width` bytes, in rank order. Waits for all ranks.
 
-    Raises PeerDied or PeerTimeout; after either the process group is not fit for more collectives.
+    Raises PeerDied or PeerTimeout; after either the process group cannot run more collectives.
     """
     if len(data) > width:
         raise GroupError(f"exchange {width} bytes", f"got {len(data)}", "Shorten the message")
     message = len(data).to_bytes(4, "little") + data.ljust(width, b"\0")
     deadline = timedelta(seconds=group.timeout_s if deadline_s is None else deadline_s)
-    with _disable_current_modes():  # one of the caller's makes his tensors fake, say: not these
+    with _disable_current_modes():  # a mode of the caller's, such as FakeTensorMode, must not apply to these tensors
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(group.device)
-        everyones = [torch.empty_like(mine) for _ in range(group.world_size)]
+        gathered = [torch.empty_like(mine) for _ in range(group.world_size)]
         try:
-            work = dist.all_gather(everyones, mine, group=group.process_group, async_op=True)
+            work = dist.all_gather(gathered, mine, group=group.process_group, async_op=True)
             if work is not None:
                 work.wait(deadline)
-            received = [bytes(tensor.tolist()) for tensor in everyones]
+            received = [bytes(tensor.tolist()) for tensor in gathered]
         except RuntimeError as error:
             raise collective_failure(group, error) from error
     return [record[4 : 4 + int.from_bytes(record[:4], "little")] for record in received]
 
 
 def collective_failure(group: Group, error: RuntimeError) -> PeerError:
-    """The typed error for what a collective library raised: a connection that broke is a peer that died."""
+    """Return the typed error for what gloo or NCCL raised: a broken connection is a peer that died."""
     text = str(error)
     backend = dist.get_backend(group.process_group)
     asked = f"meet the other ranks of group {group.name}, on rank {group.rank} of {group.world_size}"
@@ -104,7 +104,7 @@ def collective_failure(group: Group, error: RuntimeError) -> PeerError:
 
 
 def process_group_of(group: GroupLike) -> ProcessGroup:
-    """The process group that a caller means; None is the world. Raises GroupError."""
+    """Return the ProcessGroup that `group` names; None is the world. Raises GroupError."""
     if not (dist.is_available() and dist.is_initialized()):
         found = "torch.distributed is not initialised"
         raise GroupError("find the process group", found, "Call init_process_group first")
@@ -118,40 +118,42 @@ def process_group_of(group: GroupLike) -> ProcessGroup:
         group = _group_of_mesh(group)
     if group is None:
         group = dist.group.WORLD
-    given: object = group
-    if isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER:  # what new_group returns to outsiders
-        raise _lacks_this_rank("that was passed")
+    value: object = group
+    # new_group returns NON_GROUP_MEMBER to ranks outside of the new group.
+    if isinstance(value, int) and value == dist.GroupMember.NON_GROUP_MEMBER:
+        raise _not_a_member("that was passed")
     if not isinstance(group, ProcessGroup):
         found, cure = f"got {type(group).__name__}", "Pass one of these; a bias and its like go by their names"
         raise GroupError("group: a ProcessGroup, its name, a 1-D DeviceMesh or None", found, cure)
-    if group not in LIVING:
+    if group not in LIVE_GROUPS:
         raise GroupError("compute in the group that was passed", "it was destroyed", "Make a new one")
     return group
 
 
 def _group_of_mesh(mesh: DeviceMesh) -> ProcessGroup:
-    """Remembered, as long as both live: a mesh takes its time to answer. Another one, be it equal, has groups of
-    its own."""
+    """Return the process group of a 1-D mesh, from a cache by the mesh's identity: `mesh.get_group()` is slow."""
     number = id(mesh)
     known = _OF_MESHES.get(number)
     if known is not None and known[0]() is mesh:
         group = known[1]()
-        if group is not None and group in LIVING:
+        if group is not None and group in LIVE_GROUPS:
             return group
-    group = _asked_of_mesh(mesh)
+    group = _checked_group_of_mesh(mesh)
     _OF_MESHES[number] = weakref.ref(mesh, lambda gone: _OF_MESHES.pop(number, None)), weakref.ref(group)
     return group
 
 
+# id of a mesh -> the mesh and its process group
 _OF_MESHES: dict[int, tuple[weakref.ref[DeviceMesh], weakref.ref[ProcessGroup]]] = {}
 
 
-def _asked_of_mesh(mesh: DeviceMesh) -> ProcessGroup:
+def _checked_group_of_mesh(mesh: DeviceMesh) -> ProcessGroup:
+    """Return `mesh.get_group()`. Raise GroupError unless the mesh is 1-D, its ranks ascend and its group exists."""
     if mesh.ndim != 1:
         found = f"it has {mesh.ndim} dimensions {mesh.mesh_dim_names or ''}".rstrip()
         raise GroupError("use a 1-D DeviceMesh", found, "Pass one dimension: mesh['name']")
     if mesh.get_coordinate() is None:
-        raise _lacks_this_rank("of the DeviceMesh")
+        raise _not_a_member("of the DeviceMesh")
     try:
         group = mesh.get_group()
         members = dist.get_process_group_ranks(group)
@@ -164,14 +166,15 @@ def _asked_of_mesh(mesh: DeviceMesh) -> ProcessGroup:
     return group
 
 
-def _lacks_this_rank(name: str) -> GroupError:
+def _not_a_member(name: str) -> GroupError:
     found = f"rank {dist.get_rank()} of the world is not in it"
     return GroupError(f"compute in the group {name}", found, "Call only on the group's own ranks")
 
 
 def _byte_device(process_group: ProcessGroup) -> torch.device:
+    """Return the CPU if the group has a CPU backend, else the group's GPU."""
     cpu = torch.device("cpu")
     if cpu in process_group._device_types:
         return cpu
-    # The group's own, where it has one: a new thread's current GPU is the first, whichever its process chose.
+    # In a new thread torch's current GPU is 0, whichever the process has set: prefer the group's own.
     return process_group.bound_device_id or torch.device("cuda", torch.cuda.current_device())

@@ -10,44 +10,42 @@ import torch
 class Heap(Protocol):
     """Memory that every rank of a group can address.
 
-    tensor: the own part, uint8. addresses: where each rank's part lies in this rank's address space.
+    tensor: this rank's part, uint8. addresses: of each rank's part, in this rank's address space.
     """
 
     tensor: torch.Tensor
     addresses: tuple[int, ...]
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A row-major tensor in the own part, `offset` bytes from its start."""
+        """Return a row-major tensor in this rank's part, `offset` bytes from its start."""
 
 
-# The memory of packed messages: apart from the slots, because no head of a call guards it.
-#
-# Only packed kernels touch it, and a local word counts their calls; so plans with slots may run between them, as if
-# these calls had not been.
+# The memory of packed messages (memory/device/packed.py) is apart from the slots: no call prologue protects it.
+# Only packed kernels access it, and a word of their own counts their calls: plans with slots may run in between.
 
 HALVES = 2
 
 
 class PackedSpace:
-    """heap: of two halves. spaces: where each rank's lies, int64 `[world_size]` on the device.
+    """Memory for the messages of packed kernels, and local memory for what they push or have gathered.
 
-    state: the calls so far (memory/device/packed.py). product: local memory for what is about to be pushed, or what has
-    been gathered; calls follow each other in stream order, so one will do.
+    heap: of two halves. spaces: address of each rank's part, int64 `[world_size]` on the device. state: counts the
+    calls (memory/device/packed.py). Calls follow each other in stream order: one product buffer serves all.
     """
 
     def __init__(self, heap: Heap, device: torch.device, half_bytes: int) -> None:
         self.half_bytes, self._heap = half_bytes, heap
         self.spaces = torch.tensor(heap.addresses, dtype=torch.int64, device=device)
         self.state = torch.zeros(1, dtype=torch.int64, device=device)
-        # Of a call's half, messages take 4/3 of a product at least: of one shot W times, of two shots twice as much.
+        # Messages take at least 4/3 of a product, and fill at most a half: so 3/4 of a half holds any product.
         self._product = torch.empty(half_bytes * 3 // 4, dtype=torch.uint8, device=device)
 
     def product(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        """A row-major matrix in the local memory."""
+        """Return a row-major matrix in the local memory."""
         size_bytes = shape[0] * shape[1] * dtype.itemsize
         return self._product[:size_bytes].view(dtype).view(shape)
 
     def clear(self) -> None:
-        """No message has come and no call has begun: while every rank's device is idle."""
+        """Forget all messages and calls. To be called while every rank's device is idle."""
         self._heap.tensor.zero_()
         self.state.zero_()

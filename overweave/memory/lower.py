@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.ir.dtype import SUM_DTYPE, Dtype, MovedDtype
+from overweave.ir.kernel_limits import INT32_BYTES
 from overweave.ir.schedule import (
     INPUT,
     OUTPUT,
@@ -20,13 +21,12 @@ from overweave.ir.schedule import (
     Schedule,
     Wait,
 )
-from overweave.ir.words import INT32_BYTES
 from overweave.memory.layout import SlotLayout
 from overweave.memory.steps import CopyStep, MemoryRef, StreamStep, WaitStep, WriteStep
 
 
 class SlotAddresses(Struct, frozen=True):
-    """One slot as one rank sees it. bases: where the slot of each rank lies in this rank's address space."""
+    """One slot as one rank sees it. bases: address of each rank's slot in this rank's address space."""
 
     schedule: Schedule
     dtype: Dtype
@@ -34,11 +34,11 @@ class SlotAddresses(Struct, frozen=True):
     bases: tuple[int, ...]
 
     def signal(self, rank: int, pad: str, index: int) -> int:
-        """The address of a signal's word on any rank."""
+        """Return the address of a signal's word on any rank."""
         return self.bases[rank] + self.layout.signal_offset(pad, index)
 
     def place(self, region: Region) -> MemoryRef:
-        """Where a region starts: an address, or an offset into the caller's tensor of that name."""
+        """Return where a region starts: an address, or an offset into the caller's tensor of that name."""
         buffer = self.schedule.buffer(region.buffer)
         itemsize = buffer.itemsize_bytes(self.dtype)
         pitch = buffer.cols * itemsize
@@ -49,75 +49,81 @@ class SlotAddresses(Struct, frozen=True):
 
 
 def copy_steps(addresses: SlotAddresses, operations: Iterable[Operation]) -> tuple[StreamStep, ...]:
-    """What the copy engine does for Puts and Gets of one queue, in order. Empty chunks still signal."""
+    """Lower the operations of one copy-engine queue to stream operations: waits, copies, signal writes, in order.
+
+    An empty chunk, or a Copy without sources (it relays notifies), still waits and signals.
+    """
     steps: list[StreamStep] = []
     for operation in operations:
         steps += wait_steps(addresses, operation)
-        steps += _moves(addresses, operation)
+        steps += _chunk_copies(addresses, operation)
         steps += write_steps(addresses, operation)
     return tuple(steps)
 
 
 def wait_steps(addresses: SlotAddresses, operation: Operation, only: Wait | None = None) -> Iterator[WaitStep]:
-    """Stream waits for the signals of an operation's waits, or of one of them."""
+    """Yield stream waits for the signals of an operation's waits. only: for those of this wait alone."""
     for wait in operation.all_waits if only is None else (only,):
         for index in range(*wait.signals):
             yield WaitStep(addresses.signal(operation.rank, wait.pad, index), wait.count)
 
 
 def write_steps(addresses: SlotAddresses, operation: Operation) -> Iterator[WriteStep]:
-    """Stream writes for an operation's notifies. A write sets a word, whose only contributor it is, as verify knows
-    (ir/verify/engines/replays.py)."""
+    """Yield stream writes for an operation's notifies.
+
+    A write sets the word to 1: it is the signal's only contributor, which verify checks (ir/verify/engines/replays.py).
+    """
     for notify in operation.notifies:
         yield WriteStep(addresses.signal(notify.rank, notify.pad, notify.signal), 1)
 
 
 def reduction_operands(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
-    """One row per Reduce of the queue: its operands' addresses in order, then the output's (0: the caller's tensor), at
-    the end those of the signals of all ranks that its tiles tell.
+    """Return one row of addresses per Reduce of the queue: operands in order, output, signals of each notified rank.
 
-    Rows are as wide as `widths_of` says: address 0 is none. Raises ScheduleError for a Reduce that reads the caller's
-    tensors.
+    Output 0 is the caller's tensor. Rows are padded by 0 to the widths of `reduction_widths`. Raises ScheduleError for
+    a Reduce that reads the caller's tensors.
     """
     reduces = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Reduce)]
-    operands, _, told = widths_of(reduces)
-    return [_reduction_row(addresses, reduce, operands, told) for reduce in reduces]
+    operands, _, notified_ranks = reduction_widths(reduces)
+    return [_reduction_row(addresses, reduce, operands, notified_ranks) for reduce in reduces]
 
 
-def widths_of(reduces: Sequence[Reduce]) -> tuple[int, int, int]:
-    """Of a kernel's sums: how many operands they have, at most; which of them is read first, that behind the own one if
-    others lie at peers; and how many ranks a tile tells at once, rounded up to a power of two.
+def reduction_widths(reduces: Sequence[Reduce]) -> tuple[int, int, int]:
+    """Return three constants of a reduction kernel: (operands, first, notified ranks).
+
+    operands: of a sum, at most. first: index of the operand read first: 0, or the one after this rank's own if others
+    lie on peers, so that ranks do not all read from one. notified ranks: of a tile, at most, as a power of two.
     """
     longest = max(reduces, key=lambda reduce: len(reduce.operands), default=None)
     operands = [operand.rank for operand in longest.operands] if longest else []
     own = operands.index(longest.rank) if longest and longest.rank in operands and len(set(operands)) > 1 else -1
-    told = max((len(reduce.notifies) for reduce in reduces), default=0)
-    return len(operands), (own + 1) % max(1, len(operands)), 1 << max(0, told - 1).bit_length()
+    notified_ranks = max((len(reduce.notifies) for reduce in reduces), default=0)
+    return len(operands), (own + 1) % max(1, len(operands)), 1 << max(0, notified_ranks - 1).bit_length()
 
 
-def sums_first(schedule: Schedule, dtype: Dtype, reduces: Iterable[Reduce]) -> bool:
-    """Whether the first operands of a kernel's sums are kept in fp32, where results are of a narrower dtype."""
+def has_fp32_first_operand(schedule: Schedule, dtype: Dtype, reduces: Iterable[Reduce]) -> bool:
+    """Return whether the first operand of each sum is fp32 and its result is of a narrower dtype."""
 
-    def kept(region: Region) -> MovedDtype:
+    def dtype_of(region: Region) -> MovedDtype:
         return schedule.buffer(region.buffer).dtype or dtype
 
-    return all(kept(reduce.operands[0]) == SUM_DTYPE != kept(reduce.out) for reduce in reduces)
+    return all(dtype_of(reduce.operands[0]) == SUM_DTYPE != dtype_of(reduce.out) for reduce in reduces)
 
 
 def addend_addresses(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
-    """One row per Compute of the queue: for each addend, where row 0 of the output's buffer would lie beside it.
+    """Return one row per Compute of the queue: for each addend, the address that belongs to row 0 of the output.
 
-    Rows are as wide as the most addends need: address 0 is none. All lie in the workspace, as verify knows.
+    A tile adds its output row times the pitch. Rows are padded by 0. All addends lie in the workspace (verify checks).
     """
     computes = [op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Compute)]
     width = max((len(compute.addends) for compute in computes), default=0)
     return [_addend_row(addresses, compute, width) for compute in computes]
 
 
-def addend_shifts(schedule: Schedule, rank: int, queue: str) -> tuple[str, list[int]] | None:
-    """The one buffer of the rank's in which the addends of a queue's Computes lie, and for each Compute by how many
-    rows its addend lies further there than its result in its own buffer. None without addends, or if a Compute has
-    several, or they lie in several places.
+def addend_row_shifts(schedule: Schedule, rank: int, queue: str) -> tuple[str, list[int]] | None:
+    """Return (buffer, row shifts) if each Compute of the queue has one addend and all lie in one own buffer; else None.
+
+    The shift of a Compute: row of its addend in that buffer, minus row of its result in the output.
     """
     computes = [op for op in schedule.of_rank(rank) if op.queue == queue and isinstance(op, Compute)]
     places = {(addend.buffer, addend.rank) for compute in computes for addend in compute.addends}
@@ -129,9 +135,10 @@ def addend_shifts(schedule: Schedule, rank: int, queue: str) -> tuple[str, list[
     return buffer, [sum(part.rows[0] - op.out[0].rows[0] for part in op.addends) for op in computes]
 
 
-def peer_places(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
-    """For each rank, the own one first and the others as they follow it: where its signals lie, and how many bytes
-    behind the own slot its slot does. Nothing if no Compute of the queue stores at a peer.
+def peer_slot_offsets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
+    """Return, for this rank and then each following one: address of its signals, offset of its slot from the own slot.
+
+    Empty if no Compute of the queue stores to a peer.
     """
     computes = (op for op in addresses.schedule.of_rank(rank) if op.queue == queue and isinstance(op, Compute))
     if all(compute.stored_at == {rank} for compute in computes):
@@ -147,9 +154,9 @@ def _addend_row(addresses: SlotAddresses, compute: Compute, width: int) -> list[
 
 
 def copy_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
-    """One row per operation of a copy kernel's queue: where its destination's buffer lies, and its peer's signals.
+    """Return one row per operation of a copy kernel's queue: address of the destination's buffer, and of its signals.
 
-    What only waits goes nowhere. Raises ScheduleError for a destination that is a peer's own tensor.
+    Both are 0 for an operation that only waits. Raises ScheduleError for a destination outside of the workspace.
     """
     rows: list[list[int]] = []
     for move in (op for op in addresses.schedule.of_rank(rank) if op.queue == queue):
@@ -164,38 +171,44 @@ def copy_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[i
 
 
 def slice_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[int]]:
-    """One row per operation of a queue whose tiles carry Puts: where the destination's buffer lies on the peer, where
-    the peer's signals do, where the source's buffer does (0: with the caller), and how many int32 are in a row.
+    """Return one row per operation of a queue whose tiles push slices of Puts; zeros for other operations.
 
-    An operation that is no Put has a row of zeros.
+    A row: address of the destination's buffer on the peer, of the peer's signals, of the source's buffer (0: the
+    caller's tensor), and int32 words in a row of the matrix.
     """
     rows: list[list[int]] = []
     schedule, layout = addresses.schedule, addresses.layout
     for move in (op for op in schedule.of_rank(rank) if op.queue == queue):
         row = [0, 0, 0, 0]
         for source, target in zip(move.reads, move.writes, strict=True) if isinstance(move, Put) else ():
-            origin, landed = schedule.buffer(source.buffer), schedule.buffer(target.buffer)
+            source_buffer, target_buffer = schedule.buffer(source.buffer), schedule.buffer(target.buffer)
             base = addresses.bases[target.rank]
-            is_callers = origin.home in (INPUT, OUTPUT)
-            origin_address = 0 if is_callers else addresses.bases[rank] + layout.buffers[origin.name]
-            words = landed.cols * landed.itemsize_bytes(addresses.dtype) // INT32_BYTES
-            row = [base + layout.buffers[landed.name], base, origin_address, words]
+            is_callers = source_buffer.home in (INPUT, OUTPUT)
+            source_address = 0 if is_callers else addresses.bases[rank] + layout.buffers[source_buffer.name]
+            words = target_buffer.cols * target_buffer.itemsize_bytes(addresses.dtype) // INT32_BYTES
+            row = [base + layout.buffers[target_buffer.name], base, source_address, words]
         rows.append(row)
     return rows
 
 
-def _reduction_row(addresses: SlotAddresses, reduce: Reduce, width: int, most: int) -> list[int]:
+def _reduction_row(addresses: SlotAddresses, reduce: Reduce, width: int, notified_ranks: int) -> list[int]:
     places = [addresses.place(region) for region in reduce.operands]
     if any(place.tensor for place in places):
         found, cure = "an operand is the caller's tensor", "Reduce from symmetric or local buffers"
         raise ScheduleError(f"{reduce.name}: reduce", found, cure)
     target = addresses.place(reduce.out)
     operands = [place.address for place in places] + [0] * (width - len(places))
-    told = [addresses.bases[notify.rank] for notify in reduce.notifies]
-    return [*operands, 0 if target.tensor else target.address, *told, *[0] * (most - len(told))]
+    signal_bases = [addresses.bases[notify.rank] for notify in reduce.notifies]
+    return [
+        *operands,
+        0 if target.tensor else target.address,
+        *signal_bases,
+        *[0] * (notified_ranks - len(signal_bases)),
+    ]
 
 
-def _moves(addresses: SlotAddresses, operation: Operation) -> Iterator[CopyStep]:
+def _chunk_copies(addresses: SlotAddresses, operation: Operation) -> Iterator[CopyStep]:
+    """Yield the copies of an operation that are not empty. Raises ScheduleError for permuted blocks."""
     if any(addresses.schedule.buffer(part.buffer).blocks for part in (*operation.reads, *operation.writes)):
         found, cure = "its blocks are permuted, and copies address rows and columns", "Run it on CPU tensors"
         raise ScheduleError(f"copy {operation.name}", found, cure)

@@ -1,7 +1,7 @@
-"""Where packed messages lie: the same for every rank and device.
+"""The layout of packed messages (LL protocol): the same for every rank and device.
 
-A space has two halves, which calls use by turns, as their epoch is odd or even; a half, a part for the messages of each
-rank, and where sums are shared a second one for those. Parts are as large as the plan of the call needs, halves as
+A space has two halves, used by calls of odd and of even epoch. A half has a part for the messages of each sending rank,
+and for a two-shot all-reduce a second one for its sums. A part is as large as the plan of the call needs, a half as
 large as the space has room for.
 """
 
@@ -12,10 +12,10 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
+from overweave.ir.kernel_limits import INT32_BYTES
 from overweave.ir.plan import MESSAGE_BYTES, MESSAGE_DATA_BYTES, PACKED_KERNEL, PackedConfig, Plan
 from overweave.ir.schedule import Buffer, Copy, Operation, Put, Reduce
 from overweave.ir.shards import shard_rows
-from overweave.ir.words import INT32_BYTES
 from overweave.memory.layout import aligned
 
 SMALLEST_HALF_BYTES = 8 << 20
@@ -23,7 +23,7 @@ DATA_WORDS = MESSAGE_DATA_BYTES // INT32_BYTES
 
 
 class Stretches(NamedTuple):
-    """How what a rank sends to another is dealt to programs: so many words each, pushed in so many turns."""
+    """How programs divide what a rank sends to another. span: words of each program, pushed in `turns` loop steps."""
 
     span: int
     programs: int
@@ -33,8 +33,8 @@ class Stretches(NamedTuple):
 class PackedLayout(Struct, frozen=True):
     """What one plan's calls need of a space. source, out: the buffers that a kernel pushes from and stores to.
 
-    words: of the matrix that is summed or gathered. shard_words: of what a rank sends to another. row_words: of a row,
-    if programs have whole ones; else 0.
+    words: int32 words of the matrix that is summed or gathered. shard_words: of what a rank sends to another.
+    row_words: of a row, if a program takes whole rows; else 0.
     """
 
     part_bytes: int
@@ -46,27 +46,27 @@ class PackedLayout(Struct, frozen=True):
     row_words: int
 
     def stretches(self, block: int) -> Stretches:
-        """block: messages that a program has under way at a time."""
+        """Divide a shard among programs. block: messages that a program has in flight at a time."""
         span = self.row_words or DATA_WORDS * block
-        return Stretches(span, -(-self.shard_words // span), -(-_messages(span) // block))
+        return Stretches(span, -(-self.shard_words // span), -(-_message_count(span) // block))
 
 
 def lay_out_packed(plan: Plan) -> PackedLayout:
-    """Of a plan without packed operations, which has no rows, nothing."""
+    """Return the layout of a plan's messages, all zero if it has no packed operations. Raises ScheduleError."""
     config = plan.realization.packed
     engines = {one.queue: one.engine for one in plan.realization.engines}
-    members = [each for each in plan.schedule.operations if engines[each.queue] == PACKED_KERNEL]
+    members = [operation for operation in plan.schedule.operations if engines[operation.queue] == PACKED_KERNEL]
     if not members:
         return PackedLayout(0, 0, "", "", 0, 0, 0)
     if config is None:
         raise ScheduleError(f"lay out {plan.name}", "its packed kernel has no configuration", "Give it a PackedConfig")
-    source, out = _ends(members, config)
+    source, out = _source_and_out(members, config)
     whole = plan.schedule.buffer(out if config.exchange == "gather" else source)
     row_bytes = whole.cols * whole.itemsize_bytes(plan.realization.dtype)
     rows = whole.rows if config.exchange == "one_shot" else _shard_size(whole, plan.schedule.world_size)
     row_words = row_bytes // INT32_BYTES if plan.problem.norm else 0
     shard_words = rows * row_bytes // INT32_BYTES
-    messages = rows * _messages(row_words) if row_words else _messages(shard_words)
+    messages = rows * _message_count(row_words) if row_words else _message_count(shard_words)
     part_bytes = aligned(messages * MESSAGE_BYTES)
     return PackedLayout(
         part_bytes=part_bytes,
@@ -79,12 +79,14 @@ def lay_out_packed(plan: Plan) -> PackedLayout:
     )
 
 
-def _ends(members: list[Operation], config: PackedConfig) -> tuple[str, str]:
-    """The buffers that the kernel takes from and leaves its results in. What is summed is, before it is shared."""
-    sums = [each for each in members if isinstance(each, Reduce)]
-    moved = [part.buffer for each in members if isinstance(each, Copy) for part in each.destinations]
+def _source_and_out(members: list[Operation], config: PackedConfig) -> tuple[str, str]:
+    """Return the buffers that the kernel pushes from and stores its results in. A two-shot stores where it gathers."""
+    sums = [operation for operation in members if isinstance(operation, Reduce)]
+    moved = [part.buffer for operation in members if isinstance(operation, Copy) for part in operation.destinations]
     if config.exchange == "gather":
-        return next(part.buffer for each in members if isinstance(each, Put) for part in each.sources), moved[0]
+        return next(
+            part.buffer for operation in members if isinstance(operation, Put) for part in operation.sources
+        ), moved[0]
     out = moved[0] if config.exchange == "two_shot" else sums[0].out.buffer
     return sums[0].operands[sums[0].rank].buffer, out
 
@@ -94,5 +96,5 @@ def _shard_size(whole: Buffer, world_size: int) -> int:
     return hi - lo
 
 
-def _messages(words: int) -> int:
+def _message_count(words: int) -> int:
     return -(-words // DATA_WORDS)

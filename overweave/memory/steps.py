@@ -1,4 +1,4 @@
-"""What a copy queue does, as data: copies, waits and writes between addresses of this process's address space."""
+"""Stream operations of a copy queue, as data: copies, waits and writes of addresses in this process's address space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MemoryRef(Struct, frozen=True):
 
 
 class CopyStep(Struct, frozen=True):
-    """Copies `rows` rows of `row_bytes` bytes."""
+    """Copy `rows` rows of `row_bytes` bytes."""
 
     source: MemoryRef
     target: MemoryRef
@@ -23,14 +23,14 @@ class CopyStep(Struct, frozen=True):
 
 
 class WaitStep(Struct, frozen=True):
-    """Waits until the own word at `address` is at least `value`."""
+    """Wait until this rank's word at `address` is at least `value`."""
 
     address: int
     value: int
 
 
 class WriteStep(Struct, frozen=True):
-    """Sets a word, of any rank."""
+    """Set a word of any rank."""
 
     address: int
     value: int

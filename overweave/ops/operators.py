@@ -11,7 +11,7 @@ from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.operands import CallArguments
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.schema import PRODUCTS
-from overweave.tuner.measure.sides import OperatorCall
+from overweave.tuner.measure.baseline_calls import OperatorCall
 from overweave.tuner.measure.trial import CallResult
 
 

@@ -30,7 +30,7 @@ def check(group: GroupLike = None) -> None:
         return
     if torch.cuda.is_available():  # only library plans have run, or plans on the CPU
         torch.cuda.synchronize()
-    board = Board.opened(resolved)
+    board = Board.existing(resolved)
     if board is not None:  # else nothing has run
         board.check()
 
@@ -42,8 +42,8 @@ def reset(group: GroupLike = None) -> None:
     for the rest of it, or has closed its connections. Then destroy the process group, and make a new one.
     """
     resolved = group_of(group)
-    with resolved.turn:
-        workspace, host = _on_gpu(resolved), HostWorkspace.opened(resolved)
+    with resolved.lock:
+        workspace, host = _on_gpu(resolved), HostWorkspace.existing(resolved)
         if workspace is not None:
             with current(workspace.device):
                 workspace.reset()
@@ -52,7 +52,7 @@ def reset(group: GroupLike = None) -> None:
                 torch.cuda.synchronize()
             Board.of(resolved).reset(lambda: None)
         if host is not None:
-            host.forget()
+            host.reset_local()
 
 
 def symmetric_empty(
@@ -70,7 +70,7 @@ def symmetric_empty(
     if not _is_shape(shape) or not isinstance(dtype, torch.dtype):
         error = InputError("symmetric_empty", f"shape {shape}, dtype {dtype}", "Pass ints >= 0 and a torch.dtype")
         raise refuse(resolved, error)
-    with resolved.turn:
+    with resolved.lock:
         extents, board = tuple(shape), Board.of(resolved)
         board.agree(f"symmetric_empty {list(extents)} {dtype}".encode())
         where = device or own_device()
@@ -99,7 +99,7 @@ class MemoryReport(NamedTuple):
 def memory_report(group: GroupLike = None) -> MemoryReport:
     """The memory that calls on a group hold, on this rank. All layers of the group share one piece of it."""
     resolved = group_of(group)
-    spaces = (_on_gpu(resolved), HostWorkspace.opened(resolved))
+    spaces = (_on_gpu(resolved), HostWorkspace.existing(resolved))
     calls = CALLS.get(resolved.process_group)
     return MemoryReport(sum(each.size_bytes for each in spaces if each is not None), len(calls or ()))
 
@@ -110,4 +110,4 @@ def _is_shape(shape: object) -> bool:
 
 def _on_gpu(group: Group) -> Any:
     """The group's workspace on this rank's GPU; None without a GPU, and where nothing has needed one."""
-    return load("gpu workspace").opened(group) if torch.cuda.is_available() else None
+    return load("gpu workspace").existing(group) if torch.cuda.is_available() else None

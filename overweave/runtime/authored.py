@@ -11,7 +11,7 @@ import torch
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, Apply
-from overweave.ir.tensors import exchanged
+from overweave.ir.tensors import all_to_all_source
 
 
 @dataclass(frozen=True)
@@ -45,26 +45,26 @@ class AuthoredKernel:
             arrived
             | extents
             | {
-                name: value if (matrix := placed.get(name)) is None else _in_place_of(value, matrix)
+                name: value if (matrix := placed.get(name)) is None else _with_matrix(value, matrix)
                 for name, value in given.items()
             }
         )
 
 
-def places_of(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, tuple[str, str]]:
+def buffers_of_tensors(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, tuple[str, str]]:
     """parameter -> (tensor, buffer), for every exchanged tensor, as the plan's Applies say; the workspace's, if any."""
     homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
     held: dict[str, str] = {}
     for operation in plan.schedule.operations:
         if isinstance(operation, Apply):
             for need in (*operation.needs, *operation.late_needs):
-                tensor = exchanged(need.tensor)
+                tensor = all_to_all_source(need.tensor)
                 if tensor not in held or homes[need.region.buffer] != INPUT:
                     held[tensor] = need.region.buffer
             own = (
                 made for made in operation.makes if made.region.rank == operation.rank
             )  # a table says where others lie
-            held |= {exchanged(made.tensor): made.region.buffer for made in own}
+            held |= {all_to_all_source(made.tensor): made.region.buffer for made in own}
     operands, names = (*space.loads, *space.stores), set(wanted)
     return {one.parameter: (one.tensor, held[one.tensor]) for one in operands if one.tensor in names}
 
@@ -84,7 +84,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(tensor.shape) if value is tensor else tuple(value.shape)
 
 
-def _in_place_of(value: Any, matrix: torch.Tensor) -> Any:
+def _with_matrix(value: Any, matrix: torch.Tensor) -> Any:
     """The workspace's matrix as the argument was: a tensor, or a descriptor with the same blocks."""
     if isinstance(value, torch.Tensor):
         return matrix

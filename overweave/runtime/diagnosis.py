@@ -42,10 +42,10 @@ def _torch() -> DeviceFinding:
     found = str(torch.__version__)  # of a type of its own, which is no text for JSON
     if standing("torch", found) == "old":
         return DeviceFinding("failed", found, PACKAGES["torch"])
-    return DeviceFinding(*_newness("torch", found))
+    return DeviceFinding(*_version_status("torch", found))
 
 
-def _newness(package: str, found: str) -> tuple[Status, str]:
+def _version_status(package: str, found: str) -> tuple[Status, str]:
     """Beyond the newest version that was tested, nobody knows: no error, but to be known."""
     if standing(package, found) == "new":
         return "note", f"{found}, newer than what was tested ({tested(package)}): it may work"
@@ -69,7 +69,7 @@ def _triton() -> DeviceFinding:
     if len(places) > 1:
         told = f"{found} of {places[0]}, which hides another in {', '.join(places[1:])}"
         return DeviceFinding("note", told, "Keep one: the version of one may be told for the code of the other")
-    return DeviceFinding(*_newness("triton", found))
+    return DeviceFinding(*_version_status("triton", found))
 
 
 def _kernels() -> DeviceFinding:
@@ -95,11 +95,11 @@ def _libcst() -> DeviceFinding:
 
 def driver_version() -> str:
     """Of the NVIDIA driver; empty where there is none that answers."""
-    answer = _asked_of_driver() if shutil.which("nvidia-smi") else None
+    answer = _query_driver() if shutil.which("nvidia-smi") else None
     return answer.stdout.split("\n")[0] if answer and not answer.returncode else ""
 
 
-def _asked_of_driver() -> subprocess.CompletedProcess[str]:
+def _query_driver() -> subprocess.CompletedProcess[str]:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
 
@@ -107,13 +107,13 @@ def _asked_of_driver() -> subprocess.CompletedProcess[str]:
 def _driver() -> DeviceFinding:
     if shutil.which("nvidia-smi") is None:
         return DeviceFinding("note", "no NVIDIA driver: ranks are emulated on the CPU")
-    answer = _asked_of_driver()
+    answer = _query_driver()
     if answer.returncode:
         return DeviceFinding("failed", answer.stdout.strip() or answer.stderr.strip(), "Repair the NVIDIA driver")
     return DeviceFinding("ok", answer.stdout.split("\n")[0])
 
 
-def no_gpu() -> tuple[str, str]:
+def reason_without_gpu() -> tuple[str, str]:
     """Why torch sees no GPU, and what to do."""
     if torch.version.cuda is None:
         cure = "Install the CUDA build of torch (https://pytorch.org names it), or leave the GPUs out"
@@ -127,7 +127,7 @@ def _gpus() -> DeviceFinding:
     if not count and shutil.which("nvidia-smi") is None:
         return DeviceFinding("note", "none")
     if not count:
-        return DeviceFinding("failed", *no_gpu())
+        return DeviceFinding("failed", *reason_without_gpu())
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
     oldest = min(torch.cuda.get_device_capability(index) for index in range(count))
     found = f"{count}: {names}; CUDA {torch.version.cuda}"

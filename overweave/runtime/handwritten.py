@@ -49,7 +49,7 @@ class Part:
 
     def __getitem__(self, place: slice | tuple[slice, slice]) -> Part:
         rows, cols = place if isinstance(place, tuple) else (place, slice(None))
-        return Part(self.buffer, self.rank, _within(self.rows, rows), _within(self.cols, cols))
+        return Part(self.buffer, self.rank, _subrange(self.rows, rows), _subrange(self.cols, cols))
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Declared:
         return list(self.channels).index(channel)
 
 
-def _within(outer: tuple[int, int], wanted: object) -> tuple[int, int]:
+def _subrange(outer: tuple[int, int], wanted: object) -> tuple[int, int]:
     if not isinstance(wanted, slice) or not all(type(end) in (int, type(None)) for end in (wanted.start, wanted.stop)):
         found = f"got {str(wanted)[:40]}"
         raise InputError("take a part of a symmetric buffer", found, "Take slices of rows and columns: part[0:8, 0:4]")

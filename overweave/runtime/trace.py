@@ -19,7 +19,7 @@ from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.operations import arrows, kind_of
 from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Timeline, TimelineSpan, make_timeline
 from overweave.memory.group import Group
-from overweave.runtime.agenda import PendingStep
+from overweave.runtime.scheduler import PendingStep
 
 HEAD = -1  # in place of an operation: the head of the call
 NOT_A_TILE = -1
@@ -124,25 +124,25 @@ def with_waits(operations: tuple[Operation, ...], records: list[Record]) -> list
     return records + waits
 
 
-def gather(group: Group, records: list[Record], zero_ns: int = 0) -> list[list[Record]] | None:
+def gather_records(group: Group, records: list[Record], zero_ns: int = 0) -> list[list[Record]] | None:
     """The records of each rank, on rank 0; None on the others. Collective.
 
     zero_ns: what this rank's clock showed at an instant that was the same for all ranks; all times count from there.
     """
     fields = len(Record._fields)
-    counts = _gathered(group, torch.tensor([len(records)]))
+    counts = _all_gather(group, torch.tensor([len(records)]))
     most = max(int(count) for count in counts)
     own = torch.zeros((most, fields), dtype=torch.int64)
     if records:
         own[: len(records)] = torch.tensor(records, dtype=torch.int64)
         own[: len(records), fields - 2 :] -= zero_ns
-    tables = _gathered(group, own)
+    tables = _all_gather(group, own)
     if group.rank != 0:
         return None
     return [[Record(*row) for row in table[: int(count)].tolist()] for table, count in zip(tables, counts, strict=True)]
 
 
-def timeline_of(plan: Plan, by_rank: list[list[Record]]) -> Timeline:
+def make_measured_timeline(plan: Plan, by_rank: list[list[Record]]) -> Timeline:
     """Spans and arrows from the records of each rank, on one clock. Time starts with the first rank's call."""
     zero_ns = min((record.begin_ns for records in by_rank for record in records), default=0)
     spans: list[TimelineSpan] = []
@@ -174,7 +174,7 @@ def _span(plan: Plan, rank: int, operations: tuple[Operation, ...], record: Reco
     return TimelineSpan(rank, track, name, KINDS[record.kind], begin_us, max(begin_us, end_us))
 
 
-def _gathered(group: Group, own: torch.Tensor) -> list[torch.Tensor]:
+def _all_gather(group: Group, own: torch.Tensor) -> list[torch.Tensor]:
     """The tensor of each rank, all of one shape."""
     sent = own.to(group.device)
     received = [torch.empty_like(sent) for _ in range(group.world_size)]

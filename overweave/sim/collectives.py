@@ -1,6 +1,6 @@
-"""Library collectives: a part holds SMs from its start, the collective runs once all its parts have theirs.
+"""NCCL collectives: each rank's part holds SMs from its start; the collective runs once all its parts have theirs.
 
-A part that finds no free SM waits for tiles to leave, as a library's kernel does.
+A part that finds no free SM waits until tiles end, as NCCL's kernel does.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from overweave.sim.cost import Costs
 from overweave.sim.events import EventQueue
 from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
 
-Ended = Callable[[float, float], None]  # hears when a part has ended: since when it stood, and since when it ran
+Ended = Callable[[float, float], None]  # called at the end of a part: with its start, and when the collective ran
 
 
 class _Part(Struct):
-    """running: its programs that have not ended."""
+    """One rank's part of a collective. running: its programs that have not ended."""
 
     operation: Collective
     run: TileRun
     running: int
     begin_us: float
-    ended: Ended
+    on_end: Ended
 
 
 class Collectives:
@@ -40,34 +40,34 @@ class Collectives:
         costs: Costs,
         most_sms: int = 0,
     ) -> None:
-        """most_sms: that a part takes, where the plan says how many the library has; 0: as many as it likes."""
+        """most_sms: SMs that a part takes, where the plan limits NCCL; 0: no limit."""
         self._clock, self._processors, self._costs = clock, processors, costs
         self._sms = min(machine.sharing.collective.sms, most_sms or machine.processor.sms)
-        self._standing: dict[str, list[_Part]] = {}  # parts that have their SMs, by label
+        self._ready: dict[str, list[_Part]] = {}  # label -> parts that have their SMs
 
-    def start(self, operation: Collective, ended: Ended) -> None:
-        """It is the turn of a rank's part, and its signals are there."""
+    def start(self, operation: Collective, on_end: Ended) -> None:
+        """Start a rank's part, whose queue is free and whose signals have arrived."""
         run = TileRun(self._sms, 0.0, 0.0, lambda batch: None)
-        part = _Part(operation, run, self._sms, self._clock.now, ended)
-        run.when_claimed = partial(self._stand, part)
+        part = _Part(operation, run, self._sms, self._clock.now, on_end)
+        run.on_all_claimed = partial(self._on_sms_claimed, part)
         self._processors[operation.rank].launch(RunningKernel([run], self._sms))
 
-    def _stand(self, part: _Part) -> None:
-        """A part has its SMs; the last one lets all run."""
-        parts = self._standing.setdefault(part.operation.label, [])
+    def _on_sms_claimed(self, part: _Part) -> None:
+        """Count a part that has its SMs; the last one starts the collective."""
+        parts = self._ready.setdefault(part.operation.label, [])
         parts.append(part)
         if len(parts) < len(part.operation.ranks):
             return
-        took_us = self._costs.collective_us([each.operation for each in parts])
-        for each in parts:
-            each.run.tile_us = took_us
-            each.run.finished = partial(self._leave, each, self._clock.now)
-            processor = self._processors[each.operation.rank]
+        duration_us = self._costs.collective_us([member.operation for member in parts])
+        for member in parts:
+            member.run.tile_us = duration_us
+            member.run.on_batch_end = partial(self._on_batch_end, member, self._clock.now)
+            processor = self._processors[member.operation.rank]
             processor.count_collectives(1)
-            self._clock.after(0.0, partial(processor.open, each.run))
+            self._clock.after(0.0, partial(processor.release, member.run))
 
-    def _leave(self, part: _Part, met_us: float, batch: Batch) -> None:
+    def _on_batch_end(self, part: _Part, run_us: float, batch: Batch) -> None:
         part.running -= len(batch.programs)
         if not part.running:
             self._processors[part.operation.rank].count_collectives(-1)
-            part.ended(part.begin_us, met_us)
+            part.on_end(part.begin_us, run_us)

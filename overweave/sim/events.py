@@ -1,4 +1,4 @@
-"""The parts a discrete-event run is made of: one clock for all ranks, gates that open, signals that count."""
+"""Discrete-event primitives: one event queue for all ranks, gates that open, signals that count."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ SignalKey = tuple[int, str, int]  # rank, pad, index
 
 
 class EventQueue:
-    """Runs actions in order of time; those of one time in the order they were asked for. Times are microseconds."""
+    """Runs actions in order of time, then of scheduling. Times are microseconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self._events: list[tuple[float, int, Callback]] = []
-        self._asked = 0
+        self._sequence = 0
 
     def at(self, time_us: float, action: Callback) -> None:
-        self._asked += 1
-        heappush(self._events, (max(time_us, self.now), self._asked, action))
+        self._sequence += 1
+        heappush(self._events, (max(time_us, self.now), self._sequence, action))
 
     def after(self, delay_us: float, action: Callback) -> None:
         self.at(self.now + delay_us, action)
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run until no event is left."""
         while self._events:
             self.now, _, action = heappop(self._events)
             action()
 
 
 class Gate:
-    """Opens, and runs `action` once, when everything it was told to expect has arrived."""
+    """Runs `action` once, when `arrive` has been called as often as `expect`."""
 
     __slots__ = ("_action", "missing")
 
@@ -55,18 +55,18 @@ class SignalCounters:
 
     def __init__(self) -> None:
         self._counts: dict[SignalKey, int] = {}
-        self._waiting: dict[SignalKey, list[tuple[int, Gate]]] = {}
+        self._gates: dict[SignalKey, list[tuple[int, Gate]]] = {}
 
     def wait(self, key: SignalKey, count: int, gate: Gate) -> None:
-        """`gate` expects the signal to reach `count`. To be asked before the run."""
-        self._waiting.setdefault(key, []).append((count, gate.expect()))
+        """Make `gate` expect the signal to reach `count`. Call it before the run."""
+        self._gates.setdefault(key, []).append((count, gate.expect()))
 
     def add(self, key: SignalKey, amount: int) -> None:
         reached = self._counts[key] = self._counts.get(key, 0) + amount
-        waiting = self._waiting.get(key)
-        if not waiting:
+        gates = self._gates.get(key)
+        if not gates:
             return
-        self._waiting[key] = [(count, gate) for count, gate in waiting if count > reached]
-        for count, gate in waiting:
+        self._gates[key] = [(count, gate) for count, gate in gates if count > reached]
+        for count, gate in gates:
             if count <= reached:
                 gate.arrive()

@@ -1,7 +1,7 @@
-"""What the links alone take: no port or link passes more bytes at once than its rate, whoever moves them.
+"""A lower bound of a call's time from its links: no port or link passes bytes faster than its rate.
 
-The run lets copy engines share ports among themselves, and kernels reach what so many SMs do; of a kernel's bytes
-beside a copy engine's, or of several launches' at once, it knows nothing.
+The simulation shares ports among copy engines only, and bounds one kernel by its SMs. It does not know that a kernel
+and a copy engine, or several kernels, share a link: this bound does.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from overweave.ir.timeline.timeline import Timeline
 LinkMove = tuple[int, int, Region]  # from which rank, to which, and what
 
 
-def floor_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
-    """When the busiest port or link has passed all its bytes, one move after the other, since the first one began."""
-    busiest_us, moving = busiest(plan, machine)
+def links_bound_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
+    """Return the earliest end of the last byte on the busiest port or link, counted from the first move's begin."""
+    busiest_us, moving = busiest_link(plan, machine)
     if not moving:
         return 0.0
     return busiest_us + min(span.begin_us for span in timeline.spans if span.name in moving)
 
 
-def busiest(plan: Plan, machine: Machine) -> tuple[float, set[str]]:
-    """How long the busiest port or link passes bytes, whatever the order, and the names of what moves them."""
+def busiest_link(plan: Plan, machine: Machine) -> tuple[float, set[str]]:
+    """Return the busy time of the busiest port or link, and the names of the operations that move bytes."""
     links, routes = machine.links, machine.routes
     pushed = max(rate for _, rate in links.sm_push.points)
     peaks = {
@@ -42,7 +42,7 @@ def busiest(plan: Plan, machine: Machine) -> tuple[float, set[str]]:
     moving: set[str] = set()
     for operation in plan.schedule.operations:
         rate = peaks.get(engine_of[operation.queue])
-        for source, target, region in _moves(operation) if rate else ():
+        for source, target, region in _link_moves(operation) if rate else ():
             rows, cols = region.shape
             kilobytes = rows * cols * item_bytes[region.buffer] / 1e3
             busy_us[source, "out"] += kilobytes / rate if rate else 0.0
@@ -53,13 +53,13 @@ def busiest(plan: Plan, machine: Machine) -> tuple[float, set[str]]:
     return max(busy_us.values(), default=0.0), moving
 
 
-def no_sooner_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
-    """When the call ends: with what was simulated, or with the last bytes that the links pass."""
-    return max(timeline.total_us, floor_us(plan, machine, timeline))
+def bounded_total_us(plan: Plan, machine: Machine, timeline: Timeline) -> float:
+    """Return the end of the call: the later of the simulated end and the links' lower bound."""
+    return max(timeline.total_us, links_bound_us(plan, machine, timeline))
 
 
-def _moves(operation: Operation) -> list[LinkMove]:
-    """What an operation takes over a link."""
+def _link_moves(operation: Operation) -> list[LinkMove]:
+    """Return the regions that an operation moves over links; none for other operations."""
     if isinstance(operation, Put | Get):
         pairs = zip(operation.sources, operation.destinations, strict=True)
         moves = [(source.rank, target.rank, source) for source, target in pairs]

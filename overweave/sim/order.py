@@ -1,4 +1,4 @@
-"""What a Plan says about order, told once for the run: who must be done before whom, and which tiles a launch holds."""
+"""The order of a Plan's operations, computed once for a run: dependencies of steps, and the tiles of each launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KIND, _FIELDS = attrgetter("kind"), attrgetter("kind", "operation", "width", "k
 
 
 class LaunchStep(Struct, frozen=True):
-    """One operation, by position in `Schedule.operations`, with the positions of those that must be done or started."""
+    """One operation. done, started: positions in `Schedule.operations` that must have ended, or started, before."""
 
     operation: Operation
     engine: Engine
@@ -30,7 +30,7 @@ class LaunchStep(Struct, frozen=True):
 
     @property
     def is_packed(self) -> bool:
-        """Whether its messages carry their flag."""
+        """Return whether a packed kernel runs it."""
         return self.engine == PACKED_KERNEL
 
     @property
@@ -41,7 +41,7 @@ class LaunchStep(Struct, frozen=True):
 class QueueRun(NamedTuple):
     """Tiles of an operation that are claimed one after the other and take equally long.
 
-    width: 0 for whole tiles, else TileRow.width. depth: 0 for all of k, else the length of their share of it.
+    width: 0 for whole tiles, else TileRow.width. depth: 0 for all of k, else the length of their split of k.
     """
 
     operation: int
@@ -51,9 +51,9 @@ class QueueRun(NamedTuple):
 
 
 class KernelLaunch(Struct, frozen=True):
-    """One launch of a kernel: it starts when it is the turn of operation `first`.
+    """One launch of a kernel: it starts when the queue of operation `first` is free.
 
-    runs: in the order in which programs claim them; an operation may come more than once.
+    runs: in claim order; an operation may occur more than once.
     """
 
     first: int
@@ -61,17 +61,17 @@ class KernelLaunch(Struct, frozen=True):
 
     @property
     def tiles(self) -> int:
-        """Of all its operations."""
+        """Tiles of all its operations."""
         return sum(run.tiles for run in self.runs)
 
 
 def tiles_of(rows: int, cols: int, block_m: int, block_n: int) -> int:
-    """Tiles `[block_m, block_n]` that cover a matrix."""
+    """Return how many tiles `[block_m, block_n]` cover a matrix."""
     return -(-rows // block_m) * -(-cols // block_n)
 
 
-def steps_of(plan: Plan) -> tuple[LaunchStep, ...]:
-    """One Step per operation. Raises ScheduleError for a queue that is not declared or has no engine."""
+def launch_steps(plan: Plan) -> tuple[LaunchStep, ...]:
+    """Return one step per operation. Raises ScheduleError for a queue that is not declared or has no engine."""
     queues = {queue.name: queue for queue in plan.schedule.queues}
     engines = {assignment.queue: assignment.engine for assignment in plan.realization.engines}
     launched: dict[tuple[int, str], list[int]] = {}
@@ -93,8 +93,8 @@ def steps_of(plan: Plan) -> tuple[LaunchStep, ...]:
     return tuple(steps)
 
 
-def launches_of(plan: Plan, steps: tuple[LaunchStep, ...]) -> tuple[KernelLaunch, ...]:
-    """The kernel launches: one per rank and issue queue, one per operation of a complete queue."""
+def kernel_launches(plan: Plan, steps: tuple[LaunchStep, ...]) -> tuple[KernelLaunch, ...]:
+    """Return the kernel launches: one per rank and issue queue, one per operation of a complete queue."""
     is_issue = {queue.name: queue.order == "issue" for queue in plan.schedule.queues}
     members: dict[tuple[int, str], list[int]] = {}
     for position, step in enumerate(steps):
@@ -111,7 +111,7 @@ def launches_of(plan: Plan, steps: tuple[LaunchStep, ...]) -> tuple[KernelLaunch
 
 
 def tile_counts(launches: tuple[KernelLaunch, ...]) -> Counter[int]:
-    """Tiles of each operation."""
+    """Return operation -> number of its tiles."""
     counts: Counter[int] = Counter()
     for launch in launches:
         for run in launch.runs:
@@ -119,23 +119,25 @@ def tile_counts(launches: tuple[KernelLaunch, ...]) -> Counter[int]:
     return counts
 
 
-def _tiles(plan: Plan, operation: Operation) -> int:
-    """Tiles of an operation that no table lists."""
+def _untabled_tiles(plan: Plan, operation: Operation) -> int:
+    """Return the number of tiles of an operation whose queue has no tile table."""
     config = plan.realization.reduction
     if isinstance(operation, Reduce) and config is not None:
         return tiles_of(*operation.out.shape, config.block_m, config.block_n)
     return operation.instances
 
 
-def _alike(fields: tuple[int, ...]) -> tuple[int, int, int]:
-    """Operation, width and depth of a tile, from `_FIELDS`: it may be cut, but an author's is whole."""
+def _run_key(fields: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return (operation, width, depth) of a tile, from its `_FIELDS`; tiles of author's kernels are always whole."""
     kind, operation, width, k_lo, k_hi = fields
     return (operation, 0, 0) if kind == APPLY else (operation, width, k_hi - k_lo)
 
 
-def _claimed(rows: tuple[TileRow, ...]) -> Sequence[TileRow]:
-    """A table in the order of claims: slices that an author's tiles carry between them where they are claimed; what is
-    waited for part by part is no tile."""
+def _claim_order(rows: tuple[TileRow, ...]) -> Sequence[TileRow]:
+    """Return a table in claim order, without its PART rows: an author's tile claims and pushes slices before itself.
+
+    `TileRow.width` of such a tile: slices that it claims at least; `col`: slices that must be claimed by then.
+    """
     kinds = set(map(_KIND, rows))
     if not kinds & {PART, COPY}:
         return rows
@@ -153,14 +155,16 @@ def _claimed(rows: tuple[TileRow, ...]) -> Sequence[TileRow]:
 
 
 def _runs(plan: Plan, rank: int, queue: str, positions: list[int]) -> tuple[QueueRun, ...]:
-    """Neighbours in the tile table of one operation that are alike; without a table, one operation after another."""
+    """Group adjacent equal tiles of one operation into runs; without a tile table, one run per operation."""
     try:
-        rows = _claimed(plan.tile_order(rank, queue).rows)
+        rows = _claim_order(plan.tile_order(rank, queue).rows)
     except KeyError:
-        return tuple(QueueRun(position, _tiles(plan, plan.schedule.operations[position])) for position in positions)
-    # Tables have up to a million rows: what is equal in every field is grouped before anything is made of it.
+        return tuple(
+            QueueRun(position, _untabled_tiles(plan, plan.schedule.operations[position])) for position in positions
+        )
+    # Tables have up to a million rows: group rows that are equal in every field before any other work on them.
     equal = ((fields, len(tuple(group))) for fields, group in groupby(map(_FIELDS, rows)))
-    alike = groupby(equal, key=lambda found: _alike(found[0]))
+    alike = groupby(equal, key=lambda found: _run_key(found[0]))
     try:
         return tuple(
             QueueRun(positions[operation], sum(count for _, count in counts), width, depth)

@@ -1,10 +1,10 @@
-"""A Realization for a Schedule that came without one: the hardware that its queues look made for."""
+"""Derive a Realization for a Schedule without one: the engine that fits the operations of each queue."""
 
 from __future__ import annotations
 
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
-from overweave.ir.exchange import exchange_of
+from overweave.ir.exchange import packed_exchange
 from overweave.ir.plan import (
     CopyConfig,
     Engine,
@@ -23,9 +23,9 @@ from overweave.sim.order import tiles_of
 
 
 def realize(schedule: Schedule, machine: Machine, dtype: Dtype = "bfloat16") -> Plan:
-    """The plan in which copies have copy engines, issue queues are kernels and the rest is the library's.
+    """Return the plan in which copies have copy engines, issue queues are kernels, and cuBLAS and NCCL do the rest.
 
-    The tile shape is the first of the machine's that gives every Compute as many tiles as the schedule says.
+    The tile shape is the machine's first that gives every Compute as many tiles as the schedule says.
     """
     engines = tuple(EngineAssignment(queue.name, _engine(queue, schedule)) for queue in schedule.queues)
     computes = [operation for operation in schedule.operations if isinstance(operation, Compute)]
@@ -46,10 +46,10 @@ def realize(schedule: Schedule, machine: Machine, dtype: Dtype = "bfloat16") -> 
 
 
 def _exchange(schedule: Schedule) -> PackedExchange:
-    """Of its packed kernel, if it has one."""
+    """Return the exchange of the schedule's packed kernel, derived from its operations."""
     queues = {queue.name for queue in schedule.queues if queue.order == "issue" and schedule.reuse == ECHOES}
     members = [each for each in schedule.operations if each.queue in queues]
-    return exchange_of(members, {buffer.name: buffer for buffer in schedule.buffers})
+    return packed_exchange(members, {buffer.name: buffer for buffer in schedule.buffers})
 
 
 def _engine(queue: Queue, schedule: Schedule) -> Engine:
@@ -70,11 +70,11 @@ def _engine(queue: Queue, schedule: Schedule) -> Engine:
 
 def _tile_shape(computes: list[Compute], machine: Machine) -> MatmulConfig:
     for rate in machine.tiles_of("portable"):
-        if all(_fits(operation, rate.block_m, rate.block_n) for operation in computes):
+        if all(_has_tile_count(operation, rate.block_m, rate.block_n) for operation in computes):
             return MatmulConfig(block_m=rate.block_m, block_n=rate.block_n)
     return MatmulConfig()
 
 
-def _fits(operation: Compute, block_m: int, block_n: int) -> bool:
+def _has_tile_count(operation: Compute, block_m: int, block_n: int) -> bool:
     rows, cols, _ = matmul_shape(operation)
     return operation.tiles == tiles_of(rows, cols, block_m, block_n)

@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind: spans per operation, or per tile if asked, and an arrow for each signal."""
+"""Recorder of a simulated run: spans per operation or per tile, and an arrow for each signal."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Recorder:
         self._last: dict[str, int] = {}
         self._tiles: dict[str, tuple[float, float, float]] = {}
 
-    def begin(self, rank: int, track: str, begin_us: float, end_us: float) -> None:
+    def add_prologue(self, rank: int, track: str, begin_us: float, end_us: float) -> None:
         self._spans.append(TimelineSpan(rank, track, "begin", BEGIN, begin_us, end_us))
 
-    def joined(self, rank: int, track: str, begin_us: float, end_us: float) -> None:
+    def add_join(self, rank: int, track: str, begin_us: float, end_us: float) -> None:
         self._spans.append(TimelineSpan(rank, track, "join", WAIT, begin_us, end_us))
 
-    def waited(self, operation: Operation, begin_us: float, end_us: float) -> None:
+    def add_wait(self, operation: Operation, begin_us: float, end_us: float) -> None:
         if end_us > begin_us:
             self._spans.append(TimelineSpan(operation.rank, operation.queue, operation.name, WAIT, begin_us, end_us))
 
-    def ran(self, operation: Operation, kind: SpanKind, begin_us: float, end_us: float) -> None:
+    def add_span(self, operation: Operation, kind: SpanKind, begin_us: float, end_us: float) -> None:
         self._add(operation, TimelineSpan(operation.rank, operation.queue, operation.name, kind, begin_us, end_us))
 
-    def tiles(self, operation: Operation, kind: SpanKind, batch: Batch, end_us: float) -> None:
-        """A batch has ended. Per operation: from the first tile's begin to the last one's end."""
+    def add_batch(self, operation: Operation, kind: SpanKind, batch: Batch, end_us: float) -> None:
+        """Add the tiles of a batch that has ended; without tiles, widen the operation's span to cover them."""
         if self._with_tiles:
             for position, program in enumerate(batch.programs):
                 track, name = f"{operation.queue}.{program:03d}", f"{operation.name}.{batch.first + position}"
@@ -46,24 +46,24 @@ class Recorder:
         self._tiles[operation.name] = min(claimed, batch.claimed_us), min(begin, batch.begin_us), max(end, end_us)
 
     def _tile(self, operation: Operation, track: str, name: str, kind: SpanKind, batch: Batch, end_us: float) -> None:
-        """One span, or, for a tile that was held before its end, one up to there, its wait, and one from there on."""
+        """Add the span of a tile; of a tile that waited late: its product, its wait and the rest."""
         begin_us = batch.begin_us
-        held = batch.held_us or (end_us, end_us)
-        if held[0] < held[1]:
-            self._add(operation, TimelineSpan(operation.rank, track, name, kind, begin_us, held[0]))
-            self._spans.append(TimelineSpan(operation.rank, track, name, WAIT, *held))
-            begin_us = held[1]
+        late_wait = batch.late_wait_us or (end_us, end_us)
+        if late_wait[0] < late_wait[1]:
+            self._add(operation, TimelineSpan(operation.rank, track, name, kind, begin_us, late_wait[0]))
+            self._spans.append(TimelineSpan(operation.rank, track, name, WAIT, *late_wait))
+            begin_us = late_wait[1]
         self._add(operation, TimelineSpan(operation.rank, track, name, kind, begin_us, end_us))
 
-    def tiles_done(self, operation: Operation, kind: SpanKind) -> None:
-        """The last tile of the operation has ended."""
+    def end_tiles(self, operation: Operation, kind: SpanKind) -> None:
+        """Add the spans of an operation whose last tile has ended."""
         if operation.name in self._tiles:
             claimed, begin, end = self._tiles.pop(operation.name)
-            self.waited(operation, claimed, begin)
-            self.ran(operation, kind, begin, end)
+            self.add_wait(operation, claimed, begin)
+            self.add_span(operation, kind, begin, end)
 
     def timeline(self, name: str, schedule: Schedule, with_arrows: bool) -> Timeline:
-        """All of it. with_arrows: one from each operation that signals to each that waits for it."""
+        """Return all spans. with_arrows: from each operation that signals to each that waits for it."""
         drawn = arrows(schedule, self._first, self._last) if with_arrows else ()
         return make_timeline(name, "simulated", schedule.world_size, self._spans, drawn)
 

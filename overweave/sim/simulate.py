@@ -1,7 +1,7 @@
 """Runs any Plan on a described machine, event by event, to a Timeline.
 
-Every operation starts when its queue's turn has come and its signals are there, as ir/schedule.py says; engines decide
-what it then costs. Ranks enter the call together. Nothing here knows where a Plan came from.
+Every operation starts when its queue is free and its signals have arrived, as ir/schedule.py says; its engine decides
+what it then costs. Ranks enter the call together. Any Plan runs, whatever wrote it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from overweave.ir.timeline.timeline import Timeline
 from overweave.sim.collectives import Collectives
 from overweave.sim.cost import Costs, KernelCost, Segment, moves_between_ranks
 from overweave.sim.events import EventQueue, Gate, SignalCounters, SignalKey
-from overweave.sim.link_floor import no_sooner_us
-from overweave.sim.order import KernelLaunch, LaunchStep, launches_of, steps_of, tile_counts
+from overweave.sim.link_floor import bounded_total_us
+from overweave.sim.order import KernelLaunch, LaunchStep, kernel_launches, launch_steps, tile_counts
 from overweave.sim.ports import Ports
 from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
 from overweave.sim.record import Recorder
 
 
 def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile_us: float | None = None) -> Timeline:
-    """The Timeline of one call of `plan`, warm, on `machine`. with_tiles: spans of tiles, not of operations.
-    author_tile_us: what one tile of an author's kernel takes, every SM busy; nobody else knows (sim/author.py guesses).
+    """Return the Timeline of one warm call of `plan` on `machine`. with_tiles: spans of tiles, not of operations.
+    author_tile_us: time of one tile of an author's kernel, every SM busy (sim/author.py estimates it).
 
     Raises InputError if the machine has fewer GPUs than the plan has ranks, or no peer access and the plan addresses
     peers, ScheduleError if the plan cannot be run to its end: a queue without an engine, a kernel without a config, or
@@ -38,26 +38,27 @@ def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile
 
 
 def total_us(plan: Plan, machine: Machine, author_tile_us: float | None = None) -> float:
-    """Time of one call: until the slowest rank has done its last operation, and no sooner than the links allow.
+    """Return the time of one call: until the slowest rank has ended, or the busiest link has passed its bytes.
 
     Raises as `simulate`.
     """
     _check_machine(plan, machine)
-    return no_sooner_us(plan, machine, _timeline(_Run(plan, machine, False, author_tile_us), with_arrows=False))
+    return bounded_total_us(plan, machine, _timeline(_Run(plan, machine, False, author_tile_us), with_arrows=False))
 
 
 def _timeline(run: _Run, with_arrows: bool) -> Timeline:
-    """Of a run that is over then: what refers to each other in it is let go, and leaves nothing to be collected.
+    """Run to the end and return the Timeline; break the run's reference cycles, so that no garbage collection is due.
 
-    MEASURED: the collection behind a first call's choice took 0.1 to 0.2 of its 0.6 s (campaigns.choice_by_machine).
+    MEASURED: the collection after a first call's choice took 0.1 to 0.2 of its 0.6 s (campaigns.choice_by_machine).
     """
     try:
         return run.timeline(with_arrows)
     finally:
-        run.let_go()
+        run.release_references()
 
 
 def _check_machine(plan: Plan, machine: Machine) -> None:
+    """Raise InputError if the machine has too few GPUs, or lacks the peer access that the plan needs."""
     if plan.schedule.world_size > machine.gpus:
         found = f"{plan.schedule.world_size} ranks on {machine.gpus} GPUs"
         raise InputError(f"simulate {plan.name}", found, "Choose a machine with more GPUs or a smaller world size")
@@ -68,47 +69,47 @@ def _check_machine(plan: Plan, machine: Machine) -> None:
 
 
 class _Node:
-    """A step of the run. `turn` opens when its queue lets it go, `ready` when its signals are there too.
+    """The state of a launch step in the run.
 
-    late: opens when what its tiles wait for late is there, where they do. launch: lets its kernel go, where it has one.
+    queue_gate: opens when its queue is free. start_gate: when its signals have arrived, too. late_gate: when the late
+    signals of its tiles have arrived; None without. launch_gate: launches the kernel that starts with it; None without.
+    gates_after_start, gates_after_end: of other steps, that wait for this one.
     """
 
     __slots__ = (
         *(
             "begin_us",
             "end_us",
+            "gates_after_end",
+            "gates_after_start",
             "is_done",
             "kernel",
-            "late",
-            "launch",
-            "launches",
-            "ready",
-            "runs",
-            "step",
-            "stored_us",
+            "late_gate",
+            "launch_gate",
         ),
-        *("tiles", "turn", "turn_us", "waits_for_end", "waits_for_start"),
+        *("launches", "queue_free_us", "queue_gate", "runs", "start_gate", "step", "stored_us", "tiles"),
     )
 
     def __init__(self, run: _Run, step: LaunchStep) -> None:
         self.step = step
-        self.turn = Gate(partial(run.take_turn, self))
-        self.ready = Gate(partial(run.start, self))
-        self.late: Gate | None = None
-        self.launch: Gate | None = None
-        self.turn_us = self.begin_us = self.end_us = 0.0
+        self.queue_gate = Gate(partial(run.on_queue_free, self))
+        self.start_gate = Gate(partial(run.on_ready, self))
+        self.late_gate: Gate | None = None
+        self.launch_gate: Gate | None = None
+        self.queue_free_us = self.begin_us = self.end_us = 0.0
         self.is_done = False
         self.tiles = 0  # of a kernel launch, still to be finished
-        self.stored_us = 0.0  # of a tile that is stored at peers, behind its end
-        self.launches: tuple[KernelCost, ...] = ()  # kernels of its own that follow the one that runs
+        self.stored_us = 0.0  # from the end of a tile until its stores to peers are complete
+        self.launches: tuple[KernelCost, ...] = ()  # further kernels of the operation, one after the other
         self.runs: list[TileRun] = []
-        self.kernel: RunningKernel | None = None  # launched when it is this node's turn
-        self.waits_for_start: list[Gate] = []
-        self.waits_for_end: list[Gate] = []
+        self.kernel: RunningKernel | None = None  # of the launch that starts with this step
+        self.gates_after_start: list[Gate] = []
+        self.gates_after_end: list[Gate] = []
 
-    def let_go(self) -> None:
-        """Of what refers to it."""
-        for name in ("turn", "ready", "late", "launch", "runs", "kernel", "waits_for_start", "waits_for_end"):
+    def release_references(self) -> None:
+        """Delete what refers back to the run: cycles that the garbage collector would have to find."""
+        gates = ("queue_gate", "start_gate", "late_gate", "launch_gate", "gates_after_start", "gates_after_end")
+        for name in (*gates, "runs", "kernel"):
             delattr(self, name)
 
 
@@ -120,21 +121,21 @@ class _Run:
         ranks = plan.schedule.world_size
         beside = machine.sharing.library_matmul.factor
         self._processors = [StreamingMultiprocessors(self._clock, machine.processor.sms, beside) for _ in range(ranks)]
-        self._ports = Ports(self._clock, machine, self._hear_traffic)
+        self._ports = Ports(self._clock, machine, self._on_load_change)
         self._collectives = Collectives(
             self._clock, machine, self._processors, self._costs, plan.realization.library_sms
         )
-        self._beside = queues_beside(plan)
+        self._side_queues = queues_beside(plan)
         self._tile_programs = max(1, machine.processor.sms - plan.sms_beside)
-        # Whether tiles are launched once pushes beside them, which wait for nothing, have their SMs.
+        # Whether tiles are launched after the pushes on a side stream, which wait for nothing, have their SMs.
         pushes = {one.queue for one in plan.realization.engines if one.engine == COPY_KERNEL}
-        self._follows_pushes = not pushes.isdisjoint(self._beside) and not plan.sms_for_pushes
-        steps = steps_of(plan)
+        self._follows_pushes = not pushes.isdisjoint(self._side_queues) and not plan.sms_for_pushes
+        steps = launch_steps(plan)
         self._nodes = [_Node(self, step) for step in steps]
         self._of_rank: list[list[_Node]] = [[] for _ in range(ranks)]
         for node in self._nodes:
             self._of_rank[node.step.operation.rank].append(node)
-        launches = launches_of(plan, steps)
+        launches = kernel_launches(plan, steps)
         for position, tiles in tile_counts(launches).items():
             self._nodes[position].tiles = tiles
         for launch in launches:
@@ -151,62 +152,62 @@ class _Run:
             self._join(rank)
         return self._recorder.timeline(self._plan.name, self._schedule, with_arrows)
 
-    def let_go(self) -> None:
+    def release_references(self) -> None:
         for node in self._nodes:
-            node.let_go()
+            node.release_references()
         self.__dict__.clear()
 
     # Before the run.
 
     def _connect(self) -> None:
-        """Lets every gate expect what the schedule says it waits for."""
+        """Make every gate expect what the schedule says its step waits for."""
         latency = self._machine.latency
         head_us = latency.call.us
         if self._schedule.reuse == CREDITS and (self._schedule.pads or self._schedule.credits):
             head_us += latency.begin.us
             for rank in range(self._schedule.world_size):
-                self._recorder.begin(rank, self._stream(rank), latency.call.us, head_us)
+                self._recorder.add_prologue(rank, self._stream(rank), latency.call.us, head_us)
         for node in self._nodes:
             step = node.step
             graph_us = latency.graph.us if step.engine == COPY_ENGINE else 0.0
-            self._clock.at(head_us + graph_us, node.turn.expect().arrive)
+            self._clock.at(head_us + graph_us, node.queue_gate.expect().arrive)
             for before in step.done:
-                self._nodes[before].waits_for_end.append(node.turn.expect())
+                self._nodes[before].gates_after_end.append(node.queue_gate.expect())
             for before in step.started:
-                self._nodes[before].waits_for_start.append(node.turn.expect())
-            node.ready.expect()
+                self._nodes[before].gates_after_start.append(node.queue_gate.expect())
+            node.start_gate.expect()
             for wait in step.operation.all_waits:
                 is_late = step.engine in KERNELS and wait not in step.operation.waits
                 for signal in range(*wait.signals):
                     key = (step.operation.rank, wait.pad, signal)
-                    self._signals.wait(key, wait.count, self._late(node) if is_late else node.ready)
+                    self._signals.wait(key, wait.count, self._late_gate(node) if is_late else node.start_gate)
 
-    def _late(self, node: _Node) -> Gate:
-        """The gate of a node whose tiles wait for something late."""
-        if node.late is None:
-            node.late = Gate(partial(self.add, node))
-        return node.late
+    def _late_gate(self, node: _Node) -> Gate:
+        """Return the gate of a node's late waits; create it at the first."""
+        if node.late_gate is None:
+            node.late_gate = Gate(partial(self.on_late_ready, node))
+        return node.late_gate
 
     def _join(self, rank: int) -> None:
-        """The caller's stream goes on when what ran beside it is over."""
-        beside, own = [0.0], [0.0]
+        """Record how long the caller's stream waits for the side streams at the end of the call."""
+        side, own = [0.0], [0.0]
         for node in self._of_rank[rank]:
-            (beside if self._is_beside(node.step) else own).append(node.end_us)
-        joined_us = max(beside) + self._machine.latency.join.us
-        if len(beside) > 1 and joined_us > max(own):
-            self._recorder.joined(rank, self._stream(rank), max(own), joined_us)
+            (side if self._is_on_side_stream(node.step) else own).append(node.end_us)
+        joined_us = max(side) + self._machine.latency.join.us
+        if len(side) > 1 and joined_us > max(own):
+            self._recorder.add_join(rank, self._stream(rank), max(own), joined_us)
 
-    def _is_beside(self, step: LaunchStep) -> bool:
-        """Whether a step runs on a stream of its own."""
-        return step.operation.queue in self._beside
+    def _is_on_side_stream(self, step: LaunchStep) -> bool:
+        """Return whether a step runs on a side stream."""
+        return step.operation.queue in self._side_queues
 
     def _stream(self, rank: int) -> str:
-        """The first queue of a rank that runs on the caller's stream."""
+        """Return the first queue of a rank that runs on the caller's stream."""
         steps = (node.step for node in self._of_rank[rank])
-        return next((step.operation.queue for step in steps if not self._is_beside(step)), "begin")
+        return next((step.operation.queue for step in steps if not self._is_on_side_stream(step)), "begin")
 
     def _prepare(self, launch: KernelLaunch) -> None:
-        """Makes the kernel of a launch; it starts when it is its first operation's turn."""
+        """Create the kernel of a launch; it starts when the queue of its first operation is free."""
         runs = []
         for each in launch.runs:
             node = self._nodes[each.operation]
@@ -215,17 +216,17 @@ class _Run:
             delay_us = self._machine.latency.observe.us if operation.waits else 0.0
             run = TileRun(each.tiles, work.tile_us, delay_us, partial(self._finish_batch, node))
             run.late_us, node.stored_us = work.late_us, work.stored_us
-            run.is_late_open = not (isinstance(operation, Compute | Apply) and operation.late_waits)
+            run.is_late_ready = not (isinstance(operation, Compute | Apply) and operation.late_waits)
             node.runs.append(run)
             runs.append(run)
         first = self._nodes[launch.first]
         first.kernel = RunningKernel(runs, self._programs(first.step))
-        first.launch = Gate(partial(self.launch, first)).expect()
+        first.launch_gate = Gate(partial(self.on_launch, first)).expect()
         for key, count in self._launch_signals(first.step):
-            self._signals.wait(key, count, first.launch)
+            self._signals.wait(key, count, first.launch_gate)
 
     def _programs(self, step: LaunchStep) -> int:
-        """Of the kernel that starts with a step."""
+        """Return the programs of the kernel that starts with a step."""
         realization, sms = self._plan.realization, self._machine.processor.sms
         if isinstance(step.operation, Reduce) and realization.reduction:
             return realization.reduction.programs
@@ -234,11 +235,13 @@ class _Run:
         return self._tile_programs
 
     def _launch_signals(self, step: LaunchStep) -> list[tuple[SignalKey, int]]:
-        """What a kernel's launch waits for beside its turn. A reduction or a push that no kernel boundary precedes runs
-        beside the tiles: it is launched when the first own ones it needs are stored, so as not to take an SM from them.
+        """Return the signals that the launch of a kernel on a side stream waits for: those of this rank's own tiles.
+
+        A reduction or a push is launched once the first own tiles that it reads are stored: earlier, its waiting blocks
+        would take SMs from the tiles.
         """
         operation = step.operation
-        if not isinstance(operation, Reduce | Put) or not self._is_beside(step):
+        if not isinstance(operation, Reduce | Put) or not self._is_on_side_stream(step):
             return []
         own = {
             (notify.pad, notify.signal)
@@ -256,33 +259,33 @@ class _Run:
 
     # During the run: gates open.
 
-    def take_turn(self, node: _Node) -> None:
-        node.turn_us = self._clock.now
-        if node.launch is not None:
-            node.launch.arrive()
-        node.ready.arrive()
+    def on_queue_free(self, node: _Node) -> None:
+        node.queue_free_us = self._clock.now
+        if node.launch_gate is not None:
+            node.launch_gate.arrive()
+        node.start_gate.arrive()
 
-    def launch(self, node: _Node) -> None:
-        """The stream has come to the node's kernel."""
+    def on_launch(self, node: _Node) -> None:
+        """Launch the node's kernel, after its stream's waits."""
         assert node.kernel is not None
         latency = self._machine.latency
         has_tiles = node.step.engine in (TILE_KERNEL, AUTHOR_KERNEL)
-        looks = len(self._launch_signals(node.step)) + (has_tiles and self._follows_pushes)
-        waited_us = latency.stream_wait.us * looks
+        waits = len(self._launch_signals(node.step)) + (has_tiles and self._follows_pushes)
+        waited_us = latency.stream_wait.us * waits
         processor = self._processors[node.step.operation.rank]
         self._clock.after(waited_us + latency.kernel.us, partial(processor.launch, node.kernel))
 
-    def start(self, node: _Node) -> None:
-        for gate in node.waits_for_start:
+    def on_ready(self, node: _Node) -> None:
+        for gate in node.gates_after_start:
             gate.arrive()
         if node.step.engine in KERNELS:
             self._open_tiles(node)
             return
-        self._recorder.waited(node.step.operation, node.turn_us, self._clock.now)
+        self._recorder.add_wait(node.step.operation, node.queue_free_us, self._clock.now)
         if node.step.is_packed:
             self._run_packed(node)
             return
-        # A stream looks at one signal after the other.
+        # A stream waits for one signal after the other.
         signals = sum(wait.signals[1] - wait.signals[0] for wait in node.step.operation.waits)
         latency = self._machine.latency.stream_wait.us * signals
         if isinstance(node.step.operation, Copy):
@@ -291,20 +294,20 @@ class _Run:
 
     def _open_tiles(self, node: _Node) -> None:
         for run in node.runs:
-            self._processors[node.step.operation.rank].open(run)
+            self._processors[node.step.operation.rank].release(run)
         if not node.tiles:
             self._end(node, self._machine.latency.signal.us)
 
-    def add(self, node: _Node) -> None:
-        """What the tiles of a node wait for late is there."""
+    def on_late_ready(self, node: _Node) -> None:
+        """Release the tiles of a node: their late signals have arrived."""
         for run in node.runs:
-            self._processors[node.step.operation.rank].open_late(run)
+            self._processors[node.step.operation.rank].release_late(run)
 
     def _perform(self, node: _Node) -> None:
-        """Starts an operation that a stream or a copy engine runs."""
+        """Start an operation that a stream or a copy engine runs."""
         operation = node.step.operation
         if isinstance(operation, Collective):
-            self._collectives.start(operation, partial(self._leave, node))
+            self._collectives.start(operation, partial(self._end_collective, node))
         elif isinstance(operation, Put | Get | Copy) and self._needs_no_sm(operation):
             node.begin_us = self._clock.now
             self._copy(node, list(self._costs.segments(operation)))
@@ -312,20 +315,20 @@ class _Run:
             self._launch(node, *self._costs.alone(operation))
 
     def _needs_no_sm(self, operation: Put | Get | Copy) -> bool:
-        """Whether copy engines move it."""
+        """Return whether a copy engine moves it."""
         return self._machine.local_copies.by == "dma" or moves_between_ranks(operation)
 
     def _run_packed(self, node: _Node) -> None:
-        """A push, or what waits for the pushes of all ranks, of the kernel whose messages carry their flag."""
+        """Run an operation of a packed kernel: a push, or a sum or a copy that waits for the pushes of all ranks."""
         operation = node.step.operation
-        # A thread that has added knows it.
+        # Only pushes signal other threads: the thread that adds a message reads it itself.
         signal_us = self._machine.latency.signal.us if isinstance(operation, Put) else 0.0
         took_us = self._costs.packed_us(operation, self._schedule.world_size - 1)
         node.begin_us = self._clock.now
         self._clock.after(took_us, partial(self._end_timed, node, signal_us))
 
     def _launch(self, node: _Node, *works: KernelCost) -> None:
-        """Kernels of its own for one operation, one after the other."""
+        """Launch the kernels of one operation, one after the other."""
         work, node.launches = (works[0], works[1:]) if works else (KernelCost(0, 0.0), ())
         if not work.count:
             self._end(node, self._machine.latency.flag.us)
@@ -338,19 +341,19 @@ class _Run:
         processor = self._processors[node.step.operation.rank]
         self._clock.after(self._machine.latency.kernel.us, partial(processor.launch, kernel))
 
-    def _copy(self, node: _Node, left: list[Segment]) -> None:
-        if left:
-            self._ports.copy(left[0], partial(self._copy, node, left[1:]))
+    def _copy(self, node: _Node, remaining: list[Segment]) -> None:
+        if remaining:
+            self._ports.copy(remaining[0], partial(self._copy, node, remaining[1:]))
             return
         self._end_timed(node, self._machine.latency.flag.us)
 
     def _end_timed(self, node: _Node, signal_us: float) -> None:
-        self._recorder.ran(node.step.operation, node.step.kind, node.begin_us, self._clock.now)
+        self._recorder.add_span(node.step.operation, node.step.kind, node.begin_us, self._clock.now)
         self._end(node, signal_us)
 
-    def _leave(self, node: _Node, begin_us: float, met_us: float) -> None:
-        self._recorder.waited(node.step.operation, begin_us, met_us)
-        self._recorder.ran(node.step.operation, node.step.kind, met_us, self._clock.now)
+    def _end_collective(self, node: _Node, begin_us: float, met_us: float) -> None:
+        self._recorder.add_wait(node.step.operation, begin_us, met_us)
+        self._recorder.add_span(node.step.operation, node.step.kind, met_us, self._clock.now)
         self._end(node, self._machine.latency.flag.us)
 
     # During the run: things end.
@@ -359,7 +362,7 @@ class _Run:
         operation = node.step.operation
         done = len(batch.programs)
         node.tiles -= done
-        self._recorder.tiles(operation, node.step.kind, batch, self._clock.now)
+        self._recorder.add_batch(operation, node.step.kind, batch, self._clock.now)
         latency, is_by_kernel = self._machine.latency, node.step.engine in KERNELS
         is_tile_wise = is_by_kernel and (isinstance(operation, Compute | Apply) or operation.instances > 1)
         if is_tile_wise and operation.notifies:
@@ -367,12 +370,12 @@ class _Run:
         if not node.tiles and node.launches:
             self._launch(node, *node.launches)
         elif not node.tiles:
-            self._recorder.tiles_done(operation, node.step.kind)
+            self._recorder.end_tiles(operation, node.step.kind)
             signal_us = latency.signal.us if is_by_kernel else latency.flag.us
             self._clock.after(node.stored_us, partial(self._end, node, signal_us, not is_tile_wise))
 
     def _end(self, node: _Node, signal_us: float, notifies: bool = True) -> None:
-        """A stream goes on once its flags are written, a copy engine's one by one; a kernel goes on at once."""
+        """End an operation. A stream continues once its flags are written, a kernel at once."""
         operation, delay = node.step.operation, 0.0
         for notify in operation.notifies:
             delay = delay + signal_us if node.step.engine == COPY_ENGINE else signal_us
@@ -388,10 +391,10 @@ class _Run:
     def _complete(self, node: _Node) -> None:
         node.is_done = True
         node.end_us = self._clock.now
-        for gate in node.waits_for_end:
+        for gate in node.gates_after_end:
             gate.arrive()
 
-    def _hear_traffic(self, rank: int, load: float) -> None:
-        """Copies beside kernels slow them."""
+    def _on_load_change(self, rank: int, load: float) -> None:
+        """Slow a rank's kernels by the load of its ports: copies share its memory bandwidth."""
         factor = self._machine.sharing.copy_engine.factor
         self._processors[rank].set_slowdown(1.0 + (factor - 1.0) * load)

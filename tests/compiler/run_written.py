@@ -18,7 +18,7 @@ interpreter.repair()
 
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops.author.compile import compile  # noqa: E402
-from overweave.runtime.authored import AuthoredKernel, places_of  # noqa: E402
+from overweave.runtime.authored import AuthoredKernel, buffers_of_tensors  # noqa: E402
 from overweave.runtime.host.authored import HostAuthoredRun  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 
@@ -47,7 +47,7 @@ def call(path: str) -> float:
     a, b = (torch.randint(-3, 4, shape, generator=generator).float() for shape in ((M, K), (K, N)))
     own, c = a.chunk(RANKS)[group.rank].contiguous(), torch.full((M, N), torch.nan)
     space, plan = fused.kernel.space(NUMBERS), fused.plan(NUMBERS, RANKS, "float32", group.rank)
-    places = places_of(plan, space, SCHEDULE)
+    places = buffers_of_tensors(plan, space, SCHEDULE)
     kernel = AuthoredKernel(
         written(path), space, places, chosen="a_ptr", away=None, is_persistent=False, options={}, shapes={}
     )

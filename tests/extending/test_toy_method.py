@@ -22,9 +22,9 @@ from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import METHODS, register
 from overweave.schedules.records.record import Method
 from overweave.schedules.weave.transports import wanted_of
-from overweave.tuner.model.rank import weigh
+from overweave.tuner.model.rank import rank_candidates
 from overweave.tuner.space.compiled import families
-from overweave.tuner.space.space import candidate, candidates, is_member, obstacle
+from overweave.tuner.space.space import candidate, candidates, is_member, reason_unsupported
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import shipped
 from tests.extending import toy_method, toy_schedule
@@ -90,7 +90,7 @@ def test_the_tuner_offers_and_explains_them(toy: Method):
     assert len(offered) == (4 if toy is toy_method.METHOD else 1)
     assert all(is_member(toy.operator, what) for what in offered)
     large = problem(toy, 4, 4096, "bfloat16")
-    assert all(each.predicted_us for each in weigh(large, GPU) if each.candidate == offered[0])
+    assert all(each.predicted_us for each in rank_candidates(large, GPU) if each.candidate == offered[0])
     assert toy.name in called("explain", toy.operator, "--shape", "4096,4096,4096")
     assert toy.name in str(ow.explain(toy.operator, m=4096, n=4096, k=4096, world_size=4))
 
@@ -100,13 +100,13 @@ def test_it_is_weighed_where_others_were_weighed_before(toy: Method):
     large = problem(toy, 4, 4096, "bfloat16")
     with kept_registries():
         del METHODS[toy.full_name]
-        assert toy.name not in {each.candidate.plan for each in weigh(large, GPU)}
-    assert toy.name in {each.candidate.plan for each in weigh(large, GPU)}
+        assert toy.name not in {each.candidate.plan for each in rank_candidates(large, GPU)}
+    assert toy.name in {each.candidate.plan for each in rank_candidates(large, GPU)}
 
 
 def test_its_need_and_its_margin_are_asked_for():
     toy = toy_method.METHOD
-    assert "too far" in obstacle(problem(toy, 9, 4096, "bfloat16"), GPU, candidate(toy.name, {}))
+    assert "too far" in reason_unsupported(problem(toy, 9, 4096, "bfloat16"), GPU, candidate(toy.name, {}))
     assert candidate(toy.name, {}).margin(problem(toy, 4)).us == 100.0
 
 

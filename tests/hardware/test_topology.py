@@ -46,7 +46,7 @@ REFUSED = (
     (topology("closed_ring", (50, ((0, 1), (1, 2)))), "no link between 2 and 0"),
     (topology("switch", (50, ((0, "switch"), (2, "switch")))), "no link between 1 and switch"),
     (topology("switch", (50, ((0, "a"), (1, "a"), (2, "b")))), "2 switches"),
-    (topology("levels", (50, ((0, 1), (2, "network")))), "no way from GPU 0 to GPU 2"),
+    (topology("levels", (50, ((0, 1), (2, "network")))), "no route from GPU 0 to GPU 2"),
     (topology("tree", (50, ((0, "cpu"), (1, "cpu"), (2, "cpu"), (0, 1)))), "one way between two places"),
     (topology("full_mesh", (101, (("gpu", "gpu"),))), "101 GB/s between 0 and 1, 100 at the port"),
     (topology("levels", (50, ((0, 1), (1, 2), (2, 3)))), "GPU 3 of 3"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from overweave.memory import fast_empty as maker
-from overweave.memory.fast_empty import maker as maker_of
+from overweave.memory.fast_empty import empty_factory as maker_of
 
 CPU = torch.device("cpu")
 

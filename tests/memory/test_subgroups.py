@@ -13,12 +13,12 @@ from campaigns.cases import BY_COLLECTIVES, EXCHANGED, PLAIN
 from overweave.errors import GroupError
 from overweave.memory import subgroups
 from overweave.memory.group import resolve
-from overweave.memory.subgroups import part_of
+from overweave.memory.subgroups import subgroup
 from tests.ops.calls import Call, is_right
 from tests.ranks import run_ranks
 
 ORDERS = ([3, 2, 1, 0], [2, 0, 3, 1])
-needs_order = pytest.mark.skipif(not subgroups.KEEPS_ORDER, reason="this torch sorts the ranks of new groups")
+needs_order = pytest.mark.skipif(not subgroups.CAN_KEEP_ORDER, reason="this torch sorts the ranks of new groups")
 SPLITS = hasattr(dist.ProcessGroupGloo, "split")
 MADE_BY = (
     "new_group",
@@ -42,7 +42,7 @@ def gather_in_parts(order: list[int], made_by: str) -> list[list[int]]:
     group, found = resolve(disordered(order, made_by)), []
     for ranks in ((0, 1), (2, 3), (0, 3), (1, 2), (0, 1, 2, 3)):
         if group.rank in ranks:
-            part = part_of(group, ranks)
+            part = subgroup(group, ranks)
             rows = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
             dist.all_gather(rows, torch.tensor([group.rank]), group=part.process_group)
             assert [int(row) for row in rows] == list(ranks)
@@ -86,12 +86,12 @@ def test_operators_are_exact(order: list[int], made_by: str):
 def refusals() -> list[str]:
     """As with a torch that sorts: refused on all ranks, those of a part that ascends, too."""
     group, told = resolve(disordered([0, 1, 3, 2])), []
-    with patch.object(subgroups, "KEEPS_ORDER", False):
+    with patch.object(subgroups, "CAN_KEEP_ORDER", False):
         own = (0, 1) if group.rank < 2 else (2, 3)
         with pytest.raises(GroupError) as caught:
-            part_of(group, own)
+            subgroup(group, own)
         told.append(str(caught.value))
-        assert part_of(group, (0, 1, 2, 3)) is group
+        assert subgroup(group, (0, 1, 2, 3)) is group
     return told
 
 

@@ -21,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 from campaigns.bits.differences import differences  # noqa: E402
 from campaigns.bits.operations import Launch, launches  # noqa: E402
 from campaigns.bits.table import PATH, Row, read, run, run_all  # noqa: E402
-from overweave.runtime.interpreted.numbers import multiplied_and_added, rounded, widened  # noqa: E402
+from overweave.runtime.interpreted.numbers import fma_to_odd, round_to_nearest, widen  # noqa: E402
 
 CPU = torch.device("cpu")
 NARROW = (torch.bfloat16, torch.float16)
@@ -136,9 +136,9 @@ def test_a_product_that_is_added_rounds_once(name: str, one: float, other: float
     """Products halfway between two numbers, but for an addend far below: of two roundings both end at one."""
     factors = (np.full(2, each, np.float32) for each in (one, other))
     handle = triton_interpreter.TensorHandle(
-        rounded(multiplied_and_added(*factors, np.array([2.0**-100, -(2.0**-100)], np.float32)), name),
+        round_to_nearest(fma_to_odd(*factors, np.array([2.0**-100, -(2.0**-100)], np.float32)), name),
         {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[name],
     )
-    above, below = widened(handle).astype(float)
+    above, below = widen(handle).astype(float)
     assert (above + below) / 2 == one * other
     assert above > below

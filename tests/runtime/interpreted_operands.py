@@ -153,4 +153,4 @@ def unmade() -> list[str]:
 
 def test_ranks_inherit_all_functions_but_the_one_that_is_refused():
     assert run_ranks(unmade, 2) == [["twice_assigning_kernel"]] * 2
-    assert not source._waiting
+    assert not source._pending

@@ -11,7 +11,7 @@ from overweave.runtime.interpreted import interpreter
 interpreter.repair()
 
 from overweave.ir.plan import SkinnyConfig  # noqa: E402
-from overweave.memory.shares import SharedShares  # noqa: E402
+from overweave.memory.split_k import SharedShares  # noqa: E402
 from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call  # noqa: E402
 
 SHAPES = ((1, 64, 256), (5, 40, 104), (17, 77, 85), (3, 1, 40), (2, 33, 1), (40, 24, 16))

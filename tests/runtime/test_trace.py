@@ -10,15 +10,15 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.timeline.timeline import KINDS
 from overweave.memory.group import resolve
-from overweave.runtime.host.trace import trace_on_host, without_polls
+from overweave.runtime.host.trace import subtract_poll_time, trace_on_host
 from overweave.runtime.trace import (
     HEAD,
     NOT_A_TILE,
     Record,
-    gather,
+    gather_records,
+    make_measured_timeline,
     operation_record,
     tile_records,
-    timeline_of,
     with_waits,
 )
 from overweave.schedules.catalog.catalog import build
@@ -113,7 +113,7 @@ def both_ranks() -> list[list[Record]]:
 
 
 def test_a_timeline_starts_with_the_first_call_and_has_an_arrow_for_each_signal():
-    timeline = timeline_of(plan(), both_ranks())
+    timeline = make_measured_timeline(plan(), both_ranks())
     assert timeline.spans[0].begin_us == 0
     assert timeline.total_us == 410
     arrows = [(timeline.spans[arrow.source], timeline.spans[arrow.target]) for arrow in timeline.arrows]
@@ -126,7 +126,7 @@ def test_a_timeline_starts_with_the_first_call_and_has_an_arrow_for_each_signal(
 
 
 def test_an_interpreted_poll_is_no_wait():
-    records = without_polls(plan(), both_ranks())[0]
+    records = subtract_poll_time(plan(), both_ranks())[0]
     waits = [record for record in records if record.kind == WAIT]
     assert waits
     assert {(record.begin_ns, record.end_ns) for record in waits} == {(150 * US, 200 * US)}
@@ -137,7 +137,7 @@ def test_an_interpreted_poll_is_no_wait():
 def gathered_on_rank() -> list[list[int]] | None:
     group = resolve(None)
     own = [Record(HEAD, BEGIN, NOT_A_TILE, 0, 1000 * group.rank + 7, 1000 * group.rank + 9)] * group.rank
-    by_rank = gather(group, own, zero_ns=1000 * group.rank)
+    by_rank = gather_records(group, own, zero_ns=1000 * group.rank)
     return None if by_rank is None else [[number for record in records for number in record] for records in by_rank]
 
 

@@ -15,13 +15,13 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import CompiledKernel
 
-from overweave.ir.launch.waits_without_deadline import unheard
+from overweave.ir.launch.waits_without_deadline import waits_without_deadline
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.memory.cuda import driver
 from overweave.memory.layout import lay_out
-from overweave.memory.shares import SharedShares
+from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu import launcher
-from overweave.runtime.gpu.waits import neighbours, paired
+from overweave.runtime.gpu.waits import merge_adjacent, pack_waits
 from tools.aot import HOPPER
 
 SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5, wait_event=lambda event: None)
@@ -112,9 +112,9 @@ def check_waits(plan: Plan, space: Any, launched: Sequence[str], waited: list[tu
     layout, rank = lay_out(plan.schedule, plan.realization.dtype), space.group.rank
     by_library = (one for one in plan.schedule.of_rank(rank) if plan.realization.engine_of(one.queue) == LIBRARY)
     needed = 0
-    for waits in (*(one.all_waits for one in by_library), unheard(plan, rank)):
+    for waits in (*(one.all_waits for one in by_library), waits_without_deadline(plan, rank)):
         counts = {layout.signal(wait.pad, at): wait.count for wait in waits for at in range(*wait.signals)}
-        needed += len(list(paired(neighbours(counts))))
+        needed += len(list(pack_waits(merge_adjacent(counts))))
     assert launched.count("wait_kernel") == needed
     return needed
 
@@ -140,7 +140,7 @@ def address_of(argument: Any) -> Any:
     return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
 
 
-def settle() -> None:
+def drain() -> None:
     """No call is in flight."""
 
 
@@ -150,8 +150,8 @@ def workspace(rank: int = 0, ranks: int = 2) -> Any:
     return SimpleNamespace(
         group=SimpleNamespace(rank=rank, world_size=ranks),
         device=torch.device("cpu"),
-        chain=SimpleNamespace(turn=nullcontext()),
-        settle=settle,
+        chain=SimpleNamespace(lock=nullcontext()),
+        drain=drain,
         words=words,
         state=torch.zeros(8, dtype=torch.int64),
         claims=torch.zeros(8, dtype=torch.int32),
@@ -159,6 +159,6 @@ def workspace(rank: int = 0, ranks: int = 2) -> Any:
         limits=torch.zeros(8, dtype=torch.int64),
         stream=lambda queue: SIDE_STREAM,
         current_stream=lambda: CALLER,
-        captured=[],
+        captured_runs=[],
         lease=lambda layout: HostHeap(layout.size_bytes, ranks, rank),
     )

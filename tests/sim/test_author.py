@@ -9,7 +9,7 @@ from overweave.hardware.machine import load
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.timeline.timeline import COMPUTE
 from overweave.schedules.weave.author_plan import author_plan
-from overweave.sim.author import guessed_tile_us
+from overweave.sim.author import estimate_tile_us
 from overweave.sim.cost import library_matmul_us, tile_us
 from overweave.sim.simulate import simulate, total_us
 
@@ -75,10 +75,10 @@ def test_an_authors_tile_without_a_time_is_refused():
 def test_the_guess_is_exact_for_matmuls():
     space = matmul(8192, 3584, 4096)
     rate = MACHINE.tile("portable", 128, 256)
-    assert guessed_tile_us(MACHINE, space, "bfloat16") == pytest.approx(
+    assert estimate_tile_us(MACHINE, space, "bfloat16") == pytest.approx(
         tile_us(MACHINE, rate, (128, 256, 4096), "bfloat16")
     )
-    whole_us = predicted_us(space, {"A": "all_gather.collective"}, guessed_tile_us(MACHINE, space, "bfloat16"))
+    whole_us = predicted_us(space, {"A": "all_gather.collective"}, estimate_tile_us(MACHINE, space, "bfloat16"))
     gather_us = MACHINE.collective_us("all_gather", 4, 8192 * 4096 * 2)
     assert whole_us == pytest.approx(library_matmul_us(MACHINE, (8192, 3584, 4096), "bfloat16") + gather_us, rel=0.15)
 
@@ -93,4 +93,4 @@ def test_what_only_moves_is_bound_by_memory():
     )
     waves = -(-rows // MACHINE.processor.sms)
     expected_us = 2 * rows * cols * 2 / MACHINE.hbm.gb_per_s / 1e3 / waves
-    assert guessed_tile_us(MACHINE, space, "bfloat16") == pytest.approx(expected_us)
+    assert estimate_tile_us(MACHINE, space, "bfloat16") == pytest.approx(expected_us)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
-from overweave.sim.link_floor import floor_us
+from overweave.sim.link_floor import links_bound_us
 from overweave.sim.simulate import simulate
 
 H200 = load("h200x4")
@@ -17,4 +17,4 @@ SHOT_BYTES = 3 * 1024 * 4096 * 2  # through every port, each way, in each shot
 
 def test_what_moves_nothing_has_no_floor():
     plan = build("matmul_all_reduce.two_shot", replace(PROBLEM, world_size=1), {})
-    assert floor_us(plan, H200, simulate(plan, H200)) == 0
+    assert links_bound_us(plan, H200, simulate(plan, H200)) == 0

@@ -9,7 +9,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute
 from overweave.ir.tile_order import APPLY, COPY, MULTIPLY, PART, TileOrder, TileRow
 from overweave.schedules.catalog.catalog import build
-from overweave.sim.order import QueueRun, launches_of, steps_of, tile_counts
+from overweave.sim.order import QueueRun, kernel_launches, launch_steps, tile_counts
 
 PROBLEM = Problem(operator="matmul_reduce_scatter", m=1024, n=512, k=128, world_size=2, dtype="bfloat16")
 
@@ -17,7 +17,7 @@ PROBLEM = Problem(operator="matmul_reduce_scatter", m=1024, n=512, k=128, world_
 def test_sums_follow_all_tiles_and_tiles_follow_nothing():
     plan = build("matmul_reduce_scatter.scatter", PROBLEM, {})
     queues = tuple(replace(queue, after=("tiles",) * (queue.name == "sums")) for queue in plan.schedule.queues)
-    steps = steps_of(replace(plan, schedule=replace(plan.schedule, queues=queues)))
+    steps = launch_steps(replace(plan, schedule=replace(plan.schedule, queues=queues)))
     computes = {
         rank: [
             position for position, step in enumerate(steps) if step.kind == "compute" and step.operation.rank == rank
@@ -34,7 +34,7 @@ def test_sums_follow_all_tiles_and_tiles_follow_nothing():
 def test_a_complete_queue_is_a_chain():
     plan = build("matmul_reduce_scatter.per_shard", PROBLEM, {})
     last: dict[tuple[int, str], int] = {}
-    for position, step in enumerate(steps_of(plan)):
+    for position, step in enumerate(launch_steps(plan)):
         key = step.operation.rank, step.operation.queue
         assert step.done == ((last[key],) if key in last else ())
         last[key] = position
@@ -42,8 +42,8 @@ def test_a_complete_queue_is_a_chain():
 
 def test_one_launch_per_rank_and_kernel_queue_holds_every_tile():
     plan = build("matmul_reduce_scatter.scatter", PROBLEM, {})
-    steps = steps_of(plan)
-    launches = launches_of(plan, steps)
+    steps = launch_steps(plan)
+    launches = kernel_launches(plan, steps)
     assert len(launches) == 4
     counts = tile_counts(launches)
     for position, step in enumerate(steps):
@@ -72,7 +72,7 @@ def test_neighbours_of_a_table_that_are_alike_are_one_run(
     plan = build("matmul_reduce_scatter.scatter", PROBLEM, {"pieces": 2})
     queue = next(order.queue for order in plan.tile_orders if order.rank == 0)
     changed = replace(plan, tile_orders=(TileOrder(0, queue, rows),))
-    steps = steps_of(changed)
+    steps = launch_steps(changed)
     positions = [at for at, step in enumerate(steps) if (step.operation.rank, step.operation.queue) == (0, queue)]
-    launch = next(each for each in launches_of(changed, steps) if each.first == positions[0])
+    launch = next(each for each in kernel_launches(changed, steps) if each.first == positions[0])
     assert launch.runs == tuple(QueueRun(positions[operation], *rest) for operation, *rest in runs)

@@ -46,7 +46,7 @@ def test_programs_claim_tiles_that_are_not_ready_and_hold_their_sms():
     bench = Bench(2)
     late, behind = bench.run("late", 2, 5.0, delay_us=1.0, ready=False), bench.run("behind", 1, 5.0)
     bench.launch_at(0, late, behind)
-    bench.clock.at(20, lambda: bench.processor.open(late))
+    bench.clock.at(20, lambda: bench.processor.release(late))
     bench.clock.run()
     assert bench.ended == [("late", 2, 26.0), ("behind", 1, 31.0)]
 
@@ -81,9 +81,9 @@ def test_every_tile_runs_once(sms: int):
 def test_tiles_that_add_hold_their_sms_until_what_they_add_is_there():
     bench = Bench(2)
     late, behind = bench.run("late", 3, 5.0), bench.run("behind", 1, 4.0)
-    late.late_us, late.is_late_open = 2.0, False
+    late.late_us, late.is_late_ready = 2.0, False
     bench.launch_at(0, late, behind)
-    bench.clock.at(9, lambda: bench.processor.open_late(late))
+    bench.clock.at(9, lambda: bench.processor.release_late(late))
     bench.clock.run()
     # Two are computed at 5, wait until 9 and add until 11; the third finds the addends there.
     assert bench.ended == [("late", 2, 11.0), ("behind", 1, 15.0), ("late", 1, 18.0)]

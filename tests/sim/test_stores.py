@@ -10,8 +10,8 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.cost import Costs, KernelCost
-from overweave.sim.link_floor import floor_us
-from overweave.sim.order import QueueRun, steps_of
+from overweave.sim.link_floor import links_bound_us
+from overweave.sim.order import QueueRun, launch_steps
 from overweave.sim.simulate import simulate
 
 MACHINE = load("h200x4")
@@ -27,7 +27,7 @@ def stored(problem: Problem) -> Plan:
 def work_of(problem: Problem, name: str) -> KernelCost:
     """Of a tile of the first operation of rank 0 that is named so."""
     plan = stored(problem)
-    step = next(each for each in steps_of(plan) if each.operation.rank == 0 and name in each.operation.name)
+    step = next(each for each in launch_steps(plan) if each.operation.rank == 0 and name in each.operation.name)
     return Costs(plan, MACHINE).tiles(step, QueueRun(0, 256), 256, 256)
 
 
@@ -53,7 +53,7 @@ def test_no_call_is_quicker_than_its_link():
     for problem in (DEEP, SHALLOW):
         plan = stored(problem)
         timeline = simulate(plan, MACHINE)
-        assert timeline.total_us >= 0.95 * floor_us(plan, MACHINE, timeline) > 100
+        assert timeline.total_us >= 0.95 * links_bound_us(plan, MACHINE, timeline) > 100
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from overweave import errors
 from overweave.adapters.inductor import flattened, gathers, merged_sums, nodes, pieces, reductions
 from overweave.adapters.report import Site, site
 from overweave.errors import InputError
-from overweave.memory.group import LIVING
+from overweave.memory.group import LIVE_GROUPS
 from overweave.ops.dispatch import schema
 
 SITES = {"gathers in compiled graphs": gathers.gathers, "sums in compiled graphs": reductions.reductions}
@@ -69,7 +69,7 @@ class FuseCollectives(CustomGraphPass):
 
 def _ranks_of_groups() -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return (name, ranks) of each group: a graph's text holds only the name."""
-    return tuple(sorted((str(each.group_name), tuple(dist.get_process_group_ranks(each))) for each in LIVING))
+    return tuple(sorted((str(each.group_name), tuple(dist.get_process_group_ranks(each))) for each in LIVE_GROUPS))
 
 
 def register() -> None:

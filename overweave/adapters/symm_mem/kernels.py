@@ -17,7 +17,7 @@ from overweave.adapters.report import Site, site
 from overweave.adapters.symm_mem.forms import FusedOperator
 from overweave.adapters.symm_mem.layout import Layout, laid_out, promised
 from overweave.errors import InputError
-from overweave.runtime.library.torch_fused import is_torch_asked
+from overweave.runtime.library.torch_fused import wants_torch
 
 MOST_SIGNATURES = 4096
 Original = Callable[..., Any]
@@ -44,7 +44,7 @@ class FusedKernelEntry:
 
     def __call__(self, keys: object, *arguments: Any, **options: Any) -> Any:
         """Run the operator. Raises InputError for an unsupported call if is_strict, and what the call raises."""
-        if is_torch_asked() or torch_symm_mem._is_test_mode:
+        if wants_torch() or torch_symm_mem._is_test_mode:
             return self.original(keys, *arguments, **options)
         counts, decision = site(self.form.name), self._decide(arguments, options)
         if decision.obstacle:

@@ -28,7 +28,7 @@ from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.memory.group import Group
 from overweave.ops.call.plan_words import candidate_of
 from overweave.ops.operators import operator_for
-from overweave.tuner.measure.bench import BenchRequest, BenchRun, joined_world, runs
+from overweave.tuner.measure.bench import BenchRequest, BenchRun, join_world, runs
 from overweave.tuner.space.shapes import DtypeWord, ShapeCase, read_shapes, usual_set
 
 NO_MULTICAST_HELP = "The ranks use no NVLink multicast; so it is wherever the environment says so of one library"
@@ -135,7 +135,7 @@ def _run_as_rank(
     first = os.environ["RANK"] == "0"
     done = {case.name: index for index, case in enumerate(subject.cases)}
     with (
-        joined_world(place) as group,
+        join_world(place) as group,
         progress(subject.name, len(subject.cases), is_shown=first) as tell,
     ):
 

@@ -14,11 +14,11 @@ from overweave.errors import InputError, MachineError
 from overweave.hardware.cards import find
 from overweave.hardware.machine import load
 from overweave.memory.cuda.card import current_gpu
-from overweave.runtime.diagnosis import no_gpu
-from overweave.tuner.calibrate.calibration import PARTS, calibrated
+from overweave.runtime.diagnosis import reason_without_gpu
+from overweave.tuner.calibrate.calibration import PARTS, measure_machine
 from overweave.tuner.calibrate.machine_file import FROM_FILE, machine_file
-from overweave.tuner.measure.bench import device_count, joined_world
-from overweave.tuner.space.machines import keep_calibrated
+from overweave.tuner.measure.bench import device_count, join_world
+from overweave.tuner.space.machines import save_calibrated
 
 
 def calibrate(
@@ -37,21 +37,21 @@ def calibrate(
         check_file(out)
     if not is_one_of_the_ranks():
         if not device_count():
-            raise MachineError("calibrate", *no_gpu())
+            raise MachineError("calibrate", *reason_without_gpu())
         if device_count() < world:
             gpus = f"{device_count()} GPUs for {world} ranks"
             raise MachineError("calibrate", gpus, "Run it on a machine with that many NVIDIA GPUs, or give --world")
         start_ranks(["calibrate", *([str(out)] if out else []), *([f"--links={links}"] if links else [])], world)
         return
-    with joined_world("cuda") as group:
+    with join_world("cuda") as group:
         is_first = group.rank == 0
         gpu = current_gpu()
         like = load(links or find(gpu).machine)
         with progress("calibrate", len(PARTS), is_shown=is_first) as tell:
-            found, source = calibrated(like, tell)
+            found, source = measure_machine(like, tell)
         if is_first:
             data = machine_file(out.stem if out else "calibrated", found, like, source)
-            kept = keep_calibrated(gpu, data)
+            kept = save_calibrated(gpu, data)
             if out is not None:
                 write_file(out, data)
             taken = [name for name in FROM_FILE if not (name == "links" and found.push_points)]

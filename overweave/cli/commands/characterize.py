@@ -21,17 +21,17 @@ from overweave.cli.progress import progress
 from overweave.errors import PACKAGES, InputError
 from overweave.hardware.machine import Machine, load
 from overweave.ir.problem import Problem
-from overweave.tuner.measure.losses import fitted, free_bytes, gpu_here, losses_here, measured_names
-from overweave.tuner.model.losses import (
+from overweave.tuner.measure.overlap_losses import free_bytes, gpu_here, loss_names, measured_losses, shrink_to_memory
+from overweave.tuner.model.overlap_losses import (
     BESIDE,
     MATMULS,
     OF_COPIES,
     TRANSFER,
     Losses,
     correlation,
-    described,
     geomean,
-    losses_on_paper,
+    losses_of,
+    predicted_losses,
 )
 from overweave.tuner.space.shapes import read_shapes
 
@@ -102,7 +102,7 @@ def _predicted(
     for case, problem in cases.items():
         began = process_time()
         with limited(*files, seconds=min(CASE_S, max(left_s, _LEAST_S))):
-            told.append(losses_on_paper(case, problem, machine, wanted))
+            told.append(predicted_losses(case, problem, machine, wanted))
         left_s -= process_time() - began
     return told
 
@@ -110,7 +110,7 @@ def _predicted(
 def _measured(cases: dict[str, Problem], kinds: tuple[Kinds, ...]) -> list[Losses]:
     """On one GPU: cut matmuls, and matmuls beside copies that need no peer."""
     gpu_here()
-    names = measured_names(kinds)
+    names = loss_names(kinds)
     if not names:
         raise InputError(
             "characterize --only comm", "links between GPUs", "Add --simulate MACHINE; one GPU has no link"
@@ -119,8 +119,8 @@ def _measured(cases: dict[str, Problem], kinds: tuple[Kinds, ...]) -> list[Losse
     with progress("characterize", len(cases), is_shown=True) as tell:
         for done, (case, whole) in enumerate(cases.items()):
             tell(case, done)
-            problem, scaled = fitted(whole, free_bytes())
-            found.append(described(case, problem, losses_here(problem, names), scaled))
+            problem, scaled = shrink_to_memory(whole, free_bytes())
+            found.append(losses_of(case, problem, measured_losses(problem, names), scaled))
     return found
 
 

@@ -18,7 +18,7 @@ from overweave.cli.plans import options_of
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import Plan
-from overweave.ir.text.files import shown
+from overweave.ir.text.files import printable
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, WAIT, Timeline
 from overweave.ir.timeline.trace import MAX_BYTES, from_chrome, is_trace
@@ -74,7 +74,9 @@ def _timelines(asked: str, shape: str | None, world: int, machine: Machine) -> t
     if path.is_file() and is_trace(data := read_bytes(path, MAX_BYTES)):
         found = from_chrome(data)
         if not found:
-            raise InputError(f"compare {shown(asked)}", "a trace of no call", "Give one that `overweave trace` wrote")
+            raise InputError(
+                f"compare {printable(asked)}", "a trace of no call", "Give one that `overweave trace` wrote"
+            )
         return found
     return (_simulated(plan_of_file(asked, (), machine), machine),)
 

@@ -18,7 +18,7 @@ from overweave.tuner.caches import cache_folders
 try:
     from overweave.memory.cuda.card import current_gpu
     from overweave.runtime.diagnosis import CHECKS, has_gpu
-    from overweave.tuner.space.machines import found_machine
+    from overweave.tuner.space.machines import machine_of
 except ModuleNotFoundError as error:  # a doctor is asked where something is missing
     _missing = str(error.name).partition(".")[0]
 
@@ -66,7 +66,7 @@ def _caches() -> DeviceFinding:
 
 
 def _machine() -> DeviceFinding:
-    found = found_machine(current_gpu())
+    found = machine_of(current_gpu())
     if found.is_sure:
         return DeviceFinding("ok", str(found))
     return DeviceFinding("note", str(found), "" if found.basis == "measured" else "overweave calibrate")

@@ -13,9 +13,9 @@ from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of, tell_of_roundin
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
 from overweave.ops.explain import device_of, target_for
-from overweave.tuner.model.choose import explained
-from overweave.tuner.model.heuristic import advise, serves
-from overweave.tuner.model.weigh import State
+from overweave.tuner.model.candidate_model import State
+from overweave.tuner.model.choose import explain_choice
+from overweave.tuner.model.heuristic import advise, applies_to
 from overweave.tuner.space.shapes import DtypeWord
 from overweave.tuner.space.target import target_named
 
@@ -54,8 +54,8 @@ def explain(
     with limited(*files, seconds=seconds):
         target = target_named(machine, world) if machine is not None else target_for(device_of("explain", device))
         where = target.machine(world)
-        advice = advise(problem, where) if where is not None and serves(problem, where) else None
-        choice = explained(problem, target)
+        advice = advise(problem, where) if where is not None and applies_to(problem, where) else None
+        choice = explain_choice(problem, target)
     tell_of_rounding(record, case, world)
     console = Console(highlight=False, emoji=False)
     for sentence in choice.sentences():

@@ -16,7 +16,7 @@ from overweave.errors import InputError
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Schedule
-from overweave.ir.text.files import read_file, shown, to_json
+from overweave.ir.text.files import printable, read_file, to_json
 from overweave.ir.text.printed import to_text
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.steps import timeline_of_steps
@@ -54,7 +54,7 @@ def show(
     schedule, dtype = (value, SOME_DTYPE) if isinstance(value, Schedule) else (value.schedule, value.realization.dtype)
     if html is not None:
         steps = with_contents(timeline_of_steps(schedule), schedule, dtype)
-        write_page(f"{shown(name)} on {schedule.world_size} ranks", steps)
+        write_page(f"{printable(name)} on {schedule.world_size} ranks", steps)
     if json is None:
         if html is None:
             typer.echo(to_text(schedule), nl=False)
@@ -64,7 +64,7 @@ def show(
         typer.echo(data.decode(), nl=False)
         return
     write_file(json, data)
-    typer.echo(f"{shown(name)}: {len(schedule.operations)} operations on {schedule.world_size} ranks -> {json}")
+    typer.echo(f"{printable(name)}: {len(schedule.operations)} operations on {schedule.world_size} ranks -> {json}")
 
 
 def _is_file(name: str) -> bool:
@@ -80,7 +80,7 @@ def _named(name: str, world: int, option: list[str] | None) -> Plan:
 def _of_file(file: Path, world: int | None, option: list[str] | None) -> Schedule | Plan:
     """What a file holds, as it is: `overweave verify` proves it. Raises InputError and ScheduleError."""
     if world is not None or option:
-        raise InputError(f"show {shown(file)}", "--world or -o for a file", "A file says all of that itself")
+        raise InputError(f"show {printable(file)}", "--world or -o for a file", "A file says all of that itself")
     with limited(file):
         return read_file(file)
 

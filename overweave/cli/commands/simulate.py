@@ -23,7 +23,7 @@ from overweave.errors import InputError, nearest
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import Compute, Schedule
-from overweave.ir.text.files import shown
+from overweave.ir.text.files import printable
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, SpanKind, Timeline
 from overweave.ir.timeline.trace import to_chrome
@@ -124,10 +124,10 @@ def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan
     """A file's plan, or its schedule realized for the machine; proven. Raises InputError and ScheduleError."""
     if not Path(name).is_file():
         cure = nearest("Schedules", name, METHODS, "overweave show")
-        raise InputError(f"simulate {shown(name)}", "neither a schedule nor a file", cure)
+        raise InputError(f"simulate {printable(name)}", "neither a schedule nor a file", cure)
     if any(each not in (None, []) for each in asked):
         raise InputError(
-            f"simulate {shown(name)}", "--shape, --world or -o for a file", "A file says all of that itself"
+            f"simulate {printable(name)}", "--shape, --world or -o for a file", "A file says all of that itself"
         )
     value = load_plan(Path(name))
     return realize(value, machine) if isinstance(value, Schedule) else value

@@ -21,14 +21,14 @@ from overweave.ir.epilogue import SCALE_X
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.problem import Problem
 from overweave.ops.tune import device_named, tune_and_learn
-from overweave.tuner.caches import encoded
-from overweave.tuner.measure.bench import joined_world
+from overweave.tuner.caches import encode
+from overweave.tuner.measure.bench import join_world
 from overweave.tuner.measure.search import Tuned
 from overweave.tuner.space.shapes import DtypeWord, ShapeCase, read_shapes, usual_set
 from overweave.tuner.space.space import library_path
 from overweave.tuner.space.target import target_of
 from overweave.tuner.store.cache import fingerprint, load, path_of
-from overweave.tuner.store.table import Fingerprint, Table, bucketed
+from overweave.tuner.store.table import Fingerprint, Table, bucket_problem
 
 
 def tune(
@@ -55,9 +55,9 @@ def tune(
         words += [f"--shapes={shapes}"] if shape is None else [f"--shape={shape}", f"--after={after}"]
         _tune_on_own_ranks(words + ([f"--json={json}"] if json else []), ranks)
         return
-    with joined_world(place) as group:
+    with join_world(place) as group:
         own = device_named("cpu" if place == "cpu" else None)
-        problems = {bucketed(case.problem(operator, group.world_size, dtype)): case for case in cases}
+        problems = {bucket_problem(case.problem(operator, group.world_size, dtype)): case for case in cases}
         is_first, which = group.rank == 0, fingerprint(target_of(own), group.world_size)
         for name, tuned in _tuned(problems, partial(tune_and_learn, group=group, device=own), is_first):
             if is_first:
@@ -99,7 +99,7 @@ def _tell(name: str, tuned: Tuned, own: Fingerprint, json: Path | None) -> None:
     typer.echo(f"    kept in {path_of(own)}" if is_kept else f"    not kept: {path_of(own)} could not be written")
     if json is not None:
         table = load(json, own) or Table(fingerprint=own)
-        write_file(json, encoded(table.with_entries((tuned.entry,))))
+        write_file(json, encode(table.with_entries((tuned.entry,))))
 
 
 def code(problem: Problem, plan: str) -> str:

@@ -11,7 +11,7 @@ from overweave.cli.limits import EXIT_CODES, PROVEN, UNUSABLE, as_object, limite
 from overweave.cli.plans import prove
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Schedule
-from overweave.ir.text.files import read_file, shown
+from overweave.ir.text.files import printable, read_file
 
 IS_PROVEN = "no deadlock, no race, the goal is met in order, slots may be reused"
 
@@ -23,7 +23,7 @@ def verify(
     """Prove that a schedule cannot hang or race and meets its goal: exit 0 proven, 1 refuted, 2 unusable input, 3 not
     decided because it is too large.
     """
-    name, size = shown(file), ""
+    name, size = printable(file), ""
     refusals: tuple[object, ...]
     notes: tuple[str, ...] = ()
     try:

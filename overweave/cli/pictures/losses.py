@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from overweave.tuner.model.losses import MATMULS, TRANSFER, Losses
+from overweave.tuner.model.overlap_losses import MATMULS, TRANSFER, Losses
 
 _COLOURS = ("#2f6fb3", "#e08a1e", "#8fb8de", "#f3c587", "#5a9e6f", "#a9678f", "#777777", "#c44e52", "#2e4057")
 _INCHES, _HIGH, _DPI = 11.0, 2.6, 130

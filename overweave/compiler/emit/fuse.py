@@ -14,7 +14,7 @@ from overweave.compiler.frontend.source.kernel import AnnotatedKernel, read_kern
 from overweave.ir.footprint import TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import INPUT, Apply, Operation, Put
-from overweave.ir.tensors import exchanged
+from overweave.ir.tensors import all_to_all_source
 
 
 def kernel_of(path: Path, name: str, line: int | None = None) -> AnnotatedKernel:
@@ -58,7 +58,9 @@ def _tensor_stored_at_peers(plan: Plan) -> str | None:
     """Return the tensor that tiles store at peers, or None."""
     applies = (operation for operation in plan.schedule.operations if isinstance(operation, Apply))
     products = ((apply, content) for apply in applies for content in apply.makes)
-    return next((exchanged(content.tensor) for apply, content in products if content.region.rank != apply.rank), None)
+    return next(
+        (all_to_all_source(content.tensor) for apply, content in products if content.region.rank != apply.rank), None
+    )
 
 
 def _dual_source_tensor(plan: Plan) -> str | None:
@@ -67,7 +69,7 @@ def _dual_source_tensor(plan: Plan) -> str | None:
     is_input: dict[str, set[bool]] = {}
     for operation in plan.schedule.operations:
         for need in operation.needs if isinstance(operation, Apply) else ():
-            is_input.setdefault(exchanged(need.tensor), set()).add(homes[need.region.buffer] == INPUT)
+            is_input.setdefault(all_to_all_source(need.tensor), set()).add(homes[need.region.buffer] == INPUT)
     return next((tensor for tensor, kinds in is_input.items() if len(kinds) == 2), None)
 
 

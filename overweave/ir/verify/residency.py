@@ -1,13 +1,13 @@
-"""Residency: nothing that a kernel spins on may need an SM that the kernel holds.
+"""Residency: no kernel may spin on what needs an SM that the kernel holds.
 
 Here a rank's launches, not its operations, run one after the other: a kernel is one launch, placed where its first
-operation stands, and so is each library call. Within a kernel tiles run in table order. The copy engine needs no SM.
-If that graph has no cycle, any residency will do. Where it has one, two kernels may break it if both surely fit.
+operation stands, and so is each library call. Within a kernel tiles run in table order. The copy engine needs no SM. If
+that graph has no cycle, any residency will do. If it has one, two kernels may break it if both surely fit.
 
-What runs on a stream of its own (`ir/launch/streams.py`) may start at another time than it is launched. A kernel is
-held back until own results are stored that it waits for; then it may start at once, ahead of whatever else was launched
-before it, or later than all that is not after it. A library call may find every SM taken by kernels that were launched
-behind it. So the graphs of all these orders must have no cycle either.
+A queue on a side stream (`ir/launch/streams.py`) may start at another time than it is launched. A kernel is held back
+until the results of its rank that it waits for are stored (`ir/launch/gates.py`); then it may start at once, ahead of
+launches before it, or later than all launches that are not after it. A library call may find every SM taken by kernels
+that were launched behind it. So the graphs of all these orders must have no cycle either.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from overweave.ir.verify.rules.verdict import Findings, TooMuchWork
 Start = Literal["launched", "early", "late"]
 Starts = dict[str, Start]  # when each queue with a stream of its own starts
 _TILES = (TILE_KERNEL, AUTHOR_KERNEL)
-# How many orders are followed: of so many operations together, and what an order takes beside these; some in any case.
+# Budget of operations over all start orders, the overhead of one order in operations, and orders tried in any case.
 MOST_STEPS, STEPS_OF_AN_ORDER, LEAST_ORDERS = 1 << 19, 64, 16
 
 
 def check_residency(plan: Plan, graph: Graph, together: frozenset[str], sms: int, findings: Findings) -> None:
-    """together: queues whose kernels surely run at the same time, if nothing orders them. sms: of the GPU."""
+    """Refuse a plan with a start order that can hang.
+
+    together: queues whose kernels surely run at the same time, if nothing orders them. sms: of the GPU.
+    """
     streams = _Streams(plan, together, sms)
     seen: set[tuple[int, ...]] = set()
     for starts in streams.starts(len(graph.operations)):
-        orders = [streams.started(positions, graph, starts) for positions in graph.of_rank]
+        orders = [streams.start_order(positions, graph, starts) for positions in graph.of_rank]
         order = tuple(at for positions in orders for at in positions)
         if order not in seen and _is_stuck(streams, graph, streams.edges(graph, orders), findings):
             return
@@ -44,20 +47,20 @@ def check_residency(plan: Plan, graph: Graph, together: frozenset[str], sms: int
 
 
 def _is_stuck(streams: _Streams, graph: Graph, edges: list[set[int]], findings: Findings) -> bool:
-    """Whether what is launched in some order holds a cycle; if so, a refusal."""
+    """Whether launches in some order have a cycle; if so, add a refusal."""
     run = GreedyExecution(graph, [sorted(before) for before in edges])
     stuck = run.stuck
     if stuck:
-        started = [at for at in stuck if all(run.done[before] for before in run.behind[at])]
-        spinning = [at for at in started if streams.is_kernel(graph.operations[at].queue)]
-        first = (spinning or started or stuck)[0]
-        said = run.cycle(first, "is launched behind")
-        findings.add("residency", graph.operations[first], f"{said}; nothing proves that both fit on the SMs at once")
+        ready = [at for at in stuck if all(run.done[before] for before in run.behind[at])]
+        spinning = [at for at in ready if streams.is_kernel(graph.operations[at].queue)]
+        first = (spinning or ready or stuck)[0]
+        cycle = run.cycle(first, "is launched behind")
+        findings.add("residency", graph.operations[first], f"{cycle}; nothing proves that both fit on the SMs at once")
     return bool(stuck)
 
 
 class _Streams:
-    """What a plan says of streams and kernels, and the orders that follow."""
+    """A plan's streams and kernels, and the orders in which they may start."""
 
     def __init__(self, plan: Plan, together: frozenset[str], sms: int) -> None:
         self.engines: dict[str, Engine] = {one.queue: one.engine for one in plan.realization.engines}
@@ -71,45 +74,47 @@ class _Streams:
         return self.engines[queue] not in (COPY_ENGINE, LIBRARY)
 
     def starts(self, operations: int) -> Iterator[Starts]:
-        """Every choice of when queues with streams of their own start. Raises TooMuchWork if these are too many for
-        so many operations."""
-        ways: dict[str, tuple[Start, ...]] = {}
+        """Yield every choice of when queues on side streams start. Raises TooMuchWork if there are too many."""
+        choices: dict[str, tuple[Start, ...]] = {}
         for queue in sorted(self.beside):
             if self.engines[queue] != COPY_ENGINE:
-                ways[queue] = ("launched", "early", "late") if self.is_kernel(queue) else ("launched", "late")
-        if prod(map(len, ways.values())) > max(LEAST_ORDERS, MOST_STEPS // (operations + STEPS_OF_AN_ORDER)):
-            raise TooMuchWork(f"{len(ways)} queues start in too many orders")
-        for chosen in product(*ways.values()):
-            yield dict(zip(ways, chosen, strict=True))
+                choices[queue] = ("launched", "early", "late") if self.is_kernel(queue) else ("launched", "late")
+        if prod(map(len, choices.values())) > max(LEAST_ORDERS, MOST_STEPS // (operations + STEPS_OF_AN_ORDER)):
+            raise TooMuchWork(f"{len(choices)} queues start in too many orders")
+        for choice in product(*choices.values()):
+            yield dict(zip(choices, choice, strict=True))
 
-    def started(self, launched: list[int], graph: Graph, starts: Starts) -> list[int]:
-        """A rank's operations in the order in which they start, given as they are launched."""
+    def start_order(self, launched: list[int], graph: Graph, starts: Starts) -> list[int]:
+        """Return a rank's operations in the order in which they start. launched: in launch order."""
         for queue, start in starts.items():
             if start != "launched":
-                launched = self._moved(launched, graph, queue, start)
+                launched = self._shifted(launched, graph, queue, start)
         return launched
 
-    def _moved(self, launched: list[int], graph: Graph, name: str, start: Start) -> list[int]:
-        """With the operations of one queue where its stream may start them: behind the first tile, or where no kernel
-        computes tiles behind the own result that they wait for first; or behind all but what is after the queue."""
+    def _shifted(self, launched: list[int], graph: Graph, name: str, start: Start) -> list[int]:
+        """Return the order with the operations of one queue moved to where its stream may start them.
+
+        early: behind the first tile, or, without a tile kernel, behind the result that they wait for first. late:
+        behind all operations but those that are after the queue.
+        """
         queues = {at: graph.operations[at].queue for at in launched}
-        own, rest = ([at for at in launched if (queues[at] == name) is is_own] for is_own in (True, False))
+        members, others = ([at for at in launched if (queues[at] == name) is is_own] for is_own in (True, False))
         tile = next((at for at in launched if self.engines[queues[at]] in _TILES), None)
-        if not own or (tile is not None and own[0] < tile and self.is_kernel(name)):
+        if not members or (tile is not None and members[0] < tile and self.is_kernel(name)):
             return launched  # pushes that have their SMs before the tile kernel starts
         if tile is None:
-            tile = _awaited_first(graph, rest, own)
-        place = rest.index(tile) + 1 if tile is not None else 0
+            tile = _first_awaited_result(graph, others, members)
+        place = others.index(tile) + 1 if tile is not None else 0
         if start == "late":
-            behind = (at for at, one in enumerate(rest) if one > own[0] and name in self.after[queues[one]])
-            place = next(behind, len(rest))
-        return [*rest[:place], *own, *rest[place:]]
+            behind = (at for at, one in enumerate(others) if one > members[0] and name in self.after[queues[one]])
+            place = next(behind, len(others))
+        return [*others[:place], *members, *others[place:]]
 
     def edges(self, graph: Graph, orders: list[list[int]]) -> list[set[int]]:
-        """For each operation, those that must have completed before it starts.
+        """Return for each operation those that must have completed before it starts.
 
-        On a stream of its own a kernel is behind those library calls only that hold SMs while they wait: collectives.
-        A library runs the collectives of a group in the order in which they are enqueued, whatever their streams.
+        A kernel on a side stream is behind those library calls only that hold SMs while they wait: collectives. NCCL
+        runs the collectives of a group in the order in which they are enqueued, whatever their streams.
         """
         behind: list[set[int]] = [set() for _ in graph.operations]
         for launched in graph.of_rank:
@@ -123,14 +128,15 @@ class _Streams:
         return behind
 
     def _add_edges(self, graph: Graph, positions: list[int], behind: list[set[int]]) -> None:
+        """Add the edges of one rank's operations, in start order, to `behind`."""
         kernels: dict[str, list[int]] = {}
         for at in positions:
             if self.is_kernel(graph.operations[at].queue):
                 kernels.setdefault(graph.operations[at].queue, []).append(at)
-        last: dict[str, int] = {}  # of each queue, among those launched so far
-        library: dict[str, int] = {}  # the same of those that a library runs on the caller's stream
-        collectives: dict[str, int] = {}
-        launched: list[str] = []  # kernels
+        last: dict[str, int] = {}  # queue -> its last operation that was launched so far
+        library: dict[str, int] = {}  # the same, of library queues on the caller's stream
+        collectives: dict[str, int] = {}  # the same, of collectives
+        launched: list[str] = []  # queues of kernels
         for at in positions:
             operation = graph.operations[at]
             queue = operation.queue
@@ -139,7 +145,7 @@ class _Streams:
             if self.engines[queue] == COPY_ENGINE:
                 continue
             if queue not in launched:
-                behind[at].update(kernels[name][-1] for name in launched if self._keeps_out(name, queue))
+                behind[at].update(kernels[name][-1] for name in launched if self._may_hold_sms(name, queue))
                 if self.is_kernel(queue):
                     behind[at].update((collectives if queue in self.beside else library).values())
                     launched.append(queue)
@@ -150,9 +156,11 @@ class _Streams:
             if isinstance(operation, Collective):
                 collectives[queue] = at
 
-    def _keeps_out(self, name: str, queue: str) -> bool:
-        """Whether a kernel that was launched may hold every SM that a queue needs, until it ends. A copy kernel has one
-        program on each of a few SMs."""
+    def _may_hold_sms(self, name: str, queue: str) -> bool:
+        """Whether a launched kernel may hold every SM that a queue needs, until it ends.
+
+        A copy kernel holds few SMs.
+        """
         if name in self.leaves_sms:
             return name in self.after[queue]
         if queue in self.beside and self.engines[queue] == LIBRARY and self.engines[name] in _TILES:
@@ -160,8 +168,12 @@ class _Streams:
         return not {queue, name} <= self.together or name in self.after[queue]
 
 
-def _awaited_first(graph: Graph, rest: list[int], own: list[int]) -> int | None:
-    """The own result that a queue's first operation with such a wait waits for: its kernel is held back until then."""
-    makers = {key: at for at in rest if isinstance(graph.operations[at], Compute | Apply) for key in graph.notified[at]}
-    awaited = ([makers[key] for key in graph.waited[at] if key in makers] for at in own)
+def _first_awaited_result(graph: Graph, others: list[int], members: list[int]) -> int | None:
+    """Return the last result of the same rank that the first waiting operation of a queue waits for; None if none.
+
+    members: positions of the queue's operations. others: those of all others of the rank.
+    """
+    results = (at for at in others if isinstance(graph.operations[at], Compute | Apply))
+    writers = {key: at for at in results for key in graph.notified[at]}
+    awaited = ([writers[key] for key in graph.waited[at] if key in writers] for at in members)
     return max(next(filter(None, awaited), []), default=None)

@@ -11,9 +11,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from overweave.compat.triton_names import block_barrier
 from overweave.kernels.shares import LEFT_OUT, SUMMED, SUMMED_VOID, arrive
 from overweave.lang.tile_table import ARRIVALS, DONE, PARTIAL, SHARE, SHARES, VOID_SHARE, read_column
-from overweave.memory.device.ptx import ADD_UNSEEN
+from overweave.memory.device.ptx import OPAQUE_ADD
 
-ADD_ASSEMBLY = gl.constexpr(ADD_UNSEEN)
+ADD_ASSEMBLY = gl.constexpr(OPAQUE_ADD)
 FOUR = gl.constexpr(4)  # numbers of fp32 that a thread moves at once
 GROUP = gl.constexpr(16)  # columns that four threads of a tensor core's layout have in two pairs each
 

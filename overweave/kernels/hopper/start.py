@@ -14,11 +14,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from overweave.compat.triton_names import is_tested
 from overweave.ir.plan import MOST_WEIGHTS
 from overweave.lang.tile_table import BEGUN, COLUMNS, PARTED, TRACE_COLUMNS, read_clock
-from overweave.memory.device.ptx import CLAIM_IN_THREAD_0, FETCH_TO_L2, fetch_tensor_maps
+from overweave.memory.device.ptx import CLAIM_IN_THREAD_0, PREFETCH_TO_L2, fetch_tensor_maps
 
 KERNEL = "matmul_hopper_kernel"
 CLAIM_ASSEMBLY = gl.constexpr(CLAIM_IN_THREAD_0)
-FETCH_ROW_ASSEMBLY = gl.constexpr(FETCH_TO_L2)
+FETCH_ROW_ASSEMBLY = gl.constexpr(PREFETCH_TO_L2)
 # Parameters are called and counted as those versions do: with another one no map is fetched early.
 KNOWS_PARAMETERS = gl.constexpr(is_tested())
 FETCH_ASSEMBLY = gl.constexpr(tuple(fetch_tensor_maps(KERNEL, maps) for maps in range(2 * MOST_WEIGHTS + 3)))

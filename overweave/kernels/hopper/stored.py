@@ -6,11 +6,11 @@ from triton.experimental.gluon import language as gl
 from overweave.compat.triton_names import reinterpret, store_tile, wait_for_stores_read
 from overweave.kernels.hopper.rectangles import rectangle
 from overweave.kernels.stored import AT_ALL, signals_of
-from overweave.memory.device.ptx import READ_SHORT_CLOCK, REST_UNTIL
+from overweave.memory.device.ptx import READ_SHORT_CLOCK, SLEEP_UNTIL
 from overweave.memory.device.signals import STRIDE
 
 CLOCK_ASSEMBLY = gl.constexpr(READ_SHORT_CLOCK)
-REST_ASSEMBLY = gl.constexpr(REST_UNTIL)
+REST_ASSEMBLY = gl.constexpr(SLEEP_UNTIL)
 UNREAD = gl.constexpr(1)  # strips that a store may leave behind
 
 

@@ -21,7 +21,7 @@ from overweave.lang.tile_table import (
     read_column,
 )
 from overweave.memory.device.ptx import WAIT_UNTIL_AT_LEAST_IN_WARP
-from overweave.memory.device.signals import STRIDE, TIMEOUT_NS, sound_alarm
+from overweave.memory.device.signals import STRIDE, TIMEOUT_NS, report_timeout
 
 WAIT_ASSEMBLY = gl.constexpr(WAIT_UNTIL_AT_LEAST_IN_WARP)
 
@@ -84,7 +84,7 @@ def wait_for_signal(signal, count, table, tile, protocol):
         pack=1,
     )
     if verdict == 0:
-        sound_alarm(word, count, read_column(table, tile, OPERATION), signal, words, limits, world_size)
+        report_timeout(word, count, read_column(table, tile, OPERATION), signal, words, limits, world_size)
     return verdict
 
 

@@ -33,7 +33,7 @@ from overweave.kernels.packed.parts import (
     words_of,
 )
 from overweave.kernels.packed.rows import deliver, norm_row
-from overweave.memory.device.early import await_previous, let_next_begin
+from overweave.memory.device.dependent_launch import launch_dependents, wait_for_previous_kernel
 from overweave.memory.device.packed import push_message
 
 
@@ -41,15 +41,15 @@ from overweave.memory.device.packed import push_message
 def packed_kernel(source, out, after, space, parts, protocol, rank, n, traits: tl.constexpr):
     """source: the own partial sums, or the own one of the shards that are gathered. out: what the caller gets, rows of
     n numbers: all, or the own shard of a scatter. after: what a norm (rows.py) or the epilogue of sums reads. A
-    gather's matmul starts early behind it, any other exchange behind its matmul (memory/device/early.py).
+    gather's matmul starts early behind it, any other exchange behind its matmul (memory/device/dependent_launch.py).
     Tuples and traits: kernels/arguments.py.
     """
     SENDERS: tl.constexpr = traits.senders
     if traits.chained and traits.exchange == "gather":
-        let_next_begin()
+        launch_dependents()
     call = open_call(space, parts, protocol, rank, SENDERS)
     if traits.chained and traits.exchange != "gather":
-        await_previous()
+        wait_for_previous_kernel()
     if traits.exchange == "gather":
         push_shard(traits, call, source, out, parts.turns)
         hear_shards(traits, call, call.here, out, after, parts.turns)

@@ -18,7 +18,7 @@ from overweave.memory.device.packed import (
     push_message,
     take_ticket,
 )
-from overweave.memory.device.signals import TIMEOUT_NS, claim_alarm, report_alarm
+from overweave.memory.device.signals import TIMEOUT_NS, claim_report, write_report
 
 
 class PackedCall(NamedTuple):
@@ -202,6 +202,6 @@ def alarm_if_missing(call, missing):
     """Reports the peer whose message some element of `missing` did not get, if there is one."""
     late = tl.max(missing, 0)
     if late > 0:
-        if claim_alarm(call.words, call.limits):
+        if claim_report(call.words, call.limits):
             sender = tl.where(late - 1 >= call.rank, late, late - 1)
-            report_alarm(PACKED_OPERATION, sender, call.epoch, 0, call.words, call.limits, call.world_size)
+            write_report(PACKED_OPERATION, sender, call.epoch, 0, call.words, call.limits, call.world_size)

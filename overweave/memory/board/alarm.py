@@ -15,7 +15,7 @@ SAME_CALL = (
     "pass m=, the rows of all ranks"
 )
 
-# What happened to the peer, what is raised, what to do.
+# rule -> what happened to the peer, the error class, what to do.
 _MEANINGS: dict[FailureKind, tuple[str, type[OverweaveError], str]] = {
     "died": ("died", PeerDied, "Find out why its process ended; start the group again"),
     "timeout": ("is late", PeerTimeout, f"Find what holds it up; {RESET}"),
@@ -26,7 +26,7 @@ _MEANINGS: dict[FailureKind, tuple[str, type[OverweaveError], str]] = {
 
 @dataclass(frozen=True)
 class Alarm:
-    """In `operation`, `peer` (-1: unknown) showed `seen` where `expected` was due."""
+    """Why a call failed: in `operation`, `peer` (-1: unknown) had counted to `seen` instead of `expected`."""
 
     rule: FailureKind
     operation: str
@@ -35,7 +35,10 @@ class Alarm:
     seen: int = -1
 
     def error(self, group: str, reporter: int, call: int, later: int = 0) -> OverweaveError:
-        """What rank `reporter` saw in `call`, to raise on any rank. later: the call that raises it, if another does."""
+        """Return the error to raise on any rank. reporter: the rank that raised the alarm, in `call`.
+
+        later: the number of the call that raises the error, if that is a later one.
+        """
         verb, kind, cure = _MEANINGS[self.rule]
         peer = "a peer" if self.peer < 0 else f"rank {self.peer}"
         counts = "" if self.expected < 0 else f", expected {self.expected}, seen {self.seen}"

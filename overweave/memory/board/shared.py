@@ -1,7 +1,7 @@
 """Anonymous memory shared by the ranks of one host: no name in any folder, so nothing is left behind, even by SIGKILL.
 
-The first rank makes a memory file and tells its peers process id and descriptor; they open it through /proc, which the
-kernel allows to processes of the same user only. Unlike /dev/shm, its size is not bounded by a mount option that
+The first rank creates a memory file and sends its peers process id and descriptor. They open it through /proc, which
+Linux allows to processes of the same user only. Unlike /dev/shm, its size is not bounded by a mount option that
 containers set to 64 MiB.
 
 ORDER. A writer fills a record, calls `fence`, then stores the record's word; a reader sees the word, calls `fence`,
@@ -27,7 +27,7 @@ AllGatherBytes = Callable[[bytes], list[bytes]]
 
 
 class SharedFile:
-    """`size_bytes` of zeroed memory, mapped. `memory` is writable; `words` are its int64 words."""
+    """`size_bytes` of zeroed memory, mapped. memory: its bytes, writable; words: the same as int64."""
 
     def __init__(self, descriptor: int, size_bytes: int, secret: bytes) -> None:
         self.descriptor = descriptor
@@ -39,7 +39,7 @@ class SharedFile:
 
     @classmethod
     def create(cls, size_bytes: int) -> SharedFile:
-        """A new file. Raises OSError."""
+        """Create a new file. Raises OSError."""
         descriptor = os.memfd_create("overweave", os.MFD_CLOEXEC)
         secret = os.urandom(16)
         os.ftruncate(descriptor, _HEAD_BYTES + size_bytes)
@@ -48,7 +48,7 @@ class SharedFile:
 
     @classmethod
     def open(cls, address: bytes) -> SharedFile:
-        """The file that a peer on this host told. Raises OSError where it is not to be reached."""
+        """Map the file at a peer's `address`. Raises OSError if it is not on this host."""
         process, descriptor, size_bytes, secret = _ADDRESS.unpack(address)
         own = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         if os.fstat(own).st_size != _HEAD_BYTES + size_bytes or os.pread(own, 16, 0) != secret:
@@ -58,46 +58,47 @@ class SharedFile:
 
     @property
     def address(self) -> bytes:
-        """What peers need to open it."""
+        """Process id, descriptor, size and secret: what peers need to `open` the file."""
         return _ADDRESS.pack(os.getpid(), self.descriptor, self.size_bytes, self._secret)
 
-    def forget_name(self) -> None:
-        """Closes the descriptor: from now on the memory lives as long as its mappings, and nobody new can map it."""
+    def close_descriptor(self) -> None:
+        """Close the descriptor: the memory lives as long as its mappings, and no other process can map it."""
         os.close(self.descriptor)
         self.descriptor = -1
 
     def __del__(self) -> None:
         if getattr(self, "descriptor", -1) >= 0:
-            self.forget_name()
+            self.close_descriptor()
 
 
-def share(rank: int, size_bytes: int, exchange: AllGatherBytes, prepare: Callable[[SharedFile], None]) -> SharedFile:
-    """One file for all ranks, in two phases: either every rank has mapped and prepared it, or every rank raises.
+def create_shared_memory(
+    rank: int, size_bytes: int, all_gather_bytes: AllGatherBytes, on_mapped: Callable[[SharedFile], None]
+) -> SharedFile:
+    """Create one file for all ranks. Collective: either every rank maps it and runs `on_mapped`, or every rank raises.
 
-    exchange: all-gathers at most 200 bytes. Raises MachineError, and what `exchange` raises.
+    all_gather_bytes: of at most 200 bytes. Raises MachineError, and what `all_gather_bytes` raises.
     """
-    shared, told = None, b""
+    shared, message = None, b""
     if rank == 0:
         try:
             shared = SharedFile.create(size_bytes)
-            told = shared.address
+            message = shared.address
         except OSError as error:
-            told = b"!" + str(error).encode()[:180]
-    address = exchange(told)[0]
-    verdict = b""
+            message = b"!" + str(error).encode()[:180]
+    address = all_gather_bytes(message)[0]
+    failure = b""  # empty: this rank has mapped the file
     if address.startswith(b"!") and len(address) != ADDRESS_BYTES:
-        verdict = address
+        failure = address
     else:
         try:
             shared = shared or SharedFile.open(address)
-            prepare(shared)
+            on_mapped(shared)
         except OSError as error:
-            verdict = b"!" + str(error).encode()[:180]
-    verdicts = exchange(verdict)
-    for peer, found in enumerate(verdicts):
-        if found:
+            failure = b"!" + str(error).encode()[:180]
+    for peer, message in enumerate(all_gather_bytes(failure)):
+        if message:
             cure = "Run all ranks on one host, as one user, in one container, with memory to spare"
-            raise MachineError(f"share {size_bytes} bytes among ranks", f"rank {peer}: {found[1:].decode()}", cure)
+            raise MachineError(f"share {size_bytes} bytes among ranks", f"rank {peer}: {message[1:].decode()}", cure)
     assert shared is not None
     return shared
 
@@ -105,13 +106,13 @@ def share(rank: int, size_bytes: int, exchange: AllGatherBytes, prepare: Callabl
 class Fence:
     """A full memory fence between the ranks: no load or store of this thread crosses it.
 
-    release and acquire, in this order, are one too, for the one thread of a process that calls these, and quicker.
+    `release()` followed by `acquire()` is a quicker fence, for one thread of the process only.
     """
 
     def __init__(self) -> None:
-        self._lock, held = threading.Lock(), threading.Lock()
-        held.acquire()
-        self.release, self.acquire = held.release, held.acquire
+        self._lock, own_lock = threading.Lock(), threading.Lock()
+        own_lock.acquire()
+        self.release, self.acquire = own_lock.release, own_lock.acquire
 
     def __call__(self) -> None:
         # A release followed by an acquire of the same lock: STLR then LDAXR on aarch64, locked instructions on x86.

@@ -1,8 +1,7 @@
-"""Graphs of the calls of one workspace: captured on one stream, into one pool of memory.
+"""CUDA graphs of the calls of one workspace: captured on one stream, into one memory pool.
 
-Calls on a workspace follow each other, and so do their graphs. What library calls need only while they run may
-therefore lie at the same place in all graphs, and so may the memory that a library keeps for every stream it has run
-on. Two workspaces' calls may run at once: they share neither.
+Calls on a workspace follow each other, and so do their graphs: all may use the same temporaries of torch's allocator,
+and the same workspace that cuBLAS keeps for each stream. Two workspaces' calls may run at once: they share neither.
 """
 
 from __future__ import annotations
@@ -12,34 +11,34 @@ from collections.abc import Callable
 import torch
 
 from overweave.ir.pause_gc import without_collection
-from overweave.memory.lasting import lasting
+from overweave.memory.outside_modes import outside_modes_and_pools
 
 
 class Captures:
-    """Makes graphs. The first one is kept for good: a pool that no graph holds any more would be gone.
+    """Captures graphs into one pool, which lives as long as its first graph.
 
-    settle: comes before each, where streams of calls in flight may wait for peers (memory/cuda/workspace.py).
+    drain: waits for the calls in flight before a capture (memory/cuda/workspace.py); None if they wait for no peers.
     """
 
-    def __init__(self, device: torch.device, settle: Callable[[], None] | None) -> None:
-        self._device, self._settle = device, settle
+    def __init__(self, device: torch.device, drain: Callable[[], None] | None) -> None:
+        self._device, self._drain = device, drain
         self._stream: torch.cuda.Stream | None = None
-        self._first: torch.cuda.CUDAGraph | None = None
+        self._first_graph: torch.cuda.CUDAGraph | None = None
 
-    @lasting
+    @outside_modes_and_pools
     def graph(self, enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph:
-        """What `enqueue` puts on a stream, as a graph. Raises whatever it raises."""
-        if self._settle is not None:
-            self._settle()
+        """Capture what `enqueue` puts on a stream. Raises whatever it raises."""
+        if self._drain is not None:
+            self._drain()
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
-        graph, pool = torch.cuda.CUDAGraph(), None if self._first is None else self._first.pool()
-        # A graph that the collector drops meanwhile would end the capture.
+        graph, pool = torch.cuda.CUDAGraph(), None if self._first_graph is None else self._first_graph.pool()
+        # A graph that Python's garbage collector frees during the capture would invalidate it.
         with torch.cuda.stream(self._stream), without_collection():
-            graph.capture_begin(pool, capture_error_mode="thread_local")  # a watcher's calls are no part of it
+            graph.capture_begin(pool, capture_error_mode="thread_local")  # excludes the watcher thread
             try:
                 enqueue(self._stream)
             finally:
                 graph.capture_end()
-        self._first = self._first or graph
+        self._first_graph = self._first_graph or graph
         return graph

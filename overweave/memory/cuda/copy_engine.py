@@ -17,43 +17,42 @@ from overweave.errors import MachineError
 from overweave.memory.cuda import driver
 from overweave.memory.steps import CopyStep, MemoryRef, StreamStep, WaitStep
 
-MOST_GRAPHS = 8  # a caller's tensors come back to few places: each has its graph, and a new place takes the oldest one
+MOST_GRAPHS = 8  # a caller's tensors recur at few addresses: each has a graph; new addresses retarget the oldest one
 
 TensorAddresses = tuple[int, ...]  # addresses, and the allocations they lie in
 
 
 class CopyQueue:
-    """One queue of a plan, replayed as one internal graph, or captured raw into the caller's.
+    """One queue of a plan, launched as one internal graph; under capture its operations go into the caller's graph.
 
-    settle: comes before a graph is made (memory/cuda/workspace.py), where calls in flight may wait for peers.
-    named: the caller's tensors that copies read or write.
+    drain: waits for the calls in flight before a graph is created (memory/cuda/workspace.py).
+    tensor_names: the caller's tensors that copies read or write.
     """
 
-    def __init__(self, steps: tuple[StreamStep, ...], settle: Callable[[], None] | None = None) -> None:
-        self._steps, self._settle = steps, settle
+    def __init__(self, steps: tuple[StreamStep, ...], drain: Callable[[], None] | None = None) -> None:
+        self._steps, self._drain = steps, drain
         places = [place for step in steps if isinstance(step, CopyStep) for place in (step.source, step.target)]
-        self.named = tuple(dict.fromkeys(place.tensor for place in places if place.tensor))
+        self.tensor_names = tuple(dict.fromkeys(place.tensor for place in places if place.tensor))
         self._graphs: dict[TensorAddresses, _Graph] = {}
         self._ready: _Graph | None = None
 
     def prepare(self, stream: int, tensors: Mapping[str, int]) -> None:
-        """Makes the graph for tensors at these addresses, unless it is there. `launch` launches it,
-        but on a stream that is being captured.
+        """Create the graph for tensors at these addresses, unless there is one.
 
-        To be called before a call begins, and a new graph is made when those in flight have ended: the driver may wait
-        for running kernels before it has memory for one, and peers may be waiting for the copies that the graph makes.
+        Call it before the call's first kernel: a new graph waits until the calls in flight have ended. The driver may
+        wait for running kernels until it has memory for a graph, and peers wait for the copies of that graph.
         """
         if not self._steps:
             return
-        addresses = [tensors[name] for name in self.named]
-        places = (*addresses, *map(driver.allocation, addresses))
+        addresses = [tensors[name] for name in self.tensor_names]
+        places = (*addresses, *map(driver.allocation_id, addresses))
         self._ready = self._graphs.get(places)
         if self._ready is None:
             self._ready = self._graphs[places] = self._graph_for(tensors)
             self._ready.upload(stream)
 
     def launch(self, stream: int, tensors: Mapping[str, int]) -> None:
-        """Runs the queue in stream order. `tensors`: the address of each tensor that a step names, as prepared."""
+        """Run the queue in stream order. tensors: name -> address, as of the last `prepare`."""
         if torch.cuda.is_current_stream_capturing():
             self.issue(stream, tensors)
         elif self._steps:
@@ -61,7 +60,7 @@ class CopyQueue:
             self._ready.launch(stream)
 
     def issue(self, stream: int, tensors: Mapping[str, int]) -> None:
-        """The same operations one by one, as a stream that is being captured needs them."""
+        """Enqueue the operations one by one, as a stream under capture needs them."""
         for step in self._steps:
             if isinstance(step, CopyStep):
                 source, target = _address(step.source, tensors), _address(step.target, tensors)
@@ -73,29 +72,29 @@ class CopyQueue:
                 driver.write_value(stream, step.address, step.value)
 
     def _graph_for(self, tensors: Mapping[str, int]) -> _Graph:
-        """A new graph, or the oldest one pointed here. A graph refuses memory of another kind: then a new one, too."""
+        """Return a new graph, or the oldest one retargeted; a new one, too, if that refuses memory of another kind."""
         if len(self._graphs) >= MOST_GRAPHS:
             oldest = self._graphs.pop(next(iter(self._graphs)))
             with suppress(MachineError):
-                oldest.point(tensors)
+                oldest.retarget(tensors)
                 return oldest
-        if self._settle is not None:
-            self._settle()
+        if self._drain is not None:
+            self._drain()
         return _Graph(self._steps, tensors)
 
 
 class _Graph:
-    """The steps as one executable graph, for tensors at given addresses."""
+    """The steps as one executable CUDA graph, for tensors at given addresses."""
 
     def __init__(self, steps: tuple[StreamStep, ...], tensors: Mapping[str, int]) -> None:
         graph = self._graph = driver.LinearGraph()
-        self._moving: list[tuple[Any, Any, CopyStep]] = []
+        self._retargetable: list[tuple[Any, Any, CopyStep]] = []
         for step in steps:
             if isinstance(step, CopyStep):
                 description = _describe(step, tensors)
                 node = graph.add_copy(description)
                 if step.source.tensor or step.target.tensor:
-                    self._moving.append((node, description, step))
+                    self._retargetable.append((node, description, step))
             elif isinstance(step, WaitStep):
                 graph.add_wait(step.address, step.value)
             else:
@@ -103,15 +102,16 @@ class _Graph:
         graph.instantiate()
         self.launch, self.upload = graph.launch, graph.upload
 
-    def point(self, tensors: Mapping[str, int]) -> None:
-        """From the next launch on the tensors lie elsewhere. Raises MachineError."""
-        for node, description, step in self._moving:
+    def retarget(self, tensors: Mapping[str, int]) -> None:
+        """Set the addresses of the tensors from the next launch on. Raises MachineError."""
+        for node, description, step in self._retargetable:
             description.srcDevice = _address(step.source, tensors)
             description.dstDevice = _address(step.target, tensors)
-            self._graph.point_copy(node, description)
+            self._graph.retarget_copy(node, description)
 
 
 def _describe(step: CopyStep, tensors: Mapping[str, int]) -> Any:
+    """Return the driver's description of a copy; contiguous rows become one row."""
     pitches = (step.source.pitch_bytes, step.target.pitch_bytes)
     row_bytes, rows = step.row_bytes, step.rows
     if pitches == (row_bytes, row_bytes):

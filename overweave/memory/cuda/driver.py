@@ -15,7 +15,7 @@ MOST_MEMORY_OPERATIONS = 255  # SOURCE: cuStreamBatchMemOp takes fewer than 256
 
 
 def checked(call: str, outcome: tuple[Any, ...]) -> Any:
-    """The value of a driver call, or MachineError with the driver's own words."""
+    """Return the value of a driver call. Raises MachineError with the driver's own words."""
     status = outcome[0]
     if status != driver.CUresult.CUDA_SUCCESS:
         text = driver.cuGetErrorString(status)[1]
@@ -24,15 +24,15 @@ def checked(call: str, outcome: tuple[Any, ...]) -> Any:
 
 
 def current_context() -> Any:
-    """The context that torch has made current on this thread."""
+    """Return the CUDA context that is current on this thread: torch's."""
     return checked("cuCtxGetCurrent", driver.cuCtxGetCurrent())
 
 
 @contextmanager
 def own_context(device: int) -> Iterator[int]:
-    """A stream of a context that is made here and gone behind it; what is put there is done by then.
+    """Yield a stream of a new CUDA context; on exit, synchronize it and destroy the context.
 
-    Nothing that other threads of the process ask of the GPU holds it back. MEASURED: 0.2 to 0.6 s beside seven others
+    Driver calls of other threads in torch's context do not block it. MEASURED: 0.2 to 0.6 s beside seven others
     (campaigns/rates/gpu_driver_waits.py, one H200, 2026-11-23), and half a GiB of its memory (a draft). Raises
     MachineError.
     """
@@ -47,10 +47,10 @@ def own_context(device: int) -> Iterator[int]:
         checked("cuCtxDestroy", driver.cuCtxDestroy(context))
 
 
-def allocation(address: int) -> int:
-    """Which allocation of the driver an address lies in; 0 for the address of an empty tensor.
+def allocation_id(address: int) -> int:
+    """Return the id of the driver allocation that an address lies in; 0 for the address of an empty tensor.
 
-    A copy in a graph knows the allocation, not the address alone. Where torch gives memory back to the driver
+    A copy node of a graph refers to the allocation, not the address alone. If torch returns memory to the driver
     (`torch.cuda.empty_cache`) and gets new memory at the same address, that copy fails on the device.
     MEASURED: unspecified launch failure (campaigns.gpu_exactness --shapes 12, two H100s, 2026-11-25).
     """
@@ -61,7 +61,7 @@ def allocation(address: int) -> int:
 
 
 def write_value(stream: int, address: int, value: int) -> None:
-    """In stream order: everything before it, then the 32-bit word at `address` (of any GPU) becomes `value`."""
+    """Set the 32-bit word at `address`, of any GPU, in stream order."""
     checked("cuStreamWriteValue32", driver.cuStreamWriteValue32(stream, address, value, 0))
 
 
@@ -73,13 +73,13 @@ def write_values(stream: int, addresses: Sequence[int], value: int) -> None:
 
 
 def wait_value(stream: int, address: int, value: int) -> None:
-    """What follows in the stream starts once the 32-bit word at `address` is at least `value` (signed difference)."""
+    """Make the stream wait until the 32-bit word at `address` is at least `value` (by signed difference)."""
     flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
     checked("cuStreamWaitValue32", driver.cuStreamWaitValue32(stream, address, value, flags))
 
 
 def _write(address: int, value: int) -> Any:
-    """`write_value`, as one of several memory operations."""
+    """Return `write_value` as an operation of a batch."""
     operation = driver.CUstreamBatchMemOpParams()
     operation.writeValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
     operation.writeValue.address = address
@@ -88,7 +88,7 @@ def _write(address: int, value: int) -> Any:
 
 
 def copy_description(source: int, target: int, row_bytes: int, rows: int, pitches: tuple[int, int]) -> Any:
-    """A copy of `rows` rows of `row_bytes` bytes; `pitches` are the distances of rows in source and target."""
+    """Describe a copy of `rows` rows of `row_bytes` bytes. pitches: bytes between rows, of source and target."""
     copy = driver.CUDA_MEMCPY3D()
     copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
     copy.srcDevice, copy.dstDevice = source, target
@@ -99,7 +99,7 @@ def copy_description(source: int, target: int, row_bytes: int, rows: int, pitche
 
 
 def copy(stream: int, source: int, target: int, row_bytes: int, rows: int, pitches: tuple[int, int]) -> None:
-    """Copies rows between any two GPUs, in stream order."""
+    """Copy rows between any two GPUs, in stream order."""
     if pitches == (row_bytes, row_bytes):
         checked("cuMemcpyAsync", driver.cuMemcpyAsync(target, source, row_bytes * rows, stream))
         return
@@ -110,7 +110,7 @@ def copy(stream: int, source: int, target: int, row_bytes: int, rows: int, pitch
 class LinearGraph:
     """A chain of copies, waits and writes, instantiated once and launched with one call.
 
-    Copies may be pointed at another source before each launch: an operator's inputs move from call to call.
+    Copies may be retargeted before each launch: an operator's inputs move from call to call.
     """
 
     def __init__(self) -> None:
@@ -120,18 +120,18 @@ class LinearGraph:
         self._executable: Any = None
 
     def add_copy(self, description: Any) -> Any:
-        """Appends a copy; the returned node can be passed to `point_copy`."""
+        """Append a copy; the returned node can be passed to `retarget_copy`."""
         return self._append(
             "cuGraphAddMemcpyNode",
             driver.cuGraphAddMemcpyNode(self._graph, self._last, len(self._last), description, self._context),
         )
 
     def add_write(self, address: int, value: int) -> None:
-        """Appends `write_value`."""
+        """Append `write_value`."""
         self._add_memory_operation(_write(address, value))
 
     def add_wait(self, address: int, value: int) -> None:
-        """Appends `wait_value`."""
+        """Append `wait_value`."""
         operation = driver.CUstreamBatchMemOpParams()
         operation.waitValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
         operation.waitValue.address = address
@@ -140,20 +140,20 @@ class LinearGraph:
         self._add_memory_operation(operation)
 
     def instantiate(self) -> None:
-        """Ends construction."""
+        """Instantiate the graph: no operation can be appended any more."""
         self._executable = checked("cuGraphInstantiate", driver.cuGraphInstantiate(self._graph, 0))
 
     def upload(self, stream: int) -> None:
-        """Takes the memory that the chain needs to run, ahead of its first launch."""
+        """Allocate the memory that the chain needs to run, ahead of its first launch."""
         checked("cuGraphUpload", driver.cuGraphUpload(self._executable, stream))
 
-    def point_copy(self, node: Any, description: Any) -> None:
-        """From the next launch on, the copy of `node` reads and writes what `description` says."""
+    def retarget_copy(self, node: Any, description: Any) -> None:
+        """Replace the copy of `node` from the next launch on."""
         outcome = driver.cuGraphExecMemcpyNodeSetParams(self._executable, node, description, self._context)
         checked("cuGraphExecMemcpyNodeSetParams", outcome)
 
     def launch(self, stream: int) -> None:
-        """Runs the chain, in stream order."""
+        """Launch the chain, in stream order."""
         checked("cuGraphLaunch", driver.cuGraphLaunch(self._executable, stream))
 
     def _add_memory_operation(self, operation: Any) -> None:

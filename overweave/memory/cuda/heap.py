@@ -16,7 +16,7 @@ import torch.distributed._symmetric_memory as symmetric_memory
 
 from overweave.errors import MachineError
 from overweave.hardware.multicast import BY_TORCH, WITHOUT
-from overweave.memory.cuda.peer_access import agreed_peer_access
+from overweave.memory.cuda.peer_access import group_has_peer_access
 from overweave.memory.group import Group
 
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # without it torch maps no memory between ranks of one GPU
@@ -24,19 +24,19 @@ SMS_FOR_COPIES = 8
 
 
 def sms_for_copies() -> int:
-    """How many SMs kernels that wait leave free: copies between ranks that share a GPU are made by SMs.
+    """Return how many SMs waiting kernels leave free: SMs run the copies between ranks that share a GPU.
 
-    Between GPUs a copy engine makes them, and kernels take every SM.
+    Between GPUs a copy engine runs the copies: 0.
     """
     return SMS_FOR_COPIES if os.environ.get(OVERLAPPING) == "1" else 0
 
 
 class _Unicast:
-    """Whether torch's rendezvous makes multicast objects: not while a rendezvous of ours is under way on any thread.
+    """A context in which torch's rendezvous creates no multicast objects, on any thread.
 
-    SOURCE: torch asks the environment at each rendezvous, and nothing else (`device_has_multicast_support` in
-    CUDASymmetricMemoryUtils.cpp, 2.9 to 2.15), and makes one only where every rank of the group may. No lock is held
-    meanwhile: threads may meet the peers of several groups in any order.
+    SOURCE: torch reads the environment at each rendezvous, and nothing else (`device_has_multicast_support` in
+    CUDASymmetricMemoryUtils.cpp, 2.9 to 2.15), and creates one only if every rank of the group may. No lock is held
+    inside: threads may rendezvous for several groups in any order.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class _Unicast:
 
     @staticmethod
     def _set(value: str | None) -> None:
-        """What is said already is not said again: C code of other threads may be reading."""
+        """Set the variable only if it differs: C code of other threads may be reading the environment."""
         if value is None:
             os.environ.pop(BY_TORCH, None)
         elif os.environ.get(BY_TORCH) != value:
@@ -74,7 +74,7 @@ _unicast = _Unicast()
 class CudaHeap:
     """`size_bytes` zeroed bytes on the GPU of every rank of a group. Collective: all ranks allocate in one order.
 
-    tensor: the own part, uint8 `[size_bytes]`. addresses: where each rank's part lies in this rank's address space.
+    tensor: this rank's part, uint8 `[size_bytes]`. addresses: of each rank's part, in this rank's address space.
     """
 
     def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
@@ -95,7 +95,7 @@ class CudaHeap:
         dist.barrier(group.process_group)
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A row-major tensor in the own part, `offset` bytes from its start."""
+        """Return a row-major tensor in this rank's part, `offset` bytes from its start."""
         size = dtype.itemsize
         for extent in shape:
             size *= extent
@@ -103,8 +103,9 @@ class CudaHeap:
 
 
 class OwnHeap(CudaHeap):
-    """The same for plans whose rows move by the library alone, where GPUs have no peer access: memory of the own GPU,
-    whose address stands for every rank's.
+    """Memory of this GPU alone, for plans that move rows by NCCL where GPUs have no peer access.
+
+    addresses: this rank's own, once for each rank.
     """
 
     def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
@@ -113,7 +114,7 @@ class OwnHeap(CudaHeap):
         torch.cuda.synchronize(device)
 
 
-def heap_of(group: Group, device: torch.device, size_bytes: int) -> CudaHeap:
-    """Memory for the calls of a group, as its ranks agree that its GPUs reach each other's. Collective."""
-    kind = CudaHeap if agreed_peer_access(group, device) else OwnHeap
+def allocate_heap(group: Group, device: torch.device, size_bytes: int) -> CudaHeap:
+    """Allocate memory for the calls of a group: symmetric if its GPUs have peer access, else local. Collective."""
+    kind = CudaHeap if group_has_peer_access(group, device) else OwnHeap
     return kind(group, device, size_bytes)

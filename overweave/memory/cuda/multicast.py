@@ -13,12 +13,12 @@ _DRIVER = "libcuda.so.1"
 
 @lru_cache
 def has_multicast(device: torch.device) -> bool:
-    """Whether a GPU can be given multicast objects. Where the driver does not say, no."""
+    """Return whether a GPU supports multicast objects; False if the driver does not say."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    found = ctypes.c_int(0)
+    value = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL(_DRIVER)
-        failed = driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(found), _SUPPORTED, index)
+        failed = driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(value), _SUPPORTED, index)
     except (OSError, AttributeError):
         return False
-    return not failed and bool(found.value)
+    return not failed and bool(value.value)

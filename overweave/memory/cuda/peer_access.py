@@ -1,4 +1,4 @@
-"""Whether GPUs read and write each other's memory: those that a process sees, and those of a group."""
+"""Peer access: whether the GPUs of a process, or of a group, can address each other's memory."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ atexit.register(_AGREED.clear)  # a process group must not outlive the interpret
 
 @lru_cache
 def has_peer_access(device: torch.device) -> bool:
-    """Whether a GPU reaches every other one that this process sees, and they reach it. Of one GPU nothing is known, and
-    yes is said.
-    """
-    return reaches(_index(device), range(torch.cuda.device_count()))
+    """Return whether a GPU and every other one that this process sees have peer access; True if it sees one alone."""
+    return can_access_peers(_index(device), range(torch.cuda.device_count()))
 
 
-def agreed_peer_access(group: Group, device: torch.device) -> bool:
-    """Whether all GPUs of a group reach each other's memory: each rank says what it knows of its own and of those of
-    its peers that it sees, and one no stands for all. The first call is collective; later ones look nowhere.
+def group_has_peer_access(group: Group, device: torch.device) -> bool:
+    """Return whether all GPUs of a group have peer access, the same on every rank. The first call is collective.
 
-    Raises RankMismatch on every rank if one makes another call, and PeerError.
+    Each rank checks its own GPU against those of its peers that it sees; one no decides. Raises RankMismatch on every
+    rank if one makes another call, and PeerError.
     """
     if group.world_size == 1:
         return True
@@ -38,22 +36,22 @@ def agreed_peer_access(group: Group, device: torch.device) -> bool:
     if device not in known:
         board = Board.of(group)
         board.agree(b"what memory the GPUs of the group reach")
-        named = board.exchange(_name(_index(device)))
-        peers = [index for index in range(torch.cuda.device_count()) if _name(index) in named]
-        known[device] = NO not in board.exchange(YES if reaches(_index(device), peers) else NO)
+        uuids = board.all_gather_bytes(_uuid(_index(device)))
+        peers = [index for index in range(torch.cuda.device_count()) if _uuid(index) in uuids]
+        known[device] = NO not in board.all_gather_bytes(YES if can_access_peers(_index(device), peers) else NO)
     return known[device]
 
 
-def reaches(own: int, others: Iterable[int]) -> bool:
-    """Whether a GPU addresses all of some others, and they address it."""
-    reach = torch.cuda.can_device_access_peer
-    return all(reach(own, other) and reach(other, own) for other in others if other != own)
+def can_access_peers(own: int, others: Iterable[int]) -> bool:
+    """Return whether a GPU has peer access to all others, and they to it."""
+    can_access = torch.cuda.can_device_access_peer
+    return all(can_access(own, other) and can_access(other, own) for other in others if other != own)
 
 
 def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _name(index: int) -> bytes:
-    """A GPU's, whichever number processes give it."""
+def _uuid(index: int) -> bytes:
+    """Return a GPU's UUID, the same in all processes, whatever its index there."""
     return str(torch.cuda.get_device_properties(index).uuid).encode()

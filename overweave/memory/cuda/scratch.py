@@ -1,4 +1,4 @@
-"""Symmetric memory that the calls of a group use one after the other: what torch's own all-reduces sum lies there."""
+"""Symmetric memory that the calls of a group use one after the other: the operand of torch's own all-reduce kernels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ atexit.register(_OF_GROUP.clear)  # a process group must not outlive the interpr
 
 
 class Scratch:
-    """As large as the largest call that was ever bound; what is in it belongs to the call that runs.
+    """Scratch memory as large as the largest call that was ever bound; its contents belong to the call that runs.
 
-    heap: where it lies now. Whoever holds its addresses, as a captured graph does, keeps the heap it was given.
-    captures: makes the graphs of its calls, which follow each other as they do. current_stream: gives the caller's.
+    heap: the current memory; a captured graph keeps the heap of its capture alive. captures: captures the graphs of
+    calls. current_stream: returns the caller's stream.
     """
 
     heap: CudaHeap
@@ -34,21 +34,21 @@ class Scratch:
 
     @classmethod
     def of(cls, group: Group, device: torch.device) -> Scratch:
-        """The one of a group on this rank's device."""
+        """Return the scratch memory of a group on this rank's device."""
         known = _OF_GROUP.setdefault(group.process_group, {})
         if device not in known:
             known[device] = cls(group, device)
         return known[device]
 
     def reserve(self, size_bytes: int) -> None:
-        """Has room for calls of this size. Collective: all ranks reserve the same, in the same order."""
+        """Grow to calls of this size. Collective: all ranks reserve the same, in the same order."""
         if size_bytes > self._size_bytes:
             self._size_bytes = 1 << (size_bytes - 1).bit_length()  # in few steps: each is a rendezvous
-            # Built before the old one goes, and only when every rank's GPU is idle: no peer still reads that.
+            # Allocation synchronizes every rank's GPU, and the old heap is freed behind it: no peer still reads that.
             self.heap = CudaHeap(self._group, self._device, self._size_bytes)
 
     def enter(self, stream: torch.cuda.Stream) -> CudaHeap:
-        """The heap for a call on this stream, behind the last one if that ran on another. Not under capture."""
+        """Return the heap for a call on this stream, which waits for the last call's stream. Not under capture."""
         if self._last is not None and self._last != stream:
             stream.wait_stream(self._last)
         self._last = stream

@@ -1,4 +1,4 @@
-"""The caller's streams, as objects that are made once for each: asking torch for the current one makes another."""
+"""The caller's streams as cached objects: `torch.cuda.current_stream` creates a new one at each call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Streams(dict[int, torch.cuda.Stream]):
-    """Those of one GPU, by their handles. handle: gives that of the stream that torch enqueues on."""
+    """Stream handle -> stream object, of one GPU. handle: returns the handle of torch's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class Streams(dict[int, torch.cuda.Stream]):
         self.handle = partial(torch._C._cuda_getCurrentRawStream, device.index)
 
     def current(self) -> torch.cuda.Stream:
-        """The stream that torch enqueues on. The same object for the same stream, whoever asks."""
+        """Return torch's current stream: always the same object for the same stream."""
         return self[self.handle()]
 
     def __missing__(self, handle: int) -> torch.cuda.Stream:
@@ -28,30 +28,30 @@ class Streams(dict[int, torch.cuda.Stream]):
         return self.setdefault(handle, default if is_default else torch.cuda.ExternalStream(handle, self._device))
 
 
-# The calls of one GPU, of whatever group, one behind the other.
+# Calls of one GPU, of whatever group, run one after the other.
 #
-# A call's kernels may hold every SM while they wait for peers. Two calls side by side could each do so on one rank, and
-# wait for what the other keeps from its SMs there. One call at a time, in an order that all ranks share, ends: it waits
-# for what peers do in the same call, and nothing else of ours stands in their way. So a call of another group, or on
-# another stream, begins on the device after the one before it (docs/design/0002-device-protocol.md).
+# A call's kernels may hold every SM while they wait for peers. Of two concurrent calls, each could hold the SMs of one
+# rank and wait for a kernel of the other call's peer, which gets no SM: a deadlock. One call at a time, in an order
+# that all ranks share, ends. So a call of another group, or on another stream, begins on the device after the call
+# before it (docs/design/0002-device-protocol.md).
 
 
 class Chain:
-    """Of one GPU; `Chain.of` keeps one per device.
+    """The order of calls on one GPU; `Chain.of` keeps one per device.
 
-    turn: held by a thread while it enqueues a call, from where that enters the chain until it is a link of it.
-    last_stream, last_call: where the last one ran, and the event behind it. streams: those of callers.
+    lock: held by a thread from `Workspace.enter` to `leave`, while it enqueues a call. last_stream, last_call: stream
+    of the last call, and the event recorded behind it. streams: the callers' streams.
     """
 
     _of: ClassVar[dict[torch.device, Chain]] = {}
 
     def __init__(self, device: torch.device) -> None:
-        self.turn = threading.RLock()
+        self.lock = threading.RLock()
         self.streams = Streams(device)
         self.last_stream: torch.cuda.Stream | None = None
         self.last_call: torch.cuda.Event | None = None
 
     @classmethod
     def of(cls, device: torch.device) -> Chain:
-        """The one of a GPU of this process."""
+        """Return the chain of a GPU of this process."""
         return cls._of.setdefault(device, cls(device))

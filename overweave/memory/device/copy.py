@@ -1,18 +1,17 @@
-"""Moves contiguous words between two places of memory, one of which may be a peer's: the same face for both data paths.
+"""Device functions that copy contiguous words between local memory and a peer's, by loads and stores or by bulk copies.
 
 Loads and stores go through the registers of all threads; bulk copies go through shared memory, started by one thread.
-Under the interpreter there is the first path only. Nothing is announced here: `notify` (memory/device/signals.py) does
-that.
+Under the interpreter there is the first path only. The caller signals behind them, by `notify` (signals.py).
 """
 
 import triton
 import triton.language as tl
 
-from overweave.ir.words import INT32_BYTES
+from overweave.ir.kernel_limits import INT32_BYTES
 from overweave.memory.device.ptx import bulk_copy, bulk_shared_bytes
 from overweave.memory.device.signals import INTERPRETED
 
-# A kernel that does nothing else takes nearly all of 48 KiB; one that computes keeps its shared memory for its tiles.
+# Buffers of a kernel that only copies take nearly all of 48 KiB; a kernel that computes needs shared memory for tiles.
 ALONE_BYTES, BETWEEN_BYTES = 22 << 10, 16 << 10
 BETWEEN_SHARED_BYTES = bulk_shared_bytes(BETWEEN_BYTES)
 ALONE_ASSEMBLY = tl.constexpr(bulk_copy(ALONE_BYTES))
@@ -22,9 +21,9 @@ WORD_BYTES = tl.constexpr(INT32_BYTES)
 
 @triton.jit
 def add_elements(target, origin, count, BLOCK: tl.constexpr):
-    """`target[:count] += origin[:count]` in fp32, each element at once; others may add there too, in any order.
+    """`target[:count] += origin[:count]` in fp32, by relaxed atomics at system scope: ranks may add in any order.
 
-    Complete for whoever hears of a `notify` behind it, as stores are.
+    A `notify` behind it releases the sums, as it releases stores.
     """
     for start in range(0, count, BLOCK):
         offsets = start + tl.arange(0, BLOCK)
@@ -37,8 +36,8 @@ def add_elements(target, origin, count, BLOCK: tl.constexpr):
 def move_words(target, origin, count, BLOCK: tl.constexpr, BULK: tl.constexpr, ALONE: tl.constexpr):
     """`target[:count] = origin[:count]`, int32 words, both at multiples of 16 bytes, `count` a multiple of 4.
 
-    BLOCK: words that are under way at a time by loads and stores. BULK: by bulk copies, complete when this returns.
-    ALONE: the kernel needs no shared memory for anything else.
+    BLOCK: words in flight at a time by loads and stores. BULK: by bulk copies, complete when this returns. ALONE: the
+    kernel needs no shared memory for anything else.
     """
     if BULK and not INTERPRETED:
         tl.inline_asm_elementwise(

@@ -1,8 +1,8 @@
 """Packed messages: 12 bytes of data and a flag of 4, so that one store carries both and no release is needed.
 
-A message belongs to one call: its flag is that call's epoch, and a reader that finds another one keeps looking. On the
-GPU a message is one access of 128 bits (memory/device/ptx.py). Under the interpreter, which has none, the flag is
-stored behind the data and read before it. Who may overwrite what, and when: docs/design/0002-device-protocol.md.
+The flag of a message is the epoch of its call; a reader polls until it sees that epoch. On the GPU a message is one
+access of 128 bits (memory/device/ptx.py). Under the interpreter, which has none, the flag is stored behind the data and
+read before it. docs/design/0002-device-protocol.md says when a message may be overwritten.
 
 SOURCE: the LL protocol of NCCL, whose messages are 8 bytes, half of them data, because 8 bytes arrive whole anywhere.
 """
@@ -15,30 +15,30 @@ from overweave.memory.device.signals import INTERPRETED
 
 PUSH_ASSEMBLY = tl.constexpr(PUSH_PACKED)
 MESSAGE_BYTES = tl.constexpr(16)
-PACKED_OPERATION = tl.constexpr(-2)  # the `operation` a report names when a peer's messages did not come
+PACKED_OPERATION = tl.constexpr(-2)  # the `operation` of a report when a peer's messages did not come
 DATA_WORDS = tl.constexpr(3)  # int32, in front of the flag
 
-# `state`, one int64 word of local memory: epochs that have begun and all ended, and of the next one, tickets taken.
+# `state`, one int64 word of local memory: finished epochs above this bit, below it the tickets taken of the next one.
 EPOCH_SHIFT = tl.constexpr(32)
 
 
 @triton.jit
 def take_ticket(state, programs):
-    """(epoch, place): the epoch of this call, and which of its `programs` this one is, in the order of arrival.
+    """Return (epoch, index): the epoch of this call, and this program's index among `programs`, in arrival order.
 
-    Whoever comes last has the state ready for the next call: all others have read it by then.
+    The last program sets the state for the next call: all others have read it by then.
     """
     ticket = tl.atomic_add(state, tl.full([], 1, tl.int64), sem="relaxed", scope="gpu")
     begun = ticket >> EPOCH_SHIFT
-    place = (ticket & 0xFFFFFFFF).to(tl.int32)
-    if place == programs - 1:
+    index = (ticket & 0xFFFFFFFF).to(tl.int32)
+    if index == programs - 1:
         tl.atomic_xchg(state, (begun + 1) << EPOCH_SHIFT, sem="relaxed", scope="gpu")
-    return begun.to(tl.int32) + 1, place
+    return begun.to(tl.int32) + 1, index
 
 
 @triton.jit
 def push_message(address, first, second, third, epoch, inside):
-    """Stores one message at each address that is `inside`."""
+    """Store one message at each address, where `inside`."""
     if INTERPRETED:
         words = address.to(tl.pointer_type(tl.int32))
         tl.store(words, first, mask=inside)
@@ -67,20 +67,20 @@ def poll_messages(
     timeout_ns,
     SENDERS: tl.constexpr,
     POLL: tl.constexpr,
-    HELD: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
 ):
-    """The messages of all ranks but `own`: three words of each, in the order of ranks, then which one is missing.
+    """Poll the messages of all ranks but `own`. Return three words of each, in rank order, then the missing sender.
 
-    address: where each message lies in the part of rank 0. POLL, HELD: the assembly for so many SENDERS and its
-    constraints. Each element waits for its own messages, until the time is up or the abort word is set: then the
-    missing sender counts from one.
+    address: of each message in the part of rank 0. POLL, CONSTRAINTS: the assembly for so many SENDERS. Each element
+    waits for its own messages until the deadline, or until the abort word is set. Missing: 0 if none, else the sender's
+    position plus one.
     """
     if INTERPRETED:
         return _poll_interpreted(address, stride, own, epoch, inside, words, SENDERS)
     else:
         return tl.inline_asm_elementwise(
             POLL,
-            HELD,
+            CONSTRAINTS,
             [address, stride, own, epoch, inside.to(tl.int32), words, timeout_ns],
             dtype=(tl.int32,) * (3 * SENDERS + 1),
             is_pure=False,
@@ -90,8 +90,9 @@ def poll_messages(
 
 @triton.jit
 def _poll_interpreted(address, stride, own, epoch, inside, words, SENDERS):
+    """`poll_messages` under the interpreter, without a deadline."""
     missing = tl.zeros_like(inside.to(tl.int32))
-    found = ()
+    messages = ()
     for sender in tl.static_range(SENDERS):
         rank = tl.where(sender >= own, sender + 1, sender)
         message = (address + rank * stride).to(tl.pointer_type(tl.int32))
@@ -102,6 +103,6 @@ def _poll_interpreted(address, stride, own, epoch, inside, words, SENDERS):
             stop = tl.atomic_add(words, 0, sem="acquire", scope="sys")
         missing = tl.where((flag != epoch) & inside, sender + 1, missing)
         for index in tl.static_range(DATA_WORDS):
-            found += (tl.load(message + index, mask=inside, other=0),)
-    found += (missing,)
-    return found
+            messages += (tl.load(message + index, mask=inside, other=0),)
+    messages += (missing,)
+    return messages

@@ -1,11 +1,11 @@
-"""Every PTX string of overweave. Nothing else in the library spells an instruction.
+"""Every PTX string of overweave. No other module holds an instruction.
 
 Scalar inline assembly runs in every thread of a block, labels are local to the braces, and `$n` are the operands.
 """
 
-# Operands: verdict, word, wanted value, abort word, time limit in ns.
-# The poll is left with an acquire that saw the value, or void when the abort word is set or time is up. Values only
-# grow and are compared by signed difference. The proxy fence orders later bulk-tensor loads behind the acquire too.
+# Operands: status, word, expected value, abort word, time limit in ns.
+# The poll ends with an acquire that saw the value, or at the deadline, or when the abort word is set. Values only grow
+# and are compared by signed difference. The proxy fence orders later bulk-tensor loads behind the acquire, too.
 _POLL = """
     mov.u64 start, %globaltimer;
 spin:
@@ -32,8 +32,8 @@ _FENCE = "    fence.proxy.async.global;\n"
 _VERDICT = "    selp.b32 $0, 1, 0, reached;\n"
 
 
-# Thread 0 polls for its block. The block barrier makes the verdict the same for all threads and orders their later
-# loads behind thread 0's acquire.
+# Thread 0 polls for its block. The block barrier makes the status the same for all threads and orders their later loads
+# behind thread 0's acquire.
 _ONLY_THREAD_0 = """
     mov.u32 scratch, %tid.x;
     setp.eq.u32 reached, scratch, scratch;
@@ -56,21 +56,21 @@ _ONLY_LANES_WITH_A_WORD = f"""
 """
 WAIT_UNTIL_EACH_AT_LEAST = "{" + _REGISTERS + _ONLY_LANES_WITH_A_WORD + _POLL + _BLOCK_AGREES + _VERDICT + _FENCE + "}"
 
-# A partition of one warp has no block barrier: all lanes poll the word, and a vote makes their verdicts one.
+# A partition of one warp has no block barrier: all lanes poll the word, and a vote makes the status the same for all.
 _WARP_AGREES = "    vote.sync.all.pred reached, reached, 0xffffffff;"
 WAIT_UNTIL_AT_LEAST_IN_WARP = "{" + _REGISTERS + _POLL + _WARP_AGREES + _VERDICT + _FENCE + "}"
 
-# Bulk-tensor stores of this thread are complete, not merely read from shared memory: only then may they be announced.
+# Waits until bulk-tensor stores of this thread are complete, not merely read from shared memory: required by a notify.
 COMPLETE_BULK_STORES = "cp.async.bulk.wait_group 0; mov.u32 $0, 0;"
 
 # Nanoseconds of the device's global timer, the same for all SMs.
 READ_CLOCK = "mov.u64 $0, %globaltimer;"
 
-# The last 32 bits of that clock: differences of up to two seconds are right in signed numbers.
+# The low 32 bits of that clock: signed differences of up to two seconds are right.
 READ_SHORT_CLOCK = "mov.u32 $0, %globaltimer_lo;"
 
-# Rests until that clock shows a time, if it is still to come. Operands: nothing, the time.
-REST_UNTIL = """{
+# Sleeps until that clock shows a time, if it has not passed. Operands: unused, the time.
+SLEEP_UNTIL = """{
     .reg .b32 left;
     mov.u32 left, %globaltimer_lo;
     sub.s32 left, $1, left;
@@ -79,12 +79,12 @@ REST_UNTIL = """{
     mov.u32 $0, 0;
 }"""
 
-# A sum whose terms the compiler cannot tell: an address so made is not precomputed for the next turn of a loop.
-ADD_UNSEEN = "add.s64 $0, $1, $2;"
+# A sum that is opaque to the compiler: it does not precompute such an address for the next loop iteration.
+OPAQUE_ADD = "add.s64 $0, $1, $2;"
 
-# A claim that thread 0 makes for its block. Operands: what the counter was, in thread 0, and 0 in all others; the
-# counter; the thread. It adds one by `inc`, whose limit the assembler cannot tell: around an `add` it lets a warp add
-# together, and waits at once for what comes (seen in SASS of Triton 3.6's assembler).
+# Thread 0 claims a tile for its block. Operands: result (the old counter; 0 in other threads), counter, thread.
+# `inc` has a limit that ptxas cannot know: an `add` it would aggregate over the warp, and wait for the result at once
+# (seen in SASS of Triton 3.6's ptxas).
 CLAIM_IN_THREAD_0 = """{
     .reg .pred first;
     .reg .b32 most;
@@ -96,37 +96,37 @@ CLAIM_IN_THREAD_0 = """{
 
 
 def fetch_tensor_maps(kernel: str, maps: int) -> str:
-    """Asks for the tensor maps that are the first parameters of a kernel, by one thread. Operand: nothing.
+    """Return PTX by which one thread prefetches the tensor maps, the first parameters of a kernel. Operand: unused.
 
-    Each is followed by the two sizes and two strides of its matrix, parameters too.
+    Each is followed by four parameters: the sizes and strides of its matrix.
     """
     names = (f"{kernel}_param_{5 * at}" for at in range(maps))
     lines = (f"@first prefetch.param.tensormap [{name}];" for name in names)
     return "{ .reg .pred first; mov.u32 $0, %tid.x; setp.eq.u32 first, $0, 0; " + " ".join(lines) + " }"
 
 
-# Programmatic dependent launch (memory/device/early.py): every thread of a program says so, and every thread waits.
-LET_NEXT_KERNEL_BEGIN = "griddepcontrol.launch_dependents; mov.u32 $0, 0;"
-AWAIT_PREVIOUS_KERNEL = "griddepcontrol.wait; mov.u32 $0, 0;"
-# Operands: nothing, an address, whether its line is to come.
-FETCH_TO_L2 = "{ .reg .pred here; setp.ne.u32 here, $2, 0; @here prefetch.global.L2 [$1]; mov.u32 $0, 0; }"
+# Programmatic dependent launch (memory/device/dependent_launch.py): every thread executes it.
+LAUNCH_DEPENDENTS = "griddepcontrol.launch_dependents; mov.u32 $0, 0;"
+WAIT_FOR_PREVIOUS_KERNEL = "griddepcontrol.wait; mov.u32 $0, 0;"
+# Operands: unused, an address, whether to prefetch its line.
+PREFETCH_TO_L2 = "{ .reg .pred here; setp.ne.u32 here, $2, 0; @here prefetch.global.L2 [$1]; mov.u32 $0, 0; }"
 
 BARRIER_BYTES = 1024
 
 
 def bulk_shared_bytes(buffer_bytes: int) -> int:
-    """Static shared memory of bulk copies with such buffers."""
+    """Return the static shared memory of bulk copies with two such buffers."""
     return 2 * buffer_bytes + BARRIER_BYTES
 
 
 def bulk_copy(buffer_bytes: int) -> str:
-    """Moves bytes between two places of global memory through shared memory by bulk copies, of which one thread starts
-    all. Operands: a result that nobody reads, target, source, how many bytes (a multiple of 16).
+    """Return PTX that copies global memory through shared memory by bulk copies, all started by one thread.
 
-    One of two buffers is loaded while the other is stored; it is filled anew once its store has read it. At the end all
-    is complete, not merely read. The buffers are static shared memory, which lies in front of what Triton asks for at a
-    launch: a multiple of 1024 bytes, as Triton's own tiles must begin at one. The last 1024 hold the barriers.
-    MEASURED: a copy to a peer takes an SM 0.4 us for 4 KiB, 0.5 us for 8 KiB, however many are under way (two H200s,
+    Operands: unused, target, source, bytes (a multiple of 16). One of two buffers is loaded while the other is stored,
+    and loaded again once its store has read it. At the end all stores are complete, not merely read. The buffers are
+    static shared memory, in front of Triton's dynamic one, whose tiles must begin at a multiple of 1024 bytes: so their
+    size is one. The last 1024 bytes hold the mbarriers.
+    MEASURED: a copy to a peer takes an SM 0.4 us for 4 KiB, 0.5 us for 8 KiB, however many are in flight (two H200s,
     2026-11-22): so two large buffers, not many small ones.
     """
     return _BULK_COPY.format(
@@ -218,10 +218,10 @@ moved:
     mov.u32 $0, 0;
 }}"""
 
-# One packed message: 12 bytes of data and the epoch of its call, by one store of 16 bytes. Operands: nothing, address,
-# three data words, epoch, whether there is a message at all.
+# One packed message: 12 bytes of data and the epoch of its call, by one store of 16 bytes. Operands: unused, address,
+# three data words, epoch, whether to store.
 # SOURCE: PTX ISA 8.3 and later, memory consistency model: a `.b128` access is one operation on 128 bits, where a vector
-# of four words would be four operations in any order. So who sees the flag has the data, without a release.
+# of four words would be four operations in any order. So a reader that sees the flag has the data, without a release.
 PUSH_PACKED = """{
     .reg .pred here;
     .reg .b64 low, high;
@@ -236,11 +236,11 @@ PUSH_PACKED = """{
 
 
 def poll_packed(senders: int) -> str:
-    """Waits for the same message from so many senders, each in a part of its own; every thread for its own messages.
+    """Return PTX that polls one message of each of so many senders, each in a part of its own, by every thread.
 
-    Operands: three data words of each sender, which sender is missing (counted from one, 0: none); then the address in
-    part 0, bytes between parts, the part to leave out, epoch, whether there is a message, abort word, limit in ns.
-    All messages and the abort word are looked at together: a round costs one latency of memory.
+    Outputs: three data words of each sender, then the missing sender (its position plus one, 0: none). Inputs: address
+    in part 0, bytes between parts, the part to skip, epoch, whether to poll, abort word, limit in ns. All messages and
+    the abort word are loaded together: a poll costs one memory latency.
     """
     inputs = 3 * senders + 1
     address, stride, own, epoch, here, abort, limit = (f"${inputs + at}" for at in range(7))
@@ -291,10 +291,10 @@ def poll_packed(senders: int) -> str:
 
 
 def poll_packed_constraints(senders: int) -> str:
-    """How the operands of `poll_packed` are held: outputs of 32 bits, then l l r r r l l."""
+    """Return the constraints of the operands of `poll_packed`: outputs of 32 bits, then l l r r r l l."""
     return ",".join(["=&r"] * (3 * senders + 1) + ["l", "l", "r", "r", "r", "l", "l"])
 
 
 def before_hopper(wait: str) -> str:
-    """The same wait without the proxy fence, for GPUs before sm_90."""
+    """Return the wait without the proxy fence, for GPUs before sm_90."""
     return wait.replace(_FENCE, "")

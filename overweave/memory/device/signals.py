@@ -1,11 +1,13 @@
-"""What a kernel does with signals: wait, notify, sound the alarm. The same face on the GPU and under the interpreter.
+"""Device functions on signals: wait, notify, report a timeout. The same on the GPU and under the interpreter.
 
-Two arrays come with every kernel that waits. `words` (int32, symmetric): the abort word, then one completed-calls word
-per peer. `limits` (int64, local): how long a wait may take, where to report, and where the peers' `words` lie.
+Every kernel that waits takes two arrays. `words` (int32, symmetric): the abort word, then one completed-calls word per
+peer. `limits` (int64, local): how long a wait may take, address of the report, addresses of the peers' `words`.
+
+A wait returns a status: 1 if it was satisfied, 0 if it timed out or was aborted.
 
 Contracts (each seen broken once, on Triton 3.6; docs/design/0002-device-protocol.md):
 - notify: every thread's stores, then a block barrier, then one release at system scope.
-- wait: a loop that ends in an acquire at system scope, a block barrier, a proxy fence; bounded, with one verdict.
+- wait: a loop that ends in an acquire at system scope, a block barrier, a proxy fence; bounded, one status a block.
 """
 
 import triton
@@ -46,7 +48,7 @@ REPORT_OPERATION = tl.constexpr(1)
 REPORT_SIGNAL = tl.constexpr(2)
 REPORT_EXPECTED = tl.constexpr(3)
 REPORT_SEEN = tl.constexpr(4)
-# What the first one says: a wait of this GPU was void, or a peer's were, and that peer tells why.
+# Values of the first one: a wait of this GPU timed out, or a peer's did, which has a report of its own.
 REPORTED = tl.constexpr(1)
 ENDED_BY_PEER = tl.constexpr(2)
 
@@ -66,71 +68,69 @@ ABORTED_BY_PEER = tl.constexpr(2)
 
 
 @triton.jit
-def wait_at_least(word, wanted, words, limits):
-    """1 once `word >= wanted` is seen, with everything its notifiers wrote before; 0 if the wait is void.
+def wait_at_least(word, expected, words, limits):
+    """Wait until `word >= expected`, in acquire order. Return 1; 0 at the deadline or if the abort word is set.
 
-    A wait is void when its time is up or the abort word is set. The verdict is the same for the whole block.
+    The status is the same for the whole block.
     """
     if INTERPRETED:
         seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
         stop = tl.atomic_add(words, 0, sem="acquire", scope="sys")
-        while (seen - wanted < 0) & (stop == 0):
+        while (seen - expected < 0) & (stop == 0):
             seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
             stop = tl.atomic_add(words, 0, sem="acquire", scope="sys")
-        verdict = (seen - wanted >= 0).to(tl.int32)
+        status = (seen - expected >= 0).to(tl.int32)
     else:
-        verdict = tl.inline_asm_elementwise(
+        status = tl.inline_asm_elementwise(
             WAIT_ASSEMBLY if has_bulk_copies() else WAIT_ASSEMBLY_BEFORE_SM90,
             "=r,l,r,l,l",
-            [word, wanted, words, tl.load(limits + TIMEOUT_NS)],
+            [word, expected, words, tl.load(limits + TIMEOUT_NS)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
-    return verdict
+    return status
 
 
 @triton.jit
 def wait_for_signals(signals, low, high, count, also, also_count, operation, words, limits, world_size):
-    """Waits until the signals `[low, high)` have reached `count`, and `also` (if not negative) its own; 1 if all did.
+    """Wait until signals `[low, high)` have reached `count`, and `also` (if not negative) `also_count`.
 
-    Sounds the alarm if one did not.
+    Return the status; report the timeout if it is 0.
     """
-    verdict = 1
-    for place in range(low, high + (also >= 0).to(tl.int32)):
-        if verdict == 1:
-            signal = tl.where(place < high, place, also)
-            wanted = tl.where(place < high, count, also_count)
-            verdict = wait_at_least(signals + signal * STRIDE, wanted, words, limits)
-            if verdict == 0:
-                sound_alarm(signals + signal * STRIDE, wanted, operation, signal, words, limits, world_size)
-    return verdict
+    status = 1
+    for index in range(low, high + (also >= 0).to(tl.int32)):
+        if status == 1:
+            signal = tl.where(index < high, index, also)
+            expected = tl.where(index < high, count, also_count)
+            status = wait_at_least(signals + signal * STRIDE, expected, words, limits)
+            if status == 0:
+                report_timeout(signals + signal * STRIDE, expected, operation, signal, words, limits, world_size)
+    return status
 
 
 @triton.jit
-def wait_for_signals_at_once(signals, low, high, count, also, also_count, operation, words, limits, world_size):
-    """The same, of a block: 32 signals at a time, each polled by a lane of its own. Where they are there already, all
-    cost one latency of memory together.
-    """
+def wait_for_signals_by_lanes(signals, low, high, count, also, also_count, operation, words, limits, world_size):
+    """`wait_for_signals`, 32 signals at a time, each polled by a lane of its own: one memory latency if all are set."""
     if INTERPRETED:
-        verdict = wait_for_signals(
+        status = wait_for_signals(
             signals, low, high, count, also, also_count, operation, words, limits, world_size
         )  # fmt: skip
     else:
-        verdict = 1
+        status = 1
         end = high + (also >= 0).to(tl.int32)
         for first in range(low, end, LANES):
-            if verdict == 1:
+            if status == 1:
                 places = first + tl.arange(0, LANES)
                 signal = tl.where(places < high, places, also)
-                wanted = tl.where(places < high, count, also_count)
+                expected = tl.where(places < high, count, also_count)
                 has_word = places < end
                 each = tl.inline_asm_elementwise(
                     WAIT_FOR_EACH_ASSEMBLY if has_bulk_copies() else WAIT_FOR_EACH_ASSEMBLY_BEFORE_SM90,
                     "=r,l,r,l,l,r",
                     [
                         signals + tl.where(has_word, signal, 0) * STRIDE,
-                        wanted,
+                        expected,
                         words,
                         tl.load(limits + TIMEOUT_NS),
                         has_word.to(tl.int32),
@@ -139,55 +139,55 @@ def wait_for_signals_at_once(signals, low, high, count, also, also_count, operat
                     is_pure=False,
                     pack=1,
                 )
-                verdict = tl.min(each, 0)
-        if verdict == 0:
-            sound_alarm_of_late(signals, low, high, count, also, also_count, operation, words, limits, world_size)
-    return verdict
+                status = tl.min(each, 0)
+        if status == 0:
+            report_first_late(signals, low, high, count, also, also_count, operation, words, limits, world_size)
+    return status
 
 
 @triton.jit
-def sound_alarm_of_late(signals, low, high, count, also, also_count, operation, words, limits, world_size):
-    """Sounds the alarm for the first of the signals that has not come."""
+def report_first_late(signals, low, high, count, also, also_count, operation, words, limits, world_size):
+    """Report a timeout of the first signal that has not reached its count."""
     late = tl.where(also >= 0, also, low)
-    for passed in range(low, high):
-        place = low + high - 1 - passed  # the first one last
-        if tl.atomic_add(signals + place * STRIDE, 0, sem="acquire", scope="sys") - count < 0:
-            late = place
-    wanted = tl.where(late == also, also_count, count)
-    sound_alarm(signals + late * STRIDE, wanted, operation, late, words, limits, world_size)
+    for step in range(low, high):
+        signal = low + high - 1 - step  # downwards: the lowest late signal wins
+        if tl.atomic_add(signals + signal * STRIDE, 0, sem="acquire", scope="sys") - count < 0:
+            late = signal
+    expected = tl.where(late == also, also_count, count)
+    report_timeout(signals + late * STRIDE, expected, operation, late, words, limits, world_size)
 
 
 @triton.jit
 def notify(signal, enabled):
-    """Adds one to `signal`, after everything this block has stored is visible to every GPU."""
+    """Add one to `signal` in release order: everything this block has stored is visible to every GPU before."""
     tl.debug_barrier()
     tl.atomic_add(signal, 1, mask=enabled, sem="release", scope="sys")
 
 
 @triton.jit
-def sound_alarm(word, wanted, operation, signal, words, limits, world_size):
-    """The first block whose wait is void writes the report and sets the abort word of every peer."""
-    if claim_alarm(words, limits):
+def report_timeout(word, expected, operation, signal, words, limits, world_size):
+    """Write the report and set the abort word of every rank, if this block's wait is the first that timed out."""
+    if claim_report(words, limits):
         seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-        report_alarm(operation, signal, wanted, seen, words, limits, world_size)
+        write_report(operation, signal, expected, seen, words, limits, world_size)
 
 
 @triton.jit
-def claim_alarm(words, limits):
-    """Whether this block is the first of this rank's whose wait is void: then it has to report."""
-    before = tl.atomic_cas(words, 0, ABORTED_HERE, sem="acq_rel", scope="sys")
-    if before == ABORTED_BY_PEER:
+def claim_report(words, limits):
+    """Set this rank's abort word; return whether it was clear, so that this block has to report."""
+    previous = tl.atomic_cas(words, 0, ABORTED_HERE, sem="acq_rel", scope="sys")
+    if previous == ABORTED_BY_PEER:
         tl.store(tl.load(limits + REPORT_ADDRESS).to(tl.pointer_type(tl.int32)) + REPORT_IS_SET, ENDED_BY_PEER)
-    return before == 0
+    return previous == 0
 
 
 @triton.jit
-def report_alarm(operation, signal, wanted, seen, words, limits, world_size):
-    """Writes the report and sets the abort word of every peer."""
+def write_report(operation, signal, expected, seen, words, limits, world_size):
+    """Write the report and set the abort word of every rank."""
     report = tl.load(limits + REPORT_ADDRESS).to(tl.pointer_type(tl.int32))
     tl.store(report + REPORT_OPERATION, operation)
     tl.store(report + REPORT_SIGNAL, signal)
-    tl.store(report + REPORT_EXPECTED, wanted)
+    tl.store(report + REPORT_EXPECTED, expected)
     tl.store(report + REPORT_SEEN, seen)
     tl.debug_barrier()
     tl.atomic_xchg(report + REPORT_IS_SET, REPORTED, sem="release", scope="sys")
@@ -198,9 +198,9 @@ def report_alarm(operation, signal, wanted, seen, words, limits, world_size):
 
 @triton.jit
 def satisfy_all(signals, signal_count):
-    """Satisfies whatever waits for one of the first signals of a slot, as streams do, which poll no abort word.
+    """Satisfy all waits for the first `signal_count` signals of a slot: stream waits do not poll the abort word.
 
-    A reset clears those that plans have (memory/cuda/workspace.py), and no others.
+    A reset clears the signals that plans use (memory/cuda/workspace.py), and no others.
     """
     for first in range(0, signal_count, LANES):
         place = first + tl.arange(0, LANES)
@@ -210,5 +210,5 @@ def satisfy_all(signals, signal_count):
 
 @triton.jit
 def read_clock():
-    """Nanoseconds of the device clock."""
+    """Return nanoseconds of the device clock."""
     return tl.inline_asm_elementwise(CLOCK_ASSEMBLY, "=l", [], dtype=tl.int64, is_pure=False, pack=1)

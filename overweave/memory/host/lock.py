@@ -1,4 +1,4 @@
-"""One at a time among the processes of a host: how emulated ranks add to the same memory, where GPUs have atomics."""
+"""A lock among the processes of a host: emulated ranks add to shared memory under it, where GPUs use atomics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 
 def run_alone(work: Callable[[], None]) -> bool:
-    """Runs `work` while no other process of this host runs one; False, at once, if one does.
+    """Run `work` under the lock and return True; return False at once if another process holds the lock.
 
-    Whoever dies holds nothing. Whoever is stopped meanwhile is waited for like any other late peer.
+    A process that dies releases the lock. A process suspended while it holds the lock delays peers; their deadlines
+    apply.
     """
     descriptor = os.open(__file__, os.O_RDONLY | os.O_CLOEXEC)  # any file that all processes can open
     try:

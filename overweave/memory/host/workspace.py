@@ -1,8 +1,8 @@
 """The workspace of CPU ranks: memory that calls use one after the other, and the protocol that makes its reuse safe.
 
-The protocol is that of memory/device/protocol.py, run by the host. At the head of call e a rank has finished all calls
-before it: it zeroes the signals it has read, tells every peer so (the credit), and waits until all of them have told
-the same. Nothing trails a call.
+The protocol is that of memory/device/protocol.py, run by the host. In the prologue of call e a rank has finished all
+calls before it: it zeroes the signals it has read, sends every peer a credit, and waits for a credit of each of them.
+A call has no epilogue.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ AtomicAdd = Callable[[int, int], None]
 
 
 class HostWorkspace:
-    """One per group. Calls follow each other in the same sequence on all ranks; one at a time.
+    """The workspace of a group of CPU ranks. Calls follow each other in the same sequence on all ranks, one at a time.
 
-    words: symmetric, the abort word and what each rank has completed, a line each (memory/device/signals.py).
+    words: symmetric, the abort word and each rank's completed calls, a line each (memory/device/signals.py). agreed:
+    signatures of the plans that all ranks have called before.
     """
 
     words: HostHeap
@@ -58,20 +59,20 @@ class HostWorkspace:
 
     @staticmethod
     def of(group: Group) -> HostWorkspace:
-        """The group's workspace; the first call is collective."""
+        """Return the group's workspace; the first call is collective."""
         workspace = _WORKSPACES.get(group.process_group)
         if workspace is None:
             workspace = _WORKSPACES[group.process_group] = HostWorkspace(group, Board.of(group))
         return workspace
 
     @staticmethod
-    def opened(group: Group) -> HostWorkspace | None:
-        """The workspace, if this rank has made one."""
+    def existing(group: Group) -> HostWorkspace | None:
+        """Return the group's workspace if this rank has created one."""
         return _WORKSPACES.get(group.process_group)
 
     def begin(self, layout: SlotLayout, timeout_s: float) -> HostSlot:
-        """The head of a call: memory that nobody else reads or writes any more. Raises PeerDied, PeerTimeout."""
-        self.check_whole()
+        """Run the prologue of a call; return memory that no rank uses any more. Raises PeerDied, PeerTimeout."""
+        self.check_usable()
         heap = self._heap_for(layout, timeout_s)
         call = self._calls = self._calls + 1
         if self._used is not None:
@@ -85,17 +86,17 @@ class HostWorkspace:
         return slot
 
     def lines(self, rank: int) -> memoryview:
-        """The abort word and the completed-calls words of a rank, int32, `SIGNAL_STRIDE_WORDS` to a line."""
+        """Return a rank's abort word and completed-calls words: int32, `SIGNAL_STRIDE_WORDS` to a line."""
         return self.words.words(0, (COMPLETED + self.world_size) * SIGNAL_STRIDE_WORDS, rank)
 
-    def check_whole(self) -> None:
-        """Raises WorkspaceBroken after a call that failed."""
+    def check_usable(self) -> None:
+        """Raise WorkspaceBroken after a call that failed."""
         if self.is_broken:
             cure = "Call overweave.reset(group) on every rank"
             raise WorkspaceBroken("call on this group", "an earlier call failed", cure)
 
     def packed(self, half_bytes: int, timeout_s: float) -> PackedSpace:
-        """The memory of packed messages, large enough. Collective if it must grow. Raises PeerDied, PeerTimeout."""
+        """Return memory of packed messages, large enough. Collective if it must grow. Raises PeerDied, PeerTimeout."""
         if self._packed is None or self._packed.half_bytes < half_bytes:
             heap = HostHeap(self.board, HALVES * half_bytes, timeout_s)
             self._packed = PackedSpace(heap, torch.device("cpu"), half_bytes)
@@ -103,43 +104,44 @@ class HostWorkspace:
 
     @property
     def size_bytes(self) -> int:
-        """Of the memory that this rank offers its peers."""
+        """Bytes of symmetric memory of this rank."""
         heaps = [] if self._heap is None else [self.words, self._heap]
         packed_bytes = 0 if self._packed is None else HALVES * self._packed.half_bytes
         return sum(heap.tensor.numel() for heap in heaps) + packed_bytes
 
-    def forget(self) -> None:
-        """This rank's part of a reset (`overweave.reset`); the board's is its own affair."""
-        # New heaps at the next call: an interrupted growth may have left the ranks with different ones.
+    def reset_local(self) -> None:
+        """Reset this rank's workspace, without its board (`overweave.reset`)."""
+        # The next call allocates new heaps: an interrupted growth may have left the ranks with different ones.
         self._heap = self._packed = self._used = None
         self._calls = 0
         self.agreed.clear()
         self.is_broken = False
 
     def _heap_for(self, layout: SlotLayout, timeout_s: float) -> HostHeap:
+        """Return a heap large enough for a layout. Collective if it must grow."""
         if self._heap is None:
             size_bytes = (COMPLETED + self.world_size) * SIGNAL_STRIDE_BYTES
             self.words = HostHeap(self.board, size_bytes, timeout_s)
         if self._heap is None or layout.size_bytes > self._heap.tensor.numel():
-            # Every rank has finished its earlier calls when it gets here, so nobody uses the old heap.
+            # Every rank has finished its earlier calls when it gets here: none uses the old heap.
             self._used, self._heap = None, HostHeap(self.board, layout.size_bytes, timeout_s)
         return self._heap
 
     def _await_credits(self, words: memoryview, previous: int, timeout_s: float) -> None:
-        """From every peer: it has finished the call before, and begun this one."""
+        """Wait for a credit of every peer: it has finished the call before, and begun this one."""
         pause, start_s = Pause(), time.monotonic()
-        for giver in range(self.world_size):
-            while (seen := words[(COMPLETED + giver) * SIGNAL_STRIDE_WORDS]) < previous:
+        for peer in range(self.world_size):
+            while (seen := words[(COMPLETED + peer) * SIGNAL_STRIDE_WORDS]) < previous:
                 pause()
-                self.board.check_now_and_then()
+                self.board.check_periodically()
                 if time.monotonic() - start_s > timeout_s:
-                    late = Alarm("timeout", "begin: it has not begun this call", giver, expected=previous, seen=seen)
+                    late = Alarm("timeout", "begin: it has not begun this call", peer, expected=previous, seen=seen)
                     raise self.board.alarm(late)
         self.fence()
 
 
 class HostSlot:
-    """The memory of one call, of which this process sees every rank's part. signals: of each rank, int32 words."""
+    """The memory of one call: every rank's part, mapped into this process. signals: int32 words, by rank."""
 
     def __init__(self, workspace: HostWorkspace, heap: HostHeap, layout: SlotLayout) -> None:
         self.heap, self.layout = heap, layout
@@ -149,26 +151,26 @@ class HostSlot:
         self.signals = [heap.words(0, words, rank) for rank in range(workspace.world_size)]
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype, rank: int) -> Tensor:
-        """Any rank's instance of a buffer, `[rows, cols]`."""
+        """Return any rank's instance of a buffer, `[rows, cols]`."""
         return self.heap.view(self.layout.buffers[name], shape, dtype, rank)
 
     def notify(self, pad: str, rank: int, signal: int, count: int) -> None:
-        """Adds `count` to a signal of `rank`, after everything this rank has stored."""
+        """Add `count` to a signal of `rank`, in release order."""
         self._fence()
         if self.atomic_add is None:
             self.signals[rank][self.layout.signal(pad, signal) * SIGNAL_STRIDE_WORDS + self._rank] += count
         else:
             self.atomic_add(self.heap.addresses[rank] + self.layout.signal_offset(pad, signal), count)
 
-    def arrived(self, pad: str, signal: int) -> list[int]:
-        """How much each contributing rank has added to an own signal; the sum alone has meaning with `atomic_add`."""
+    def counts(self, pad: str, signal: int) -> list[int]:
+        """Return what each rank has added to a signal of this rank; with `atomic_add` only the sum has meaning."""
         start = self.layout.signal(pad, signal) * SIGNAL_STRIDE_WORDS
         return self.signals[self._rank][start : start + len(self.signals)].tolist()
 
-    def has_arrived(self, pad: str, signals: tuple[int, int], count: int) -> bool:
-        """Whether each of the own signals `[lo, hi)` has reached `count`; then what was stored before them is seen."""
+    def has_reached(self, pad: str, signals: tuple[int, int], count: int) -> bool:
+        """Return whether each of this rank's signals `[lo, hi)` has reached `count`, in acquire order."""
         for signal in range(*signals):
-            if sum(self.arrived(pad, signal)) < count:
+            if sum(self.counts(pad, signal)) < count:
                 return False
         self._fence()
         return True

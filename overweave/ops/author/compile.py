@@ -27,15 +27,15 @@ from overweave.ir.plan import Plan
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board.board import Board
-from overweave.memory.group import LIVING, Group
-from overweave.memory.lasting import lasting
+from overweave.memory.group import LIVE_GROUPS, Group
+from overweave.memory.outside_modes import outside_modes_and_pools
 from overweave.ops.author import arguments as asked_arguments
 from overweave.ops.author.arguments import MOVED, check_dtype, passed, where_of
 from overweave.ops.author.trial import CHECKED, NOT_CHECKED, check_footprint
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.ops.call.surroundings import check_untraced
-from overweave.runtime.authored import AuthoredKernel, places_of, tensor_of
+from overweave.runtime.authored import AuthoredKernel, buffers_of_tensors, tensor_of
 from overweave.runtime.backends import load
 from overweave.schedules.communication import CARRYING_TILES
 from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan, is_summed
@@ -109,7 +109,7 @@ class FusedKernel:
             run_on(first.device, self, *arguments, group=group, **named)
             return
         resolved = group_of(group)
-        with resolved.turn:
+        with resolved.lock:
             self._call(resolved, arguments, named)
 
     def _call(self, resolved: Group, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ class FusedKernel:
         except TypeError:
             raise refuse(resolved, asked_arguments.unusable(self.kernel.source.name, given)) from None
         if call is None:
-            Board.of(resolved).asked += 1
+            Board.of(resolved).user_calls += 1
             call = calls[key] = _Call(self, resolved, given, options)
             if len(calls) > MOST_CALLS and _device(given).type == "cuda":
                 torch.cuda.synchronize()  # what is forgotten must not be under way
@@ -137,19 +137,19 @@ class FusedKernel:
         else:
             calls.move_to_end(key)
             board = Board.of(resolved)
-            board.asked += 1
+            board.user_calls += 1
             board.post(call.signature)
         try:
             call.run(given)
         except BaseException as error:
-            Board.of(resolved).give_up(error, self.kernel.source.name)
+            Board.of(resolved).report_failure(error, self.kernel.source.name)
             raise
 
     def _calls_of(self, group: Group) -> OrderedDict[Any, _Call]:
         """Those of a group; what was kept for groups that have been destroyed goes where a new one comes."""
         calls = self._calls.get(group.process_group)
         if calls is None:
-            for known in [known for known in self._calls if known not in LIVING]:
+            for known in [known for known in self._calls if known not in LIVE_GROUPS]:
                 del self._calls[known]
             calls = self._calls[group.process_group] = OrderedDict()
         return calls
@@ -246,7 +246,7 @@ def _forget_calls() -> None:
 class _Call:
     """One combination of numbers, tensors and options: planned, proven, agreed on by all ranks, and bound."""
 
-    @lasting
+    @outside_modes_and_pools
     def __init__(self, fused: FusedKernel, group: Group, given: Mapping[str, Any], options: Mapping[str, int]) -> None:
         self.group = group
         try:
@@ -271,7 +271,7 @@ class _Call:
             raise refuse(group, error) from None
         self.signature = _shared(self.plan, space, wanted, text)
         Board.of(group).agree(self.signature)
-        places = places_of(self.plan, space, wanted)
+        places = buffers_of_tensors(self.plan, space, wanted)
         chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.dual_source), None)
         away = next((store for store in space.stores if store.tensor == weaving.stored_at_peers), None)
         launch = {name: value for name, value in options.items() if name in asked_arguments.LAUNCH_OPTIONS}
@@ -282,7 +282,7 @@ class _Call:
         try:
             self._bound = make.bind(self.plan, group, kernel, given)
         except BaseException as error:
-            Board.of(group).give_up(error, fused.kernel.source.name)
+            Board.of(group).report_failure(error, fused.kernel.source.name)
             raise
 
     def run(self, given: Mapping[str, Any]) -> None:

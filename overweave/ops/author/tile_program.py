@@ -20,7 +20,7 @@ from overweave.errors import InputError, OverweaveError
 from overweave.lang.mapping import TileChannel
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
-from overweave.memory.lasting import lasting
+from overweave.memory.outside_modes import outside_modes_and_pools
 from overweave.ops.author.arguments import LAUNCH_OPTIONS
 from overweave.ops.call.devices import current, own_device
 from overweave.ops.call.groups import GroupLike, group_of, refuse
@@ -63,7 +63,7 @@ class TileProgram:
     after that `overweave.reset()`.
     """
 
-    @lasting
+    @outside_modes_and_pools
     def __init__(
         self,
         buffers: Mapping[str, SymmetricBuffer],
@@ -82,7 +82,7 @@ class TileProgram:
             raise refuse(self._group, error) from None
         digest = blake2b(repr(self.declared).encode(), digest_size=6).hexdigest()
         self._signature = f"tile program {' '.join((*buffers, *channels))} #{digest}".encode()
-        with self._group.turn, current(self._device):
+        with self._group.lock, current(self._device):
             Board.of(self._group).agree(self._signature)
             self._run = load("gpu handwritten" if self._device.type == "cuda" else "host handwritten")(
                 self.declared, self._group, self._device
@@ -92,7 +92,7 @@ class TileProgram:
     def call(self) -> Iterator[TileCall]:
         """One call, made by every rank of the group. What is raised inside the block, the peers hear of."""
         call = TileCall(self)
-        with self._group.turn:
+        with self._group.lock:
             try:
                 yield call
             except InputError as error:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from overweave.errors import GroupError, OverweaveError
 from overweave.memory.board.board import REFUSED, Board
-from overweave.memory.group import LIVING, Group, process_group_of, resolve
+from overweave.memory.group import LIVE_GROUPS, Group, process_group_of, resolve
 from overweave.memory.group import GroupLike as GroupLike
 from overweave.ops.call.prepared import CALLS
 
@@ -28,12 +28,12 @@ _INHERITED: list[object] = []  # groups of a process that this one was forked fr
 def group_of(group: GroupLike) -> Group:
     """What the caller means by `group`, remembered. Raises GroupError."""
     key = dist.group.WORLD if group is None else _NAMED.get(group) if group.__class__ is str else group
-    if not isinstance(key, dist.ProcessGroup) or key not in LIVING:
+    if not isinstance(key, dist.ProcessGroup) or key not in LIVE_GROUPS:
         key = process_group_of(group)
         if isinstance(group, str):
             _NAMED[group] = key
     known = _GROUPS.get(key)
-    if known is None or key not in LIVING:
+    if known is None or key not in LIVE_GROUPS:
         known = _met(key)
     return known
 
@@ -44,7 +44,7 @@ def _met(process_group: dist.ProcessGroup) -> Group:
         found, cure = "this process was forked from the rank that made it", "Start ranks before they make groups"
         raise GroupError("compute in the group that was passed", found, cure)
     with _MEETING:
-        for known in [known for known in _GROUPS if known not in LIVING]:
+        for known in [known for known in _GROUPS if known not in LIVE_GROUPS]:
             del _GROUPS[known]
             for name in [name for name, named in _NAMED.items() if named is known]:
                 del _NAMED[name]
@@ -58,7 +58,7 @@ def _met(process_group: dist.ProcessGroup) -> Group:
 def _leave_to_parent() -> None:
     """In a forked process: a call there would speak in its parent's name. Kept, as threads of theirs end with them."""
     global _GROUPS, _MEETING
-    _INHERITED.extend([*LIVING, *_GROUPS, _GROUPS])
+    _INHERITED.extend([*LIVE_GROUPS, *_GROUPS, _GROUPS])
     _NAMED.clear()
     _GROUPS, _MEETING = {}, threading.Lock()  # another thread may have held that, and is not here
 

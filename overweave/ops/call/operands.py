@@ -28,7 +28,7 @@ from overweave.ir.epilogue import (
 )
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import W_REST, X_REST, numbered
+from overweave.ir.plan import W_REST, X_REST, indexed_name
 from overweave.ir.problem import LONGEST_LIST, Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
@@ -38,7 +38,7 @@ from overweave.schedules.catalog.forms import check_forms
 from overweave.tuner.space.problem_words import FP8_STEP, unaligned
 
 CallArguments = dict[str, Any]  # what a caller passed beside the group, by name: `x`, `w`, `w.1`, ..., and keywords
-WEIGHTS = tuple(numbered("w", index) for index in range(LONGEST_LIST))
+WEIGHTS = tuple(indexed_name("w", index) for index in range(LONGEST_LIST))
 DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 FP8 = torch.float8_e4m3fn
 TAKEN = (*DTYPES, FP8)  # by the operators

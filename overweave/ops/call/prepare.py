@@ -14,9 +14,9 @@ from overweave.ir.plan import X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board.board import Board
-from overweave.memory.fast_empty import maker
+from overweave.memory.fast_empty import empty_factory
 from overweave.memory.group import Group
-from overweave.memory.lasting import lasting
+from overweave.memory.outside_modes import outside_modes_and_pools
 from overweave.memory.subgroups import NCCL
 from overweave.ops.call.counts import RowCounts
 from overweave.ops.call.devices import ALIGNED_BYTES, is_captured
@@ -37,12 +37,12 @@ from overweave.ops.call.side_by_side import takes_parts, whole
 from overweave.ops.call.torch_symm_mem import bind_by_torch
 from overweave.runtime.backends import load
 from overweave.runtime.host.host import run_on_host
-from overweave.runtime.library.run import LibraryRun, is_of_library
+from overweave.runtime.library.run import LibraryRun, is_library_plan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE
-from overweave.tuner.model.choice import Choice, chosen
+from overweave.tuner.model.choice import Choice, make_choice
 from overweave.tuner.model.choose import choose
-from overweave.tuner.space.space import Candidate, library_path, obstacle
+from overweave.tuner.space.space import Candidate, library_path, reason_unsupported
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.agreement import agreed_knowledge
 
@@ -64,13 +64,13 @@ def prepare(
     A plan that nobody asked for, and whose kernel cannot be made here, is replaced by the library path, with a warning.
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
-    Board.of(caller[0]).asked += 1
+    Board.of(caller[0]).user_calls += 1
     prepared = _prepare(problem, caller, tensors, plan, (counts, is_captured(tensors["x"])))
     calls_of(caller[0]).put(key, prepared)
     return prepared
 
 
-@lasting
+@outside_modes_and_pools
 def _prepare(
     problem: Problem, caller: tuple[Group, str], tensors: Tensors, plan: str | None, call: tuple[RowCounts | None, bool]
 ) -> Prepared:
@@ -85,7 +85,9 @@ def _prepare(
     try:
         return _prepared(problem, caller, tensors, choice, call)
     except KernelUnavailable as error:
-        library = chosen(problem, target, library_path(problem.operator), ("rule", f"{error.asked}: {error.found}"))
+        library = make_choice(
+            problem, target, library_path(problem.operator), ("rule", f"{error.asked}: {error.found}")
+        )
         if plan is not None or choice.plan == library.plan:
             raise
         warnings.warn(f"overweave: {error} Until then {problem.operator} takes the library path", stacklevel=5)
@@ -105,7 +107,7 @@ def _prepared(
     signature = _signature(problem, choice, gradients)
     agreed = signature if counts is None else signature + counts.words
     Board.of(group).agree(agreed + CAPTURED if captured else agreed)
-    outputs, make = outputs_of(problem, group.rank), maker(tensors["x"].device)
+    outputs, make = outputs_of(problem, group.rank), empty_factory(tensors["x"].device)
     is_laid = X_REST in tensors and not takes_parts(built)
     try:
         made = {name: make(shape, dtype) for name, shape, dtype in outputs}
@@ -113,7 +115,7 @@ def _prepared(
         bind = _bound_in_capture if captured else _bound
         run, bound = bind(built, choice, problem, (group, example | made))
     except BaseException as error:
-        Board.of(group).give_up(error, problem.operator)
+        Board.of(group).report_failure(error, problem.operator)
         raise
     if built is not None and built.problem.strip:
         run = _with_map(run, maps_of(built.problem, group.rank, tensors["x"].device))
@@ -130,14 +132,14 @@ def _asked(problem: Problem, target: Target, plan: str) -> Choice:
     why = _cannot(problem, target, what)
     if why:
         raise InputError(f"{problem.operator} with plan {plan!r}", why, "Leave the choice to overweave")
-    return chosen(problem, target, what, ("asked", "the caller asked for it"))
+    return make_choice(problem, target, what, ("asked", "the caller asked for it"))
 
 
 def _cannot(problem: Problem, target: Target, what: Candidate) -> str:
     """Why a plan that was asked for cannot run: what would only be unwise is the caller's affair."""
     if what.is_by_torch and what.options:
         return f"{what.plan} takes no options"
-    return obstacle(problem, target, what, "device")
+    return reason_unsupported(problem, target, what, "device")
 
 
 def _proven(choice: Choice, problem: Problem, rank: int) -> Plan:
@@ -205,7 +207,7 @@ def _bound_in_capture(
         raise
     except (RuntimeError, MachineError) as error:
         why = f"{type(error).__name__}: {error}"
-    reasons = [each.decode(errors="replace") for each in Board.of(group).exchange(why.encode()[:WORDS_BYTES])]
+    reasons = [each.decode(errors="replace") for each in Board.of(group).all_gather_bytes(why.encode()[:WORDS_BYTES])]
     if found is not None and not any(reasons):
         return found
     asked, cure = f"capture {problem.operator}", "Make the same call once before the capture"
@@ -237,7 +239,7 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedRun, Boun
 
 def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedRun, BoundCall]:
     """A tensor of this rank that kernels cannot address is copied: peers, whose tensors are others, must not notice."""
-    bind: Any = LibraryRun if is_of_library(plan) else load("gpu launch")
+    bind: Any = LibraryRun if is_library_plan(plan) else load("gpu launch")
     run: BoundCall = bind(plan, group, aligned(tensors))
     if all(tensor.data_ptr() % ALIGNED_BYTES == 0 for tensor in tensors.values()):
         return run, run

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch.autograd import profiler
 
 from overweave.ir.epilogue import Z
-from overweave.ir.plan import numbered
+from overweave.ir.plan import indexed_name
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
-from overweave.memory.fast_empty import Make, maker
+from overweave.memory.fast_empty import Make, empty_factory
 from overweave.memory.group import Group
 from overweave.tuner.model.choice import Choice
 
@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 PreparedRun = Callable[[Tensors], None]
 CallKey = tuple[object, ...]
 Output = tuple[str, tuple[int, int], torch.dtype]
-_ON_CPU = maker(torch.device("cpu"))
+_ON_CPU = empty_factory(torch.device("cpu"))
 _CLOCK = count(1)
 
 
@@ -75,7 +75,7 @@ class Prepared:
                 self.run(tensors)
         except BaseException as error:
             if self.board is not None:
-                self.board.give_up(error, self.problem.operator)
+                self.board.report_failure(error, self.problem.operator)
             raise
 
     def _run_named(self, tensors: Tensors) -> None:
@@ -88,7 +88,7 @@ def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:
     """What a call on a rank gives back."""
     rows = problem.result_rows(rank)
     dtype: torch.dtype = getattr(torch, problem.result_dtype)
-    made: list[Output] = [(numbered("y", index), (rows, cols), dtype) for index, cols in enumerate(problem.widths)]
+    made: list[Output] = [(indexed_name("y", index), (rows, cols), dtype) for index, cols in enumerate(problem.widths)]
     if problem.returns_gathered:
         made.append(("gathered_out", (problem.m, problem.k), getattr(torch, problem.dtype)))
     if problem.norm is not None:

@@ -13,12 +13,12 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.operators.record import Operator
-from overweave.ir.operators.registry import those_with
+from overweave.ir.operators.registry import names_with_form
 from overweave.ir.plan import LIBRARY, TILE_KERNEL, W_REST, X_REST, Plan
 from overweave.ir.problem import LONGEST_LIST
 from overweave.ir.schedule import Compute
 from overweave.ops.call.operands import FP8, check_operands, check_plain
-from overweave.runtime.library.calls import multiplies_rows
+from overweave.runtime.library.calls import is_plain_matmul
 from overweave.runtime.library.library import full_precision, multiply_into
 
 SideBySideWeights = list[torch.Tensor] | tuple[torch.Tensor, ...]  # of several products, as callers list them
@@ -62,7 +62,7 @@ def takes_parts(plan: Plan | None) -> bool:
     engines = {plan.realization.engine_of(each.queue) for each in products}
     if engines == {TILE_KERNEL}:
         return matmul is not None and matmul.kernel == "hopper"
-    return engines == {LIBRARY} and all(multiplies_rows(each, plan) for each in products)
+    return engines == {LIBRARY} and all(is_plain_matmul(each, plan) for each in products)
 
 
 def added_alone(operator: Operator, given: Mapping[str, Any]) -> torch.Tensor | None:
@@ -86,7 +86,7 @@ def check_pairs(operator: Operator, xs: Sequence[Any], ws: Any) -> None:
     """Raises InputError for products that cannot be added."""
     name = operator.name
     if not operator.forms.several_products:
-        only = those_with(lambda forms: forms.several_products)
+        only = names_with_form(lambda forms: forms.several_products)
         raise InputError(f"{name}: x", f"got a list of {len(xs)}", f"Pass a tensor: only {only} add several")
     if not isinstance(ws, (list, tuple)) or len(ws) != len(xs) or not 1 <= len(xs) <= LONGEST_LIST:
         found = f"got {len(xs)} of x, {len(ws) if isinstance(ws, (list, tuple)) else 'one'} of w"

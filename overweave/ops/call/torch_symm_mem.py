@@ -18,7 +18,7 @@ from overweave.ops.call.prepared import BoundCall, PreparedRun, Tensors
 from overweave.runtime.backends import load
 from overweave.runtime.gpu.replays import Replays
 from overweave.runtime.library.library import full_precision
-from overweave.runtime.library.torch_fused import torch_answers
+from overweave.runtime.library.torch_fused import use_torch_kernels
 from overweave.schedules.records.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 
 
@@ -100,7 +100,7 @@ def _two_shot(partial: torch.Tensor, group: str, y: torch.Tensor) -> None:
 
 def _fused(problem: Problem, tensors: Tensors, group: str) -> None:
     compute = _gathered if problem.record.gathers else _scattered
-    with full_precision(tensors["x"].dtype), torch_answers():
+    with full_precision(tensors["x"].dtype), use_torch_kernels():
         compute(tensors, group)
 
 

@@ -54,7 +54,7 @@ def call(operator: Operator, group: GroupLike, given: CallArguments, gradients: 
     if operator.forms.several_weights and isinstance(w, (list, tuple)) and len(w) <= LONGEST_LIST:
         given = {**given, **dict(zip(WEIGHTS, w, strict=False))}
     resolved = group_of(group)
-    with resolved.turn:
+    with resolved.lock:
         try:
             counts = None
             if gradients is not None:
@@ -77,7 +77,7 @@ def call(operator: Operator, group: GroupLike, given: CallArguments, gradients: 
         if prepared is None:
             prepared = prepare(key, problem, (resolved, gradients or ""), tensors, given.get("plan"), counts)
         elif prepared.board is not None:
-            prepared.board.asked += 1
+            prepared.board.user_calls += 1
             prepared.board.post(prepared.signature if counts is None else prepared.signature + counts.words)
         prepared(tensors)
     if counts is not None:

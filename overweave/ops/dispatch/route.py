@@ -13,7 +13,7 @@ import torch.distributed as dist
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
-from overweave.memory.group import LIVING, GroupLike, process_group_of
+from overweave.memory.group import LIVE_GROUPS, GroupLike, process_group_of
 from overweave.ops.call.counts import TOKENS, routed
 from overweave.ops.call.groups import group_of, refuse
 from overweave.ops.call.operands import WEIGHTS, check_kinds
@@ -131,12 +131,12 @@ def place_of(group: GroupLike) -> GroupRank:
     """Where this rank stands in a group, remembered as long as the group lives. Raises GroupError."""
     key = dist.group.WORLD if group is None else group
     known = _PLACES.get(key)  # a mesh is no key: one that is equal has groups of its own
-    if known is not None and known[0] in LIVING:
+    if known is not None and known[0] in LIVE_GROUPS:
         return known[1]
     process_group = process_group_of(group)
     ranks = tuple(dist.get_process_group_ranks(process_group))
     place = GroupRank(str(process_group.group_name), process_group.size(), process_group.rank(), ranks)
-    for gone in [each for each, (other, _) in _PLACES.items() if other not in LIVING]:
+    for gone in [each for each, (other, _) in _PLACES.items() if other not in LIVE_GROUPS]:
         del _PLACES[gone]
     _PLACES[process_group] = _PLACES[place.name] = process_group, place
     return place

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from overweave.ir.contract import GATHERED_OUT
 from overweave.ir.counts import COUNTS
 from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.operators.record import Operator
-from overweave.ir.plan import numbered
+from overweave.ir.plan import indexed_name
 from overweave.ir.problem import LONGEST_LIST
-from overweave.ir.promise import GATHERED_OUT
 from overweave.ops.call.norm import RmsNorm
 
 NAMESPACE = "overweave"
@@ -43,7 +43,7 @@ _SAVE, _GRADIENTS = 'str save="gathered"', 'str gradients="", str? backward_plan
 # The rank and the world size where a call was recorded. No kernel reads them. Shapes of results follow from them, so
 # that they belong in the text of a graph, by which torch's caches know it.
 PLACE, _PLACE = "place", "int[]? place=None"
-PRODUCTS = tuple(numbered("y", index) for index in range(LONGEST_LIST))
+PRODUCTS = tuple(indexed_name("y", index) for index in range(LONGEST_LIST))
 
 
 class SchemaCall(NamedTuple):

@@ -16,16 +16,16 @@ from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
 from overweave.memory.group import Group
 from overweave.memory.steps import WaitStep
-from overweave.memory.subgroups import make_parts
+from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.authored import AuthoredKernel, tensor_of
 from overweave.runtime.gpu.bound import BoundPlan, free_sms
 from overweave.runtime.gpu.call_frame import PlanRun
-from overweave.runtime.gpu.launch import sides_of
+from overweave.runtime.gpu.launch import side_queues
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.replays import may_replay
-from overweave.runtime.kernel_calls.author import author_call, count
+from overweave.runtime.kernel_calls.author import author_call, count_rows
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName
-from overweave.runtime.kernel_calls.call import KernelCall, Moving, moving
+from overweave.runtime.kernel_calls.call import KernelCall, Moving, stand_in_for
 
 _ARGUMENT = "argument "  # stands before the names of a kernel's arguments, among those of buffers, which have no space
 
@@ -42,7 +42,7 @@ class FusedTiles:
             return None
         engines = {one.queue: one.engine for one in binding.plan.realization.engines}
         tables = (table for table in binding.plan.tile_orders if table.rank == binding.rank)
-        tiles = sum(count(one.rows, APPLY) for one in tables if engines[one.queue] == AUTHOR_KERNEL)
+        tiles = sum(count_rows(one.rows, APPLY) for one in tables if engines[one.queue] == AUTHOR_KERNEL)
         return WaitStep(binding.claims(AUTHOR_KERNEL).data_ptr(), tiles)
 
     def launch(self, binding: Binding, queue: str) -> Launch | None:
@@ -54,7 +54,7 @@ class FusedTiles:
         self._stand_in(made.arguments, binding)
         beside = (realization.copy.programs if realization.copy else 0) + realization.library_sms
         most = free_sms(device, beside) if kernel.is_persistent else None
-        arguments = _in_order(kernel.function, made.arguments)
+        arguments = _in_parameter_order(kernel.function, made.arguments)
         call = KernelCall(kernel.function, arguments, dict(kernel.options), made.tiles)
         launch = Launch(call, most)
         if "overweave_slices" in made.arguments and realization.slices == "bulk":
@@ -66,18 +66,18 @@ class FusedTiles:
         for name, value in list(arguments.items()):
             tensor = tensor_of(value)
             if tensor is not None and value is self._given.get(name):
-                stand = moving(tensor)
+                stand = stand_in_for(tensor)
                 binding.moved.append((_ARGUMENT + name, stand))
-                arguments[name] = _standing(value, stand)
+                arguments[name] = _with_stand_in(value, stand)
 
 
 class AuthoredRun(PlanRun[BoundPlan]):
     """A plan and its kernel bound to a workspace. A call enqueues its work on the current stream and returns."""
 
     def __init__(self, plan: Plan, workspace: Workspace, kernel: AuthoredKernel, given: Mapping[str, Any]) -> None:
-        make_parts(workspace.group, plan.schedule.of_rank(workspace.group.rank))
+        create_subgroups(workspace.group, plan.schedule.of_rank(workspace.group.rank))
         bound = BoundPlan(plan, workspace, exchanged_tensors(plan, kernel, given), author=FusedTiles(kernel, given))
-        super().__init__(workspace, bound, sides_of(plan, workspace.group.rank), may_replay(plan))
+        super().__init__(workspace, bound, side_queues(plan, workspace.group.rank), may_replay(plan))
 
     @classmethod
     def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, given: Mapping[str, Any]) -> AuthoredRun:
@@ -117,12 +117,12 @@ def _check_shared(name: str, tiles_bytes: int, device: torch.device) -> None:
         raise ScheduleError(f"let the tiles of {name} carry in bulk", found, "Use fewer stages, or mover=tiles")
 
 
-def _standing(value: Any, stand: Moving) -> Any:
+def _with_stand_in(value: Any, stand: Moving) -> Any:
     """A tensor argument that may move from call to call."""
     return stand if isinstance(value, torch.Tensor) else replace(value, base=stand)
 
 
-def _in_order(function: Any, arguments: Mapping[str, Any]) -> list[Any]:
+def _in_parameter_order(function: Any, arguments: Mapping[str, Any]) -> list[Any]:
     """In the order of the kernel's parameters, defaults filled in."""
     known = function.signature.parameters
     return [arguments[name] if name in arguments else known[name].default for name in function.arg_names]

@@ -41,9 +41,9 @@ from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName, kernel_call
 from overweave.runtime.kernel_calls.matmul import matmul_call
-from overweave.runtime.kernel_calls.protocol import head_call, need_reach, tell_call
+from overweave.runtime.kernel_calls.protocol import notify_call, prologue_call, require_peer_access
 from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call
-from overweave.runtime.library.stretches import stretch_call
+from overweave.runtime.library.permuted_collectives import permuted_collective_call
 from overweave.runtime.library.views import shapes_of
 
 KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)
@@ -99,7 +99,7 @@ class BoundPlan:
         author: AuthorTiles | None = None,
     ) -> None:
         if addresses_peers(plan.schedule):
-            need_reach(workspace, plan.name)
+            require_peer_access(workspace, plan.name)
         rank = workspace.group.rank
         actions = launch_order(plan, rank)
         layout = lay_out(plan.schedule, plan.realization.dtype)
@@ -109,7 +109,7 @@ class BoundPlan:
         self._waits = PlanWaits(plan, rank, layout, binding.protocol)
         self.timed: list[TimedOperation] = []
         self.traces, self._moved = binding.traces, binding.moved
-        self.begin: Callable[[int], None] = Launch(head_call(workspace, binding.protocol, layout.signals)).start
+        self.begin: Callable[[int], None] = Launch(prologue_call(workspace, binding.protocol, layout.signals)).start
         if is_traced:
             self.begin = self._timed_head(self.begin)
         self._launches = {one.queue: self._launch(one, author) for one in actions if one.engine in KERNELS}
@@ -136,7 +136,7 @@ class BoundPlan:
         operations = [one for action in actions if action.engine == LIBRARY for one in action.operations]
         moves = [one for one in operations if not isinstance(one, Compute)]
         by_library = [part.buffer for one in moves for part in (*one.reads, *one.writes)]
-        named = [name for _, copies in self._queues for name in copies.named]
+        named = [name for _, copies in self._queues for name in copies.tensor_names]
         return tuple(dict.fromkeys([*named, *(name for name in by_library if buffer(name).home in (INPUT, OUTPUT))]))
 
     def _move(self, stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
@@ -244,7 +244,7 @@ class BoundPlan:
     def _copies(self, action: QueueLaunch) -> EnqueueOperation:
         if self._plan.problem.counted:
             return self._counted_copies(action)
-        copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.settle)
+        copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.drain)
         side = self._workspace.stream(action.queue).cuda_stream
         self._queues.append((side, copies))
         return lambda stream, tensors, addresses: copies.launch(side, addresses)
@@ -284,7 +284,7 @@ class BoundPlan:
         plan, group = self._plan, self._workspace.group
         buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         if is_permuted(operation, buffers):
-            return stretch_call(operation, buffers, group, most_sms(plan, operation))
+            return permuted_collective_call(operation, buffers, group, most_sms(plan, operation))
         if plan.problem.counted:
             return counted_call(operation, plan, group)
         return library_call(operation, plan.problem, self._shapes, group)
@@ -317,7 +317,7 @@ class BoundPlan:
 
             return beside
         wait, told = self._waits.of(operation), tuple(write.address for write in writes)
-        tell = Launch(tell_call(told, self._workspace.device)).start if told else None
+        tell = Launch(notify_call(told, self._workspace.device)).start if told else None
 
         def enqueue(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
             wait(stream.cuda_stream)

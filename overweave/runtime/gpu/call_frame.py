@@ -40,7 +40,7 @@ class CallFrame:
             self._keep()
             work(workspace.current_stream(), True)
             return
-        with workspace.chain.turn:
+        with workspace.chain.lock:
             stream = workspace.enter()
             work(stream, False)
             workspace.leave(stream)
@@ -48,7 +48,7 @@ class CallFrame:
     def _keep(self) -> None:
         if not self.was_captured:
             self.was_captured = True
-            self._workspace.captured.append(self)
+            self._workspace.captured_runs.append(self)
 
     def fork(self, stream: Stream, sides: Collection[Stream]) -> None:
         """What is put on side streams from now on starts behind what is on the caller's."""
@@ -110,8 +110,8 @@ class PlanRun(CallFrame, Generic[Bound]):
             return
         places: TensorAddresses = tuple(addresses.values())
         for name in self._copied:
-            places += (driver.allocation(addresses[name]),)
-        with workspace.chain.turn:
+            places += (driver.allocation_id(addresses[name]),)
+        with workspace.chain.lock:
             stream = workspace.enter()
             given: tuple[Any, ...] = (tensors, addresses)
             if not (self._may_replay and self._replays.launch(places, workspace.captures, self._enqueue, *given)):

@@ -17,7 +17,7 @@ from overweave.memory.layout import SlotLayout
 from overweave.runtime.gpu.call_frame import CallFrame
 from overweave.runtime.gpu.launcher import Launch as KernelLaunch
 from overweave.runtime.gpu.launcher import compiled_for
-from overweave.runtime.gpu.waits import Enqueue, waiting
+from overweave.runtime.gpu.waits import Enqueue, bind_waits
 from overweave.runtime.handwritten import (
     MAIN,
     Await,
@@ -30,7 +30,7 @@ from overweave.runtime.handwritten import (
     TileStep,
 )
 from overweave.runtime.kernel_calls.program import ProgramArguments
-from overweave.runtime.kernel_calls.protocol import head_call, need_reach, signal_words
+from overweave.runtime.kernel_calls.protocol import prologue_call, require_peer_access, signal_words
 
 
 class HandwrittenRun(CallFrame):
@@ -54,7 +54,7 @@ class HandwrittenRun(CallFrame):
 
         bound.begin(stream.cuda_stream)
         self.fork(stream, sides.values())
-        for queue, action in (*steps, *_awaited_beside(steps)):
+        for queue, action in (*steps, *_side_stream_waits(steps)):
             if queue == MAIN and isinstance(action, Await):
                 bound.wait(stream, action)
             else:
@@ -67,7 +67,7 @@ class HandwrittenRun(CallFrame):
             if not isinstance(action, TileLaunch):
                 continue
             arguments, options = self._bound.arguments.of(action)
-            key = (id(action.kernel), _specialised((*arguments, *options.items())))
+            key = (id(action.kernel), _specialization_key((*arguments, *options.items())))
             if key not in self._known:
                 torch.cuda.synchronize(self._workspace.device)
                 compiled_for(action.kernel, arguments, action.grid, options)
@@ -78,11 +78,11 @@ class _BoundProgram:
     """What kernels and copies of this rank address in the memory of a workspace."""
 
     def __init__(self, declared: Declared, layout: SlotLayout, workspace: Workspace) -> None:
-        need_reach(workspace, "a kernel that addresses peers")
+        require_peer_access(workspace, "a kernel that addresses peers")
         heap = self._heap = workspace.lease(layout)
         self._declared, self._layout, self._rank = declared, layout, workspace.group.rank
         self._protocol = signal_words(workspace, heap, layout.signals)
-        self.begin = KernelLaunch(head_call(workspace, self._protocol, layout.signals)).start
+        self.begin = KernelLaunch(prologue_call(workspace, self._protocol, layout.signals)).start
         self._waits: dict[Await, Enqueue] = {}
         self._waiting({0: 0})  # its kernel is loaded now, not in a call
         self.arguments = ProgramArguments(declared, layout, heap, self._protocol, self._rank, folded)
@@ -111,7 +111,7 @@ class _BoundProgram:
         self._waits[action](stream.cuda_stream)
 
     def _waiting(self, counts: dict[int, int]) -> Enqueue:
-        return waiting(counts, QUEUE_OPERATION.value, self._layout.signals, self._protocol)
+        return bind_waits(counts, QUEUE_OPERATION.value, self._layout.signals, self._protocol)
 
     def _move(self, stream: torch.cuda.Stream, move: TileMove) -> None:
         source, target = move.source, move.target
@@ -148,7 +148,7 @@ class _BoundProgram:
         return self.arguments.own(place.buffer)[slice(*place.rows), slice(*place.cols)]
 
 
-def _awaited_beside(steps: list[TileStep]) -> list[TileStep]:
+def _side_stream_waits(steps: list[TileStep]) -> list[TileStep]:
     """What streams beside the caller's wait for on their own. The caller's does so at the end, with a deadline."""
     counts: dict[str, dict[int, int]] = {}
     for queue, action in steps:
@@ -157,12 +157,12 @@ def _awaited_beside(steps: list[TileStep]) -> list[TileStep]:
     return [(MAIN, Await(channel, tuple(sorted(of_channel.items())))) for channel, of_channel in counts.items()]
 
 
-def _specialised(value: Any) -> Any:
+def _specialization_key(value: Any) -> Any:
     """What of an argument decides how a kernel is compiled."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
     if isinstance(value, tuple):
-        return tuple(map(_specialised, value))
+        return tuple(map(_specialization_key, value))
     base = getattr(value, "base", None)
     if isinstance(base, torch.Tensor):  # a descriptor
         return base.dtype, tuple(value.block_shape)

@@ -11,21 +11,21 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import ECHOES
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import Group
-from overweave.memory.subgroups import make_parts
+from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.packed import PackedPlan
 from overweave.runtime.gpu.replays import may_replay
 from overweave.runtime.kernel_calls.bind import TensorsByName
-from overweave.runtime.library.run import LibraryRun, is_of_library
+from overweave.runtime.library.run import LibraryRun, is_library_plan
 
 
-def sides_of(plan: Plan, rank: int) -> list[str]:
+def side_queues(plan: Plan, rank: int) -> list[str]:
     """The queues that a rank launches on streams of their own, in the order of their launches."""
     return [action.queue for action in launch_order(plan, rank) if action.queue in queues_beside(plan)]
 
 
-def bind_with_head(
+def bind_with_prologue(
     plan: Plan, workspace: Workspace, example: TensorsByName, is_traced: bool = False
 ) -> PlanRun[BoundPlan]:
     """A plan whose calls have a head, bound to a workspace. Collective if that must grow.
@@ -34,10 +34,10 @@ def bind_with_head(
     trace times is enqueued one by one, never captured.
     """
     rank = workspace.group.rank
-    make_parts(workspace.group, plan.schedule.of_rank(rank), partial(most_sms, plan))
+    create_subgroups(workspace.group, plan.schedule.of_rank(rank), partial(most_sms, plan))
     bound = BoundPlan(plan, workspace, example, is_traced)
     bound.prepare({name: tensor.data_ptr() for name, tensor in example.items()})
-    return PlanRun(workspace, bound, sides_of(plan, rank), not is_traced and may_replay(plan))
+    return PlanRun(workspace, bound, side_queues(plan, rank), not is_traced and may_replay(plan))
 
 
 def bind(plan: Plan, group: Group, example: TensorsByName) -> PlanRun[Any] | LibraryRun:
@@ -45,10 +45,10 @@ def bind(plan: Plan, group: Group, example: TensorsByName) -> PlanRun[Any] | Lib
 
     Collective if the plan is the first that needs the group's workspace, or makes it grow.
     """
-    if is_of_library(plan):
+    if is_library_plan(plan):
         return LibraryRun(plan, group, example)
     workspace = Workspace.of(group, example["w"].device)
     if plan.schedule.reuse == ECHOES:
         packed = PackedPlan(plan, workspace, example)
         return PlanRun(workspace, packed, (), packed.may_replay)
-    return bind_with_head(plan, workspace, example)
+    return bind_with_prologue(plan, workspace, example)

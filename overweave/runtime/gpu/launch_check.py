@@ -7,7 +7,7 @@ import triton
 
 from overweave.runtime.backends import load
 from overweave.runtime.gpu.launcher import Launch, PackedLaunch
-from overweave.runtime.kernel_calls.protocol import tell_call
+from overweave.runtime.kernel_calls.protocol import notify_call
 
 HOPPER = 9
 
@@ -19,7 +19,7 @@ def launch_check(device: torch.device) -> bool:
     """
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.always_compile = True
-        launch = Launch(tell_call((), device))
+        launch = Launch(notify_call((), device))
     if torch.cuda.get_device_properties(device).major == HOPPER:
         load("hopper kernel")
     return isinstance(launch.start, PackedLaunch) and launch.start.is_quick

@@ -18,9 +18,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overweave.compat.triton_names import COMPILE_OPTIONS, VERSIONS_CURE, CUDAOptions, encoded, quick_launch
 from overweave.errors import KernelUnavailable
-from overweave.runtime.kernel_calls.call import EARLY, KernelCall
+from overweave.runtime.kernel_calls.call import DEPENDENT_LAUNCH, KernelCall
 
-MOST_SAID = 400  # characters of a compiler's words
+MESSAGE_CHARACTERS = 400  # characters of a compiler's words
 MOST_ENCODED = 64  # tensor maps of 128 bytes that a descriptor keeps
 
 
@@ -44,21 +44,21 @@ def compiled_for(kernel: Any, arguments: Any, grid: tuple[int, ...], options: di
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler, an assembler or a driver that another machine has: of any type
-        found = f"{type(error).__name__}: {error}".strip()[:MOST_SAID]
+        found = f"{type(error).__name__}: {error}".strip()[:MESSAGE_CHARACTERS]
         raise KernelUnavailable(f"compile {getattr(kernel, '__name__', kernel)}", found, VERSIONS_CURE) from error
     return compiled
 
 
-def fixed(argument: Any) -> Any:
+def raw_argument(argument: Any) -> Any:
     """A tensor's address, of tensors in a tuple too; anything else as it is."""
     if isinstance(argument, tuple):
-        return tuple(fixed(one) for one in argument)
+        return tuple(raw_argument(one) for one in argument)
     return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
 
 
-def may_start_early(device: torch.device) -> bool:
+def supports_dependent_launch(device: torch.device) -> bool:
     """Whether the GPU can start a kernel before the one in front ends, and this Triton can ask it to."""
-    is_known = all(name in CUDAOptions.__dataclass_fields__ for name in EARLY)
+    is_known = all(name in CUDAOptions.__dataclass_fields__ for name in DEPENDENT_LAUNCH)
     return is_known and torch.cuda.get_device_properties(device).major >= 9
 
 
@@ -72,7 +72,7 @@ class PackedLaunch:
 
     def __init__(self, compiled: Any, programs: int, arguments: list[Any]) -> None:
         self._compiled, self._programs, self._kept_alive = compiled, programs, arguments
-        self._arguments = [fixed(one) for one in arguments]
+        self._arguments = [raw_argument(one) for one in arguments]
         self._quick = quick_launch(compiled)
         self._moving: list[tuple[int, Any, Any]] = []
         self._packed: list[Any] = []

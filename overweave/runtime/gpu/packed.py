@@ -14,10 +14,10 @@ from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.schedule import LOCAL, Compute, Operation
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.packed_layout import lay_out_packed
-from overweave.runtime.gpu.launcher import Launch, may_start_early
-from overweave.runtime.kernel_calls.call import MatrixInput, moving
+from overweave.runtime.gpu.launcher import Launch, supports_dependent_launch
+from overweave.runtime.kernel_calls.call import MatrixInput, stand_in_for
 from overweave.runtime.kernel_calls.packed import Caller, packed_call
-from overweave.runtime.kernel_calls.protocol import words_of
+from overweave.runtime.kernel_calls.protocol import control_words
 from overweave.runtime.kernel_calls.skinny import ChainPosition, SkinnyOperands, skinny_call
 from overweave.runtime.library.calls import library_call
 from overweave.runtime.library.views import shapes_of
@@ -42,14 +42,16 @@ class PackedPlan:
         self._plan, self._workspace = plan, workspace
         self._space = workspace.packed_space(lay_out_packed(plan).half_bytes)
         self._own = self._own_buffers()
-        self._moving = {name: moving(tensor) for name, tensor in example.items()}
+        self._moving = {name: stand_in_for(tensor) for name, tensor in example.items()}
         self._known: dict[str, MatrixInput] = {**self._moving, **self._own}
         operations = tuple(plan.schedule.of_rank(workspace.group.rank))
         engines = groupby(operations, lambda operation: plan.realization.engine_of(operation.queue))
         runs = [(engine == LIBRARY, tuple(members)) for engine, members in engines]
         skinny = plan.realization.skinny
         has_both = len(runs) == 2 and any(is_library and _has_rows(members) for is_library, members in runs)
-        self._is_chained = has_both and skinny is not None and skinny.early and may_start_early(workspace.device)
+        self._is_chained = (
+            has_both and skinny is not None and skinny.early and supports_dependent_launch(workspace.device)
+        )
         self._held = 0  # programs that are on SMs while messages are waited for
         steps = [self._bound(is_library, members, at > 0) for at, (is_library, members) in enumerate(runs)]
         self.enqueue: tuple[EnqueuePacked, ...] = (self._move, *(one for step in steps for one in step))
@@ -65,9 +67,9 @@ class PackedPlan:
         """What neighbours in launch order do: library calls one by one, or the kernel that does them all; where a plan
         says so, our matmuls one by one. follows: others stand before them."""
         if not is_library:
-            return [_launching(self._kernel(follows))]
+            return [_enqueue_launch(self._kernel(follows))]
         if self._plan.realization.skinny is not None:
-            return [_launching(launch) for launch in self._matmuls(operations, follows)]
+            return [_enqueue_launch(launch) for launch in self._matmuls(operations, follows)]
         shapes, problem, group = shapes_of(self._known), self._plan.problem, self._workspace.group
         return [self._calling(library_call(operation, problem, shapes, group)) for operation in operations]
 
@@ -97,7 +99,7 @@ class PackedPlan:
         plan, workspace = self._plan, self._workspace
         config = plan.realization.packed
         assert config is not None
-        caller = Caller(workspace.group.rank, (words_of(workspace), workspace.limits), self._is_chained, is_later)
+        caller = Caller(workspace.group.rank, (control_words(workspace), workspace.limits), self._is_chained, is_later)
         launch = Launch(packed_call(config, plan.problem, lay_out_packed(plan), self._known, self._space, caller))
         self._held += launch.programs
         return launch
@@ -113,6 +115,6 @@ def _has_rows(operations: tuple[Operation, ...]) -> bool:
     return any(not region.is_empty for each in operations for region in each.writes)
 
 
-def _launching(launch: Launch) -> EnqueuePacked:
+def _enqueue_launch(launch: Launch) -> EnqueuePacked:
     start = launch.start
     return lambda stream, tensors, addresses: start(stream.cuda_stream)

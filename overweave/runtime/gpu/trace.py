@@ -21,18 +21,18 @@ from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.sync_clocks import CLOCK
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu.bound import BoundPlan
-from overweave.runtime.gpu.launch import bind_with_head
+from overweave.runtime.gpu.launch import bind_with_prologue
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.bind import TensorsByName
-from overweave.runtime.kernel_calls.protocol import stamp_call, words_of
+from overweave.runtime.kernel_calls.protocol import control_words, stamp_call
 from overweave.runtime.trace import (
     HEAD,
     NOT_A_TILE,
     Record,
-    gather,
+    gather_records,
+    make_measured_timeline,
     operation_record,
     tile_records,
-    timeline_of,
     with_waits,
 )
 
@@ -49,7 +49,7 @@ class Stamp:
         self._state = torch.zeros(2, dtype=torch.int64, device=device)
         addresses = torch.tensor(self._heap.addresses, dtype=torch.int64, device=device)
         signals = self._heap.view(0, (group.world_size * SIGNAL_STRIDE_BYTES // 4,), torch.int32)
-        words = [self._state, addresses, signals, words_of(workspace), workspace.limits]
+        words = [self._state, addresses, signals, control_words(workspace), workspace.limits]
         self._launch = Launch(stamp_call(words, group.rank, group.world_size))
 
     def __call__(self) -> None:
@@ -69,7 +69,7 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: TensorsByName) -> Ti
     """
     if plan.schedule.reuse == ECHOES:
         raise InputError(f"trace {plan.name}", "the packed kernel takes no times", "Trace another plan")
-    run, stamp = bind_with_head(plan, workspace, tensors, is_traced=True), Stamp(workspace)
+    run, stamp = bind_with_prologue(plan, workspace, tensors, is_traced=True), Stamp(workspace)
     after_stamp = torch.cuda.Event(enable_timing=True)
     for _ in range(WARM_CALLS):
         run(tensors)
@@ -83,8 +83,10 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: TensorsByName) -> Ti
     run(tensors)
     workspace.check()
     zero_ns = stamp.clock_ns()
-    by_rank = gather(workspace.group, _records(plan, workspace.group.rank, run.bound, (zero_ns, after_stamp)), zero_ns)
-    return None if by_rank is None else timeline_of(plan, by_rank)
+    by_rank = gather_records(
+        workspace.group, _records(plan, workspace.group.rank, run.bound, (zero_ns, after_stamp)), zero_ns
+    )
+    return None if by_rank is None else make_measured_timeline(plan, by_rank)
 
 
 def _records(plan: Plan, rank: int, bound: BoundPlan, zero: tuple[int, torch.cuda.Event]) -> list[Record]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from overweave.ir.launch.waits_without_deadline import unheard
+from overweave.ir.launch.waits_without_deadline import waits_without_deadline
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Operation, Wait
 from overweave.ir.tile_order import NO_SIGNAL
@@ -43,7 +43,7 @@ class PlanWaits:
 
     def at_end(self) -> tuple[Callable[..., None], ...]:
         """The last action of a call, if it has one: waits for what no kernel would hear of. It is given a stream."""
-        missed = unheard(self._plan, self._rank)
+        missed = waits_without_deadline(self._plan, self._rank)
         if not missed:
             return ()
         wait = self._enqueued(missed, QUEUE_OPERATION.value)
@@ -51,13 +51,13 @@ class PlanWaits:
 
     def _enqueued(self, waits: Iterable[Wait], operation: int) -> Enqueue:
         counts = {self._layout.signal(wait.pad, at): wait.count for wait in waits for at in range(*wait.signals)}
-        return waiting(counts, operation, self._layout.signals, self._protocol)
+        return bind_waits(counts, operation, self._layout.signals, self._protocol)
 
 
-def waiting(counts: Mapping[int, int], operation: int, signals: int, protocol: SignalWords) -> Enqueue:
+def bind_waits(counts: Mapping[int, int], operation: int, signals: int, protocol: SignalWords) -> Enqueue:
     """What puts waits on a stream. counts: by the number of each signal among all of the slot, so many signals.
     operation: for a report."""
-    awaited = paired(neighbours(counts))
+    awaited = pack_waits(merge_adjacent(counts))
     starts = [Launch(wait_call(protocol, one, operation, signals)).start for one in awaited]
 
     def enqueue(stream: int) -> None:
@@ -67,7 +67,7 @@ def waiting(counts: Mapping[int, int], operation: int, signals: int, protocol: S
     return enqueue
 
 
-def neighbours(counts: Mapping[int, int]) -> list[DeviceSignals]:
+def merge_adjacent(counts: Mapping[int, int]) -> list[DeviceSignals]:
     """Signals with numbers in a row that count alike, together."""
     found: list[DeviceSignals] = []
     for number in sorted(counts):
@@ -79,7 +79,7 @@ def neighbours(counts: Mapping[int, int]) -> list[DeviceSignals]:
     return found
 
 
-def paired(awaited: Iterable[DeviceSignals]) -> Iterator[tuple[int, int, int, int, int]]:
+def pack_waits(awaited: Iterable[DeviceSignals]) -> Iterator[tuple[int, int, int, int, int]]:
     """As few waits as the kernel can tell: each of a range, and of one more signal with its own count, or none."""
     left = sorted(awaited, key=lambda some: some.high - some.low)  # the longest last
     while left:

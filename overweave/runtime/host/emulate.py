@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overweave.ir.blocks import DEALT, dealt, runs_of, stored_shape
+from overweave.ir.blocks import CUT_BY_MEMBER, memory_runs, regions_by_member, stored_shape
 from overweave.ir.counts import COUNTS, Filled
-from overweave.ir.library_call import CollectiveSide, is_permuted, sides_of
+from overweave.ir.library_call import CollectiveSide, call_sides, is_permuted
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
     INPUT,
@@ -35,11 +35,11 @@ from overweave.memory.group import Group
 from overweave.memory.host.lock import run_alone
 from overweave.memory.host.workspace import HostSlot, HostWorkspace
 from overweave.memory.layout import SlotLayout
-from overweave.memory.subgroups import part_of
-from overweave.runtime.agenda import Agenda, PendingStep
-from overweave.runtime.host.beside import IsDone, work_off
+from overweave.memory.subgroups import subgroup
+from overweave.runtime.host.event_loop import IsDone, run_event_loop
 from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
-from overweave.runtime.library.library import View, movable
+from overweave.runtime.library.library import View, as_movable
+from overweave.runtime.scheduler import Agenda, PendingStep
 from overweave.runtime.trace import Stopwatch
 
 TensorsByName = Mapping[str, Tensor]
@@ -94,7 +94,7 @@ class HostCall:
         try:
             self.slot = self.workspace.begin(layout, self.timeout_s)
             self.instance = Instances(self.plan, self.slot)
-            self.memory = _memory_of(self.tensors, self._homes, self.instance)
+            self.memory = _buffer_lookup(self.tensors, self._homes, self.instance)
             self._permuted = Permuted(self.plan.schedule.buffers, self.memory)
             self.prepare()
             self._work_off()
@@ -103,7 +103,7 @@ class HostCall:
             self.give_up()
             for output in outputs.values():
                 output.fill_(torch.nan)
-            self.workspace.board.give_up(error, self.plan.name)
+            self.workspace.board.report_failure(error, self.plan.name)
             raise
         self.workspace.board.finish()
 
@@ -154,16 +154,16 @@ class HostCall:
 
     def _start_collective(self, operation: Collective) -> IsDone:
         try:
-            group = part_of(self.group, operation.ranks)
+            group = subgroup(self.group, operation.ranks)
             ends = start_collective(operation, group, self._permuted.sides(operation, self.view))
         except RuntimeError as error:
-            raise self.workspace.board.blame(error, operation.name) from error
+            raise self.workspace.board.root_cause(error, operation.name) from error
 
         def is_done() -> bool:
             try:
                 return ends()
             except RuntimeError as error:
-                raise self.workspace.board.blame(error, operation.name) from error
+                raise self.workspace.board.root_cause(error, operation.name) from error
 
         return is_done
 
@@ -172,7 +172,7 @@ class HostCall:
         return self.memory(region.buffer, region.rank)[slice(*region.rows), slice(*region.cols)]
 
     def _work_off(self) -> None:
-        work_off(
+        run_event_loop(
             lambda: self.agenda.is_done,
             lambda: self._advance() or self.has_moved(),
             self._late,
@@ -197,7 +197,7 @@ class HostCall:
         return moved
 
     def _is_over(self, wait: Wait) -> bool:
-        return self.slot.has_arrived(wait.pad, wait.signals, wait.count)
+        return self.slot.has_reached(wait.pad, wait.signals, wait.count)
 
     def _complete(self, step: PendingStep) -> None:
         if self.stopwatch is not None:
@@ -214,7 +214,7 @@ class HostCall:
         for operation in (operation for step in blocked for operation in step.operations):
             for wait in operation.all_waits:
                 for signal in range(*wait.signals):
-                    arrived = self.slot.arrived(wait.pad, signal)
+                    arrived = self.slot.counts(wait.pad, signal)
                     if sum(arrived) < wait.count:
                         text = f"{operation.name} waits for {wait.pad}[{signal}]"
                         peer = self._debtor(wait.pad, signal, arrived)
@@ -232,7 +232,9 @@ class HostCall:
         return next((rank for rank, count in enumerate(due) if arrived[rank] < count), -1)
 
 
-def _memory_of(tensors: TensorsByName, homes: Mapping[str, str], instance: Instances) -> Callable[[str, int], Tensor]:
+def _buffer_lookup(
+    tensors: TensorsByName, homes: Mapping[str, str], instance: Instances
+) -> Callable[[str, int], Tensor]:
     """A rank's instance of a buffer: the caller's tensor, or what lies in the slot."""
     return lambda name, rank: tensors[name] if homes[name] in (INPUT, OUTPUT) else instance(name, rank)
 
@@ -242,7 +244,7 @@ def start_collective(operation: Collective, group: Group, sides: tuple[list[Tens
 
     sides: what the library is given, and where it stores, by member, or once for all.
     """
-    of_sources, of_destinations = DEALT[operation.function]
+    of_sources, of_destinations = CUT_BY_MEMBER[operation.function]
     sources, targets = [source.contiguous() for source in sides[0]], sides[1]
     if not of_sources:
         sources = sources * group.world_size
@@ -264,7 +266,7 @@ def start_collective(operation: Collective, group: Group, sides: tuple[list[Tens
 
 def _start_all_to_all(group: Group, sources: list[Tensor], received: list[Tensor], store: Callable[[], None]) -> IsDone:
     """Sends `sources[i]` to rank i. gloo's own reduce-scatter never says that it is complete, this does."""
-    packed = torch.cat([movable(source).flatten() for source in sources])
+    packed = torch.cat([as_movable(source).flatten() for source in sources])
     arrived = packed.new_empty(sum(part.numel() for part in received))
     counts = [part.numel() for part in received], [part.numel() for part in sources]
     work = dist.all_to_all_single(arrived, packed, *counts, group=group.process_group, async_op=True)
@@ -274,7 +276,7 @@ def _start_all_to_all(group: Group, sources: list[Tensor], received: list[Tensor
             return False
         work.wait()
         for part, piece in zip(received, arrived.split(counts[0]), strict=True):
-            movable(part).copy_(piece.view(part.shape))
+            as_movable(part).copy_(piece.view(part.shape))
         store()
         return True
 
@@ -319,12 +321,13 @@ class Permuted:
         """What a library call sends and gets, by member, or once for all: equal parts of two stretches of memory where
         blocks are permuted, else the matrices of regions."""
         if not is_permuted(collective, self._all):
-            pairs = zip((collective.sources, collective.destinations), DEALT[collective.function], strict=True)
+            pairs = zip((collective.sources, collective.destinations), CUT_BY_MEMBER[collective.function], strict=True)
             sent, got = (
-                [view(one) for (one,) in dealt(side, is_dealt, len(collective.ranks))] for side, is_dealt in pairs
+                [view(one) for (one,) in regions_by_member(side, is_dealt, len(collective.ranks))]
+                for side, is_dealt in pairs
             )
             return sent, got
-        sides = sides_of(collective, self._all)
+        sides = call_sides(collective, self._all)
         assert not isinstance(sides, str), f"verify refuses it: {sides}"
         sent, got = (list(self._stretch(side, collective.rank).tensor_split(side.parts)) for side in sides)
         return sent, got
@@ -336,6 +339,6 @@ class Permuted:
         """Each part of a region's matrix with its place in memory."""
         buffer = self._buffers[region.buffer]
         memory = self._memory(region.buffer, region.rank)
-        for run in runs_of(buffer.blocks, (buffer.rows, buffer.cols), (region.rows, region.cols)):
+        for run in memory_runs(buffer.blocks, (buffer.rows, buffer.cols), (region.rows, region.cols)):
             part = matrix[run.row : run.row + run.rows, run.col : run.col + run.cols]
             yield part, memory.as_strided((run.rows, run.cols), (run.pitch, 1), memory.storage_offset() + run.start)

@@ -72,10 +72,10 @@ class Untrue(Exception):
 def main() -> None:
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
-    sys.stdout.buffer.write(judged(sys.stdin.buffer.read()))
+    sys.stdout.buffer.write(run_trial(sys.stdin.buffer.read()))
 
 
-def judged(trial: bytes) -> bytes:
+def run_trial(trial: bytes) -> bytes:
     """The verdict. The interpreter of this process records loads and stores from then on."""
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -91,19 +91,19 @@ class _Run:
 
     def __init__(self, trial: FootprintTrial, folder: Path) -> None:
         self.kernel = kernel_of(Path(trial.file), trial.kernel)
-        self.space: TileSpace = self.kernel.space(_numbers(trial))
+        self.space: TileSpace = self.kernel.space(_integer_values(trial))
         walks = bool(self.kernel.streams)
         weaving = Weaving(
             frozenset(), None, waits_in_loop=walks, notifies=False, push_path=None, stored_at_peers=None, exchanges=()
         )
         self.function = load_generated(folder, trial.kernel, emit(self.kernel, weaving))
         self.trial = trial
-        self.memory, self.tensors = _allocated(trial.tensors, _least_extent(self.space))
+        self.memory, self.tensors = _allocate(trial.tensors, _least_extent(self.space))
         self.touched: list[tuple[bool, Any]] = []
 
     def tried(self) -> None:
         parts = list(self._parts())
-        _record(self.touched)
+        _record_accesses(self.touched)
         stored = self._stored(parts, is_checked=True)
         if len(parts) > 1:
             again = self._stored(parts[::-1], is_checked=False)
@@ -161,18 +161,20 @@ class _Run:
         declared = [self.space.touched(dim, tile) for dim in operand.dims]
         inside = np.zeros(shape, bool)
         inside[tuple(slice(lo, hi) for lo, hi in declared)] = True
-        outside = seen.reshape(shape) & ~(inside if is_store else _wrapped(operand, self.space, tile))
+        outside = seen.reshape(shape) & ~(inside if is_store else _allowed_loads(operand, self.space, tile))
         if outside.any():
             place = [int(at[0]) for at in np.nonzero(outside)]
             verb = "stores" if is_store else "loads"
-            found = f"tile {number} {verb} element {place}, and its rectangle is {_text(declared)}"
+            found = f"tile {number} {verb} element {place}, and its rectangle is {_slices_text(declared)}"
             raise Untrue(found, operand.tensor, is_store)
         if is_store and (inside & ~seen.reshape(shape)).any():
             place = [int(at[0]) for at in np.nonzero(inside & ~seen.reshape(shape))]
-            raise Untrue(f"tile {number} does not store element {place} of {_text(declared)}", operand.tensor, is_store)
+            raise Untrue(
+                f"tile {number} does not store element {place} of {_slices_text(declared)}", operand.tensor, is_store
+            )
 
 
-def _wrapped(operand: Operand, space: TileSpace, tile: dict[str, int]) -> Any:
+def _allowed_loads(operand: Operand, space: TileSpace, tile: dict[str, int]) -> Any:
     """Where a load may reach: rows beyond the end of an axis may wrap round to its first, which nothing keeps."""
     allowed = np.ones((1,) * len(operand.dims), bool)
     for at, dim in enumerate(operand.dims):
@@ -198,7 +200,7 @@ def _compare(name: str, first: torch.Tensor, again: torch.Tensor, axis: str) -> 
         raise Untrue(f"with its parts in another order {name} holds something else", axis)
 
 
-def _allocated(tensors: Mapping[str, TracedInput], most: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def _allocate(tensors: Mapping[str, TracedInput], most: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """All tensors in one piece of memory, with room between them: to read beyond one must not end the process.
 
     most: whole numbers are below it.
@@ -221,23 +223,23 @@ def _allocated(tensors: Mapping[str, TracedInput], most: int) -> tuple[torch.Ten
     return memory, made
 
 
-def _record(touched: list[tuple[bool, Any]]) -> None:
+def _record_accesses(touched: list[tuple[bool, Any]]) -> None:
     """Lets the interpreter note what its loads and stores reach."""
     builder = triton_interpreter.InterpreterBuilder
     load, store = builder.create_masked_load, builder.create_masked_store
 
     def loading(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        touched.append((False, _where(pointers, mask)))
+        touched.append((False, _accessed(pointers, mask)))
         return load(self, pointers, mask, *rest, **named)
 
     def storing(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        touched.append((True, _where(pointers, mask)))
+        touched.append((True, _accessed(pointers, mask)))
         return store(self, pointers, value, mask, *rest, **named)
 
     builder.create_masked_load, builder.create_masked_store = loading, storing
 
 
-def _where(pointers: Any, mask: Any) -> Any:
+def _accessed(pointers: Any, mask: Any) -> Any:
     data, kept = np.broadcast_arrays(pointers.data, mask.data)
     return data[kept.astype(bool)]
 
@@ -246,12 +248,12 @@ def _row(kind: int, low: int, high: int) -> list[int]:
     return list(TileRow(kind, low, high, 0, WORKSPACE, 0, 0, 0, 0, NO_SIGNAL, 0))
 
 
-def _numbers(trial: FootprintTrial) -> dict[str, int]:
+def _integer_values(trial: FootprintTrial) -> dict[str, int]:
     shapes = {f"{name}.shape[{at}]": size for name, one in trial.tensors.items() for at, size in enumerate(one.shape)}
     return shapes | {name: value for name, value in trial.constants.items() if type(value) is int}
 
 
-def _text(ranges: list[tuple[int, int]]) -> str:
+def _slices_text(ranges: list[tuple[int, int]]) -> str:
     return ", ".join(f"[{lo}:{hi}]" for lo, hi in ranges)
 
 

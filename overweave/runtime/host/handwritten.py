@@ -21,7 +21,7 @@ from overweave.runtime.handwritten import (
     TileMove,
     TileStep,
 )
-from overweave.runtime.host.beside import Beside, IsDone, work_off
+from overweave.runtime.host.event_loop import Beside, IsDone, run_event_loop
 from overweave.runtime.host.interpreted import host_words
 from overweave.runtime.interpreted import interpreter
 
@@ -42,7 +42,7 @@ class HostHandwrittenRun:
     def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
         """Returns when the call has ended. Raises RankMismatch and PeerError; what was written is void then."""
         workspace = HostWorkspace.of(self._group)
-        workspace.check_whole()
+        workspace.check_usable()
         call = None
         try:
             workspace.board.post(signature)
@@ -104,7 +104,7 @@ class _Call:
         for queue, action in steps:
             lines.setdefault(queue, []).append(action)
         running: dict[str, IsDone] = {}
-        work_off(
+        run_event_loop(
             lambda: not any(lines.values()),
             lambda: self._advance(lines, running) or self._has_moved(),
             lambda: self._late(lines),

@@ -21,7 +21,7 @@ from overweave.memory.board.board import REFUSED
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import SlotLayout, lay_out
-from overweave.memory.subgroups import make_parts
+from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.backends import load
 from overweave.runtime.host.emulate import HostCall, TensorsByName
 from overweave.runtime.trace import Stopwatch
@@ -50,12 +50,12 @@ def run_on_host(
     """
     timeout_s = group.timeout_s if timeout_s is None else timeout_s
     workspace = HostWorkspace.of(group)
-    workspace.check_whole()
+    workspace.check_usable()
     try:
         bound = _bind(plan, group.rank, depth)
         _check_tensors(plan, group, bound, {**inputs, **outputs})
     except (InputError, MachineError) as error:
-        _refuse(workspace, error)
+        _notify_refusal(workspace, error)
         raise
     is_first = bound.signature not in workspace.agreed
     try:
@@ -66,7 +66,7 @@ def run_on_host(
             output.fill_(torch.nan)
         raise
     if is_first:
-        make_parts(group, plan.schedule.of_rank(group.rank))
+        create_subgroups(group, plan.schedule.of_rank(group.rank))
     call = bound.make_call(plan, group, workspace, timeout_s)
     call.stopwatch = stopwatch
     call.run(bound.layout, inputs, outputs)
@@ -116,21 +116,21 @@ def _extents(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
     for operation in plan.schedule.operations:
         for region in (*operation.reads, *operation.writes):
             if region.buffer in extents and not region.is_empty:
-                _reach(extents, region, operation.rank, rank)
+                _extend_extents(extents, region, operation.rank, rank)
     for buffer in plan.schedule.buffers:
         if buffer.home == INPUT and buffer.counted:
             extents[buffer.name] = 0, buffer.cols  # of as many rows as a call's counts say
     problem = plan.problem
-    return extents | {name: problem.operand(name, rank)[:2] for name in _extras(problem)}
+    return extents | {name: problem.operand(name, rank)[:2] for name in _epilogue_tensors(problem)}
 
 
-def _extras(problem: Problem) -> tuple[str, ...]:
+def _epilogue_tensors(problem: Problem) -> tuple[str, ...]:
     """The caller's tensors that no schedule knows: what an epilogue reads, what a norm reads and writes, and counts."""
     counts = (COUNTS,) if problem.counted else ()
     return (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()), *counts)
 
 
-def _reach(extents: dict[str, tuple[int, int]], region: Region, actor: int, rank: int) -> None:
+def _extend_extents(extents: dict[str, tuple[int, int]], region: Region, actor: int, rank: int) -> None:
     if region.rank != actor:
         cure = "Stage it in a symmetric buffer"
         raise InputError("emulate the plan", f"rank {actor} reaches for {region}, a tensor of a peer's caller", cure)
@@ -148,9 +148,9 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
         found = f"got tensors {sorted(tensors)}"
         raise InputError(asked, found, f"Pass {sorted(bound.extents)}")
     dtypes: dict[str, str] = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
-    dtypes |= {name: plan.problem.operand(name, group.rank)[2] for name in _extras(plan.problem)}
+    dtypes |= {name: plan.problem.operand(name, group.rank)[2] for name in _epilogue_tensors(plan.problem)}
     contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
-    contiguous |= set(_extras(plan.problem)) - {GATE}
+    contiguous |= set(_epilogue_tensors(plan.problem)) - {GATE}
     for name, (rows, cols) in bound.extents.items():
         tensor, dtype = tensors[name], getattr(torch, dtypes[name])
         found = f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
@@ -163,7 +163,7 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
             raise InputError(asked, f"{found}, strides {tensor.stride()}", f"Pass {name}.contiguous()")
 
 
-def _refuse(workspace: HostWorkspace, error: OverweaveError) -> None:
+def _notify_refusal(workspace: HostWorkspace, error: OverweaveError) -> None:
     """Tells the peers, who are about to agree on this call, that this rank will not take part."""
     with suppress(OverweaveError):  # the caller raises this rank's own reason
         workspace.board.agree(f"{REFUSED}{error.found}".encode(), workspace.board.timeout_s)

@@ -24,11 +24,11 @@ from overweave.memory.host.heap import HostHeap
 from overweave.memory.host.workspace import ABORT
 from overweave.memory.layout import REPORT_WORDS, SlotLayout
 from overweave.memory.packed_layout import lay_out_packed
-from overweave.memory.shares import SharedShares
-from overweave.runtime.agenda import Agenda, PendingStep
-from overweave.runtime.host.beside import Beside, IsDone
+from overweave.memory.split_k import SharedShares
 from overweave.runtime.host.emulate import HostCall, TensorsByName
+from overweave.runtime.host.event_loop import Beside, IsDone
 from overweave.runtime.interpreted import interpreter
+from overweave.runtime.scheduler import Agenda, PendingStep
 
 interpreter.repair()
 
@@ -36,7 +36,7 @@ interpreter.repair()
 from overweave.runtime.kernel_calls.bind import Binding, kernel_call  # noqa: E402
 from overweave.runtime.kernel_calls.call import KernelCall  # noqa: E402
 from overweave.runtime.kernel_calls.packed import Caller, packed_call  # noqa: E402
-from overweave.runtime.kernel_calls.protocol import words_of  # noqa: E402
+from overweave.runtime.kernel_calls.protocol import control_words  # noqa: E402
 from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
@@ -97,7 +97,7 @@ class InterpretedCall(HostCall):
         self._claimed = 0
         self._launched = Beside()
         tensors = {name: self._bulk_loaded(name, tensor) for name, tensor in self.tensors.items()}
-        plan, is_traced = small(self.plan), self.stopwatch is not None
+        plan, is_traced = with_small_tiles(self.plan), self.stopwatch is not None
         self.binding = Binding(plan, self.words, self.slot.heap, tensors, PROGRAMS, is_traced)
         if self.stopwatch is not None:
             self.stopwatch.tables, self.stopwatch.programs = self.binding.traces, PROGRAMS
@@ -136,7 +136,7 @@ class InterpretedCall(HostCall):
         layout, config = lay_out_packed(plan), plan.realization.packed
         assert config is not None
         space = self.workspace.packed(layout.half_bytes, self.timeout_s)
-        caller = Caller(self.group.rank, (words_of(self.words), self.words.limits))
+        caller = Caller(self.group.rank, (control_words(self.words), self.words.limits))
         kept = [buffer.name for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
         tensors = {**self.tensors, **{name: self.binding.own(name) for name in kept}}
         return packed_call(config, plan.problem, layout, tensors, space, caller)
@@ -163,7 +163,7 @@ class InterpretedCall(HostCall):
             self._launched.join()
 
 
-def small(plan: Plan) -> Plan:
+def with_small_tiles(plan: Plan) -> Plan:
     """The plan with configurations of which small products make several turns, too."""
     realization = plan.realization
     changed = {

@@ -33,8 +33,8 @@ from overweave.errors import OverweaveError
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
-_TELL = signal.SIGQUIT  # a rank that gets it says where each of its threads stands, and goes on
-_TELLING_S = 1.0
+_DUMP_SIGNAL = signal.SIGQUIT  # a rank that gets it says where each of its threads stands, and goes on
+_DUMP_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class RankProcesses:
             process = os.fork()
             if process == 0:
                 os.close(reader)
-                _live(function, arguments, (rank, world_size), (self._folder, group_timeout_s), writer)
+                _run_rank(function, arguments, (rank, world_size), (self._folder, group_timeout_s), writer)
             os.close(writer)
             self.processes.append(process)
             self._pipes.append(reader)
@@ -119,9 +119,9 @@ class RankProcesses:
     def end(self, late: list[int], timeout_s: float) -> dict[int, ProcessOutcome]:
         """Asks ranks that have not ended after `timeout_s` where they stand, and kills them."""
         for rank in late:
-            os.kill(self.processes[rank], _TELL)
-        end_s = time.monotonic() + _TELLING_S
-        while time.monotonic() < end_s and not all(_has_told(self._stack(rank)) for rank in late):
+            os.kill(self.processes[rank], _DUMP_SIGNAL)
+        end_s = time.monotonic() + _DUMP_S
+        while time.monotonic() < end_s and not all(_is_dump_complete(self._stack(rank)) for rank in late):
             time.sleep(0.02)
         for rank in late:
             os.kill(self.processes[rank], signal.SIGKILL)
@@ -143,7 +143,7 @@ class RankProcesses:
         status = self._reap(rank)
         exit_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         try:
-            return replace(answered(rank, self._received[rank]), exit_signal=exit_signal)
+            return replace(decode_outcome(rank, self._received[rank]), exit_signal=exit_signal)
         except ValueError:
             code = os.waitstatus_to_exitcode(status)
             return ProcessOutcome(rank, None, "Died", stood or f"ended with {code} and said nothing", exit_signal)
@@ -170,7 +170,7 @@ def run_ranks(
     return [outcome.value for outcome in outcomes]
 
 
-def _live(
+def _run_rank(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     place: tuple[int, int],
@@ -178,7 +178,7 @@ def _live(
     pipe: int,
 ) -> None:
     """One rank from its first to its last moment; never returns into the parent's code."""
-    data = answer_of(partial(_life, function, arguments, place, how))
+    data = encode_outcome(partial(_rank_main, function, arguments, place, how))
     sys.stdout.flush()
     sys.stderr.flush()
     while data:
@@ -186,13 +186,13 @@ def _live(
     os._exit(0)
 
 
-def _life(
+def _rank_main(
     function: Callable[..., Any], arguments: tuple[Any, ...], place: tuple[int, int], how: tuple[str, float]
 ) -> Any:
     die_with_parent()
     folder, group_timeout_s = how
     stack = _stack_path(folder, place[0]).open("w")  # to be written to from a signal's handler: stays open
-    faulthandler.register(_TELL, file=stack, all_threads=True)
+    faulthandler.register(_DUMP_SIGNAL, file=stack, all_threads=True)
     gc.freeze()  # the parent's garbage is its own: a group of gloo's would wait here for threads that no fork has
     # One thread: a parent's OpenMP pool does not survive a fork, and the ranks share the cores anyway.
     torch.set_num_threads(1)
@@ -209,7 +209,7 @@ def join_group(place: tuple[int, int], folder: str, timeout_s: float) -> None:
     dist.barrier()  # a rank that ends at once must not break the connections of those still connecting
 
 
-def answer_of(act: Callable[[], Any]) -> bytes:
+def encode_outcome(act: Callable[[], Any]) -> bytes:
     """What a rank tells its parent: what `act` returns, or what it raises."""
     try:
         return json.dumps({"value": act(), "error": None, "message": ""}).encode()
@@ -219,7 +219,7 @@ def answer_of(act: Callable[[], Any]) -> bytes:
         return json.dumps(told).encode()
 
 
-def answered(rank: int, answer: bytes) -> ProcessOutcome:
+def decode_outcome(rank: int, answer: bytes) -> ProcessOutcome:
     """What a rank has told. Raises ValueError for what is no answer."""
     return ProcessOutcome(rank, exit_signal=0, **json.loads(answer))
 
@@ -237,6 +237,6 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace").strip() if path.exists() else ""
 
 
-def _has_told(path: Path) -> bool:
+def _is_dump_complete(path: Path) -> bool:
     """Whether the last of the threads, the first in Python, is there to its end."""
     return _text(path).endswith("in <module>")

@@ -12,7 +12,7 @@ from overweave.ir.timeline.timeline import KINDS, WAIT, Timeline
 from overweave.memory.group import Group
 from overweave.runtime.host.emulate import TensorsByName
 from overweave.runtime.host.host import Depth, run_on_host
-from overweave.runtime.trace import HEAD, NOT_A_TILE, Record, Stopwatch, gather, timeline_of
+from overweave.runtime.trace import HEAD, NOT_A_TILE, Record, Stopwatch, gather_records, make_measured_timeline
 
 
 def trace_on_host(
@@ -25,11 +25,11 @@ def trace_on_host(
     dist.barrier(group.process_group)
     watch = Stopwatch()
     run_on_host(plan, group, inputs, outputs, depth=depth, stopwatch=watch)
-    by_rank = gather(group, watch.records(plan, group.rank))
-    return None if by_rank is None else timeline_of(plan, without_polls(plan, by_rank))
+    by_rank = gather_records(group, watch.records(plan, group.rank))
+    return None if by_rank is None else make_measured_timeline(plan, subtract_poll_time(plan, by_rank))
 
 
-def without_polls(plan: Plan, by_rank: list[list[Record]]) -> list[list[Record]]:
+def subtract_poll_time(plan: Plan, by_rank: list[list[Record]]) -> list[list[Record]]:
     """The records, each tile waiting no longer than until its last signal came, and running from then on.
 
     A GPU polls in a microsecond. An interpreted poll of a signal that is there takes as long as a tile: it is work.
@@ -55,13 +55,13 @@ def without_polls(plan: Plan, by_rank: list[list[Record]]) -> list[list[Record]]
         for operation in plan.schedule.operations
     }
     return [
-        list(chain.from_iterable(_without_poll(records, [arrivals[rank, part.name] for part in operations])))
+        list(chain.from_iterable(_subtract_poll_time(records, [arrivals[rank, part.name] for part in operations])))
         for rank, records in enumerate(by_rank)
         for operations in [tuple(plan.schedule.of_rank(rank))]
     ]
 
 
-def _without_poll(records: list[Record], arrivals: list[int]) -> list[tuple[Record, ...]]:
+def _subtract_poll_time(records: list[Record], arrivals: list[int]) -> list[tuple[Record, ...]]:
     waits = {
         (record.operation, record.tile): record
         for record in records

@@ -24,14 +24,14 @@ from overweave.runtime.interpreted.numbers import (
     FP8,
     PATTERNS,
     Values,
+    fma_to_odd,
     fp8e5_to_bfloat16,
     handle_of,
-    multiplied_and_added,
-    numpy_kind,
-    rounded,
+    numpy_dtype,
+    round_to_nearest,
+    round_towards_zero,
     to_integer,
-    truncated,
-    widened,
+    widen,
 )
 
 _Builder = triton_interpreter.InterpreterBuilder
@@ -47,18 +47,18 @@ _original_dot: Callable[..., Any] = _Builder.create_dot
 _original_rmw: Callable[..., Any] = _Builder.create_atomic_rmw
 
 
-def compute_as_a_gpu() -> None:
+def install_gpu_arithmetic() -> None:
     """For the rest of this process."""
     _Builder.binary_op, _Builder.unary_op = _binary, _unary
     _Builder.cast_impl, _Builder.create_fp_to_fp = _cast, _cast_rounding
     _Builder.create_dot, _Builder.create_fma = _dot, _fma
     _Builder.create_clampf, _Builder.create_frem = _clamp, _remainder
-    _Builder.create_maxnumf, _Builder.create_minnumf = _by(_larger), _by(_smaller)
-    _Builder.create_maximumf, _Builder.create_minimumf = _by(_larger_or_nan), _by(_smaller_or_nan)
+    _Builder.create_maxnumf, _Builder.create_minnumf = _as_binary(_larger), _as_binary(_smaller)
+    _Builder.create_maximumf, _Builder.create_minimumf = _as_binary(_larger_or_nan), _as_binary(_smaller_or_nan)
     _Builder.get_bf16 = _bf16_constant
 
 
-def product(left: Values, right: Values) -> Values:
+def matmul_fp32(left: Values, right: Values) -> Values:
     """fp32, by numpy's own loops: a BLAS works for each program's thread with threads and a spin lock of its own.
 
     Where one of MKL's threads still holds that lock while a rank forks, every product of the rank waits for ever.
@@ -83,7 +83,7 @@ def _binary(self: Any, lhs: Any, rhs: Any, operation: _Operation) -> Any:
     if kind.name not in PATTERNS or lhs.data.dtype == bool:
         return _original_binary(self, lhs, rhs, operation)
     _refuse_fp8(kind, operation)
-    made = operation(widened(lhs), widened(rhs))
+    made = operation(widen(lhs), widen(rhs))
     return _Handle(made, tl.int1) if made.dtype == bool else handle_of(made, kind)
 
 
@@ -92,7 +92,7 @@ def _unary(self: Any, argument: Any, operation: _Operation) -> Any:
     if kind.name not in PATTERNS:
         return _original_unary(self, argument, operation)
     _refuse_fp8(kind, operation)
-    return handle_of(operation(widened(argument)), kind)
+    return handle_of(operation(widen(argument)), kind)
 
 
 def _refuse_fp8(kind: Any, operation: Any) -> None:
@@ -101,7 +101,7 @@ def _refuse_fp8(kind: Any, operation: Any) -> None:
         raise TypeError(f"{name} of two {kind}: Triton compiles none for a GPU. Widen both: x.to(tl.float32)")
 
 
-def _by(operation: _Operation) -> Callable[[Any, Any, Any], Any]:
+def _as_binary(operation: _Operation) -> Callable[[Any, Any, Any], Any]:
     return lambda self, lhs, rhs: self.binary_op(lhs, rhs, operation)
 
 
@@ -137,7 +137,7 @@ def _remainder_of(one: Values, other: Values) -> Values:
         return np.fmod(one, other)
     with np.errstate(all="ignore"):
         whole = np.trunc(one / other)
-        rest = rounded(multiplied_and_added(-whole, other, one), "fp32")
+        rest = round_to_nearest(fma_to_odd(-whole, other, one), "fp32")
     return np.where(np.isinf(other), one, rest)
 
 
@@ -146,7 +146,7 @@ def _fma(self: Any, one: Any, other: Any, addend: Any) -> Any:
     _refuse_fp8(kind, "fma")
     if kind.name == "fp64":
         return _Handle(one.data * other.data + addend.data, kind)
-    return handle_of(multiplied_and_added(widened(one), widened(other), widened(addend)), kind)
+    return handle_of(fma_to_odd(widen(one), widen(other), widen(addend)), kind)
 
 
 def _dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
@@ -155,7 +155,7 @@ def _dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
         "fp16",
     ):
         return _original_dot(self, a, b, d, *how)
-    return handle_of(product(widened(a), widened(b)) + widened(d), d.dtype.scalar)
+    return handle_of(matmul_fp32(widen(a), widen(b)) + widen(d), d.dtype.scalar)
 
 
 def _cast(self: Any, source: Any, target: Any) -> Any:
@@ -163,13 +163,13 @@ def _cast(self: Any, source: Any, target: Any) -> Any:
     if have == want or (source.data.dtype == bool and want.name not in PATTERNS):
         return _original_cast(self, source, target)
     if have.name in FLOATS and want.is_int():
-        return _Handle(to_integer(widened(source), numpy_kind(want)), want)
+        return _Handle(to_integer(widen(source), numpy_dtype(want)), want)
     if have.name in FLOATS and want.name in FLOATS:
         if {have.name, want.name} <= {"fp64", *FP8}:
             raise TypeError(f"{have} to {want}: Triton compiles none for a GPU. Make it fp32 first")
         if (have.name, want.name) == ("fp8e5", "bf16"):
             return _Handle(fp8e5_to_bfloat16(source.data), want)
-        return handle_of(widened(source), want)
+        return handle_of(widen(source), want)
     if have.is_int() and want.name in FLOATS:
         return handle_of(source.data.astype(np.int32) if source.data.dtype == bool else source.data, want)
     return _original_cast(self, source, target)
@@ -185,7 +185,7 @@ def _cast_rounding(self: Any, source: Any, target: Any, mode: Any) -> Any:
         raise TypeError(
             f"{have} to {want} towards zero: Triton compiles none for a GPU. Begin with fp32, and not to e4m3"
         )
-    return _Handle(truncated(source.data, want.name), want)
+    return _Handle(round_towards_zero(source.data, want.name), want)
 
 
 def _bf16_constant(self: Any, value: float) -> Any:
@@ -200,7 +200,7 @@ def _add_atomically(pointers: Values, value: Any) -> Values:
     while left.size:
         at = pointers[left]
         seen = native.load(at, np.ones(len(at), bool), np.zeros(len(at), np.uint16), np.dtype(np.uint16))
-        summed = rounded(widened(_Handle(seen, tl.bfloat16)) + widened(value)[left], "bf16")
+        summed = round_to_nearest(widen(_Handle(seen, tl.bfloat16)) + widen(value)[left], "bf16")
         held = native.atomic_cas(at, seen.copy(), summed, native.MEM_SEMANTIC.ACQUIRE_RELEASE)
         found[left] = held
         left = left[held != seen]

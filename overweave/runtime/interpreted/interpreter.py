@@ -38,7 +38,7 @@ from overweave.errors import MachineError
 
 # Triton asks the environment when its own language library is imported: from then on it either compiles or interprets.
 _INTERPRET = "TRITON_INTERPRET"
-_said, _is_first = os.environ.get(_INTERPRET), "triton" not in sys.modules
+_environment_value, _is_first = os.environ.get(_INTERPRET), "triton" not in sys.modules
 if _is_first:
     os.environ[_INTERPRET] = "1"
 
@@ -47,19 +47,19 @@ import triton
 import triton.language as tl
 import triton.runtime.interpreter as triton_interpreter
 
-from overweave.runtime.interpreted.arithmetic import atomic_rmw, compute_as_a_gpu
+from overweave.runtime.interpreted.arithmetic import atomic_rmw, install_gpu_arithmetic
 from overweave.runtime.interpreted.numbers import round_to_bfloat16, round_to_fp8
-from overweave.runtime.interpreted.operands import prepare_operands_shortly
-from overweave.runtime.interpreted.padding import pad_with_nan
-from overweave.runtime.interpreted.reductions import combine_as_lanes
-from overweave.runtime.interpreted.source import make_functions_once
-from overweave.runtime.interpreted.types import make_types_once
+from overweave.runtime.interpreted.operands import install_operand_shortcuts
+from overweave.runtime.interpreted.padding import install_nan_padding
+from overweave.runtime.interpreted.reductions import install_warp_reductions
+from overweave.runtime.interpreted.source import install_function_cache
+from overweave.runtime.interpreted.types import install_type_cache
 
 if _is_first:
     # Kernels that are decorated later ask the knob. Its setter would write the environment, which processes inherit.
     vars(triton.knobs.runtime)["interpret"] = True
     os.environ.pop(_INTERPRET)
-    os.environ.update({} if _said is None else {_INTERPRET: _said})
+    os.environ.update({} if _environment_value is None else {_INTERPRET: _environment_value})
 
 _Builder = triton_interpreter.InterpreterBuilder
 _Handle = triton_interpreter.TensorHandle
@@ -80,23 +80,23 @@ def repair() -> None:
         found = "triton was imported for compiling"
         cure = "Use a process that imports overweave.runtime.interpreted.interpreter first, or set TRITON_INTERPRET=1"
         raise MachineError("interpret kernels in this process", found, cure)
-    compute_as_a_gpu()
-    pad_with_nan()
+    install_gpu_arithmetic()
+    install_nan_padding()
     _Builder.create_inline_asm = _inline_assembly
     _Builder.create_atomic_rmw = _atomic_rmw
-    prepare_operands_shortly()
+    install_operand_shortcuts()
     _patch_language()
-    combine_as_lanes()
+    install_warp_reductions()
     _run_programs_as_threads()
-    make_types_once()
-    make_functions_once()
-    _leave_out_what_nobody_looks_at()
+    install_type_cache()
+    install_function_cache()
+    _skip_overflow_checks()
     _is_repaired = True
 
 
 def atomic_add(address: int, value: int) -> None:
     """Adds to an int32 word that kernels and other processes may be adding to. Release order."""
-    _rmw(np.array([address], np.uint64), np.array([value], np.int32))
+    _atomic_add_words(np.array([address], np.uint64), np.array([value], np.int32))
 
 
 class _Results(list[Any]):
@@ -116,10 +116,10 @@ def _read(builder: Any, values: list[Any]) -> Any:
 
 def _write(builder: Any, values: list[Any]) -> Any:
     builder.create_store(values[0], values[1], *_POLICIES)
-    return _nothing(builder, values)
+    return _no_op(builder, values)
 
 
-def _nothing(builder: Any, values: list[Any]) -> Any:
+def _no_op(builder: Any, values: list[Any]) -> Any:
     return _Handle(np.zeros(1, np.int32), tl.int32)
 
 
@@ -127,7 +127,7 @@ _ASSEMBLY = (
     (re.compile(r"^mov\.u64 \$0, %globaltimer;$"), _clock),
     (re.compile(r"^ld\.(acquire|relaxed|volatile)[.\w]* \$0, \[\$1\];$"), _read),
     (re.compile(r"^st\.(release|relaxed)[.\w]* \[\$\d\], \$\d;( mov\.\w+ \$0, \w+;)?$"), _write),
-    (re.compile(r"^(fence|cp\.async\.bulk\.wait_group|nanosleep)[^;]*;( (fence|mov)[^;]*;)*$"), _nothing),
+    (re.compile(r"^(fence|cp\.async\.bulk\.wait_group|nanosleep)[^;]*;( (fence|mov)[^;]*;)*$"), _no_op),
 )
 
 
@@ -152,7 +152,7 @@ def _atomic_rmw(self: Any, operation: Any, pointer: Any, value: Any, mask: Any, 
     return result
 
 
-def _rmw(address: np.ndarray[Any, Any], value: np.ndarray[Any, Any]) -> None:
+def _atomic_add_words(address: np.ndarray[Any, Any], value: np.ndarray[Any, Any]) -> None:
     native = triton_interpreter._interpreter
     native.atomic_rmw(native.RMW_OP.ADD, address, value, np.ones(1, bool), native.MEM_SEMANTIC.ACQUIRE_RELEASE)
 
@@ -164,7 +164,7 @@ def _patch_language() -> None:
     triton_interpreter._patch_lang = lambda function: SimpleNamespace(restore=lambda: None)
 
 
-def _leave_out_what_nobody_looks_at() -> None:
+def _skip_overflow_checks() -> None:
     """Sums of integers are computed again in 64 bits, for an assertion that only debugging makes: half of all work."""
     options = triton_interpreter.interpreter_builder.options
     if not options.debug:

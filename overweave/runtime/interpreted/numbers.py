@@ -24,10 +24,10 @@ _LARGEST = {name: torch.finfo(dtype).max for name, dtype in FP8.items()}
 
 def handle_of(values: Values, kind: Any) -> Any:
     """Values as the interpreter keeps those of a dtype, rounded to nearest even."""
-    return triton_interpreter.TensorHandle(rounded(values, kind.name), kind)
+    return triton_interpreter.TensorHandle(round_to_nearest(values, kind.name), kind)
 
 
-def widened(handle: Any) -> Values:
+def widen(handle: Any) -> Values:
     """The numbers of a floating-point handle: fp32, or fp64 where it is that."""
     data: Values = handle.data
     name = handle.dtype.scalar.name
@@ -38,7 +38,7 @@ def widened(handle: Any) -> Values:
     return data if data.dtype == np.float64 else data.astype(np.float32, copy=False)
 
 
-def rounded(values: Values, name: str) -> Values:
+def round_to_nearest(values: Values, name: str) -> Values:
     """Numbers as the data of a dtype, to nearest even; what overflows fp8 is its largest number."""
     if name == "bf16":
         return round_to_bfloat16(values if values.dtype == np.float32 else _odd_float(_odd_double(values)))
@@ -50,7 +50,7 @@ def rounded(values: Values, name: str) -> Values:
         return wide.astype(kind, copy=False)
 
 
-def truncated(values: Values, name: str) -> Values:
+def round_towards_zero(values: Values, name: str) -> Values:
     """fp32 numbers as the data of a narrower dtype, rounded towards zero: no finite number becomes infinite."""
     if name == "bf16":
         bits = (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
@@ -116,7 +116,7 @@ def sum_to_odd(one: Values, other: Values) -> Values:
     return np.where(leaves, np.nextafter(total, np.where(rest > 0, np.inf, -np.inf)), total)
 
 
-def multiplied_and_added(one: Values, other: Values, addend: Values) -> Values:
+def fma_to_odd(one: Values, other: Values, addend: Values) -> Values:
     """one * other + addend of numbers no wider than fp32, rounded to odd: their product is exact in fp64."""
     with np.errstate(invalid="ignore"):
         return sum_to_odd(np.multiply(one, other, dtype=np.float64), addend.astype(np.float64))
@@ -141,7 +141,7 @@ def _odd_float(values: Values) -> Values:
     return odd
 
 
-def numpy_kind(kind: Any) -> np.dtype[Any]:
+def numpy_dtype(kind: Any) -> np.dtype[Any]:
     """Of the data of a dtype."""
     found: np.dtype[Any] = triton_interpreter._get_np_dtype(kind)
     return found

@@ -20,17 +20,17 @@ _INTEGERS = {
     kind.name: (kind.get_int_min_value(), kind.get_int_max_value())
     for kind in (tl.int8, tl.uint8, tl.int16, tl.uint16, tl.int32, tl.uint32, tl.int64, tl.uint64)
 }
-_KEPT = {*_INTEGERS, "fp32", "fp64"}  # two of one become that one, whatever the operator
+_CLOSED_DTYPES = {*_INTEGERS, "fp32", "fp64"}  # two of one become that one, whatever the operator
 _PLAIN = {tl.tensor, tl.dtype, tl.block_type, tl.pointer_type, int, bool, float, str, type(None)}
 
 _original_check: Callable[..., Any] = TritonSemantic.binary_op_type_checking_impl
 _original_broadcast: Callable[..., Any] = TritonSemantic.broadcast_impl_value
 _original_unwrap: Callable[[Any], Any] = tl.core._unwrap_if_constexpr
 _original_equal: Callable[[Any, Any], bool] = tl.dtype.__eq__
-_ASKING = tl.core.builtin(len).__code__  # of all functions of the language that ask whether they were told
+_BUILTIN_WRAPPER = tl.core.builtin(len).__code__  # of all functions of the language that ask whether they were told
 
 
-def prepare_operands_shortly() -> None:
+def install_operand_shortcuts() -> None:
     """For the rest of this process; before the language is patched, whose functions keep what they are made from."""
     TritonSemantic.binary_op_type_checking_impl = _check
     TritonSemantic.broadcast_impl_value = _broadcast
@@ -43,7 +43,7 @@ def _check(self: Any, lhs: Any, rhs: Any, *how: Any, **named: Any) -> Any:
     left, right = type(lhs), type(rhs)
     if left is tl.tensor and right is tl.tensor:
         kind = lhs.dtype
-        if kind.name == rhs.dtype.name and kind.name in _KEPT:
+        if kind.name == rhs.dtype.name and kind.name in _CLOSED_DTYPES:
             return self.broadcast_impl_value(lhs, rhs)
         if how[:1] == (True,) and kind.is_ptr() and rhs.dtype.name in _INTEGERS:
             return self.broadcast_impl_value(lhs, rhs)
@@ -63,13 +63,13 @@ def _broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
     """Shapes are made once: equal ones are one."""
     left, right = lhs.type, rhs.type
     if not left.is_block():
-        return (_filled(lhs, right), rhs) if right.is_block() else (lhs, rhs)
+        return (_splat(lhs, right), rhs) if right.is_block() else (lhs, rhs)
     if not right.is_block():
-        return lhs, _filled(rhs, left)
+        return lhs, _splat(rhs, left)
     return (lhs, rhs) if left.shape is right.shape else _original_broadcast(self, lhs, rhs)
 
 
-def _filled(scalar: Any, like: Any) -> Any:
+def _splat(scalar: Any, like: Any) -> Any:
     """A tensor of the sizes of a type, of one number."""
     kind = scalar.type.scalar
     data = np.full(like.shape.values, scalar.handle.data, triton_interpreter._get_np_dtype(kind))
@@ -87,7 +87,7 @@ def _equal(self: Any, other: Any) -> bool:
 def _patch_attribute(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
     """The function of the language itself, told whose semantic it has: nobody asks at each call whether it was told."""
     semantic = TritonSemantic(builder)
-    function = member.__wrapped__ if getattr(member, "__code__", None) is _ASKING else member
+    function = member.__wrapped__ if getattr(member, "__code__", None) is _BUILTIN_WRAPPER else member
 
     def call(*given: Any, **named: Any) -> Any:
         named["_semantic"] = semantic

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import triton.runtime.interpreter as triton_interpreter
 
-from overweave.runtime.interpreted.numbers import PATTERNS, rounded
+from overweave.runtime.interpreted.numbers import PATTERNS, round_to_nearest
 
 _Builder = triton_interpreter.InterpreterBuilder
 _NAN = triton_interpreter._ir.PADDING_OPTION.PAD_NAN
@@ -18,7 +18,7 @@ _original_load = _Builder.create_descriptor_load
 _original_block_load = getattr(_Builder, "create_tensor_pointer_load", None)  # gone from later Tritons
 
 
-def pad_with_nan() -> None:
+def install_nan_padding() -> None:
     """For the rest of this process."""
     _Builder.create_descriptor_load = _descriptor_load
     if _original_block_load is not None:
@@ -27,18 +27,18 @@ def pad_with_nan() -> None:
 
 def _descriptor_load(self: Any, descriptor: Any, indices: Any, *how: Any, **named: Any) -> Any:
     loaded = _original_load(self, descriptor, indices, *how, **named)
-    return _padded(loaded, descriptor.materialize_pointers, indices) if descriptor.padding == _NAN else loaded
+    return _pad(loaded, descriptor.materialize_pointers, indices) if descriptor.padding == _NAN else loaded
 
 
 def _block_load(self: Any, pointer: Any, boundary_check: Any, padding: Any, *how: Any, **named: Any) -> Any:
     loaded = _original_block_load(self, pointer, boundary_check, padding, *how, **named)  # type: ignore[misc]
-    return _padded(loaded, pointer.materialize_pointers, boundary_check) if padding == _NAN else loaded
+    return _pad(loaded, pointer.materialize_pointers, boundary_check) if padding == _NAN else loaded
 
 
-def _padded(loaded: Any, materialize: Any, where: Any) -> Any:
+def _pad(loaded: Any, materialize: Any, where: Any) -> Any:
     name = loaded.dtype.scalar.name
     if name in PATTERNS:
         mask = materialize(where)[1]
         inside = mask if isinstance(mask, np.ndarray) else mask.data
-        loaded.data = np.where(inside, loaded.data, rounded(np.array([np.nan], np.float32), name))
+        loaded.data = np.where(inside, loaded.data, round_to_nearest(np.array([np.nan], np.float32), name))
     return loaded

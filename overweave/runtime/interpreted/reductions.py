@@ -21,9 +21,9 @@ import triton.runtime.interpreter as triton_interpreter
 _Tensors = tuple[Any, ...]
 
 
-def combine_as_lanes() -> None:
+def install_warp_reductions() -> None:
     """For the rest of this process."""
-    tl.core.tensor.__bool__ = _truth
+    tl.core.tensor.__bool__ = _scalar_bool
     triton_interpreter.ReduceOps.apply_impl = _reduce
     triton_interpreter.ScanOps.apply_impl = _scan
 
@@ -34,12 +34,12 @@ def _reduce(self: Any, given: Sequence[Any]) -> list[Any]:
     if axis is None:
         parts, axis = _tensors([tensor.handle.data.reshape(-1) for tensor in parts], given), 0
     while (size := parts[0].handle.data.shape[axis]) > 1:
-        low, high = (_tensors([_part(t, axis, which, size // 2) for t in parts], given) for which in (0, 1))
-        parts = _combined(self.combine_fn, low, high)
+        low, high = (_tensors([_half(t, axis, which, size // 2) for t in parts], given) for which in (0, 1))
+        parts = _combine(self.combine_fn, low, high)
     return [_result(self, tensor, given[0]) for tensor in parts]
 
 
-def _part(tensor: Any, axis: int, which: int, size: int) -> Any:
+def _half(tensor: Any, axis: int, which: int, size: int) -> Any:
     index = [slice(None)] * tensor.handle.data.ndim
     index[axis] = slice(which * size, (which + 1) * size)
     return tensor.handle.data[tuple(index)]
@@ -61,7 +61,7 @@ def _scan(self: Any, given: Sequence[Any]) -> list[Any]:
     places = np.arange(size).reshape([-1 if at == axis % turned[0].ndim else 1 for at in range(turned[0].ndim)])
     while apart < size:
         before = _tensors([np.roll(t.handle.data, apart, axis) for t in parts], given)
-        met = _combined(self.combine_fn, before, parts)
+        met = _combine(self.combine_fn, before, parts)
         chosen = [
             np.where(places >= apart, new.handle.data, old.handle.data) for new, old in zip(met, parts, strict=True)
         ]
@@ -70,7 +70,7 @@ def _scan(self: Any, given: Sequence[Any]) -> list[Any]:
     return list(_tensors(ends, parts))
 
 
-def _combined(function: Any, one: _Tensors, other: _Tensors) -> _Tensors:
+def _combine(function: Any, one: _Tensors, other: _Tensors) -> _Tensors:
     """All pairs at once; one after another, where a function branches on its numbers, which a block does not have."""
     combine = function.rewrite()
     _combining.blocks = True
@@ -81,7 +81,7 @@ def _combined(function: Any, one: _Tensors, other: _Tensors) -> _Tensors:
     finally:
         _combining.blocks = False
     found = tuple(made) if isinstance(made, (tuple, tl.core.tuple)) else (made,)
-    return tuple(_as(tensor, like) for tensor, like in zip(found, one, strict=True))
+    return tuple(_cast_like(tensor, like) for tensor, like in zip(found, one, strict=True))
 
 
 class _BranchesError(Exception):
@@ -91,7 +91,7 @@ class _BranchesError(Exception):
 _combining = threading.local()
 
 
-def _truth(self: Any) -> bool:
+def _scalar_bool(self: Any) -> bool:
     """Of one number. What else the interpreter takes for true is not told apart, but where numbers are combined."""
     data = self.handle.data
     if data.size != 1 and getattr(_combining, "blocks", False):
@@ -106,11 +106,11 @@ def _one_by_one(combine: Any, one: _Tensors, other: _Tensors) -> _Tensors:
         pair = [_tensor(np.asarray(each.handle.data[at]), each.dtype) for each in (*one, *other)]
         found = combine(*pair)
         for held, number, each in zip(made, found if isinstance(found, tuple) else (found,), one, strict=True):
-            held[at] = _as(number, _tensor(np.asarray(each.handle.data[at]), each.dtype)).handle.data.item()
+            held[at] = _cast_like(number, _tensor(np.asarray(each.handle.data[at]), each.dtype)).handle.data.item()
     return _tensors(made, one)
 
 
-def _as(made: Any, like: Any) -> Any:
+def _cast_like(made: Any, like: Any) -> Any:
     """What a function returned, which may be a number, as one of the reduced tensors."""
     made = triton_interpreter.interpreter_semantic.to_tensor(made)
     if made.dtype != like.dtype:

@@ -25,29 +25,29 @@ _original_init: Callable[..., None] = _Function.__init__
 _original_rewrite: Callable[[Any], Any] = _Rewriter.rewrite_ast
 
 _files: dict[str, tuple[list[str], dict[int, ast.FunctionDef]]] = {}
-_waiting: list[Any] = []  # functions that nobody has called yet
+_pending: list[Any] = []  # functions that nobody has called yet
 
 
-def make_functions_once() -> None:
+def install_function_cache() -> None:
     """For the rest of this process and of those that it forks."""
-    for helper in (_both, _either):
+    for helper in (_logical_and, _logical_or):
         setattr(triton_interpreter, helper.__name__, helper)  # a function finds there what its own file does not have
     _Rewriter.rewrite_ast = _rewrite
     _Function.__init__ = _init
-    _waiting.extend(each for each in vars(tl.standard).values() if isinstance(each, _Function))
-    os.register_at_fork(before=_make_all)
+    _pending.extend(each for each in vars(tl.standard).values() if isinstance(each, _Function))
+    os.register_at_fork(before=_compile_pending)
 
 
 def _init(self: Any, fn: Any, **options: Any) -> None:
     _original_init(self, fn, **options)
-    _waiting.append(self)
+    _pending.append(self)
 
 
-def _make_all() -> None:
+def _compile_pending() -> None:
     """What one of them is refused for is told to who calls it."""
-    while _waiting:
+    while _pending:
         with suppress(Exception):
-            _waiting.pop().rewrite()
+            _pending.pop().rewrite()
 
 
 def _rewrite(self: Any) -> Any:
@@ -75,12 +75,12 @@ def _functions_of(path: str) -> dict[int, ast.FunctionDef]:
     return known[1]
 
 
-def _both(left: Any, right: Callable[[], Any]) -> Any:
+def _logical_and(left: Any, right: Callable[[], Any]) -> Any:
     """`left and right`, of blocks element by element, as compiled: their truth is that of none."""
     return left.logical_and(right()) if _is_block(left) else left and right()
 
 
-def _either(left: Any, right: Callable[[], Any]) -> Any:
+def _logical_or(left: Any, right: Callable[[], Any]) -> Any:
     return left.logical_or(right()) if _is_block(left) else left or right()
 
 
@@ -96,7 +96,7 @@ class _Wrapper(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
-        name = (_both if isinstance(node.op, ast.And) else _either).__name__
+        name = (_logical_and if isinstance(node.op, ast.And) else _logical_or).__name__
         nothing = ast.arguments([], [], kwonlyargs=[], kw_defaults=[], defaults=[])
         found = node.values[0]
         for value in node.values[1:]:

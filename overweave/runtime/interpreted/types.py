@@ -32,7 +32,7 @@ _bits: dict[str, int] = {}
 _SCALAR = tl.core.tuple([]), tl.core.constexpr(1)
 
 
-def make_types_once() -> None:
+def install_type_cache() -> None:
     """For the rest of this process."""
     tl.core.block_type.__init__ = _init_block_type
     tl.core.tensor.__init__ = _init_tensor

@@ -10,7 +10,7 @@ from overweave.compiler.emit.emit import PARAMETERS, PUSH_PARAMETERS, STORE_PLAC
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import AUTHOR_KERNEL
 from overweave.ir.schedule import Apply, Operation, Put
-from overweave.ir.tensors import exchanged
+from overweave.ir.tensors import all_to_all_source
 from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 from overweave.memory.lower import slice_targets
 from overweave.runtime.authored import AuthoredKernel
@@ -29,7 +29,7 @@ def author_call(kernel: AuthoredKernel, given: Mapping[str, Any], binding: Bindi
     """The kernel of a queue; None if it has no tiles on this rank. given: the author's arguments."""
     plan, rank, offsets = binding.plan, binding.rank, binding.addresses.layout.buffers
     rows = plan.tile_order(rank, queue).rows
-    tiles, parts = count(rows, APPLY), count(rows, PART)
+    tiles, parts = count_rows(rows, APPLY), count_rows(rows, PART)
     if not tiles:
         return None
     arguments = kernel.arguments(given, lambda name: binding.own(name) if name in offsets else None)
@@ -38,19 +38,19 @@ def author_call(kernel: AuthoredKernel, given: Mapping[str, Any], binding: Bindi
     arguments |= dict(zip(PARAMETERS, (*arrays, tiles, parts, world_size), strict=True))
     if any(isinstance(one, Put) and one.queue == queue for one in plan.schedule.operations):
         targets = binding.table(slice_targets(binding.addresses, rank, queue))
-        arguments |= dict(zip(PUSH_PARAMETERS, (targets, count(rows, COPY)), strict=True))
+        arguments |= dict(zip(PUSH_PARAMETERS, (targets, count_rows(rows, COPY)), strict=True))
     if kernel.away is not None:
         operations = (one for one in plan.schedule.of_rank(rank) if one.queue == queue)
-        arguments[STORE_PLACES] = binding.table(_place_rows(operations, kernel, binding))
+        arguments[STORE_PLACES] = binding.table(_peer_store_rows(operations, kernel, binding))
     return AuthorCall(arguments, tiles)
 
 
-def count(rows: Iterable[TileRow], kind: int) -> int:
+def count_rows(rows: Iterable[TileRow], kind: int) -> int:
     """How many rows of a table are of a kind."""
     return [row.kind for row in rows].count(kind)
 
 
-def _place_rows(operations: Iterable[Operation], kernel: AuthoredKernel, binding: Binding) -> list[list[int]]:
+def _peer_store_rows(operations: Iterable[Operation], kernel: AuthoredKernel, binding: Binding) -> list[list[int]]:
     """For tiles that store at peers, one row per operation of their queue: at how many places, then for each how many
     elements it lies behind the own buffer, and where its rank's signals are (0: nobody there waits).
     """
@@ -62,18 +62,18 @@ def _place_rows(operations: Iterable[Operation], kernel: AuthoredKernel, binding
     for apply in operations:
         row: list[int] = []
         told = {notify.rank for notify in apply.notifies}
-        for buffer, rank, further in _places(apply, kernel) if isinstance(apply, Apply) else ():
+        for buffer, rank, further in _store_targets(apply, kernel) if isinstance(apply, Apply) else ():
             between = (bases[rank] + offsets[buffer] - own) // itemsize
             row += [between + further * plan.schedule.buffer(buffer).cols, bases[rank] if rank in told else 0]
         rows.append([len(row) // 2, *row])
     return [row + [0] * (1 + 2 * plan.schedule.world_size - len(row)) for row in rows]
 
 
-def _places(apply: Apply, kernel: AuthoredKernel) -> list[tuple[str, int, int]]:
+def _store_targets(apply: Apply, kernel: AuthoredKernel) -> list[tuple[str, int, int]]:
     """Where the tiles of an Apply store the tensor that goes to peers, by buffer and rank, and how many rows further on
     than the own one: the first of its tiles has its first row."""
     assert kernel.away is not None
-    made = [one.region for one in apply.makes if exchanged(one.tensor) == kernel.away.tensor]
+    made = [one.region for one in apply.makes if all_to_all_source(one.tensor) == kernel.away.tensor]
     lowest: dict[tuple[str, int], int] = {}
     for region in made:
         key = (region.buffer, region.rank)

@@ -14,11 +14,11 @@ import torch
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
+from overweave.ir.kernel_limits import COPY_WORD_BYTES, LEAST_WAVES
 from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X_REST, Engine, MatmulConfig, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
-from overweave.ir.tile_order import outputs, share_places
-from overweave.ir.words import COPY_WORD_BYTES, LEAST_WAVES
+from overweave.ir.tile_order import outputs, partial_slots
 from overweave.kernels.arguments import AfterSums, LaunchTiles
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
@@ -26,14 +26,14 @@ from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
     SlotAddresses,
     addend_addresses,
-    addend_shifts,
+    addend_row_shifts,
     copy_targets,
-    peer_places,
+    has_fp32_first_operand,
+    peer_slot_offsets,
     reduction_operands,
-    sums_first,
-    widths_of,
+    reduction_widths,
 )
-from overweave.memory.shares import share_numbers
+from overweave.memory.split_k import partial_elements
 from overweave.runtime.kernel_calls.call import (
     KernelCall,
     MatrixInput,
@@ -42,7 +42,7 @@ from overweave.runtime.kernel_calls.call import (
     TileKernelArgs,
     addresses_tensor,
     as_words,
-    moving,
+    stand_in_for,
     table_tensor,
 )
 from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
@@ -89,7 +89,7 @@ class Binding:
 
     def callers(self, name: str) -> Moving:
         """A stand-in of a tensor of the caller's."""
-        stand = moving(self._example[name])
+        stand = stand_in_for(self._example[name])
         self.moved.append((name, stand))
         return stand
 
@@ -145,15 +145,17 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     plan, schedule, config = binding.plan, binding.plan.schedule, binding.plan.realization.matmul
     assert config is not None
     computes, tiles = binding.operations(queue, Compute), binding.tiles(queue)
-    epilogue = plan.problem.of_tiles(any(compute.finishes for compute in computes))
-    shard, gathered = _by_home(binding, [compute.a[0] for compute in computes])
-    own_scales, gathered_scales = _by_home(binding, [part for compute in computes for part in compute.scales])
+    epilogue = plan.problem.tile_epilogue(any(compute.finishes for compute in computes))
+    shard, gathered = _caller_and_workspace(binding, [compute.a[0] for compute in computes])
+    own_scales, gathered_scales = _caller_and_workspace(
+        binding, [part for compute in computes for part in compute.scales]
+    )
     outs = {name: outputs(schedule, binding.rank, name) for name in schedule.weights}
     total = next(iter(outs[schedule.weights[0]][1:]), None)
     read = {name: binding.callers(name) for name in (*epilogue.inputs, *([own_scales] if own_scales else []))}
     addends = addend_addresses(binding.addresses, binding.rank, queue)
-    shifts = addend_shifts(schedule, binding.rank, queue)
-    places = share_places(plan.tile_order(binding.rank, queue).rows)
+    shifts = addend_row_shifts(schedule, binding.rank, queue)
+    places = partial_slots(plan.tile_order(binding.rank, queue).rows)
     operands = Operands(
         a_shard=binding.callers(shard) if shard else None,
         a_workspace=binding.own(gathered) if gathered else None,
@@ -166,13 +168,13 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         total=binding.instance(total) if total else None,
         addends=binding.table(addends) if any(addends) else None,
         addend_rows=(binding.own(shifts[0]), binding.table(shifts[1])) if shifts else None,
-        shares=binding.workspace.shares.get(places, share_numbers(config, epilogue)) if places else None,
+        shares=binding.workspace.shares.get(places, partial_elements(config, epilogue)) if places else None,
         peers=_peers(binding, queue, computes, tiles.queue.tiles / binding.programs(tiles.queue.tiles)),
     )
     return matmul_call(config, operands, tiles)
 
 
-def _by_home(binding: Binding, regions: list[Region]) -> tuple[str | None, str | None]:
+def _caller_and_workspace(binding: Binding, regions: list[Region]) -> tuple[str | None, str | None]:
     """Of buffers that tiles read, that of the caller and that of the workspace."""
     names = dict.fromkeys(region.buffer for region in regions)
     of_caller = {name: binding.plan.schedule.buffer(name).home == INPUT for name in names}
@@ -182,14 +184,14 @@ def _by_home(binding: Binding, regions: list[Region]) -> tuple[str | None, str |
 
 def _peers(binding: Binding, queue: str, computes: list[Compute], waves: float) -> Peers | None:
     """Where tiles store at other ranks, if any do. waves: in which they run."""
-    rows = peer_places(binding.addresses, binding.rank, queue)
+    rows = peer_slot_offsets(binding.addresses, binding.rank, queue)
     if not rows:
         return None
     problem, config = binding.plan.problem, binding.plan.realization.matmul
     assert config is not None
     spread = next((binding.own(copy.buffer) for compute in computes for copy in compute.copies), None)
     strip_bytes = prod(hopper_strip(config)) * ITEMSIZE_BYTES[problem.moved_dtype]
-    pace = pace_ns(problem, computes, waves / len(rows), strip_bytes)
+    pace = peer_store_interval_ns(problem, computes, waves / len(rows), strip_bytes)
     places = binding.table([*rows, [0 if spread is None else spread.data_ptr(), pace]])
     return Peers(places, tuple(distance for _, distance in rows[1:]), spread)
 
@@ -200,23 +202,23 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
     reduces = binding.operations(queue, Reduce)
     outs = [plan.schedule.buffer(reduce.out.buffer) for reduce in reduces]
     stored = next((out for out in outs if out.home == OUTPUT), outs[0])  # others' addresses stand in the table
-    norm, epilogue = plan.problem.norm, plan.problem.of_sums
+    norm, epilogue = plan.problem.norm, plan.problem.sum_epilogue
     read = {name: binding.callers(name) for name in ((*norm.inputs, Z) if norm else epilogue.inputs)}
     sums = ReductionCall(
         operands=binding.table(reduction_operands(binding.addresses, binding.rank, queue)),
-        widths=widths_of(reduces),
+        widths=reduction_widths(reduces),
         out=binding.instance(stored.name),
         cols=stored.cols,
         after=AfterSums(*(read.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z))),
         eps=norm.eps if norm else 0.0,
-        sum_first=sums_first(plan.schedule, plan.realization.dtype, reduces),
+        sum_first=has_fp32_first_operand(plan.schedule, plan.realization.dtype, reduces),
         epilogue=epilogue.bits,
-        **_map_of(binding, reduces),
+        **_block_map(binding, reduces),
     )
     return reduction_call(config, binding.tiles(queue), sums)
 
 
-def _map_of(binding: Binding, reduces: list[Reduce]) -> dict[str, Any]:
+def _block_map(binding: Binding, reduces: list[Reduce]) -> dict[str, Any]:
     """The map of what a kernel moves, if its blocks are permuted: of all its operands, as verify knows."""
     blocks = binding.plan.schedule.buffer(reduces[0].operands[0].buffer).blocks
     if blocks is None:
@@ -245,13 +247,13 @@ def _copy(binding: Binding, queue: str) -> KernelCall:
 # With a strip of so many bytes from each SM so far apart, the link is full and no more.
 # MEASURED: on two H200s, 16 rings (benchmarks/results/paces.h200x2.2026-11-22.txt): the quickest, or 1 % behind it
 # where tiles are long; 75 ns less take up to 3 % more, 100 ns more up to 6 %.
-STRIP_BYTES, PACE_NS = 2048, 700
+STRIP_BYTES, LINK_INTERVAL_NS = 2048, 700
 # For each so many bytes of a row of an operand: half of what a tile takes for them, by its strips, of which one of
 # 128 x 256 has 32. MEASURED: 0.69 us (STEP_US in schedules/tiles/shape.py).
 STEP_BYTES, STEP_NS = 128, 10
 
 
-def pace_ns(problem: Problem, computes: Iterable[Compute], waves: float, strip_bytes: int) -> int:
+def peer_store_interval_ns(problem: Problem, computes: Iterable[Compute], waves: float, strip_bytes: int) -> int:
     """All SMs end their first tiles together, and what they load next waits for what they store: so the strips of a
     tile come no faster than the link takes them, and those of a long one are spread over half of the time that the next
     takes. waves: of tiles, in each shard. 0: as fast as they go.
@@ -268,4 +270,4 @@ def pace_ns(problem: Problem, computes: Iterable[Compute], waves: float, strip_b
     if spreads or waves < LEAST_WAVES:
         return 0
     steps = problem.k * ITEMSIZE_BYTES[problem.dtype] // STEP_BYTES
-    return max(PACE_NS, steps * STEP_NS) * strip_bytes // STRIP_BYTES
+    return max(LINK_INTERVAL_NS, steps * STEP_NS) * strip_bytes // STRIP_BYTES

@@ -12,8 +12,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from overweave.ir.tile_order import TileRow
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 
-# Of a kernel that starts before the one in front ends (memory/device/early.py).
-EARLY: dict[str, int] = {"launch_pdl": True}
+# Of a kernel that starts before the one in front ends (memory/device/dependent_launch.py).
+DEPENDENT_LAUNCH: dict[str, int] = {"launch_pdl": True}
 
 
 class KernelCall(NamedTuple):
@@ -49,7 +49,7 @@ class Moving:
 MatrixInput = torch.Tensor | Moving
 
 
-def moving(tensor: torch.Tensor) -> Moving:
+def stand_in_for(tensor: torch.Tensor) -> Moving:
     """A stand-in that starts at `tensor`."""
     return Moving(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
@@ -82,10 +82,10 @@ def addresses_tensor(rows: Any, device: torch.device) -> torch.Tensor:
 
 def descriptor(matrix: MatrixInput, block: list[int], is_transposed: bool = False) -> TensorDescriptor:
     """A bulk-tensor descriptor of a matrix whose rows (columns, if transposed) start at multiples of 16 bytes."""
-    return TensorDescriptor(matrix, *as_stored(matrix, is_transposed), block)
+    return TensorDescriptor(matrix, *storage_layout(matrix, is_transposed), block)
 
 
-def as_stored(matrix: MatrixInput, is_transposed: bool) -> tuple[list[int], list[int]]:
+def storage_layout(matrix: MatrixInput, is_transposed: bool) -> tuple[list[int], list[int]]:
     """Shape and strides of a matrix as it lies in memory, row-major."""
     step = -1 if is_transposed else 1
     return list(matrix.shape)[::step], list(matrix.stride())[::step]
@@ -95,10 +95,9 @@ def as_stored(matrix: MatrixInput, is_transposed: bool) -> tuple[list[int], list
 
 
 class Peers(NamedTuple):
-    """places: int64, a row of two for each rank (memory/lower.peer_places); behind them where sums of peers lie here,
-    or 0, and how far apart strips are stored (bind.py). distances: of the slot of each peer behind the
-    own one in bytes, the next rank first. spread: the own instance of the buffer where sums go at peers, if they go to
-    every rank.
+    """places: int64, a row of two for each rank (memory/lower.peer_slot_offsets); behind them where sums of peers lie
+    here, or 0, and how far apart strips are stored (bind.py). distances: of the slot of each peer behind the own one in
+    bytes, the next rank first. spread: the own instance of the buffer where sums go at peers, if they go to every rank.
     """
 
     places: torch.Tensor

@@ -13,7 +13,7 @@ from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
 from overweave.kernels.arguments import AtPeers, Ends, MatmulOutputs, Traits
 from overweave.kernels.matmul import matmul_kernel
-from overweave.memory.shares import Shares
+from overweave.memory.split_k import Shares
 from overweave.runtime.backends import load
 from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, Peers, TileKernelArgs, descriptor
 
@@ -34,7 +34,7 @@ class Operands:
     total: `[rows, n]`, a second output, of which `TileRow.into` tells; None if there is none.
     addends: int64 `[operations, addends]`, where those of each tile lie (memory/lower.addend_addresses); None if no
     tile has any. addend_rows: if all lie in one own matrix `[rows, n]` and no tile has two, that, and int64
-    `[operations]`, how many rows further than the result (memory/lower.addend_shifts).
+    `[operations]`, how many rows further than the result (memory/lower.addend_row_shifts).
     shares: memory for tiles that are dealt out along k; None if none is.
     peers: where tiles store at other ranks, products in the first output (`Peers`); None if none does.
     """
@@ -75,7 +75,7 @@ class Operands:
     @property
     def products(self) -> MatmulOutputs:
         """What the kernel writes."""
-        outs, widths = filled(self.outs), filled([out.shape[1] for out in self.outs])
+        outs, widths = pad_to_most_weights(self.outs), pad_to_most_weights([out.shape[1] for out in self.outs])
         return MatmulOutputs(*outs, *widths, self.total)  # type: ignore[call-arg]  # lists of MOST_WEIGHTS
 
     @property
@@ -91,12 +91,12 @@ class Operands:
         return AtPeers(self.peers.places, self.peers.everyone) if self.peers else AtPeers()
 
 
-def filled(operands: list[Any]) -> list[Any]:
+def pad_to_most_weights(operands: list[Any]) -> list[Any]:
     """Those of every weight that a kernel has a place for; None where there is none."""
     return operands + [None] * (MOST_WEIGHTS - len(operands))
 
 
-def a_sides(operands: Operands, describe: Callable[[MatrixInput], Any]) -> tuple[Any, Any]:
+def a_descriptors(operands: Operands, describe: Callable[[MatrixInput], Any]) -> tuple[Any, Any]:
     """Descriptors of both places of `a`; a side that is not read stands for the other."""
     sides = [None if one is None else describe(one) for one in (operands.a_shard, operands.a_workspace)]
     return sides[0] or sides[1], sides[1] or sides[0]
@@ -113,15 +113,20 @@ def portable_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArg
     """The call of `matmul_kernel`, which the interpreter runs, too."""
     block_a, is_transposed = [config.block_m, config.block_k], operands.b_is_transposed
     block_b = [config.block_n, config.block_k] if is_transposed else [config.block_k, config.block_n]
-    sides = a_sides(operands, lambda matrix: descriptor(matrix, block_a))
+    sides = a_descriptors(operands, lambda matrix: descriptor(matrix, block_a))
     factors = [descriptor(matrix, block_b, is_transposed) for matrix in operands.factors]
     traits = replace(traits_of(operands, tiles), precision=PRECISION.get(operands.factors[0].dtype, "tf32"))
-    arguments: list[Any] = [*sides, *filled(factors), *subjects(operands, operands.addends, tiles), traits]
+    arguments: list[Any] = [
+        *sides,
+        *pad_to_most_weights(factors),
+        *common_arguments(operands, operands.addends, tiles),
+        traits,
+    ]
     options = {"num_warps": config.warps, "num_stages": config.stages}
     return KernelCall(matmul_kernel, arguments, options, tiles.queue.tiles)
 
 
-def subjects(operands: Operands, addends: torch.Tensor | None, tiles: TileKernelArgs) -> list[Any]:
+def common_arguments(operands: Operands, addends: torch.Tensor | None, tiles: TileKernelArgs) -> list[Any]:
     """What both kernels take between their tensor descriptors and their constants."""
     own = [operands.products, operands.ends, addends, operands.at_peers, operands.shares]
     return [*own, tiles.queue, tiles.protocol, operands.k]
@@ -140,7 +145,7 @@ def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
     )
 
 
-def hopper_parts(config: MatmulConfig) -> tuple[int, int]:
+def hopper_boxes(config: MatmulConfig) -> tuple[int, int]:
     """Rows and columns of the rectangles in which the Hopper kernel moves a tile.
 
     Two consumers share its rows, or, of a tile of 64 rows, its columns. Half tiles take one rectangle of columns.
@@ -154,4 +159,4 @@ def hopper_strip(config: MatmulConfig) -> tuple[int, int]:
     """Rows and columns of what the Hopper kernel stores at a peer at once: no more columns than 16-bit numbers fill a
     row of swizzled shared memory.
     """
-    return 16, min(hopper_parts(config)[1], 64)
+    return 16, min(hopper_boxes(config)[1], 64)

@@ -15,7 +15,7 @@ from overweave.kernels.packed.exchange import packed_kernel
 from overweave.memory.device.ptx import poll_packed, poll_packed_constraints
 from overweave.memory.heap import PackedSpace
 from overweave.memory.packed_layout import PackedLayout
-from overweave.runtime.kernel_calls.call import EARLY, KernelCall
+from overweave.runtime.kernel_calls.call import DEPENDENT_LAUNCH, KernelCall
 
 
 class Caller(NamedTuple):
@@ -49,7 +49,7 @@ def packed_call(
         block=config.block,
         chained=caller.is_chained,
         eps=norm.eps if norm else 0.0,
-        epilogue=problem.of_sums.bits if adds else 0,
+        epilogue=problem.sum_epilogue.bits if adds else 0,
     )
     arguments = [
         *(tensors[layout.source], tensors[layout.out]),
@@ -60,5 +60,5 @@ def packed_call(
         *(caller.rank, problem.n, traits),
     ]
     options: dict[str, int] = {"num_warps": config.warps}
-    options |= EARLY if caller.is_chained and caller.is_later else {}
+    options |= DEPENDENT_LAUNCH if caller.is_chained and caller.is_later else {}
     return KernelCall(packed_kernel, arguments, options, programs)

@@ -10,12 +10,12 @@ from triton import next_power_of_2
 from overweave.errors import MachineError
 from overweave.ir.launch.reach import NO_REACH
 from overweave.kernels.arguments import SignalWords
-from overweave.memory.device.protocol import begin_kernel, tell_kernel, wait_kernel
+from overweave.memory.device.protocol import begin_kernel, notify_kernel, wait_kernel
 from overweave.memory.device.sync_clocks import stamp_kernel
 from overweave.memory.group import Group
 from overweave.memory.heap import Heap
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS
-from overweave.memory.shares import SharedShares
+from overweave.memory.split_k import SharedShares
 from overweave.runtime.kernel_calls.call import KernelCall, addresses_tensor
 
 BEGIN_BLOCK = 128
@@ -46,7 +46,7 @@ class ProtocolWords(Protocol):
     def shares(self) -> SharedShares: ...
 
 
-def words_of(workspace: ProtocolWords) -> torch.Tensor:
+def control_words(workspace: ProtocolWords) -> torch.Tensor:
     """The own abort word, and what each rank has completed: int32."""
     return workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
 
@@ -54,25 +54,25 @@ def words_of(workspace: ProtocolWords) -> torch.Tensor:
 def signal_words(workspace: ProtocolWords, heap: Heap, signals: int) -> SignalWords:
     """What waits and signals, of so many signals at the start of a heap."""
     own = heap.view(0, (max(signals, 1) * SIGNAL_STRIDE_WORDS,), torch.int32)
-    return SignalWords(own, words_of(workspace), workspace.limits, ranks_in_reach(workspace))
+    return SignalWords(own, control_words(workspace), workspace.limits, connected_ranks(workspace))
 
 
-def ranks_in_reach(workspace: ProtocolWords) -> int:
+def connected_ranks(workspace: ProtocolWords) -> int:
     """How many ranks begin a call together, and end each other's waits: all of them, or, without peer access, each for
     itself. Then no kernel waits for a peer, and the library's collectives hold ranks together.
     """
     return len({*workspace.words.addresses})
 
 
-def need_reach(workspace: ProtocolWords, what: str) -> None:
+def require_peer_access(workspace: ProtocolWords, what: str) -> None:
     """Raises MachineError where ranks do not reach each other: what addresses a peer would address its own memory."""
     ranks = workspace.group.world_size
-    if ranks_in_reach(workspace) < ranks:
+    if connected_ranks(workspace) < ranks:
         cure = "Take a plan whose rows the library moves, such as sequential; `overweave doctor` names the GPUs"
         raise MachineError(f"run {what} on {ranks} GPUs", f"they {NO_REACH}", cure)
 
 
-def head_call(workspace: ProtocolWords, protocol: SignalWords, signals: int) -> KernelCall:
+def prologue_call(workspace: ProtocolWords, protocol: SignalWords, signals: int) -> KernelCall:
     """The head of a call, that uses so many signals."""
     words = [workspace.state, protocol.signals, workspace.claims, protocol.words, protocol.limits]
     numbers = [signals, workspace.group.rank % protocol.world_size, protocol.world_size]
@@ -86,11 +86,11 @@ def wait_call(protocol: SignalWords, awaited: tuple[int, ...], operation: int, s
     return KernelCall(wait_kernel, [*protocol[:3], *numbers], {"num_warps": 1})
 
 
-def tell_call(addresses: tuple[int, ...], device: torch.device) -> KernelCall:
+def notify_call(addresses: tuple[int, ...], device: torch.device) -> KernelCall:
     """What a library call's operation tells its peers: the words at these addresses become 1."""
     block = max(32, next_power_of_2(len(addresses)))
     told = addresses_tensor(addresses + (0,) * (block - len(addresses)), device)
-    return KernelCall(tell_kernel, [told, block], {"num_warps": 1})
+    return KernelCall(notify_kernel, [told, block], {"num_warps": 1})
 
 
 def stamp_call(words: list[torch.Tensor], rank: int, world_size: int) -> KernelCall:

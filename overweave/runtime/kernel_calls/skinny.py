@@ -6,13 +6,13 @@ from typing import Any, Literal, NamedTuple
 
 from overweave.ir.plan import SkinnyConfig
 from overweave.kernels.skinny import skinny_matmul_kernel
-from overweave.memory.shares import SharedShares
-from overweave.runtime.kernel_calls.call import EARLY, KernelCall, MatrixInput
+from overweave.memory.split_k import SharedShares
+from overweave.runtime.kernel_calls.call import DEPENDENT_LAUNCH, KernelCall, MatrixInput
 
 ChainPosition = Literal[
     "in_turn", "leads", "follows"
 ]  # of the kernel in its chain: the next one starts early, or it does
-TURNS: dict[ChainPosition, int] = {"in_turn": 0, "leads": 1, "follows": 2}
+CHAIN_POSITIONS: dict[ChainPosition, int] = {"in_turn": 0, "leads": 1, "follows": 2}
 
 
 class SkinnyOperands(NamedTuple):
@@ -23,7 +23,7 @@ class SkinnyOperands(NamedTuple):
     out: MatrixInput
 
 
-def tiles_of(config: SkinnyConfig, m: int, n: int) -> int:
+def skinny_tiles(config: SkinnyConfig, m: int, n: int) -> int:
     """How many tiles a result `[m, n]` has, each with a counter of its own."""
     return -(-m // config.block_m) * -(-n // config.block_n)
 
@@ -35,10 +35,10 @@ def skinny_call(
     starts before this one ends, or this one before `a` is there."""
     a, b, out = factors
     (m, k), n, strides = a.shape, b.shape[1], b.stride()
-    programs = tiles_of(config, m, n) * config.splits
+    programs = skinny_tiles(config, m, n) * config.splits
     shares = memory.get(programs, config.block_m * config.block_n) if config.splits > 1 else None
     arguments: list[Any] = [a, b, out, shares, m, n, k, a.stride()[0], *strides, out.stride()[0], config.splits]
     arguments += [config.block_m, config.block_n, config.block_k, config.swapped]
-    arguments += [strides[0] == 1 and strides[1] != 1, TURNS[turn]]
-    options = {"num_warps": config.warps, "num_stages": config.stages} | (EARLY if turn == "follows" else {})
+    arguments += [strides[0] == 1 and strides[1] != 1, CHAIN_POSITIONS[turn]]
+    options = {"num_warps": config.warps, "num_stages": config.stages} | (DEPENDENT_LAUNCH if turn == "follows" else {})
     return KernelCall(skinny_matmul_kernel, arguments, options, programs)

@@ -22,9 +22,9 @@ class ReductionCall(NamedTuple):
     """What a reduction sums, and how it ends: with the norm of whole rows (kernels/norm.py), or with an epilogue, whose
     bits these are (kernels/epilogue.py).
 
-    operands: int64, where they lie (memory/lower.reduction_operands). widths: as memory/lower.widths_of says. out: of
-    `cols` columns, where sums go unless `operands` says so. cells: int32, the cell of each block of an operand whose
-    blocks are permuted; cell: its rows and columns.
+    operands: int64, where they lie (memory/lower.reduction_operands). widths: as memory/lower.reduction_widths says.
+    out: of `cols` columns, where sums go unless `operands` says so. cells: int32, the cell of each block of an operand
+    whose blocks are permuted; cell: its rows and columns.
     """
 
     operands: torch.Tensor
@@ -46,10 +46,10 @@ def reduction_call(config: ReduceConfig, tiles: TileKernelArgs, sums: ReductionC
     constants = [*blocks, tiles.traced, sums.eps, sums.sum_first, sums.epilogue, *sums.cell]
     arguments = [sums.operands, sums.out, tiles.queue, tiles.protocol, sums.cols, sums.after, sums.cells, *constants]
     options = {"num_warps": config.warps} | ({"maxnreg": MOST_REGISTERS} if sums.epilogue else {})
-    return KernelCall(reduction_kernel, arguments, options, summing_programs(config, tiles.queue.tiles))
+    return KernelCall(reduction_kernel, arguments, options, reduction_programs(config, tiles.queue.tiles))
 
 
-def summing_programs(config: ReduceConfig, tiles: int) -> int:
+def reduction_programs(config: ReduceConfig, tiles: int) -> int:
     """How many programs sum: few where copies need room on the SMs that tiles leave free (`sms_for_copies`)."""
     most = SUMS_PER_SM * sms_for_copies() or config.programs
     return min(config.programs, tiles, most)

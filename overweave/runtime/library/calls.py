@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions, ReduceScatterOptions
 
-from overweave.ir.blocks import DEALT
+from overweave.ir.blocks import CUT_BY_MEMBER
 from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.plan import W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Region
 from overweave.memory.group import Group
-from overweave.memory.subgroups import part_of
+from overweave.memory.subgroups import subgroup
 from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
 from overweave.runtime.library.library import full_precision
-from overweave.runtime.library.views import Cut, Views, ViewShape, cut
+from overweave.runtime.library.views import Cut, Views, ViewShape, region_index
 
 TensorsByName = dict[str, torch.Tensor]
 BoundLibraryCall = Callable[[TensorsByName], None]
@@ -34,7 +34,7 @@ def counted_call(operation: Operation, plan: Plan, group: Group) -> BoundLibrary
     def call(tensors: TensorsByName) -> None:
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         filled = Filled(plan.schedule, tensors[COUNTS].tolist()).operation(operation)
-        _in_full(filled, plan.problem, shapes, group)(tensors)
+        _general_call(filled, plan.problem, shapes, group)(tensors)
 
     return call
 
@@ -46,27 +46,29 @@ def library_call(
 
     shapes: of the buffers. It runs on the current stream. Raises whatever the library raises.
     """
-    short = _product(operation, problem, shapes) or _collective(operation, problem, shapes, group)
-    return short or _in_full(operation, problem, shapes, group)
+    short = _plain_matmul_call(operation, problem, shapes) or _flat_collective_call(operation, problem, shapes, group)
+    return short or _general_call(operation, problem, shapes, group)
 
 
-def multiplies_rows(operation: Operation, plan: Plan) -> bool:
+def is_plain_matmul(operation: Operation, plan: Plan) -> bool:
     """Whether an operation is products of whole rows by one whole weight alone, whose factors may lie in two parts."""
     shapes = {each.name: (each.rows, each.cols) for each in plan.schedule.buffers}
-    return not plan.problem.counted and bool(_factors(operation, plan.problem, shapes))
+    return not plan.problem.counted and bool(_plain_matmuls(operation, plan.problem, shapes))
 
 
-def made_by(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> str | None:
+def allocated_output(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> str | None:
     """The buffer that an operation fills whole by one matmul, and makes if it is not among the tensors."""
-    match _factors(operation, problem, shapes):
+    match _plain_matmuls(operation, problem, shapes):
         case [(_, _, out, None)]:
             return out
         case _:
             return None
 
 
-def _in_full(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group) -> BoundLibraryCall:
-    views, ends_sums = Views((operation,), shapes), problem.ends_sums
+def _general_call(
+    operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
+) -> BoundLibraryCall:
+    views, ends_sums = Views((operation,), shapes), problem.has_sum_epilogue
 
     def call(tensors: TensorsByName) -> None:
         view = views.of(tensors)
@@ -77,21 +79,27 @@ def _in_full(operation: Operation, problem: Problem, shapes: Mapping[str, ViewSh
     return call
 
 
-def _factors(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> list[_Factor]:
+def _plain_matmuls(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> list[_Factor]:
     """Of products of whole rows by one whole weight, and nothing else; none of other operations."""
     if not isinstance(operation, Compute) or operation.addends or operation.accumulate:
         return []
-    if problem.of_products.bits or (problem.norm and problem.world_size == 1) or cut(operation.b, shapes) is not None:
+    if (
+        problem.product_epilogue.bits
+        or (problem.norm and problem.world_size == 1)
+        or region_index(operation.b, shapes) is not None
+    ):
         return []
     return [
-        (a.buffer, cut(a, shapes), out.buffer, cut(out, shapes))
+        (a.buffer, region_index(a, shapes), out.buffer, region_index(out, shapes))
         for a, out in zip(operation.a, operation.out, strict=True)
         if not out.is_empty
     ]
 
 
-def _product(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> BoundLibraryCall | None:
-    factors, precise = _factors(operation, problem, shapes), full_precision(getattr(torch, problem.dtype))
+def _plain_matmul_call(
+    operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]
+) -> BoundLibraryCall | None:
+    factors, precise = _plain_matmuls(operation, problem, shapes), full_precision(getattr(torch, problem.dtype))
     if not factors or not isinstance(operation, Compute):
         return None
     weight = operation.b.buffer
@@ -104,7 +112,9 @@ def _product(operation: Operation, problem: Problem, shapes: Mapping[str, ViewSh
                 if out in tensors:
                     torch.mm(x, w, out=tensors[out] if out_cut is None else tensors[out][out_cut])
                 else:
-                    tensors[out] = torch.mm(x, w)  # `made_by`: the matmul asks for memory quicker than its caller
+                    tensors[out] = torch.mm(
+                        x, w
+                    )  # `allocated_output`: the matmul asks for memory quicker than its caller
             if X_REST in tensors:
                 _add_rest(tensors)
 
@@ -117,7 +127,7 @@ def _product(operation: Operation, problem: Problem, shapes: Mapping[str, ViewSh
     return call
 
 
-def _collective(
+def _flat_collective_call(
     operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
 ) -> BoundLibraryCall | None:
     """A collective from one whole buffer to one, both row-major, as the buffers of plans are."""
@@ -126,16 +136,16 @@ def _collective(
     if operation.finishes:
         return None
     parts: tuple[Region, ...] = (*operation.sources, *operation.destinations)
-    if len(parts) != 2 or any(cut(part, shapes) is not None for part in parts):
+    if len(parts) != 2 or any(region_index(part, shapes) is not None for part in parts):
         return None
     source, target = (part.buffer for part in parts)
     move, rows, members = MOVES.get(operation.function), [part.shape[0] for part in parts], len(operation.ranks)
-    each = [members if is_dealt else 1 for is_dealt in DEALT[operation.function]]
+    each = [members if is_dealt else 1 for is_dealt in CUT_BY_MEMBER[operation.function]]
     if rows[0] * each[1] != rows[1] * each[0]:
         return None  # a short shard's, which is padded
     if move is None or (source == target) != (operation.function == "all_reduce"):
         return None
-    run = move(part_of(group, operation.ranks).process_group)
+    run = move(subgroup(group, operation.ranks).process_group)
 
     def call(tensors: TensorsByName) -> None:
         work = run(tensors[target], tensors[source])

@@ -12,7 +12,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
 from overweave.runtime.library.library import End, View, full_precision, run_operation, without_autocast
-from overweave.runtime.library.scaled import multiply_scaled, scaled_matmul, scales_of_columns, scales_of_rows
+from overweave.runtime.library.scaled import column_scales, multiply_scaled, row_scales, scaled_matmul
 
 Moved = tuple[Mapping[str, torch.Tensor], Group]
 
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved: Moved) -> None:
     """Runs an operation by the library, and does to products and to sums what the problem's epilogue says; to those of
-    a collective `end_collective` does it.
+    a collective `finish_collective` does it.
 
     moved: the caller's tensors, bias as `[n]` or `[1, n]`, and the group. Sums are rounded once; of products each step
     but scaling is rounded to the dtype of y, and a gate is one matmul more.
@@ -34,10 +34,10 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
     if problem.epilogue is NO_EPILOGUE:
         run_operation(operation, view, group)
         return
-    epilogue, end = problem.of_products, _end_of(problem, tensors)
+    epilogue, end = problem.product_epilogue, _sum_epilogue(problem, tensors)
     if isinstance(operation, Compute):
         first, (lo, hi) = problem.columns_of(operation.b.buffer)[0], operation.b.cols
-        tensors = columns_of(tensors, (first + lo, first + hi), problem.n)
+        tensors = slice_columns(tensors, (first + lo, first + hi), problem.n)
     if epilogue.scaling and isinstance(operation, Compute):
         multiply_scaled(operation, view, tensors, end)
     else:
@@ -46,26 +46,26 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved:
         for part, out in enumerate(operation.out):
             if not out.is_empty:
                 y = view(out)
-                gate = _gate(operation, part, view, tensors) if epilogue.gate else None
+                gate = _gate_product(operation, part, view, tensors) if epilogue.gate else None
                 apply_epilogue(y, slice(*out.rows), epilogue, tensors, gate)
 
 
-def end_collective(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
+def finish_collective(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
     """What the problem's epilogue does to the sums that a collective left, which are rounded; nothing for others."""
     if isinstance(operation, Collective) and operation.finishes:
-        end = _end_of(problem, tensors)
+        end = _sum_epilogue(problem, tensors)
         for out in operation.writes:
             if not out.is_empty:
                 end(view(out), out)
 
 
-def _end_of(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
+def _sum_epilogue(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
     return lambda total, out: apply_epilogue(
-        total, slice(*out.rows), problem.of_sums, columns_of(tensors, out.cols, problem.n)
+        total, slice(*out.rows), problem.sum_epilogue, slice_columns(tensors, out.cols, problem.n)
     )
 
 
-def columns_of(tensors: Mapping[str, torch.Tensor], columns: Range, width: int) -> Mapping[str, torch.Tensor]:
+def slice_columns(tensors: Mapping[str, torch.Tensor], columns: Range, width: int) -> Mapping[str, torch.Tensor]:
     """What an epilogue reads beside some columns of a result of `width`: those of whatever has as many, or a multiple.
 
     Scales of the weight and of the gate stand one behind the other in one tensor.
@@ -81,12 +81,12 @@ def columns_of(tensors: Mapping[str, torch.Tensor], columns: Range, width: int) 
     return {**tensors, **cut}
 
 
-def _gate(compute: Compute, part: int, view: View, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _gate_product(compute: Compute, part: int, view: View, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The gate's product of a part of `a`."""
     a, weight, y = view(compute.a[part]), tensors[GATE], view(compute.out[part])
     if SCALE_W in tensors:
         product = y.new_empty(y.shape)
-        scales = scales_of_rows(compute, view, tensors)[part], scales_of_columns(tensors)[1]
+        scales = row_scales(compute, view, tensors)[part], column_scales(tensors)[1]
         scaled_matmul(a, weight, scales, product)
         return product
     with full_precision(a.dtype):
@@ -121,8 +121,8 @@ def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapp
 
     `tensors` are the caller's, the weight as `[n]` or `[1, n]`.
     """
-    end_collective(operation, problem, view, tensors)
-    if problem.norm is None or not _sums(operation, problem):
+    finish_collective(operation, problem, view, tensors)
+    if problem.norm is None or not _stores_sums(operation, problem):
         return
     for out in operation.writes:
         if out.buffer == "y" and not out.is_empty:
@@ -137,7 +137,7 @@ def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, t
         y.copy_(functional.rms_norm(z, (z.shape[1],), weight, norm.eps))
 
 
-def _sums(operation: Operation, problem: Problem) -> bool:
+def _stores_sums(operation: Operation, problem: Problem) -> bool:
     """Whether an operation leaves whole sums behind, its own or others'; of a group of one, products are."""
     return isinstance(operation, Reduce | Copy | Collective) or (
         isinstance(operation, Compute) and problem.world_size == 1

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Clear, Collective, Compute, Copy, Operation, Reduce, Region
 from overweave.memory.group import Group
-from overweave.memory.subgroups import part_of
+from overweave.memory.subgroups import subgroup
 
 View = Callable[[Region], torch.Tensor]
 # torch 2.13 renamed the flat collectives, and warns about the old names at every call.
@@ -106,7 +106,7 @@ def run_operation(operation: Operation, view: View, group: Group, end: End | Non
             if not source.is_empty:
                 view(target).copy_(view(source))
     elif isinstance(operation, Collective):
-        COLLECTIVES[operation.function](operation, view, part_of(group, operation.ranks))
+        COLLECTIVES[operation.function](operation, view, subgroup(group, operation.ranks))
     else:
         raise ScheduleError(
             f"run {operation.name} by the library", "it moves data between ranks", "Give its queue to the copy engine"
@@ -169,7 +169,7 @@ def _sum_in_order(reduce: Reduce, view: View, end: End | None) -> None:
     view(reduce.out).copy_(total)
 
 
-def movable(tensor: torch.Tensor) -> torch.Tensor:
+def as_movable(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as libraries that know no fp8 can move it: by its bytes."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
@@ -177,7 +177,7 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
 def _all_gather(collective: Collective, view: View, group: Group) -> None:
     """Shards are padded to equal rows, and what they are padded with is anybody's guess: it lands behind the rows of a
     buffer (`joined` in views.py), or in memory of its own."""
-    source, *targets = [movable(view(part)) for part in (*collective.sources, *collective.destinations)]
+    source, *targets = [as_movable(view(part)) for part in (*collective.sources, *collective.destinations)]
     source = source.contiguous()  # a part of rows is not
     is_joined = len(targets) == 1 and targets[0].is_contiguous()
     size = targets[0].shape[0] // len(collective.ranks) if is_joined else max(target.shape[0] for target in targets)
@@ -237,9 +237,9 @@ def _all_to_all(collective: Collective, view: View, group: Group) -> None:
     """Of a single part on each side, equal ones for all ranks."""
     sources = [view(source) for source in collective.sources]
     targets = [view(target) for target in collective.destinations]
-    packed = _as_one(sources) if _are_adjacent(sources) else torch.cat([part.flatten() for part in sources])
+    packed = _flatten_adjacent(sources) if _are_adjacent(sources) else torch.cat([part.flatten() for part in sources])
     is_whole = _are_adjacent(targets)
-    arrived = _as_one(targets) if is_whole else packed.new_empty(sum(part.numel() for part in targets))
+    arrived = _flatten_adjacent(targets) if is_whole else packed.new_empty(sum(part.numel() for part in targets))
     sizes = [part.numel() for part in targets], [part.numel() for part in sources]
     received, sent = sizes if len(targets) > 1 else (None, None)
     dist.all_to_all_single(arrived, packed, received, sent, group=group.process_group)
@@ -248,7 +248,7 @@ def _all_to_all(collective: Collective, view: View, group: Group) -> None:
             target.copy_(part.view(target.shape))
 
 
-def _as_one(parts: list[torch.Tensor]) -> torch.Tensor:
+def _flatten_adjacent(parts: list[torch.Tensor]) -> torch.Tensor:
     """Adjacent parts as one row of elements."""
     return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
 

@@ -12,17 +12,17 @@ from overweave.ir.library_call import is_permuted
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.schedule import LOCAL, Buffer, Operation
 from overweave.memory.board.board import Board
-from overweave.memory.fast_empty import maker
+from overweave.memory.fast_empty import empty_factory
 from overweave.memory.group import Group
-from overweave.memory.subgroups import make_parts
-from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call, made_by
-from overweave.runtime.library.stretches import stretch_call
-from overweave.runtime.library.views import joined, shapes_of, with_room
+from overweave.memory.subgroups import create_subgroups
+from overweave.runtime.library.calls import BoundLibraryCall, allocated_output, counted_call, library_call
+from overweave.runtime.library.permuted_collectives import permuted_collective_call
+from overweave.runtime.library.views import merge_parts, padded_rows, shapes_of
 
 TensorsByName = Mapping[str, torch.Tensor]
 
 
-def is_of_library(plan: Plan) -> bool:
+def is_library_plan(plan: Plan) -> bool:
     """Whether a library alone runs a plan, in one queue: no kernel of ours is launched, and nobody signals."""
     engines = {assignment.engine for assignment in plan.realization.engines}
     return engines <= {LIBRARY} and not plan.schedule.pads and not queues_beside(plan)
@@ -40,26 +40,26 @@ class LibraryRun:
         problem, shapes = plan.problem, shapes_of(example)
         buffers = {each.name: each for each in plan.schedule.buffers}
         local = [each for each in plan.schedule.buffers if each.home == LOCAL]
-        memory = {each.name: _memory_of(each, group.world_size) for each in local}
+        memory = {each.name: _allocated_shape(each, group.world_size) for each in local}
         shapes |= memory
-        make_parts(group, plan.schedule.of_rank(group.rank))
+        create_subgroups(group, plan.schedule.of_rank(group.rank))
         ends, permuted = {each.name: each.rows for each in local}, list[Operation]()
         operations = list(plan.schedule.of_rank(group.rank))
         if not problem.counted:
             permuted = [each for each in operations if is_permuted(each, buffers)]
-            operations = [each if each in permuted else joined(each, shapes, ends) for each in operations]
-        made = {made_by(each, problem, shapes) for each in operations if not problem.counted}
+            operations = [each if each in permuted else merge_parts(each, shapes, ends) for each in operations]
+        made = {allocated_output(each, problem, shapes) for each in operations if not problem.counted}
         self.makes = frozenset(name for name in made if name in example)
 
         def call_of(operation: Operation) -> BoundLibraryCall:
             if problem.counted:
                 return counted_call(operation, plan, group)
             if operation in permuted:
-                return stretch_call(operation, buffers, group)
+                return permuted_collective_call(operation, buffers, group)
             return library_call(operation, problem, shapes, group)
 
         self._calls = [call_of(each) for each in operations]
-        self._make = maker(example["w"].device)
+        self._make = empty_factory(example["w"].device)
         self._local = [
             (each.name, memory[each.name], _dtype(each, problem.dtype)) for each in local if each.name not in made
         ]
@@ -76,9 +76,9 @@ class LibraryRun:
             self._board.finish()  # what is under way is the library's, and its watchdog's
 
 
-def _memory_of(buffer: Buffer, ranks: int) -> tuple[int, int]:
+def _allocated_shape(buffer: Buffer, ranks: int) -> tuple[int, int]:
     """Rows and columns of a local buffer's memory, with room for equal parts of its rows where blocks are none."""
-    return stored_shape(buffer) if buffer.blocks else (with_room(buffer.rows, ranks), buffer.cols)
+    return stored_shape(buffer) if buffer.blocks else (padded_rows(buffer.rows, ranks), buffer.cols)
 
 
 def _dtype(buffer: Buffer, otherwise: str) -> torch.dtype:

@@ -21,10 +21,10 @@ def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, end: E
     With addends, or added to what lies there, the scaled product stays fp32 until the sum is rounded. end: as of
     `run_operation`.
     """
-    for a, scale_x, out in zip(compute.a, scales_of_rows(compute, view, tensors), compute.out, strict=True):
+    for a, scale_x, out in zip(compute.a, row_scales(compute, view, tensors), compute.out, strict=True):
         if out.is_empty:
             continue
-        scales, target = (scale_x, scales_of_columns(tensors)[0]), view(out)
+        scales, target = (scale_x, column_scales(tensors)[0]), view(out)
         if compute.addends:
             product = target.new_empty(target.shape, dtype=torch.float32)
             scaled_matmul(view(a), view(compute.b), scales, product)
@@ -37,12 +37,12 @@ def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, end: E
             scaled_matmul(view(a), view(compute.b), scales, target)
 
 
-def scales_of_rows(compute: Compute, view: View, tensors: TensorsByName) -> list[torch.Tensor]:
+def row_scales(compute: Compute, view: View, tensors: TensorsByName) -> list[torch.Tensor]:
     """For each part of `a` the scales of its rows, or the one of all."""
     return [view(region) for region in compute.scales] or [tensors[SCALE_X]] * len(compute.a)
 
 
-def scales_of_columns(tensors: TensorsByName) -> tuple[torch.Tensor, ...]:
+def column_scales(tensors: TensorsByName) -> tuple[torch.Tensor, ...]:
     """Those of the weight; and if there is a gate its own, behind them in one tensor."""
     scale_w = tensors[SCALE_W]
     return scale_w.reshape(1, -1).chunk(2, dim=1) if GATE in tensors else (scale_w,)
@@ -58,12 +58,12 @@ def scaled_matmul(a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.T
         with full_precision(torch.float32):
             out.copy_(torch.mm(a.float(), b.float()) * scales[0] * scales[1])
     elif out.dtype == torch.bfloat16 or scales[1].numel() == 1:
-        torch._scaled_mm(a, b, aligned(scales[0]), aligned(scales[1]), out_dtype=out.dtype, out=out)
+        torch._scaled_mm(a, b, align_scales(scales[0]), align_scales(scales[1]), out_dtype=out.dtype, out=out)
     else:
         one = torch.ones(1, 1, dtype=torch.float32, device=a.device)
         out.copy_(torch._scaled_mm(a, b, one, one, out_dtype=torch.float32) * scales[0] * scales[1])
 
 
-def aligned(scales: torch.Tensor) -> torch.Tensor:
+def align_scales(scales: torch.Tensor) -> torch.Tensor:
     """The same, where the library takes them: those of a gate lie behind the weight's."""
     return scales.clone() if scales.data_ptr() % SCALES_BYTES else scales

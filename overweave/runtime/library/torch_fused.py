@@ -1,7 +1,7 @@
 """Which kernels answer torch's fused symmetric-memory operators in a thread.
 
 `overweave.install` puts overweave's kernels behind these operators. overweave itself calls the operators where it means
-torch's kernels: as a plan of its own choice, and as a baseline of a measurement. `torch_answers` marks such a call.
+torch's kernels: as a plan of its own choice, and as a baseline of a measurement. `use_torch_kernels` marks such a call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _THREAD = _Thread()
 
 
 @contextmanager
-def torch_answers() -> Iterator[None]:
+def use_torch_kernels() -> Iterator[None]:
     """Inside, torch's kernels answer the operators in this thread."""
     before, _THREAD.wants_torch = _THREAD.wants_torch, True
     try:
@@ -28,6 +28,6 @@ def torch_answers() -> Iterator[None]:
         _THREAD.wants_torch = before
 
 
-def is_torch_asked() -> bool:
-    """Whether this thread is inside `torch_answers`."""
+def wants_torch() -> bool:
+    """Whether this thread is inside `use_torch_kernels`."""
     return _THREAD.wants_torch

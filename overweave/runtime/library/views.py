@@ -33,7 +33,7 @@ class Views:
     def __init__(self, operations: Iterable[Operation], shapes: Mapping[str, ViewShape]) -> None:
         regions = [region for operation in operations for region in (*operation.reads, *operation.writes)]
         # A region stays what its number stands for: it is kept here.
-        self._known = {id(region): (region, region.buffer, cut(region, shapes)) for region in regions}
+        self._known = {id(region): (region, region.buffer, region_index(region, shapes)) for region in regions}
 
     def of(self, tensors: Mapping[str, torch.Tensor]) -> View:
         """The own tensor of each region, in these tensors by buffer."""
@@ -46,29 +46,34 @@ class Views:
         return view
 
 
-def with_room(rows: int, parts: int) -> int:
-    """How many rows of memory a buffer of so many needs for `joined` to make parts of it equal ones."""
+def padded_rows(rows: int, parts: int) -> int:
+    """How many rows of memory a buffer of so many needs for `merge_parts` to make parts of it equal ones."""
     return -(-rows // parts) * parts
 
 
-def joined(operation: Operation, shapes: Mapping[str, ViewShape], ends: Mapping[str, int]) -> Operation:
+def merge_parts(operation: Operation, shapes: Mapping[str, ViewShape], ends: Mapping[str, int]) -> Operation:
     """The operation; a collective whose equal parts stand one behind the other in a buffer, as one of a single part.
 
     ends: the rows of buffers whose memory has more, as `shapes` say. Of parts that end there the trailing ones may be
     short, or empty: what they are padded with is nobody's.
     """
     if isinstance(operation, Collective) and operation.function == "all_gather":
-        return replace(operation, destinations=_joined(operation.destinations, shapes, ends))
+        return replace(operation, destinations=_merge_parts(operation.destinations, shapes, ends))
     if isinstance(operation, Collective) and operation.function == "reduce_scatter":
-        return replace(operation, sources=_joined(operation.sources, shapes, ends))
+        return replace(operation, sources=_merge_parts(operation.sources, shapes, ends))
     if isinstance(operation, Collective) and operation.function == "all_to_all":
-        sources, destinations = _joined(operation.sources, shapes, {}), _joined(operation.destinations, shapes, {})
+        sources, destinations = (
+            _merge_parts(operation.sources, shapes, {}),
+            _merge_parts(operation.destinations, shapes, {}),
+        )
         if len(sources) == len(destinations) == 1:
             return replace(operation, sources=sources, destinations=destinations)
     return operation
 
 
-def _joined(parts: tuple[Region, ...], shapes: Mapping[str, ViewShape], ends: Mapping[str, int]) -> tuple[Region, ...]:
+def _merge_parts(
+    parts: tuple[Region, ...], shapes: Mapping[str, ViewShape], ends: Mapping[str, int]
+) -> tuple[Region, ...]:
     first, size = parts[0], parts[0].shape[0]
     rows, cols = shapes[first.buffer]
     top, last = first.rows[0], ends.get(first.buffer, rows)
@@ -79,7 +84,7 @@ def _joined(parts: tuple[Region, ...], shapes: Mapping[str, ViewShape], ends: Ma
     return (replace(first, rows=(top, top + len(parts) * size)),)
 
 
-def cut(region: Region, shapes: Mapping[str, ViewShape]) -> Cut | None:
+def region_index(region: Region, shapes: Mapping[str, ViewShape]) -> Cut | None:
     """What a region is of its buffer, of these shapes: None if it is all of it, one slice if it is whole rows."""
     rows, cols = shapes.get(region.buffer, (-1, -1))
     if region.cols != (0, cols):

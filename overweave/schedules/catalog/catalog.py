@@ -13,7 +13,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.operators.registry import register as register_record
-from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, numbered, shares_obstacle, step_obstacle
+from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, indexed_name, split_k_obstacle, step_obstacle
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT, Buffer, Goal, InitialContents, Operation, Queue, Range, Schedule
 from overweave.ir.tensors import product
@@ -194,8 +194,8 @@ def _config(problem: Problem, method: Method, settings: Settings) -> MatmulConfi
         candidates = half_tiles(candidates) or candidates
     may_deal = settings.split_k == BEST
     config = settings.tile(tile_shape(heights, problem.widths, settings.sms, candidates, problem.k, may_deal))
-    if settings.split_k not in (1, BEST) and shares_obstacle(config):
-        raise InputError(f"split_k={settings.split_k}", shares_obstacle(config), "Use split_k=1")
+    if settings.split_k not in (1, BEST) and split_k_obstacle(config):
+        raise InputError(f"split_k={settings.split_k}", split_k_obstacle(config), "Use split_k=1")
     if settings.split_k != 1:
         tiles = count_tiles(heights, problem.widths, config).tiles
         config = along_k(config, tiles, settings.sms, problem.k, settings.split_k)
@@ -231,11 +231,11 @@ def _gather_then_matmul(work: MethodInputs) -> Schedule:
     problem = work.problem
     m, k, record, config = problem.m, problem.k, problem.record, work.config
     ranks, widths, counted = range(problem.world_size), problem.widths, "received" if problem.counted else None
-    own = [Buffer(numbered(W, at), _longest(problem), cols, "input") for at, cols in enumerate(widths)]
+    own = [Buffer(indexed_name(W, at), _longest(problem), cols, "input") for at, cols in enumerate(widths)]
     gathered = record.gathers_weight and problem.world_size > 1
     weights = [Buffer(GATHERED_WEIGHT, k, cols, "local") for cols in widths] if gathered else own
     outs = [
-        Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype, counted=counted)  # type: ignore[arg-type]
+        Buffer(indexed_name(Y, index), m, cols, "output", problem.out_dtype, counted=counted)  # type: ignore[arg-type]
         for index, cols in enumerate(widths)
     ]
     triples = list(zip(own, outs, accumulate(widths[:-1], initial=0), strict=True))

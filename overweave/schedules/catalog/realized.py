@@ -7,7 +7,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.exchange import exchange_of
+from overweave.ir.exchange import packed_exchange
 from overweave.ir.plan import (
     COPY_ENGINE,
     COPY_KERNEL,
@@ -89,7 +89,7 @@ def sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceCo
     """
     if problem.norm is not None:
         return row_shape(problem.result_rows(0), problem.n, settings.sms)
-    finishes = problem.of_sums.bits != 0
+    finishes = problem.sum_epilogue.bits != 0
     if method.adds is not None and method.adds.by == TILE_KERNEL:
         return reduction_shape(problem.m, problem.n, settings.sms, finishes)
     return SUMS_FINISHED if finishes else ReduceConfig()
@@ -105,10 +105,10 @@ def _packed(schedule: Schedule, problem: Problem, sms: int) -> PackedConfig:
     members = [each for each in schedule.operations if each.queue == PACKED]
     buffers = {buffer.name: buffer for buffer in schedule.buffers}
     if problem.norm is not None:
-        return packed_row_shape(problem.n * ITEMSIZE_BYTES[problem.result_dtype], exchange_of(members, buffers))
+        return packed_row_shape(problem.n * ITEMSIZE_BYTES[problem.result_dtype], packed_exchange(members, buffers))
     pushed = [part for each in members if isinstance(each, Put) for part in each.sources]
     sizes = [part.shape[0] * part.shape[1] * buffers[part.buffer].itemsize_bytes(problem.dtype) for part in pushed]
-    return packed_shape(max(sizes, default=0), sms, exchange_of(members, buffers))
+    return packed_shape(max(sizes, default=0), sms, packed_exchange(members, buffers))
 
 
 def _engine(queue: Queue) -> Engine:

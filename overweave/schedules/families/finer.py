@@ -16,10 +16,10 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from overweave.ir.contract import GATHERED_OUT
 from overweave.ir.dtype import SUM_DTYPE
-from overweave.ir.plan import numbered
+from overweave.ir.plan import indexed_name
 from overweave.ir.problem import Problem
-from overweave.ir.promise import GATHERED_OUT
 from overweave.ir.schedule import Buffer, Collective, Copy, Goal, InitialContents, Operation, Put, Range, Reduce, Region
 from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import (
@@ -62,7 +62,7 @@ def _written(point: Point, work: MethodInputs) -> Communication:
     x = Buffer(X, m if is_exchange else split.shard_size, k, "input", counted="sent" if problem.counted else None)
     gathered = Buffer(GATHERED_OUT, m, k, "output")
     returned = (gathered,) if problem.returns_gathered else ()
-    results = [Buffer(numbered(Y, at), m, cols, "output") for at, cols in enumerate(problem.widths)]
+    results = [Buffer(indexed_name(Y, at), m, cols, "output") for at, cols in enumerate(problem.widths)]
     made = communicated(
         size,
         [step for one in each for step in chain(one.steps(), one.returned() if returned else ())],
@@ -259,7 +259,7 @@ class _Rank:
         return (self._of(buffer, at, rows) for at in range(len(self.widths)))
 
     def _of(self, buffer: str, weight: int, rows: Range) -> Region:
-        return Region(numbered(buffer, weight), self.rank, rows, (0, self.widths[weight]))
+        return Region(indexed_name(buffer, weight), self.rank, rows, (0, self.widths[weight]))
 
     def _copy(self, name: str, queue: str, sources: Iterable[Region], places: Iterable[Region]) -> Copy:
         return Copy(name=name, rank=self.rank, queue=queue, sources=tuple(sources), destinations=tuple(places))

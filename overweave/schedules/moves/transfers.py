@@ -17,11 +17,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
-from overweave.ir.promise import GATHERED_OUT
+from overweave.ir.contract import GATHERED_OUT
 from overweave.ir.schedule import Buffer, Copy, Get, Goal, InitialContents, Operation, Put, Range, Region
 from overweave.ir.schedule import Collective as LibraryCollective
 from overweave.ir.shards import owned_rows, rows_of
-from overweave.ir.tensors import received
+from overweave.ir.tensors import all_to_all_result
 from overweave.schedules.communication import (
     GATHERED,
     MAIN,
@@ -414,9 +414,9 @@ class Traded(Struct, frozen=True):
         return parts
 
     def tensor(self, rank: int) -> str:
-        return received(A, rank)
+        return all_to_all_result(A, rank)
 
     def given(self, rank: int) -> Iterator[InitialContents]:
         for to in range(self.written.world_size):
             rows = shifted((0, self.block), to * self.block)
-            yield InitialContents(Region(X, rank, rows, (0, self.cols)), received(A, to), rank * self.block, 0)
+            yield InitialContents(Region(X, rank, rows, (0, self.cols)), all_to_all_result(A, to), rank * self.block, 0)

@@ -7,10 +7,10 @@ from typing import get_args
 
 from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
 from overweave.ir.epilogue import MOST_NORM_COLS, NO_EPILOGUE
+from overweave.ir.kernel_limits import MOST_PEERS
 from overweave.ir.launch.reach import NO_REACH
 from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_WEIGHTS, REDUCE_KERNEL, TILE_KERNEL, Engine
 from overweave.ir.problem import Problem
-from overweave.ir.words import MOST_PEERS
 from overweave.schedules.communication import COPYING_KERNELS
 from overweave.schedules.records import needs
 from overweave.schedules.records.record import Method, MethodRequest, Need, Stage
@@ -95,8 +95,8 @@ def _bare_halves(asked: MethodRequest) -> str:
     problem = asked.problem
     if problem.dtype not in DTYPES:
         return f"the matmul of few rows multiplies numbers of 16 bits, not {problem.dtype}"
-    if problem.of_products != NO_EPILOGUE:
-        return f"the matmul of few rows ends without {problem.of_products}"
+    if problem.product_epilogue != NO_EPILOGUE:
+        return f"the matmul of few rows ends without {problem.product_epilogue}"
     return ""
 
 
@@ -142,7 +142,9 @@ def _plain_parts(asked: MethodRequest) -> str:
     epilogue = asked.problem.epilogue
     if epilogue.scaling == "rows":
         return "products of columns are added as they are, without scales of rows"
-    return "" if epilogue == epilogue.of_parts else f"products of columns are added before anything like {epilogue}"
+    return (
+        "" if epilogue == epilogue.part_epilogue else f"products of columns are added before anything like {epilogue}"
+    )
 
 
 def _no_residual(asked: MethodRequest) -> str:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.tile_order import TileRow
-from overweave.sim.shares import sum_us, to_share_us
+from overweave.sim.split_k import partial_tile_us, sum_partials_us
 
 MOST_SHARES = 8  # of a tile, which the last one reads one after the other
 LEAST_STEPS = 4  # of a share: below, what it leaves and reads costs more than it multiplies
@@ -44,7 +44,7 @@ def deals(tiles: int, sms: int, config: MatmulConfig, k: int, tile_us: float) ->
     for shares in range(2, MOST_SHARES + 1) if rest else ():
         if is_worthwhile(shares, config, k):
             rounds, part = -(-rest * shares // sms), -(-steps_of(k, config) // shares) / steps_of(k, config)
-            yield Deal(rest, shares, rounds * to_share_us(tile_us, part, config) + sum_us(shares, config))
+            yield Deal(rest, shares, rounds * partial_tile_us(tile_us, part, config) + sum_partials_us(shares, config))
 
 
 def is_worthwhile(shares: int, config: MatmulConfig, k: int) -> bool:

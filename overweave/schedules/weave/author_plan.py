@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.dtype import SUM_DTYPE, Dtype, MovedDtype
 from overweave.ir.footprint import TileSpace
+from overweave.ir.kernel_limits import COPY_WORD_BYTES
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
     COPY_ENGINE,
@@ -31,10 +32,9 @@ from overweave.ir.plan import (
 )
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Apply, Copy, Put, Queue, Range, Schedule, Wait
-from overweave.ir.tensors import exchanged
+from overweave.ir.tensors import all_to_all_source
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileOrder, TileRow
-from overweave.ir.verify.rules.applied import slices_of, source_of
-from overweave.ir.words import COPY_WORD_BYTES
+from overweave.ir.verify.rules.author_tables import slice_claims, source_of
 from overweave.schedules.communication import COMPLETE, COPIES, PUSHES, SUMS, TILES
 from overweave.schedules.tiles.order import copy_rows, tile_order
 from overweave.schedules.weave.exchange import exchange
@@ -113,7 +113,8 @@ def _typed(schedule: Schedule, dtypes: Mapping[str, MovedDtype], dtype: Dtype) -
     """With the dtype of each buffer of an exchanged tensor that is not the plan's."""
     of = {name: each for name, each in dtypes.items() if each != dtype}
     buffers = (
-        replace(one, dtype=of[exchanged(one.name)]) if exchanged(one.name) in of else one for one in schedule.buffers
+        replace(one, dtype=of[all_to_all_source(one.name)]) if all_to_all_source(one.name) in of else one
+        for one in schedule.buffers
     )
     return replace(schedule, buffers=tuple(buffers)) if of else schedule
 
@@ -178,7 +179,7 @@ def tile_table(
         for number in sorted(numbers, key=lambda number: _turn(space, number, tile_group)):
             row = _row(APPLY, (number, number + 1), waits, signals[0], position)
             rows.append(row._replace(source=source, source_row=source_row, col=len(slices)))
-    rows = [row._replace(**slices_of(at, row, len(slices))) for at, row in enumerate(rows)]
+    rows = [row._replace(**slice_claims(at, row, len(slices))) for at, row in enumerate(rows)]
     return TileOrder(rank, TILES, (*rows, *_parts(space, bounds, applies, first), *slices))
 
 

@@ -20,7 +20,7 @@ from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import LIBRARY, CopyConfig, ReduceConfig
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Notify, Operation, Range, Reduce, Region, SignalPad, Wait
-from overweave.ir.tensors import product, received
+from overweave.ir.tensors import all_to_all_result, product
 from overweave.schedules.communication import (
     CARRYING_TILES,
     COMPUTED,
@@ -70,7 +70,7 @@ class TensorExchange(Struct, frozen=True, kw_only=True):
 
     def read(self, rank: int) -> str:
         """The tensor that a rank's tiles read: after an all-to-all every rank has one of its own."""
-        return received(self.operand.tensor, rank) if self.transport.is_traded else self.operand.tensor
+        return all_to_all_result(self.operand.tensor, rank) if self.transport.is_traded else self.operand.tensor
 
     def apart(self, touched: Iterable[Range]) -> Iterator[Range]:
         """Rows that tiles write, cut where they are another rank's: in an all-to-all every block is."""
@@ -85,7 +85,7 @@ class TensorExchange(Struct, frozen=True, kw_only=True):
         name = self.operand.tensor
         if self.transport.is_traded:
             block = self.operand.rows // self.communication.world_size
-            return received(name, row // block), (rank - row // block) * block, ()
+            return all_to_all_result(name, row // block), (rank - row // block) * block, ()
         return (name, rank * self.operand.rows, ()) if self.transport.side == SPREAD else (name, 0, ((rank, rank + 1),))
 
 
@@ -167,7 +167,7 @@ def _written(operand: Operand, written: Written, transport: Transport, tiles: in
 def _named(made: Communication, operand: Operand) -> Communication:
     """With its signals, under the tensor's own name."""
     name = operand.tensor
-    tensors = {received(A, rank): received(name, rank) for rank in range(made.world_size)}
+    tensors = {all_to_all_result(A, rank): all_to_all_result(name, rank) for rank in range(made.world_size)}
     return renamed(with_signals(made), name, {X: name, Y: name}, {A: name, product(A, B): name} | tensors)
 
 

@@ -1,4 +1,4 @@
-"""Copies by a kernel on a few SMs alone (kernels/copy.py), with a claim counter of their own for each call."""
+"""Copies by a kernel on a few SMs alone (kernels/copy.py), with a claim counter for each call."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SmCopies:
         self._launch = Launch(copy_call(config, tiles, Pushes(targets, source, row_bytes // WORD_BYTES)))
         self._kept = words, limits, targets
 
-    def __call__(self, turn: int) -> torch.Tensor:
-        self._claims.address = self._counters.data_ptr() + turn * WORD_BYTES
+    def __call__(self, call: int) -> torch.Tensor:
+        self._claims.address = self._counters.data_ptr() + call * WORD_BYTES
         self._launch.start(torch.cuda.current_stream().cuda_stream)
         return self._counters

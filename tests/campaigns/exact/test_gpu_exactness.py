@@ -18,9 +18,9 @@ def agreed() -> list[bool]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU"))
-        patch.setattr(peer_access, "reaches", peer_access.reaches)  # put back behind the test
+        patch.setattr(peer_access, "can_access_peers", peer_access.can_access_peers)  # put back behind the test
         gpu_exactness.part_gpus()
-        return [peer_access.agreed_peer_access(resolve(None), torch.device("cuda", 0))]
+        return [peer_access.group_has_peer_access(resolve(None), torch.device("cuda", 0))]
 
 
 def test_ranks_that_share_a_gpu_are_set_apart_too():

@@ -29,8 +29,8 @@ from campaigns.rates.tile_times import Candidate, Record, Times, chosen, wave_us
 from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.tiles.along_k import steps_of
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
-from overweave.sim.shares import COUNT_US, LEAVE_US, READ_US, sum_us, to_share_us
-from overweave.tuner.calibrate.alone import rows_of
+from overweave.sim.split_k import COUNT_US, LEAVE_US, READ_US, partial_tile_us, sum_partials_us
+from overweave.tuner.calibrate.single_gpu import rows_of
 
 FIRST = HOPPER[0].config
 
@@ -109,7 +109,9 @@ def modelled(shape: tuple[int, int, int], waves: dict[MatmulConfig, Wave], sms: 
         for split_k in range(2, 9):
             if along_k(config, tiles, sms, k, split_k).split_k:
                 rounds, part = -(-(tiles % sms) * split_k // sms), -(-steps // split_k) / steps
-                shared_us = rounds * to_share_us(wave.of_one(steps), part, config) + sum_us(split_k, config)
+                shared_us = rounds * partial_tile_us(wave.of_one(steps), part, config) + sum_partials_us(
+                    split_k, config
+                )
                 us[Candidate(config, split_k)] = wave.us(tiles // sms, steps) + shared_us
     return Times(m, n, k, 1.0, us)
 

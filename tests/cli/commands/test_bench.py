@@ -168,7 +168,7 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
             patched.setenv("RANK", "0")
             patched.setenv("WORLD_SIZE", str(world_size))
             patched.setattr(bench, "runs", as_rank)
-            patched.setattr(bench, "joined_world", lambda device: nullcontext())
+            patched.setattr(bench, "join_world", lambda device: nullcontext())
             result = CliRunner().invoke(app, words, catch_exceptions=False)
         assert (result.exit_code, result.stdout) == (0, "")  # whoever started the ranks prints
         if len(seen) == 2:
@@ -205,8 +205,8 @@ def test_ranks_are_told_to_go_without_multicast(monkeypatch: pytest.MonkeyPatch,
 def test_an_operator_of_a_file_is_benched(shapes, tmp_path):
     (tmp_path / "mine.py").write_text("from tests.extending import toy_operator\ntoy_operator.add()\n")
     options = ["--shapes", str(shapes), "--world", "2", "--device", "cpu", "--dtype", "fp32"]
-    shown = called([*COMMAND[:-1], "--load", str(tmp_path / "mine.py"), "bench", "matmul_all_gather", *options])
-    assert "matmul_all_gather: 2 x cpu" in shown
+    shown = called([*COMMAND[:-1], "--load", str(tmp_path / "mine.py"), "bench", "all_gather_both_matmul", *options])
+    assert "all_gather_both_matmul: 2 x cpu" in shown
     assert shown.count("even: [64, 64] @ [64, 64]") == 1
 
 

@@ -20,7 +20,7 @@ from overweave.tuner.measure.search import Tuned
 from overweave.tuner.space.shapes import ShapeCase
 from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import decode, fingerprint, keep, path_of
+from overweave.tuner.store.cache import decode, fingerprint, path_of, save
 from overweave.tuner.store.table import Entry, Time
 from tests import forked
 
@@ -119,7 +119,7 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert "left out: torch.fused: RuntimeError: no" in told
     assert decode((tmp_path / "table.json").read_bytes()).entries == (tuned.entry,)
     assert f"not kept: {path_of(OWN)}" in told
-    keep((tuned.entry,), OWN)
+    save((tuned.entry,), OWN)
     command._tell("a case", tuned, OWN, None)
     assert f"\n    kept in {path_of(OWN)}" in capsys.readouterr().out
     assert tuned.winner == candidate("push", {"pieces": 2})

@@ -10,7 +10,7 @@ import traceback
 import msgspec
 
 from overweave.ops.author import trial
-from overweave.runtime.host.footprint import judged
+from overweave.runtime.host.footprint import run_trial
 
 
 def try_in_copies() -> None:
@@ -23,7 +23,7 @@ def _in_a_copy(data: bytes) -> trial._Verdict:
     copy = os.fork()
     if copy == 0:
         try:
-            os.write(theirs, judged(data))
+            os.write(theirs, run_trial(data))
         except BaseException:  # noqa: BLE001 - whatever it is, this copy must not go on as its parent
             traceback.print_exc()
         os._exit(0)

@@ -63,7 +63,7 @@ def disagree_without_waiting() -> str:
     try:
         board.post(b"a" if board.rank else b"b")
         while True:
-            board.check_now_and_then()
+            board.check_periodically()
     except RankMismatch as error:
         return str(error)
 
@@ -84,7 +84,7 @@ def wait_for_ever(began: str) -> list[object]:
 
     def loop() -> None:
         while True:
-            board.check_now_and_then()
+            board.check_periodically()
             time.sleep(0.001)
 
     kind, text, _ = raised(loop)
@@ -133,8 +133,8 @@ def alarm_between_calls() -> str:
     board = Board.of(resolve(None))
     board.probes_rarely = True
     board.agree(b"start")
-    board.check_now_and_then()  # so that no probe is due
-    board.exchange(b"both are here")
+    board.check_periodically()  # so that no probe is due
+    board.all_gather_bytes(b"both are here")
     if board.rank == 1:
         time.sleep(0.1)
         return str(board.alarm(Alarm("timeout", "tile 7", 0, 5, 4)))
@@ -194,7 +194,7 @@ def test_a_late_rank_is_named_by_all_and_reset_mends_it():
 def sound_alarm() -> str:
     board = Board.of(resolve(None))
     board.agree(b"x" * 300)
-    board.exchange(b"both are here")
+    board.all_gather_bytes(b"both are here")
     if board.rank == 1:
         time.sleep(0.1)
         return str(board.alarm(Alarm("timeout", "tile 7 waits for arrived[3]", 0, 5, 4)))
@@ -214,7 +214,7 @@ def test_an_alarm_reads_the_same_everywhere():
 
 def exchange() -> list[list[str]]:
     board = Board.of(resolve(None))
-    return [[data.decode() for data in board.exchange(f"{turn}.{board.rank}".encode())] for turn in range(50)]
+    return [[data.decode() for data in board.all_gather_bytes(f"{turn}.{board.rank}".encode())] for turn in range(50)]
 
 
 def test_exchange_never_mixes_turns():
@@ -233,11 +233,11 @@ def test_later_calls_say_since_which_one_the_group_is_broken():
 
 
 def test_ranks_that_call_other_operators_are_told_these():
-    told = board._told_apart(
+    told = board._contrast(
         "a plan of matmul_all_reduce chosen by what was measured, 0 problems", "m=16 by all_gather_matmul.push"
     )
     assert told == ("asks for matmul_all_reduce", "asks for all_gather_matmul")
     assert (
-        board._told_apart("m=16 by all_gather_matmul.push", "m=8 by all_gather_matmul.push")[1]
+        board._contrast("m=16 by all_gather_matmul.push", "m=8 by all_gather_matmul.push")[1]
         == "asks for m=8 by all_gather_matmul.push"
     )

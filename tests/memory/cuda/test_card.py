@@ -11,7 +11,7 @@ import torch
 
 from overweave.hardware.cards import Gpu
 from overweave.memory.cuda import card
-from overweave.memory.cuda.card import joined_by
+from overweave.memory.cuda.card import nvml_link_kind
 
 SWITCH, A_GPU, ABSENT, REFUSED = 2, 0, 2, 4
 
@@ -57,12 +57,12 @@ def library(links: dict[int, int | None], missing: int = ABSENT, handle: int = 0
 )
 def test_links_are_told_or_unknown(told: SimpleNamespace, joined: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: told)
-    assert joined_by("0123") == joined
+    assert nvml_link_kind("0123") == joined
 
 
 def test_without_the_library_links_are_unknown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(card, "LIBRARY", "libno-such-library.so.1")
-    assert joined_by("0123") == "unknown"
+    assert nvml_link_kind("0123") == "unknown"
 
 
 def gpu_among(gpus: int, monkeypatch: pytest.MonkeyPatch) -> Gpu:

@@ -37,7 +37,7 @@ def opened(name: str) -> Any:
     """The workspace of a group on the GPU, as far as calls enter and leave it."""
     own = object.__new__(workspace.Workspace)
     own.chain, own.calls = Chain.of(GPU), 0
-    own._watcher, own._report = SimpleNamespace(trouble=None), [0] * 64
+    own._watcher, own._report = SimpleNamespace(failure=None), [0] * 64
     own._last_call, own._record_last = name, lambda stream: None
     return own
 

@@ -27,7 +27,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     description = SimpleNamespace(srcDevice=0, dstDevice=0)
     monkeypatch.setattr(copy_engine.driver, "LinearGraph", Graph)
     monkeypatch.setattr(copy_engine.driver, "copy_description", lambda *given: description)
-    monkeypatch.setattr(copy_engine.driver, "allocation", lambda address: 1)
+    monkeypatch.setattr(copy_engine.driver, "allocation_id", lambda address: 1)
     return asked
 
 
@@ -41,7 +41,7 @@ def test_calls_have_ended_before_a_graph_is_made_and_need_not_for_one_that_is_po
     assert log.count("settled") == log.count("instantiate") == copy_engine.MOST_GRAPHS
     log.clear()
     queue.prepare(7, {"x": 0})
-    assert log == ["point_copy", "upload"]
+    assert log == ["retarget_copy", "upload"]
 
 
 def test_memory_that_the_driver_gave_out_anew_at_the_same_address_is_another_graph(
@@ -49,7 +49,7 @@ def test_memory_that_the_driver_gave_out_anew_at_the_same_address_is_another_gra
 ) -> None:
     queue = copy_engine.CopyQueue(STEPS)
     queue.prepare(7, {"x": 64})
-    monkeypatch.setattr(copy_engine.driver, "allocation", lambda address: 2)
+    monkeypatch.setattr(copy_engine.driver, "allocation_id", lambda address: 2)
     queue.prepare(7, {"x": 64})
     assert log.count("instantiate") == 2
 

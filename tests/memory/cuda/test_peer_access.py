@@ -15,9 +15,9 @@ from overweave.memory.board.board import Board  # noqa: E402
 from overweave.memory.cuda import peer_access  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.runtime.kernel_calls.protocol import (  # noqa: E402
-    head_call,
-    need_reach,
-    ranks_in_reach,
+    connected_ranks,
+    prologue_call,
+    require_peer_access,
     signal_words,
 )
 from tests.ranks import run_ranks  # noqa: E402
@@ -39,27 +39,27 @@ def test_of_one_gpu_nothing_is_known(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("ranks", "in_reach"), [(4, 1), (1, 1)])
 def test_without_peer_access_a_call_begins_by_itself(ranks: int, in_reach: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(heap, "agreed_peer_access", lambda group, device: False)
+    monkeypatch.setattr(heap, "group_has_peer_access", lambda group, device: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     group = SimpleNamespace(rank=ranks - 1, world_size=ranks)
-    words = heap.heap_of(group, CPU, 1 << 12)
+    words = heap.allocate_heap(group, CPU, 1 << 12)
     assert words.addresses == (words.tensor.data_ptr(),) * ranks
     limits = torch.zeros(2 + ranks, dtype=torch.int64)
     workspace: Any = SimpleNamespace(words=words, group=group, limits=limits, state=None, claims=None)
-    assert ranks_in_reach(workspace) == in_reach
+    assert connected_ranks(workspace) == in_reach
     protocol = signal_words(workspace, words, 3)
-    _, rank, world_size, _ = head_call(workspace, protocol, 3).arguments[-4:]
+    _, rank, world_size, _ = prologue_call(workspace, protocol, 3).arguments[-4:]
     assert (rank, world_size) == (0, in_reach)
     if ranks > 1:
         with pytest.raises(MachineError, match="do not reach each other's memory"):
-            need_reach(workspace, "a plan that addresses peers")
+            require_peer_access(workspace, "a plan that addresses peers")
     else:
-        need_reach(workspace, "a plan of one rank")
+        require_peer_access(workspace, "a plan of one rank")
 
 
 def test_ranks_that_reach_each_other_begin_together():
     workspace: Any = SimpleNamespace(words=SimpleNamespace(addresses=(8, 16, 24)))
-    assert ranks_in_reach(workspace) == 3
+    assert connected_ranks(workspace) == 3
 
 
 def agreed(cut: tuple[tuple[int, int], ...], seen: int) -> list[object]:
@@ -71,7 +71,7 @@ def agreed(cut: tuple[tuple[int, int], ...], seen: int) -> list[object]:
         patch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) not in cut)
         patch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"GPU-{index}"))
         device = torch.device("cuda", group.rank)
-        first, again = (peer_access.agreed_peer_access(group, device) for _ in range(2))
+        first, again = (peer_access.group_has_peer_access(group, device) for _ in range(2))
     return [first, again, Board.of(group).call]
 
 
@@ -86,7 +86,7 @@ def differs() -> str:
     if group.rank == 0:
         call: Any = partial(Board.of(group).agree, b"another call")
     else:
-        call = partial(peer_access.agreed_peer_access, group, torch.device("cuda", group.rank))
+        call = partial(peer_access.group_has_peer_access, group, torch.device("cuda", group.rank))
     with pytest.raises(RankMismatch) as raised:
         call()
     return str(raised.value)

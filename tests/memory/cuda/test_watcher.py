@@ -20,13 +20,13 @@ Workspace = pytest.importorskip("overweave.memory.cuda.workspace").Workspace
 def test_a_reason_that_comes_late_is_heard():
     late = PeerTimeout("call 3", "rank 2 is late", "Find it")
     answers: list[OverweaveError | None] = [None, None, late]
-    assert watcher.reason_within(5.0, lambda: answers.pop(0)) is late
+    assert watcher.poll_within(5.0, lambda: answers.pop(0)) is late
     assert not answers
 
 
 def test_no_reason_ends():
     asked = []
-    assert watcher.reason_within(0.05, lambda: asked.append(1)) is None
+    assert watcher.poll_within(0.05, lambda: asked.append(1)) is None
     assert len(asked) >= 2
 
 
@@ -71,51 +71,51 @@ def test_its_stream_shares_its_priority_with_no_side_stream(looking: Any, monkey
 
 
 def test_trouble_stays_until_it_is_forgotten(looking: Any):
-    assert looking.look() is looking.look() is not None
+    assert looking.poll() is looking.poll() is not None
     looking._board.has_alarm = False
-    assert looking.look() is not None
-    with looking.forgetting():
+    assert looking.poll() is not None
+    with looking.suspended():
         pass
-    assert looking.look() is None
+    assert looking.poll() is None
 
 
 def test_alarms_of_peers_that_are_behind_in_a_reset_are_not_heeded(looking: Any):
-    with looking.forgetting():
-        beside = threading.Thread(target=looking.look)
+    with looking.suspended():
+        beside = threading.Thread(target=looking.poll)
         beside.start()
         beside.join(0.1)
         looking._board.has_alarm = False
     beside.join()
-    assert looking.trouble is None
+    assert looking.failure is None
     assert not looking._workspace.ended
 
 
 def test_a_reset_that_fails_forgets_nothing(looking: Any):
-    looking.look()
-    with pytest.raises(PeerTimeout), looking.forgetting():
+    looking.poll()
+    with pytest.raises(PeerTimeout), looking.suspended():
         raise PeerTimeout("reset", "rank 1 is late", "")
-    assert looking.trouble is not None
+    assert looking.failure is not None
 
 
 def test_waits_are_ended_again_until_the_last_call_has_ended(looking: Any):
     looking._workspace.is_idle = lambda: False
-    looking.look()
-    looking.look()
+    looking.poll()
+    looking.poll()
     assert len(looking._workspace.ended) == 2
     looking._workspace.is_idle = lambda: True
-    looking.look()
+    looking.poll()
     assert len(looking._workspace.ended) == 2
 
 
 def test_the_first_trouble_ends_waits_also_of_calls_that_others_replay(looking: Any):
-    looking.look()
+    looking.poll()
     assert looking._workspace.ended == [looking]
 
 
 def test_waits_are_ended_again_while_the_own_stream_holds_the_writes_back(looking: Any):
-    looking.look()
+    looking.poll()
     looking._stream.is_done = False
-    looking.look()
+    looking.poll()
     assert len(looking._workspace.ended) == 2
 
 
@@ -162,7 +162,7 @@ def test_waits_are_ended_by_writes_of_the_own_stream(ending: Any):
 def test_what_the_own_stream_holds_back_another_context_writes(ending: Any):
     ending._end_all_waits()
     ending._stream.is_done = False
-    ending.now_s += watcher.LOOK_EVERY_S
+    ending.now_s += watcher.POLL_EVERY_S
     ending._end_all_waits()
     assert ending.written == everything(Stream.cuda_stream) + everything(CONTEXT)
 

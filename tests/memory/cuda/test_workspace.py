@@ -21,7 +21,7 @@ def own() -> Any:
     """The workspace of a group on the GPU, as far as it settles."""
     made = object.__new__(workspace.Workspace)
     made.chain = SimpleNamespace(last_call=None)
-    made._watcher, made._report = SimpleNamespace(trouble=None), [0] * 64
+    made._watcher, made._report = SimpleNamespace(failure=None), [0] * 64
     return made
 
 
@@ -30,7 +30,7 @@ def test_a_workspace_is_found_by_its_group_alone(monkeypatch: pytest.MonkeyPatch
     groups = [SimpleNamespace(process_group=object()) for _ in range(3)]
     kept = {(groups[1].process_group, GPU): "theirs", (groups[0].process_group, GPU): "own"}
     monkeypatch.setattr(workspace.Workspace, "_open", kept)
-    assert [workspace.Workspace.opened(group) for group in groups] == ["own", "theirs", None]
+    assert [workspace.Workspace.existing(group) for group in groups] == ["own", "theirs", None]
 
 
 class Call:
@@ -42,23 +42,23 @@ class Call:
     def query(self) -> bool:
         self.looks -= 1
         if self.watched is not None:
-            self.watched.trouble = self.trouble
+            self.watched.failure = self.trouble
         return self.looks <= 0
 
 
 def test_it_settles_when_the_last_call_of_any_group_has_ended(own: Any) -> None:
-    own.settle()  # there is none yet
+    own.drain()  # there is none yet
     own.chain.last_call = theirs = Call(3)
-    own.settle()
+    own.drain()
     assert theirs.looks == 0
 
 
 def test_who_settles_hears_of_a_peer_that_died(own: Any) -> None:
     """The call itself ends only when the watcher has ended its waits."""
-    own._watcher = SimpleNamespace(trouble=None, look=lambda: own._watcher.trouble)
+    own._watcher = SimpleNamespace(failure=None, poll=lambda: own._watcher.failure)
     own.chain.last_call = Call(1000, own._watcher, PeerDied("call 3", "rank 1 ended", "Start it anew"))
     with pytest.raises(PeerDied, match="rank 1 ended"):
-        own.settle()
+        own.drain()
 
 
 def test_calls_have_ended_before_memory_grows(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +75,8 @@ def test_calls_have_ended_before_memory_grows(own: Any, monkeypatch: pytest.Monk
 
     own.group, own.device, own._heaps, own._packed = None, GPU, [], []
     own._most_signals = 0
-    monkeypatch.setattr(own, "settle", lambda: done.append("settled"), raising=False)
-    monkeypatch.setattr(workspace, "heap_of", heap)
+    monkeypatch.setattr(own, "drain", lambda: done.append("settled"), raising=False)
+    monkeypatch.setattr(workspace, "allocate_heap", heap)
     monkeypatch.setattr(workspace, "CudaHeap", heap)
     monkeypatch.setattr(workspace, "PackedSpace", space)
     for _ in range(2):

@@ -32,7 +32,7 @@ def write_to_peers() -> bool:
     right = (board.rank + 1) % board.world_size
     heap.view(256, (3, 5), torch.bfloat16, right).fill_(10 * board.rank)
     heap.words(512, 8, right)[4] = board.rank
-    board.exchange(b"written")
+    board.all_gather_bytes(b"written")
     left = (board.rank - 1) % board.world_size
     values, word = heap.view(256, (3, 5), torch.bfloat16), heap.view(528, (1,), torch.int32)
     assert values.data_ptr() == heap.addresses[board.rank] + 256 == heap.tensor.data_ptr() + 256
@@ -55,7 +55,7 @@ def use_sub_groups() -> list[float]:
             group = resolve(pair)
             heap = HostHeap(Board.of(group), 64)
             heap.view(0, (1, 4), torch.float32, 1 - group.rank).fill_(len(name) + group.rank)
-            Board.of(group).exchange(b"")
+            Board.of(group).all_gather_bytes(b"")
             seen.append(float(heap.view(0, (1, 4), torch.float32).mean()))
     return seen
 
@@ -98,8 +98,8 @@ def grow() -> list[int]:
         layout = lay_out(plan.schedule, "float32")
         workspace.board.agree(f"m={m}".encode())
         slot = workspace.begin(layout, 5.0)
-        assert slot.has_arrived("arrived", (0, 1), 0)
-        assert not slot.has_arrived("arrived", (0, 1), 1)
+        assert slot.has_reached("arrived", (0, 1), 0)
+        assert not slot.has_reached("arrived", (0, 1), 1)
         workspace.board.finish()
         descriptors.append(len(list(Path("/proc/self/fd").iterdir())))
     return descriptors

@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction, KernelInterface
 from overweave.compat.triton_names import COMPILE_OPTIONS
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
-from overweave.memory.shares import SharedShares
+from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu import launcher
 from tests.runtime.without_gpu import Driver, HostHeap
 
@@ -147,12 +147,12 @@ class LaunchLog:
             **made,
             group=group,
             device=torch.device("cpu"),
-            chain=SimpleNamespace(turn=nullcontext()),
-            settle=lambda: None,
+            chain=SimpleNamespace(lock=nullcontext()),
+            drain=lambda: None,
             shares=SharedShares(torch.device("cpu")),
             stream=self.stream,
             current_stream=lambda: self.stream("caller"),
-            captured=[],
+            captured_runs=[],
             board=SimpleNamespace(post=lambda signature: None),
             lease=lambda layout: self._heap(layout.size_bytes, ranks, rank),
             packed_space=lambda half_bytes: self._packed(half_bytes, ranks),
@@ -189,9 +189,9 @@ def _stretches(log: LaunchLog, function: str, most_sms: int) -> Callable[[Any, A
 def _say_stretches(log: LaunchLog, patch: pytest.MonkeyPatch) -> None:
     """Collectives of permuted blocks are said, with the SMs that they may take."""
     said = {name: partial(_stretches, log, name) for name in ("reduce_scatter", "all_reduce", "all_to_all")}
-    patch.setattr("overweave.runtime.library.stretches.MOVES", said)
-    module = "overweave.runtime.library.stretches"
-    patch.setattr(f"{module}.part_of", lambda group, ranks, most_sms: SimpleNamespace(process_group=most_sms))
+    patch.setattr("overweave.runtime.library.permuted_collectives.MOVES", said)
+    module = "overweave.runtime.library.permuted_collectives"
+    patch.setattr(f"{module}.subgroup", lambda group, ranks, most_sms: SimpleNamespace(process_group=most_sms))
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from overweave.schedules.tiles.shape import (
     KernelChoice,
     TileShape,
 )
-from tests.runtime.without_gpu import CALLER, HostHeap, Launched, check_waits, launched, settle, waited, workspace
+from tests.runtime.without_gpu import CALLER, HostHeap, Launched, check_waits, drain, launched, waited, workspace
 
 __all__ = ["launched", "waited"]  # fixtures
 
@@ -297,7 +297,7 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     tensors = tensors_of(plan, case.rank)
     space = workspace(case.rank, case.world_size)
     call = bound.BoundPlan(plan, space, tensors)
-    assert all(copies._settle is settle for _, copies in call._queues)  # before a graph is made
+    assert all(copies._drain is drain for _, copies in call._queues)  # before a graph is made
     others = tensors_of(plan, case.rank)
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
     call.begin(CALLER.cuda_stream)
@@ -313,8 +313,10 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     )
     check_waits(plan, space, launched, waited)
     assert sum("tell" in each for each in launched) == sum(bool(each.notifies) for each in by_library)
-    if plan.problem.of_sums.bits and any(getattr(each, "finishes", False) for each in plan.schedule.of_rank(case.rank)):
-        assert {addresses[name] for name in plan.problem.of_sums.inputs} <= found
+    if plan.problem.sum_epilogue.bits and any(
+        getattr(each, "finishes", False) for each in plan.schedule.of_rank(case.rank)
+    ):
+        assert {addresses[name] for name in plan.problem.sum_epilogue.inputs} <= found
     kinds = {"tile_kernel": "matmul", "reduce_kernel": "reduction", "copy_kernel": "copy"}
     for assignment in plan.realization.engines:
         kind = kinds.get(assignment.engine)
@@ -358,7 +360,10 @@ def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Ca
     space, heap = workspace(case.rank, case.world_size), HostHeap(layout.size_bytes, case.world_size, case.rank)
     space.lease = lambda layout: heap
     tensors = tensors_of(plan, case.rank)
-    with noted_peers() as made, mock.patch("overweave.runtime.kernel_calls.bind.pace_ns", return_value=77) as pace_ns:
+    with (
+        noted_peers() as made,
+        mock.patch("overweave.runtime.kernel_calls.bind.peer_store_interval_ns", return_value=77) as interval_ns,
+    ):
         bound.BoundPlan(plan, space, tensors)
     computes = [each for each in plan.schedule.of_rank(case.rank) if isinstance(each, Compute)]
     spread = {copy.buffer for each in computes for copy in each.copies}
@@ -367,7 +372,7 @@ def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Ca
     config = plan.realization.matmul
     assert config is not None
     strip = 16 * min(64, config.block_n // config.split_n if config.block_m >= 128 else config.block_n // 2)
-    assert pace_ns.call_args.args[3] == strip * tensors["y"].itemsize
+    assert interval_ns.call_args.args[3] == strip * tensors["y"].itemsize
     assert len(made[0].places) == case.world_size + 1
 
 
@@ -394,5 +399,5 @@ def test_packed_kernels_compile_with_the_arguments_of_a_launch(
     own.packed_space = HostSpace
     PlanRun(own, PackedPlan(plan, own, tensors_of(plan, case.rank)), (), True)(others)
     assert ["packed" in each for each in launched] == [True]
-    read = plan.problem.of_sums.inputs if others["y"].numel() else ()
+    read = plan.problem.sum_epilogue.inputs if others["y"].numel() else ()
     assert {others[name].data_ptr() for name in ("y", *read)} <= launched[0].addresses

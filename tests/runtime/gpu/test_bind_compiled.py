@@ -27,21 +27,21 @@ from overweave.memory.cuda import driver
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
 from overweave.ops.author.compile import compile
 from overweave.ops.author.tile_program import TileCall
-from overweave.runtime.authored import AuthoredKernel, places_of
+from overweave.runtime.authored import AuthoredKernel, buffers_of_tensors
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.gpu import waits
-from overweave.runtime.gpu.authored import FusedTiles, _check_shared, _standing, addresses_of, exchanged_tensors
+from overweave.runtime.gpu.authored import FusedTiles, _check_shared, _with_stand_in, addresses_of, exchanged_tensors
 from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.handwritten import Declared
-from overweave.runtime.kernel_calls.call import moving
+from overweave.runtime.kernel_calls.call import stand_in_for
 from tests.runtime.without_gpu import (
     CALLER,
     SHARED_BYTES,
     SIDE_STREAM,
     HostHeap,
     check_waits,
+    drain,
     launched,
-    settle,
     waited,
     workspace,
 )
@@ -139,7 +139,7 @@ def fused(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     space, plan = fused.kernel.space(numbers), fused.plan(numbers, ranks, "bfloat16", rank)
     weaving = weaving_of(plan, space, fused.wanted)
     function = load_generated(folder, fused.kernel.source.name, emit(fused.kernel, weaving))
-    places = places_of(plan, space, fused.wanted)
+    places = buffers_of_tensors(plan, space, fused.wanted)
     chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.dual_source), None)
     away = next((store for store in space.stores if store.tensor == weaving.stored_at_peers), None)
     persistent, shapes = fused.kernel.tile_loop is not None, shape_parameters(fused.kernel)
@@ -153,7 +153,7 @@ def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     space_of_rank = workspace(rank, ranks)
     example = exchanged_tensors(plan, kernel, given)
     made = BoundPlan(plan, space_of_rank, example, author=FusedTiles(kernel, given))
-    assert all(copies._settle is settle for _, copies in made._queues)  # before a graph is made
+    assert all(copies._drain is drain for _, copies in made._queues)  # before a graph is made
     return Bound(made, plan, space_of_rank)
 
 
@@ -355,8 +355,8 @@ def test_kernels_fused_by_hand_are_compiled_before_a_call_begins(
 
 def test_a_descriptor_keeps_its_own_shape_and_padding_wherever_it_moves() -> None:
     said = TensorDescriptor(torch.zeros(64, 64), [48, 32], [64, 1], [16, 16], "nan")
-    stand = moving(said.base)
-    described = _standing(said, stand)
+    stand = stand_in_for(said.base)
+    described = _with_stand_in(said, stand)
     assert described.base is stand
     assert [getattr(described, name) for name in ("shape", "strides", "block_shape", "padding")] == [
         [48, 32],

@@ -59,10 +59,10 @@ class Workspace:
 
     device = torch.device("cpu")
     group = SimpleNamespace(rank=0, world_size=RANKS)
-    captured: ClassVar[list[object]] = []
+    captured_runs: ClassVar[list[object]] = []
 
     def __init__(self, log: Log) -> None:
-        self.log, self.chain = log, SimpleNamespace(turn=Turn())
+        self.log, self.chain = log, SimpleNamespace(lock=Turn())
         self.streams: dict[str, Stream] = {}
         self.board = SimpleNamespace(post=lambda signature: log.append("post"))
         self.packed_space = lambda half_bytes: SimpleNamespace(product=lambda shape, dtype: torch.zeros(shape))
@@ -74,12 +74,12 @@ class Workspace:
         return self.stream("caller")
 
     def enter(self) -> Stream:
-        assert self.chain.turn.is_held
+        assert self.chain.lock.is_held
         self.log.append("enter caller")
         return self.current_stream()
 
     def leave(self, stream: Stream) -> None:
-        assert self.chain.turn.is_held
+        assert self.chain.lock.is_held
         self.log.append(f"leave {stream.name}")
 
 
@@ -113,7 +113,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(driver, "allocation", lambda address: 1)
+    monkeypatch.setattr(driver, "allocation_id", lambda address: 1)
     monkeypatch.setattr(launch, "BoundPlan", lambda plan, workspace, *rest: Recorded(log))
     monkeypatch.setattr(authored_gpu, "BoundPlan", lambda plan, workspace, *rest, **more: Recorded(log))
     monkeypatch.setattr(authored_gpu, "exchanged_tensors", lambda *given: {})
@@ -130,7 +130,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
         return SimpleNamespace(replay=lambda: log.append("replay"))
 
     monkeypatch.setattr(Workspace, "captures", SimpleNamespace(graph=captured), raising=False)
-    monkeypatch.setattr(Workspace, "captured", [])
+    monkeypatch.setattr(Workspace, "captured_runs", [])
     return log
 
 
@@ -142,7 +142,7 @@ def planned(operator: str, name: str) -> Plan:
 def plan_run(log: Log) -> Any:
     plan, tensor = planned("all_gather_matmul", "push"), torch.zeros(4)
     workspace: Any = Workspace(log)
-    run = launch.bind_with_head(plan, workspace, {"x": tensor})
+    run = launch.bind_with_prologue(plan, workspace, {"x": tensor})
     log.clear()
     return lambda: run({"x": tensor})
 
@@ -210,7 +210,7 @@ def test_a_graph_is_not_launched_on_memory_that_the_driver_gave_out_anew_at_the_
     run = make(log)
     for _ in range(2):
         eager(run, log)
-    monkeypatch.setattr(driver, "allocation", lambda address: 2)
+    monkeypatch.setattr(driver, "allocation_id", lambda address: 2)
     assert "replay" not in eager(run, log)
 
 
@@ -269,10 +269,10 @@ def test_what_a_graph_of_the_callers_replays_outlives_who_made_it(
 ) -> None:
     run = make(log)
     eager(run, log)
-    assert Workspace.captured == []
+    assert Workspace.captured_runs == []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     for _ in range(3):
         eager(run, log)
     made = run.__closure__
-    kept = [cell.cell_contents for cell in made if cell.cell_contents in Workspace.captured]
-    assert len(kept) == len(Workspace.captured) == 1
+    kept = [cell.cell_contents for cell in made if cell.cell_contents in Workspace.captured_runs]
+    assert len(kept) == len(Workspace.captured_runs) == 1

@@ -56,7 +56,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         monkeypatch.setattr(driver, name, lambda *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr(
         handwritten_gpu,
-        "waiting",
+        "bind_waits",
         lambda counts, *told: lambda stream: calls.append(("wait_kernel", stream, counts, *told[:2], told[2][-1])),
     )
     monkeypatch.setattr(handwritten_gpu, "KernelLaunch", lambda call: SimpleNamespace(start=lambda stream: None))
@@ -123,11 +123,11 @@ def test_what_queues_beside_wait_for_the_callers_stream_waits_for_at_the_end():
         ("side", Raise("first", 5, 0)),
         ("side", Await("first", ((3, 2),))),
     ]
-    assert handwritten_gpu._awaited_beside(beside) == [
+    assert handwritten_gpu._side_stream_waits(beside) == [
         (MAIN, Await("second", ((0, 1), (2, 4)))),
         (MAIN, Await("first", ((3, 2),))),
     ]
-    assert handwritten_gpu._awaited_beside(beside[1:2]) == []
+    assert handwritten_gpu._side_stream_waits(beside[1:2]) == []
 
 
 def test_a_kernel_is_given_the_channel_and_the_tensor_of_the_slot(slot: Any):
@@ -149,7 +149,7 @@ def test_a_kernel_is_given_the_channel_and_the_tensor_of_the_slot(slot: Any):
 
 def test_what_decides_how_a_kernel_is_compiled():
     base = torch.zeros(64, dtype=torch.int32)
-    key = handwritten_gpu._specialised
+    key = handwritten_gpu._specialization_key
     assert key((base, 1)) == key((torch.ones(8, dtype=torch.int32), 1))
     assert key(base) != key(base[1:])
     assert key(base) != key(base.float())

@@ -95,13 +95,13 @@ def test_plans_that_no_method_writes(name: str, golden: Golden, monkeypatch: pyt
 
 def text_of_plan(plan: Plan, rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> str:
     with logged(rank, world_size, monkeypatch) as log:
-        monkeypatch.setattr(launch, "make_parts", lambda *given: None)
+        monkeypatch.setattr(launch, "create_subgroups", lambda *given: None)
         tensors, moved = tensors_of(plan, rank), tensors_of(plan, rank)
         log.tensors({f"bound {name}": tensor for name, tensor in tensors.items()} | moved)
         if plan.schedule.reuse == ECHOES:
             run: Any = PlanRun(log.workspace, PackedPlan(plan, log.workspace, tensors), (), True)
         else:
-            run = launch.bind_with_head(plan, log.workspace, tensors)
+            run = launch.bind_with_prologue(plan, log.workspace, tensors)
         run(moved)
     return text_of(log)
 
@@ -129,7 +129,7 @@ def test_kernels_of_authors(name: str, golden: Golden, monkeypatch: pytest.Monke
     given = compiled.GIVEN[case.file][1](case.exchanges)
     plan, kernel = compiled.fused(case, tmp_path, given, (1, 2))
     with logged(1, 2, monkeypatch) as log:
-        monkeypatch.setattr(authored_gpu, "make_parts", lambda group, operations: None)
+        monkeypatch.setattr(authored_gpu, "create_subgroups", lambda group, operations: None)
         log.tensors({name: getattr(one, "base", one) for name, one in given.items() if not isinstance(one, int)})
         run = authored_gpu.AuthoredRun(plan, log.workspace, kernel, given)
         run(given, authored_gpu.exchanged_tensors(plan, kernel, given), {})

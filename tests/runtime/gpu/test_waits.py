@@ -13,7 +13,7 @@ from overweave.kernels.arguments import SignalWords
 from overweave.memory.layout import lay_out
 from overweave.runtime.gpu import waits
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.gpu.waits import DeviceSignals, PlanWaits, neighbours, paired
+from overweave.runtime.gpu.waits import DeviceSignals, PlanWaits, merge_adjacent, pack_waits
 from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.protocol import wait_call
 from tests.ir.launch.test_waits_without_deadline import planned
@@ -25,9 +25,9 @@ NOBODY = (-1, 0)
 
 
 def test_neighbours_that_count_alike_are_one_range():
-    assert neighbours({}) == []
+    assert merge_adjacent({}) == []
     counts = {7: 1, 1: 1, 2: 1, 3: 2, 4: 2, 6: 1}
-    assert neighbours(counts) == [DeviceSignals(1, 3, 1), DeviceSignals(3, 5, 2), DeviceSignals(6, 8, 1)]
+    assert merge_adjacent(counts) == [DeviceSignals(1, 3, 1), DeviceSignals(3, 5, 2), DeviceSignals(6, 8, 1)]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_neighbours_that_count_alike_are_one_range():
     ids=str,
 )
 def test_a_kernel_waits_for_a_range_and_for_one_more(counts: dict[int, int], launches: list[tuple[int, ...]]):
-    found = list(paired(neighbours(counts)))
+    found = list(pack_waits(merge_adjacent(counts)))
     assert found == launches
     told = [(number, full) for low, high, full, *_ in found for number in range(low, high)]
     told += [(also, full) for *_, also, full in found if also >= 0]

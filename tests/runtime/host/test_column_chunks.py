@@ -11,7 +11,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import run_on_host
-from overweave.runtime.library.epilogue import columns_of
+from overweave.runtime.library.epilogue import slice_columns
 from overweave.schedules.catalog import catalog
 from tests.ir.column_chunks import gathered, scattered
 from tests.ranks import run_ranks
@@ -85,7 +85,7 @@ def test_chunks_by_columns_have_the_bits_of_the_whole(world_size: int):
 
 def test_scales_of_a_weight_and_of_its_gate_are_cut_alike():
     scales = torch.arange(12).view(1, 12)
-    one = columns_of({SCALE_W: scales, BIAS: torch.arange(6)}, (2, 5), 6)
+    one = slice_columns({SCALE_W: scales, BIAS: torch.arange(6)}, (2, 5), 6)
     assert one[SCALE_W].tolist() == [[2, 3, 4, 8, 9, 10]]
     assert one[BIAS].tolist() == [2, 3, 4]
-    assert columns_of({SCALE_W: scales[:, :1]}, (2, 5), 6)[SCALE_W].tolist() == [[0]]
+    assert slice_columns({SCALE_W: scales[:, :1]}, (2, 5), 6)[SCALE_W].tolist() == [[0]]

@@ -119,7 +119,7 @@ def miss_a_signal() -> dict[str, Any]:
     with pytest.raises(WorkspaceBroken):
         run_on_host(plan, group, inputs, {"y": output})
     workspace = HostWorkspace.of(group)
-    workspace.board.reset(workspace.forget, 5.0)
+    workspace.board.reset(workspace.reset_local, 5.0)
     told["is_mended"] = torch.equal(compute(case, plan, group, data, "library"), data.exact.bfloat16())
     return told
 

@@ -4,7 +4,7 @@ import pytest
 
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute
-from overweave.runtime.kernel_calls.bind import PACE_NS, STRIP_BYTES, pace_ns
+from overweave.runtime.kernel_calls.bind import LINK_INTERVAL_NS, STRIP_BYTES, peer_store_interval_ns
 from overweave.schedules.catalog.catalog import build
 
 SMS = 132
@@ -20,15 +20,15 @@ def pace(
 ) -> int:
     problem = Problem(operator=operator, m=8192, n=8192, k=k, world_size=world_size, dtype=dtype)
     plan = build(f"{operator}.ring_stored", problem, {})
-    return pace_ns(
+    return peer_store_interval_ns(
         problem, (each for each in plan.schedule.of_rank(0) if isinstance(each, Compute)), waves, strip_bytes
     )
 
 
 def test_strips_come_as_fast_as_the_link_takes_them():
     """Between what stores of all SMs reached together, and what the link is made for, both in GB/s."""
-    assert [pace("matmul_reduce_scatter", size, 3.9) for size in (2, 3, 4)] == [PACE_NS] * 3
-    assert 310 < SMS * STRIP_BYTES / PACE_NS < 450
+    assert [pace("matmul_reduce_scatter", size, 3.9) for size in (2, 3, 4)] == [LINK_INTERVAL_NS] * 3
+    assert 310 < SMS * STRIP_BYTES / LINK_INTERVAL_NS < 450
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -46,7 +46,7 @@ def test_numbers_of_twice_the_size_take_twice_as_long():
 
 
 def test_smaller_strips_come_faster():
-    assert pace("matmul_reduce_scatter", 4, 3.9, 1024) == PACE_NS // 2
+    assert pace("matmul_reduce_scatter", 4, 3.9, 1024) == LINK_INTERVAL_NS // 2
 
 
 @pytest.mark.parametrize("waves", [0.1, 0.97])
@@ -56,5 +56,5 @@ def test_nobody_waits_where_the_next_rank_waits_for_each_tile(waves: float):
 
 @pytest.mark.slow
 def test_sums_for_several_peers_leave_at_once():
-    assert pace("matmul_all_reduce", 2, 3.9) == PACE_NS
+    assert pace("matmul_all_reduce", 2, 3.9) == LINK_INTERVAL_NS
     assert [pace("matmul_all_reduce", size, 3.9) for size in (3, 4, 8)] == [0, 0, 0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from overweave.ir.plan import SkinnyConfig
-from overweave.memory.shares import SharedShares
+from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call
 from overweave.schedules.tiles.shape import SHAPES

@@ -15,7 +15,7 @@ from overweave.memory.group import resolve
 from overweave.runtime.library import calls
 from overweave.runtime.library.calls import library_call
 from overweave.runtime.library.library import run_operation
-from overweave.runtime.library.views import Views, joined, shapes_of
+from overweave.runtime.library.views import Views, merge_parts, shapes_of
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
 
@@ -52,10 +52,10 @@ def collective(operator: str) -> bool:
     (moves,) = (each for each in operations if isinstance(each, Collective))
     shapes = {part.buffer: (part.rows[1], part.cols[1]) for part in moves.reads + moves.writes}  # of the last rows
     values = {name: torch.randint(-9, 10, shape).float() + 100 * group.rank for name, shape in shapes.items()}
-    whole, short, full = joined(moves, shapes, {}), _copied(values), _copied(values)
+    whole, short, full = merge_parts(moves, shapes, {}), _copied(values), _copied(values)
     for operation, tensors in ((moves, values), (whole, full)):
         run_operation(operation, Views((operation,), shapes).of(tensors), group)
-    with patch.object(calls, "_in_full"):  # which the short way does without; ranks go on to other tests
+    with patch.object(calls, "_general_call"):  # which the short way does without; ranks go on to other tests
         library_call(whole, problem, shapes, group)(short)
     return all(torch.equal(found[name], value) for name, value in values.items() for found in (short, full))
 

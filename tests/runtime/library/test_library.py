@@ -16,7 +16,7 @@ from overweave.runtime.library import epilogue, scaled
 from overweave.runtime.library.calls import library_call
 from overweave.runtime.library.epilogue import apply_norm
 from overweave.runtime.library.library import equal_parts, full_precision, run_operation
-from overweave.runtime.library.views import joined, shapes_of, with_room
+from overweave.runtime.library.views import merge_parts, padded_rows, shapes_of
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
 
@@ -36,14 +36,14 @@ def collect(operator: str, m: int, dtype: torch.dtype, has_room: bool) -> bool:
     rows = torch.arange(m).float().reshape(m, 1).expand(m, 8)
     tensors: dict[str, torch.Tensor] = {}
     for region in collective.writes:
-        height = with_room(m, group.world_size) if has_room else m
+        height = padded_rows(m, group.world_size) if has_room else m
         tensors.setdefault(region.buffer, torch.full((height, 8), torch.nan, dtype=dtype))
     for region in collective.reads:
         first = group.rank * -(-m // group.world_size) if operator == "all_gather_matmul" else 0
         values = (rows[first:] + (0 if operator == "all_gather_matmul" else group.rank)).to(dtype)
-        roomy = torch.cat([values, values.new_empty(with_room(len(values), group.world_size) - len(values), 8)])
+        roomy = torch.cat([values, values.new_empty(padded_rows(len(values), group.world_size) - len(values), 8)])
         tensors.setdefault(region.buffer, roomy if has_room else values)
-    called = joined(collective, shapes_of(tensors), dict.fromkeys(tensors, m)) if has_room else collective
+    called = merge_parts(collective, shapes_of(tensors), dict.fromkeys(tensors, m)) if has_room else collective
     run_operation(called, lambda region: tensors[region.buffer][slice(*region.rows), slice(*region.cols)], group)
     (target,) = {region.buffer for region in collective.writes}
     if operator == "all_gather_matmul":
@@ -84,7 +84,7 @@ def gather_short_shards(short: int) -> bool:
     )  # fmt: skip
     for _ in range(3):
         tensors = {"x": torch.full((mine, 4), float(group.rank)), "kept": torch.full((2 * len(ranks), 4), -7.0)}
-        called = joined(gather, shapes_of(tensors), {name: len(tensor) for name, tensor in tensors.items()})
+        called = merge_parts(gather, shapes_of(tensors), {name: len(tensor) for name, tensor in tensors.items()})
         run_operation(called, lambda region: tensors[region.buffer][slice(*region.rows), slice(*region.cols)], group)  # noqa: B023
         expected = torch.arange(len(ranks)).repeat_interleave(2).float()
         expected[2 * short + 1] = -7.0
@@ -235,7 +235,7 @@ def products_under_autocast(dtype: torch.dtype) -> list[torch.Tensor]:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         run_operation(summed, lambda region: tensors[region.buffer], None)  # type: ignore[arg-type]
         made.append(tensors["y"].clone())
-        made.append(epilogue._gate(summed, 0, lambda region: tensors[region.buffer], tensors))
+        made.append(epilogue._gate_product(summed, 0, lambda region: tensors[region.buffer], tensors))
         scaled.scaled_matmul(x.float(), w.float(), (torch.ones(1, 1), torch.ones(1, 1)), tensors["y"])
         made.append(tensors["y"].clone())
         apply_norm(
@@ -282,7 +282,7 @@ def gathered_beside_others(short: int) -> list[list[float]]:
     )  # fmt: skip
     tensors = {"whole": whole, "x": source}
     shapes = shapes_of(tensors)
-    library_call(joined(gather, shapes, {"whole": 8}), PROBLEM, shapes, group)(tensors)
+    library_call(merge_parts(gather, shapes, {"whole": 8}), PROBLEM, shapes, group)(tensors)
     return whole.flatten().tolist()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from overweave.ir.schedule import Collective, Copy, Region
-from overweave.runtime.library.views import Views, joined
+from overweave.runtime.library.views import Views, merge_parts
 
 SHAPES = {"x": (4, 6), "whole": (12, 6)}
 
@@ -34,14 +34,14 @@ def test_a_region_is_its_buffer_or_a_part_of_it():
 
 def test_parts_behind_each_other_are_one():
     own, parts = (Region("x", 0, (0, 4), (0, 6)),), (part(0, 4), part(4, 8), part(8, 12))
-    gathered = joined(collective("all_gather", own, parts), SHAPES, {})
+    gathered = merge_parts(collective("all_gather", own, parts), SHAPES, {})
     assert (gathered.reads, gathered.writes) == (own, (part(0, 12),))
-    scattered = joined(collective("reduce_scatter", parts, own), SHAPES, {})
+    scattered = merge_parts(collective("reduce_scatter", parts, own), SHAPES, {})
     assert (scattered.reads, scattered.writes) == ((part(0, 12),), own)
-    both = joined(collective("all_to_all", parts, parts), SHAPES, {})
+    both = merge_parts(collective("all_to_all", parts, parts), SHAPES, {})
     assert both.reads == both.writes == (part(0, 12),)
     one_sided = collective("all_to_all", parts, (part(0, 4), part(8, 12), part(4, 8)))
-    assert joined(one_sided, SHAPES, {}) == one_sided
+    assert merge_parts(one_sided, SHAPES, {}) == one_sided
 
 
 def test_short_parts_at_the_end_are_padded_behind_the_rows_of_a_buffer():
@@ -50,12 +50,12 @@ def test_short_parts_at_the_end_are_padded_behind_the_rows_of_a_buffer():
         for function, side in (("all_gather", "writes"), ("reduce_scatter", "reads")):
             sides = (own, parts) if function == "all_gather" else (parts, own)
             operation, end = collective(function, *sides), parts[-1].rows[1]
-            assert getattr(joined(operation, SHAPES, {"whole": end}), side) == (part(0, 12),)
+            assert getattr(merge_parts(operation, SHAPES, {"whole": end}), side) == (part(0, 12),)
             for there in ({}, {"whole": end + 1}):  # a row that padding would lie over
-                assert joined(operation, SHAPES, there) == operation
-            assert joined(operation, {**SHAPES, "whole": (11, 6)}, {"whole": end}) == operation  # no room
+                assert merge_parts(operation, SHAPES, there) == operation
+            assert merge_parts(operation, {**SHAPES, "whole": (11, 6)}, {"whole": end}) == operation  # no room
     gap = collective("all_gather", own, (part(0, 2), part(4, 8), part(8, 12)))
-    assert joined(gap, SHAPES, {"whole": 12}) == gap
+    assert merge_parts(gap, SHAPES, {"whole": 12}) == gap
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_short_parts_at_the_end_are_padded_behind_the_rows_of_a_buffer():
 )
 def test_other_parts_stay_apart(parts: tuple[Region, ...]):
     operation = collective("all_gather", (part(0, 4),), parts)
-    assert joined(operation, SHAPES, {}) == operation
+    assert merge_parts(operation, SHAPES, {}) == operation

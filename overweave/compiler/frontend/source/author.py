@@ -28,7 +28,7 @@ from overweave.compiler.frontend.symbols.directives import (
 )
 from overweave.compiler.frontend.symbols.polynomials import Polynomial, number
 from overweave.errors import InputError
-from overweave.ir.text.files import shown
+from overweave.ir.text.files import printable
 from overweave.untrusted import read_bytes
 
 Statement = cst.BaseStatement
@@ -176,7 +176,7 @@ def read_file(path: Path, name: str) -> bytes:
 
 def _unreadable(path: Path, name: str, error: BaseException) -> InputError:
     """Return the error for a file that cannot be read or parsed."""
-    found = "it nests too deep" if isinstance(error, MemoryError) else shown(str(error).split("\n", maxsplit=1)[0])
+    found = "it nests too deep" if isinstance(error, MemoryError) else printable(str(error).split("\n", maxsplit=1)[0])
     return InputError(f"read kernel {name[:80]} of {path.name}", found, "Give a Python file that can be parsed")
 
 

@@ -1,4 +1,4 @@
-"""Whether each queue's engine can run what stands in the queue."""
+"""Whether each queue's engine can run the queue's operations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORDER = {COPY_ENGINE: "complete", LIBRARY: "complete", **dict.fromkeys((*KERNELS
 
 
 def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
-    """One engine for each queue, of the queue's kind of order, that can run each of its operations."""
+    """Check that each queue has one engine, of its kind of order, that can run each of its operations."""
     realization = plan.realization
     queues = {queue.name: queue for queue in plan.schedule.queues}
     engines: dict[str, str] = {}
@@ -60,8 +60,8 @@ def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Finding
     if queue.order != ORDER[engine]:
         findings.add("engine", None, f"queue {queue.name} runs in {queue.order} order, a {engine} in {ORDER[engine]}")
     if engine == COPY_ENGINE and queue.after:
-        said = f"queue {queue.name} is after {', '.join(queue.after)}, but a {engine} starts by signals alone"
-        findings.add("engine", None, said)
+        message = f"queue {queue.name} is after {', '.join(queue.after)}, but a {engine} starts by signals alone"
+        findings.add("engine", None, message)
     realization = plan.realization
     configs = {
         TILE_KERNEL: realization.matmul,
@@ -94,20 +94,22 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
 
 
 def _is_cut_alike(compute: Compute) -> bool:
+    """Whether the parts of `a` and of `out` have the same rows."""
     return [part.shape[0] for part in compute.a] == [part.shape[0] for part in compute.out]
 
 
 def _check_members(operation: Collective, world_size: int, findings: Findings) -> None:
-    """A library call runs in a group whose ranks are in ascending order there."""
+    """Refuse a collective whose ranks are not ascending: NCCL's groups are."""
     if list(operation.ranks) != sorted(set(operation.ranks)) or not set(operation.ranks) <= set(range(world_size)):
-        said = f"a library's collective is of ranks in ascending order, up to {world_size - 1}"
-        findings.add("engine", operation, f"{said}, not of {operation.ranks[:16]}")
+        message = f"a library's collective is of ranks in ascending order, up to {world_size - 1}"
+        findings.add("engine", operation, f"{message}, not of {operation.ranks[:16]}")
 
 
 def _check_boundaries(graph: Graph, positions: list[int], engines: dict[str, str], findings: Findings) -> None:
-    """A kernel starts with its first operation: what it is after must have been launched by then, or be without it.
+    """Check that all queues that a kernel's is after are launched before its first operation, which starts the kernel.
 
-    positions: of a rank's operations."""
+    positions: of a rank's operations.
+    """
     after = {queue.name: queue.after for queue in graph.schedule.queues}
     of_queue: dict[str, list[int]] = {}
     for at in positions:
@@ -120,5 +122,7 @@ def _check_boundaries(graph: Graph, positions: list[int], engines: dict[str, str
             within = [at for at in launched if members[0] < at < members[-1]]
             if within:
                 late, first = graph.operations[within[0]], graph.operations[members[0]]
-                said = f"queue {queue} is after it, but its kernel starts with {first.name}, which is launched before"
-                findings.add("engine", late, said)
+                message = (
+                    f"queue {queue} is after it, but its kernel starts with {first.name}, which is launched before"
+                )
+                findings.add("engine", late, message)

@@ -1,9 +1,9 @@
-"""Deadlock: can every operation run, though each waits for its signals and stands behind others?
+"""Deadlock: whether every operation can run, behind its waits and its predecessors.
 
-Signals only grow, so running whatever can run reaches the end or proves that nothing can. What is left then holds a
-cycle. Each rank runs its operations one at a time, in launch order: an order without a cycle is safe under any
-residency, because no operation needs a place that a waiting one may occupy. Residency (`residency.py`) runs the same
-with what stands behind what by streams and kernels.
+Signals only grow, so running all that can run either reaches the end or proves that the rest has a cycle. Each rank
+runs its operations one at a time, in launch order: an order without a cycle is safe under any residency, because an
+operation never needs an SM that a waiting one may occupy. `residency.py` uses the same run with the order of streams
+and kernels.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ Behind = Sequence[Sequence[int]]  # for each operation, those that must have end
 
 
 class GreedyExecution:
-    """Runs whatever can. behind: as above. order: of what ran; the parts of a collective stand side by side in it.
+    """Runs all operations that can run. behind: operation -> those that must have ended before it starts.
 
-    done: whether an operation ran. missing: what each signal still lacks.
+    order: those that ran, the parts of a collective side by side. done: operation -> whether it ran. missing: signal ->
+    how much it lacks of its full count.
     """
 
     def __init__(self, graph: Graph, behind: Behind) -> None:
@@ -42,10 +43,11 @@ class GreedyExecution:
 
     @property
     def stuck(self) -> list[int]:
-        """What never ran."""
+        """Return the operations that never ran."""
         return [at for at, is_done in enumerate(self.done) if not is_done]
 
     def _run(self) -> None:
+        """Run operations without missing predecessors or signals until none is left."""
         operations = self.graph.operations
         ready = [at for at, count in enumerate(self._lacks) if not count]
         while ready:
@@ -60,6 +62,7 @@ class GreedyExecution:
                     self._finish(member, ready)
 
     def _finish(self, at: int, ready: list[int]) -> None:
+        """Record that an operation ran, and add the operations that can run now to `ready`."""
         self.order.append(at)
         self.done[at] = True
         freed = self._ahead[at]
@@ -75,41 +78,44 @@ class GreedyExecution:
             if not self._lacks[other]:
                 ready.append(other)
 
-    def cycle(self, at: int, behind: str) -> str:
-        """From an operation that never ran, what each waits for, until one comes round. behind: what that is called."""
+    def cycle(self, at: int, relation: str) -> str:
+        """Return the cycle of an operation that never ran, in words. relation: the words for an edge of `behind`."""
         path: dict[int, int] = {}
         words: list[str] = []
         while at not in path:
             path[at] = len(words)
-            at, said = self._blocker(at, behind)
-            words.append(said)
+            at, message = self._blocker(at, relation)
+            words.append(message)
         return ", which ".join(words)
 
-    def _blocker(self, at: int, behind: str) -> tuple[int, str]:
-        """What must run before an operation can, and why."""
+    def _blocker(self, at: int, relation: str) -> tuple[int, str]:
+        """Return an operation that must run before this one can, and why, in words."""
         graph = self.graph
         before = next((one for one in self.behind[at] if not self.done[one]), None)
         if before is not None:
-            return before, f"{behind} {graph.operations[before].name}"
+            return before, f"{relation} {graph.operations[before].name}"
         key = next((key for key in graph.waited[at] if self.missing[key]), None)
         if key is not None:
             sender = next(one for one, keys in enumerate(graph.notified) if key in keys and not self.done[one])
-            its = graph.operations[sender]
-            return sender, f"waits for {graph.signal_name(key)} from {its.name} on rank {its.rank}"
+            other = graph.operations[sender]
+            return sender, f"waits for {graph.signal_name(key)} from {other.name} on rank {other.rank}"
         part = graph.operations[at]
         assert isinstance(part, Collective)
         late = next(one for one in graph.members[part.label] if self._is_held(one))
-        its = graph.operations[late]
-        return late, f"meets the other parts of {part.label}, of which {its.name} on rank {its.rank}"
+        other = graph.operations[late]
+        return late, f"meets the other parts of {part.label}, of which {other.name} on rank {other.rank}"
 
     def _is_held(self, at: int) -> bool:
+        """Whether an operation has a missing predecessor or signal."""
         return any(not self.done[one] for one in self.behind[at]) or any(
             self.missing[key] for key in self.graph.waited[at]
         )
 
 
 def launch_order(graph: Graph, findings: Findings) -> list[int] | None:
-    """Positions of all operations in an order in which ranks run theirs one by one. Refuses with a cycle, or None."""
+    """Return all operations in an order in which ranks run theirs one by one; None, and a refusal, if
+    there is a cycle.
+    """
     behind: list[tuple[int, ...]] = [()] * len(graph.operations)
     for positions in graph.of_rank:
         for before, at in zip(positions, positions[1:], strict=False):

@@ -13,7 +13,7 @@ from overweave.memory.board.records import Pause
 IsDone = Callable[[], bool]
 
 
-def work_off(
+def run_event_loop(
     is_over: Callable[[], bool], advance: Callable[[], bool], late: Callable[[], Alarm], board: Board, timeout_s: float
 ) -> None:
     """Advances until all is over. Raises what peers raised, and PeerTimeout once nothing has moved for so long.
@@ -26,7 +26,7 @@ def work_off(
             pause, moved_s = Pause(), time.monotonic()
         else:
             pause()
-        board.check_now_and_then()
+        board.check_periodically()
         if time.monotonic() - moved_s > timeout_s:
             raise board.alarm(late())
 

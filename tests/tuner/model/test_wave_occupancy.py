@@ -6,7 +6,7 @@ import pytest
 
 from overweave.ir.problem import Problem
 from overweave.tuner.model.choice import Choice
-from overweave.tuner.model.choose import filled
+from overweave.tuner.model.choose import wave_occupancy
 
 SMS = {"sms": 132}
 
@@ -25,17 +25,17 @@ def problem(operator: str, m: int, n: int, k: int = 1024) -> Problem:
         ("push", {"block_m": 128, "block_n": 256}, (2048, 5120), "Tiles of 128 x 256 on 132 SMs: 2.42 waves, "
          "the last one 42% full, some tiles in narrower parts."),
         ("push", {"block_m": 128, "block_n": 256, "split_k": 2}, (2048, 5120, 8192), "Tiles of 128 x 256 on 132 SMs: "
-         "2.42 waves, the last one 42% full, its tiles dealt out along k."),
+         "2.42 waves, the last one 42% full, its tiles split along k."),
         ("sequential", {}, (2048, 1024), ""),
     ],
 )  # fmt: skip
 def test_waves_of_tiles(plan: str, options: dict[str, str | int], size: tuple[int, ...], found: str):
     kernel: dict[str, str | int] = {"kernel": "hopper"} if options else {}
     chosen = Choice(f"all_gather_matmul.{plan}", options | kernel | SMS if options else {}, "why")
-    assert filled(chosen, problem("all_gather_matmul", *size)) == found
+    assert wave_occupancy(chosen, problem("all_gather_matmul", *size)) == found
 
 
 def test_what_runs_elsewhere_has_no_tiles():
     asked = problem("matmul_reduce_scatter", 64, 64)
-    assert filled(Choice("torch.fused", {}, "why"), asked) == ""
-    assert filled(Choice("matmul_reduce_scatter.scatter", {}, "why"), asked) == ""
+    assert wave_occupancy(Choice("torch.fused", {}, "why"), asked) == ""
+    assert wave_occupancy(Choice("matmul_reduce_scatter.scatter", {}, "why"), asked) == ""

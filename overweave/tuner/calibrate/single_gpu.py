@@ -1,4 +1,4 @@
-"""Matmuls of a tile kernel alone on one GPU, as campaigns and calibrations make, check and time them."""
+"""Matmuls of a tile kernel on one GPU: made, checked and timed for campaigns and calibration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rewound(Protocol):
 
 
 def operands(m: int, n: int, k: int, is_transposed: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Integers from -1 to 1, whose sums are exact in any order."""
+    """Return integers from -1 to 1, whose sums are exact in any order."""
     a = torch.randint(-1, 2, (m, k), device="cuda", dtype=torch.int8).bfloat16()
     if is_transposed:
         return a, torch.randint(-1, 2, (n, k), device="cuda", dtype=torch.int8).bfloat16().t()
@@ -35,12 +35,15 @@ def operands(m: int, n: int, k: int, is_transposed: bool = True) -> tuple[torch.
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Of such operands, rounded once."""
+    """Return the product of such operands, rounded once."""
     return (a.float() @ b.float()).to(a.dtype)
 
 
 def rows_of(m: int, n: int, k: int, config: MatmulConfig, split_k: int = 1) -> tuple[TileRow, ...]:
-    """The table of an ordinary matmul: the gather's of a group of one. split_k: the option of that name."""
+    """Return the tile table of an ordinary matmul: all_gather_matmul in a group of one.
+
+    split_k: the option of that name.
+    """
     problem = Problem(operator="all_gather_matmul", m=m, n=n, k=k, world_size=1, dtype="bfloat16")
     options: dict[str, int | str] = {name: getattr(config, name) for name in SHAPE_OPTIONS}
     options["split_k"] = split_k
@@ -48,8 +51,10 @@ def rows_of(m: int, n: int, k: int, config: MatmulConfig, split_k: int = 1) -> t
     return build("all_gather_matmul.push", problem, options).tile_orders[0].rows
 
 
-def made(config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, split_k: int = 1) -> Matmul:
-    """The matmul in a tile shape, run once and compared. Raises AssertionError for a wrong result."""
+def checked_matmul(
+    config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, split_k: int = 1
+) -> Matmul:
+    """Return the matmul in a tile shape, run once and compared. Raises AssertionError for a wrong result."""
     (m, k), n = a.shape, b.shape[1]
     out = torch.full((m, n), float("nan"), device="cuda", dtype=a.dtype)
     matmul = Matmul(config, rows_of(m, n, k, config, split_k), a, b, out)
@@ -59,16 +64,16 @@ def made(config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Te
 
 
 def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> list[float]:
-    """The median of each call's device times, each behind a sleep that hides the host, all calls by turns.
+    """Return the median device time of each call. The calls alternate, each behind a sleep that hides the host.
 
-    A table of tiles is rewound before its time begins: in a plan the head of the call does that.
+    A table of tiles is rewound before its time begins; in a plan the call's prologue does that.
     """
     times: list[list[float]] = [[] for _ in calls]
-    for turn in range(-2, samples):
-        for index in range(len(calls)):
-            place = (index + turn) % len(calls)
+    for sample in range(-2, samples):
+        for offset in range(len(calls)):
+            index = (offset + sample) % len(calls)
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            call = calls[place]
+            call = calls[index]
             torch.cuda._sleep(200_000)
             run = call
             if isinstance(call, Rewound):
@@ -78,6 +83,6 @@ def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> lis
             run()
             end.record()
             torch.cuda.synchronize()
-            if turn >= 0:
-                times[place].append(float(begin.elapsed_time(end)) * 1e3)
+            if sample >= 0:
+                times[index].append(float(begin.elapsed_time(end)) * 1e3)
     return [sorted(each)[samples // 2] for each in times]

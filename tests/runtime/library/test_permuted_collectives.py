@@ -10,12 +10,12 @@ import torch
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
-from overweave.ir.blocks import Blocks, runs_of, stored_shape
+from overweave.ir.blocks import Blocks, memory_runs, stored_shape
 from overweave.ir.schedule import Buffer, Collective, Copy, Region
 from overweave.memory.group import Group, resolve
-from overweave.memory.subgroups import make_parts
+from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.host.emulate import Permuted, start_collective
-from overweave.runtime.library.stretches import stretch_call
+from overweave.runtime.library.permuted_collectives import permuted_collective_call
 from tests.ranks import run_ranks
 
 HEIGHT, WIDE = 2, 3
@@ -50,7 +50,7 @@ def moved(function: str, rank: int, members: int, col: int) -> Collective:
 def in_memory(buffer: Buffer, matrix: torch.Tensor) -> torch.Tensor:
     """A buffer's memory with this matrix in it."""
     memory = torch.full(stored_shape(buffer), -1.0, dtype=matrix.dtype)
-    for run in runs_of(buffer.blocks, (buffer.rows, buffer.cols), ((0, buffer.rows), (0, buffer.cols))):
+    for run in memory_runs(buffer.blocks, (buffer.rows, buffer.cols), ((0, buffer.rows), (0, buffer.cols))):
         place = memory.as_strided((run.rows, run.cols), (run.pitch, 1), run.start)
         place.copy_(matrix[run.row : run.row + run.rows, run.col : run.col + run.cols])
     return memory
@@ -58,7 +58,7 @@ def in_memory(buffer: Buffer, matrix: torch.Tensor) -> torch.Tensor:
 
 def matrix_of(buffer: Buffer, memory: torch.Tensor) -> torch.Tensor:
     found = torch.empty(buffer.rows, buffer.cols, dtype=memory.dtype)
-    for run in runs_of(buffer.blocks, (buffer.rows, buffer.cols), ((0, buffer.rows), (0, buffer.cols))):
+    for run in memory_runs(buffer.blocks, (buffer.rows, buffer.cols), ((0, buffer.rows), (0, buffer.cols))):
         place = memory.as_strided((run.rows, run.cols), (run.pitch, 1), run.start)
         found[run.row : run.row + run.rows, run.col : run.col + run.cols] = place
     return found
@@ -93,9 +93,9 @@ def wrong_calls(function: str) -> list[str]:
         }
         for col in (1, 0):
             part = moved(function, rank, members, col)
-            make_parts(group, (part,))
+            create_subgroups(group, (part,))
             if way == "library":
-                stretch_call(part, buffers, group)(memory)
+                permuted_collective_call(part, buffers, group)(memory)
             else:
                 emulate(part, group, buffers, memory)
         (name,) = {region.buffer for region in part.destinations}
@@ -125,4 +125,4 @@ def test_what_is_no_call_is_not_made():
     copied = Copy(name="c", rank=0, queue="main", sources=part.sources[:1], destinations=apart.destinations[:1])
     for operation, said in ((apart, "adds in place"), (copied, "a library's Copy addresses rows")):
         with pytest.raises(ScheduleError, match=said):
-            stretch_call(operation, buffers, None)  # type: ignore[arg-type]
+            permuted_collective_call(operation, buffers, None)  # type: ignore[arg-type]

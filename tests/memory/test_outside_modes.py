@@ -9,8 +9,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from overweave.memory import lasting as room
-from overweave.memory.lasting import beside, lasting
+from overweave.memory import outside_modes as room
+from overweave.memory.outside_modes import outside_modes_and_pools, run_in_own_thread
 
 
 class Pools:
@@ -45,7 +45,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
 def test_what_is_kept_is_in_no_pool_that_the_thread_has_begun(pools: Pools):
     pools.begun[threading.get_ident()] = "the graphs' pool"
     pools.allocate()
-    lasting(pools.allocate)()
+    outside_modes_and_pools(pools.allocate)()
     assert pools.made == ["the graphs' pool", "GPU 3", "ordinary memory"]
     assert pools.synchronized == 1
     assert threading.get_ident() not in pools.exempt
@@ -54,7 +54,7 @@ def test_what_is_kept_is_in_no_pool_that_the_thread_has_begun(pools: Pools):
 
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_it_is_made_outside_of_modes(has_gpu: bool, pools: Pools):
-    @lasting
+    @outside_modes_and_pools
     def made(size: int) -> torch.Tensor:
         return torch.ones(size, dtype=torch.float32)
 
@@ -67,7 +67,7 @@ def test_it_is_made_outside_of_modes(has_gpu: bool, pools: Pools):
 def test_what_it_raises_is_raised(pools: Pools):
     error = ValueError("told")
 
-    @lasting
+    @outside_modes_and_pools
     def failing() -> None:
         raise error
 
@@ -99,5 +99,5 @@ def test_an_interrupt_ends_both_threads(pools: Pools):
         patch.object(room, "threading", SimpleNamespace(Thread=Interrupted)),
         pytest.raises(KeyboardInterrupt),
     ):
-        beside(waiting, 3)
+        run_in_own_thread(waiting, 3)
     assert seen == ["there"]

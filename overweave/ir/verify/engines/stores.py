@@ -1,26 +1,29 @@
-"""Whether the table of a tile kernel stores each product where its Compute says."""
+"""Whether the tile table of a matmul stores each product where its Compute says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from overweave.ir.blocks import cells_of
+from overweave.ir.blocks import block_cells
+from overweave.ir.kernel_limits import MOST_PEERS
 from overweave.ir.schedule import INPUT, Buffer, Compute, Operation
-from overweave.ir.tile_order import MULTIPLY, OWN_SHARD, WORKSPACE, TileRow, place_of_result
+from overweave.ir.tile_order import MULTIPLY, OWN_SHARD, WORKSPACE, TileRow, store_target
 from overweave.ir.verify.rules.verdict import Findings
-from overweave.ir.words import MOST_PEERS
 
 
-def check_stored(operation: Operation, rows: list[TileRow], world_size: int, findings: Findings) -> None:
-    """Only a Compute stores at peers: at one rank, or, a sum of one addend, at every rank."""
+def check_stores(operation: Operation, rows: list[TileRow], world_size: int, findings: Findings) -> None:
+    """Check the rank where tiles store.
+
+    Only a Compute stores at peers: on one rank, or, a sum of one addend, on all.
+    """
     if not isinstance(operation, Compute):
         if any(row.to for row in rows):
             findings.add("lowering", operation, "a tile stores at a peer, but multiplies nothing")
         return
-    to = place_of_result(operation, world_size) if operation.out else 0
+    to = store_target(operation, world_size) if operation.out else 0
     if to is None or (to < 0 and len(operation.addends) != 1):
-        said = "tiles store a product at one rank, a sum of one addend at one or at every rank"
-        findings.add("lowering", operation, f"{said}, not at {sorted(operation.stored_at)}")
+        message = "tiles store a product at one rank, a sum of one addend at one or at every rank"
+        findings.add("lowering", operation, f"{message}, not at {sorted(operation.stored_at)}")
     elif to and world_size - 1 > MOST_PEERS:
         findings.add("lowering", operation, f"tiles store at {MOST_PEERS} peers at most, not at {world_size - 1}")
     elif to > 0 and any(row.weight or row.into for row in rows):
@@ -34,18 +37,19 @@ def check_stored(operation: Operation, rows: list[TileRow], world_size: int, fin
 _FIELDS = ("kind", "row", "row_end", "col", "source", "source_row", "width", "shift")
 
 
-def check_stored_blocks(
+def check_block_stores(
     compute: Compute, rows: Sequence[TileRow], buffers: Mapping[str, Buffer], findings: Findings
 ) -> None:
-    """Every tile is one block: it stores a whole cell, and multiplies the block's rows by the block's columns.
+    """Check tiles of a product with permuted blocks: each stores one whole cell, and multiplies that block's rows and
+    columns.
 
     Engines are checked first: the tiles of the kernel are the blocks of the buffer, and the regions whole blocks.
     """
     b = buffers[compute.b.buffer]
     whole = all(part.cols == (0, buffers[part.buffer].cols) for part in compute.a)
     if not whole or compute.b.rows != (0, b.rows) or compute.accumulate:
-        said = "the kernel multiplies whole rows of `a` by whole columns of `b`, and adds to nothing"
-        findings.add("lowering", compute, said)
+        message = "the kernel multiplies whole rows of `a` by whole columns of `b`, and adds to nothing"
+        findings.add("lowering", compute, message)
         return
     if [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
         findings.add("lowering", compute, "`a` and `out` are not cut alike")
@@ -54,18 +58,18 @@ def check_stored_blocks(
     for a, out in zip(compute.a, compute.out, strict=True):
         buffer, source = buffers[out.buffer], OWN_SHARD if buffers[a.buffer].home == INPUT else WORKSPACE
         blocks = buffer.blocks
-        for cell in cells_of(blocks, (buffer.rows, buffer.cols), (out.rows, out.cols)) if blocks else ():
+        for cell in block_cells(blocks, (buffer.rows, buffer.cols), (out.rows, out.cols)) if blocks else ():
             row = cell.start // blocks.cols if blocks else 0
             source_row = a.rows[0] + cell.rows[0] - out.rows[0]
             shift = compute.b.cols[0] + cell.cols[0] - out.cols[0]
             height = blocks.rows if blocks else 0
             expected.add((MULTIPLY, row, row + height, 0, source, source_row, 0, shift))
-    found = [tuple(getattr(row, name) for name in _FIELDS) for row in rows]
-    wrong = set(found) ^ expected
+    actual = [tuple(getattr(row, name) for name in _FIELDS) for row in rows]
+    wrong = set(actual) ^ expected
     if wrong:
         kind, row, _, _, _, source_row, _, shift = first = min(wrong)
         side = "lacks" if first in expected else "has"
         where = f"the cell from row {row}, of rows from {source_row} by columns from {shift}"
         findings.add("lowering", compute, f"the table {side} a tile of kind {kind} of {where}")
-    elif len(set(found)) != len(found):
+    elif len(set(actual)) != len(actual):
         findings.add("lowering", compute, "the table has a tile twice")

@@ -1,30 +1,33 @@
-"""Whether the rows of a table that share a tile's steps of k are one tile, each step of it once."""
+"""Whether the rows of a table that share a split-K tile cover each step of k once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from overweave.ir.plan import MatmulConfig, shares_obstacle
+from overweave.ir.plan import MatmulConfig, split_k_obstacle
 from overweave.ir.schedule import Compute, Operation
 from overweave.ir.tile_order import TileRow
 from overweave.ir.verify.rules.verdict import Findings
 
-MOST_SHARES = 1 << 15  # that a counter of arrivals can tell from void ones
+MOST_SHARES = 1 << 15  # the arrival counter's upper half counts poisoned shares
 
 
-def without_shares(
+def merge_split_k(
     operation: Operation, rows: list[TileRow], config: MatmulConfig | None, findings: Findings
 ) -> list[TileRow]:
-    """The rows with one in place of all that share a tile. Shares that are not one tile stay as they are."""
-    if not any(row.shares or _is_marked(row) for row in rows):
+    """Return the rows with one in place of all that share a tile.
+
+    Add refusals for shares that do not make up one tile.
+    """
+    if not any(row.shares or _has_split_fields(row) for row in rows):
         return rows
     if not isinstance(operation, Compute) or config is None:
-        findings.add("lowering", operation, "only tiles of a matmul can be dealt out along k")
+        findings.add("lowering", operation, "only tiles of a matmul can be split along k")
         return rows
-    if shares_obstacle(config):
-        findings.add("lowering", operation, f"its tiles cannot be dealt out along k: {shares_obstacle(config)}")
+    if split_k_obstacle(config):
+        findings.add("lowering", operation, f"its tiles cannot be split along k: {split_k_obstacle(config)}")
     tiles = [row for row in rows if not row.shares]
-    if any(_is_marked(row) for row in tiles):
+    if any(_has_split_fields(row) for row in tiles):
         findings.add("lowering", operation, "a whole tile has a range of k or a place for partials")
     groups: dict[int, list[TileRow]] = {}
     for row in rows:
@@ -32,31 +35,31 @@ def without_shares(
             groups.setdefault(row.partial, []).append(row)
     for group in groups.values():
         group.sort(key=lambda row: row.share)
-        said = _obstacle(group, operation.b.shape[0], config.block_k)
-        if said:
+        message = _split_k_fault(group, operation.b.shape[0], config.block_k)
+        if message:
             findings.add(
-                "lowering", operation, f"the shares of a tile at row {group[0].row}, column {group[0].col} {said}"
+                "lowering", operation, f"the shares of a tile at row {group[0].row}, column {group[0].col} {message}"
             )
             tiles += group
         else:
-            tiles.append(_unmarked(group[0]))
+            tiles.append(_without_split_fields(group[0]))
     return tiles
 
 
 def check_partials(rows: Iterable[TileRow], findings: Findings) -> None:
-    """Whether no two tiles of a table have a place for partials in common."""
+    """Refuse tiles that share a slot of partial sums."""
     tiles = sorted({(row.partial, row.shares) for row in rows if row.shares})
     for (place, shares), (following, _) in zip(tiles, tiles[1:], strict=False):
         if place + shares > following:
             findings.add("lowering", None, f"two tiles have place {following} of the partials")
 
 
-def _obstacle(group: list[TileRow], k: int, block_k: int) -> str:
-    """Why such shares are not one tile; empty if they are."""
+def _split_k_fault(group: list[TileRow], k: int, block_k: int) -> str:
+    """Return why such shares do not make up one tile; "" if they do."""
     shares = group[0].shares
     if not 2 <= shares <= MOST_SHARES or [row.share for row in group] != list(range(shares)):
         return f"are {[row.share for row in group][:10]} of {shares}"
-    if len({_unmarked(row) for row in group}) > 1:
+    if len({_without_split_fields(row) for row in group}) > 1:
         return "differ in more than their range of k"
     bounds = [group[0].k_lo, *(row.k_hi for row in group)]
     if (bounds[0], bounds[-1]) != (0, k) or [row.k_lo for row in group] != bounds[:-1]:
@@ -66,9 +69,9 @@ def _obstacle(group: list[TileRow], k: int, block_k: int) -> str:
     return ""
 
 
-def _is_marked(row: TileRow) -> bool:
+def _has_split_fields(row: TileRow) -> bool:
     return (row.k_lo, row.k_hi, row.share, row.partial) != (0, 0, 0, 0)
 
 
-def _unmarked(row: TileRow) -> TileRow:
+def _without_split_fields(row: TileRow) -> TileRow:
     return row._replace(k_lo=0, k_hi=0, share=0, shares=0, partial=0)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from overweave.errors import ScheduleError
-from overweave.ir.library_call import library_obstacle, sides_of
+from overweave.ir.library_call import call_sides, library_obstacle
 from overweave.ir.schedule import Buffer, Collective, Operation
 from overweave.memory.group import Group
-from overweave.memory.subgroups import part_of
+from overweave.memory.subgroups import subgroup
 from overweave.runtime.library.calls import MOVES, BoundLibraryCall, TensorsByName
-from overweave.runtime.library.library import movable
+from overweave.runtime.library.library import as_movable
 
 
-def stretch_call(
+def permuted_collective_call(
     operation: Operation, buffers: Mapping[str, Buffer], group: Group, most_sms: int = 0
 ) -> BoundLibraryCall:
     """The operation on this rank, given the memory of all buffers. Raises ScheduleError for one that is no such call,
@@ -21,17 +21,17 @@ def stretch_call(
 
     most_sms: that its kernel may take; 0: as many as the library likes.
     """
-    sides = sides_of(operation, buffers) if isinstance(operation, Collective) else ""
+    sides = call_sides(operation, buffers) if isinstance(operation, Collective) else ""
     if not isinstance(operation, Collective) or isinstance(sides, str):
         found = library_obstacle(operation, buffers)
         raise ScheduleError(f"run {operation.name} by the library", found, "Run it on CPU tensors, at depth `library`")
     source, target = sides
     adds = operation.function in ("all_reduce", "reduce_scatter")
-    run = MOVES[operation.function](part_of(group, operation.ranks, most_sms).process_group)
+    run = MOVES[operation.function](subgroup(group, operation.ranks, most_sms).process_group)
 
     def call(tensors: TensorsByName) -> None:
         parts = [tensors[side.buffer].view(-1)[slice(*side.span)] for side in (target, source)]
-        work = run(*(parts if adds else map(movable, parts)))
+        work = run(*(parts if adds else map(as_movable, parts)))
         if work is not None:
             work.wait()  # on a GPU, in stream order
 

@@ -12,11 +12,11 @@ from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce
-from overweave.ir.tensors import finished
+from overweave.ir.tensors import epilogue_applied
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.text.printed import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.rules.values import Mismatch, ValuePiece, added, ended
+from overweave.ir.verify.rules.values import Mismatch, ValuePiece, add, apply_epilogue
 from overweave.schedules.catalog.catalog import build, names
 
 SCATTER, REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"
@@ -66,7 +66,7 @@ def check_built(name: str, changes: dict[str, int]) -> None:
     if plan.problem.m and plan.problem.world_size > 1:
         ends = [each for each in plan.schedule.operations if getattr(each, "finishes", False)]
         assert len(ends) >= min(plan.problem.m, plan.problem.world_size)
-        assert {goal.tensor for goal in plan.schedule.goal} == {finished("a@b")}
+        assert {goal.tensor for goal in plan.schedule.goal} == {epilogue_applied("a@b")}
     assert from_text(to_text(plan.schedule)) == plan.schedule == from_json(to_json(plan)).schedule
 
 
@@ -136,11 +136,11 @@ def test_every_sum_of_a_packed_kernel_is_finished():
 
 def test_sums_are_finished_beside_their_own_rows():
     value = (ValuePiece(0, 4, 0, 8, "a@b", 12, 0, ((0, 2),)),)
-    assert ended(value, (12, 0))[0].tensor == finished("a@b")
+    assert apply_epilogue(value, (12, 0))[0].tensor == epilogue_applied("a@b")
     with pytest.raises(Mismatch, match="as if that were element"):
-        ended(value, (8, 0))
+        apply_epilogue(value, (8, 0))
     with pytest.raises(Mismatch, match="is finished"):
-        added(ended(value, (12, 0)), value)
+        add(apply_epilogue(value, (12, 0)), value)
 
 
 def test_tiles_that_finish_are_told_so_wherever_they_stand():

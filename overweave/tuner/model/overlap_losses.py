@@ -1,4 +1,4 @@
-"""What cutting a matmul or a transfer loses, and what running them together loses, on a described machine.
+"""Predicted overlap losses on a described machine: of cutting a matmul or a transfer, and of running them together.
 
 Decomposition: the time of all the parts, one after the other, over that of the whole. Contention: the time of one thing
 beside the other over its time alone, of W matmuls of W-th rows beside an all-gather in W pieces of a shard.
@@ -36,7 +36,7 @@ OF_COPIES = (TRANSFER, *BESIDE[::2])  # between GPUs, which need peer access
 
 
 class Losses(Struct, frozen=True):
-    """Of one matmul: factors on time by what is lost. scaled: by what m or k was divided to fit."""
+    """The losses of one matmul: name -> factor on time. scaled: the divisor of m or k that made it fit into memory."""
 
     case: str
     m: int
@@ -48,34 +48,34 @@ class Losses(Struct, frozen=True):
     scaled: int = 1
 
 
-def losses_on_paper(case: str, problem: Problem, machine: Machine, wanted: tuple[str, ...]) -> Losses:
-    """Those of the wanted names, predicted; without peer access there are none of copies."""
-    wanted = tuple(name for name in wanted if machine.peer_access or name not in OF_COPIES)
-    found: dict[str, float] = {}
-    if set(MATMULS) & set(wanted):
-        found |= _of_matmuls(problem, machine)
-    if TRANSFER in wanted:
-        found[TRANSFER] = _of_transfer(problem, machine)
-    if set(BESIDE) & set(wanted):
-        found |= _of_contention(problem, machine)
-    return described(case, problem, {name: found[name] for name in wanted})
+def predicted_losses(case: str, problem: Problem, machine: Machine, names: tuple[str, ...]) -> Losses:
+    """Return the predicted losses of these names; without peer access there are none of copies."""
+    names = tuple(name for name in names if machine.peer_access or name not in OF_COPIES)
+    losses: dict[str, float] = {}
+    if set(MATMULS) & set(names):
+        losses |= _matmul_losses(problem, machine)
+    if TRANSFER in names:
+        losses[TRANSFER] = _transfer_loss(problem, machine)
+    if set(BESIDE) & set(names):
+        losses |= _contention_losses(problem, machine)
+    return losses_of(case, problem, {name: losses[name] for name in names})
 
 
-def described(case: str, problem: Problem, factors: dict[str, float], scaled: int = 1) -> Losses:
-    """The losses of a problem beside its static sizes."""
+def losses_of(case: str, problem: Problem, factors: dict[str, float], scaled: int = 1) -> Losses:
+    """Return the losses of a problem with its static sizes."""
     return Losses(case, problem.m, problem.n, problem.k, op_to_byte(problem), memory_traffic(problem), factors, scaled)
 
 
 def cut_shape(problem: Problem, by: str, parts: int) -> tuple[int, int, int]:
-    """(m, n, k) of one of so many equal parts."""
+    """Return (m, n, k) of one of `parts` equal parts."""
     if by == ROWS:
         return -(-problem.m // parts), problem.n, problem.k
     return problem.m, problem.n, -(-problem.k // parts)
 
 
-def correlation(found: list[Losses], name: str, of: str) -> float:
-    """Of a factor with `op_to_byte` or `traffic_bytes` by their ranks (Spearman); 0 where nothing varies."""
-    pairs = [(getattr(each, of), each.factors[name]) for each in found if name in each.factors]
+def correlation(cases: list[Losses], name: str, of: str) -> float:
+    """Return the rank correlation (Spearman) of a factor with `op_to_byte` or `traffic_bytes`; 0 if nothing varies."""
+    pairs = [(getattr(each, of), each.factors[name]) for each in cases if name in each.factors]
     one, other = (_ranks([pair[side] for pair in pairs]) for side in (0, 1))
     middle = (len(pairs) - 1) / 2
     spread = [sum((value - middle) ** 2 for value in side) for side in (one, other)]
@@ -85,19 +85,19 @@ def correlation(found: list[Losses], name: str, of: str) -> float:
     return shared / sqrt(spread[0] * spread[1])
 
 
-def geomean(found: list[Losses], name: str) -> float:
-    """Of a factor over the cases that have it."""
-    return geometric_mean(each.factors[name] for each in found if name in each.factors)
+def geomean(cases: list[Losses], name: str) -> float:
+    """Return the geometric mean of a factor over the cases that have it."""
+    return geometric_mean(each.factors[name] for each in cases if name in each.factors)
 
 
 def _ranks(values: list[float]) -> list[float]:
-    """The place of each value in order; equal values share the mean of their places."""
+    """Return the rank of each value; equal values share the mean of their ranks."""
     order = sorted(values)
     return [order.index(value) + (order.count(value) - 1) / 2 for value in values]
 
 
-def _of_matmuls(problem: Problem, machine: Machine) -> dict[str, float]:
-    """Each part is a kernel behind the one before; parts of columns are added to sums in fp32."""
+def _matmul_losses(problem: Problem, machine: Machine) -> dict[str, float]:
+    """Return the losses of matmuls cut into kernels in sequence; parts of columns are added to sums in fp32."""
     call_us = machine.latency.call.us
 
     def alone_us(shape: tuple[int, int, int], is_added: bool = False) -> float:
@@ -110,8 +110,8 @@ def _of_matmuls(problem: Problem, machine: Machine) -> dict[str, float]:
     }
 
 
-def _of_transfer(problem: Problem, machine: Machine) -> float:
-    """A shard in W pieces, each with its flag, over a shard as one copy."""
+def _transfer_loss(problem: Problem, machine: Machine) -> float:
+    """Return the time of a shard in W pieces, each with its flag, over that of a shard as one copy."""
     size, shard = problem.world_size, problem.m * problem.k * ITEMSIZE_BYTES[problem.dtype] / problem.world_size
 
     def copy_us(size_bytes: float) -> float:
@@ -121,9 +121,9 @@ def _of_transfer(problem: Problem, machine: Machine) -> float:
     return size * copy_us(shard / size) / copy_us(shard)
 
 
-def _of_contention(problem: Problem, machine: Machine) -> dict[str, float]:
-    """From runs of matmuls and transfers that do not depend on each other, together and each alone."""
-    found: dict[str, float] = {}
+def _contention_losses(problem: Problem, machine: Machine) -> dict[str, float]:
+    """Return the losses of simulated runs of independent matmuls and transfers, together over each alone."""
+    losses: dict[str, float] = {}
     movers: tuple[tuple[str, SpanKind], ...] = (("copies", COPY), ("library", COLLECTIVE))
     for (mover, kind), names in zip(movers, (BESIDE[::2], BESIDE[1::2]), strict=True):
         if mover == "copies" and not machine.peer_access:
@@ -132,20 +132,20 @@ def _of_contention(problem: Problem, machine: Machine) -> dict[str, float]:
             simulate(_independent(problem, mover, *which), machine)
             for which in ((True, True), (True, False), (False, True))
         )
-        found[names[0]] = _length_us(both, COMPUTE) / _length_us(matmuls, COMPUTE)
-        found[names[1]] = _length_us(both, kind) / _length_us(moves, kind)
-    return found
+        losses[names[0]] = _length_us(both, COMPUTE) / _length_us(matmuls, COMPUTE)
+        losses[names[1]] = _length_us(both, kind) / _length_us(moves, kind)
+    return losses
 
 
 def _length_us(timeline: Timeline, kind: SpanKind) -> float:
-    """From the first to the last span of a kind on rank 0, waits for SMs included."""
+    """Return the time from the first to the last span of a kind on rank 0, waits for SMs included."""
     spans = [span for span in timeline.of_rank(0) if span.kind == kind]
-    begun = min(span.begin_us for span in spans) if kind != COLLECTIVE else 0.0
-    return max(span.end_us for span in spans) - begun
+    start_us = min(span.begin_us for span in spans) if kind != COLLECTIVE else 0.0
+    return max(span.end_us for span in spans) - start_us
 
 
 def _independent(problem: Problem, mover: str, has_matmuls: bool, has_moves: bool) -> Plan:
-    """W matmuls of a W-th of the rows on each rank, and each shard in W pieces to every peer."""
+    """Return a plan of W matmuls of a W-th of the rows on each rank, and each shard in W pieces to every peer."""
     ranks, m, n, k = range(problem.world_size), problem.m, problem.n, problem.k
     shard = -(-m // problem.world_size)
     pieces = [rows for rows in piece_rows((0, shard), problem.world_size, LIBRARY_ALIGNMENT) if rows[0] < rows[1]]

@@ -1,4 +1,4 @@
-"""What a file of records says before it is one, and which of their fields a wrong name is nearest to."""
+"""Decoding of JSON files of records, and suggestions for unknown fields."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ _UNKNOWN_FIELD = re.compile("unknown field `([^`]*)`")
 
 
 def values_of(data: bytes, most_bytes: int) -> object:
-    """Decoded JSON. Raises what msgspec raises, and ValueError for more bytes, keys that stand twice, words that no
-    terminal prints.
+    """Return decoded JSON.
+
+    Raises msgspec's errors, and ValueError for too many bytes, duplicate keys, unprintable words.
     """
     if len(data) > most_bytes:
         raise ValueError(f"more than {most_bytes} bytes")
-    told: object = msgspec.json.decode(data)
+    values: object = msgspec.json.decode(data)
     check_keys(data)
-    check_words(told)
-    return told
+    check_words(values)
+    return values
 
 
-def nearest_field(told: str, record: type[Struct]) -> str:
-    """A cure for msgspec's error about a field that no record has. Empty for other errors."""
-    unknown = _UNKNOWN_FIELD.search(told)
+def nearest_field(error: str, record: type[Struct]) -> str:
+    """Return a cure for msgspec's error about an unknown field; "" for other errors."""
+    unknown = _UNKNOWN_FIELD.search(error)
     if unknown is None:
         return ""
     structs, names = [record], set[str]()
@@ -40,7 +41,7 @@ def nearest_field(told: str, record: type[Struct]) -> str:
 
 
 def _structs_of(kind: Any) -> list[type[Struct]]:
-    """The records that a type is made of."""
+    """Return the records that a type is made of."""
     if isinstance(kind, type) and issubclass(kind, Struct):
         return [kind]
     return [each for part in get_args(kind) for each in _structs_of(part)]

@@ -11,8 +11,8 @@ from overweave.errors import InputError
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Compute
-from overweave.ir.tile_order import EVERYWHERE, MULTIPLY, TileRow
-from overweave.ir.verify.engines.stored import check_stored
+from overweave.ir.tile_order import ALL_RANKS, MULTIPLY, TileRow
+from overweave.ir.verify.engines.stores import check_stores
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.rules.verdict import Findings
 from overweave.schedules.catalog.catalog import build
@@ -59,7 +59,7 @@ def test_what_is_built_is_proven(problem: Problem, name: str, options: dict[str,
 
 
 @pytest.mark.parametrize("problem", PLANS, ids=PLANS.get)
-@pytest.mark.parametrize("to", [0, 1, 2, EVERYWHERE])
+@pytest.mark.parametrize("to", [0, 1, 2, ALL_RANKS])
 def test_a_tile_that_stores_elsewhere_than_its_operation_is_refused(problem: Problem, to: int):
     plan = build(PLANS[problem], problem, {})
     wrong = with_rows(plan, lambda row: row._replace(to=to) if row.kind == MULTIPLY else row)
@@ -75,14 +75,14 @@ def test_a_tile_that_multiplies_nothing_stores_at_its_own_rank():
 def test_a_sum_that_a_rank_does_not_get_is_refused():
     plan = build(PLANS[REDUCED], REDUCED, {})
     lacking = changed(plan, lambda each: replace(each, copies=each.copies[1:]))
-    assert "nobody gives or writes it" in refusals(lacking)
+    assert "no input or operation writes it" in refusals(lacking)
 
 
 def test_sums_of_several_addends_go_to_one_rank():
     """They are stored from registers, for which peers are too far."""
     plan, findings = build(PLANS[REDUCED], REDUCED, {}), Findings()
     spread = next(each for each in plan.schedule.operations if isinstance(each, Compute) and each.copies)
-    check_stored(replace(spread, addends=spread.addends * 2), [], 3, findings)
+    check_stores(replace(spread, addends=spread.addends * 2), [], 3, findings)
     assert "a sum of one addend at one or at every rank" in str(findings.refusals)
 
 

@@ -1,0 +1,90 @@
+"""Allocate tensors that outlive a call outside of the caller's torch modes and memory pools.
+
+A tensor allocated under torch.inference_mode may be written to under it only. Memory of a pool that a graph capture or
+Inductor's cudagraph trees own is reused by them: torch raises, or overwrites the tensor.
+
+torch redirects allocations to pools by thread, or by the stream that is captured, and its versions differ in which of
+two redirections wins. A new thread is subject to none.
+SOURCE: c10/cuda/CUDACachingAllocator.cpp, get_pool; torch/_inductor/cudagraph_trees.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from overweave.errors import MachineError
+
+_RELAXED, _CURE = 2, "See `overweave doctor`"  # SOURCE: cuda.h, CU_STREAM_CAPTURE_MODE_RELAXED
+Params = ParamSpec("Params")
+Made = TypeVar("Made")
+
+
+def outside_modes_and_pools(make: Callable[Params, Made]) -> Callable[Params, Made]:
+    """Decorate a function that allocates: it runs outside of all modes and, if CUDA is in use, of all memory pools.
+
+    What the function enqueued on its stream has ended when it returns.
+    """
+
+    @wraps(make)
+    def wrapper(*arguments: Params.args, **options: Params.kwargs) -> Made:
+        call = partial(make, *arguments, **options)
+        return (
+            run_in_own_thread(call, torch.cuda.current_device())
+            if torch.cuda.is_initialized()
+            else _outside_modes(call)
+        )
+
+    return wrapper
+
+
+def run_in_own_thread(call: Callable[[], Made], device: int) -> Made:
+    """Run a function in a new thread, on this GPU, outside of all captures and pools; return or raise its outcome.
+
+    An interrupt of the waiting thread is raised in the new one, so that it tells its peers, and then here.
+    """
+    results: list[Made] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(_run_and_synchronize(call, device))
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="overweave prepares", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException as error:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(type(error)))
+        thread.join()
+        raise
+    if raised:
+        raise raised[0]
+    return results[0]
+
+
+def _run_and_synchronize(call: Callable[[], Made], device: int) -> Made:
+    torch.cuda.set_device(device)
+    exempt_thread_from_capture()
+    result = _outside_modes(call)
+    torch.cuda.current_stream().synchronize()  # the caller goes on on another stream
+    return result
+
+
+def exempt_thread_from_capture() -> None:
+    """Keep this thread's CUDA calls from invalidating or joining a graph capture of another thread. Needs a GPU."""
+    status = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
+    if status:
+        raise MachineError("cuThreadExchangeStreamCaptureMode", f"the CUDA driver answered {status}", _CURE)
+
+
+def _outside_modes(call: Callable[[], Made]) -> Made:
+    with torch.inference_mode(False), torch.no_grad():
+        return call()

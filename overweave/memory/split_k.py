@@ -1,0 +1,59 @@
+"""Memory for split-K tiles (`TileRow.shares`): partial sums for the CTA that finishes last, and arrival counters."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.plan import MatmulConfig
+from overweave.ir.tile_order import ARRIVAL_WORDS
+
+
+def partial_elements(config: MatmulConfig, epilogue: Epilogue) -> int:
+    """Return the fp32 elements of a partial sum: a tile's product, and the gate's if the epilogue is gated."""
+    return config.block_m * config.block_n * (2 if epilogue.gate else 1)
+
+
+class Shares(NamedTuple):
+    """Partial sums and counters. partials: fp32, by slot. arrivals: int32, `ARRIVAL_WORDS` a slot, 0 when idle."""
+
+    partials: torch.Tensor
+    arrivals: torch.Tensor
+
+    @classmethod
+    def allocate(cls, slots: int, elements: int, device: torch.device) -> Shares:
+        """Allocate memory for so many partial sums of so many elements."""
+        partials = torch.empty(slots * elements, dtype=torch.float32, device=device)
+        return cls(partials, torch.zeros(slots * ARRIVAL_WORDS, dtype=torch.int32, device=device))
+
+    def holds(self, slots: int, elements: int) -> bool:
+        """Return whether there is room for so many partial sums of so many elements."""
+        return slots * elements <= self.partials.numel() and slots * ARRIVAL_WORDS <= self.arrivals.numel()
+
+
+class SharedShares:
+    """Split-K memory of a workspace, used by all its calls: they run one after the other.
+
+    It grows by a new allocation: launches that were bound earlier keep the older one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pieces: list[Shares] = []
+
+    def get(self, slots: int, elements: int) -> Shares:
+        """Return memory for so many partial sums of so many elements; allocate if there is not enough."""
+        if not self._pieces or not self._pieces[-1].holds(slots, elements):
+            self._pieces.append(Shares.allocate(slots, elements, self._device))
+        return self._pieces[-1]
+
+    def are_unused(self) -> bool:
+        """Return whether all counters are 0, as every launch finds and leaves them. Waits for the device."""
+        return not any(bool(piece.arrivals.any()) for piece in self._pieces)
+
+    def clear(self) -> None:
+        """Zero the counters: launches that were aborted have not."""
+        for piece in self._pieces:
+            piece.arrivals.zero_()
