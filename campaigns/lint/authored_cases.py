@@ -173,8 +173,8 @@ def authored_case(folder: Path, file: str, author: Author, wanted: Mapping[str, 
         name: kind for name, kind in author.types.items() if f"overweave_{name}" in parameters_of(fused.kernel, weaving)
     }
     arrived = {f"overweave_{name}": kind for name, kind in own.items()}
-    placed = {"overweave_places": "*i64"} if weaving.away else {}
-    carrying = {"overweave_targets": "*i64", "overweave_slices": "i32"} if weaving.carries else {}
+    placed = {"overweave_places": "*i64"} if weaving.stored_at_peers else {}
+    carrying = {"overweave_targets": "*i64", "overweave_slices": "i32"} if weaving.push_path else {}
     signature = {**author.types, **integers, **arrived, **PROTOCOL, **carrying, **placed}
     divisible = [name for name in integers if author.numbers[name] % 16 == 0]
     aligned = dict.fromkeys((*(name for name, kind in signature.items() if kind.startswith("*")), *divisible), 16)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from overweave.ir.kernel_limits import COPY_WORD_BYTES
 from overweave.ir.tile_order import COPY, NO_SIGNAL, WORKSPACE, TileRow
-from overweave.ir.words import COPY_WORD_BYTES
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 
 ROWS, TILE_ROWS, ROW_INTS = 32, 8, 64

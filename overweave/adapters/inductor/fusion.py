@@ -1,4 +1,4 @@
-"""The pass that Inductor runs on a graph when its own passes are over, beside what else is registered there."""
+"""The pass that Inductor runs on a graph after its own passes, chained to one that was registered before."""
 
 from __future__ import annotations
 
@@ -51,32 +51,34 @@ class FuseCollectives(CustomGraphPass):
         merged_sums.merge_sums(graph)
         for name, find in SITES.items():
             for node in find(graph):
-                _count(site(name), _tried(_FUSE[name], graph, node))
+                _count(site(name), _fuse_or_reason(_FUSE[name], graph, node))
         stable_topological_sort(graph)  # an operator stands where the first of its results is read
         graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        """What names this pass, and all that it decides by beside a graph's text, in Inductor's caches of graphs;
-        nothing, where the other pass has no name."""
-        own = get_hash_for_files(FILES), _members()
+        """Return the key of this pass in Inductor's graph caches: a digest of its files, and the ranks of all groups.
+
+        None, which disables caching, if the chained pass has no key.
+        """
+        own = get_hash_for_files(FILES), _ranks_of_groups()
         if self.before is None:
             return own
         others = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None
         return None if others is None else (others, *own)
 
 
-def _members() -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The ranks of each group by its name, which is all that a graph's text tells of it."""
+def _ranks_of_groups() -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return (name, ranks) of each group: a graph's text holds only the name."""
     return tuple(sorted((str(each.group_name), tuple(dist.get_process_group_ranks(each))) for each in LIVE_GROUPS))
 
 
 def register() -> None:
-    """Puts the pass behind what `torch._inductor.config.post_grad_custom_post_pass` holds."""
+    """Chain the pass behind the one in `torch._inductor.config.post_grad_custom_post_pass`."""
     config.post_grad_custom_post_pass = FuseCollectives(config.post_grad_custom_post_pass)
 
 
 def unregister() -> None:
-    """Puts back what was there before. Raises InputError where someone has put another pass there since."""
+    """Restore the pass from before. Raises InputError if another pass was registered since."""
     held = config.post_grad_custom_post_pass
     if not isinstance(held, FuseCollectives):
         cure = "Set torch._inductor.config.post_grad_custom_post_pass back first"
@@ -84,8 +86,8 @@ def unregister() -> None:
     config.post_grad_custom_post_pass = held.before
 
 
-def _tried(fuse: Callable[[Graph, Node], str], graph: Graph, node: Node) -> str:
-    """Why a collective stays, or nothing: what an operator's own checks say is a reason, too."""
+def _fuse_or_reason(fuse: Callable[[Graph, Node], str], graph: Graph, node: Node) -> str:
+    """Fuse a collective. Return why it stays, also if an operator's checks refuse it; empty if it was fused."""
     try:
         return fuse(graph, node)
     except InputError as error:

@@ -21,14 +21,14 @@ WAIT = COLLECTIVE.wait_tensor.default
 
 
 def merge_sums(graph: Graph) -> None:
-    """Rewrites sums over ranks of matmuls, which nothing else reads."""
+    """Rewrite `all_reduce(a) + all_reduce(b)` of matmuls that nothing else reads."""
     for node in list(graph.nodes):
         if is_call(node, ATEN.add.Tensor) and not node.kwargs and all(map(_is_sum, node.args)):
             _add_before(graph, node)
 
 
 def _is_sum(wait: Any) -> bool:
-    """Whether a node waits for a sum over ranks of matmuls, which one node reads."""
+    """Whether a node waits for an all-reduce of matmuls, and a single node reads it."""
     if not is_call(wait, WAIT) or not is_call(wait.args[0], REDUCE) or len(wait.users) != 1:
         return False
     if len(wait.args[0].users) != 1:  # sizes are read of it, where they vary
@@ -38,7 +38,7 @@ def _is_sum(wait: Any) -> bool:
 
 
 def _kind(wait: Any) -> tuple[str, torch.Size]:
-    """The group of a sum, and its shape."""
+    """Return the group and the shape of an all-reduce."""
     return wait.args[0].args[2], value(wait).shape
 
 
@@ -55,7 +55,7 @@ def _add_before(graph: Graph, node: Any) -> None:
 
 
 def _erase(graph: Graph, wait: Any) -> None:
-    """A sum that nothing reads: to torch a node that waits is never dead."""
+    """Erase an all-reduce that nothing reads, which torch's dead-code elimination keeps."""
     reduction = wait.args[0]
     graph.erase_node(wait)
     graph.erase_node(reduction)

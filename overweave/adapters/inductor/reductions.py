@@ -1,4 +1,4 @@
-"""Sums over ranks of matmuls: one `matmul_reduce_scatter` or `matmul_all_reduce`, of several products, too."""
+"""Fuses a sum over ranks and the matmuls before it into one `matmul_reduce_scatter` or `matmul_all_reduce`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SummedProducts(NamedTuple):
 
 
 def reductions(graph: Graph) -> list[Node]:
-    """The nodes that wait for a sum over ranks."""
+    """Return the nodes that wait for a reduce-scatter or an all-reduce."""
     found = [node for node in graph.nodes if is_call(node, COLLECTIVE.wait_tensor.default)]
     return [node for node in found if is_call(node.args[0], SCATTER, REDUCE)]
 
@@ -75,7 +75,7 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
     ws = [_dense(writer, w) for _, w in found.products]
     y = writer.item(writer.call(_SCATTERED if scatters else _REDUCED, xs, ws, group_name=group), 0)
     if found.biases:
-        y = writer.call(ATEN.add.Tensor, y, _over_ranks(writer, found.biases, group))
+        y = writer.call(ATEN.add.Tensor, y, _all_reduced(writer, found.biases, group))
     wait.replace_all_uses_with(writer.shaped(y, wait))
     graph.erase_node(wait)
     graph.erase_node(reduction)
@@ -110,7 +110,7 @@ def summed(node: Any) -> SummedProducts | None:
     return None
 
 
-def _over_ranks(writer: Writer, biases: list[Node], group: str) -> Node:
+def _all_reduced(writer: Writer, biases: list[Node], group: str) -> Node:
     """The sum of biases over ranks: a W-th of one that all ranks have, say, which no rank's graph can tell."""
     total = biases[0]
     for bias in biases[1:]:
@@ -121,7 +121,7 @@ def _over_ranks(writer: Writer, biases: list[Node], group: str) -> Node:
 
 
 def _is_read_once(cat: Any) -> bool:
-    """Whether nothing but this sum reads the pieces."""
+    """Whether nothing but this cat reads the pieces."""
     parts = cat.args[0]
     return (
         len(cat.users) == 1 and all(len(part.users) == 1 for part in parts) and set(parts[0].args[0].users) == {*parts}

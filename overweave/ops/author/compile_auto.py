@@ -157,7 +157,7 @@ class AutoFused:
             times = [TimedWay(each.candidate, each.predicted_us) for each in judged if each.predicted_us is not None]
             return tuple(sorted(times, key=lambda one: (one.way != first, one.us)))
         with current(call.device):
-            measured = TunedTimes(call.key, call.tuned(judged))
+            measured = TunedTimes(call.key, call.autotuned(judged))
         self._ways[call.signature] = measured.times[0].way
         if resolved.rank == 0:
             save_tuning(self.kernel.source.name, measured)
@@ -279,7 +279,7 @@ class _Call:
         fused, constants = self._auto.fused(way), dict(way.constants)
         fused(*self._arguments, group=self.group.process_group, **self._named, **constants)
 
-    def tuned(self, judged: tuple[RankedWay, ...]) -> tuple[TimedWay, ...]:
+    def autotuned(self, judged: tuple[RankedWay, ...]) -> tuple[TimedWay, ...]:
         """All times, those of the last few first, which were taken side by side. Collective."""
         times = self.measured(shortlist(judged))
         more = refinements(judged[0].candidate.constants, times, self._auto.asked)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from overweave.compiler.emit.emit import CARRYING, PARAMETERS, PLACES
+from overweave.compiler.emit.emit import PARAMETERS, PUSH_PARAMETERS, STORE_PLACES
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import AUTHOR_KERNEL
 from overweave.ir.schedule import Apply, Operation, Put
@@ -38,10 +38,10 @@ def author_call(kernel: AuthoredKernel, given: Mapping[str, Any], binding: Bindi
     arguments |= dict(zip(PARAMETERS, (*arrays, tiles, parts, world_size), strict=True))
     if any(isinstance(one, Put) and one.queue == queue for one in plan.schedule.operations):
         targets = binding.table(slice_targets(binding.addresses, rank, queue))
-        arguments |= dict(zip(CARRYING, (targets, count_rows(rows, COPY)), strict=True))
+        arguments |= dict(zip(PUSH_PARAMETERS, (targets, count_rows(rows, COPY)), strict=True))
     if kernel.away is not None:
         operations = (one for one in plan.schedule.of_rank(rank) if one.queue == queue)
-        arguments[PLACES] = binding.table(_peer_store_rows(operations, kernel, binding))
+        arguments[STORE_PLACES] = binding.table(_peer_store_rows(operations, kernel, binding))
     return AuthorCall(arguments, tiles)
 
 
