@@ -25,21 +25,23 @@ class AuthorCall(NamedTuple):
     tiles: int
 
 
-def author_call(kernel: AuthoredKernel, given: Mapping[str, Any], binding: Binding, queue: str) -> AuthorCall | None:
-    """The kernel of a queue; None if it has no tiles on this rank. given: the author's arguments."""
+def author_call(
+    kernel: AuthoredKernel, author_arguments: Mapping[str, Any], binding: Binding, queue: str
+) -> AuthorCall | None:
+    """The kernel of a queue; None if it has no tiles on this rank. author_arguments: the author's arguments."""
     plan, rank, offsets = binding.plan, binding.rank, binding.addresses.layout.buffers
     rows = plan.tile_order(rank, queue).rows
     tiles, parts = count_rows(rows, APPLY), count_rows(rows, PART)
     if not tiles:
         return None
-    arguments = kernel.arguments(given, lambda name: binding.own(name) if name in offsets else None)
+    arguments = kernel.arguments(author_arguments, lambda name: binding.own(name) if name in offsets else None)
     signals, words, limits, world_size = binding.protocol
     arrays = [table_tensor(rows, binding.workspace.device), binding.claims(AUTHOR_KERNEL), signals, words, limits]
     arguments |= dict(zip(PARAMETERS, (*arrays, tiles, parts, world_size), strict=True))
     if any(isinstance(one, Put) and one.queue == queue for one in plan.schedule.operations):
         targets = binding.table(slice_targets(binding.addresses, rank, queue))
         arguments |= dict(zip(CARRYING, (targets, count_rows(rows, COPY)), strict=True))
-    if kernel.away is not None:
+    if kernel.peer_store is not None:
         operations = (one for one in plan.schedule.of_rank(rank) if one.queue == queue)
         arguments[PLACES] = binding.table(_peer_store_rows(operations, kernel, binding))
     return AuthorCall(arguments, tiles)
@@ -54,10 +56,10 @@ def _peer_store_rows(operations: Iterable[Operation], kernel: AuthoredKernel, bi
     """For tiles that store at peers, one row per operation of their queue: at how many places, then for each how many
     elements it lies behind the own buffer, and where its rank's signals are (0: nobody there waits).
     """
-    assert kernel.away is not None
+    assert kernel.peer_store is not None
     plan, bases, offsets = binding.plan, binding.heap.addresses, binding.addresses.layout.buffers
-    own = bases[binding.rank] + offsets[kernel.places[kernel.away.parameter][1]]
-    itemsize = ITEMSIZE_BYTES[plan.dtype_of(kernel.places[kernel.away.parameter][1])]
+    own = bases[binding.rank] + offsets[kernel.buffers[kernel.peer_store.parameter][1]]
+    itemsize = ITEMSIZE_BYTES[plan.dtype_of(kernel.buffers[kernel.peer_store.parameter][1])]
     rows: list[list[int]] = []
     for apply in operations:
         row: list[int] = []
@@ -72,12 +74,12 @@ def _peer_store_rows(operations: Iterable[Operation], kernel: AuthoredKernel, bi
 def _store_targets(apply: Apply, kernel: AuthoredKernel) -> list[tuple[str, int, int]]:
     """Where the tiles of an Apply store the tensor that goes to peers, by buffer and rank, and how many rows further on
     than the own one: the first of its tiles has its first row."""
-    assert kernel.away is not None
-    made = [one.region for one in apply.makes if exchanged(one.tensor) == kernel.away.tensor]
+    assert kernel.peer_store is not None
+    made = [one.region for one in apply.makes if exchanged(one.tensor) == kernel.peer_store.tensor]
     lowest: dict[tuple[str, int], int] = {}
     for region in made:
         key = (region.buffer, region.rank)
         lowest[key] = min(region.rows[0], lowest.get(key, region.rows[0]))
     first = next(islice(kernel.space.coordinates(), apply.tiles[0][0], None))
-    row, _ = kernel.space.touched(kernel.away.dims[0], first)
+    row, _ = kernel.space.touched(kernel.peer_store.dims[0], first)
     return [(buffer, rank, low - row) for (buffer, rank), low in lowest.items()]

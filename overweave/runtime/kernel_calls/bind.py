@@ -77,7 +77,7 @@ class Binding:
         layout = lay_out(plan.schedule, plan.realization.dtype)
         self.addresses = SlotAddresses(plan.schedule, plan.realization.dtype, layout, heap.addresses)
         self.protocol = signal_words(workspace, heap, layout.signals)
-        self.moved: list[tuple[str, Moving]] = []
+        self.stand_ins: list[tuple[str, Moving]] = []
         self.traces: dict[str, torch.Tensor] = {}
         self.sms, self._example, self._is_traced = sms, example, is_traced
 
@@ -90,7 +90,7 @@ class Binding:
     def callers(self, name: str) -> Moving:
         """A stand-in of a tensor of the caller's."""
         stand = stand_in_for(self._example[name])
-        self.moved.append((name, stand))
+        self.stand_ins.append((name, stand))
         return stand
 
     def rest(self) -> tuple[Moving, Moving] | None:

@@ -49,7 +49,7 @@ class LibraryRun:
             permuted = [each for each in operations if is_permuted(each, buffers)]
             operations = [each if each in permuted else merge_parts(each, shapes, ends) for each in operations]
         made = {allocated_output(each, problem, shapes) for each in operations if not problem.counted}
-        self.makes = frozenset(name for name in made if name in example)
+        self.allocated_outputs = frozenset(name for name in made if name in example)
 
         def call_of(operation: Operation) -> BoundLibraryCall:
             if problem.counted:
