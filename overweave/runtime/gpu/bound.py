@@ -120,7 +120,7 @@ class BoundPlan:
         self._tiles_resident = author.blocks_resident(binding) if author else None
         self._queues: list[tuple[int, CopyQueue]] = []
         workspace_buffers = [buffer.name for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
-        self._workspace_buffers = {name: binding.own(name) for name in workspace_buffers}
+        self._workspace_buffers = {name: binding.workspace_buffer(name) for name in workspace_buffers}
         self._shapes = shapes_of({**example, **self._workspace_buffers})
         in_order = [self._after_queues(action, actions[:at]) for at, action in enumerate(actions)]
         self.enqueue: tuple[EnqueueOperation, ...] = (self._set_addresses, *in_order, *self._waits.at_end())

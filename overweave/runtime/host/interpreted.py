@@ -138,7 +138,7 @@ class InterpretedCall(HostCall):
         space = self.workspace.packed(layout.half_bytes, self.timeout_s)
         caller = Caller(self.group.rank, (control_words(self.words), self.words.limits))
         kept = [buffer.name for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
-        tensors = {**self.tensors, **{name: self.binding.own(name) for name in kept}}
+        tensors = {**self.tensors, **{name: self.binding.workspace_buffer(name) for name in kept}}
         return packed_call(config, plan.problem, layout, tensors, space, caller)
 
     def _bulk_loaded(self, name: str, tensor: Tensor) -> Tensor:
