@@ -119,7 +119,7 @@ def _prepared(
     if built is not None and built.problem.strip:
         run = _with_map(run, maps_of(built.problem, group.rank, tensors["x"].device))
     if bound is not None:
-        outputs = tuple(each for each in outputs if each[0] not in bound.makes)
+        outputs = tuple(each for each in outputs if each[0] not in bound.allocated_outputs)
     if is_laid:
         run = _with_whole_factors(run)
     return Prepared(problem, signature, choice, run, bound, outputs, Board.of(group), make)
@@ -245,7 +245,7 @@ def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedR
     def run_aligned(moved: Tensors) -> None:
         whole = aligned(moved)
         run(whole)
-        moved |= {name: whole[name] for name in run.makes}
+        moved |= {name: whole[name] for name in run.allocated_outputs}
 
     return run_aligned, run
 

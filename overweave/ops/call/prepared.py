@@ -32,11 +32,11 @@ _CLOCK = count(1)
 
 
 class BoundCall(Protocol):
-    """A plan bound to a GPU. was_captured: a graph of the caller's holds the addresses of what it owns. makes: results
-    that it makes itself, and adds to the tensors of a call."""
+    """A plan bound to a GPU. was_captured: a graph of the caller's holds the addresses of what it owns.
+    allocated_outputs: results that it allocates itself, and adds to the tensors of a call."""
 
     was_captured: bool
-    makes: frozenset[str]
+    allocated_outputs: frozenset[str]
 
     def __call__(self, tensors: Tensors, /) -> None: ...
 

@@ -37,15 +37,15 @@ def run_on_host(
     timeout_s: float | None = None,
     stopwatch: Stopwatch | None = None,
 ) -> None:
-    """Runs this rank's part of `plan`. Every rank of the group calls it, in the same sequence of plans.
+    """Run this rank's part of `plan`. Every rank of the group calls it, in the same sequence of plans.
 
     inputs, outputs: CPU tensors `[rows, cols]` by buffer name, of the plan's dtype. Outputs are written.
-    timeout_s: how long a rank may stand still before the call is void; the group's timeout by default.
+    timeout_s: how long a rank may make no progress before the call fails; the group's timeout by default.
     stopwatch: times every step of this call.
 
-    Raises InputError on a rank whose tensors do not fit and RankMismatch on its peers; RankMismatch where plans differ;
-    PeerDied or PeerTimeout, with outputs NaN, where a peer does not do its part; WorkspaceBroken from then on, until
-    the workspace is reset.
+    Raises InputError on a rank whose tensors do not fit and RankMismatch on its peers; RankMismatch if plans differ;
+    PeerDied or PeerTimeout, with outputs NaN, if a peer does not do its part; WorkspaceBroken from then on, until the
+    workspace is reset.
     """
     timeout_s = group.timeout_s if timeout_s is None else timeout_s
     workspace = HostWorkspace.of(group)
@@ -72,7 +72,7 @@ def run_on_host(
 
 
 class _Bound(NamedTuple):
-    """What a rank needs to know of a plan before it can run it. operands: what its tensors must be."""
+    """What a rank derives from a plan once. operands: tensor -> shape, dtype and strides that it must have."""
 
     plan: Plan
     make_call: type[HostCall]
@@ -96,6 +96,7 @@ _DEPTHS = ("library", "interpreter")
 
 
 def _bind(plan: Plan, rank: int, depth: Depth) -> _Bound:
+    """Return what a rank derives from a plan, from a cache. Raises InputError."""
     # By identity: hashing a plan of thousands of operations costs more than running it. The entry keeps the plan alive.
     key = (id(plan), rank, depth)
     bound = _BOUND.get(key)
@@ -112,7 +113,7 @@ def _bind(plan: Plan, rank: int, depth: Depth) -> _Bound:
 
 
 def _signature(plan: Plan, depth: Depth) -> bytes:
-    """Readable, and different for plans that differ in anything all ranks share."""
+    """Return a readable signature that differs for plans that differ."""
     problem = plan.problem
     shape = f"{problem.extents} {problem.dtype}"
     shared = msgspec.json.encode((plan.schedule, plan.realization, problem))
@@ -120,6 +121,7 @@ def _signature(plan: Plan, depth: Depth) -> bytes:
 
 
 def _operands(plan: Plan, rank: int) -> dict[str, _Operand]:
+    """Return tensor -> what a rank's operations need it to be."""
     extents = {buffer.name: (0, 0) for buffer in plan.schedule.buffers if buffer.home in (INPUT, OUTPUT)}
     for operation in plan.schedule.operations:
         for region in (*operation.reads, *operation.writes):
@@ -171,13 +173,13 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
 
 
 def _notify_refusal(workspace: HostWorkspace, error: OverweaveError) -> None:
-    """Tells the peers, who are about to agree on this call, that this rank will not take part."""
+    """Publish to the peers, which are about to agree on this call, that this rank refuses it."""
     with suppress(OverweaveError):  # the caller raises this rank's own reason
         workspace.board.agree(f"{REFUSED}{error.found}".encode(), workspace.board.timeout_s)
 
 
 def _agree(workspace: HostWorkspace, signature: bytes, timeout_s: float) -> None:
-    """The first call of a plan waits for all ranks; later ones only look at what is there."""
+    """Compare the call with the peers': the first call of a plan waits for all ranks, later ones do not."""
     if signature in workspace.agreed:
         workspace.board.post(signature)
     else:

@@ -19,8 +19,8 @@ from overweave.runtime.kernel_calls.call import DEPENDENT_LAUNCH, KernelCall
 
 
 class Caller(NamedTuple):
-    """Who launches. rank; words and limits (memory/device/signals.py); is_chained: the later of matmul and exchange
-    starts early; is_later: the exchange is that one."""
+    """The launching rank. protocol: words and limits (memory/device/signals.py). is_chained: the later of matmul and
+    packed kernel starts early, by dependent launch. is_later: the packed kernel is that one."""
 
     rank: int
     protocol: tuple[Tensor, Tensor]
@@ -36,9 +36,9 @@ def packed_call(
     space: PackedSpace,
     caller: Caller,
 ) -> KernelCall:
-    """An exchange, before or behind the matmul of a problem.
+    """Return the call of the packed kernel, before or behind the matmul of a problem.
 
-    tensors: by buffer name, and what a norm or the epilogue of sums reads and writes by its own.
+    tensors: buffers by name, and operands of the norm or of the sums' epilogue by theirs.
     """
     rows, ranks, adds = problem.of_rows, problem.world_size, config.exchange != "gather"
     span, programs, turns = layout.stretches(config.block)

@@ -22,7 +22,7 @@ class Rewound(Protocol):
     """A kernel whose tiles can be claimed again."""
 
     def __call__(self) -> object: ...
-    def rewind(self) -> None: ...
+    def reset_claims(self) -> None: ...
     def run(self) -> None: ...
 
 
@@ -77,7 +77,7 @@ def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> lis
             torch.cuda._sleep(200_000)
             run = call
             if isinstance(call, Rewound):
-                call.rewind()
+                call.reset_claims()
                 run = call.run
             begin.record()
             run()

@@ -165,7 +165,7 @@ def test_compiled_kernels(case: Case, launched: list[str], waited: list[tuple[in
     own = {"A": "a_ptr", "B": "b_ptr", "C": "c_ptr"} if case.file == "matmul" else {"A": "a_desc", "C": "c_desc"}
     values = {tensor: given[own[tensor]] for tensor in case.exchanges}
     tensors = {tensor: getattr(value, "base", value) for tensor, value in values.items()}
-    call.bound.begin(CALLER.cuda_stream)
+    call.bound.launch_prologue(CALLER.cuda_stream)
     for enqueue in call.bound.enqueue:
         enqueue(CALLER, tensors, addresses_of(tensors, given))
     words = " ".join(case.exchanges.values())
