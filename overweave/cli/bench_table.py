@@ -1,4 +1,4 @@
-"""How a comparison is printed: one table per case, then one line per method over all cases."""
+"""The tables of a comparison: one for each case, then one line per method over all cases."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SUMMARY_COLUMNS = (
 LEAST_WIDTH = 152  # characters; a pipe or a narrow terminal must not cost digits
 
 
-def print_runs(runs: tuple[BenchRun, ...], chosen: int, spreads: dict[str, dict[str, Spread]]) -> None:
-    """Prints the chosen run in full, and the summary with the spread over all runs."""
+def print_runs(runs: tuple[BenchRun, ...], middle_run: int, spreads: dict[str, dict[str, Spread]]) -> None:
+    """Print the middle run in full, and the summary with the spread over all runs."""
     console = Console()
     console.width = max(console.width, LEAST_WIDTH)
-    run = runs[chosen]
+    run = runs[middle_run]
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     where = f"{run.world_size} x {run.devices[0]}, {run.dtype}, {run.date}"
     console.print(f"{run.operator}: {where}; {versions}", markup=False)
@@ -54,11 +54,11 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 def _case_table(rows: CaseRows, is_matmul: bool) -> Table:
     case = rows.case
-    how = ", all methods as captured graphs" if rows.is_replayed else ""
-    what = f": [{case.m}, {case.k}] @ [{case.k}, {case.n}]" if is_matmul else ""
+    mode = ", all methods as captured graphs" if rows.is_replayed else ""
+    product = f": [{case.m}, {case.k}] @ [{case.k}, {case.n}]" if is_matmul else ""
     is_measured = any(row.measures is not None for row in rows.methods)
     columns = CASE_COLUMNS if is_measured else CASE_COLUMNS[:-4]
-    table = _table(f"{case.name}{what}{how}", columns)
+    table = _table(f"{case.name}{product}{mode}", columns)
     for row in rows.methods:
         table.add_row(*_case_cells(row)[: 1 + len(columns)])
     return table

@@ -230,10 +230,10 @@ CUT_BY_MEMBER: dict[str, tuple[bool, bool]] = {
 }
 
 
-def regions_by_member(parts: tuple[Part, ...], is_dealt: bool, members: int) -> list[tuple[Part, ...]]:
+def regions_by_member(parts: tuple[Part, ...], is_per_member: bool, members: int) -> list[tuple[Part, ...]]:
     """Group the regions of one side of a collective by member: equally many for each, or one group for all.
 
-    is_dealt: whether each member has regions of its own (CUT_BY_MEMBER).
+    is_per_member: whether each member has regions of its own (CUT_BY_MEMBER).
     """
-    size = max(1, len(parts) // members if is_dealt else len(parts))
+    size = max(1, len(parts) // members if is_per_member else len(parts))
     return [parts[first : first + size] for first in range(0, len(parts), size)]

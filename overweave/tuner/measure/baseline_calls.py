@@ -215,11 +215,11 @@ class _Library(NamedTuple):
 
 def _pieces(side: BenchSide, height: int, row_bytes: int) -> Callable[[int], CopyPiece]:
     """Return peer -> Piece for PeerCopies: each peer's rows of a sum or of blocks, or this rank's own."""
-    group, is_dealt = side.setting.group, side.problem.record.adds or side.problem.record.exchanges
+    group, is_per_peer = side.setting.group, side.problem.record.adds or side.problem.record.exchanges
 
     def piece(peer: int) -> CopyPiece:
-        lo, hi = shard_rows(side.problem.m, group.world_size, peer) if is_dealt else side.rows
-        return (lo if is_dealt else 0) * row_bytes, group.rank * height * row_bytes, (hi - lo) * row_bytes
+        lo, hi = shard_rows(side.problem.m, group.world_size, peer) if is_per_peer else side.rows
+        return (lo if is_per_peer else 0) * row_bytes, group.rank * height * row_bytes, (hi - lo) * row_bytes
 
     return piece
 

@@ -34,8 +34,8 @@ def run(*words: str, exit_code: int = 0) -> str:
 
 def as_a_rank(monkeypatch: pytest.MonkeyPatch, calibrated: object) -> None:
     monkeypatch.setattr(command, "is_one_of_the_ranks", lambda: True)
-    monkeypatch.setattr(command, "joined_world", lambda device: nullcontext(SimpleNamespace(rank=0, world_size=1)))
-    monkeypatch.setattr(command, "calibrated", calibrated)
+    monkeypatch.setattr(command, "join_world", lambda device: nullcontext(SimpleNamespace(rank=0, world_size=1)))
+    monkeypatch.setattr(command, "measure_machine", calibrated)
     monkeypatch.setattr(command, "current_gpu", lambda: GPU)
 
 

@@ -59,8 +59,8 @@ def check_sides(buffers: Mapping[str, Buffer], part: Collective, findings: Findi
         if isinstance(sides, str):
             findings.add("form", part, sides, part.sources[0])
         return
-    for side, is_dealt in zip((part.sources, part.destinations), CUT_BY_MEMBER[part.function], strict=True):
-        for group in regions_by_member(side, is_dealt, len(part.ranks)):
+    for side, is_per_member in zip((part.sources, part.destinations), CUT_BY_MEMBER[part.function], strict=True):
+        for group in regions_by_member(side, is_per_member, len(part.ranks)):
             if len(group) > 1:
                 message = f"{len(group)} regions for one member, which share no permutation"
                 findings.add("form", part, message, group[0])

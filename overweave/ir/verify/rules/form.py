@@ -331,7 +331,7 @@ def _check_collective(form: _Form, part: Collective) -> None:
 
 def _check_sides(form: _Form, part: Collective) -> bool:
     """Whether a collective has the numbers of sources and destinations that its members need; else refuse it."""
-    lengths = [len(part.ranks) if is_dealt else 1 for is_dealt in CUT_BY_MEMBER[part.function]]
+    lengths = [len(part.ranks) if is_per_member else 1 for is_per_member in CUT_BY_MEMBER[part.function]]
     counts = len(part.sources), len(part.destinations)
     each = counts[0] // lengths[0] if lengths[0] else 0
     if each and counts == (each * lengths[0], each * lengths[1]):
