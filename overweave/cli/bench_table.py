@@ -45,6 +45,7 @@ def print_runs(runs: tuple[BenchRun, ...], middle_run: int, spreads: dict[str, d
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
+    """Return an empty table with these columns of numbers."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", overflow="fold")  # names of plans take further lines, so that numbers keep their digits
     for column in columns:
@@ -53,6 +54,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _case_table(rows: CaseRows, is_matmul: bool) -> Table:
+    """Return the table of all methods on one case."""
     case = rows.case
     mode = ", all methods as captured graphs" if rows.is_replayed else ""
     product = f": [{case.m}, {case.k}] @ [{case.k}, {case.n}]" if is_matmul else ""
@@ -65,6 +67,7 @@ def _case_table(rows: CaseRows, is_matmul: bool) -> Table:
 
 
 def _case_cells(row: MethodRow) -> list[str]:
+    """Return the cells of a method on one case."""
     label = row.label if row.label.endswith(row.plan) else f"{row.label}: {row.plan}"
     cells = [label, f"{row.median_us:.1f}", f"{row.p90_us:.1f}", _number(row.host_us, ".1f")]
     for baseline in (SEQUENTIAL, TORCH_FUSED):
@@ -78,6 +81,7 @@ def _case_cells(row: MethodRow) -> list[str]:
 
 
 def _summary_table(run: BenchRun, spreads: dict[str, dict[str, Spread]], runs: int) -> Table:
+    """Return the table with one line per method over all cases. spreads: method -> number -> spread over runs."""
     title = "all cases" if runs == 1 else f"all cases, the middle of {runs} whole runs (least - largest)"
     table = _table(title, SUMMARY_COLUMNS)
     for line in summarize(run):

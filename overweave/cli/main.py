@@ -53,6 +53,7 @@ class _Later(TyperCommand):
     """A command known by its name and help; its file is imported when its arguments are parsed."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Import the command's file and parse the arguments with its function."""
         single = typer.Typer(add_completion=False)
         is_of_kernel = any(_KERNEL.fullmatch(arg) for arg in args)
         home = KERNEL_COMMANDS.get(str(self.name), self.name) if is_of_kernel else self.name
@@ -75,6 +76,7 @@ class _Commands(TyperGroup):
         return _Later(name=cmd_name, help=COMMANDS[cmd_name], callback=_placeholder) if known else None
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command; print our own errors and exit with their code."""
         try:
             return super().invoke(ctx)
         except OverweaveError as error:

@@ -16,10 +16,8 @@ HTML_HELP = "Write the timeline to this page, for any browser"
 
 
 def page_writer(file: Path | None) -> Callable[..., None]:
-    """Return `write(title, *timelines)`, which writes the page; it does nothing if there is no file.
-
-    Raises InputError for a file that cannot be written, and MachineError if bokeh is not installed.
-    """
+    """Return `write(title, *timelines)`, which writes the page; it does nothing if there is no file. Raises InputError
+    for a file that cannot be written, and MachineError if bokeh is not installed."""
     if file is None:
         return _write_nothing
     check_file(file)

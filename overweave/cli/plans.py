@@ -30,10 +30,8 @@ PROBLEM_OPTIONS = ("m", "n", "k", "dtype", "b_is_transposed", "returns_gathered"
 
 
 def options_of(words: Iterable[str]) -> dict[str, str]:
-    """Return `["pieces=2", "order=ring"]` as key -> value.
-
-    Raises InputError for a word without `=` or a duplicate key.
-    """
+    """Return `["pieces=2", "order=ring"]` as key -> value. Raises InputError for a word without `=` or a duplicate
+    key."""
     options: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -44,10 +42,8 @@ def options_of(words: Iterable[str]) -> dict[str, str]:
 
 
 def problem_of(name: str, world_size: int, options: dict[str, str]) -> tuple[Problem, dict[str, str]]:
-    """Return the problem that the options describe, small by default, and the other options.
-
-    Raises InputError for an unknown schedule and for a value that a Problem cannot have.
-    """
+    """Return the problem that the options describe, small by default, and the other options. Raises InputError for an
+    unknown schedule and for a value that a Problem cannot have."""
     small = {"m": str(256 * world_size), "n": "512", "k": "128", "dtype": "bfloat16"}
     problem_options = {key: value for key, value in options.items() if key in PROBLEM_OPTIONS}
     fields = {"operator": method_of(name).operator, "world_size": world_size, **small, **problem_options}
@@ -60,20 +56,16 @@ def problem_of(name: str, world_size: int, options: dict[str, str]) -> tuple[Pro
 
 
 def load(path: Path) -> Schedule | Plan:
-    """Return a file's schedule or plan, verified, with its tile tables.
-
-    Raises ScheduleFileError and ScheduleRefused.
-    """
+    """Return a file's schedule or plan, verified, with its tile tables. Raises ScheduleFileError and
+    ScheduleRefused."""
     value = read_file(path)
     prove(value).raise_if_refused()
     return with_tile_orders(value) if isinstance(value, Plan) else value
 
 
 def prove(value: Schedule | Plan) -> Verdict:
-    """Return the verdict on a schedule; of a plan also on its engines, tables and numbers.
-
-    Raises ScheduleFileError if the plan can have no tables.
-    """
+    """Return the verdict on a schedule; of a plan also on its engines, tables and numbers. Raises ScheduleFileError if
+    the plan can have no tables."""
     if isinstance(value, Schedule):
         return replace(verify_schedule(value), notes=(UNCHECKED_IN_SCHEDULES,))
     # Tables are made of a proven schedule only: an untrusted one could have any number of tiles.
@@ -82,10 +74,8 @@ def prove(value: Schedule | Plan) -> Verdict:
 
 
 def with_tile_orders(plan: Plan) -> Plan:
-    """Return a plan of a proven schedule with tile tables; missing ones follow from schedule and realization.
-
-    Raises ScheduleFileError if there can be none, or if they would be too large.
-    """
+    """Return a plan of a proven schedule with tile tables; missing ones follow from schedule and realization. Raises
+    ScheduleFileError if there can be none, or if they would be too large."""
     if plan.tile_orders:
         return plan
     request, cure = f"tile order of {plan.name}", "Give every queue an engine that can run it, and larger tiles"

@@ -26,9 +26,7 @@ COLUMNS = (
 
 def predict_blocks(subject: str, shapes: str, place: tuple[str, int], file: Path | None) -> None:
     """Print a line for each case and a line for each of its matmuls. place: a machine and the number of ranks; 0: four.
-
-    Raises InputError for anything but blocks, and for a machine without GPUs for so many ranks.
-    """
+    Raises InputError for anything but blocks, and for a machine without GPUs for so many ranks."""
     name, ranks = place[0], place[1] or 4
     if subject != BLOCK:
         cure = f"Ask `overweave simulate` or `overweave explain`, or for {BLOCK}"
@@ -52,6 +50,7 @@ def predict_blocks(subject: str, shapes: str, place: tuple[str, int], file: Path
 
 
 def _table(blocks: tuple[PredictedBlock, ...], title: str) -> Table:
+    """Return the table of predicted times, one line for each case."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)

@@ -21,9 +21,7 @@ EVERY_S = 0.1
 @contextmanager
 def progress(title: str, total: int | None, is_shown: bool = True) -> Iterator[OnPart]:
     """Yield `report(part, done)`, which shows the current part and how many of `total` are done (fractions allowed).
-
-    total: None if unknown. is_shown: whether this process draws: one of the ranks does.
-    """
+    total: None if unknown. is_shown: whether this process draws: one of the ranks does."""
     console = Console(stderr=True)
     count = "{task.completed:.0f}" if total is None else "{task.completed:.0f} of {task.total:.0f}"
     columns = (

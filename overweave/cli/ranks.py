@@ -82,9 +82,7 @@ def run_trials(
     cases: Sequence[RequestedPlan], device: str, world_size: int, arguments: Sequence[str]
 ) -> list[TrialResult]:
     """Return the results of trials; [] in a process whose ranks print them. arguments: of the command, to start ranks.
-
-    Raises MachineError if this process, which would be forked, has compiled kernels already.
-    """
+    Raises MachineError if this process, which would be forked, has compiled kernels already."""
     if device == "cpu":
         return _try_emulated([case_of(name, problem, "cpu", options) for name, problem, options in cases], world_size)
     if not is_one_of_the_ranks():
@@ -96,6 +94,7 @@ def run_trials(
 
 
 def _try_emulated(cases: Sequence[TrialCase], world_size: int) -> list[TrialResult]:
+    """Run trials on ranks forked from this process."""
     if any(case.depth == "interpreter" for case in cases):
         load("host interpreter")  # once, here: the ranks inherit it
     results = run_ranks(
@@ -110,10 +109,8 @@ def _try_emulated(cases: Sequence[TrialCase], world_size: int) -> list[TrialResu
 
 
 def start_ranks(arguments: Sequence[str], world_size: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Run this command again as one process per rank; rank 0 prints and writes. Raises Exit if it failed.
-
-    variables: added to the environment of the ranks.
-    """
+    """Run this command again as one process per rank; rank 0 prints and writes. Raises Exit if it failed. variables:
+    added to the environment of the ranks."""
     columns, threads = shutil.get_terminal_size().columns, max(1, min(4, (os.cpu_count() or 1) // world_size))
     defaults = {"COLUMNS": str(columns), "OMP_NUM_THREADS": str(threads)}
     exit_code = torchrun(

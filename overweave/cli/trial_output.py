@@ -34,10 +34,8 @@ _COLUMNS = ("operator", "plan", "MxNxK", "exact", "error", "time")
 
 
 def simulate_schedule(name: str, problem: Problem, options: dict[str, str | int], machine: str) -> Timeline:
-    """Return the simulated timeline of a schedule on a described machine of Hopper GPUs, tile by tile.
-
-    Raises InputError.
-    """
+    """Return the simulated timeline of a schedule on a described machine of Hopper GPUs, tile by tile. Raises
+    InputError."""
     method = method_of(name)
     best = tile_options(Target("cuda"), method) if method.is_fused else {}
     plan = build(name, problem, best | options)

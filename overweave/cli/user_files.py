@@ -12,10 +12,8 @@ _FILES: list[Path] = []
 
 
 def load(file: Path) -> None:
-    """Run a Python file as a module of its name.
-
-    Raises InputError for any other file; errors of the file pass through.
-    """
+    """Run a Python file as a module of its name. Raises InputError for any other file; errors of the file pass
+    through."""
     spec = spec_from_file_location(file.stem, file) if file.is_file() else None
     if spec is None or spec.loader is None:
         raise InputError(f"load {file}", "it is no Python file", "Name a file that registers what it adds")

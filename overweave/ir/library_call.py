@@ -15,10 +15,8 @@ Buffers = Mapping[str, Buffer]
 
 
 class CollectiveSide(NamedTuple):
-    """What a collective call sends or receives: elements `[lo, hi)` of a buffer's memory, in equal parts.
-
-    parts: one for each member, in the order of the group; 1 if the members share it.
-    """
+    """What a collective call sends or receives: elements `[lo, hi)` of a buffer's memory, in equal parts. parts: one
+    for each member, in the order of the group; 1 if the members share it."""
 
     buffer: str
     span: Span
@@ -54,10 +52,8 @@ def library_obstacle(operation: Operation, buffers: Buffers) -> str:
 
 
 def call_sides(part: Collective, buffers: Buffers) -> tuple[CollectiveSide, CollectiveSide] | str:
-    """Return what one call sends and receives for a rank's part of a collective, or why one call cannot do it.
-
-    The call takes one contiguous span at each side, and cuts it into equal parts by itself.
-    """
+    """Return what one call sends and receives for a rank's part of a collective, or why one call cannot do it. The call
+    takes one contiguous span at each side, and cuts it into equal parts by itself."""
     if part.finishes:
         return "finishes sums in permuted blocks; finish them where they lie row by row"
     if part.function == "all_reduce" and part.sources != part.destinations:

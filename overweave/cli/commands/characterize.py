@@ -131,6 +131,7 @@ def _columns(cases: list[Losses]) -> tuple[str, ...]:
 
 
 def _table(cases: list[Losses], where: str) -> Table:
+    """Return the table of all losses, one line for each case."""
     table = Table(title=Text(f"time over the whole's, or over itself alone; {where}"), title_justify="left")
     for column in ("case", "m", "n", "k", "scale", "op/byte", "GB", *_columns(cases)):
         table.add_column(column, justify="right")
@@ -142,9 +143,8 @@ def _table(cases: list[Losses], where: str) -> Table:
 
 
 def _print_trends(console: Console, cases: list[Losses]) -> None:
-    """Print the means, the correlations with static sizes, and the cases where FiCCO's rule (rows or
-    columns) is wrong.
-    """
+    """Print the means, the correlations with static sizes, and the cases where FiCCO's rule (rows or columns) is
+    wrong."""
     for name in _columns(cases):
         by_intensity, by_traffic = (correlation(cases, name, of) for of in ("op_to_byte", "traffic_bytes"))
         console.print(
@@ -164,6 +164,7 @@ def _print_trends(console: Console, cases: list[Losses]) -> None:
 
 
 def _csv(cases: list[Losses]) -> bytes:
+    """Return the losses as a CSV file."""
     text = StringIO()
     writer = csv.writer(text)
     writer.writerow(["case", "m", "n", "k", "scaled", "op_to_byte", "traffic_bytes", *_columns(cases)])

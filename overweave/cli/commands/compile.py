@@ -30,10 +30,8 @@ def compile(
         str, typer.Option(help="`M=4096,BLOCK_M=128,eps=1e-5`, and `a_desc=128x64`, the block of a descriptor.")
     ] = "",
 ) -> None:
-    """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself.
-
-    With --check: exit 0 checked, 1 untrue, 2 unusable, 3 not checked.
-    """
+    """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself. With --check:
+    exit 0 checked, 1 untrue, 2 unusable, 3 not checked."""
     if check:
         with limited(where_of(kernel)[0]):
             read = kernel_of(*where_of(kernel))

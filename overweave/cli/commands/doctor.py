@@ -98,6 +98,7 @@ def examine(checks: tuple[Check, ...]) -> list[CheckResult]:
 
 
 def _print(lines: list[CheckResult]) -> None:
+    """Print the checks with their cures as a table."""
     table = Table(box=None, pad_edge=False)
     for column in ("check", "", "found"):
         table.add_column(column, overflow="fold")

@@ -21,7 +21,6 @@ def explain_kernel(
     dtype: Annotated[DtypeWord, typer.Option(help="Of the tensors that are exchanged")] = "bf16",
 ) -> None:
     """Print the predicted choice of a kernel's schedule (`overweave explain FILE.py:KERNEL`), and why others were
-    rejected.
-    """
+    rejected."""
     auto = compile_auto(kernel, schedules_of(schedule))
     typer.echo(auto.explain(integers_of(numbers), world, DTYPES[dtype]))

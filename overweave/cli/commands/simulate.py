@@ -122,9 +122,7 @@ def named_plan(name: str, shape: str | None, world_size: int, options: dict[str,
 
 def plan_of_file(name: str, file_options: tuple[object, ...], machine: Machine) -> Plan:
     """Return a file's plan, or its schedule realized for the machine; verified. Raises InputError and ScheduleError.
-
-    file_options: options of the command that do not go with a file.
-    """
+    file_options: options of the command that do not go with a file."""
     if not Path(name).is_file():
         cure = nearest("Schedules", name, METHODS, "overweave show")
         raise InputError(f"simulate {printable(name)}", "neither a schedule nor a file", cure)
@@ -164,6 +162,8 @@ def matmul_alone_us(plan: Plan, machine: Machine) -> float:
 
 
 def _rank_report(timeline: Timeline, rank: int) -> RankReport:
+    """Return the numbers of one rank."""
+
     def busy_us(kind: SpanKind) -> float:
         return round(timeline.busy_us(rank, (kind,)), 3)
 
@@ -180,6 +180,7 @@ def _rank_report(timeline: Timeline, rank: int) -> RankReport:
 
 
 def _table(report: SimulationReport, machine: Machine) -> Table:
+    """Return the table of all ranks."""
     caption = (
         "us in which a rank did each; exposed: did any of it but computing;\n"
         "overlap: (compute + communication - call) / communication\n"

@@ -121,6 +121,7 @@ def code(problem: Problem, plan: str) -> str:
 
 
 def _line(name: str, tuned: Tuned) -> str:
+    """Return the result of a case in one line."""
     entry = tuned.entry
     problem, best_us = entry.problem, entry.times[0].us
     line = f"{name}: {problem.extents} a rank, {best_us:.1f} us"

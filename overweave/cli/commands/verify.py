@@ -21,8 +21,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Prove that a schedule cannot hang or race and meets its goal: exit 0 proven, 1 refuted, 2 unusable input, 3 not
-    decided because it is too large.
-    """
+    decided because it is too large."""
     name, size = printable(file), ""
     refusals: tuple[object, ...]
     notes: tuple[str, ...] = ()

@@ -66,9 +66,8 @@ def print_gantt(console: Console, *timelines: Timeline) -> None:
 
 
 def spans_by_track(timeline: Timeline) -> dict[tuple[int, str], list[TimelineSpan]]:
-    """Return (rank, track) -> spans, in the order of `Timeline.tracks`; a kernel's programs share their
-    queue's track.
-    """
+    """Return (rank, track) -> spans, in the order of `Timeline.tracks`; a kernel's programs share their queue's
+    track."""
     tracks: dict[tuple[int, str], list[TimelineSpan]] = {}
     for rank, track in timeline.tracks():
         tracks.setdefault((rank, _PROGRAM.sub("", track)), [])
@@ -78,9 +77,8 @@ def spans_by_track(timeline: Timeline) -> dict[tuple[int, str], list[TimelineSpa
 
 
 def lane_order(row: tuple[str, list[TimelineSpan]]) -> tuple[int, str]:
-    """Return the sort key of lanes: copies above compute, reductions below: a chunk arrives, is
-    multiplied, is summed.
-    """
+    """Return the sort key of lanes: copies above compute, reductions below: a chunk arrives, is multiplied, is
+    summed."""
     kinds = {span.kind for span in row[1]}
     return (1 if COMPUTE in kinds else 2 if REDUCE in kinds else 0), row[0]
 
@@ -97,10 +95,8 @@ def time_text(time_us: float) -> str:
 
 
 def _bar(spans: list[TimelineSpan], total_us: float, width: int) -> Text:
-    """Return a row of cells, each with the kind that fills most of it.
-
-    A lone chunk outside of kernels gets a cell even if it is shorter.
-    """
+    """Return a row of cells, each with the kind that fills most of it. A lone chunk outside of kernels gets a cell even
+    if it is shorter."""
     cells: list[dict[SpanKind, float]] = [{} for _ in range(width)]
     cell_us = total_us / width if total_us else 1.0
     is_alone = len({span.track for span in spans}) == 1
@@ -122,6 +118,7 @@ def _bar(spans: list[TimelineSpan], total_us: float, width: int) -> Text:
 
 
 def _legend(kinds: Iterable[SpanKind]) -> Text:
+    """Return the glyphs of the kinds that occur."""
     seen = set(kinds)
     legend = Text()
     for kind in KINDS:

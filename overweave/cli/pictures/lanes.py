@@ -87,6 +87,7 @@ LaneHeights = Mapping[tuple[int, str], tuple[float, float]]
 
 
 def _title(timeline: Timeline) -> str:
+    """Return the picture's title: source, name, time and exposed communication."""
     if timeline.source == "steps":
         return f"{timeline.name}: {timeline.total_us:g} steps, each operation one step"
     hidden = f", {timeline.hidden_share():.1%} hidden"
@@ -95,6 +96,7 @@ def _title(timeline: Timeline) -> str:
 
 
 def _lanes(timeline: Timeline) -> list[DrawnLane]:
+    """Return the lanes of all ranks from top to bottom."""
     next_top, lanes = 0.0, []
     tracks = spans_by_track(timeline)
     for rank in range(timeline.world_size):
@@ -113,6 +115,7 @@ def _by_rank(lanes: tuple[DrawnLane, ...]) -> dict[int, list[DrawnLane]]:
 
 
 def _bars(timeline: Timeline, places: LaneHeights) -> dict[SpanKind, TableColumns]:
+    """Return the bars of all spans by kind, with tooltips."""
     tooltips, bars_of_lane = _Told(timeline), Counter[tuple[int, str]]()
     bars: dict[SpanKind, TableColumns] = {}
     for span in timeline.spans:
@@ -144,6 +147,7 @@ class _Told:
             self._after.setdefault(source, []).append(target)
 
     def of(self, span: TimelineSpan) -> dict[str, str]:
+        """Return column -> text of a span's tooltip."""
         name = self._operation(span.name)
         content = self._contents.get(name, Content(name, "", 0))
         return {
@@ -167,6 +171,7 @@ def _first_names(names: list[str]) -> str:
 
 
 def _arrows(timeline: Timeline, places: LaneHeights) -> TableColumns:
+    """Return the columns of the arrows from notifying spans to waiting ones."""
     columns: TableColumns = {"x0": [], "y0": [], "x1": [], "y1": [], "says": []}
     for arrow in timeline.arrows:
         source, target = timeline.spans[arrow.source], timeline.spans[arrow.target]
@@ -181,6 +186,7 @@ def _arrows(timeline: Timeline, places: LaneHeights) -> TableColumns:
 
 
 def _exposed(timeline: Timeline, bands: Mapping[int, tuple[float, float]]) -> TableColumns:
+    """Return the columns of the shades over exposed communication."""
     columns: TableColumns = {"left": [], "right": [], "top": [], "bottom": []}
     for rank, band in bands.items():
         for interval in timeline.exposed(rank):

@@ -16,8 +16,7 @@ _INCHES, _HIGH, _DPI = 11.0, 2.6, 130
 
 def save_losses(cases: list[Losses], title: str) -> bytes:
     """Return a PNG file: cut matmuls by op-to-byte (7), cut transfers and concurrent work by memory traffic (8, 9), and
-    the share of each kind in a case's losses (10).
-    """
+    the share of each kind in a case's losses (10)."""
     names = tuple(cases[0].factors)
     contention = tuple(name for name in names if "beside" in name)
     panels = [

@@ -33,10 +33,8 @@ _HOW = (
 
 
 def page_of(title: str, timelines: Sequence[Timeline]) -> str:
-    """Return the page, one picture per timeline, the first on top.
-
-    All pan and zoom together if they are on one scale.
-    """
+    """Return the page, one picture per timeline, the first on top. All pan and zoom together if they are on one
+    scale."""
     drawings = [drawing_of(timeline) for timeline in timelines]
     is_shared = is_on_one_scale(timelines) and len({drawing.unit for drawing in drawings}) == 1
     longest = max((drawing.total for drawing in drawings), default=0.0)
@@ -51,6 +49,7 @@ def _range(total: float) -> Range1d:
 
 
 def _picture(drawing: Drawing, x_range: Range1d) -> figure:
+    """Return the picture of one timeline."""
     picture = figure(
         title=drawing.title,
         x_range=x_range,
@@ -86,6 +85,7 @@ def _picture(drawing: Drawing, x_range: Range1d) -> figure:
 
 
 def _draw_bars(picture: figure, drawing: Drawing) -> None:
+    """Draw the spans, with tooltips."""
     renderers: list[DataRenderer] = []
     for kind in sorted(drawing.bars, key=lambda kind: (kind != WAIT, KINDS.index(kind))):  # waits lie under the rest
         colour = _WAITING if kind == WAIT else COLOURS[kind]
@@ -101,6 +101,7 @@ def _draw_bars(picture: figure, drawing: Drawing) -> None:
 
 
 def _draw_arrows(picture: figure, arrows: TableColumns) -> None:
+    """Draw the arrows; hidden at first if there are many."""
     if not arrows["x0"]:
         return
     source, is_drawn = ColumnDataSource(arrows), len(arrows["x0"]) <= MOST_ARROWS

@@ -30,10 +30,8 @@ DrawnRows = list[tuple[float, float, str, list[TimelineSpan]]]
 
 
 def save_png(path: Path | BytesIO, *timelines: Timeline, one_scale: bool = True) -> None:
-    """Draw the timelines, two a line if there are more than two, all on one scale or each on its own.
-
-    Raises InputError if there are none, or if the file cannot be written.
-    """
+    """Draw the timelines, two a line if there are more than two, all on one scale or each on its own. Raises InputError
+    if there are none, or if the file cannot be written."""
     if not timelines:
         raise InputError(f"picture {path}", "no timeline", "Give at least one")
     columns = 2 if len(timelines) > 2 else 1
@@ -63,6 +61,7 @@ def save_png(path: Path | BytesIO, *timelines: Timeline, one_scale: bool = True)
 
 
 def _draw(axis: Axes, timeline: Timeline, ranks: list[DrawnRows], until_us: float) -> None:
+    """Draw one timeline on an axis, a band for each rank."""
     until_us = until_us or 1.0
     for rank, rows in enumerate(ranks):
         if not rows:
@@ -95,6 +94,7 @@ def _draw(axis: Axes, timeline: Timeline, ranks: list[DrawnRows], until_us: floa
 
 
 def _draw_row(axis: Axes, place: tuple[float, float], spans: list[TimelineSpan]) -> None:
+    """Draw the spans of one track."""
     low, high = place
     if _is_kernel(spans):
         _draw_programs(axis, place, [span for span in spans if span.kind != BEGIN])

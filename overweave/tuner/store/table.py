@@ -64,9 +64,8 @@ class Time(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ranked(operator: str, times: Iterable[Time]) -> tuple[Time, ...]:
-    """Return times of an operator in order of preference: fastest first, but among ties the one with the
-    least host time.
-    """
+    """Return times of an operator in order of preference: fastest first, but among ties the one with the least host
+    time."""
     by_time = sorted(times, key=_called_us)
     ties = [time for time in by_time if _called_us(time) <= _called_us(by_time[0]) * (1 + TIE)]
     return (*sorted(ties, key=lambda time: _host_steps(operator, time.candidate)), *by_time[len(ties) :])
@@ -138,9 +137,8 @@ class Knowledge:
         return _digest(msgspec.json.encode(tables, order="sorted"))
 
     def find(self, problem: Problem) -> TableMatch | None:
-        """Return this machine's measurement of the problem's bucket, the package's, or that of the
-        nearest neighbour.
-        """
+        """Return this machine's measurement of the problem's bucket, the package's, or that of the nearest
+        neighbour."""
         wanted = bucket_problem(problem)
         if wanted in self._known:
             return self._known[wanted]
@@ -164,9 +162,8 @@ def bucket_problem(problem: Problem) -> Problem:
 
 
 def distance(one: Problem, other: Problem) -> float:
-    """Return the distance of two problems in factors of two over all extents; infinite if they compute
-    different things.
-    """
+    """Return the distance of two problems in factors of two over all extents; infinite if they compute different
+    things."""
     if _kind(one) != _kind(other) or not (one.m and other.m):
         return math.inf
     extents = ((one.m, other.m), (one.multiplied_columns, other.multiplied_columns), (one.k, other.k))

@@ -63,10 +63,8 @@ def fold_collectives(schedule: Schedule) -> Schedule:
 
 
 class CollectiveExchange:
-    """The values that members of a collective send one another. read: the values of each member's sources.
-
-    Values that many members get alike are computed once.
-    """
+    """The values that members of a collective send one another. read: the values of each member's sources. Values that
+    many members get alike are computed once."""
 
     def __init__(self, parts: list[Collective], read: list[tuple[RegionValue, ...]]) -> None:
         self.parts, self.read, self.count = parts, read, len(parts)

@@ -54,11 +54,8 @@ class _Band:
 
 
 class Contents:
-    """Fragments in bands of equal rows: bands are found by bisection by row, fragments of a band by column.
-
-    Bands are grouped by the bit length of their height, so that one tall band does not make the search visit many low
-    ones.
-    """
+    """Fragments in bands of equal rows: bands are found by bisection by row, fragments of a band by column. Bands are
+    grouped by the bit length of their height, so that one tall band does not make the search visit many low ones."""
 
     def __init__(self, steps: WorkBudget) -> None:
         self._steps = steps
@@ -96,6 +93,7 @@ class Contents:
         band.fragments.insert(at, fragment)
 
     def remove(self, fragment: Fragment) -> None:
+        """Remove a fragment."""
         rows = fragment.r0, fragment.r1
         band = self._bands[rows]
         at = bisect_left(band.lefts, fragment.c0)

@@ -137,9 +137,7 @@ def _merge_spans(spans: list[CountedRows]) -> bool:
 
 def check_counted(schedule: Schedule, findings: Findings) -> None:
     """Add a refusal for operations that would mix rows of partly filled blocks. The form of the schedule is sound.
-
-    `coverage.py` checks which rows values are, and whether they land in their cells.
-    """
+    `coverage.py` checks which rows values are, and whether they land in their cells."""
     counted = {each.name: each for each in schedule.buffers if each.counted}
     if not counted:
         return
@@ -231,10 +229,8 @@ def _pair_mismatch(one: Region, other: Region, cells: Cells) -> str:
 
 
 def check_counted_engines(plan: Plan, findings: Findings) -> None:
-    """Check counted blocks against the problem's, and that only libraries and copy engines touch their rows.
-
-    Kernels address whole blocks.
-    """
+    """Check counted blocks against the problem's, and that only libraries and copy engines touch their rows. Kernels
+    address whole blocks."""
     counted = {each.name: each for each in plan.schedule.buffers if each.counted}
     for buffer in counted.values():
         if not plan.problem.counted or buffer.rows != plan.problem.m:

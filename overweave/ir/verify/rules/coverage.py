@@ -195,10 +195,8 @@ class Follower:
         contents.write(region, new, position)
 
     def add(self, position: int, region: Region, value: RegionValue) -> None:
-        """Add to the region's value in any order with other adders.
-
-        All other accesses must be in the operation's past.
-        """
+        """Add to the region's value in any order with other adders. All other accesses must be in the operation's
+        past."""
         if region.is_empty:
             return
         contents = self.contents_of(region)
@@ -257,9 +255,7 @@ class Follower:
 
     def sum(self, operation: Compute | Reduce | Collective, out: Region, add: Callable[[], RegionValue]) -> RegionValue:
         """Return the ordered sum that goes to `out`, with the epilogue if the operation finishes sums. Raises Mismatch.
-
-        The epilogue's tensors are read at the rows and columns of `out`, as they lie in the rank's result.
-        """
+        The epilogue's tensors are read at the rows and columns of `out`, as they lie in the rank's result."""
         total = add()
         if not operation.finishes or out.is_empty:
             return total
@@ -272,10 +268,8 @@ class Follower:
         return finished
 
     def _epilogue_applied(self, value: RegionValue, place: Region, out: Region) -> RegionValue:
-        """Return a part of the sums that go to `out`, with the epilogue of its place in the result.
-
-        Raises Mismatch if it has no place there.
-        """
+        """Return a part of the sums that go to `out`, with the epilogue of its place in the result. Raises Mismatch if
+        it has no place there."""
         goal = next((goal for goal in self.graph.schedule.goal if has_place_for(goal, place)), None)
         if goal is None:
             raise Mismatch("it finishes sums that have no place in the result of its rank")
@@ -310,6 +304,7 @@ def _follow_clear(follower: Follower, position: int, clear: Clear) -> None:
 
 
 def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> None:
+    """Add each source to its destination: in order, or beside others."""
     for source, destination in zip(move.sources, move.destinations, strict=True):
         value = follower.read(position, source)
         if move.unordered:
@@ -319,6 +314,7 @@ def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> No
 
 
 def _follow_compute(follower: Follower, position: int, compute: Compute) -> None:
+    """Multiply the operands' values, add the addends, and write the result."""
     depth, width = compute.b.shape
     b = follower.read(position, compute.b)
     follower.cells.check_whole(compute, compute.b, b, follower.findings)
@@ -358,6 +354,7 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
 
 
 def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:
+    """Add the operands' values in order; `out` may be one of them."""
     out = reduce.out
     if out.is_empty:
         return

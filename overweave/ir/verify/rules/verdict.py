@@ -118,6 +118,7 @@ class Findings:
         self.added_to: set[str] = set()
 
     def add(self, rule: VerifyRule, operation: Operation | None, message: str, region: Region | None = None) -> None:
+        """Add a refusal. region: gives the rank if there is no operation."""
         name, rank = (operation.name, operation.rank) if operation is not None else (None, None)
         if rank is None and region is not None:
             rank = region.rank
