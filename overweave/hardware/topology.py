@@ -58,7 +58,7 @@ class Routes:
 
     def __init__(self, topology: Topology, gpus: int) -> None:
         self.curves = topology.hops(gpus)
-        self._neighbours: dict[Endpoint, list[Endpoint]] = {}
+        self._neighbours: dict[Endpoint, list[Endpoint]] = {}  # place -> the places it has links to
         for one, other in self.curves:
             self._neighbours.setdefault(one, []).append(other)
         self._previous: dict[int, dict[Endpoint, Endpoint]] = {}  # source -> (place -> place before it on the route)

@@ -73,14 +73,14 @@ def _side(regions: tuple[Region, ...], parts: int, buffers: Buffers) -> Collecti
     """Return one side of the call, or why the regions cannot be one."""
     names = {region.buffer for region in regions}
     if len(names) != 1:
-        return f"a library call needs one stretch of memory, and this is {len(names)} buffers"
+        return f"a library call needs one contiguous span, and these are {len(names)} buffers"
     span = image_of_regions(buffers, regions, by_cells=True).span
     if span is None:
-        return "a library call needs one stretch of memory, and this is none"
+        return "a library call needs one contiguous span, and its regions are not"
     side = CollectiveSide(regions[0].buffer, span, parts)
     groups = regions_by_member(regions, parts > 1, parts)
     for at, group in enumerate(groups):
         lo = span[0] + at * side.part_size
         if len(groups) != parts or image_of_regions(buffers, group, by_cells=True).span != (lo, lo + side.part_size):
-            return f"what it moves for member {at} is not the same part of its stretch: members have {parts} equal ones"
+            return f"what it moves for member {at} is not the same part of its span: members have {parts} equal ones"
     return side

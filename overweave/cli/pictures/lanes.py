@@ -139,8 +139,8 @@ class _Told:
     def __init__(self, timeline: Timeline) -> None:
         self._contents = {content.operation: content for content in timeline.contents}
         names = [self._operation(span.name) for span in timeline.spans]
-        self._before: dict[str, list[str]] = {}
-        self._after: dict[str, list[str]] = {}
+        self._before: dict[str, list[str]] = {}  # operation -> those it waits for
+        self._after: dict[str, list[str]] = {}  # operation -> those that wait for it
         for arrow in timeline.arrows:
             source, target = names[arrow.source], names[arrow.target]
             self._before.setdefault(target, []).append(source)

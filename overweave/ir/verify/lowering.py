@@ -79,7 +79,7 @@ class _Table:
         self.buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         self.homes = {name: buffer.home for name, buffer in self.buffers.items()}
         self.weights = plan.schedule.weights
-        self.outs = {weight: outputs(plan.schedule, order.rank, weight) for weight in self.weights}
+        self.outs = {weight: outputs(plan.schedule, order.rank, weight) for weight in self.weights}  # by weight
         self.after = next(queue.after for queue in plan.schedule.queues if queue.name == order.queue)
         self.is_author = plan.realization.engine_of(order.queue) == AUTHOR_KERNEL
         self.is_matmul = plan.realization.engine_of(order.queue) == TILE_KERNEL

@@ -136,8 +136,8 @@ class _Streams:
         return behind
 
     def _add_edges(self, graph: Graph, positions: list[int], behind: list[set[int]]) -> None:
-        """Add the edges of one rank's operations, in start order, to `behind`."""
-        kernels: dict[str, list[int]] = {}
+        """Add the predecessors of one rank's operations, given in start order, to `behind`."""
+        kernels: dict[str, list[int]] = {}  # kernel's queue -> its operations
         for position in positions:
             if self.is_kernel(graph.operations[position].queue):
                 kernels.setdefault(graph.operations[position].queue, []).append(position)
@@ -153,6 +153,7 @@ class _Streams:
             if self.engines[queue] == COPY_ENGINE:
                 continue
             if queue not in launched:
+                # A launch needs the SMs of kernels before it, and waits for the work on its stream.
                 behind[position].update(kernels[name][-1] for name in launched if self._may_hold_sms(name, queue))
                 if self.is_kernel(queue):
                     behind[position].update((collectives if queue in self.beside else library).values())

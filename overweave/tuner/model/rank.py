@@ -110,9 +110,9 @@ def _rank_candidates(
     """Return `rank_candidates`. registered: the names of all methods, so that a later registration is not cached
     away."""
 
-    def handicap(what: Candidate) -> float:
+    def handicap(candidate: Candidate) -> float:
         base_us = model(library_path(problem.operator)).predicted_us or 0.0
-        return 0.0 if target.found.doubt > 1.0 else handicapped_us(what, 0.0, (problem, base_us, 1.0))
+        return 0.0 if target.found.doubt > 1.0 else handicapped_us(candidate, 0.0, (problem, base_us, 1.0))
 
     model: Model[Candidate] = Model(
         predictor(problem, target), lambda what: reason_unsupported(problem, target, what), handicap
@@ -159,15 +159,15 @@ def predictor(problem: Problem, target: Target, is_whole: bool = False) -> Calla
     machine = target.machine(problem.world_size)
     simulated = problem if is_whole else replace(problem, m=_simulated_rows(problem, target))
 
-    def predict(what: Candidate, limit_us: float = inf) -> float | None:
-        """torch's operators have no schedule, and only some have a measured curve."""
+    def predict(candidate: Candidate, limit_us: float = inf) -> float | None:
+        """Return the time, None if unknown: torch's operators have no schedule, and only some a measured curve."""
         if machine is None:
             return None
-        if what.is_by_torch and not machine.has_measured(OUTSIDE[what.plan].curve, problem.world_size):
+        if candidate.is_by_torch and not machine.has_measured(OUTSIDE[candidate.plan].curve, problem.world_size):
             return None
-        what = fit_groups(simulated, target, what)
+        candidate = fit_groups(simulated, target, candidate)
         share = simulated.m / max(problem.m, 1)
-        us = predict_us(simulated, target, what, machine, limit_us * share)
+        us = predict_us(simulated, target, candidate, machine, limit_us * share)
         return None if us is None else us / share
 
     return predict

@@ -56,11 +56,11 @@ def save(entries: tuple[Entry, ...], current: Fingerprint) -> Path:
     large. Warns if the file cannot be written, or cannot be read now: it may still hold measurements."""
     path = path_of(current)
 
-    def made() -> bytes:
+    def merged_table() -> bytes:
         table = read_cached(path, partial(_table_of, current, None), LARGEST_BYTES) or Table(fingerprint=current)
         return encode(_without_oldest(table.with_entries(entries)))
 
-    save_file(path, made)
+    save_file(path, merged_table)
     return path
 
 

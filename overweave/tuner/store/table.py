@@ -125,7 +125,7 @@ class Knowledge:
     def __init__(self, own: Table, shipped: Table | None) -> None:
         self.own, self.shipped = own, shipped
         tables: tuple[tuple[ChoiceSource, Table | None], ...] = (("cache", own), ("table", shipped))
-        self._known: dict[Problem, TableMatch] = {}
+        self._known: dict[Problem, TableMatch] = {}  # bucket -> its measurement, ours before the package's
         for source, table in tables:
             for entry in table.entries if table else ():
                 self._known.setdefault(entry.problem, TableMatch(entry, source))

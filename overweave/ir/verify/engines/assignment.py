@@ -84,7 +84,7 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
     elif engine == COPY_KERNEL and isinstance(operation, Copy) and (operation.sources or operation.delay_us):
         findings.add("engine", operation, "the kernel copies to peers, at once")
     elif engine == AUTHOR_KERNEL and isinstance(operation, Put) and operation.waits:
-        findings.add("engine", operation, "what tiles carry must be there when their kernel starts")
+        findings.add("engine", operation, "slices that tiles push must be there when their kernel starts")
     elif engine == COPY_ENGINE and operation.instances != 1:
         findings.add("engine", operation, f"a copy engine moves it at once, not as {operation.instances} instances")
     elif engine == LIBRARY and operation.instances != 1:

@@ -27,7 +27,7 @@ def check_slice_sources(put: Put, applies: Iterable[Apply], homes: Mapping[str, 
     read = {need.region.buffer for apply in applies for need in apply.needs}
     for source in put.sources:
         if homes[source.buffer] in (INPUT, OUTPUT) and not source.is_empty and source.buffer not in read:
-            message = f"tiles carry it from {source.buffer} of the caller's, which none of them reads there"
+            message = f"tiles push it from {source.buffer} of the caller's, which none of them reads there"
             findings.add("lowering", put, message, source)
 
 

@@ -49,7 +49,7 @@ class _Band:
     __slots__ = ("fragments", "lefts")
 
     def __init__(self) -> None:
-        self.lefts: list[int] = []
+        self.lefts: list[int] = []  # first columns of the fragments
         self.fragments: list[Fragment] = []
 
 
@@ -60,7 +60,7 @@ class Contents:
     def __init__(self, steps: WorkBudget) -> None:
         self._steps = steps
         self._tops: dict[int, list[tuple[int, int]]] = {}  # (top, bottom) of bands, by the bits of their height
-        self._bands: dict[tuple[int, int], _Band] = {}
+        self._bands: dict[tuple[int, int], _Band] = {}  # (top, bottom) -> band
 
     def overlapping(self, region: Region) -> list[Fragment]:
         """Return the fragments that share an element with the region."""

@@ -44,10 +44,11 @@ class Cells:
 
     def __init__(self, schedule: Schedule) -> None:
         self.size = schedule.world_size
+        # buffer -> `sent` or `received`
         self.sides = {each.name: each.counted for each in schedule.buffers if each.counted}
         rows = next((each.rows for each in schedule.buffers if each.counted), 0)
         self.block = rows // self.size
-        self._spans: dict[str, list[CountedRows]] = {}
+        self._spans: dict[str, list[CountedRows]] = {}  # tensor -> its rows with their cells
         for given in schedule.given if self.sides else ():
             if given.region.buffer in self.sides and not given.region.is_empty:
                 first = given.row - given.region.rows[0]

@@ -84,7 +84,7 @@ class Follower:
 
     def __init__(self, graph: Graph, past: Past, findings: Findings) -> None:
         self.graph, self.past, self.findings = graph, past, findings
-        self.contents: dict[tuple[str, int], Contents] = {}
+        self.contents: dict[tuple[str, int], Contents] = {}  # (buffer, rank) -> its contents
         regions = sum(len(operation.reads) + len(operation.writes) for operation in graph.operations)
         self.steps = WorkBudget(MOST_STEPS + MOST_STEPS_OF_A_REGION * regions, "its regions overlap too often")
         self.known: dict[Region, tuple[Bits, RegionValue]] = {}  # region -> (set of its writers, its value)
@@ -205,6 +205,7 @@ class Follower:
         if old is None:
             report_read(self.graph, self.past, position, region, self.findings)
             return
+        # Other adders need not be in the past, but all that had to precede them must be.
         first = (one.start if one.adders else self._writers([one]) for one in fragments)
         start = union(chain(first, (one.readers for one in fragments)))
         adders = union((self.past.bit(position), *(one.adders for one in fragments)))

@@ -99,7 +99,7 @@ class _Form:
         self.schedule, self.findings = schedule, findings
         self.world_size = schedule.world_size
         self.buffers = {buffer.name: buffer for buffer in schedule.buffers}
-        self.pads = {pad.name: pad.size for pad in schedule.pads}
+        self.pads = {pad.name: pad.size for pad in schedule.pads}  # pad -> number of signals
         self.queues = {queue.name for queue in schedule.queues}
         self.sound: set[Region] = set()
         self.regions = 0

@@ -39,7 +39,7 @@ class Graph:
         self.members: dict[str, list[int]] = {}
         sizes = [pad.size for pad in schedule.pads]
         starts = accumulate(sizes, initial=0)
-        self.first_signal = {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)}
+        self.first_signal = {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)}  # by pad
         self.signals_per_rank = sum(sizes)
 
     def key(self, pad: str, rank: int, signal: int) -> SignalIndex:

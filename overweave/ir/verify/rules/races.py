@@ -17,7 +17,7 @@ def report_read(graph: Graph, past: Past, position: int | None, region: Region, 
     writers = [at for at in _writers(graph, region) if at != position]
     concurrent = [at for at in writers if not past.has(before, at)]
     if not concurrent:
-        reason = "is given or written only in part" if writers else "no input or operation writes it"
+        reason = "is held at the start or written only in part" if writers else "no input or operation writes it"
         findings.add("unwritten", reader, f"{reader_name} needs {region}, but {reason}", region)
         return
     writer = graph.operations[concurrent[0]]
@@ -44,7 +44,7 @@ def report_write(graph: Graph, position: int, region: Region, other: int | None,
     writer."""
     operation = graph.operations[position] if position >= 0 else None
     if other is None:
-        findings.add("double_write", operation, "it is given already", region)
+        findings.add("double_write", operation, "the buffer holds a value there at the start", region)
         return
     writer = graph.operations[other]
     message = f"{writer.name} on rank {writer.rank} writes there in the same call"

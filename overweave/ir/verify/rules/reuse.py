@@ -87,10 +87,10 @@ class _Users:
 
     def __init__(self, schedule: Schedule) -> None:
         workspace = [buffer for buffer in schedule.buffers if buffer.home in (SYMMETRIC, LOCAL)]
-        self.names = {buffer.name for buffer in workspace}
+        self.names = {buffer.name for buffer in workspace}  # of workspace buffers
         self.rows_of_counted = {buffer.name: buffer.rows for buffer in workspace if buffer.counted}
-        self.of_instance: dict[tuple[str, int], int] = {}
-        self.of_region: dict[tuple[str, int], dict[Region, int]] = {}
+        self.of_instance: dict[tuple[str, int], int] = {}  # (buffer, rank) -> ranks that touch it
+        self.of_region: dict[tuple[str, int], dict[Region, int]] = {}  # the same, by region
         for operation in schedule.operations:
             bit = 1 << operation.rank
             for region in map(self._all_rows, (*operation.reads, *operation.writes)):

@@ -115,7 +115,7 @@ class Findings:
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
         self.notes: list[str] = []
-        self.added_to: set[str] = set()
+        self.added_to: set[str] = set()  # as of a Verdict
 
     def add(self, rule: VerifyRule, operation: Operation | None, message: str, region: Region | None = None) -> None:
         """Add a refusal. region: gives the rank if there is no operation."""
