@@ -59,7 +59,7 @@ class Routes:
 
     def __init__(self, topology: Topology, gpus: int) -> None:
         self.curves = topology.hops(gpus)
-        self._neighbours: dict[Endpoint, list[Endpoint]] = {}
+        self._neighbours: dict[Endpoint, list[Endpoint]] = {}  # place -> the places it has links to
         for one, other in self.curves:
             self._neighbours.setdefault(one, []).append(other)
         self._previous: dict[int, dict[Endpoint, Endpoint]] = {}  # source -> (place -> place before it on the route)
@@ -85,6 +85,7 @@ class Routes:
         return len({tuple(self.curves[hop].peak_gb_per_s for hop in route) for route in routes}) <= 1
 
     def _route(self, source: int, target: int) -> tuple[Hop, ...]:
+        """Return the hops of `between`, followed back from the target."""
         if source not in self._previous:
             self._previous[source] = self._origins(source)
         origins = self._previous[source]
@@ -118,16 +119,15 @@ def routes(topology: Topology, gpus: int) -> Routes:
 
 
 def with_more_gpus(topology: Topology, gpus: int, count: int) -> Topology | None:
-    """Return the topology with `count` GPUs: more at each switch and bridge, and pairs like the first ones.
-
-    None for a ring, which has no place for more.
-    """
+    """Return the topology with `count` GPUs: more at each switch and bridge, and pairs like the first ones. None for a
+    ring, which has no place for more."""
     if topology.kind == "closed_ring":
         return None
     return replace(topology, links=tuple(_repeat_link(link, gpus, count) for link in topology.links))
 
 
 def _repeat_link(link: Link, gpus: int, count: int) -> Link:
+    """Return the link with its pairs repeated for further GPUs."""
     pairs = list(link.between)
     for first in range(gpus, count, gpus):
         for pair in link.between:

@@ -26,10 +26,8 @@ def filled_per_block(counted: str, rank: int, counts: Counts) -> list[int]:
 
 
 def filled_rows(rows: Range, block: int, filled: Sequence[int]) -> Range:
-    """Return where the filled rows among `rows` lie in memory.
-
-    block: rows of each block. filled: for each block, how many of its rows are filled.
-    """
+    """Return where the filled rows among `rows` lie in memory. block: rows of each block. filled: for each block, how
+    many of its rows are filled."""
     lo, hi = (_filled_before(row, block, filled) for row in rows)
     return lo, hi
 
@@ -76,6 +74,7 @@ class Filled:
         return tuple(one for one, _ in pairs), tuple(other for _, other in pairs)
 
     def _region(self, region: Region) -> Region:
+        """Return the filled rows of a region; an uncounted region as it is."""
         if region.buffer not in self._counted:
             return region
         rows, counted = self._counted[region.buffer]

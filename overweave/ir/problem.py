@@ -180,10 +180,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def operand(self, name: str, rank: int) -> tuple[int, int, str]:
         """Return rows, columns and dtype of a tensor that the schedule does not know: of an epilogue, of RMSNorm, or
-        counts.
-
-        A residual has the rows of the result: of a reduce-scatter, the rank's own.
-        """
+        counts. A residual has the rows of the result: of a reduce-scatter, the rank's own."""
         if name == COUNTS:
             return self.world_size, self.world_size, COUNTS_DTYPE
         if (read := input_of(name)) is None:  # a result beside the products
@@ -200,8 +197,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def factor(self, rank: int) -> str:
         """Return the name of the tensor whose rows a rank multiplies or gets products of; after an all-to-all one of
-        its own.
-        """
+        its own."""
         return all_to_all_result(FACTORS[0], rank) if self.record.exchanges else FACTORS[0]
 
     def result_rows(self, rank: int) -> int:

@@ -22,9 +22,7 @@ Ownership = Literal["gathered", "sharded", "summed", "replicated", "exchanged"]
 
 class CallMatrix(Struct, frozen=True):
     """A matrix of a call. dims: of its rows and its columns. along: the dimension that is sharded over ranks, if any.
-
-    ranges: of how many ranges of rows a rank's shard consists (`ir/shards.py`: owned_rows): two are zigzag.
-    """
+    ranges: of how many ranges of rows a rank's shard consists (`ir/shards.py`: owned_rows): two are zigzag."""
 
     name: str
     dims: tuple[MatmulDim, MatmulDim]

@@ -42,8 +42,7 @@ def register(record: Operator) -> None:
 
 def operator_of(name: str, request: str = "operator") -> Operator:
     """Return the operator called `name`. request: what the error says was asked for. Raises InputError that lists all
-    names.
-    """
+    names."""
     if name not in OPERATORS:
         reason, cure = "there is no such operator", f"Operators: {', '.join(OPERATORS)}"
         raise InputError(f"{request} {str(name)[:60]}", reason, cure)

@@ -108,9 +108,8 @@ class BenchSide:
         return self._by_reference(sample, multiplies=False)
 
     def sequential(self, sample: int) -> CallResult:
-        """Run the reference of the operator's record, as a user would write it; if it has an epilogue,
-        our library plan.
-        """
+        """Run the reference of the operator's record, as a user would write it; if it has an epilogue, our library
+        plan."""
         if not self.is_bare:
             return self.ours(sample, str(library_path(self.problem.operator)))
         return self._by_reference(sample, multiplies=True)
@@ -166,10 +165,8 @@ class _Places:
 
 
 class _Library(NamedTuple):
-    """The functions of a reference, one library call each.
-
-    multiplies: False leaves out the matmul: a tensor of the right shape stands for the product.
-    """
+    """The functions of a reference, one library call each. multiplies: False leaves out the matmul: a tensor of the
+    right shape stands for the product."""
 
     side: BenchSide
     places: _Places
@@ -183,8 +180,7 @@ class _Library(NamedTuple):
 
     def all_gather(self, shard: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """Return the gathered rows. shard: padded, or the rows of the product without padding; rows: of a weight, not
-        padded.
-        """
+        padded."""
         if rows is not None:
             group = self.side.setting.group
             height = -(-rows // group.world_size)
@@ -215,11 +211,11 @@ class _Library(NamedTuple):
 
 def _pieces(side: BenchSide, height: int, row_bytes: int) -> Callable[[int], CopyPiece]:
     """Return peer -> Piece for PeerCopies: each peer's rows of a sum or of blocks, or this rank's own."""
-    group, is_dealt = side.setting.group, side.problem.record.adds or side.problem.record.exchanges
+    group, is_per_peer = side.setting.group, side.problem.record.adds or side.problem.record.exchanges
 
     def piece(peer: int) -> CopyPiece:
-        lo, hi = shard_rows(side.problem.m, group.world_size, peer) if is_dealt else side.rows
-        return (lo if is_dealt else 0) * row_bytes, group.rank * height * row_bytes, (hi - lo) * row_bytes
+        lo, hi = shard_rows(side.problem.m, group.world_size, peer) if is_per_peer else side.rows
+        return (lo if is_per_peer else 0) * row_bytes, group.rank * height * row_bytes, (hi - lo) * row_bytes
 
     return piece
 

@@ -142,7 +142,7 @@ def _baseline(plan: str) -> BaselineMethod:
         return by_torch(side, sample) if side.is_bare else side.ours(sample, plan)
 
     def lacks(side: BenchSide) -> str:
-        """Of a bare product torch scales fp8 itself, into what `kept` says."""
+        """Return why torch cannot run it. Of a bare product it scales fp8 itself, into `product_dtype`."""
         problem, product_dtype = side.problem, side.problem.result_dtype
         bare = replace(problem, epilogue=NO_EPILOGUE, dtype=product_dtype, out_dtype=None) if side.is_bare else problem
         return unmet(

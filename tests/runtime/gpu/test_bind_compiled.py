@@ -231,7 +231,9 @@ def test_what_no_kernel_would_hear_of_is_waited_for_at_the_end(
 ) -> None:
     case = Case("matmul", {"A": "all_gather.push"})
     given = matmul(case.exchanges)
-    monkeypatch.setattr(waits, "unheard", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),))
+    monkeypatch.setattr(
+        waits, "waits_without_deadline", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),)
+    )
     call = bound(case, tmp_path, given)
     for enqueue in call.bound.enqueue:
         enqueue(CALLER, {"A": given["a_ptr"]}, addresses_of({"A": given["a_ptr"]}, given))

@@ -54,10 +54,8 @@ MOVE = "the kernel reads its own shard in place, stores the shards of all when t
 
 
 class ExpectedStep(NamedTuple):
-    """An operation that the kernel runs: regions, ranks that it notifies, and own signals that it awaits.
-
-    requirement: the step in words, for refusals.
-    """
+    """An operation that the kernel runs: regions, ranks that it notifies, and own signals that it awaits. requirement:
+    the step in words, for refusals."""
 
     requirement: str
     reads: tuple[Region, ...]

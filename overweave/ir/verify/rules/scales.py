@@ -29,10 +29,8 @@ def check_shapes(compute: Compute, findings: Findings) -> None:
 
 
 def scale_mismatch(a: RegionValue, scales: RegionValue) -> str:
-    """Return why a column does not hold the scales of the rows of `a`; "" if it does, or if either is unknown.
-
-    A rank with a range of `a`'s columns has scales of its own: element `[i, j]` of them is of row i, from column j on.
-    """
+    """Return why a column does not hold the scales of the rows of `a`; "" if it does, or if either is unknown. A rank
+    with a range of `a`'s columns has scales of its own: element `[i, j]` of them is of row i, from column j on."""
     if any(piece.tensor == UNKNOWN for piece in (*a, *scales)):
         return ""
     for piece in a:
