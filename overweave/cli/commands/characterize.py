@@ -86,7 +86,10 @@ def characterize(
 def _predicted(
     cases: dict[str, Problem], machine: Machine, names: tuple[str, str], kinds: tuple[Kinds, ...], read_s: float
 ) -> list[Losses]:
-    """Return the predicted losses of the cases. names: the user's names of the machine and the shapes. read_s: that reading them took, of what they may."""
+    """Return the losses of each case on a described machine, within the limits of its file and of the shapes.
+
+    read_s: the time of reading them, which counts.
+    """
     name, shapes = names
     empty = next((case for case, problem in cases.items() if not problem.m), None)
     if empty is not None:
