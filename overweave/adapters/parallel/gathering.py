@@ -45,6 +45,7 @@ class Gathering(Deferred):
 
     @staticmethod
     def __new__(cls, shard: torch.Tensor, gather: RowGather) -> Gathering:
+        """Make a tensor of the gathered shape, with the shard and the active dispatch modes in it."""
         shape = list(shard.shape)
         shape[gather.dim] = gather.size
         made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)

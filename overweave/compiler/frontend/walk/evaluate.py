@@ -61,11 +61,7 @@ class Expressions:
         """Evaluate an expression."""
         kind = type(node).__name__
         rule: Callable[[Any], SymbolicValue] | None = getattr(self, f"_{kind.lower()}", None)
-        return (
-            rule(node)
-            if rule
-            else opaque(kind, *(self.value(child) for child in _child_expressions(node)), tags=frozenset())
-        )
+        return rule(node) if rule else opaque(kind, *map(self.value, _child_expressions(node)))
 
     def _constant(self, node: ast.Constant) -> SymbolicValue:
         return Number(number(int(node.value))) if isinstance(node.value, int) else Constant(node.value)
