@@ -18,9 +18,10 @@ from torch.autograd import forward_ad
 
 from overweave.errors import GroupError, InputError
 from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from overweave.ir.operators.forms import NORM
 from overweave.ir.operators.record import Operator
 from overweave.memory.group import GroupLike
-from overweave.ops.call.norm import RmsNorm
+from overweave.ops.call.norm import RmsNorm, with_norm
 from overweave.ops.call.surroundings import is_read_by_compiler
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
@@ -285,6 +286,8 @@ class _Layer(NamedTuple):
 
 def _run_operator(layer: _Layer, given: dict[str, Any], of_gradients: dict[str, Any]) -> list[torch.Tensor]:
     """Run the operator. Return its results in order: products, z of a norm, gathered x. of_gradients: for backward."""
+    if given.get(NORM) is not None:
+        given = with_norm(given)
     if not is_read_by_compiler() and is_transformed():
         check_untransformed(layer.operator.name, layer.group, given.values())
     if torch.is_grad_enabled():

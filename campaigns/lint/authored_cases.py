@@ -35,7 +35,12 @@ SPREADS = (
     "spread.push mover=bulk_kernel",
     AT_PEERS[2],
 )
-SCATTERS = ("reduce_scatter.scatter pieces=2", "reduce_scatter.ring", "reduce_scatter.collective")
+SCATTERS = (
+    "reduce_scatter.scatter pieces=2",
+    "reduce_scatter.ring",
+    "reduce_scatter.collective",
+    "reduce_scatter.waves",
+)
 CHUNKED_SUMS = (
     "reduce_scatter.mesh pieces=1",
     "reduce_scatter.double_ring",

@@ -56,10 +56,10 @@ class Cold:
         self.run, self._rewind, self._scratch = call, rewind, scratch
 
     def __call__(self) -> None:
-        self.rewind()
+        self.reset_claims()
         self.run()
 
-    def rewind(self) -> None:
+    def reset_claims(self) -> None:
         """Behind it the cache holds nothing of the call."""
         self._rewind()
         self._scratch.zero_()
@@ -106,7 +106,7 @@ def launch(asked: argparse.Namespace) -> Iterator[Verdict]:
     scratch, beyond = torch.empty(COLD_BYTES, dtype=torch.int8, device="cuda"), list[float]()
     for m, n in SHORT:
         one = Short(m, n)
-        cold = [Cold(one.ours.run, one.ours.rewind, scratch), Cold(one.idle.run, lambda: None, scratch)]
+        cold = [Cold(one.ours.run, one.ours.reset_claims, scratch), Cold(one.idle.run, lambda: None, scratch)]
         cold += [Cold(call, lambda: None, scratch) for call in one.library]
         times = medians_us([one.ours, one.idle.run, *one.library, *cold], asked.samples)
         for cache, (ours, idle, *libraries) in (("cached", times[:4]), ("cold", times[4:])):
@@ -134,11 +134,11 @@ def parts(asked: argparse.Namespace) -> Iterator[Verdict]:
             name = f"{one.name} {cache}"
             samples, wholes = list[Parts](), {other: list[float]() for other in others}
             for turn in range(-MISSED, asked.samples):
-                before, behind = between(one.traced.run, one.traced.rewind, times, scratch, cache == "cold")
+                before, behind = between(one.traced.run, one.traced.reset_claims, times, scratch, cache == "cold")
                 traced = parts_of(one.traced.trace.cpu(), before, behind)
                 samples += [traced] if turn >= 0 else []
                 for other, call in others.items():
-                    before, behind = between(call, one.ours.rewind, times, scratch, cache == "cold")
+                    before, behind = between(call, one.ours.reset_claims, times, scratch, cache == "cold")
                     wholes[other] += [(behind - before) / 1e3] if turn >= 0 else []
             found[name] = mean_of(samples)
             beside[name] = {other: sum(each) / len(each) for other, each in wholes.items()}

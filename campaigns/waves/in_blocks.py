@@ -48,7 +48,7 @@ class Move:
             reduction_call(config, TileKernelArgs(queue, SignalWords(words, words, limits, 1), False), sums)
         )
 
-    def rewind(self) -> None:
+    def reset_claims(self) -> None:
         """All tiles are there to be claimed again."""
         self._claims.zero_()
 
@@ -57,7 +57,7 @@ class Move:
         self.launch.start(torch.cuda.current_stream().cuda_stream)
 
     def __call__(self) -> None:
-        self.rewind()
+        self.reset_claims()
         self.run()
 
 

@@ -23,10 +23,8 @@ def block_runs(
     group: Group,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> Iterator[BenchRun]:
-    """Compare the ways, and yield the run so far after each case. Collective. request: device and dtype.
-
-    on_progress: called with the case and the fraction of it that is done.
-    """
+    """Compare the ways, and yield the run so far after each case. Collective. request: device and dtype. on_progress:
+    called with the case and the fraction of it that is done."""
     so_far = new_run(request, group)
     for case in cases:
         on_round = partial(on_progress, case.name) if on_progress is not None else None
@@ -37,10 +35,8 @@ def block_runs(
 def _rows_of(
     case: BlockCase, request: BenchRequest, group: Group, on_round: Callable[[float], None] | None = None
 ) -> CaseRows:
-    """Time all ways on one case; each result must agree with the first way's.
-
-    Decoding is timed as captured graphs, if the backend is NCCL.
-    """
+    """Time all ways on one case; each result must agree with the first way's. Decoding is timed as captured graphs, if
+    the backend is NCCL."""
     torch._dynamo.reset()
     device = rank_device(request.device)
     blocks = BlockSetup(case, group, (device, getattr(torch, DTYPES[request.dtype])))

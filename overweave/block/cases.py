@@ -77,10 +77,8 @@ class BlockCase(Struct, frozen=True):
 
 
 class BlockSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Every block with every number of tokens. sequences: that the tokens of forward and training are.
-
-    torch's pass over compiled graphs fuses fewer collectives of one sequence than of two.
-    """
+    """Every block with every number of tokens. sequences: that the tokens of forward and training are. torch's pass
+    over compiled graphs fuses fewer collectives of one sequence than of two."""
 
     blocks: Annotated[dict[str, BlockSizes], Meta(min_length=1, max_length=64)]
     tokens: Annotated[

@@ -33,9 +33,7 @@ Graphs = list[torch.fx.GraphModule]
 
 def backend(graphs: Graphs, is_run: bool = True) -> Callable[..., Any]:
     """Return a backend with Inductor's passes over graphs and none of its code generation; it appends to `graphs`.
-
-    is_run: graphs run operator by operator; else they return empty tensors of the right shapes.
-    """
+    is_run: graphs run operator by operator; else they return empty tensors of the right shapes."""
 
     def compiled(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         view_to_reshape(module)  # as Inductor does, and torch's pass over tensor parallelism expects
@@ -86,9 +84,8 @@ def fused_by_torch(case: BlockCase, ranks: int) -> FusedCounts:
 
 @contextmanager
 def _fake_world(ranks: int) -> Iterator[None]:
-    """Initialise a fake world in which this process is rank 0, and patch the checks for NCCL that
-    torch's pass makes.
-    """
+    """Initialise a fake world in which this process is rank 0, and patch the checks for NCCL that torch's pass
+    makes."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         with (

@@ -24,10 +24,8 @@ ROWS = ("attention.o", "mlp.down")
 
 
 class Cache(NamedTuple):
-    """Keys and values, `[sequences, heads, context, head]`, and the positions that are written next, in place.
-
-    is_full: the position is the last one, and all are read; else only those up to it.
-    """
+    """Keys and values, `[sequences, heads, context, head]`, and the positions that are written next, in place. is_full:
+    the position is the last one, and all are read; else only those up to it."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -104,9 +102,7 @@ def rotary_embedding(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 def styles(is_split: bool, by_overweave: bool) -> dict[str, ParallelStyle]:
     """Return a plan for `parallelize_module`. is_split: sequences are sharded between blocks; else replicated.
-
-    by_overweave: overweave's styles in place of torch's of the same meaning.
-    """
+    by_overweave: overweave's styles in place of torch's of the same meaning."""
     columns, rows = (Colwise, Rowwise) if by_overweave else (ColwiseParallel, RowwiseParallel)
     whole = Shard(1) if is_split else Replicate()
     plan: dict[str, ParallelStyle] = {name: columns() for name in COLUMNS}

@@ -41,10 +41,7 @@ class PredictedSite(Struct, frozen=True):
 
 class PredictedBlock(Struct, frozen=True):
     """The predicted times of a case, in microseconds. rest_us: matmuls without a collective, attention, norms and the
-    like.
-
-    fused: how many of the sites torch's pass fuses.
-    """
+    like. fused: how many of the sites torch's pass fuses."""
 
     case: str
     sites: tuple[PredictedSite, ...]
@@ -112,9 +109,8 @@ def _known(us: float | None) -> float:
 
 
 def _matmuls(case: BlockCase) -> Iterator[tuple[str, ShapeCase, bool]]:
-    """Yield each matmul of the forward, of all ranks together: its name, sizes, and whether it ends half
-    of the block.
-    """
+    """Yield each matmul of the forward, of all ranks together: its name, sizes, and whether it ends half of the
+    block."""
     sizes, rows = case.sizes, case.tokens
     kv = sizes.kv_heads * sizes.head
     columns, inner = (sizes.width, kv, kv), (sizes.inner, sizes.inner)

@@ -50,6 +50,7 @@ class Counted(CustomGraphPass):
         self.before, self.fused, self.unfused = before, 0, 0
 
     def __call__(self, graph: torch.fx.Graph) -> None:
+        """Run the fusing pass, if any, and count collectives."""
         if self.before is not None:
             self.before(graph)
         names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
@@ -94,8 +95,7 @@ class BlockSetup:
 
     def timed_call(self, way: BlockWay) -> tuple[Callable[[int], CallResult], Counted]:
         """Return the call that is timed, and the counter of its graphs. The call's argument, the sample, selects the
-        input.
-        """
+        input."""
         counted = Counted(FuseCollectives() if way.graph == "overweave" else None)
         block: Callable[..., torch.Tensor] = self.block(way.by_overweave)
         parameters = list(block.parameters()) if isinstance(block, nn.Module) else []
@@ -110,9 +110,8 @@ class BlockSetup:
     def _with_fusion_check(
         self, way: BlockWay, run: Callable[[int], CallResult], counted: Counted
     ) -> Callable[[int], CallResult]:
-        """Return the call, which raises InputError at its first run (the one that compiles) if torch's
-        pass fuses nothing.
-        """
+        """Return the call, which raises InputError at its first run (the one that compiles) if torch's pass fuses
+        nothing."""
         checked: list[bool] = []
 
         def call(sample: int) -> CallResult:
@@ -136,9 +135,8 @@ class BlockSetup:
     def _train_step(
         self, block: Callable[..., torch.Tensor], parameters: list[nn.Parameter], sample: int
     ) -> CallResult:
-        """Run forward and backward with new gradients of weights, and return the result and the gradient
-        of the input.
-        """
+        """Run forward and backward with new gradients of weights, and return the result and the gradient of the
+        input."""
         for parameter in parameters:
             parameter.grad = None
         x = self.inputs[sample % MOST_INPUT_SETS].detach().requires_grad_()
@@ -149,8 +147,6 @@ class BlockSetup:
 
 
 def _compiled(patches: dict[str, Any], module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-    """Compile with Inductor and a configuration of its own.
-
-    Dynamo keys graphs by backend, and each way has another one.
-    """
+    """Compile with Inductor and a configuration of its own. Dynamo keys graphs by backend, and each way has another
+    one."""
     return compile_fx(module, inputs, config_patches=patches)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import triton
 from triton.language import core
 
-from overweave.compat.versions import standing, tested
+from overweave.compat.versions import numbers, standing, tested
 from overweave.errors import KernelUnavailable
 
 VERSIONS_CURE = f"Use a Triton from {tested('triton')}"
@@ -79,6 +79,9 @@ def _first_found(name: str) -> Any:
 # Of every compilation. Up to 3.8 that is what is done where nobody says, 3.9 warns, and 3.10 will do the other: bits
 # must not depend on the version.
 COMPILE_OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}
+
+# Whether shared memory is seen in another shape only where that has as many bytes. 3.9 lets a view have fewer, 3.6 any.
+VIEWS_ARE_WHOLE = numbers(triton.__version__) in ((3, 7), (3, 8))
 
 
 def is_tested() -> bool:

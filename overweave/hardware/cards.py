@@ -148,10 +148,8 @@ def _distance(gpu: Gpu, machine: Machine) -> float:
 
 
 def _scaled_to(machine: Machine, gpu: Gpu) -> Machine:
-    """Return a machine with another GPU's SMs, each as fast as its own.
-
-    It has no rates of our kernels if the GPU has another compute capability than they were tuned for.
-    """
+    """Return a machine with another GPU's SMs, each as fast as its own. It has no rates of our kernels if the GPU has
+    another compute capability than they were tuned for."""
     sms = max(gpu.sms, 1)
     scale = sms / machine.processor.sms
     is_alike = machine.card is not None and machine.card.capability == gpu.capability

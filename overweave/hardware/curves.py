@@ -42,9 +42,8 @@ class SmCurve(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
     def gb_per_s(self, sms: int) -> float:
-        """Return the bandwidth: in proportion below the first point, linear between points, constant
-        beyond the last.
-        """
+        """Return the bandwidth: in proportion below the first point, linear between points, constant beyond the
+        last."""
         known = ((0.0, 0.0), *self.points)
         for (low, low_rate), (high, high_rate) in pairwise(known):
             if sms <= high:

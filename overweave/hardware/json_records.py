@@ -15,10 +15,8 @@ _UNKNOWN_FIELD = re.compile("unknown field `([^`]*)`")
 
 
 def values_of(data: bytes, most_bytes: int) -> object:
-    """Return decoded JSON.
-
-    Raises msgspec's errors, and ValueError for too many bytes, duplicate keys, unprintable words.
-    """
+    """Return decoded JSON. Raises msgspec's errors, and ValueError for too many bytes, duplicate keys, unprintable
+    words."""
     if len(data) > most_bytes:
         raise ValueError(f"more than {most_bytes} bytes")
     values: object = msgspec.json.decode(data)

@@ -104,9 +104,7 @@ ADDRESSED = PeerAccess(True, "the default of files: plans of ours or of papers a
 
 class ElementWise(Struct, frozen=True, forbid_unknown_fields=True):
     """Bandwidth of torch's element-wise kernels that convert between dtypes: bytes read plus written, without launch.
-
-    widen: 16 bits to fp32. add: 16 bits onto fp32, in place. narrow: fp32 to 16 bits.
-    """
+    widen: 16 bits to fp32. add: 16 bits onto fp32, in place. narrow: fp32 to 16 bits."""
 
     widen: Bandwidth
     add: Bandwidth
@@ -183,10 +181,8 @@ class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Card(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a driver reports of a machine's GPUs, by which they are found (hardware/cards.py).
-
-    joined: by NVLink to a switch, by NVLink to each other, or by PCIe alone.
-    """
+    """What a driver reports of a machine's GPUs, by which they are found (hardware/cards.py). joined: by NVLink to a
+    switch, by NVLink to each other, or by PCIe alone."""
 
     names: Annotated[tuple[str, ...], Meta(min_length=1)]
     capability: tuple[int, int]
@@ -210,9 +206,8 @@ class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
     def saved_us(self, rows: int, n: int, k: int) -> float:
-        """Return the time saved for `[rows, k] @ [k, n]`, linear in the logarithm of the rows; 0 if no
-        layer is near.
-        """
+        """Return the time saved for `[rows, k] @ [k, n]`, linear in the logarithm of the rows; 0 if no layer is
+        near."""
 
         def distance(layer: tuple[int, int, tuple[float, ...]]) -> float:
             return abs(log2(n / layer[0])) + abs(log2(k / layer[1]))
@@ -227,10 +222,8 @@ class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
-    """Equal GPUs, joined by `topology`. hbm: bytes read plus bytes written, by kernels that only move.
-
-    basis: where most of its numbers come from: `overweave calibrate`, measurements of such a machine, or data sheets.
-    """
+    """Equal GPUs, joined by `topology`. hbm: bytes read plus bytes written, by kernels that only move. basis: where
+    most of its numbers come from: `overweave calibrate`, measurements of such a machine, or data sheets."""
 
     name: str
     title: str
@@ -275,10 +268,8 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
         return tiles
 
     def tile(self, kernel: str, block_m: int, block_n: int) -> TileRate:
-        """Return the rate of a tile shape of a kernel, or of its listed shape nearest in operand reuse.
-
-        Raises InputError.
-        """
+        """Return the rate of a tile shape of a kernel, or of its listed shape nearest in operand reuse. Raises
+        InputError."""
         reuse = _reuse(block_m, block_n)
 
         def distance(tile: TileRate) -> tuple[float, int]:
@@ -298,10 +289,8 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
         return any((curve.function, curve.world_size) == (function, world_size) for curve in self.collectives)
 
     def collective_us(self, function: str, world_size: int, total_bytes: float) -> float:
-        """Return the time of an NCCL collective, from the curve of the nearest measured group size.
-
-        Raises InputError.
-        """
+        """Return the time of an NCCL collective, from the curve of the nearest measured group size. Raises
+        InputError."""
         curves = [curve for curve in self.collectives if curve.function == function]
         if not curves:
             known = sorted({curve.function for curve in self.collectives})
@@ -322,10 +311,8 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Machine:
-    """Return the machine called `name`, or the one of a file that ends in .json.
-
-    Raises InputError and MachineFileError.
-    """
+    """Return the machine called `name`, or the one of a file that ends in .json. Raises InputError and
+    MachineFileError."""
     if name.endswith(".json"):
         try:
             data = read_bytes(Path(name), MAX_BYTES)

@@ -20,6 +20,7 @@ from overweave.hardware.curves import Bandwidth, Curve
 
 Endpoint = int | str
 EACH_GPU = "gpu"  # in a pair of a file: each GPU; twice in a pair: every two GPUs
+MOST_LINKS = 1 << 17  # every two of 512 GPUs
 TopologyKind = Literal["switch", "full_mesh", "closed_ring", "tree", "levels"]
 Hop = tuple[Endpoint, Endpoint]  # a link in one direction
 
@@ -58,7 +59,7 @@ class Routes:
 
     def __init__(self, topology: Topology, gpus: int) -> None:
         self.curves = topology.hops(gpus)
-        self._neighbours: dict[Endpoint, list[Endpoint]] = {}
+        self._neighbours: dict[Endpoint, list[Endpoint]] = {}  # place -> the places it has links to
         for one, other in self.curves:
             self._neighbours.setdefault(one, []).append(other)
         self._previous: dict[int, dict[Endpoint, Endpoint]] = {}  # source -> (place -> place before it on the route)
@@ -84,6 +85,7 @@ class Routes:
         return len({tuple(self.curves[hop].peak_gb_per_s for hop in route) for route in routes}) <= 1
 
     def _route(self, source: int, target: int) -> tuple[Hop, ...]:
+        """Return the hops of `between`, followed back from the target."""
         if source not in self._previous:
             self._previous[source] = self._origins(source)
         origins = self._previous[source]
@@ -117,16 +119,15 @@ def routes(topology: Topology, gpus: int) -> Routes:
 
 
 def with_more_gpus(topology: Topology, gpus: int, count: int) -> Topology | None:
-    """Return the topology with `count` GPUs: more at each switch and bridge, and pairs like the first ones.
-
-    None for a ring, which has no place for more.
-    """
+    """Return the topology with `count` GPUs: more at each switch and bridge, and pairs like the first ones. None for a
+    ring, which has no place for more."""
     if topology.kind == "closed_ring":
         return None
     return replace(topology, links=tuple(_repeat_link(link, gpus, count) for link in topology.links))
 
 
 def _repeat_link(link: Link, gpus: int, count: int) -> Link:
+    """Return the link with its pairs repeated for further GPUs."""
     pairs = list(link.between)
     for first in range(gpus, count, gpus):
         for pair in link.between:
@@ -137,10 +138,15 @@ def _repeat_link(link: Link, gpus: int, count: int) -> Link:
 
 
 def check(topology: Topology, gpus: int) -> None:
-    """Raise MachineFileError for a missing link, a link faster than its port, or a GPU that cannot be reached."""
+    """Raise MachineFileError for a missing link, a link faster than its port, or a GPU that cannot be reached,
+    and for more links than anybody has."""
+    count = sum(_pair_count(one, other, gpus) for link in topology.links for one, other in link.between)
+    if count > MOST_LINKS:
+        raise MachineFileError("topology", f"{count} links", f"Name each link once: at most {MOST_LINKS}")
     hops = topology.hops(gpus)
     for (one, other), curve in hops.items():
-        if {one, other} & set(range(gpus)) and curve.peak_gb_per_s > topology.port.gb_per_s:
+        is_of_gpu = isinstance(one, int) or isinstance(other, int)
+        if is_of_gpu and curve.peak_gb_per_s > topology.port.gb_per_s:
             found = f"{curve.peak_gb_per_s:g} GB/s between {one} and {other}, {topology.port.gb_per_s:g} at the port"
             raise MachineFileError("topology", found, "A GPU passes all its links through its port: raise the port")
     strange = {place for hop in hops for place in hop if isinstance(place, int) and not 0 <= place < gpus}
@@ -198,6 +204,13 @@ _REQUIRED_LINKS: dict[TopologyKind, Callable[[dict[Hop, Curve], int], list[Hop]]
     "tree": _check_tree,
     "levels": _no_pairs,
 }
+
+
+def _pair_count(one: Endpoint, other: Endpoint, gpus: int) -> int:
+    """How many links a pair of a file stands for."""
+    if one == other == EACH_GPU:
+        return gpus * (gpus - 1) // 2
+    return gpus if EACH_GPU in (one, other) else 1
 
 
 def _pairs(one: Endpoint, other: Endpoint, gpus: int) -> list[Hop]:

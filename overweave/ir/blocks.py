@@ -104,8 +104,7 @@ def _run_of(blocks: Blocks, cell: Cell, corner: tuple[int, int]) -> ContiguousRu
 
 class Cell(NamedTuple):
     """The intersection of a rectangle with one block. rows, cols: of the intersection, block: of the whole block, all
-    in the matrix. start: where the block's cell begins in memory.
-    """
+    in the matrix. start: where the block's cell begins in memory."""
 
     rows: Span
     cols: Span
@@ -150,11 +149,8 @@ class Image(NamedTuple):
 def memory_image(
     blocks: Blocks | None, shape: tuple[int, int], parts: tuple[Rectangle, ...], by_cells: bool = False
 ) -> Image:
-    """Return the image in memory of rectangles of a matrix of this shape.
-
-    by_cells: a rectangle that holds the first rows of a block has its whole cell, as where a last shard is a few rows
-    shorter than the others.
-    """
+    """Return the image in memory of rectangles of a matrix of this shape. by_cells: a rectangle that holds the first
+    rows of a block has its whole cell, as where a last shard is a few rows shorter than the others."""
     pieces = [piece for at, part in enumerate(parts) for piece in _pieces(blocks, shape, (at, part), by_cells)]
     pieces.sort(key=lambda one: one.run.start)
     lo = end = pieces[0].run.start if pieces else 0
@@ -173,18 +169,15 @@ def memory_image(
 
 
 def _follows(last: tuple[int, ...], at: int, run: ContiguousRun, lo: int) -> bool:
-    """Whether a run of rectangle `at` continues the last one: the next rows of the same columns at the same pitch.
-
-    lo: the first element of the image.
-    """
+    """Whether a run of rectangle `at` continues the last one: the next rows of the same columns at the same pitch. lo:
+    the first element of the image."""
     is_next = (at, run.row - last[3], run.col, run.cols) == (last[0], last[1], last[2], last[4])
     return is_next and last[6] in (0, run.pitch) and run.start - lo == last[5] + last[3] * run.pitch
 
 
 class _Piece(NamedTuple):
     """A run of rectangle `at`. stop: where it ends in memory, padding included; 0 if it has gaps. extra: rows of its
-    block that lie before `stop` and are not in the rectangle.
-    """
+    block that lie before `stop` and are not in the rectangle."""
 
     at: int
     run: ContiguousRun
@@ -230,10 +223,8 @@ CUT_BY_MEMBER: dict[str, tuple[bool, bool]] = {
 }
 
 
-def regions_by_member(parts: tuple[PartT, ...], is_dealt: bool, members: int) -> list[tuple[PartT, ...]]:
+def regions_by_member(parts: tuple[PartT, ...], is_per_member: bool, members: int) -> list[tuple[PartT, ...]]:
     """Group the regions of one side of a collective by member: equally many for each, or one group for all.
-
-    is_dealt: whether each member has regions of its own (CUT_BY_MEMBER).
-    """
-    size = max(1, len(parts) // members if is_dealt else len(parts))
+    is_per_member: whether each member has regions of its own (CUT_BY_MEMBER)."""
+    size = max(1, len(parts) // members if is_per_member else len(parts))
     return [parts[first : first + size] for first in range(0, len(parts), size)]

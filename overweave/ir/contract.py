@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import SCALE_DTYPE, SCALE_X
+from overweave.ir.operators.forms import SCALE_DTYPE, SCALE_X
 from overweave.ir.plan import indexed_name
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Range

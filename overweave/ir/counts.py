@@ -26,10 +26,8 @@ def filled_per_block(counted: str, rank: int, counts: Counts) -> list[int]:
 
 
 def filled_rows(rows: Range, block: int, filled: Sequence[int]) -> Range:
-    """Return where the filled rows among `rows` lie in memory.
-
-    block: rows of each block. filled: for each block, how many of its rows are filled.
-    """
+    """Return where the filled rows among `rows` lie in memory. block: rows of each block. filled: for each block, how
+    many of its rows are filled."""
     lo, hi = (_filled_before(row, block, filled) for row in rows)
     return lo, hi
 
@@ -38,6 +36,11 @@ def _filled_before(row: int, block: int, filled: Sequence[int]) -> int:
     """Return how many filled rows stand before a row."""
     index, within = divmod(row, block) if block else (0, 0)
     return sum(filled[:index]) + (min(within, filled[index]) if within else 0)
+
+
+def rows_of_counted(schedule: Schedule) -> dict[str, int]:
+    """The buffers whose rows a call's counts fill, with all of their rows."""
+    return {each.name: each.rows for each in schedule.buffers if each.counted}
 
 
 class Filled:
@@ -71,6 +74,7 @@ class Filled:
         return tuple(one for one, _ in pairs), tuple(other for _, other in pairs)
 
     def _region(self, region: Region) -> Region:
+        """Return the filled rows of a region; an uncounted region as it is."""
         if region.buffer not in self._counted:
             return region
         rows, counted = self._counted[region.buffer]

@@ -7,17 +7,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from overweave.ir.dtype import Dtype
+from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 
 EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64, "gate": 128}
-BIAS, RESIDUAL, GATE = "bias", "residual", "gate"
-NORM_WEIGHT, Z = "norm_weight", "z"
-NORM_EPS = 1e-5  # the default
 MOST_NORM_COLS = 1 << 16  # a whole row is one tile of the reduction kernel
-SCALE_X, SCALE_W = "scale_x", "scale_w"
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 Scaling = Literal["tensor", "rows"]
-SCALE_DTYPE: Dtype = "float32"
 
 
 class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -55,6 +50,11 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def products(self) -> int:
         """Return how many products of one shape it reads."""
         return 2 if self.gate else 1
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Return the names of the results that it leaves beside the product."""
+        return ()
 
     @property
     def part_epilogue(self) -> Epilogue:
@@ -95,6 +95,11 @@ class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def inputs(self) -> tuple[str, ...]:
         """Return the names of the caller's tensors that it reads."""
         return (NORM_WEIGHT,) + (RESIDUAL,) * self.residual
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The results that it leaves beside the normed rows: those before."""
+        return (Z,)
 
     def __str__(self) -> str:
         return f"{'residual+' * self.residual}rms_norm eps={self.eps!r}"

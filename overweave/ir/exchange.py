@@ -9,10 +9,8 @@ from overweave.ir.schedule import Buffer, Copy, Operation, Reduce
 
 
 def packed_exchange(members: Collection[Operation], buffers: Mapping[str, Buffer]) -> PackedExchange:
-    """Return the kind of packed kernel that runs `members`, the operations of all ranks in the queue.
-
-    It looks at the kinds of operations only; `verify/engines/packed.py` checks what they do.
-    """
+    """Return the kind of packed kernel that runs `members`, the operations of all ranks in the queue. It looks at the
+    kinds of operations only; `verify/engines/packed.py` checks what they do."""
     sums = [each for each in members if isinstance(each, Reduce)]
     if any(isinstance(each, Copy) and each.sources for each in members):  # moves gathered rows out of messages
         return "two_shot" if sums else "gather"

@@ -34,10 +34,8 @@ class Axis(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dim(Struct, frozen=True, forbid_unknown_fields=True):
-    """A dimension of `extent` elements. A tile that is block `t` of `axis` touches block `scale * t + shift`.
-
-    axis None: every tile touches all of it. is_of_blocks: it has one entry for each block of the axis.
-    """
+    """A dimension of `extent` elements. A tile that is block `t` of `axis` touches block `scale * t + shift`. axis
+    None: every tile touches all of it. is_of_blocks: it has one entry for each block of the axis."""
 
     extent: AxisExtent
     axis: Name | None = None
@@ -100,8 +98,7 @@ class TileSpace(Struct, frozen=True, forbid_unknown_fields=True):
 
     def touched(self, dim: Dim, tile: dict[str, int]) -> Range:
         """Return the elements `[lo, hi)` of a dimension that a tile touches, those of its whole loop if that walks the
-        axis.
-        """
+        axis."""
         if dim.axis is None or dim.axis not in tile:
             return 0, dim.extent
         block = self.entries(dim)

@@ -15,10 +15,8 @@ Buffers = Mapping[str, Buffer]
 
 
 class CollectiveSide(NamedTuple):
-    """What a collective call sends or receives: elements `[lo, hi)` of a buffer's memory, in equal parts.
-
-    parts: one for each member, in the order of the group; 1 if the members share it.
-    """
+    """What a collective call sends or receives: elements `[lo, hi)` of a buffer's memory, in equal parts. parts: one
+    for each member, in the order of the group; 1 if the members share it."""
 
     buffer: str
     span: Span
@@ -54,10 +52,8 @@ def library_obstacle(operation: Operation, buffers: Buffers) -> str:
 
 
 def call_sides(part: Collective, buffers: Buffers) -> tuple[CollectiveSide, CollectiveSide] | str:
-    """Return what one call sends and receives for a rank's part of a collective, or why one call cannot do it.
-
-    The call takes one contiguous span at each side, and cuts it into equal parts by itself.
-    """
+    """Return what one call sends and receives for a rank's part of a collective, or why one call cannot do it. The call
+    takes one contiguous span at each side, and cuts it into equal parts by itself."""
     if part.finishes:
         return "finishes sums in permuted blocks; finish them where they lie row by row"
     if part.function == "all_reduce" and part.sources != part.destinations:
@@ -77,14 +73,14 @@ def _side(regions: tuple[Region, ...], parts: int, buffers: Buffers) -> Collecti
     """Return one side of the call, or why the regions cannot be one."""
     names = {region.buffer for region in regions}
     if len(names) != 1:
-        return f"a library call needs one stretch of memory, and this is {len(names)} buffers"
+        return f"a library call needs one contiguous span, and these are {len(names)} buffers"
     span = image_of_regions(buffers, regions, by_cells=True).span
     if span is None:
-        return "a library call needs one stretch of memory, and this is none"
+        return "a library call needs one contiguous span, and its regions are not"
     side = CollectiveSide(regions[0].buffer, span, parts)
     groups = regions_by_member(regions, parts > 1, parts)
     for at, group in enumerate(groups):
         lo = span[0] + at * side.part_size
         if len(groups) != parts or image_of_regions(buffers, group, by_cells=True).span != (lo, lo + side.part_size):
-            return f"what it moves for member {at} is not the same part of its stretch: members have {parts} equal ones"
+            return f"what it moves for member {at} is not the same part of its span: members have {parts} equal ones"
     return side

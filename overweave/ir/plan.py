@@ -92,10 +92,8 @@ def split_k_obstacle(config: MatmulConfig) -> str:
 
 
 def gate_obstacle(config: MatmulConfig, dtype: Dtype) -> str:
-    """Return why a kernel cannot compute gated tiles of products of a dtype; "" if it can.
-
-    The Hopper kernel makes one tile of a box of each weight; both boxes together are one accumulator wide.
-    """
+    """Return why a kernel cannot compute gated tiles of products of a dtype; "" if it can. The Hopper kernel makes one
+    tile of a box of each weight; both boxes together are one accumulator wide."""
     if config.kernel != "hopper":
         return ""
     if config.split_n > 1 or not 64 <= config.block_n <= 128:
@@ -109,10 +107,8 @@ SWIZZLE_BYTES, LEAST_STEP_BYTES = 128, 32  # of a row of shared memory; of k in 
 
 
 def step_obstacle(config: MatmulConfig, dtype: Dtype) -> str:
-    """Return why a kernel cannot multiply elements of a dtype in steps of `block_k`; "" if it can.
-
-    Boxes of a weight stored as `[n, k]` lie side by side as if behind each other only if a swizzle's rows hold a step.
-    """
+    """Return why a kernel cannot multiply elements of a dtype in steps of `block_k`; "" if it can. Boxes of a weight
+    stored as `[n, k]` lie side by side as if behind each other only if a swizzle's rows hold a step."""
     step_bytes = config.block_k * ITEMSIZE_BYTES[dtype]
     if config.kernel == "hopper" and step_bytes > SWIZZLE_BYTES:
         return f"steps of {config.block_k} are {step_bytes} bytes of k, and kernel hopper takes {SWIZZLE_BYTES} at most"
@@ -136,10 +132,8 @@ SPINNING = 64
 
 
 class ReduceConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Tile shape and launch of the ordered reduction. programs: how many blocks may be resident while they wait.
-
-    parts: in how many parts, side by side, a tile is summed, if it is of whole rows and ends in RMSNorm.
-    """
+    """Tile shape and launch of the ordered reduction. programs: how many blocks may be resident while they wait. parts:
+    in how many parts, side by side, a tile is summed, if it is of whole rows and ends in RMSNorm."""
 
     block_m: PowerOfTwo = 8
     block_n: Annotated[int, Meta(ge=1, le=MOST_NORM_COLS)] = 1024  # of a norm: a whole row
@@ -279,10 +273,8 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def sms_for_pushes(self) -> int:
-        """Return how many SMs the tile kernel leaves to a copy kernel beside it whose pushes wait for its tiles.
-
-        A copy kernel that waits for nothing has its SMs before the tile kernel starts.
-        """
+        """Return how many SMs the tile kernel leaves to a copy kernel beside it whose pushes wait for its tiles. A copy
+        kernel that waits for nothing has its SMs before the tile kernel starts."""
         copy, after = self.realization.copy, {queue.name: queue.after for queue in self.schedule.queues}
         copy_queues = {
             one.queue for one in self.realization.engines if one.engine == COPY_KERNEL and not after.get(one.queue)

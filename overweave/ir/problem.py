@@ -5,20 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from overweave.ir.counts import COUNTS, COUNTS_DTYPE
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import (
-    BIAS,
-    GATE,
-    NO_EPILOGUE,
-    NORM_WEIGHT,
-    SCALE_DTYPE,
-    SCALE_W,
-    SCALE_X,
-    Epilogue,
-    Norm,
-)
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm
+from overweave.ir.operators.forms import input_of
 from overweave.ir.operators.record import CallMatrix, MatmulDim, Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.schedule import Count, Name, Range
@@ -100,6 +92,42 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Return what is applied once to the sum of all ranks' products; nothing in a group of one."""
         return self.epilogue.sum_epilogue if self._adds else NO_EPILOGUE
 
+    @property
+    def of_rows(self) -> Norm | None:
+        """What is done, once, to each whole row of the sum."""
+        return self.norm
+
+    @property
+    def has_fixed_sizes(self) -> bool:
+        """Whether it is known before a call how many rows move; else its counts say so."""
+        return not self.counted
+
+    @property
+    def endings(self) -> tuple[Epilogue | Norm, ...]:
+        """What is done to the product, in this order; none of a bare one."""
+        return (self.epilogue,) * bool(self.epilogue.bits) + ((self.norm,) if self.norm else ())
+
+    @property
+    def without_endings(self) -> Problem:
+        """The same with a bare product."""
+        return replace(self, epilogue=NO_EPILOGUE, norm=None)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The caller's tensors that no schedule moves: what follows the product reads them, and counts are such."""
+        return tuple(name for each in self.endings for name in each.inputs) + (COUNTS,) * self.counted
+
+    @property
+    def words(self) -> frozenset[str]:
+        """What is asked beyond a bare product, in the words of forms (`Form.words`)."""
+        options = {"activation": self.epilogue.activation, "return_gathered": self.returns_gathered}
+        return frozenset((*self.beside, *(name for name, is_asked in options.items() if is_asked)))
+
+    @property
+    def also_made(self) -> tuple[str, ...]:
+        """The results beside the products that what follows them makes, each of a product's shape."""
+        return tuple(name for each in self.endings for name in each.makes)
+
     def tile_epilogue(self, finish: bool) -> Epilogue:
         """Return what a tile kernel is compiled for. finish: whether tiles of its queue hold whole sums."""
         return self.epilogue if finish else self.product_epilogue
@@ -107,7 +135,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def has_sum_epilogue(self) -> bool:
         """Whether anything is applied to the whole sum."""
-        return self.norm is not None or self.sum_epilogue.bits != 0
+        return self.of_rows is not None or self.sum_epilogue.bits != 0
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -133,7 +161,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def extents(self) -> str:
         """Return the sizes for reports: `m=4096 n=1024+256+256 k=4096`."""
-        return f"m={self.m} n={self.n_text} k={self.k}{' counted' if self.counted else ''}"
+        return f"m={self.m} n={self.n_text} k={self.k}{'' if self.has_fixed_sizes else ' counted'}"
 
     @property
     def result_dtype(self) -> Dtype:
@@ -152,18 +180,15 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def operand(self, name: str, rank: int) -> tuple[int, int, str]:
         """Return rows, columns and dtype of a tensor that the schedule does not know: of an epilogue, of RMSNorm, or
-        counts.
-
-        A residual has the rows of the result: of a reduce-scatter, the rank's own.
-        """
+        counts. A residual has the rows of the result: of a reduce-scatter, the rank's own."""
         if name == COUNTS:
             return self.world_size, self.world_size, COUNTS_DTYPE
-        if name in (SCALE_X, SCALE_W):
-            columns = self.n if (name, self.epilogue.scaling) == (SCALE_W, "rows") else 1
-            return 1, columns * (self.epilogue.products if name == SCALE_W else 1), SCALE_DTYPE
-        if name == GATE:
-            return self.k, self.n, self.dtype
-        return (1 if name in (BIAS, NORM_WEIGHT) else self.result_rows(rank)), self.n, self.result_dtype
+        if (read := input_of(name)) is None:  # a result beside the products
+            return self.result_rows(rank), self.n, self.result_dtype
+        scales = (self.n if self.epilogue.scaling == "rows" else 1) * self.epilogue.products
+        extents = {"1": 1, "k": self.k, "n": self.n, "y": self.result_rows(rank), "of_columns": scales}
+        dtype = {"result": self.result_dtype, "factor": self.dtype}.get(read.dtype, read.dtype)
+        return extents[read.rows], extents[read.cols], dtype
 
     @property
     def block(self) -> int:
@@ -172,8 +197,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def factor(self, rank: int) -> str:
         """Return the name of the tensor whose rows a rank multiplies or gets products of; after an all-to-all one of
-        its own.
-        """
+        its own."""
         return all_to_all_result(FACTORS[0], rank) if self.record.exchanges else FACTORS[0]
 
     def result_rows(self, rank: int) -> int:

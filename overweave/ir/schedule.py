@@ -150,10 +150,8 @@ class _Move(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Put(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="put"):
-    """Push: each source, on this rank, is written to the destination beside it, on a peer.
-
-    tiles: how many instances move it, each its share of the rows, and signal when that is there.
-    """
+    """Push: each source, on this rank, is written to the destination beside it, on a peer. tiles: how many instances
+    move it, each its share of the rows, and signal when that is there."""
 
     tiles: Count = 1
 
@@ -172,10 +170,8 @@ class Get(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="get
 
 
 class Copy(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="copy"):
-    """Copy within this rank. With no regions it only waits and notifies.
-
-    delay_us: sleeps this long first, to make a rank late on purpose.
-    """
+    """Copy within this rank. With no regions it only waits and notifies. delay_us: sleeps this long first, to make a
+    rank late on purpose."""
 
     delay_us: Annotated[int, Meta(ge=0, le=LONGEST_DELAY_US)] = 0
 
@@ -234,6 +230,11 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
     @property
     def all_waits(self) -> tuple[Wait, ...]:
         return self.waits + self.late_waits
+
+    @property
+    def beside(self) -> tuple[Region, ...]:
+        """What it reads and writes beside its factors and its product."""
+        return self.scales + self.addends + self.copies
 
     @property
     def reads(self) -> tuple[Region, ...]:
@@ -343,9 +344,8 @@ class InitialContents(Struct, frozen=True, forbid_unknown_fields=True, gc=False)
 
 
 class Goal(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """At the end, element `[i, j]` of the region is `tensor[row + i, col + j]`, summed over `terms` in that order.
-
-    No terms: the element was moved. unordered: in any order, so that its bits may differ between calls."""
+    """At the end, element `[i, j]` of the region is `tensor[row + i, col + j]`, summed over `terms` in that order. No
+    terms: the element was moved. unordered: in any order, so that its bits may differ between calls."""
 
     region: Region
     tensor: Name

@@ -10,8 +10,7 @@ from overweave.ir.schedule import Range
 
 def shard_rows(m: int, world_size: int, rank: int) -> Range:
     """Return the rows `[lo, hi)` of `rank`: `ceil(m / world_size)` each until none are left, as `torch.chunk` splits
-    them.
-    """
+    them."""
     size = -(-m // world_size)
     return min(rank * size, m), min((rank + 1) * size, m)
 
@@ -37,9 +36,7 @@ def owned_rows(m: int, world_size: int, rank: int, ranges: int = 1) -> tuple[Ran
 
 def strip_rows(m: int, world_size: int, rank: int, strip: int) -> tuple[Range, ...]:
     """Return the block-cyclic rows of `rank`: the r-th strip of every band of `world_size` strips of so many rows.
-
-    Neighbours are merged. The last band has lower strips. Ranks must have equally many rows.
-    """
+    Neighbours are merged. The last band has lower strips. Ranks must have equally many rows."""
     owned: list[Range] = []
     rows = m // world_size
     for first in range(0, rows, strip):

@@ -1,4 +1,4 @@
-"""A call of a fused author's kernel: its arguments by name, and where each exchanged tensor lies for the kernel."""
+"""A call of an author's fused kernel: its arguments by name, and the buffer of each communicated tensor."""
 
 from __future__ import annotations
 
@@ -18,74 +18,79 @@ from overweave.ir.tensors import all_to_all_source
 class AuthoredKernel:
     """The fused kernel of a plan with what is the same in every call.
 
-    function: the jitted kernel. places: parameter -> (tensor, buffer that holds it for the kernel), of exchanged
-    tensors. chosen: the parameter whose own shard the kernel reads from the caller; what arrives has a parameter too.
-    away: what tiles store at peers. shapes: parameter -> tensor and dimension of the call whose extent it is.
-    is_persistent: programs take tiles until none is left, else each takes one. options: of the launch.
+    function: the jitted kernel. buffers: parameter -> (tensor, buffer that the kernel accesses), of communicated
+    tensors. dual_source: the parameter whose own shard the kernel reads from the caller; the rows that arrive have a
+    parameter of their own. peer_store: the operand that tiles store at peers. is_persistent: programs claim tiles until
+    none is left, else each takes one. options: of the launch. shapes: parameter -> (tensor, dimension): its extent.
     """
 
     function: Any
     space: TileSpace
-    places: Mapping[str, tuple[str, str]]
-    chosen: str | None
-    away: Operand | None
+    buffers: Mapping[str, tuple[str, str]]
+    dual_source: str | None
+    peer_store: Operand | None
     is_persistent: bool
     options: Mapping[str, int]
     shapes: Mapping[str, tuple[str, int]]
 
-    def arguments(self, given: Mapping[str, Any], buffer: Callable[[str], torch.Tensor | None]) -> dict[str, Any]:
-        """The author's arguments, with the workspace in place of what is exchanged.
+    def arguments(
+        self, author_arguments: Mapping[str, Any], matrix_of: Callable[[str], torch.Tensor | None]
+    ) -> dict[str, Any]:
+        """Return the kernel's arguments: the author's, with workspace matrices in place of communicated tensors.
 
-        buffer: the workspace's matrix by name; None for what is the caller's, as all is in a group of one.
+        author_arguments: by name. matrix_of: returns the workspace's matrix of a buffer; None for a buffer
+        of the caller's, as all are in a group of one.
         """
-        placed = {name: buffer(place[1]) for name, place in self.places.items()}
-        arrived = {f"overweave_{self.chosen}": placed.pop(self.chosen)} if self.chosen else {}
-        extents = {name: shape_of(given[tensor])[at] for name, (tensor, at) in self.shapes.items()}
+        matrices = {name: matrix_of(buffer) for name, (_, buffer) in self.buffers.items()}
+        arrived = {f"overweave_{self.dual_source}": matrices.pop(self.dual_source)} if self.dual_source else {}
+        extents = {name: shape_of(author_arguments[tensor])[at] for name, (tensor, at) in self.shapes.items()}
         return (
             arrived
             | extents
             | {
-                name: value if (matrix := placed.get(name)) is None else _with_matrix(value, matrix)
-                for name, value in given.items()
+                name: value if (matrix := matrices.get(name)) is None else _with_matrix(value, matrix)
+                for name, value in author_arguments.items()
             }
         )
 
 
 def buffers_of_tensors(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """parameter -> (tensor, buffer), for every exchanged tensor, as the plan's Applies say; the workspace's, if any."""
+    """Return parameter -> (tensor, buffer) of the communicated tensors, from the plan's Applies.
+
+    wanted: the communicated tensors. A tensor that lies both at the caller and in the workspace gets the latter.
+    """
     homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
-    held: dict[str, str] = {}
+    buffers: dict[str, str] = {}
     for operation in plan.schedule.operations:
         if isinstance(operation, Apply):
             for need in (*operation.needs, *operation.late_needs):
                 tensor = all_to_all_source(need.tensor)
-                if tensor not in held or homes[need.region.buffer] != INPUT:
-                    held[tensor] = need.region.buffer
-            own = (
-                made for made in operation.makes if made.region.rank == operation.rank
-            )  # a table says where others lie
-            held |= {all_to_all_source(made.tensor): made.region.buffer for made in own}
+                if tensor not in buffers or homes[need.region.buffer] != INPUT:
+                    buffers[tensor] = need.region.buffer
+            # A kernel finds its stores at peers in a table of addresses.
+            own = (output for output in operation.makes if output.region.rank == operation.rank)
+            buffers |= {all_to_all_source(output.tensor): output.region.buffer for output in own}
     operands, names = (*space.loads, *space.stores), set(wanted)
-    return {one.parameter: (one.tensor, held[one.tensor]) for one in operands if one.tensor in names}
+    return {one.parameter: (one.tensor, buffers[one.tensor]) for one in operands if one.tensor in names}
 
 
 def tensor_of(value: Any) -> torch.Tensor | None:
-    """The tensor behind an argument: a tensor, or the base of a descriptor."""
+    """Return the tensor of an argument: itself, or the base of a descriptor; None for other values."""
     if isinstance(value, torch.Tensor):
         return value
-    base = getattr(value, "base", None) if hasattr(value, "block_shape") else None  # an array of numpy has a base too
+    base = getattr(value, "base", None) if hasattr(value, "block_shape") else None  # a numpy array has a base, too
     return base if isinstance(base, torch.Tensor) else None
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """The extents of a tensor, or of what a descriptor describes."""
+    """Return the extents of a tensor, or of a descriptor."""
     tensor = tensor_of(value)
     assert tensor is not None
     return tuple(tensor.shape) if value is tensor else tuple(value.shape)
 
 
 def _with_matrix(value: Any, matrix: torch.Tensor) -> Any:
-    """The workspace's matrix as the argument was: a tensor, or a descriptor with the same blocks."""
+    """Return a matrix in the form of the argument `value`: a tensor, or a descriptor with the same blocks."""
     if isinstance(value, torch.Tensor):
         return matrix
     return type(value).from_tensor(matrix, value.block_shape, value.padding)

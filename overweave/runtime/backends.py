@@ -1,7 +1,7 @@
-"""The one registry of what is loaded when it is first needed: back ends that a machine may lack, or that weigh much.
+"""The registry of modules that are imported at their first use, by name.
 
-A machine without a GPU has no CUDA driver to bind to, one without triton no kernels, and no process may hold both the
-interpreter and the compiler. So these modules are named here and imported by name.
+A machine without a GPU has no CUDA driver to bind to, one without triton no kernels, and no process can hold both the
+interpreter and the compiler.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ BACKENDS = {
 
 
 def load(backend: str) -> Any:
-    """The class or function that stands for a back end. Raises KernelUnavailable where the machine lacks a package, or
-    a name of one, that it needs."""
+    """Import and return a back end's class or function.
+
+    Raises KernelUnavailable if a package lacks it, or is missing.
+    """
     module, name = BACKENDS[backend].split(":")
     try:
         return getattr(import_module(module), name)

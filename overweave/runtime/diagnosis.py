@@ -1,6 +1,6 @@
-"""What this machine can do for us, found out by trying: the checks behind `overweave doctor`.
+"""The checks of `overweave doctor`: what this machine can do, by trying.
 
-A check is data: a name and a probe. A probe returns a Finding; one that raises has failed with what it raised.
+A check is data: a name and a probe. A probe returns a finding; one that raises has failed with that error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _torch() -> DeviceFinding:
 
 
 def _version_status(package: str, found: str) -> tuple[Status, str]:
-    """Beyond the newest version that was tested, nobody knows: no error, but to be known."""
+    """Return a note for a version newer than the newest that was tested: it may work."""
     if standing(package, found) == "new":
         return "note", f"{found}, newer than what was tested ({tested(package)}): it may work"
     return "ok", found
@@ -73,7 +73,7 @@ def _triton() -> DeviceFinding:
 
 
 def _kernels() -> DeviceFinding:
-    """A kernel of ours compiled and loaded, and whether its launch takes the short way."""
+    """Compile and load a kernel; check that its launches call Triton's C launcher."""
     try:
         is_quick = load("gpu launch check")(torch.device("cuda", torch.cuda.current_device()))
     except KernelUnavailable as error:
@@ -94,7 +94,7 @@ def _libcst() -> DeviceFinding:
 
 
 def driver_version() -> str:
-    """Of the NVIDIA driver; empty where there is none that answers."""
+    """Return the version of the NVIDIA driver; empty if there is none, or it does not answer."""
     answer = _query_driver() if shutil.which("nvidia-smi") else None
     return answer.stdout.split("\n")[0] if answer and not answer.returncode else ""
 
@@ -114,7 +114,7 @@ def _driver() -> DeviceFinding:
 
 
 def reason_without_gpu() -> tuple[str, str]:
-    """Why torch sees no GPU, and what to do."""
+    """Return why torch sees no GPU, and what to do."""
     if torch.version.cuda is None:
         cure = "Install the CUDA build of torch (https://pytorch.org names it), or leave the GPUs out"
         return f"torch {torch.__version__} was built without CUDA", cure
@@ -141,18 +141,20 @@ def _nccl() -> DeviceFinding:
 
 
 def _multicast() -> DeviceFinding:
-    """What the libraries of a process are told, and what follows for what was measured."""
-    said = multicast.settings(os.environ)
+    """Check whether NCCL may use multicast here: shipped measurements are without it."""
+    settings = multicast.settings(os.environ)
     if not any(has_multicast(torch.device("cuda", index)) for index in range(torch.cuda.device_count())):
-        return DeviceFinding("ok", f"no GPU here has it; {said}")
+        return DeviceFinding("ok", f"no GPU here has it; {settings}")
     if multicast.is_off(os.environ):
-        return DeviceFinding("ok", f"off: {said}")
+        return DeviceFinding("ok", f"off: {settings}")
     if multicast.nccl_uses_it(multicast.FEWEST_RANKS):
-        found = f"NCCL uses it in groups of {multicast.FEWEST_RANKS} and more, for which no table is shipped: {said}"
+        found = (
+            f"NCCL uses it in groups of {multicast.FEWEST_RANKS} and more, for which no table is shipped: {settings}"
+        )
         return DeviceFinding(
             "note", found, "`overweave tune` measures here, `overweave calibrate` describes this machine"
         )
-    return DeviceFinding("note", f"NCCL goes without it, others may not: {said}")
+    return DeviceFinding("note", f"NCCL goes without it, others may not: {settings}")
 
 
 def _peer_access() -> DeviceFinding:
@@ -237,5 +239,5 @@ CHECKS: tuple[Check, ...] = (
 
 
 def has_gpu() -> bool:
-    """Whether checks that need one are asked."""
+    """Return whether checks that need a GPU are run."""
     return torch.cuda.device_count() > 0

@@ -1,7 +1,4 @@
-"""What a check of a machine is and finds: what `overweave doctor` needs where not even torch is there.
-
-A check is data: a name and a probe. A probe returns a Finding; one that raises has failed with what it raised.
-"""
+"""Types of machine checks (diagnosis.py) that do not need torch: `overweave doctor` reports a missing torch, too."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ Status = Literal["ok", "note", "failed"]
 
 
 class DeviceFinding(Struct, frozen=True):
-    """What a probe saw. `note`: it works, but you should know. cure: what to do, empty where nothing need be done."""
+    """Result of a probe. Status `note`: it works, with a limitation. cure: what to do, empty if nothing."""
 
     status: Status
     found: str
@@ -24,14 +21,14 @@ class DeviceFinding(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
-    """A question to the machine. needs_gpu: not asked where torch sees none."""
+    """A check of the machine. needs_gpu: skipped where torch sees none."""
 
     name: str
     probe: Callable[[], DeviceFinding]
     needs_gpu: bool = False
 
     def run(self) -> DeviceFinding:
-        """The finding; whatever the probe raises is one too."""
+        """Return the probe's finding; an exception becomes a failed one."""
         try:
             return self.probe()
         except Exception as error:  # noqa: BLE001 - a machine that surprises us is what a doctor is for
@@ -41,7 +38,7 @@ class Check(Struct, frozen=True):
 
 
 def installed(package: str) -> str:
-    """The version of a package that is installed, or was loaded from its tree; else an empty string."""
+    """Return the version of a package that is installed or imported; else an empty string."""
     try:
         return version(package)
     except PackageNotFoundError:

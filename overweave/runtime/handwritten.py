@@ -17,7 +17,7 @@ MAIN = "main"  # the queue that is the caller's stream
 
 @dataclass(frozen=True)
 class SymmetricBuffer:
-    """A matrix `[rows, cols]` of which every rank has one that its peers can address, anew in each call.
+    """A matrix `[rows, cols]` of every rank that its peers can address; uninitialised in each call.
 
     is_shard: its rows are those of one rank's shard, so that a tile's rows count from the start of the tile's shard.
     """
@@ -29,7 +29,7 @@ class SymmetricBuffer:
 
     @property
     def size_bytes(self) -> int:
-        """How much of a slot it takes."""
+        """Bytes that it takes of a slot."""
         return self.rows * self.cols * self.dtype.itemsize
 
 
@@ -54,7 +54,10 @@ class Part:
 
 @dataclass(frozen=True)
 class ChannelArgument:
-    """Stands for a channel among a kernel's arguments. tables: of a dynamic mapping, on the kernel's device."""
+    """Stands for a channel among a kernel's arguments. Tables and counts.
+
+    Of a dynamic mapping, on the kernel's device.
+    """
 
     name: str
     producer_table: torch.Tensor | None = None
@@ -63,7 +66,7 @@ class ChannelArgument:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether any part of its mapping is filled at run time."""
+        """Return whether any part of its mapping is filled at run time."""
         return any(table is not None for table in (self.producer_table, self.consumer_table, self.counts))
 
 
@@ -76,9 +79,9 @@ class TensorArgument:
 
 @dataclass(frozen=True)
 class Reads:
-    """Rows of a matrix on a tile's own rank that the tile reads: those of the tile, or all.
+    """A matrix on a tile's own rank whose rows the tile reads: the tile's rows, or all.
 
-    tensor: the logical tensor that must lie there. channel: for which the tile waits first, if for any.
+    tensor: the logical tensor that must lie there. channel: the tile waits for it first; None: for none.
     """
 
     matrix: str
@@ -89,11 +92,11 @@ class Reads:
 
 @dataclass(frozen=True)
 class TileEffect:
-    """What tiles of a launch do, in the words of the author (ops/author/tile_schedule.py makes a Schedule of it).
+    """What tiles of a launch read, store and signal (ops/author/tile_schedule.py derives a Schedule from it).
 
-    tiles: how what is made is cut. makes: the matrix that it is stored in, `tensor` its logical name. own: whether a
-    rank makes the tiles of its shard alone, or all. tells: the channel that announces each tile. mode: where tiles are
-    stored and announced, as of `producer_tile_notify`.
+    tiles: how the output is divided. makes: the matrix that tiles store to; tensor: its logical name. own: a rank
+    computes the tiles of its shard alone, else all. tells: the channel that signals each tile. mode: on which ranks
+    tiles are stored and signalled, as of `producer_tile_notify`.
     """
 
     tiles: Tiles
@@ -107,7 +110,10 @@ class TileEffect:
 
 @dataclass(frozen=True)
 class TileLaunch:
-    """Runs a kernel. options: what Triton takes beside arguments, such as num_warps. effects: of its tiles, if said."""
+    """Runs a kernel. options: of Triton's launch, such as num_warps. effects.
+
+    Of its tiles, if the author gives them.
+    """
 
     kernel: Any
     grid: tuple[int, ...]
@@ -117,7 +123,7 @@ class TileLaunch:
 
     @property
     def name(self) -> str:
-        """The kernel's."""
+        """Name of the kernel."""
         return str(getattr(self.kernel, "__name__", self.kernel))
 
 
@@ -152,28 +158,29 @@ TileStep = tuple[str, TileAction]  # the queue, and what it does
 
 @dataclass(frozen=True)
 class Declared:
-    """What a program's kernels share with their peers: the same on all ranks."""
+    """Buffers and channels of a program, the same on all ranks: name -> buffer, name -> channel."""
 
     buffers: Mapping[str, SymmetricBuffer]
     channels: Mapping[str, TileChannel]
 
     def lay_out(self) -> SlotLayout:
-        """Where it lies in a slot. Raises ScheduleError if there are too many signals."""
+        """Lay out buffers and signals in a slot. Raises ScheduleError if there are too many signals."""
         pads = {name: channel.signals for name, channel in self.channels.items()}
         sizes = {name: buffer.size_bytes for name, buffer in self.buffers.items()}
         return lay_out_slot("tile program", pads, sizes)
 
     def number(self, channel: str) -> int:
-        """What a report calls a channel: its place in the order of declaration."""
+        """Return the number of a channel in a timeout report: its position in the order of declaration."""
         return list(self.channels).index(channel)
 
 
 def _subrange(outer: tuple[int, int], wanted: object) -> tuple[int, int]:
+    """Return the part of a range that a slice selects. Raises InputError for other indices, or a step."""
     if not isinstance(wanted, slice) or not all(type(end) in (int, type(None)) for end in (wanted.start, wanted.stop)):
         found = f"got {str(wanted)[:40]}"
         raise InputError("take a part of a symmetric buffer", found, "Take slices of rows and columns: part[0:8, 0:4]")
     size = outer[1] - outer[0]
     low, high, step = wanted.indices(size)
-    if step != 1:  # a step of another type, indices has refused
+    if step != 1:  # `indices` has raised TypeError for a step that is not an integer
         raise InputError("take a part of a symmetric buffer", f"step {step}", "Take rows and columns without a step")
     return outer[0] + low, outer[0] + max(low, high)

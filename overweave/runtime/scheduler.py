@@ -1,4 +1,4 @@
-"""A rank's operations as a cooperative scheduler sees them: queues of steps, of which the heads may start."""
+"""A cooperative scheduler of one rank's operations: queues of steps, whose heads may start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from overweave.ir.schedule import Operation, Schedule
 
 @dataclass(frozen=True)
 class PendingStep:
-    """One operation, or all operations of a kernel's queue, which start together and wait for signals by themselves.
+    """One operation, or all operations of a kernel's queue: a kernel waits for signals itself.
 
     first, last: positions among the rank's operations, in launch order.
     """
@@ -23,8 +23,9 @@ class PendingStep:
 
 
 @dataclass
-class _Line:
-    """The steps of one queue that have not completed; `running` says whether the head is done."""
+class _PendingQueue:
+    """The steps of one queue. after: queues whose earlier steps must have completed. head: index of the first step that
+    has not completed. running: returns whether the head, which has started, has completed; None before it starts."""
 
     after: tuple[str, ...]
     steps: list[PendingStep]
@@ -34,14 +35,17 @@ class _Line:
 
 @dataclass
 class Agenda:
-    """The state of one call. A step starts when it heads its queue and its `after` queues are done with what was
-    launched earlier; issue queues too run one step at a time, which is what one resident block would do."""
+    """The state of one call. queues: name -> queue.
 
-    lines: dict[str, _Line] = field(default_factory=dict)
+    A step starts when it is the head of its queue and the queue's `after` queues have completed all earlier steps.
+    Issue queues run one step at a time, too, as one resident block would.
+    """
+
+    queues: dict[str, _PendingQueue] = field(default_factory=dict)
 
     @classmethod
     def of(cls, schedule: Schedule, rank: int, kernel_queues: frozenset[str] = frozenset()) -> Agenda:
-        """`kernel_queues`: those whose operations run as one step."""
+        """Return the queues of a rank. kernel_queues: those whose operations run as one step."""
         steps: dict[str, list[PendingStep]] = {queue.name: [] for queue in schedule.queues}
         for position, operation in enumerate(schedule.of_rank(rank)):
             steps[operation.queue].append(PendingStep(operation.queue, (operation,), position, position))
@@ -49,37 +53,37 @@ class Agenda:
             if parts := steps[queue]:
                 operations = tuple(part.operations[0] for part in parts)
                 steps[queue] = [PendingStep(queue, operations, parts[0].first, parts[-1].last, is_kernel=True)]
-        return cls({queue.name: _Line(queue.after, steps[queue.name]) for queue in schedule.queues})
+        return cls({queue.name: _PendingQueue(queue.after, steps[queue.name]) for queue in schedule.queues})
 
     @property
     def is_done(self) -> bool:
-        """Whether every step has completed."""
-        return all(line.head == len(line.steps) for line in self.lines.values())
+        """Return whether every step has completed."""
+        return all(queue.head == len(queue.steps) for queue in self.queues.values())
 
-    def heads(self) -> Iterator[PendingStep]:
-        """Steps that may start, their own waits aside."""
-        for line in self.lines.values():
-            if line.running is None and line.head < len(line.steps):
-                step = line.steps[line.head]
-                if all(self._is_past(queue, step.last) for queue in line.after):
+    def startable(self) -> Iterator[PendingStep]:
+        """Yield the steps that may start once their own waits are satisfied."""
+        for queue in self.queues.values():
+            if queue.running is None and queue.head < len(queue.steps):
+                step = queue.steps[queue.head]
+                if all(self._has_passed(name, step.last) for name in queue.after):
                     yield step
 
     def start(self, step: PendingStep, is_done: Callable[[], bool] | None) -> None:
-        """The step has started; it is complete once `is_done()`, or at once if None."""
-        line = self.lines[step.queue]
+        """Mark a step as started. is_done: returns whether it has completed; None: it has already."""
+        queue = self.queues[step.queue]
         if is_done is None:
-            line.head += 1
+            queue.head += 1
         else:
-            line.running = is_done
+            queue.running = is_done
 
-    def finished(self) -> Iterator[PendingStep]:
-        """Steps that ran beside this loop and have completed since the last look."""
-        for line in self.lines.values():
-            if line.running is not None and line.running():
-                line.running = None
-                line.head += 1
-                yield line.steps[line.head - 1]
+    def poll_completed(self) -> Iterator[PendingStep]:
+        """Yield the running steps that have completed since the last call."""
+        for queue in self.queues.values():
+            if queue.running is not None and queue.running():
+                queue.running = None
+                queue.head += 1
+                yield queue.steps[queue.head - 1]
 
-    def _is_past(self, queue: str, position: int) -> bool:
-        line = self.lines[queue]
-        return line.head == len(line.steps) or line.steps[line.head].first > position
+    def _has_passed(self, name: str, position: int) -> bool:
+        queue = self.queues[name]
+        return queue.head == len(queue.steps) or queue.steps[queue.head].first > position

@@ -1,7 +1,7 @@
-"""torchrun as our commands start it: `python -m overweave.runtime.torchrun OPTIONS -m MODULE WORDS`.
+"""torchrun without the launcher's tracebacks: `python -m overweave.runtime.torchrun OPTIONS -m MODULE ARGUMENTS`.
 
-A rank that failed has said why, and one that was told to end has nothing to say: neither is followed by a traceback of
-the launcher. Its exit code is that of the first rank that failed.
+A rank that failed has printed its own error, and a rank that got a signal needs none. The exit code is that of the
+first rank that failed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What ran when, on this rank: records in nanoseconds, and how those of all ranks become one Timeline.
+"""Trace records of one rank, in nanoseconds, and the Timeline that rank 0 builds from those of all ranks.
 
-A rank records numbers only. Every rank has the same schedule, so names and tracks are looked up where the Timeline is
-made, on rank 0. Waiting is not recorded for queues that run one operation after another: it is the gap before an
-operation that has something to wait for.
+A record holds numbers only: every rank has the same schedule, so rank 0 looks up names and tracks. Waits of a queue
+that runs one operation after another are not recorded: they are the gaps before operations that have waits.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Timeline, Timelin
 from overweave.memory.group import Group
 from overweave.runtime.scheduler import PendingStep
 
-HEAD = -1  # in place of an operation: the head of the call
+HEAD = -1  # in place of an operation: the prologue of the call
 NOT_A_TILE = -1
-SHORTEST_WAIT_NS = 1000  # a signal that is there already takes a poll or two
+SHORTEST_WAIT_NS = 1000  # a wait for a signal that is set already takes a poll or two
 
 
 class Record(NamedTuple):
     """One span of this rank, as numbers.
 
     operation: position among the rank's operations, or HEAD. kind: position in KINDS. tile: number within its queue's
-    table, or NOT_A_TILE. program: which of the kernel's programs ran the tile.
+    table, or NOT_A_TILE. program: the number of the kernel's program that ran the tile.
     """
 
     operation: int
@@ -42,10 +41,10 @@ class Record(NamedTuple):
 
 
 class Stopwatch:
-    """Times the steps of one emulated call (runtime/host/emulate.py) by the clock that its kernels read too.
+    """Times the steps of one emulated call (runtime/host/emulate.py) by the clock that its kernels read, too.
 
-    tables: what traced kernels filled in: queue -> int64 `[tiles, TRACE_COLUMNS]`, as in `tile_records`.
-    programs: how many a kernel had.
+    tables: queue -> times that its traced kernel has written, int64 `[tiles, TRACE_COLUMNS]`, as in `tile_records`.
+    programs: of a kernel.
     """
 
     def __init__(self) -> None:
@@ -62,7 +61,7 @@ class Stopwatch:
         self._spans.append((step, self._begun[step.first], time.monotonic_ns()))
 
     def records(self, plan: Plan, rank: int) -> list[Record]:
-        """Everything that was timed."""
+        """Return the records of all steps that were timed, and of their waits."""
         operations = tuple(plan.schedule.of_rank(rank))
         head_ns = min((begin for _, begin, _ in self._spans), default=self.begin_ns)
         records = [Record(HEAD, KINDS.index(BEGIN), NOT_A_TILE, 0, self.begin_ns, head_ns)]
@@ -75,16 +74,16 @@ class Stopwatch:
 
 
 def operation_record(position: int, operation: Operation, begin_ns: int, end_ns: int) -> Record:
-    """An operation that ran as a whole."""
+    """Return the record of an operation that ran as a whole."""
     return Record(position, KINDS.index(kind_of(operation)), NOT_A_TILE, 0, begin_ns, end_ns)
 
 
 def tile_records(plan: Plan, rank: int, queue: str, times: torch.Tensor, programs: int) -> list[Record]:
-    """The tiles of a kernel queue, dealt to programs as they must have run.
+    """Return the records of a kernel queue's tiles, each assigned to the program that became free first.
 
-    times: int64 `[tiles, TRACE_COLUMNS]`, nanoseconds at which each was claimed, ready (its waits over) and stored; at
-    which the product was done; and, of those with addends, at which the addends were there. A kernel may claim and
-    fetch its next tile while it still multiplies: a tile runs from when it is ready and its program is free.
+    times: int64 `[tiles, TRACE_COLUMNS]`, nanoseconds at which a tile was claimed, ready (its waits over) and stored;
+    its product was done; and, of a tile with addends, the addends had arrived. A program may claim and load its next
+    tile while it still multiplies: a tile runs from when it is ready and its program is free.
     """
     positions = [index for index, part in enumerate(plan.schedule.of_rank(rank)) if part.queue == queue]
     operations = tuple(plan.schedule.of_rank(rank))
@@ -95,10 +94,10 @@ def tile_records(plan: Plan, rank: int, queue: str, times: torch.Tensor, program
     for tile, (claimed, ready, stored, multiplied, received, *_) in by_claim:
         position = positions[rows[tile].operation]
         program = min(range(programs), key=free_ns.__getitem__)
-        turn_ns = max(claimed, min(free_ns[program], stored))
-        begin_ns = max(ready, turn_ns)
-        if rows[tile].wait_lo < rows[tile].wait_hi and begin_ns - turn_ns > SHORTEST_WAIT_NS:
-            records.append(Record(position, KINDS.index(WAIT), tile, program, turn_ns, begin_ns))
+        free_since_ns = max(claimed, min(free_ns[program], stored))
+        begin_ns = max(ready, free_since_ns)
+        if rows[tile].wait_lo < rows[tile].wait_hi and begin_ns - free_since_ns > SHORTEST_WAIT_NS:
+            records.append(Record(position, KINDS.index(WAIT), tile, program, free_since_ns, begin_ns))
         kind = KINDS.index(kind_of(operations[position]))
         if rows[tile].late_lo < rows[tile].late_hi and received - multiplied > SHORTEST_WAIT_NS:
             records.append(Record(position, kind, tile, program, begin_ns, multiplied))
@@ -110,24 +109,24 @@ def tile_records(plan: Plan, rank: int, queue: str, times: torch.Tensor, program
 
 
 def with_waits(operations: tuple[Operation, ...], records: list[Record]) -> list[Record]:
-    """The records, and for each operation that waits and had its queue to itself, the time for which it did."""
+    """Return the records, and one for each wait: from when the operation's queue is free until it begins."""
     head_ns = max((record.end_ns for record in records if record.operation == HEAD), default=0)
     whole = [record for record in records if record.operation != HEAD and record.tile == NOT_A_TILE]
     free_ns: dict[str, int] = {}
     waits: list[Record] = []
     for record in sorted(whole):
         operation = operations[record.operation]
-        turn_ns = free_ns.get(operation.queue, head_ns)
-        if operation.all_waits and record.begin_ns - turn_ns > SHORTEST_WAIT_NS:
-            waits.append(record._replace(kind=KINDS.index(WAIT), begin_ns=turn_ns, end_ns=record.begin_ns))
+        free_since_ns = free_ns.get(operation.queue, head_ns)
+        if operation.all_waits and record.begin_ns - free_since_ns > SHORTEST_WAIT_NS:
+            waits.append(record._replace(kind=KINDS.index(WAIT), begin_ns=free_since_ns, end_ns=record.begin_ns))
         free_ns[operation.queue] = record.end_ns
     return records + waits
 
 
 def gather_records(group: Group, records: list[Record], zero_ns: int = 0) -> list[list[Record]] | None:
-    """The records of each rank, on rank 0; None on the others. Collective.
+    """Gather the records of each rank on rank 0; return None on the others. Collective.
 
-    zero_ns: what this rank's clock showed at an instant that was the same for all ranks; all times count from there.
+    zero_ns: this rank's clock at an instant that was the same for all ranks; all times count from it.
     """
     fields = len(Record._fields)
     counts = _all_gather(group, torch.tensor([len(records)]))
@@ -143,7 +142,7 @@ def gather_records(group: Group, records: list[Record], zero_ns: int = 0) -> lis
 
 
 def make_measured_timeline(plan: Plan, by_rank: list[list[Record]]) -> Timeline:
-    """Spans and arrows from the records of each rank, on one clock. Time starts with the first rank's call."""
+    """Build spans and arrows from the records of each rank, on one clock. Time starts with the first rank's call."""
     zero_ns = min((record.begin_ns for records in by_rank for record in records), default=0)
     spans: list[TimelineSpan] = []
     first: dict[str, int] = {}
@@ -175,7 +174,7 @@ def _span(plan: Plan, rank: int, operations: tuple[Operation, ...], record: Reco
 
 
 def _all_gather(group: Group, own: torch.Tensor) -> list[torch.Tensor]:
-    """The tensor of each rank, all of one shape."""
+    """Return the tensors of all ranks, all of one shape, on the CPU."""
     sent = own.to(group.device)
     received = [torch.empty_like(sent) for _ in range(group.world_size)]
     dist.all_gather(received, sent, group=group.process_group)

@@ -86,6 +86,11 @@ class MatmulChunk(Struct, frozen=True, kw_only=True):
     into: tuple[Region, ...] = ()
     adds: bool = False
 
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        """Of a gather: what its tiles wait for before they multiply."""
+        return (self.region, *self.scales)
+
 
 ReducedPart = tuple[
     Range, tuple[Range, ...]
@@ -268,7 +273,7 @@ def queues_of(
         MAIN: (TILES, SUMS, PUSHES) if is_last else (TILES,),
         SUMS: (MAIN, TILES, PUSHES) if sums_behind or PUSHES in names else (),
         PUSHES: (MAIN, TILES) if pushes_behind else (),
-        PACKED: (MAIN,),
+        PACKED: (MAIN, TILES),
     }
     return tuple(Queue(name, ISSUE if name in KERNELS else COMPLETE, after=after.get(name, ())) for name in names)
 
@@ -310,5 +315,5 @@ def used(buffers: Iterable[Buffer], steps: Iterable[Operation | MatmulChunk]) ->
 def _regions(step: Operation | MatmulChunk) -> tuple[Region, ...]:
     """Return all regions that a step reads or writes."""
     if isinstance(step, MatmulChunk):
-        return (step.region, *step.addends, *step.places, *step.scales, *step.into)
+        return (*step.reads, *step.addends, *step.places, *step.into)
     return (*step.reads, *step.writes)

@@ -282,10 +282,8 @@ class _Writers:
 
 
 def _reads(step: CommunicationStep, tiles_read: bool) -> tuple[Region, ...]:
-    """Return what a step waits to read; of a matmul's chunk, what arrives from peers (tiles_read) or is added to it."""
-    if isinstance(step, MatmulChunk):
-        return (step.region, *step.scales) if tiles_read else step.addends
-    return step.reads
+    """Return what a step waits to read; of a chunk that the matmul writes, what is added to it."""
+    return step.addends if isinstance(step, MatmulChunk) and not tiles_read else step.reads
 
 
 def _writes(step: CommunicationStep, tiles_read: bool) -> tuple[Region, ...]:

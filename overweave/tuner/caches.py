@@ -30,9 +30,7 @@ T = TypeVar("T")
 
 def read_cached(path: Path, decode: Callable[[bytes], T], most_bytes: int) -> T | None:
     """Return the content of a cache file; None if there is none, or, with a warning, none that `decode` accepts.
-
-    decode: raises msgspec's errors, or InputError. Raises OSError if the file cannot be read.
-    """
+    decode: raises msgspec's errors, or InputError. Raises OSError if the file cannot be read."""
     try:
         data = read_bytes(path, most_bytes)
         if len(data) > most_bytes:
@@ -58,8 +56,7 @@ def read_cached_if_readable(path: Path, decode: Callable[[bytes], T], most_bytes
 
 def save_file(path: Path, content: Callable[[], bytes]) -> None:
     """Write `content()` atomically under the folder's lock. Warns if the file cannot be written or `content` raises
-    OSError.
-    """
+    OSError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with folder_lock(path.parent):
@@ -112,10 +109,8 @@ LOCK_TIMEOUT_S = 5.0  # adding to a file takes some ten milliseconds; several wr
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically: readers see the old file or the new one.
-
-    A pipe or device is written to. Raises OSError.
-    """
+    """Write a file atomically: readers see the old file or the new one. A pipe or device is written to. Raises
+    OSError."""
     if path.exists() and not path.is_file():
         path.write_bytes(data)
     else:
@@ -141,11 +136,8 @@ def replace_whole(path: Path, data: bytes) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, so that no process overwrites what another has just added.
-
-    It goes on without the lock after LOCK_TIMEOUT_S, or on a file system without locks. Raises OSError if there is no
-    folder.
-    """
+    """Hold the lock of a folder, so that no process overwrites what another has just added. It goes on without the lock
+    after LOCK_TIMEOUT_S, or on a file system without locks. Raises OSError if there is no folder."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         deadline_s = time.monotonic() + LOCK_TIMEOUT_S

@@ -49,7 +49,7 @@ def call(path: str) -> float:
     space, plan = fused.kernel.space(NUMBERS), fused.plan(NUMBERS, RANKS, "float32", group.rank)
     places = buffers_of_tensors(plan, space, SCHEDULE)
     kernel = AuthoredKernel(
-        written(path), space, places, chosen="a_ptr", away=None, is_persistent=False, options={}, shapes={}
+        written(path), space, places, dual_source="a_ptr", peer_store=None, is_persistent=False, options={}, shapes={}
     )
     given = {"a_ptr": own, "b_ptr": b, "c_ptr": c, **NUMBERS}
     HostAuthoredRun.bind(plan, group, kernel, given)(given, {"A": own}, {})

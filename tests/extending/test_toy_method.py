@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -19,7 +18,10 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.trial import TrialCase, try_case
 from overweave.schedules.catalog.catalog import build, names
+from overweave.schedules.methods.by_moves import Written, by_moves, method_of_moves
 from overweave.schedules.methods.registry import METHODS, register
+from overweave.schedules.moves import gather_templates
+from overweave.schedules.moves.reduction_templates import across_mesh, round_ring
 from overweave.schedules.records.record import Method
 from overweave.schedules.weave.transports import wanted_of
 from overweave.tuner.model.rank import rank_candidates
@@ -43,8 +45,8 @@ NUMBERS = {"M": 144, "N": 24, "K": 32, **STRIDES, **BLOCKS}
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     with kept_registries():
-        toy_schedule.add()
-        toy_method.add()
+        for method in TOYS.values():
+            register(method)
         yield
 
 
@@ -65,7 +67,7 @@ def called(*words: str) -> str:
 
 def test_they_are_short():
     assert len((ROOT / "tests/extending/toy_schedule.py").read_text().splitlines()) <= 40
-    assert len((ROOT / "tests/extending/toy_method.py").read_text().splitlines()) <= 60
+    assert len((ROOT / "tests/extending/toy_method.py").read_text().splitlines()) <= 20
 
 
 @pytest.mark.parametrize("world_size", range(1, 9))
@@ -106,7 +108,7 @@ def test_it_is_weighed_where_others_were_weighed_before(toy: Method):
 
 def test_its_need_and_its_margin_are_asked_for():
     toy = toy_method.METHOD
-    assert "too far" in reason_unsupported(problem(toy, 9, 4096, "bfloat16"), GPU, candidate(toy.name, {}))
+    assert "8 ranks at most" in reason_unsupported(problem(toy, 9, 4096, "bfloat16"), GPU, candidate(toy.name, {}))
     assert candidate(toy.name, {}).margin(problem(toy, 4)).us == 100.0
 
 
@@ -130,17 +132,21 @@ def test_the_compiler_offers_them_and_takes_no_option_of_tiles(toy: Method):
         wanted_of(["A"], [], f"{woven_name(toy)} block_m=64")
 
 
-def test_a_method_of_sums_is_woven_as_well():
-    mine = msgspec.structs.replace(METHODS["matmul_reduce_scatter.scatter"], name="farthest")
+@pytest.mark.parametrize("operator", ["matmul_reduce_scatter", "matmul_all_reduce"])
+@pytest.mark.parametrize("written", [across_mesh, round_ring])
+def test_a_list_of_sums_is_a_method_of_an_operator_and_of_authors_kernels(written: Written, operator: str):
+    mine = method_of_moves(written, operator, write=by_moves(written, gather_templates.round_ring))
     register(mine)
-    plan = ow.compile(KERNEL, "reduce_scatter.farthest").plan(NUMBERS, 4)
+    for m in (0, 3, 37):
+        verify_plan(build(mine.full_name, problem(mine, 4, m, "bfloat16"), {}), MachineLimits()).raise_if_refused()
+    plan = ow.compile(KERNEL, f"{operator.removeprefix('matmul_')}.{mine.name}").plan(NUMBERS, 4)
     assert {step.queue for step in plan.schedule.operations} >= {"tiles", "copies", "sums"}
 
 
 def tried(name: str, m: int) -> bool:
     """Whether integers come out bit for bit, and floats as near as torch has them."""
-    toy_schedule.add()
-    toy_method.add()
+    for method in TOYS.values():
+        register(method)
     group = resolve(None)
     own = problem(METHODS[name], group.world_size, m, "bfloat16")
     trial = try_case(TrialCase(name, own, {"block_m": 16}, "cpu"), group)

@@ -49,10 +49,10 @@ def test_blocks_that_lie_side_by_side_are_one_call():
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        (call("all_to_all", blocks("staged", 0, 1), blocks("got", 0, 1)), "needs one stretch of memory"),
-        (call("all_to_all", blocks("staged", 0, 2), blocks("rows", 0, 2)), "needs one stretch of memory"),  # a gap
-        (call("all_to_all", blocks("staged", 2, 0), blocks("got", 2, 0)), "not the same part of its stretch"),
-        (call("all_to_all", (*blocks("staged", 0), *blocks("got", 2)), blocks("got", 0, 2)), "this is 2 buffers"),
+        (call("all_to_all", blocks("staged", 0, 1), blocks("got", 0, 1)), "needs one contiguous span"),
+        (call("all_to_all", blocks("staged", 0, 2), blocks("rows", 0, 2)), "needs one contiguous span"),  # a gap
+        (call("all_to_all", blocks("staged", 2, 0), blocks("got", 2, 0)), "not the same part of its span"),
+        (call("all_to_all", (*blocks("staged", 0), *blocks("got", 2)), blocks("got", 0, 2)), "these are 2 buffers"),
         (call("all_reduce", blocks("staged", 0, 2), blocks("got", 0, 2)), "adds in place"),
         (call("all_reduce", blocks("staged", 0, 2), blocks("staged", 2, 0)), "adds in place"),
         (call("all_reduce", *(blocks("staged", 0),) * 2, finishes=True), "finishes sums in permuted blocks"),

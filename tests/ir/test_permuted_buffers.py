@@ -136,7 +136,7 @@ def test_a_library_call_needs_one_stretch_of_memory():
     schedule = small().schedule
     places = places_of(schedule)
     swapped = (places[-1], *places[1:-1], places[0])  # the first and the last wave exchange a block
-    assert "needs one stretch of memory" in str(verify_schedule(with_places(schedule, swapped)))
+    assert "needs one contiguous span" in str(verify_schedule(with_places(schedule, swapped)))
     dense = tuple(replace(buffer, blocks=None) for buffer in schedule.buffers)
     assert "which share no permutation" in str(verify_schedule(replace(schedule, buffers=dense)))
 

@@ -24,7 +24,7 @@ class ScaledGather(NamedTuple):
     a: torch.Tensor
     bs: list[torch.Tensor]
     scale_a: torch.Tensor
-    scales: list[torch.Tensor]
+    b_scales: list[torch.Tensor]
     dim: int
     group: str
     biases: Optional
@@ -58,7 +58,7 @@ def gather_obstacle(*arguments: object) -> str:
         return "results in several dtypes"
     (out_dtype,), given = as_dtypes(call.out_dtypes[:1]), [bias for bias in call.biases if bias is not None]
     found = obstacles.of_operands(call.a, call.bs, call.dim, call.group)
-    found = found or obstacles.of_scaled(call.bs, [call.scale_a, *call.scales], call.factors, out_dtype)
+    found = found or obstacles.of_scaled(call.bs, [call.scale_a, *call.b_scales], call.factors, out_dtype)
     if found or not given:
         return found
     fits = len(given) == len(call.bs) and all(bias.dtype == out_dtype and bias.dim() == 1 for bias in given)
@@ -76,9 +76,9 @@ def gather(*arguments: object) -> GradientResults:
     is_of_rows = scale_a.shape == (*a.shape[:-1], 1)
     if is_of_rows or len(call.bs) > 1:
         scale_x = (as_rows(scale_a, dim) if is_of_rows else scale_a.reshape(1, 1).expand(x.shape[0], 1)).contiguous()
-        scale_w = _column_scales(call.scales, call.bs)
+        scale_w = _column_scales(call.b_scales, call.bs)
     else:
-        scale_x, scale_w = scale_a.reshape(1, 1), call.scales[0].reshape(1, 1)
+        scale_x, scale_w = scale_a.reshape(1, 1), call.b_scales[0].reshape(1, 1)
     given = [bias for bias in call.biases if bias is not None]
     products, gathered = all_gather_matmul(
         x,

@@ -13,6 +13,7 @@ def addresses_peers(schedule: Schedule) -> bool:
 
 
 def _is_at_peers(operation: Operation) -> bool:
+    """Whether an operation notifies, reads or writes on another rank itself."""
     if any(notify.rank != operation.rank for notify in operation.notifies):
         return True
     if isinstance(operation, Collective):

@@ -11,15 +11,9 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from overweave.ir.operators.bars import Bar
+from overweave.ir.operators.forms import FORMS, Form
 
 MatmulDim = Literal["m", "n", "k"]
-KEYWORDS = {  # field of `Forms` -> the keywords of a call
-    "epilogue": ("bias", "activation", "residual"),
-    "gate": ("gate",),
-    "scaling": ("scale_x", "scale_w", "out_dtype"),
-    "norm": ("norm",),
-    "returns_gathered": ("return_gathered",),
-}
 # gathered: each rank passes a shard, and all ranks need all of it. sharded: each rank has a shard and uses it alone.
 # summed: each rank has a partial sum of every element, and the result is the sum over ranks. replicated: every rank has
 # the same. exchanged: each rank passes a block for each rank (all-to-all).
@@ -28,9 +22,7 @@ Ownership = Literal["gathered", "sharded", "summed", "replicated", "exchanged"]
 
 class CallMatrix(Struct, frozen=True):
     """A matrix of a call. dims: of its rows and its columns. along: the dimension that is sharded over ranks, if any.
-
-    ranges: of how many ranges of rows a rank's shard consists (`ir/shards.py`: owned_rows): two are zigzag.
-    """
+    ranges: of how many ranges of rows a rank's shard consists (`ir/shards.py`: owned_rows): two are zigzag."""
 
     name: str
     dims: tuple[MatmulDim, MatmulDim]
@@ -58,7 +50,12 @@ class Forms(Struct, frozen=True, kw_only=True):
     @property
     def keywords(self) -> tuple[str, ...]:
         """Return the keywords by which a caller asks for these forms."""
-        return tuple(name for form, names in KEYWORDS.items() if getattr(self, form) for name in names)
+        return tuple(name for form in self.allowed for name in form.keywords)
+
+    @property
+    def allowed(self) -> tuple[Form, ...]:
+        """The records of those that may be asked of the operator by keywords."""
+        return tuple(form for form in FORMS if getattr(self, form.allowed_by))
 
 
 class SizeRule(Struct, frozen=True):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from overweave.errors import InputError
 from overweave.ir.operators import (
     all_gather_matmul,
@@ -12,7 +10,7 @@ from overweave.ir.operators import (
     matmul_all_to_all,
     matmul_reduce_scatter,
 )
-from overweave.ir.operators.record import CallMatrix, Forms, Operator, SizeRule
+from overweave.ir.operators.record import CallMatrix, Operator, SizeRule
 
 OPERATORS: dict[str, Operator] = {
     record.name: record
@@ -44,8 +42,7 @@ def register(record: Operator) -> None:
 
 def operator_of(name: str, request: str = "operator") -> Operator:
     """Return the operator called `name`. request: what the error says was asked for. Raises InputError that lists all
-    names.
-    """
+    names."""
     if name not in OPERATORS:
         reason, cure = "there is no such operator", f"Operators: {', '.join(OPERATORS)}"
         raise InputError(f"{request} {str(name)[:60]}", reason, cure)
@@ -57,6 +54,6 @@ def record_of(name: str) -> Operator:
     return OPERATORS.get(name, LOCAL)
 
 
-def names_with_form(form: Callable[[Forms], bool]) -> str:
-    """Return the operators that have a form, for messages such as `Only X has a gate`."""
-    return ", ".join(name for name, record in OPERATORS.items() if form(record.forms))
+def names_with_form(form: str) -> str:
+    """Return the operators that have a form, by its field of `Forms`, for messages such as `Only X can`."""
+    return ", ".join(name for name, record in OPERATORS.items() if getattr(record.forms, form))

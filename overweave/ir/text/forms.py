@@ -43,8 +43,7 @@ class Refused(Exception):
 
 class TextForm:
     """A word or a line that shows fields of a value, such as `{pad}@{rank:d}[{signal:d}]`. Fields are names or, with
-    `:d`, numbers.
-    """
+    `:d`, numbers."""
 
     def __init__(self, template: str) -> None:
         self._template, self._fields, pattern = template, [], ""
@@ -120,8 +119,7 @@ def content_text(content: Any) -> str:
 
 def read_content(word: str) -> FieldValues:
     """Return the fields of a Given or a Goal of an Apply. Only a Goal may have terms, which msgspec checks. Raises
-    Refused.
-    """
+    Refused."""
     value, slash, terms = word.partition("/")
     return CONTENT.read(value) | ({"terms": ranges(terms.split(","))} if slash else {})
 

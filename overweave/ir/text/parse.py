@@ -100,10 +100,8 @@ def _section(words: list[str], line: str) -> Iterator[tuple[str, Any]]:
 
 
 def _storage(words: list[str]) -> FieldValues:
-    """Return the fields of a buffer from the words behind its home, all of them optional. Raises Refused.
-
-    `DTYPE counted BLOCKS blocks ROWSxCOLS at PLACES tops ROWS`
-    """
+    """Return the fields of a buffer from the words behind its home, all of them optional. Raises Refused. `DTYPE
+    counted BLOCKS blocks ROWSxCOLS at PLACES tops ROWS`"""
     match words:
         case []:
             return {}
@@ -142,8 +140,7 @@ def _operation(words: list[str]) -> FieldValues:
 
 def _grouped(words: list[str], marks: set[str], keys: set[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return mark -> the words behind it ("" before any mark), and key -> value of `key=value` words. Each at most
-    once.
-    """
+    once."""
     lists: dict[str, list[str]] = {"": []}
     values: dict[str, str] = {}
     mark = ""

@@ -19,6 +19,7 @@ def to_text(schedule: Schedule) -> str:
 
 
 def _lines(schedule: Schedule) -> Iterator[str]:
+    """Yield the lines of a schedule."""
     yield f"schedule {schedule.name} world_size={schedule.world_size} version={VERSION}"
     yield from map(_buffer, schedule.buffers)
     yield from map(forms.PAD.show, schedule.pads)
@@ -37,6 +38,7 @@ def _lines(schedule: Schedule) -> Iterator[str]:
 
 
 def _buffer(buffer: Buffer) -> str:
+    """Return the line of a buffer."""
     dtype = (buffer.dtype,) if buffer.dtype else ()
     counted = ("counted", buffer.counted) if buffer.counted else ()
     blocks = ("blocks", forms.BLOCKS.show(buffer.blocks), "at", *buffer.blocks.places) if buffer.blocks else ()

@@ -41,9 +41,7 @@ def signal_edges(schedule: Schedule) -> Iterator[tuple[str, str]]:
 
 def arrows(schedule: Schedule, first: Mapping[str, int], last: Mapping[str, int]) -> Iterator[Arrow]:
     """Yield an arrow from the last span of each operation that notifies to the first span of each that waits for it.
-
-    first, last: name of an operation -> index of that span.
-    """
+    first, last: name of an operation -> index of that span."""
     for source, target in signal_edges(schedule):
         if source in last and target in first:
             yield Arrow(last[source], first[target])

@@ -93,10 +93,7 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def exposed_us(self, rank: int | None = None) -> float:
         """Return the exposed communication: time of copies, collectives, reductions and waits during which nothing
-        computed.
-
-        rank: None for the largest over the ranks.
-        """
+        computed. rank: None for the largest over the ranks."""
         if rank is None:
             return max((self.exposed_us(each) for each in range(self.world_size)), default=0.0)
         return length_us(self.exposed(rank))
@@ -107,8 +104,7 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def hidden_share(self) -> float:
         """Return 1 - exposed / (communicated or waited), of the rank with the most exposed time. 1 without
-        communication.
-        """
+        communication."""
         ranks = range(self.world_size)
         exposed_us, rank = max(((self.exposed_us(rank), -rank) for rank in ranks), default=(0.0, 0))
         moving_us = self.busy_us(-rank, (*COMMUNICATION, WAIT))
@@ -140,10 +136,8 @@ def make_timeline(
     arrows: Iterable[Arrow] = (),
     contents: Iterable[Content] = (),
 ) -> Timeline:
-    """Return a Timeline with rounded times and spans sorted by begin; `arrows` index `spans` as passed.
-
-    Raises InputError for a span that ends before it begins, or an arrow or rank that does not exist.
-    """
+    """Return a Timeline with rounded times and spans sorted by begin; `arrows` index `spans` as passed. Raises
+    InputError for a span that ends before it begins, or an arrow or rank that does not exist."""
     unsorted = tuple(spans)
     for span in unsorted:
         if not (0 <= span.rank < world_size and span.begin_us <= span.end_us < float("inf")):

@@ -89,10 +89,8 @@ def is_trace(data: bytes) -> bool:
 
 
 def from_chrome(data: bytes) -> tuple[Timeline, ...]:
-    """Return the timelines of a file that `to_chrome` wrote.
-
-    Raises InputError for anything else: files are untrusted.
-    """
+    """Return the timelines of a file that `to_chrome` wrote. Raises InputError for anything else: files are
+    untrusted."""
     cure = "Give a file that `overweave trace` or `overweave simulate --trace` wrote"
     if len(data) > MAX_BYTES:
         raise InputError("read a trace", f"more than {MAX_BYTES} bytes", cure)
@@ -191,8 +189,7 @@ def _arrow_events(
     timeline: Timeline, arrow: Arrow, place: tuple[int, int, int], threads: list[tuple[str, int]]
 ) -> list[dict[str, Any]]:
     """Return the flow events ("s", "f") of an arrow. place: number of the timeline, its first process, and of the
-    arrow.
-    """
+    arrow."""
     number, process, identifier = place
     source, target = timeline.spans[arrow.source], timeline.spans[arrow.target]
     common = {"name": "signal", "cat": "signal", "id": f"{number}.{identifier}"}

@@ -79,7 +79,7 @@ class _Table:
         self.buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         self.homes = {name: buffer.home for name, buffer in self.buffers.items()}
         self.weights = plan.schedule.weights
-        self.outs = {weight: outputs(plan.schedule, order.rank, weight) for weight in self.weights}
+        self.outs = {weight: outputs(plan.schedule, order.rank, weight) for weight in self.weights}  # by weight
         self.after = next(queue.after for queue in plan.schedule.queues if queue.name == order.queue)
         self.is_author = plan.realization.engine_of(order.queue) == AUTHOR_KERNEL
         self.is_matmul = plan.realization.engine_of(order.queue) == TILE_KERNEL
@@ -171,8 +171,7 @@ class _Table:
 
     def _split_sections(self) -> tuple[list[TileRow], list[TileRow], list[TileRow]]:
         """Return the table's rows in three sections: tiles; late parts of an author's kernel; and slices that its tiles
-        push.
-        """
+        push."""
         tile_rows, parts, slices = list(self.order.rows), list[TileRow](), list[TileRow]()
         while self.is_author and tile_rows and tile_rows[-1].kind == COPY:
             slices.insert(0, tile_rows.pop())
@@ -202,10 +201,8 @@ class _Table:
         return True
 
     def _check_signals(self, position: int, rows: list[TileRow], implied: set[SignalIndex]) -> None:
-        """Check waits and notifies of an operation's tiles.
-
-        Waits in `implied`, by the queue's `after`, may be missing.
-        """
+        """Check waits and notifies of an operation's tiles. Waits in `implied`, by the queue's `after`, may be
+        missing."""
         operation = self.graph.operations[position]
         base = self.order.rank * self.graph.signals_per_rank
         waited = self.graph.waited[position]
@@ -253,8 +250,7 @@ class _Table:
 
     def _implied_waits(self, positions: list[int]) -> dict[int, set[SignalIndex]]:
         """Return for each operation the awaited signals that are complete when its kernel starts, by the queue's
-        `after`.
-        """
+        `after`."""
         own_positions, earlier = set(positions), Counter[SignalIndex]()
         implied: dict[int, set[SignalIndex]] = {}
         for at in self.graph.of_rank[self.order.rank]:
@@ -273,7 +269,7 @@ class _Table:
         obstacle = split_obstacle(self.plan.realization.matmul) if self.plan.realization.matmul else ""
         if obstacle:
             self.findings.add("lowering", compute, f"its tiles cannot be cut: {obstacle}")
-        if self.matmul and self.plan.problem.epilogue.gate:
+        if self.matmul and self.plan.problem.epilogue.products > 1:
             obstacle = gate_obstacle(self.matmul, self.plan.realization.dtype)
             if obstacle:
                 self.findings.add("lowering", compute, obstacle)
@@ -326,8 +322,7 @@ class _Table:
         self, operation: Operation, kind: int, rows: list[TileRow], places: list[tuple[int, int, Region]]
     ) -> None:
         """Compare rows with the tiles of the result. places: source, its first row and rectangle, of each part of the
-        result.
-        """
+        result."""
         if any(row.kind != kind for row in rows):
             self.findings.add("lowering", operation, "a tile is of the other kernel")
         heights, widths = zip(*(out.shape for _, _, out in places), strict=True)

@@ -42,9 +42,8 @@ class MachineLimits(Struct, frozen=True, kw_only=True):
 
 
 class KernelResources(Struct, frozen=True, kw_only=True):
-    """What the compiled kernel of a queue takes of an SM for each block, and how many blocks (programs)
-    are launched.
-    """
+    """What the compiled kernel of a queue takes of an SM for each block, and how many blocks (programs) are
+    launched."""
 
     queue: Name
     registers_per_thread: int
@@ -102,9 +101,7 @@ def verify_plan(
 
 def fit_together(limits: MachineLimits, footprints: tuple[KernelResources, ...]) -> frozenset[str]:
     """Return the queues whose kernels surely have a block resident, however the blocks of the others are placed.
-
-    Kernels claim tiles in table order, so one resident block makes progress. Proven for two kernels at most.
-    """
+    Kernels claim tiles in table order, so one resident block makes progress. Proven for two kernels at most."""
     if len(footprints) == 1:
         return frozenset(footprint.queue for footprint in footprints)
     if len(footprints) != 2:

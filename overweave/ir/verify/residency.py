@@ -32,10 +32,8 @@ MOST_STEPS, STEPS_OF_AN_ORDER, LEAST_ORDERS = 1 << 19, 64, 16
 
 
 def check_residency(plan: Plan, graph: Graph, together: frozenset[str], sms: int, findings: Findings) -> None:
-    """Refuse a plan with a start order that can hang.
-
-    together: queues whose kernels surely run at the same time, if nothing orders them. sms: of the GPU.
-    """
+    """Refuse a plan with a start order that can hang. together: queues whose kernels surely run at the same time, if
+    nothing orders them. sms: of the GPU."""
     streams = _Streams(plan, together, sms)
     seen: set[tuple[int, ...]] = set()
     for starts in streams.starts(len(graph.operations)):
@@ -51,8 +49,8 @@ def _is_stuck(streams: _Streams, graph: Graph, edges: list[set[int]], findings: 
     run = GreedyExecution(graph, [sorted(before) for before in edges])
     stuck = run.stuck
     if stuck:
-        ready = [at for at in stuck if all(run.done[before] for before in run.behind[at])]
-        spinning = [at for at in ready if streams.is_kernel(graph.operations[at].queue)]
+        ready = [position for position in stuck if all(run.done[before] for before in run.behind[position])]
+        spinning = [position for position in ready if streams.is_kernel(graph.operations[position].queue)]
         first = (spinning or ready or stuck)[0]
         cycle = run.cycle(first, "is launched behind")
         findings.add("residency", graph.operations[first], f"{cycle}; nothing proves that both fit on the SMs at once")
@@ -84,12 +82,12 @@ class _Streams:
         for choice in product(*choices.values()):
             yield dict(zip(choices, choice, strict=True))
 
-    def start_order(self, launched: list[int], graph: Graph, starts: Starts) -> list[int]:
-        """Return a rank's operations in the order in which they start. launched: in launch order."""
+    def start_order(self, order: list[int], graph: Graph, starts: Starts) -> list[int]:
+        """Return a rank's operations in the order in which they start. order: their launch order."""
         for queue, start in starts.items():
             if start != "launched":
-                launched = self._shifted(launched, graph, queue, start)
-        return launched
+                order = self._shifted(order, graph, queue, start)
+        return order
 
     def _shifted(self, launched: list[int], graph: Graph, name: str, start: Start) -> list[int]:
         """Return the order with the operations of one queue moved to where its stream may start them.
@@ -97,16 +95,22 @@ class _Streams:
         early: behind the first tile, or, without a tile kernel, behind the result that they wait for first. late:
         behind all operations but those that are after the queue.
         """
-        queues = {at: graph.operations[at].queue for at in launched}
-        members, others = ([at for at in launched if (queues[at] == name) is is_own] for is_own in (True, False))
-        tile = next((at for at in launched if self.engines[queues[at]] in _TILES), None)
+        queues = {position: graph.operations[position].queue for position in launched}
+        members, others = (
+            [position for position in launched if (queues[position] == name) is is_own] for is_own in (True, False)
+        )
+        tile = next((position for position in launched if self.engines[queues[position]] in _TILES), None)
         if not members or (tile is not None and members[0] < tile and self.is_kernel(name)):
             return launched  # pushes that have their SMs before the tile kernel starts
         if tile is None:
             tile = _first_awaited_result(graph, others, members)
         place = others.index(tile) + 1 if tile is not None else 0
         if start == "late":
-            behind = (at for at, one in enumerate(others) if one > members[0] and name in self.after[queues[one]])
+            behind = (
+                position
+                for position, other in enumerate(others)
+                if other > members[0] and name in self.after[queues[other]]
+            )
             place = next(behind, len(others))
         return [*others[:place], *members, *others[place:]]
 
@@ -118,49 +122,52 @@ class _Streams:
         """
         behind: list[set[int]] = [set() for _ in graph.operations]
         for launched in graph.of_rank:
-            parts = [(one.ranks, at) for at in launched if isinstance(one := graph.operations[at], Collective)]
+            parts = [
+                (operation.ranks, position)
+                for position in launched
+                if isinstance(operation := graph.operations[position], Collective)
+            ]
             latest: dict[tuple[int, ...], int] = {}
-            for ranks, at in parts:
-                behind[at].update((latest[ranks],) if ranks in latest else ())
-                latest[ranks] = at
+            for ranks, position in parts:
+                behind[position].update((latest[ranks],) if ranks in latest else ())
+                latest[ranks] = position
         for positions in orders:
             self._add_edges(graph, positions, behind)
         return behind
 
     def _add_edges(self, graph: Graph, positions: list[int], behind: list[set[int]]) -> None:
-        """Add the edges of one rank's operations, in start order, to `behind`."""
-        kernels: dict[str, list[int]] = {}
-        for at in positions:
-            if self.is_kernel(graph.operations[at].queue):
-                kernels.setdefault(graph.operations[at].queue, []).append(at)
+        """Add the predecessors of one rank's operations, given in start order, to `behind`."""
+        kernels: dict[str, list[int]] = {}  # kernel's queue -> its operations
+        for position in positions:
+            if self.is_kernel(graph.operations[position].queue):
+                kernels.setdefault(graph.operations[position].queue, []).append(position)
         last: dict[str, int] = {}  # queue -> its last operation that was launched so far
         library: dict[str, int] = {}  # the same, of library queues on the caller's stream
         collectives: dict[str, int] = {}  # the same, of collectives
         launched: list[str] = []  # queues of kernels
-        for at in positions:
-            operation = graph.operations[at]
+        for position in positions:
+            operation = graph.operations[position]
             queue = operation.queue
-            behind[at].update(last[name] for name in (queue, *self.after[queue]) if name in last)
-            last[queue] = at
+            behind[position].update(last[name] for name in (queue, *self.after[queue]) if name in last)
+            last[queue] = position
             if self.engines[queue] == COPY_ENGINE:
                 continue
             if queue not in launched:
-                behind[at].update(kernels[name][-1] for name in launched if self._may_hold_sms(name, queue))
+                # A launch needs the SMs of kernels before it, and waits for the work on its stream.
+                behind[position].update(kernels[name][-1] for name in launched if self._may_hold_sms(name, queue))
                 if self.is_kernel(queue):
-                    behind[at].update((collectives if queue in self.beside else library).values())
+                    behind[position].update((collectives if queue in self.beside else library).values())
                     launched.append(queue)
                 elif queue not in self.beside:
-                    behind[at].update(library.values())
+                    behind[position].update(library.values())
             if self.engines[queue] == LIBRARY and queue not in self.beside:
-                library[queue] = at
+                library[queue] = position
             if isinstance(operation, Collective):
-                collectives[queue] = at
+                collectives[queue] = position
 
     def _may_hold_sms(self, name: str, queue: str) -> bool:
-        """Whether a launched kernel may hold every SM that a queue needs, until it ends.
-
-        A copy kernel holds few SMs.
-        """
+        """Whether a launched kernel may hold every SM that a queue needs, until it ends. A copy kernel holds few
+        SMs."""
         if name in self.leaves_sms:
             return name in self.after[queue]
         if queue in self.beside and self.engines[queue] == LIBRARY and self.engines[name] in _TILES:
@@ -170,10 +177,8 @@ class _Streams:
 
 def _first_awaited_result(graph: Graph, others: list[int], members: list[int]) -> int | None:
     """Return the last result of the same rank that the first waiting operation of a queue waits for; None if none.
-
-    members: positions of the queue's operations. others: those of all others of the rank.
-    """
-    results = (at for at in others if isinstance(graph.operations[at], Compute | Apply))
-    writers = {key: at for at in results for key in graph.notified[at]}
-    awaited = ([writers[key] for key in graph.waited[at] if key in writers] for at in members)
+    members: positions of the queue's operations. others: those of all others of the rank."""
+    results = (position for position in others if isinstance(graph.operations[position], Compute | Apply))
+    writers = {key: position for position in results for key in graph.notified[position]}
+    awaited = ([writers[key] for key in graph.waited[position] if key in writers] for position in members)
     return max(next(filter(None, awaited), []), default=None)

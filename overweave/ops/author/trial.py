@@ -62,7 +62,7 @@ class _Trial(msgspec.Struct):
 
 class _Verdict(msgspec.Struct):
     found: str = ""
-    of: str = ""
+    subject: str = ""
     is_store: bool = False
     failed: str = ""
     is_late: bool = False
@@ -93,8 +93,8 @@ def check_footprint(kernel: AnnotatedKernel, given: Mapping[str, Any], anew: boo
 
 def _blamed(kernel: AnnotatedKernel, verdict: _Verdict) -> DirectiveError:
     said = [one.directive for one in (kernel.stores if verdict.is_store else kernel.loads)]
-    places = [one.place for one in said if one.tensor == verdict.of]
-    places += [one.directive.place for one in kernel.streams if one.directive.axis == verdict.of]
+    places = [one.place for one in said if one.tensor == verdict.subject]
+    places += [one.directive.place for one in kernel.streams if one.directive.axis == verdict.subject]
     place = places[0] if places else kernel.source.place()
     return place.error(f"tried on a smaller problem, {verdict.found}", "Let directives say what the kernel does")
 

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from overweave.errors import InputError, KernelUnavailable, MachineError, PeerError, ScheduleError
-from overweave.ir.epilogue import Z
 from overweave.ir.plan import X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
@@ -120,7 +119,7 @@ def _prepared(
     if built is not None and built.problem.strip:
         run = _with_map(run, maps_of(built.problem, group.rank, tensors["x"].device))
     if bound is not None:
-        outputs = tuple(each for each in outputs if each[0] not in bound.makes)
+        outputs = tuple(each for each in outputs if each[0] not in bound.allocated_outputs)
     if is_laid:
         run = _with_whole_factors(run)
     return Prepared(problem, signature, choice, run, bound, outputs, Board.of(group), make)
@@ -152,8 +151,7 @@ def _proven(choice: Choice, problem: Problem, rank: int) -> Plan:
 def _signature(problem: Problem, choice: Choice, gradients: str) -> bytes:
     layout = " b=[n,k]" if problem.b_is_transposed else ""
     gathered = " with the gathered input" if problem.returns_gathered else ""
-    done = f" then {problem.epilogue}" if problem.epilogue.bits else ""
-    done += f" then {problem.norm}" if problem.norm else ""
+    done = "".join(f" then {ending}" for ending in problem.endings)
     done += f" in {problem.out_dtype}" if problem.out_dtype else ""
     done += f" with gradients of {gradients}" if gradients else ""
     shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
@@ -227,7 +225,7 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedRun, Boun
     if tensors["x"].device.type == "cuda":
         return _bind_aligned(plan, group, tensors) if plan.problem.m else (_do_nothing, None)
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
-    outputs |= {Z} if plan.problem.norm else set()
+    outputs |= set(plan.problem.also_made)
     plan = replace(plan, tile_orders=())  # torch computes whole operations here, and the tables are large
 
     def run(moved: Tensors) -> None:
@@ -247,7 +245,7 @@ def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedR
     def run_aligned(moved: Tensors) -> None:
         whole = aligned(moved)
         run(whole)
-        moved |= {name: whole[name] for name in run.makes}
+        moved |= {name: whole[name] for name in run.allocated_outputs}
 
     return run_aligned, run
 

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch.autograd import profiler
 
-from overweave.ir.epilogue import Z
 from overweave.ir.plan import indexed_name
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
@@ -33,11 +32,11 @@ _CLOCK = count(1)
 
 
 class BoundCall(Protocol):
-    """A plan bound to a GPU. was_captured: a graph of the caller's holds the addresses of what it owns. makes: results
-    that it makes itself, and adds to the tensors of a call."""
+    """A plan bound to a GPU. was_captured: a graph of the caller's holds the addresses of what it owns.
+    allocated_outputs: results that it allocates itself, and adds to the tensors of a call."""
 
     was_captured: bool
-    makes: frozenset[str]
+    allocated_outputs: frozenset[str]
 
     def __call__(self, tensors: Tensors, /) -> None: ...
 
@@ -91,9 +90,7 @@ def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:
     made: list[Output] = [(indexed_name("y", index), (rows, cols), dtype) for index, cols in enumerate(problem.widths)]
     if problem.returns_gathered:
         made.append(("gathered_out", (problem.m, problem.k), getattr(torch, problem.dtype)))
-    if problem.norm is not None:
-        made.append((Z, (rows, problem.n), dtype))
-    return tuple(made)
+    return (*made, *((name, (rows, problem.n), dtype) for name in problem.also_made))
 
 
 def as_matrices(tensors: Tensors) -> Tensors:

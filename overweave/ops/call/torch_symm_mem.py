@@ -51,7 +51,7 @@ class _AllReduce:
     """
 
     was_captured = False
-    makes: frozenset[str] = frozenset()
+    allocated_outputs: frozenset[str] = frozenset()
 
     def __init__(self, plan: str, problem: Problem, group: Group, device: torch.device) -> None:
         self._name, self._sum = group.name, _ALL_REDUCES[plan]

@@ -14,7 +14,7 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
-from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X
+from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X
 from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
 from overweave.ops.call.operands import FP8, activation_of
@@ -103,7 +103,7 @@ def eager_call(operator: Operator) -> Eager:
 def _recorded(operator: Operator, group_name: str, given: OperatorArguments, run: ForwardRun) -> list[torch.Tensor]:
     """The results of a call, which torch records if a tensor of it is differentiated."""
     xs, ws = _listed(given["x"]), _listed(given["w"])
-    others = _beside(operator, given)
+    others = {name: each for name in DEFINED[operator.name].names if (each := given.get(name)) is not None}
     if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*xs, *ws, *others.values())):
         return run(given, "")
     try:
@@ -115,25 +115,14 @@ def _recorded(operator: Operator, group_name: str, given: OperatorArguments, run
     has_norm = NORM_WEIGHT in others  # beside which no activation is taken: the call says so
     if not has_norm and (activation is not None or GATE in others):
         return _composed(given, ws, others, lambda product: _recorded(operator, group_name, product, run))
-    eps = given["norm"].eps if given.get("norm") is not None else given.get("norm_eps", NORM_EPS)
-    of_call = _Call(kept, tuple(others), len(xs), len(ws), bool(given.get("return_gathered")), eps)
+    asks_gathered, eps = bool(given.get("return_gathered")), given.get("norm_eps", NORM_EPS)
+    of_call = _Call(kept, tuple(others), len(xs), len(ws), asks_gathered, eps)
     differentiated: Any = _Differentiated
     return list(differentiated.apply((of_call, given, run), *xs, *ws, *others.values()))
 
 
 def _listed(factor: Any) -> Any:
     return factor if factor.__class__ in (list, tuple) else (factor,)
-
-
-def _beside(operator: Operator, given: OperatorArguments) -> dict[str, torch.Tensor]:
-    """The tensors of a call beside its factors, by name; those of a norm among them."""
-    found = {name: each for name in DEFINED[operator.name].names if (each := given.get(name)) is not None}
-    norm = given.get("norm")
-    if norm is not None:
-        found[NORM_WEIGHT] = norm.weight
-        if norm.residual is not None:
-            found[RESIDUAL] = norm.residual
-    return found
 
 
 def _check_differentiable(operator: Operator, xs: list[Any], ws: list[Any], others: dict[str, Any]) -> None:

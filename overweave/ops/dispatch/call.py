@@ -11,13 +11,14 @@ from torch.autograd import forward_ad
 
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
+from overweave.ir.operators.forms import NORM
 from overweave.ir.operators.record import Operator
 from overweave.ir.problem import LONGEST_LIST
 from overweave.memory.group import Group
 from overweave.ops.call.counts import TOKENS, RowCounts, routed
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
-from overweave.ops.call.norm import FIELDS, RmsNorm
+from overweave.ops.call.norm import with_norm
 from overweave.ops.call.operands import WEIGHTS, CallArguments, check_kinds, problem_of_call
 from overweave.ops.call.prepare import prepare
 from overweave.ops.call.prepared import CALLS, CallKey, Prepared, Tensors
@@ -43,6 +44,8 @@ def call(operator: Operator, group: GroupLike, given: CallArguments, gradients: 
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled.
     """
+    if given.get(NORM) is not None:
+        given = with_norm(given)
     if is_read_by_compiler():
         return by_dispatcher(operator, group, given)
     x, w, passed = given["x"], given["w"], given
@@ -95,13 +98,12 @@ def look_up(operator: Operator, group: Group, given: CallArguments) -> tuple[Cal
 
     Equal keys need neither checks nor choices again. Raises InputError for tensors that no key can tell apart.
     """
-    needs_gradient, calls, norm = torch.is_grad_enabled(), CALLS.get(group.process_group), given.get("norm")
-    parts = [*given.items(), *zip(FIELDS, norm, strict=True)] if isinstance(norm, RmsNorm) else given.items()
+    needs_gradient, calls = torch.is_grad_enabled(), CALLS.get(group.process_group)
     told: list[object] = [operator.name, len(given)]
     is_counted = given.get(COUNTS) is not None and operator.exchanges
     tensors: Tensors = {}
     try:
-        for name, each in parts:
+        for name, each in given.items():
             if each is None:
                 continue
             kind = each.__class__
@@ -110,7 +112,7 @@ def look_up(operator: Operator, group: Group, given: CallArguments) -> tuple[Cal
                 tensors[name] = each.matrix
                 continue
             if kind in _VALUES or (kind not in _PLAIN and not isinstance(each, _Tensor)):
-                told += (name, kind, None if kind is RmsNorm else each)  # 1, 1.0 and True are equal, and not the same
+                told += (name, kind, each)  # 1, 1.0 and True are equal, and not the same
                 continue
             if kind not in _PLAIN:  # its address may be asked for only with a warning, if at all
                 each = given[name] = waited(each)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from overweave.ir.epilogue import GATE
+from overweave.ir.operators.forms import GATE
 from overweave.ir.operators.registry import record_of
 from overweave.ops.dispatch.schema import DEFINED, Defined
 

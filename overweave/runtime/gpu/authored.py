@@ -1,4 +1,4 @@
-"""Author's kernels on GPUs: a fused kernel computes the tiles of a plan; all else is bound as of any plan."""
+"""Authors' kernels on GPUs: a fused kernel computes the tiles of a plan; the rest is bound as in any plan."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ from overweave.runtime.kernel_calls.author import author_call, count_rows
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName
 from overweave.runtime.kernel_calls.call import KernelCall, Moving, stand_in_for
 
-_ARGUMENT = "argument "  # stands before the names of a kernel's arguments, among those of buffers, which have no space
+_ARGUMENT = "argument "  # prefix of a kernel's argument names among buffer names, which contain no space
 
 
 class FusedTiles:
-    """The fused kernel of a plan, and arguments that it is compiled for."""
+    """The fused kernel of a plan, and the author's arguments that it is compiled for."""
 
-    def __init__(self, kernel: AuthoredKernel, given: Mapping[str, Any]) -> None:
-        self._kernel, self._given = kernel, given
+    def __init__(self, kernel: AuthoredKernel, author_arguments: Mapping[str, Any]) -> None:
+        self._kernel, self._author_arguments = kernel, author_arguments
 
-    def all_started(self, binding: Binding) -> WaitStep | None:
-        """A block of a kernel without a loop takes one tile, and gets its SM last if that is the last tile."""
+    def blocks_resident(self, binding: Binding) -> WaitStep | None:
+        """Return a wait until every block has an SM; None for a persistent kernel.
+
+        A block of another kernel claims one tile: all blocks are resident once all tiles are claimed.
+        """
         if self._kernel.is_persistent:
             return None
         engines = {one.queue: one.engine for one in binding.plan.realization.engines}
@@ -46,71 +49,86 @@ class FusedTiles:
         return WaitStep(binding.claims(AUTHOR_KERNEL).data_ptr(), tiles)
 
     def launch(self, binding: Binding, queue: str) -> Launch | None:
-        """The launch of the kernel, compiled for the arguments that it is bound with."""
+        """Compile the kernel for the bound arguments; return its launch, or None without tiles on this rank."""
         kernel, realization, device = self._kernel, binding.plan.realization, binding.workspace.device
-        made = author_call(kernel, self._given, binding, queue)
-        if made is None:
+        call = author_call(kernel, self._author_arguments, binding, queue)
+        if call is None:
             return None
-        self._stand_in(made.arguments, binding)
-        beside = (realization.copy.programs if realization.copy else 0) + realization.library_sms
-        most = free_sms(device, beside) if kernel.is_persistent else None
-        arguments = _in_parameter_order(kernel.function, made.arguments)
-        call = KernelCall(kernel.function, arguments, dict(kernel.options), made.tiles)
-        launch = Launch(call, most)
-        if "overweave_slices" in made.arguments and realization.slices == "bulk":
+        self._stand_in(call.arguments, binding)
+        sms_beside = (realization.copy.programs if realization.copy else 0) + realization.library_sms
+        max_programs = free_sms(device, sms_beside) if kernel.is_persistent else None
+        arguments = _in_parameter_order(kernel.function, call.arguments)
+        kernel_call = KernelCall(kernel.function, arguments, dict(kernel.options), call.tiles)
+        launch = Launch(kernel_call, max_programs)
+        if "overweave_slices" in call.arguments and realization.slices == "bulk":
             _check_shared(kernel.space.kernel, launch.compiled.metadata.shared, device)
         return launch
 
     def _stand_in(self, arguments: dict[str, Any], binding: Binding) -> None:
-        """Puts stand-ins for the caller's own tensors among the arguments in their place."""
+        """Replace the caller's tensors among the arguments by stand-ins, whose addresses each call sets."""
         for name, value in list(arguments.items()):
             tensor = tensor_of(value)
-            if tensor is not None and value is self._given.get(name):
+            if tensor is not None and value is self._author_arguments.get(name):
                 stand = stand_in_for(tensor)
-                binding.moved.append((_ARGUMENT + name, stand))
+                binding.stand_ins.append((_ARGUMENT + name, stand))
                 arguments[name] = _with_stand_in(value, stand)
 
 
 class AuthoredRun(PlanRun[BoundPlan]):
     """A plan and its kernel bound to a workspace. A call enqueues its work on the current stream and returns."""
 
-    def __init__(self, plan: Plan, workspace: Workspace, kernel: AuthoredKernel, given: Mapping[str, Any]) -> None:
+    def __init__(
+        self, plan: Plan, workspace: Workspace, kernel: AuthoredKernel, author_arguments: Mapping[str, Any]
+    ) -> None:
         create_subgroups(workspace.group, plan.schedule.of_rank(workspace.group.rank))
-        bound = BoundPlan(plan, workspace, exchanged_tensors(plan, kernel, given), author=FusedTiles(kernel, given))
+        bound = BoundPlan(
+            plan,
+            workspace,
+            exchanged_tensors(plan, kernel, author_arguments),
+            author=FusedTiles(kernel, author_arguments),
+        )
         super().__init__(workspace, bound, side_queues(plan, workspace.group.rank), may_replay(plan))
 
     @classmethod
-    def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, given: Mapping[str, Any]) -> AuthoredRun:
-        """Ready to run; `given`: arguments as it will be called with. Collective: all compile before any spins."""
-        tensor = next(tensor for tensor in map(tensor_of, given.values()) if tensor is not None)
-        workspace = Workspace.of(group, tensor.device)
-        return cls(plan, workspace, kernel, given)
+    def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, author_arguments: Mapping[str, Any]) -> AuthoredRun:
+        """Ready to run; `author_arguments`: arguments as it will be called with. Collective.
 
-    def __call__(self, given: Mapping[str, Any], inputs: TensorsByName, outputs: TensorsByName) -> None:  # type: ignore[override]
-        """inputs, outputs: what is exchanged, by tensor. Raises PeerError for what went wrong in an earlier call."""
+        All compile before any spins.
+        """
+        tensor = next(tensor for tensor in map(tensor_of, author_arguments.values()) if tensor is not None)
+        workspace = Workspace.of(group, tensor.device)
+        return cls(plan, workspace, kernel, author_arguments)
+
+    def __call__(self, author_arguments: Mapping[str, Any], inputs: TensorsByName, outputs: TensorsByName) -> None:  # type: ignore[override]
+        """Enqueue a call. inputs, outputs: communicated tensors, by name.
+
+        Raises PeerError if an earlier call failed.
+        """
         tensors = {**inputs, **outputs}
-        addresses = addresses_of(tensors, given)
+        addresses = addresses_of(tensors, author_arguments)
         super().__call__(tensors, addresses)
 
 
-def addresses_of(tensors: TensorsByName, given: Mapping[str, Any]) -> dict[str, int]:
-    """Where the tensors of a call lie: those that are exchanged, and those that the kernel is given."""
+def addresses_of(tensors: TensorsByName, author_arguments: Mapping[str, Any]) -> dict[str, int]:
+    """Return the addresses of a call's communicated tensors and of the kernel's tensor arguments."""
     addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-    for name, value in given.items():
+    for name, value in author_arguments.items():
         tensor = tensor_of(value)
         if tensor is not None:
             addresses[_ARGUMENT + name] = tensor.data_ptr()
     return addresses
 
 
-def exchanged_tensors(plan: Plan, kernel: AuthoredKernel, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The caller's tensors that are exchanged, as the matrices that the schedule knows."""
-    found = {tensor: tensor_of(given[parameter]) for parameter, (tensor, _) in kernel.places.items()}
+def exchanged_tensors(
+    plan: Plan, kernel: AuthoredKernel, author_arguments: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Return the caller's communicated tensors, shaped as the schedule's matrices."""
+    found = {tensor: tensor_of(author_arguments[parameter]) for parameter, (tensor, _) in kernel.buffers.items()}
     return {name: one.view(-1, plan.schedule.buffer(name).cols) for name, one in found.items() if one is not None}
 
 
 def _check_shared(name: str, tiles_bytes: int, device: torch.device) -> None:
-    """Bulk copies between tiles have shared memory of their own. Raises ScheduleError where both do not fit."""
+    """Raise ScheduleError if shared memory cannot hold both the tiles and the buffers of bulk copies between tiles."""
     limit: int = triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
     if tiles_bytes + BETWEEN_SHARED_BYTES > limit:
         found = f"its tiles take {tiles_bytes} bytes of shared memory, the copies {BETWEEN_SHARED_BYTES}, of {limit}"
@@ -118,7 +136,7 @@ def _check_shared(name: str, tiles_bytes: int, device: torch.device) -> None:
 
 
 def _with_stand_in(value: Any, stand: Moving) -> Any:
-    """A tensor argument that may move from call to call."""
+    """Return a tensor or descriptor argument with a stand-in, whose address may change from call to call."""
     return stand if isinstance(value, torch.Tensor) else replace(value, base=stand)
 
 

@@ -24,6 +24,7 @@ from overweave.ir.plan import (
     COPY_ENGINE,
     COPY_KERNEL,
     LIBRARY,
+    PACKED_KERNEL,
     REDUCE_KERNEL,
     SPINNING,
     TILE_KERNEL,
@@ -36,23 +37,26 @@ from overweave.memory.cuda.heap import sms_for_copies
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import copy_steps, wait_steps, write_steps
+from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.steps import CopyStep, WaitStep
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName, kernel_call
+from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.matmul import matmul_call
-from overweave.runtime.kernel_calls.protocol import notify_call, prologue_call, require_peer_access
-from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call
+from overweave.runtime.kernel_calls.packed import Caller, packed_call
+from overweave.runtime.kernel_calls.protocol import control_words, notify_call, prologue_call, require_peer_access
+from overweave.runtime.library.calls import BoundLibraryCall, call_of
 from overweave.runtime.library.permuted_collectives import permuted_collective_call
 from overweave.runtime.library.views import shapes_of
 
-KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)
+KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL, PACKED_KERNEL)
 Addresses = dict[str, int]
 EnqueueOperation = Callable[[torch.cuda.Stream, TensorsByName, Addresses], None]
 
 
 class TimedOperation(NamedTuple):
-    """Events around an operation of a traced plan, its waits left out; operation None: the head of the call."""
+    """Events around an operation of a traced plan, without its waits; operation None: the prologue of the call."""
 
     operation: Operation | None
     begin: torch.cuda.Event
@@ -60,7 +64,7 @@ class TimedOperation(NamedTuple):
 
     @contextmanager
     def on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
-        """What is enqueued inside is timed. stream: None for torch's current one."""
+        """Time what is enqueued inside. stream: None for torch's current one."""
         self.begin.record(stream)
         yield
         self.end.record(stream)
@@ -70,24 +74,25 @@ class AuthorTiles(Protocol):
     """An author's kernel that computes the tiles of a plan (runtime/gpu/authored.py)."""
 
     def launch(self, binding: Binding, queue: str) -> Launch | None:
-        """What launches it for the tiles of its queue, if there are any on this rank."""
+        """Return its launch for the tiles of a queue; None if there are none on this rank."""
 
-    def all_started(self, binding: Binding) -> WaitStep | None:
-        """What a stream waits for until every block has an SM; None of a kernel whose blocks take tile after tile."""
+    def blocks_resident(self, binding: Binding) -> WaitStep | None:
+        """Return a stream's wait until every block has an SM; None for a persistent kernel."""
 
 
 def free_sms(device: torch.device, sms_beside: int) -> int:
-    """The SMs that a kernel of tiles may fill: all but those that are left to others beside it, and to copies."""
+    """Return the SMs that a tile kernel may fill: all but those left to concurrent kernels and to copies."""
     sms: int = torch.cuda.get_device_properties(device).multi_processor_count
     return sms - sms_beside - sms_for_copies()
 
 
 class BoundPlan:
-    """enqueue: what each of the plan's actions does, given the caller's stream, the tensors and their addresses.
+    """A plan bound to a workspace.
 
-    Of a traced plan: `timed`, what ran outside of kernels of tiles, and `traces` of those (kernel_calls/bind.py), in
-    each call. programs: of each kernel, by its queue. copied: the caller's tensors that copies, or a library's moves,
-    read or write: their graphs know the allocation that such a tensor lies in.
+    enqueue: one function for each action, of the caller's stream, the tensors and their addresses. launch_prologue: on
+    a stream. programs: queue -> programs of its kernel. copied: the caller's tensors that copies, or NCCL, access:
+    graphs refer to them by allocation. Of a traced plan: timed, operations outside of tile kernels; traces, queue ->
+    times of the tiles (kernel_calls/bind.py).
     """
 
     def __init__(
@@ -108,30 +113,35 @@ class BoundPlan:
         self._plan, self._workspace, self._binding, self._is_traced = plan, workspace, binding, is_traced
         self._waits = PlanWaits(plan, rank, layout, binding.protocol)
         self.timed: list[TimedOperation] = []
-        self.traces, self._moved = binding.traces, binding.moved
-        self.begin: Callable[[int], None] = Launch(prologue_call(workspace, binding.protocol, layout.signals)).start
+        self.traces, self._stand_ins = binding.traces, binding.stand_ins
+        self.launch_prologue: Callable[[int], None] = Launch(
+            prologue_call(workspace, binding.protocol, layout.signals)
+        ).start
         if is_traced:
-            self.begin = self._timed_head(self.begin)
+            self.launch_prologue = self._timed_prologue(self.launch_prologue)
         self._launches = {one.queue: self._launch(one, author) for one in actions if one.engine in KERNELS}
         self.programs = {queue: launch.programs for queue, launch in self._launches.items() if launch is not None}
-        self._tiles_started = author.all_started(binding) if author else None
+        self._tiles_resident = author.blocks_resident(binding) if author else None
         self._queues: list[tuple[int, CopyQueue]] = []
-        kept = [buffer.name for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
-        self._own = {name: binding.own(name) for name in kept}
-        self._shapes = shapes_of({**example, **self._own})
-        in_order = [self._in_order(action, actions[:at]) for at, action in enumerate(actions)]
-        self.enqueue: tuple[EnqueueOperation, ...] = (self._move, *in_order, *self._waits.at_end())
-        self.copied = self._copied(actions)
-        # The caller's tensors are not ours to keep, and a plan's table of tiles, which the device has now, is large.
+        workspace_buffers = [buffer.name for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
+        self._workspace_buffers = {name: binding.workspace_buffer(name) for name in workspace_buffers}
+        self._shapes = shapes_of({**example, **self._workspace_buffers})
+        in_order = [self._after_queues(action, actions[:at]) for at, action in enumerate(actions)]
+        self.enqueue: tuple[EnqueueOperation, ...] = (self._set_addresses, *in_order, *self._waits.at_end())
+        self.copied = self._graph_tensors(actions)
+        # Do not keep the caller's tensors alive, nor the plan's tile table: it is large, and copied to the device.
         del self._plan, self._waits, self._binding
 
     def prepare(self, addresses: Addresses) -> None:
-        """Has the copy queues ready for tensors at these addresses: nothing of a call may be made once it has begun."""
+        """Create the copy queues' graphs for tensors at these addresses, before a call begins."""
         for side, copies in self._queues:
             copies.prepare(side, addresses)
 
-    def _copied(self, actions: tuple[QueueLaunch, ...]) -> tuple[str, ...]:
-        """What copies read or write by the tensor. A library's matmuls are kernels, which know addresses alone."""
+    def _graph_tensors(self, actions: tuple[QueueLaunch, ...]) -> tuple[str, ...]:
+        """Return the tensors that copies and collectives access.
+
+        A cuBLAS matmul is a kernel, which uses addresses alone.
+        """
         buffer = self._plan.schedule.buffer
         operations = [one for action in actions if action.engine == LIBRARY for one in action.operations]
         moves = [one for one in operations if not isinstance(one, Compute)]
@@ -139,47 +149,59 @@ class BoundPlan:
         named = [name for _, copies in self._queues for name in copies.tensor_names]
         return tuple(dict.fromkeys([*named, *(name for name in by_library if buffer(name).home in (INPUT, OUTPUT))]))
 
-    def _move(self, stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
-        """Kernels find the tensors of this call."""
-        for name, stand_in in self._moved:
+    def _set_addresses(self, stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
+        """Set the addresses of this call's tensors in the kernels' arguments."""
+        for name, stand_in in self._stand_ins:
             stand_in.address = addresses[name]
 
     def _launch(self, action: QueueLaunch, author: AuthorTiles | None) -> Launch | None:
-        """The kernel of a queue, if it has tiles on this rank."""
+        """Return the launch of a queue's kernel; None if it has no tiles on this rank."""
         if action.engine == AUTHOR_KERNEL:
             assert author is not None
             return author.launch(self._binding, action.queue)
+        if action.engine == PACKED_KERNEL:
+            return Launch(self._packed_call())
         call = kernel_call(self._binding, action.queue, matmul_call)
         return call and Launch(call, self._binding.sms if action.engine == TILE_KERNEL else None)
 
-    def _in_order(self, action: QueueLaunch, earlier: tuple[QueueLaunch, ...]) -> EnqueueOperation:
-        """The action, behind what was enqueued earlier on streams of their own for queues that the action's is after.
+    def _packed_call(self) -> KernelCall:
+        """Return the kernel of packed messages behind a prologue, in a space of its own or a finished plan's."""
+        plan, workspace, config = self._plan, self._workspace, self._plan.realization.packed
+        assert config is not None
+        layout = lay_out_packed(plan)
+        caller = Caller(workspace.group.rank, (control_words(workspace), workspace.limits))
+        ends = {name: self._binding.buffer(name) for name in (layout.source, layout.out)}
+        return packed_call(config, plan.problem, layout, ends, workspace.packed_space(layout.half_bytes), caller)
 
-        Whoever waits for peers is after its own pushes: its blocks must not hold the SMs that those need.
+    def _after_queues(self, action: QueueLaunch, earlier: tuple[QueueLaunch, ...]) -> EnqueueOperation:
+        """Return an action that waits for earlier work on side streams of the queues that its queue is after.
+
+        A kernel that waits for peers is after this rank's pushes: its blocks must not hold the SMs that pushes need.
         """
-        beside, launched, enqueue = queues_beside(self._plan), {one.queue for one in earlier}, self._enqueued(action)
+        side_queues, enqueue = queues_beside(self._plan), self._bind_action(action)
+        launched = {one.queue for one in earlier} & {*side_queues}
         after = next(queue.after for queue in self._plan.schedule.queues if queue.name == action.queue)
-        sides = [self._workspace.stream(name) for name in after if name in launched and name in beside]
-        if not sides or action.queue in beside:
+        sides = [self._workspace.stream(name) for name in after if name in launched]
+        if not sides or action.queue in side_queues:
             return enqueue
         done = torch.cuda.Event()
 
-        def behind(stream: torch.cuda.Stream, *given: Any) -> None:
+        def enqueue_after(stream: torch.cuda.Stream, *arguments: Any) -> None:
             for side in sides:
                 done.record(side)
                 stream.wait_event(done)
-            enqueue(stream, *given)
+            enqueue(stream, *arguments)
 
-        return behind
+        return enqueue_after
 
-    def _enqueued(self, action: QueueLaunch) -> EnqueueOperation:
+    def _bind_action(self, action: QueueLaunch) -> EnqueueOperation:
         if action.engine == COPY_ENGINE:
-            return self._timed_copies(action) if self._is_traced else self._copies(action)
+            return self._bind_timed_copies(action) if self._is_traced else self._bind_copies(action)
         if action.engine == LIBRARY:
-            return self._library(action.operations[0])
+            return self._bind_library_operation(action.operations[0])
         if action.queue in queues_beside(self._plan):
-            return self._kernel_beside(action)
-        gate = self._pushes_started() if action.engine in (TILE_KERNEL, AUTHOR_KERNEL) else None
+            return self._bind_side_kernel(action)
+        gate = self._pushes_resident() if action.engine in (TILE_KERNEL, AUTHOR_KERNEL) else None
         launch = self._launches[action.queue]
 
         def enqueue(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
@@ -190,10 +212,12 @@ class BoundPlan:
 
         return enqueue
 
-    def _pushes_started(self) -> WaitStep | None:
-        """What tiles are launched behind, where a copy kernel runs beside them and waits for none of them: as many of
-        its tiles are claimed as it has programs. Tiles wait for peers, and peers for the pushes of this rank: so these
-        have their SMs first, whatever else runs on the GPU."""
+    def _pushes_resident(self) -> WaitStep | None:
+        """Return a wait until every program of the concurrent copy kernel has an SM; None if that waits for tiles.
+
+        Tiles wait for peers, and peers for this rank's pushes: so pushes get their SMs first. The wait is for as many
+        claims as the copy kernel has programs.
+        """
         engines = self._plan.realization
         after = {queue.name: queue.after for queue in self._plan.schedule.queues}
         operations = self._plan.schedule.of_rank(self._binding.rank)
@@ -203,17 +227,17 @@ class BoundPlan:
             return None
         return WaitStep(self._binding.claims(COPY_KERNEL).data_ptr(), programs)
 
-    def _kernel_beside(self, action: QueueLaunch) -> EnqueueOperation:
-        """A kernel on a stream of its own, launched once the first own tiles that it waits for are stored.
+    def _bind_side_kernel(self, action: QueueLaunch) -> EnqueueOperation:
+        """Bind a kernel on a side stream, launched once the first own tiles that it waits for are stored.
 
-        Then blocks of the tile kernel are running, and blocks of this one that wait cannot keep them from it. A
-        reduction waits for the last tiles: it takes the SMs that those leave idle. Pushes have SMs that the tile
-        kernel leaves to them; those that wait for nothing are launched ahead of it.
+        Then the tile kernel's blocks have their SMs, and waiting blocks of this one cannot take them. A reduction waits
+        for the last tiles and takes the SMs that these leave idle. Pushes have SMs that the tile kernel leaves free;
+        pushes that wait for nothing are launched ahead of it.
         """
         rank, first, launch = self._binding.rank, action.operations[0], self._launches[action.queue]
         waits = first_own_waits(tuple(self._plan.schedule.of_rank(rank)), action.queue)
         gate = [step for wait in waits for step in wait_steps(self._binding.addresses, first, wait)]
-        gate += [self._tiles_started] if self._tiles_started and self._may_hold_all(action) else []
+        gate += [self._tiles_resident] if self._tiles_resident and self._may_fill_sms(action) else []
         side = self._workspace.stream(action.queue).cuda_stream
 
         def enqueue(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
@@ -224,14 +248,14 @@ class BoundPlan:
 
         return enqueue
 
-    def _may_hold_all(self, action: QueueLaunch) -> bool:
-        """Whether blocks of a kernel are so many that tiles of others, one for each block, may find no SM."""
+    def _may_fill_sms(self, action: QueueLaunch) -> bool:
+        """Return whether a kernel has so many blocks that a concurrent kernel with one tile a block may get no SM."""
         realization = self._plan.realization
         config = realization.reduction if action.engine == REDUCE_KERNEL else realization.copy
         return config is not None and config.programs > SPINNING
 
-    def _counted_copies(self, action: QueueLaunch) -> EnqueueOperation:
-        """Copies of the rows that a call's counts fill, enqueued one by one: no graph holds their sizes."""
+    def _bind_counted_copies(self, action: QueueLaunch) -> EnqueueOperation:
+        """Bind copies of the rows that a call's counts fill, enqueued one by one: a graph would fix their sizes."""
         slot, schedule = self._binding.addresses, self._plan.schedule
         side = self._workspace.stream(action.queue).cuda_stream
 
@@ -241,22 +265,22 @@ class BoundPlan:
 
         return enqueue
 
-    def _copies(self, action: QueueLaunch) -> EnqueueOperation:
-        if self._plan.problem.counted:
-            return self._counted_copies(action)
+    def _bind_copies(self, action: QueueLaunch) -> EnqueueOperation:
+        if not self._plan.problem.has_fixed_sizes:
+            return self._bind_counted_copies(action)
         copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.drain)
         side = self._workspace.stream(action.queue).cuda_stream
         self._queues.append((side, copies))
         return lambda stream, tensors, addresses: copies.launch(side, addresses)
 
-    def _timed_copies(self, action: QueueLaunch) -> EnqueueOperation:
-        """The same, one by one, with events before and behind each chunk."""
+    def _bind_timed_copies(self, action: QueueLaunch) -> EnqueueOperation:
+        """Bind copies enqueued one by one, with events before and behind each chunk."""
         side = self._workspace.stream(action.queue)
         parts: list[tuple[CopyQueue, TimedOperation | None]] = []
         for operation in action.operations:
             steps = copy_steps(self._binding.addresses, (operation,))
             for is_chunk, run in groupby(steps, lambda step: isinstance(step, CopyStep)):
-                parts.append((CopyQueue(tuple(run)), self._timing(operation) if is_chunk else None))
+                parts.append((CopyQueue(tuple(run)), self._new_timing(operation) if is_chunk else None))
 
         def enqueue(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
             for part, timed in parts:
@@ -265,49 +289,47 @@ class BoundPlan:
 
         return enqueue
 
-    def _timed_head(self, head: Callable[[int], None]) -> Callable[[int], None]:
-        timed = self._timing(None)
+    def _timed_prologue(self, launch: Callable[[int], None]) -> Callable[[int], None]:
+        timed = self._new_timing(None)
 
-        def begin(stream: int) -> None:
+        def launch_prologue(stream: int) -> None:
             with timed.on(None):
-                head(stream)
+                launch(stream)
 
-        return begin
+        return launch_prologue
 
-    def _timing(self, operation: Operation | None) -> TimedOperation:
+    def _new_timing(self, operation: Operation | None) -> TimedOperation:
         timed = TimedOperation(operation, torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
         self.timed.append(timed)
         return timed
 
     def _library_call(self, operation: Operation) -> BoundLibraryCall:
-        """The call itself. Beside tiles a collective's kernel takes no more SMs than the tiles leave."""
+        """Return the cuBLAS or NCCL call. Beside tiles a collective's kernel is limited to the SMs that they leave."""
         plan, group = self._plan, self._workspace.group
         buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         if is_permuted(operation, buffers):
             return permuted_collective_call(operation, buffers, group, most_sms(plan, operation))
-        if plan.problem.counted:
-            return counted_call(operation, plan, group)
-        return library_call(operation, plan.problem, self._shapes, group)
+        return call_of(operation, plan, self._shapes, group)
 
-    def _library(self, operation: Operation) -> EnqueueOperation:
-        """A library call; on a stream of its own it waits there, as copies do, and the stream sets its signals.
-        Collectives go to the library in the order in which they are enqueued, that of the schedule on all ranks."""
-        timed, own = self._timing(operation) if self._is_traced else None, self._own
-        library = self._library_call(operation)
+    def _bind_library_operation(self, operation: Operation) -> EnqueueOperation:
+        """Bind a cuBLAS or NCCL call with its waits and notifies: by stream operations on a side stream, by kernels on
+        the caller's. Collectives are enqueued in the schedule's order, the same on all ranks."""
+        timed, workspace_buffers = self._new_timing(operation) if self._is_traced else None, self._workspace_buffers
+        run = self._library_call(operation)
         addresses = self._binding.addresses
         writes = tuple(write_steps(addresses, operation))
 
         def call(stream: torch.cuda.Stream, tensors: TensorsByName) -> None:
             if timed is None:
-                library({**tensors, **own})
+                run({**tensors, **workspace_buffers})
             else:
                 with timed.on(stream):
-                    library({**tensors, **own})
+                    run({**tensors, **workspace_buffers})
 
         if operation.queue in queues_beside(self._plan):
             side, waits = self._workspace.stream(operation.queue), tuple(wait_steps(addresses, operation))
 
-            def beside(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
+            def enqueue_on_side(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
                 for step in waits:
                     driver.wait_value(side.cuda_stream, step.address, step.value)
                 with torch.cuda.stream(side):
@@ -315,14 +337,14 @@ class BoundPlan:
                 for write in writes:
                     driver.write_value(side.cuda_stream, write.address, write.value)
 
-            return beside
-        wait, told = self._waits.of(operation), tuple(write.address for write in writes)
-        tell = Launch(notify_call(told, self._workspace.device)).start if told else None
+            return enqueue_on_side
+        wait, notified = self._waits.of(operation), tuple(write.address for write in writes)
+        notify = Launch(notify_call(notified, self._workspace.device)).start if notified else None
 
         def enqueue(stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
             wait(stream.cuda_stream)
             call(stream, tensors)
-            if tell is not None:
-                tell(stream.cuda_stream)
+            if notify is not None:
+                notify(stream.cuda_stream)
 
         return enqueue

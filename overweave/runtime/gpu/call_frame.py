@@ -1,7 +1,7 @@
-"""The frame of every call on a GPU: chained behind the one before it, work beside it begun and ended with it.
+"""The frame of every call on a GPU: chained behind the call before it, with fork and join of its side streams.
 
-What runs is the affair of what is bound: a plan with or without an author's kernel, packed messages, or, of those who
-derive from the frame, kernels fused by hand.
+A subclass or the bound plan decides what runs: a plan with or without an author's kernel, packed messages, or kernels
+fused by hand.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ Stream = torch.cuda.Stream
 class CallFrame:
     """Calls on a workspace.
 
-    was_captured: a graph of the caller's holds what this owns, and replays it as long as it lives: so the workspace
-    keeps it, whoever made it and drops it. makes: no results, which are given to it.
+    was_captured: a graph of the caller's uses this object's memory: so the workspace keeps it alive. allocated_outputs:
+    none, its outputs are passed to it.
     """
 
     was_captured = False
-    makes: frozenset[str] = frozenset()
+    allocated_outputs: frozenset[str] = frozenset()
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._begun, self._done = torch.cuda.Event(), torch.cuda.Event()
 
     def run_call(self, work: Callable[[Stream, bool], None]) -> None:
-        """One call on the caller's stream. work: enqueues it there; True where the stream is being captured: then
-        nothing chains it, as its graph is."""
+        """Run one call on the caller's stream. work: enqueues it; the second argument: whether under capture.
+
+        A captured call is not chained: the launches of its graph are.
+        """
         workspace = self._workspace
         if torch.cuda.is_current_stream_capturing():
-            self._keep()
+            self._keep_alive()
             work(workspace.current_stream(), True)
             return
         with workspace.chain.lock:
@@ -45,31 +47,31 @@ class CallFrame:
             work(stream, False)
             workspace.leave(stream)
 
-    def _keep(self) -> None:
+    def _keep_alive(self) -> None:
         if not self.was_captured:
             self.was_captured = True
             self._workspace.captured_runs.append(self)
 
     def fork(self, stream: Stream, sides: Collection[Stream]) -> None:
-        """What is put on side streams from now on starts behind what is on the caller's."""
+        """Make the side streams wait for the caller's stream."""
         self._begun.record(stream)
         for side in sides:
             side.wait_event(self._begun)
 
     def join(self, stream: Stream, sides: Collection[Stream]) -> None:
-        """What is put on the caller's stream from now on starts behind what is on side streams."""
+        """Make the caller's stream wait for the side streams."""
         for side in sides:
             self._done.record(side)
             stream.wait_event(self._done)
 
 
 class Launchable(Protocol):
-    """A plan bound to memory. begin: the head of a call, if it has one. enqueue: what each of its actions does, given a
-    stream, the tensors of the call and their addresses. prepare: makes what may not be made once a call has begun.
-    copied: the tensors whose allocation a graph of the call knows."""
+    """A plan bound to memory. launch_prologue: launches the prologue of a call; None without. enqueue: one function for
+    each action, of a stream, the call's tensors and their addresses. prepare: creates copy graphs before a call begins.
+    copied: the tensors that a graph refers to by allocation, not by address alone."""
 
     @property
-    def begin(self) -> Callable[[int], None] | None: ...
+    def launch_prologue(self) -> Callable[[int], None] | None: ...
 
     @property
     def enqueue(self) -> tuple[Callable[..., None], ...]: ...
@@ -85,10 +87,9 @@ Bound = TypeVar("Bound", bound=Launchable)
 
 
 class PlanRun(CallFrame, Generic[Bound]):
-    """Calls of a bound plan, launched as graphs once their tensors come back. Raises PeerError for what went wrong in
-    an earlier call.
+    """Calls of a bound plan, launched as graphs once their tensors recur. Raises PeerError if an earlier call failed.
 
-    sides: queues that run on streams of their own. may_replay: whether a call may become a graph.
+    sides: queues that run on side streams. may_replay: whether a call may become a graph.
     """
 
     def __init__(self, workspace: Workspace, bound: Bound, sides: Iterable[str], may_replay: bool) -> None:
@@ -97,15 +98,15 @@ class PlanRun(CallFrame, Generic[Bound]):
         self._sides = [workspace.stream(queue) for queue in dict.fromkeys(sides)]
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], addresses: dict[str, int] | None = None) -> None:
-        """Enqueues the plan once on the current stream; under capture it is captured. tensors: by buffer name, shaped
-        as the plan's problem says. addresses: theirs, and those of what else moves from call to call."""
+        """Enqueue the plan once on the current stream; under capture it is captured. tensors: by buffer name, shaped
+        as the plan's problem says. addresses: of the tensors, and of the author's arguments."""
 
-        # Most calls come through here: `run_call`, with nothing made on the way (campaigns/host/host_path.py counts).
+        # Most calls come through here: `run_call` inlined, without closures (campaigns/host/host_path.py counts).
         workspace = self._workspace
         if addresses is None:
             addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         if torch.cuda.is_current_stream_capturing():
-            self._keep()
+            self._keep_alive()
             self._enqueue(tensors, addresses, workspace.current_stream())
             return
         places: TensorAddresses = tuple(addresses.values())
@@ -121,9 +122,10 @@ class PlanRun(CallFrame, Generic[Bound]):
             workspace.leave(stream)
 
     def _enqueue(self, tensors: Mapping[str, torch.Tensor], addresses: dict[str, int], stream: Stream) -> None:
+        """Enqueue prologue, fork, all actions and join on a stream."""
         bound, sides = self.bound, self._sides
-        if bound.begin is not None:
-            bound.begin(stream.cuda_stream)
+        if bound.launch_prologue is not None:
+            bound.launch_prologue(stream.cuda_stream)
         if sides:
             self.fork(stream, sides)
         for enqueue in bound.enqueue:

@@ -1,4 +1,4 @@
-"""Kernels fused by hand on GPUs: launched by Triton on the caller's stream, copies and flags on streams beside it."""
+"""Kernels fused by hand on GPUs: launched by Triton on the caller's stream, copies and flags on side streams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from overweave.runtime.kernel_calls.protocol import prologue_call, require_peer_
 
 
 class HandwrittenRun(CallFrame):
-    """A program bound to a workspace. A call enqueues its work on the current stream. Built collectively."""
+    """A program bound to a workspace. A call enqueues its work on the current stream. Created collectively."""
 
     def __init__(self, declared: Declared, group: Group, device: torch.device) -> None:
         super().__init__(Workspace.of(group, device))
@@ -42,7 +42,7 @@ class HandwrittenRun(CallFrame):
         self._known: set[Any] = set()
 
     def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
-        """Raises RankMismatch, and PeerError for what went wrong in an earlier call. May be captured in a graph."""
+        """Enqueue a call; it may be captured. Raises RankMismatch, and PeerError if an earlier call failed."""
         self._workspace.board.post(signature)
         self.run_call(partial(self._enqueue, steps))
 
@@ -52,7 +52,7 @@ class HandwrittenRun(CallFrame):
         bound = self._bound
         sides = {queue: self._workspace.stream(queue) for queue, _ in steps if queue != MAIN}
 
-        bound.begin(stream.cuda_stream)
+        bound.launch_prologue(stream.cuda_stream)
         self.fork(stream, sides.values())
         for queue, action in (*steps, *_side_stream_waits(steps)):
             if queue == MAIN and isinstance(action, Await):
@@ -62,7 +62,7 @@ class HandwrittenRun(CallFrame):
         self.join(stream, sides.values())
 
     def _load(self, steps: list[TileStep]) -> None:
-        """Compiles and loads kernels that are new, while this GPU is idle: behind a kernel that waits it could not."""
+        """Compile and load new kernels while this GPU is idle: loading blocks while a kernel waits for peers."""
         for _, action in steps:
             if not isinstance(action, TileLaunch):
                 continue
@@ -75,20 +75,20 @@ class HandwrittenRun(CallFrame):
 
 
 class _BoundProgram:
-    """What kernels and copies of this rank address in the memory of a workspace."""
+    """The memory that kernels and copies of this rank access in a workspace."""
 
     def __init__(self, declared: Declared, layout: SlotLayout, workspace: Workspace) -> None:
         require_peer_access(workspace, "a kernel that addresses peers")
         heap = self._heap = workspace.lease(layout)
         self._declared, self._layout, self._rank = declared, layout, workspace.group.rank
         self._protocol = signal_words(workspace, heap, layout.signals)
-        self.begin = KernelLaunch(prologue_call(workspace, self._protocol, layout.signals)).start
+        self.launch_prologue = KernelLaunch(prologue_call(workspace, self._protocol, layout.signals)).start
         self._waits: dict[Await, Enqueue] = {}
-        self._waiting({0: 0})  # its kernel is loaded now, not in a call
+        self._bind_wait({0: 0})  # loads the wait kernel now, not in a call
         self.arguments = ProgramArguments(declared, layout, heap, self._protocol, self._rank, folded)
 
     def enqueue(self, stream: torch.cuda.Stream, action: TileAction) -> None:
-        """Does what the action says, in stream order."""
+        """Enqueue an action on a stream."""
         if isinstance(action, TileLaunch):
             arguments, options = self.arguments.of(action)
             with torch.cuda.stream(stream):
@@ -104,13 +104,13 @@ class _BoundProgram:
             self._move(stream, action)
 
     def wait(self, stream: torch.cuda.Stream, action: Await) -> None:
-        """Waits by a kernel, which has a deadline."""
+        """Enqueue a wait by a kernel, which has a deadline."""
         if action not in self._waits:
             counts = {self._layout.signal(action.channel, counter): count for counter, count in action.counts}
-            self._waits[action] = self._waiting(counts)
+            self._waits[action] = self._bind_wait(counts)
         self._waits[action](stream.cuda_stream)
 
-    def _waiting(self, counts: dict[int, int]) -> Enqueue:
+    def _bind_wait(self, counts: dict[int, int]) -> Enqueue:
         return bind_waits(counts, QUEUE_OPERATION.value, self._layout.signals, self._protocol)
 
     def _move(self, stream: torch.cuda.Stream, move: TileMove) -> None:
@@ -134,7 +134,7 @@ class _BoundProgram:
         return dtype.itemsize
 
     def _address(self, place: Part | torch.Tensor) -> tuple[int, int]:
-        """Where it begins, and how far its rows are apart, in bytes."""
+        """Return the address of a part or tensor, and the pitch of its rows in bytes."""
         if isinstance(place, torch.Tensor):
             return place.data_ptr(), place.stride(0) * place.element_size()
         buffer = self._declared.buffers[place.buffer]
@@ -149,7 +149,7 @@ class _BoundProgram:
 
 
 def _side_stream_waits(steps: list[TileStep]) -> list[TileStep]:
-    """What streams beside the caller's wait for on their own. The caller's does so at the end, with a deadline."""
+    """Return the waits of side streams again, for the end of the caller's stream: there they have a deadline."""
     counts: dict[str, dict[int, int]] = {}
     for queue, action in steps:
         if queue != MAIN and isinstance(action, Await):
@@ -158,7 +158,7 @@ def _side_stream_waits(steps: list[TileStep]) -> list[TileStep]:
 
 
 def _specialization_key(value: Any) -> Any:
-    """What of an argument decides how a kernel is compiled."""
+    """Return what of an argument Triton specializes a kernel for."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
     if isinstance(value, tuple):

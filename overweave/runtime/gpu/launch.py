@@ -1,4 +1,4 @@
-"""Plans on GPUs, ready to be called: by a library alone, by packed messages, or in the memory of a workspace."""
+"""Bind plans on GPUs: run by cuBLAS and NCCL alone, by packed messages, or in the memory of a workspace."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from overweave.runtime.library.run import LibraryRun, is_library_plan
 
 
 def side_queues(plan: Plan, rank: int) -> list[str]:
-    """The queues that a rank launches on streams of their own, in the order of their launches."""
+    """Return the queues that a rank launches on side streams, in launch order."""
     return [action.queue for action in launch_order(plan, rank) if action.queue in queues_beside(plan)]
 
 
 def bind_with_prologue(
     plan: Plan, workspace: Workspace, example: TensorsByName, is_traced: bool = False
 ) -> PlanRun[BoundPlan]:
-    """A plan whose calls have a head, bound to a workspace. Collective if that must grow.
+    """Bind a plan, whose calls have a prologue, to a workspace. Collective if that must grow.
 
-    is_traced: kernels write down when each tile ran, and events when everything else did (runtime/gpu/trace.py). What a
-    trace times is enqueued one by one, never captured.
+    is_traced: kernels record when each tile ran, and events when other operations did (runtime/gpu/trace.py). A traced
+    call is enqueued one by one, never launched as a graph.
     """
     rank = workspace.group.rank
     create_subgroups(workspace.group, plan.schedule.of_rank(rank), partial(most_sms, plan))
@@ -41,7 +41,7 @@ def bind_with_prologue(
 
 
 def bind(plan: Plan, group: Group, example: TensorsByName) -> PlanRun[Any] | LibraryRun:
-    """The plan ready to run on this rank's GPU; `example` are tensors as it will be called with.
+    """Bind a plan on this rank's GPU. example: tensors as of a call.
 
     Collective if the plan is the first that needs the group's workspace, or makes it grow.
     """

@@ -1,4 +1,4 @@
-"""A kernel of ours made on a GPU, for `overweave doctor`: whether Triton, its assembler and the driver get along."""
+"""A trial compilation for `overweave doctor`: whether Triton, ptxas and the driver work together."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ HOPPER = 9
 
 
 def launch_check(device: torch.device) -> bool:
-    """Compiles a small kernel anew, and loads it; nothing is launched. True if its launches go past Triton's wrapper.
+    """Compile a small kernel anew and load it, without a launch. Return whether its launches bypass Triton's wrapper.
 
-    Raises KernelUnavailable with what the compiler said, or with the name that the Hopper kernel lacks.
+    Raises KernelUnavailable with the compiler's message, or with the name that the Hopper kernel cannot import.
     """
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.always_compile = True

@@ -1,11 +1,11 @@
 """Launches: a kernel compiled for fixed shapes, loaded, and started with a few microseconds of host time.
 
-A `Launch` never compiles after it is made. Tensors that stay the same from call to call are bound as plain addresses;
-what moves is bound through a `Moving` (kernel_calls/call.py), which descriptors and arguments read at each launch.
+A `Launch` never compiles after its construction. Tensors that stay the same from call to call are bound as plain
+addresses; others through a `Moving` stand-in (kernel_calls/call.py), whose address is read at each launch.
 
-A launch through Triton's public face encodes every tensor descriptor anew, which is most of its host time. Here a
-descriptor is encoded again only when its tensor has moved, and Triton's C launcher is called (compat/triton_names.py).
-Where a Triton has other insides than those that are known, the public face is used: slower, never wrong.
+Triton's own wrapper encodes every tensor descriptor at each launch, which is most of its host time. Here a descriptor
+is encoded again only when its tensor has moved, and Triton's C launcher is called (compat/triton_names.py). With a
+Triton whose internals are unknown, its own wrapper is used: slower, never wrong.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ from overweave.compat.triton_names import COMPILE_OPTIONS, VERSIONS_CURE, CUDAOp
 from overweave.errors import KernelUnavailable
 from overweave.runtime.kernel_calls.call import DEPENDENT_LAUNCH, KernelCall
 
-MESSAGE_CHARACTERS = 400  # characters of a compiler's words
-MOST_ENCODED = 64  # tensor maps of 128 bytes that a descriptor keeps
+MESSAGE_CHARACTERS = 400  # of a compiler's message in an error
+MOST_ENCODED = 64  # tensor maps of 128 bytes that a descriptor caches
 
 
 class Launch:
-    """A compiled kernel with its grid, arguments and options, loaded and ready: `start` launches it on a stream.
+    """A compiled kernel with its grid, arguments and options, loaded. start: launches it on a stream.
 
-    most: programs that run at once, where the kernel's claim tiles. programs: how many it has.
+    max_programs: at most so many programs, of a kernel whose programs claim tiles. programs: of the grid.
     """
 
-    def __init__(self, call: KernelCall, most: int | None = None) -> None:
-        self.programs = call.programs if most is None else max(1, min(call.programs, most))
+    def __init__(self, call: KernelCall, max_programs: int | None = None) -> None:
+        self.programs = call.programs if max_programs is None else max(1, min(call.programs, max_programs))
         self.compiled = compiled_for(call.kernel, call.arguments, (self.programs,), call.options)
         self.start: Callable[[int], None] = PackedLaunch(self.compiled, self.programs, call.arguments)
 
 
 def compiled_for(kernel: Any, arguments: Any, grid: tuple[int, ...], options: dict[str, Any]) -> Any:
-    """A kernel compiled for these arguments, and loaded. Raises KernelUnavailable if Triton or the GPU refuses it."""
+    """Compile a kernel for these arguments and load it. Raises KernelUnavailable if Triton or the driver fails."""
     try:
         compiled = kernel.warmup(*arguments, grid=grid, **(COMPILE_OPTIONS | options))
         compiled._init_handles()
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a compiler, an assembler or a driver that another machine has: of any type
+    except Exception as error:  # compilers, ptxas and drivers of other machines raise errors of any type
         found = f"{type(error).__name__}: {error}".strip()[:MESSAGE_CHARACTERS]
         raise KernelUnavailable(f"compile {getattr(kernel, '__name__', kernel)}", found, VERSIONS_CURE) from error
     return compiled
 
 
 def raw_argument(argument: Any) -> Any:
-    """A tensor's address, of tensors in a tuple too; anything else as it is."""
+    """Replace tensors, in tuples, too, by their addresses; return other values as they are."""
     if isinstance(argument, tuple):
         return tuple(raw_argument(one) for one in argument)
     return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
 
 
 def supports_dependent_launch(device: torch.device) -> bool:
-    """Whether the GPU can start a kernel before the one in front ends, and this Triton can ask it to."""
+    """Return whether GPU and Triton support programmatic dependent launch."""
     is_known = all(name in CUDAOptions.__dataclass_fields__ for name in DEPENDENT_LAUNCH)
     return is_known and torch.cuda.get_device_properties(device).major >= 9
 
 
 class PackedLaunch:
-    """A compiled kernel with a fixed grid, called as `launch(stream)`. `arguments` are read anew at each call.
+    """A compiled kernel with a fixed grid, called as `launch(stream)`.
 
-    An argument is a number, a tensor, or an object whose `address` may change between calls (kernel_calls/call.py); a
-    descriptor's `base` may be such an object too. Or it is a tuple of these, descriptors aside. A tensor lives as long
-    as the launch: the kernel is given its address alone.
+    An argument is a number, a tensor, a stand-in whose `address` may change between calls (kernel_calls/call.py), a
+    descriptor of a tensor or stand-in, or a tuple of these without descriptors. Tensors are kept alive: the kernel gets
+    their addresses alone.
     """
 
     def __init__(self, compiled: Any, programs: int, arguments: list[Any]) -> None:
         self._compiled, self._programs, self._kept_alive = compiled, programs, arguments
         self._arguments = [raw_argument(one) for one in arguments]
         self._quick = quick_launch(compiled)
-        self._moving: list[tuple[int, Any, Any]] = []
+        self._tracked: list[tuple[int, Any, Any]] = []
         self._packed: list[Any] = []
-        self._seen: list[int] = []
+        self._addresses: list[int] = []
         if self._quick is not None:
             self._pack()
             self._start, self._head = self._quick.launch, self._quick.head
@@ -84,29 +84,29 @@ class PackedLaunch:
 
     @property
     def is_quick(self) -> bool:
-        """Whether it calls Triton's C launcher, rather than the wrapper that encodes all descriptors anew."""
+        """Return whether it calls Triton's C launcher, not the wrapper that encodes all descriptors at each launch."""
         return self._quick is not None
 
     def __call__(self, stream: int) -> None:
-        """Launches on a stream."""
+        """Launch on a stream; encode arguments whose address has changed."""
         if self._quick is None:
             self._launch_wrapped(stream)
             return
         packed = self._packed
-        for index, (place, source, encode) in enumerate(self._moving):
-            if source.address != self._seen[index]:
-                self._seen[index] = source.address
+        for index, (place, source, encode) in enumerate(self._tracked):
+            if source.address != self._addresses[index]:
+                self._addresses[index] = source.address
                 packed[place] = encode()
         self._start(self._programs, 1, 1, stream, *self._head, *self._tail)
 
     def _launch_wrapped(self, stream: int) -> None:
-        """By Triton's own wrapper: grid, stream, function, metadata, launch metadata, two hooks, arguments."""
+        """Launch by Triton's own wrapper: grid, stream, function, metadata, launch metadata, two hooks, arguments."""
         compiled = self._compiled
         function, metadata = compiled.function, compiled.packed_metadata
         compiled.run(self._programs, 1, 1, stream, function, metadata, None, None, None, *self._arguments)
 
     def _pack(self) -> None:
-        """Expands descriptors as the launcher wants them and notes where addresses may change."""
+        """Expand descriptors as the C launcher requires; note the positions whose addresses may change."""
         described = iter(getattr(self._compiled.metadata, "tensordesc_meta", None) or ())
         for argument in self._arguments:
             place = len(self._packed)
@@ -114,26 +114,29 @@ class PackedLaunch:
                 encode = _Encoder(argument, next(described))
                 self._packed += encoded(argument, encode.metadata)
                 if hasattr(argument.base, "address"):
-                    self._watch(place, argument.base, encode)
+                    self._track(place, argument.base, encode)
             elif isinstance(argument, tuple):
                 parts = [getattr(part, "address", part) for part in argument]
                 self._packed.append(tuple(parts))
                 for at, part in enumerate(argument):
                     if hasattr(part, "address"):
-                        self._watch(place, part, _Part(parts, at, part))
+                        self._track(place, part, _Part(parts, at, part))
             elif hasattr(argument, "address"):
                 self._packed.append(argument.address)
-                self._watch(place, argument, argument.data_ptr)
+                self._track(place, argument, argument.data_ptr)
             else:
                 self._packed.append(argument)
 
-    def _watch(self, place: int, source: Any, encode: Callable[[], Any]) -> None:
-        self._moving.append((place, source, encode))
-        self._seen.append(source.address)
+    def _track(self, place: int, source: Any, encode: Callable[[], Any]) -> None:
+        self._tracked.append((place, source, encode))
+        self._addresses.append(source.address)
 
 
 class _Part:
-    """A part of a tuple that has moved: the tuple as it is now. parts: those of one tuple, which share the list."""
+    """Updates one element of a tuple and returns the tuple. parts.
+
+    Its elements, shared by the updaters of one tuple.
+    """
 
     def __init__(self, parts: list[Any], at: int, source: Any) -> None:
         self._parts, self._at, self._source = parts, at, source
@@ -144,7 +147,7 @@ class _Part:
 
 
 class _Encoder:
-    """Encodes a descriptor's tensor map for where its tensor lies now, and remembers it: tensors come back."""
+    """Encodes a descriptor's tensor map for its tensor's current address, with a cache: addresses recur."""
 
     def __init__(self, descriptor: TensorDescriptor, metadata: Any) -> None:
         self._descriptor, self.metadata = descriptor, metadata

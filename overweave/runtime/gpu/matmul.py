@@ -1,4 +1,4 @@
-"""A matmul by a tile kernel alone on one GPU (tuner/calibrate/single_gpu.py)."""
+"""A matmul by a tile kernel alone on one GPU, for calibration (tuner/calibrate/single_gpu.py)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Matmul:
         traced: bool = False,
         sms_beside: int = 0,
     ) -> None:
-        """extras: what the epilogue reads, by name. traced: each run fills `trace`, int64 `[rows, TRACE_COLUMNS]`.
+        """extras: operands of the epilogue, by name. traced: each run fills `trace`, int64 `[rows, TRACE_COLUMNS]`.
         sms_beside: SMs that it leaves free.
         """
         device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
@@ -53,14 +53,14 @@ class Matmul:
         self.launch = Launch(matmul_call(config, operands, tiles), free_sms(device, sms_beside))
 
     def __call__(self) -> None:
-        """Runs on the current stream, with the tensors it was made for."""
-        self.rewind()
+        """Compute all tiles on the current stream."""
+        self.reset_claims()
         self.run()
 
-    def rewind(self) -> None:
-        """All tiles are there to be claimed again."""
+    def reset_claims(self) -> None:
+        """Zero the work counter: all tiles can be claimed again."""
         self._claims.zero_()
 
     def run(self) -> None:
-        """The tiles that nobody has claimed yet."""
+        """Compute the tiles that are not claimed yet."""
         self.launch.start(torch.cuda.current_stream().cuda_stream)

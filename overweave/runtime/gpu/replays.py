@@ -1,8 +1,8 @@
-"""Calls whose tensors come back to the same places, kept as graphs: one launch of the host in place of many.
+"""A cache of CUDA graphs of calls, by the addresses of their tensors: one launch in place of many.
 
-A loop hands an operator the same few addresses again and again. The second call with them is captured, as a caller
-could have captured it, and launched as a graph from then on. Nothing else changes: calls are chained
-and posted as ever, and words that grow live on the device (docs/design/0002-device-protocol.md).
+A loop calls an operator with the same few addresses again and again. The second call with them is captured, as a caller
+could have captured it, and launched as a graph from then on. Calls are chained and posted as before, and words that
+grow live on the device (docs/design/0002-device-protocol.md).
 """
 
 from __future__ import annotations
@@ -21,84 +21,91 @@ TensorAddresses = tuple[int, ...]  # addresses, and of tensors that are copied t
 
 MOST_GRAPHS = 64  # of one plan: a model of many layers calls one plan with the tensors of each
 MOST_SEEN = 256
-STALE_CALLS = 1024  # a graph that so many calls passed by makes way for another
+STALE_CALLS = 1024  # a graph that was not launched in so many calls may be replaced
 
 
 class GraphMaker(Protocol):
-    """Makes graphs (memory/cuda/captures.py)."""
+    """Captures graphs (memory/cuda/captures.py)."""
 
     def graph(self, enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph:
-        """What `enqueue` puts on a stream."""
+        """Capture what `enqueue` puts on a stream."""
 
 
 @dataclass
-class _Kept:
+class _CachedGraph:
     graph: torch.cuda.CUDAGraph
     last_call: int
 
 
 def may_replay(plan: Plan) -> bool:
-    """Whether calls of a plan may become graphs. A library's collectives are enqueued one by one, and so is what works
-    on as many rows as a call's counts say."""
+    """Return whether calls of a plan may become graphs.
+
+    Without NCCL collectives, and without counts, which set sizes.
+    """
     has_collectives = any(isinstance(operation, Collective) for operation in plan.schedule.operations)
-    return not has_collectives and not plan.problem.counted
+    return not has_collectives and plan.problem.has_fixed_sizes
 
 
 class Replays:
-    """The graphs of one plan, by the addresses of a call's tensors."""
+    """The graphs of one plan. _graphs: addresses of a call's tensors -> graph. _seen.
+
+    Addresses of calls without one.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[TensorAddresses, _Kept] = {}
+        self._graphs: dict[TensorAddresses, _CachedGraph] = {}
         self._seen: dict[TensorAddresses, None] = {}
         self._calls = 0
 
     def launch(
-        self, places: TensorAddresses, captures: GraphMaker, enqueue: Callable[..., None], *given: object
+        self, addresses: TensorAddresses, captures: GraphMaker, enqueue: Callable[..., None], *arguments: object
     ) -> bool:
-        """Launches the graph of a call with tensors at these places, once it has one; whether it had.
+        """Launch the graph of a call with these addresses, or capture it at the second call. Return whether it has one.
 
-        enqueue: what the graph holds, of what is given and a stream.
+        enqueue: puts the call on a stream, its last argument.
         """
-        graph = self.find(places)
+        graph = self.find(addresses)
         if graph is None:
-            graph = self.add(places, partial(captures.graph, partial(enqueue, *given)))
+            graph = self.add(addresses, partial(captures.graph, partial(enqueue, *arguments)))
             if graph is None:
                 return False
         graph.replay()
         return True
 
-    def find(self, places: TensorAddresses) -> torch.cuda.CUDAGraph | None:
-        """The graph of a call with tensors at these places, if one is kept. Counts the call."""
+    def find(self, addresses: TensorAddresses) -> torch.cuda.CUDAGraph | None:
+        """Return the graph of a call with these addresses; None if there is none. Counts the call."""
         self._calls += 1
-        kept = self._kept.get(places)
-        if kept is None:
+        cached = self._graphs.get(addresses)
+        if cached is None:
             return None
-        kept.last_call = self._calls
-        return kept.graph
+        cached.last_call = self._calls
+        return cached.graph
 
-    def add(self, places: TensorAddresses, capture: Callable[[], torch.cuda.CUDAGraph]) -> torch.cuda.CUDAGraph | None:
-        """Where none is kept: captured now, if it is the second call with tensors at these places; None for the first.
+    def add(
+        self, addresses: TensorAddresses, capture: Callable[[], torch.cuda.CUDAGraph]
+    ) -> torch.cuda.CUDAGraph | None:
+        """Capture the graph if this is the second call with these addresses; return None at the first.
 
-        capture: makes it (memory/cuda/captures.py). A graph is made before its call begins: the driver may wait for
-        running kernels until it has memory for one, and no peer's kernel may then wait for this call on all its SMs.
+        capture: captures it (memory/cuda/captures.py), before its call begins: the driver may wait for running kernels
+        until it has memory for a graph, and no peer's kernels may wait for this call on all SMs meanwhile.
         """
-        if not self._comes_back(places) or not self._has_room():
+        if not self._is_repeated(addresses) or not self._has_room():
             return None
-        return self._kept.setdefault(places, _Kept(capture(), self._calls)).graph
+        return self._graphs.setdefault(addresses, _CachedGraph(capture(), self._calls)).graph
 
-    def _comes_back(self, places: TensorAddresses) -> bool:
-        if places in self._seen:
+    def _is_repeated(self, addresses: TensorAddresses) -> bool:
+        if addresses in self._seen:
             return True
         if len(self._seen) >= MOST_SEEN:
             del self._seen[next(iter(self._seen))]
-        self._seen[places] = None
+        self._seen[addresses] = None
         return False
 
     def _has_room(self) -> bool:
-        if len(self._kept) < MOST_GRAPHS:
+        if len(self._graphs) < MOST_GRAPHS:
             return True
-        oldest = min(self._kept, key=lambda places: self._kept[places].last_call)
-        if self._calls - self._kept[oldest].last_call < STALE_CALLS:
+        oldest = min(self._graphs, key=lambda addresses: self._graphs[addresses].last_call)
+        if self._calls - self._graphs[oldest].last_call < STALE_CALLS:
             return False
-        del self._kept[oldest]
+        del self._graphs[oldest]
         return True

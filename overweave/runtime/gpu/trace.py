@@ -1,10 +1,10 @@
-"""One traced call of a Plan on GPUs: tiles by the device clock, chunks and library calls by events, on one axis.
+"""One traced call of a Plan on GPUs: tiles by the device clock, copies and library calls by events, on one time axis.
 
     current stream   sleep | barrier | barrier, reads the clock | event | the call ...
 
-The sleep hides the host. Every rank leaves the second barrier at the same instant, to about 1 us: its clock there is
-the zero of all its times. The event behind it ties what events measure to the same axis, late by the end of a kernel,
-about 1 us too.
+The sleep hides host time. Every rank leaves the second barrier at the same instant, to about 1 us: its clock there is
+the zero of all its times. The event behind it maps event times to the same axis, late by the end of a kernel, about
+1 us, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SLEEP_CYCLES = 4_000_000  # about 2 ms: longer than the host needs to enqueue a 
 
 
 class Stamp:
-    """A barrier on the current stream that takes the time. Made collectively; bounded as all waits of the workspace."""
+    """A barrier on the current stream that reads the clock. Created collectively; its waits have the usual deadline."""
 
     def __init__(self, workspace: Workspace) -> None:
         group, device = workspace.group, workspace.device
@@ -53,16 +53,16 @@ class Stamp:
         self._launch = Launch(stamp_call(words, group.rank, group.world_size))
 
     def __call__(self) -> None:
-        """Enqueues it. Every rank calls as often."""
+        """Enqueue the barrier. Collective."""
         self._launch.start(torch.cuda.current_stream().cuda_stream)
 
     def clock_ns(self) -> int:
-        """What the device clock showed as this rank left the last barrier. Waits for it."""
+        """Return the device clock as this rank left the last barrier. Waits for it."""
         return int(self._state[CLOCK.value])
 
 
 def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: TensorsByName) -> Timeline | None:
-    """Runs the plan, warm, and says when each tile and chunk ran: on rank 0, None elsewhere. Collective.
+    """Run the plan, warm; return on rank 0 when each tile and chunk ran, None elsewhere. Collective.
 
     tensors: those of every input and output buffer; outputs are written. Raises PeerError for a call that failed.
     Raises InputError for a plan of packed messages, whose kernel takes no times.

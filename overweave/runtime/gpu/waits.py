@@ -1,7 +1,7 @@
-"""What the caller's stream waits for, by kernels that have a deadline: a stream's own waits have none.
+"""Waits of the caller's stream, by kernels with a deadline: a stream's own waits have none.
 
-Streams beside the caller's wait on their own, for they must not hold an SM. Most of what they wait for a kernel waits
-for, too; what no kernel hears of is waited for at the end of the call.
+Side streams use stream waits, which hold no SM. For most of these signals some kernel waits, too; for the others the
+caller's stream waits at the end of the call, so that a deadline covers them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Enqueue = Callable[[int], None]
 
 
 class DeviceSignals(NamedTuple):
-    """Neighbours among the signals of a slot, and what each counts to."""
+    """Adjacent signals `[low, high)` of a slot, each of which must reach `full`."""
 
     low: int
     high: int
@@ -37,28 +37,28 @@ class PlanWaits:
         self._plan, self._rank, self._layout, self._protocol = plan, rank, layout, protocol
 
     def of(self, operation: Operation) -> Enqueue:
-        """What puts the waits of an operation on a stream."""
+        """Return a function that enqueues the waits of an operation on a stream."""
         queue = [other.name for other in self._plan.schedule.of_rank(self._rank) if other.queue == operation.queue]
-        return self._enqueued(operation.all_waits, queue.index(operation.name))
+        return self._bind(operation.all_waits, queue.index(operation.name))
 
     def at_end(self) -> tuple[Callable[..., None], ...]:
-        """The last action of a call, if it has one: waits for what no kernel would hear of. It is given a stream."""
-        missed = waits_without_deadline(self._plan, self._rank)
-        if not missed:
+        """Return the last action of a call, if there is one: waits for signals that no kernel waits for."""
+        uncovered = waits_without_deadline(self._plan, self._rank)
+        if not uncovered:
             return ()
-        wait = self._enqueued(missed, QUEUE_OPERATION.value)
-        return (lambda stream, *given: wait(stream.cuda_stream),)
+        wait = self._bind(uncovered, QUEUE_OPERATION.value)
+        return (lambda stream, *arguments: wait(stream.cuda_stream),)
 
-    def _enqueued(self, waits: Iterable[Wait], operation: int) -> Enqueue:
+    def _bind(self, waits: Iterable[Wait], operation: int) -> Enqueue:
         counts = {self._layout.signal(wait.pad, at): wait.count for wait in waits for at in range(*wait.signals)}
         return bind_waits(counts, operation, self._layout.signals, self._protocol)
 
 
 def bind_waits(counts: Mapping[int, int], operation: int, signals: int, protocol: SignalWords) -> Enqueue:
-    """What puts waits on a stream. counts: by the number of each signal among all of the slot, so many signals.
-    operation: for a report."""
-    awaited = pack_waits(merge_adjacent(counts))
-    starts = [Launch(wait_call(protocol, one, operation, signals)).start for one in awaited]
+    """Return a function that enqueues waits on a stream. counts: number of a signal in the slot -> count. signals: of
+    the slot. operation: for the report of a timeout."""
+    ranges = pack_waits(merge_adjacent(counts))
+    starts = [Launch(wait_call(protocol, one, operation, signals)).start for one in ranges]
 
     def enqueue(stream: int) -> None:
         for start in starts:
@@ -68,22 +68,22 @@ def bind_waits(counts: Mapping[int, int], operation: int, signals: int, protocol
 
 
 def merge_adjacent(counts: Mapping[int, int]) -> list[DeviceSignals]:
-    """Signals with numbers in a row that count alike, together."""
-    found: list[DeviceSignals] = []
+    """Merge signals with consecutive numbers and equal counts."""
+    merged: list[DeviceSignals] = []
     for number in sorted(counts):
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last is not None and (last.high, last.full) == (number, counts[number]):
-            found[-1] = last._replace(high=number + 1)
+            merged[-1] = last._replace(high=number + 1)
         else:
-            found.append(DeviceSignals(number, number + 1, counts[number]))
-    return found
+            merged.append(DeviceSignals(number, number + 1, counts[number]))
+    return merged
 
 
-def pack_waits(awaited: Iterable[DeviceSignals]) -> Iterator[tuple[int, int, int, int, int]]:
-    """As few waits as the kernel can tell: each of a range, and of one more signal with its own count, or none."""
-    left = sorted(awaited, key=lambda some: some.high - some.low)  # the longest last
-    while left:
-        some = left.pop()
-        has_single = bool(left) and left[0].high - left[0].low == 1
-        also = left.pop(0) if has_single else DeviceSignals(NO_SIGNAL, NO_SIGNAL, 0)
-        yield (*some, also.low, also.full)
+def pack_waits(ranges: Iterable[DeviceSignals]) -> Iterator[tuple[int, int, int, int, int]]:
+    """Pack ranges into few waits: each of a range, and of one more signal with a count of its own, or none."""
+    remaining = sorted(ranges, key=lambda longest: longest.high - longest.low)  # the longest last
+    while remaining:
+        longest = remaining.pop()
+        has_single = bool(remaining) and remaining[0].high - remaining[0].low == 1
+        also = remaining.pop(0) if has_single else DeviceSignals(NO_SIGNAL, NO_SIGNAL, 0)
+        yield (*longest, also.low, also.full)

@@ -1,4 +1,4 @@
-"""Author's kernels on CPU ranks: the fused kernel interpreted, with real signals between processes."""
+"""Authors' kernels on CPU ranks: the fused kernel interpreted, with real signals between processes."""
 
 from __future__ import annotations
 
@@ -25,34 +25,37 @@ class HostAuthoredRun:
         self._layout = lay_out(plan.schedule, plan.realization.dtype)
 
     @classmethod
-    def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, given: Mapping[str, Any]) -> HostAuthoredRun:
-        """Ready to run; `given`: arguments as it will be called with."""
+    def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, arguments: Mapping[str, Any]) -> HostAuthoredRun:
+        """Bind a kernel. arguments: the author's arguments, as of a call."""
         return cls(plan, group, kernel)
 
-    def __call__(self, given: Mapping[str, Any], inputs: TensorsByName, outputs: TensorsByName) -> None:
-        """inputs, outputs: what is exchanged, by tensor. Raises PeerError, and then all that is written is NaN."""
+    def __call__(self, arguments: Mapping[str, Any], inputs: TensorsByName, outputs: TensorsByName) -> None:
+        """Run one call. arguments: the author's arguments. inputs, outputs: communicated tensors, by name.
+
+        Raises PeerError; all outputs are NaN then.
+        """
         workspace = HostWorkspace.of(self._group)
-        call = AuthoredCall(self._plan, self._group, workspace, self._kernel, given)
-        stored = {store.tensor: tensor_of(given[store.parameter]) for store in self._kernel.space.stores}
-        written = {name: tensor for name, tensor in stored.items() if tensor is not None}
-        call.run(self._layout, inputs, written | dict(outputs))
+        call = AuthoredCall(self._plan, self._group, workspace, self._kernel, arguments)
+        store_tensors = {store.tensor: tensor_of(arguments[store.parameter]) for store in self._kernel.space.stores}
+        written_tensors = {name: tensor for name, tensor in store_tensors.items() if tensor is not None}
+        call.run(self._layout, inputs, written_tensors | dict(outputs))
 
 
 class AuthoredCall(InterpretedCall):
-    """One call of an author's plan on one rank. given: the author's arguments by name."""
+    """One call of an author's plan on one rank. arguments: the author's arguments by name."""
 
     def __init__(
-        self, plan: Plan, group: Group, workspace: HostWorkspace, kernel: AuthoredKernel, given: Mapping[str, Any]
+        self, plan: Plan, group: Group, workspace: HostWorkspace, kernel: AuthoredKernel, arguments: Mapping[str, Any]
     ) -> None:
-        self._kernel, self._given = kernel, given
+        self._kernel, self._arguments = kernel, arguments
         super().__init__(plan, group, workspace, group.timeout_s)
 
     def begin_step(self, step: PendingStep) -> IsDone | None:
-        """Launches the author's kernel in a thread; everything else as for our own kernels."""
+        """Launch the author's kernel in a thread; start other steps as `InterpretedCall` does."""
         if not step.is_kernel or self.plan.realization.engine_of(step.queue) != AUTHOR_KERNEL:
             return super().begin_step(step)
-        kernel, made = self._kernel, author_call(self._kernel, self._given, self.binding, step.queue)
-        if made is None:
+        kernel, kernel_call = self._kernel, author_call(self._kernel, self._arguments, self.binding, step.queue)
+        if kernel_call is None:
             return None
-        programs = min(PROGRAMS, made.tiles) if kernel.is_persistent else made.tiles
-        return self.start(lambda: kernel.function[(programs,)](**made.arguments))
+        programs = min(PROGRAMS, kernel_call.tiles) if kernel.is_persistent else kernel_call.tiles
+        return self.start(lambda: kernel.function[(programs,)](**kernel_call.arguments))

@@ -1,7 +1,7 @@
 """The emulation: one rank's part of any Plan on CPU tensors, with real data and real signals between processes.
 
-Library depth: torch computes each operation at once, and signals count its tiles. The waits, the signals, the slots and
-the credits are those of the Plan.
+Library depth: torch computes each operation as a whole, and its signals count all its tiles at once. Waits, signals,
+slots and credits are those of the Plan.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ TensorsByName = Mapping[str, Tensor]
 
 
 class Instances:
-    """The instances of a plan's buffers that lie in a slot, of every rank."""
+    """Views of a plan's buffers in a slot, of every rank, cached."""
 
     def __init__(self, plan: Plan, slot: HostSlot) -> None:
         self._plan, self._slot = plan, slot
-        self._known: dict[tuple[str, int], Tensor] = {}
+        self._tensors: dict[tuple[str, int], Tensor] = {}
 
     def __call__(self, name: str, rank: int) -> Tensor:
-        """A rank's instance, its memory as `stored_shape` says."""
-        found = self._known.get((name, rank))
-        if found is None:
+        """Return a rank's instance of a buffer, shaped as `stored_shape` says."""
+        tensor = self._tensors.get((name, rank))
+        if tensor is None:
             buffer = self._plan.schedule.buffer(name)
             dtype = getattr(torch, buffer.dtype or self._plan.realization.dtype)
-            found = self._known[name, rank] = self._slot.matrix(name, stored_shape(buffer), dtype, rank)
-        return found
+            tensor = self._tensors[name, rank] = self._slot.matrix(name, stored_shape(buffer), dtype, rank)
+        return tensor
 
 
 class HostCall:
@@ -80,16 +80,16 @@ class HostCall:
 
     @staticmethod
     def check(plan: Plan) -> None:
-        """Whether this depth can run the plan on any rank. Raises InputError."""
+        """Raise InputError if this depth cannot run the plan."""
 
     def make_agenda(self) -> Agenda:
-        """Which steps there are: one per operation."""
+        """Return the queues of this rank, one step per operation."""
         return Agenda.of(self.plan.schedule, self.group.rank)
 
     def run(self, layout: SlotLayout, inputs: TensorsByName, outputs: TensorsByName) -> None:
-        """Inputs and outputs by buffer name, `[rows, cols]`, with at least the rows and columns of the own regions."""
+        """Run the call. inputs, outputs: by buffer name, `[rows, cols]`, at least as large as this rank's regions."""
         self.tensors = {**inputs, **outputs}
-        if self.plan.problem.counted:
+        if not self.plan.problem.has_fixed_sizes:
             self._filled = Filled(self.plan.schedule, inputs[COUNTS].tolist())
         try:
             self.slot = self.workspace.begin(layout, self.timeout_s)
@@ -97,42 +97,42 @@ class HostCall:
             self.memory = _buffer_lookup(self.tensors, self._homes, self.instance)
             self._permuted = Permuted(self.plan.schedule.buffers, self.memory)
             self.prepare()
-            self._work_off()
+            self._run_steps()
         except BaseException as error:
             self.workspace.is_broken = True
-            self.give_up()
+            self.abort()
             for output in outputs.values():
                 output.fill_(torch.nan)
             self.workspace.board.report_failure(error, self.plan.name)
             raise
         self.workspace.board.finish()
 
-    def has_moved(self) -> bool:
-        """Whether what runs beside this loop has got on since the last look."""
+    def has_progressed(self) -> bool:
+        """Return whether kernels that run beside this loop have progressed since the last call."""
         return False
 
-    def give_up(self) -> None:
-        """The call is void: stops what runs beside this loop."""
+    def abort(self) -> None:
+        """Stop what runs beside this loop: the call has failed."""
 
     def prepare(self) -> None:
-        """What this depth needs of the slot before the first step."""
+        """Prepare the slot before the first step."""
 
     def begin_step(self, step: PendingStep) -> IsDone | None:
-        """Starts a step whose waits are over; None if it is complete already."""
+        """Start a step whose waits are satisfied. Return a function that polls for its end; None if it has ended."""
         (operation,) = step.operations
         if self._filled is not None:
             operation = self._filled.operation(operation)
         if isinstance(operation, Collective):
             return self._start_collective(operation)
         if isinstance(operation, Copy) and operation.delay_us:
-            return self._start_late(operation)
+            return self._start_delayed(operation)
         if isinstance(operation, ReducePut):
             return lambda: run_alone(lambda: self._execute(operation))
         self._execute(operation)
         return None
 
     def _execute(self, operation: Operation) -> None:
-        view, store = self._permuted.through(operation, self.view)
+        view, store = self._permuted.as_matrices(operation, self.view)
         if isinstance(operation, Put | Get | ReducePut):
             for source, destination in zip(operation.sources, operation.destinations, strict=True):
                 target, arriving = view(destination), view(source)
@@ -141,7 +141,7 @@ class HostCall:
             run_with_epilogue(operation, self.plan.problem, view, (self.tensors, self.group))
         store()
 
-    def _start_late(self, operation: Copy) -> IsDone:
+    def _start_delayed(self, operation: Copy) -> IsDone:
         due_s = time.monotonic() + operation.delay_us / 1e6
 
         def is_done() -> bool:
@@ -155,48 +155,48 @@ class HostCall:
     def _start_collective(self, operation: Collective) -> IsDone:
         try:
             group = subgroup(self.group, operation.ranks)
-            ends = start_collective(operation, group, self._permuted.sides(operation, self.view))
+            poll = start_collective(operation, group, self._permuted.call_tensors(operation, self.view))
         except RuntimeError as error:
             raise self.workspace.board.root_cause(error, operation.name) from error
 
         def is_done() -> bool:
             try:
-                return ends()
+                return poll()
             except RuntimeError as error:
                 raise self.workspace.board.root_cause(error, operation.name) from error
 
         return is_done
 
     def view(self, region: Region) -> Tensor:
-        """The elements of a region, where they lie."""
+        """Return the view of a region."""
         return self.memory(region.buffer, region.rank)[slice(*region.rows), slice(*region.cols)]
 
-    def _work_off(self) -> None:
+    def _run_steps(self) -> None:
         run_event_loop(
             lambda: self.agenda.is_done,
-            lambda: self._advance() or self.has_moved(),
-            self._late,
+            lambda: self._advance() or self.has_progressed(),
+            self._timeout_alarm,
             self.workspace.board,
             self.timeout_s,
         )
 
     def _advance(self) -> bool:
-        moved = False
-        for step in list(self.agenda.finished()):
+        has_progressed = False
+        for step in list(self.agenda.poll_completed()):
             self._complete(step)
-            moved = True
-        for step in list(self.agenda.heads()):
-            if step.is_kernel or all(self._is_over(wait) for wait in step.operations[0].all_waits):
+            has_progressed = True
+        for step in list(self.agenda.startable()):
+            if step.is_kernel or all(self._is_satisfied(wait) for wait in step.operations[0].all_waits):
                 if self.stopwatch is not None:
                     self.stopwatch.start(step)
                 is_done = self.begin_step(step)
                 self.agenda.start(step, is_done)
                 if is_done is None:
                     self._complete(step)
-                moved = True
-        return moved
+                has_progressed = True
+        return has_progressed
 
-    def _is_over(self, wait: Wait) -> bool:
+    def _is_satisfied(self, wait: Wait) -> bool:
         return self.slot.has_reached(wait.pad, wait.signals, wait.count)
 
     def _complete(self, step: PendingStep) -> None:
@@ -208,51 +208,51 @@ class HostCall:
             for notify in operation.notifies:
                 self.slot.notify(notify.pad, notify.rank, notify.signal, operation.instances)
 
-    def _late(self) -> Alarm:
-        """What a blocked operation waits for, and which rank has not delivered it."""
-        blocked = [step for line in self.agenda.lines.values() for step in line.steps[line.head : line.head + 1]]
+    def _timeout_alarm(self) -> Alarm:
+        """Return the alarm of a timeout: an unsatisfied wait, and the rank that has not signalled."""
+        blocked = [step for queue in self.agenda.queues.values() for step in queue.steps[queue.head : queue.head + 1]]
         for operation in (operation for step in blocked for operation in step.operations):
             for wait in operation.all_waits:
                 for signal in range(*wait.signals):
                     arrived = self.slot.counts(wait.pad, signal)
                     if sum(arrived) < wait.count:
                         text = f"{operation.name} waits for {wait.pad}[{signal}]"
-                        peer = self._debtor(wait.pad, signal, arrived)
+                        peer = self._missing_notifier(wait.pad, signal, arrived)
                         return Alarm("timeout", text, peer, wait.count, sum(arrived))
         names = ", ".join(step.operations[0].name for step in blocked)
         return Alarm("timeout", f"{names} did not end")
 
-    def _debtor(self, pad: str, signal: int, arrived: list[int]) -> int:
-        """The rank whose contribution to an own signal is missing; -1 if none is."""
-        due = [0] * self.group.world_size
+    def _missing_notifier(self, pad: str, signal: int, arrived: list[int]) -> int:
+        """Return the first rank that has added too little to a signal of this rank; -1 if none has."""
+        expected = [0] * self.group.world_size
         for operation in self.plan.schedule.operations:
             for notify in operation.notifies:
                 if (notify.pad, notify.rank, notify.signal) == (pad, self.group.rank, signal):
-                    due[operation.rank] += operation.instances
-        return next((rank for rank, count in enumerate(due) if arrived[rank] < count), -1)
+                    expected[operation.rank] += operation.instances
+        return next((rank for rank, count in enumerate(expected) if arrived[rank] < count), -1)
 
 
 def _buffer_lookup(
     tensors: TensorsByName, homes: Mapping[str, str], instance: Instances
 ) -> Callable[[str, int], Tensor]:
-    """A rank's instance of a buffer: the caller's tensor, or what lies in the slot."""
+    """Return a function from (buffer, rank) to a tensor: the caller's, or an instance in the slot."""
     return lambda name, rank: tensors[name] if homes[name] in (INPUT, OUTPUT) else instance(name, rank)
 
 
 def start_collective(operation: Collective, group: Group, sides: tuple[list[Tensor], list[Tensor]]) -> IsDone:
-    """Starts a library collective. Uneven shards: as lists; the sum is fp32 in rank order, rounded once.
+    """Start a gloo collective as one all-to-all. Shards may be uneven; sums are fp32 in rank order, rounded once.
 
-    sides: what the library is given, and where it stores, by member, or once for all.
+    sides: source and destination tensors, one per member or one for all. Return a function that polls for its end.
     """
-    of_sources, of_destinations = CUT_BY_MEMBER[operation.function]
+    sources_per_rank, destinations_per_rank = CUT_BY_MEMBER[operation.function]
     sources, targets = [source.contiguous() for source in sides[0]], sides[1]
-    if not of_sources:
+    if not sources_per_rank:
         sources = sources * group.world_size
-    landing = targets if of_destinations else targets * group.world_size
-    received = [sources[0].new_empty(target.shape) for target in landing]
+    target_of_each = targets if destinations_per_rank else targets * group.world_size
+    received = [sources[0].new_empty(target.shape) for target in target_of_each]
 
     def store() -> None:
-        if of_destinations:
+        if destinations_per_rank:
             for target, shard in zip(targets, received, strict=True):
                 target.copy_(shard)
         else:
@@ -265,17 +265,17 @@ def start_collective(operation: Collective, group: Group, sides: tuple[list[Tens
 
 
 def _start_all_to_all(group: Group, sources: list[Tensor], received: list[Tensor], store: Callable[[], None]) -> IsDone:
-    """Sends `sources[i]` to rank i. gloo's own reduce-scatter never says that it is complete, this does."""
-    packed = torch.cat([as_movable(source).flatten() for source in sources])
-    arrived = packed.new_empty(sum(part.numel() for part in received))
+    """Send `sources[i]` to rank i. (gloo's own reduce-scatter never reports its completion.)"""
+    sent_flat = torch.cat([as_movable(source).flatten() for source in sources])
+    received_flat = sent_flat.new_empty(sum(part.numel() for part in received))
     counts = [part.numel() for part in received], [part.numel() for part in sources]
-    work = dist.all_to_all_single(arrived, packed, *counts, group=group.process_group, async_op=True)
+    work = dist.all_to_all_single(received_flat, sent_flat, *counts, group=group.process_group, async_op=True)
 
     def is_done() -> bool:
         if not work.is_completed():
             return False
         work.wait()
-        for part, piece in zip(received, arrived.split(counts[0]), strict=True):
+        for part, piece in zip(received, received_flat.split(counts[0]), strict=True):
             as_movable(part).copy_(piece.view(part.shape))
         store()
         return True
@@ -283,19 +283,19 @@ def _start_all_to_all(group: Group, sources: list[Tensor], received: list[Tensor
     return is_done
 
 
-# Buffers whose blocks are permuted, in the emulation: what an operation sees of them, and where its results go.
+# Buffers with permuted blocks, in the emulation: gathered into matrices for an operation, and scattered back.
 
 
 class Permuted:
-    """The permuted buffers of a schedule. memory: the whole tensor of a rank's instance, by buffer and rank."""
+    """The permuted buffers of a schedule. memory: returns the whole tensor of a rank's instance of a buffer."""
 
     def __init__(self, buffers: Iterable[Buffer], memory: Callable[[str, int], Tensor]) -> None:
         self._all = {buffer.name: buffer for buffer in buffers}
         self._buffers = {name: buffer for name, buffer in self._all.items() if buffer.blocks is not None}
         self._memory = memory
 
-    def through(self, operation: Operation, view: View) -> tuple[View, Callable[[], None]]:
-        """A view in which the operation's regions are matrices, and what then puts its results where they belong."""
+    def as_matrices(self, operation: Operation, view: View) -> tuple[View, Callable[[], None]]:
+        """Return a view of the operation's regions as matrices, and a function that stores results from these."""
         if not any(region.buffer in self._buffers for region in (*operation.reads, *operation.writes)):
             return view, lambda: None
         seen: dict[Region, Tensor] = {}
@@ -317,9 +317,11 @@ class Permuted:
 
         return matrix, store
 
-    def sides(self, collective: Collective, view: View) -> tuple[list[Tensor], list[Tensor]]:
-        """What a library call sends and gets, by member, or once for all: equal parts of two stretches of memory where
-        blocks are permuted, else the matrices of regions."""
+    def call_tensors(self, collective: Collective, view: View) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the source and destination tensors of a collective, one per member or one for all.
+
+        Of permuted blocks: equal parts of a contiguous range of memory; else the views of regions.
+        """
         if not is_permuted(collective, self._all):
             pairs = zip((collective.sources, collective.destinations), CUT_BY_MEMBER[collective.function], strict=True)
             sent, got = (
@@ -329,14 +331,14 @@ class Permuted:
             return sent, got
         sides = call_sides(collective, self._all)
         assert not isinstance(sides, str), f"verify refuses it: {sides}"
-        sent, got = (list(self._stretch(side, collective.rank).tensor_split(side.parts)) for side in sides)
+        sent, got = (list(self._memory_range(side, collective.rank).tensor_split(side.parts)) for side in sides)
         return sent, got
 
-    def _stretch(self, side: CollectiveSide, rank: int) -> Tensor:
+    def _memory_range(self, side: CollectiveSide, rank: int) -> Tensor:
         return self._memory(side.buffer, rank).view(-1)[slice(*side.span)]
 
     def _pieces(self, region: Region, matrix: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-        """Each part of a region's matrix with its place in memory."""
+        """Yield each contiguous part of a region's matrix with its view in the buffer's memory."""
         buffer = self._buffers[region.buffer]
         memory = self._memory(region.buffer, region.rank)
         for run in memory_runs(buffer.blocks, (buffer.rows, buffer.cols), (region.rows, region.cols)):

@@ -1,4 +1,4 @@
-"""The loop of a call on a CPU rank, and kernels that are interpreted in threads beside it."""
+"""The event loop of a call on a CPU rank, and the threads that interpret its kernels."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ IsDone = Callable[[], bool]
 def run_event_loop(
     is_over: Callable[[], bool], advance: Callable[[], bool], late: Callable[[], Alarm], board: Board, timeout_s: float
 ) -> None:
-    """Advances until all is over. Raises what peers raised, and PeerTimeout once nothing has moved for so long.
+    """Call `advance` until `is_over`. Raises peers' alarms, and PeerTimeout after `timeout_s` without progress.
 
-    advance: whether anything has moved. late: what stands still.
+    advance: returns whether it has made progress. late: returns the alarm of a timeout.
     """
-    pause, moved_s = Pause(), time.monotonic()
+    pause, progress_s = Pause(), time.monotonic()
     while not is_over():
         if advance():
-            pause, moved_s = Pause(), time.monotonic()
+            pause, progress_s = Pause(), time.monotonic()
         else:
             pause()
         board.check_periodically()
-        if time.monotonic() - moved_s > timeout_s:
+        if time.monotonic() - progress_s > timeout_s:
             raise board.alarm(late())
 
 
 class Beside:
-    """Launches of one call, each in a thread of its own."""
+    """The kernel launches of one call, each in a thread of its own."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
     def start(self, work: Callable[[], None]) -> IsDone:
-        """Runs a launch; what it raises is raised by whoever asks whether it is done."""
+        """Run a launch in a new thread. Return a function that polls for its end, and raises what it raised."""
         errors: list[BaseException] = []
 
         def run() -> None:
@@ -52,7 +52,7 @@ class Beside:
         thread.start()
 
         def is_done() -> bool:
-            has_ended = not thread.is_alive()  # asked first: a thread may fail between the two questions
+            has_ended = not thread.is_alive()  # before `errors`: a thread may fail in between
             if errors:
                 raise errors[0]
             return has_ended
@@ -60,6 +60,6 @@ class Beside:
         return is_done
 
     def join(self) -> None:
-        """Waits for all of them: they must have been told to end."""
+        """Wait for all threads. The abort word must be set, or all signals."""
         for thread in self._threads:
             thread.join()

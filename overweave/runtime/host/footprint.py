@@ -1,8 +1,8 @@
-"""Runs an author's kernel tile by tile under the interpreter and records every address that it touches.
+"""Run an author's kernel tile by tile under the interpreter and record every address that it accesses.
 
 A process of its own: `python -m overweave.runtime.host.footprint`, which reads a `FootprintTrial` from standard input
-and writes a `FootprintVerdict`. Each tile's addresses are held against the rectangle that its directives declare; a
-streamed loop walks its parts forwards and backwards, and must store the same.
+and writes a `FootprintVerdict`. Each tile's addresses are compared with the rectangle that its directives declare. A
+streamed loop runs over its ranges forwards and backwards, and must store the same.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from overweave.compiler.emit.generated import load_generated  # noqa: E402
 from overweave.ir.footprint import Operand, TileSpace  # noqa: E402
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileRow  # noqa: E402
 
-READY = b"\n"  # tells that all is imported: the time of a trial begins
-GUARD_BYTES = 1 << 16  # before and behind each tensor: what reaches there reaches beyond it
-DIFFERENCE = 0.02  # of the largest value: parts in another order round otherwise
+READY = b"\n"  # written when all is imported: the time limit of a trial begins
+GUARD_BYTES = 1 << 16  # before and behind each tensor: an access there is out of bounds
+DIFFERENCE = 0.02  # of the largest value: ranges in another order round differently
 
 
 class TracedInput(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class TracedInput(msgspec.Struct, frozen=True):
 
 
 class FootprintTrial(msgspec.Struct, frozen=True):
-    """What is tried. constants: the arguments that are no tensors."""
+    """A kernel and the arguments of one call. constants: those that are not tensors."""
 
     file: str
     kernel: str
@@ -54,19 +54,19 @@ class FootprintTrial(msgspec.Struct, frozen=True):
 
 
 class FootprintVerdict(msgspec.Struct, frozen=True):
-    """found: what is wrong, empty if nothing is. of: the tensor whose directive is blamed, or an axis."""
+    """found: what is wrong, empty if nothing is. subject: the tensor whose directive is blamed, or an axis."""
 
     found: str = ""
-    of: str = ""
+    subject: str = ""
     is_store: bool = False
 
 
 class Untrue(Exception):
-    """A directive that the trial has found out."""
+    """A directive contradicts what the kernel does. subject: as of `FootprintVerdict`."""
 
-    def __init__(self, found: str, of: str, is_store: bool = False) -> None:
+    def __init__(self, found: str, subject: str, is_store: bool = False) -> None:
         super().__init__(found)
-        self.verdict = FootprintVerdict(found, of, is_store)
+        self.verdict = FootprintVerdict(found, subject, is_store)
 
 
 def main() -> None:
@@ -76,10 +76,10 @@ def main() -> None:
 
 
 def run_trial(trial: bytes) -> bytes:
-    """The verdict. The interpreter of this process records loads and stores from then on."""
+    """Run a trial and return its encoded verdict. The interpreter of this process records all accesses from then on."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _Run(msgspec.json.decode(trial, type=FootprintTrial), Path(folder)).tried()
+            _Run(msgspec.json.decode(trial, type=FootprintTrial), Path(folder)).check()
         verdict = FootprintVerdict()
     except Untrue as untrue:
         verdict = untrue.verdict
@@ -87,7 +87,7 @@ def run_trial(trial: bytes) -> bytes:
 
 
 class _Run:
-    """The kernel of a trial, its tensors, and what was touched last."""
+    """The kernel of a trial, its tensors, and the accesses of its last tile: (is_store, pointers)."""
 
     def __init__(self, trial: FootprintTrial, folder: Path) -> None:
         self.kernel = kernel_of(Path(trial.file), trial.kernel)
@@ -99,56 +99,58 @@ class _Run:
         self.function = load_generated(folder, trial.kernel, emit(self.kernel, weaving))
         self.trial = trial
         self.memory, self.tensors = _allocate(trial.tensors, _least_extent(self.space))
-        self.touched: list[tuple[bool, Any]] = []
+        self.accesses: list[tuple[bool, Any]] = []
 
-    def tried(self) -> None:
-        parts = list(self._parts())
-        _record_accesses(self.touched)
-        stored = self._stored(parts, is_checked=True)
-        if len(parts) > 1:
-            again = self._stored(parts[::-1], is_checked=False)
-            for name, tensor in stored.items():
-                _compare(name, tensor, again[name], self.kernel.streams[0].directive.axis)
+    def check(self) -> None:
+        ranges = list(self._loop_ranges())
+        _record_accesses(self.accesses)
+        stores = self._run_tiles(ranges, is_checked=True)
+        if len(ranges) > 1:
+            reordered = self._run_tiles(ranges[::-1], is_checked=False)
+            for name, tensor in stores.items():
+                _compare(name, tensor, reordered[name], self.kernel.streams[0].directive.axis)
 
-    def _parts(self) -> Iterator[tuple[int, int]]:
+    def _loop_ranges(self) -> Iterator[tuple[int, int]]:
         for axis in self.space.axes:
             if axis.is_streamed:
                 yield from ((lo, min(lo + axis.block, axis.extent)) for lo in range(0, axis.extent, axis.block))
 
-    def _stored(self, parts: list[tuple[int, int]], is_checked: bool) -> dict[str, torch.Tensor]:
-        """What all tiles store, in tensors that nobody else has stored to."""
+    def _run_tiles(self, parts: list[tuple[int, int]], is_checked: bool) -> dict[str, torch.Tensor]:
+        """Run all tiles on zeroed outputs and return what they store. is_checked: compare accesses with directives."""
         names = {store.parameter for store in self.space.stores} - {load.parameter for load in self.space.loads}
         for name in names:
             self.tensors[name].zero_()
         whole = {store.parameter: self.tensors[store.parameter].clone() for store in self.space.stores}
         for number, tile in enumerate(self.space.coordinates()):
-            self.touched.clear()
+            self.accesses.clear()
             self._launch(number, parts)
             for operand in (*self.space.loads, *self.space.stores) if is_checked else ():
-                self._check(operand, operand in self.space.stores, number, tile)
-        made = {name: self.tensors[name].clone() for name in whole}
+                self._check_operand(operand, operand in self.space.stores, number, tile)
+        stores = {name: self.tensors[name].clone() for name in whole}
         for name, tensor in whole.items():
             self.tensors[name].copy_(tensor)
-        return made
+        return stores
 
     def _launch(self, number: int, parts: list[tuple[int, int]]) -> None:
         rows = [_row(APPLY, number, number + 1), *(_row(PART, lo, hi) for lo, hi in parts)]
         words, limits = torch.zeros(4096, dtype=torch.int32), torch.zeros(64, dtype=torch.int64)
         arrays = (torch.tensor(rows, dtype=torch.int32), torch.zeros(8, dtype=torch.int32), words, words, limits)
-        given: dict[str, Any] = {**self.trial.constants, **self.tensors}
+        arguments: dict[str, Any] = {**self.trial.constants, **self.tensors}
         for name, tensor in self.trial.tensors.items():
             if tensor.block:
-                given[name] = TensorDescriptor.from_tensor(self.tensors[name], list(tensor.block))
-        given |= dict(zip(PARAMETERS, (*arrays, 1, len(parts), 1), strict=True))
-        given |= {name: self.trial.tensors[of].shape[at] for name, (of, at) in shape_parameters(self.kernel).items()}
-        self.function[(1,)](**given)
+                arguments[name] = TensorDescriptor.from_tensor(self.tensors[name], list(tensor.block))
+        arguments |= dict(zip(PARAMETERS, (*arrays, 1, len(parts), 1), strict=True))
+        arguments |= {
+            name: self.trial.tensors[of].shape[at] for name, (of, at) in shape_parameters(self.kernel).items()
+        }
+        self.function[(1,)](**arguments)
 
-    def _check(self, operand: Operand, is_store: bool, number: int, tile: dict[str, int]) -> None:
+    def _check_operand(self, operand: Operand, is_store: bool, number: int, tile: dict[str, int]) -> None:
         tensor = self.tensors[operand.parameter]
         shape = tuple(dim.extent for dim in operand.dims)
         first, size, elements = tensor.data_ptr(), tensor.element_size(), prod(shape)
         seen = np.zeros(elements, bool)
-        for stores, pointers in self.touched:
+        for stores, pointers in self.accesses:
             near = (pointers >= first - GUARD_BYTES) & (pointers < first + tensor.numel() * size + GUARD_BYTES)
             if stores is not is_store or not near.any():
                 continue
@@ -175,73 +177,73 @@ class _Run:
 
 
 def _allowed_loads(operand: Operand, space: TileSpace, tile: dict[str, int]) -> Any:
-    """Where a load may reach: rows beyond the end of an axis may wrap round to its first, which nothing keeps."""
+    """Return the mask of elements that a load may access: rows beyond the end of an axis may wrap to its first ones."""
     allowed = np.ones((1,) * len(operand.dims), bool)
     for at, dim in enumerate(operand.dims):
-        here = np.zeros(dim.extent, bool)
-        here[slice(*space.touched(dim, tile))] = True
+        accessible = np.zeros(dim.extent, bool)
+        accessible[slice(*space.touched(dim, tile))] = True
         if dim.axis is not None and dim.axis in tile:
-            over = (dim.scale * tile[dim.axis] + dim.shift + 1) * space.entries(dim) - dim.extent
-            here[: max(over, 0)] = True
-        allowed = allowed & here.reshape([-1 if each == at else 1 for each in range(len(operand.dims))])
+            overhang = (dim.scale * tile[dim.axis] + dim.shift + 1) * space.entries(dim) - dim.extent
+            accessible[: max(overhang, 0)] = True
+        allowed = allowed & accessible.reshape([-1 if each == at else 1 for each in range(len(operand.dims))])
     return allowed
 
 
 def _least_extent(space: TileSpace) -> int:
-    """The shortest dimension: a number below it finds an element of every one."""
+    """Return the shortest dimension: an index below it is valid in all of them."""
     extents = [dim.extent for one in (*space.loads, *space.stores) for dim in one.dims]
     return max(1, min(extents, default=1))
 
 
-def _compare(name: str, first: torch.Tensor, again: torch.Tensor, axis: str) -> None:
-    one, other = first.float().nan_to_num(), again.float().nan_to_num()
+def _compare(name: str, first: torch.Tensor, reordered: torch.Tensor, axis: str) -> None:
+    one, other = first.float().nan_to_num(), reordered.float().nan_to_num()
     largest = float(one.abs().max()) if one.numel() else 0.0
     if largest and float((one - other).abs().max()) > DIFFERENCE * largest:
         raise Untrue(f"with its parts in another order {name} holds something else", axis)
 
 
-def _allocate(tensors: Mapping[str, TracedInput], most: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """All tensors in one piece of memory, with room between them: to read beyond one must not end the process.
+def _allocate(tensors: Mapping[str, TracedInput], bound: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Allocate all tensors in one piece of memory, with guards between them: an access out of bounds must not fault.
 
-    most: whole numbers are below it.
+    bound: of integers in the tensors.
     """
     generator = torch.Generator().manual_seed(1)
     sizes = {name: prod(one.shape) * getattr(torch, one.dtype).itemsize for name, one in tensors.items()}
     room = GUARD_BYTES * 2
     memory = torch.zeros(room + sum(-(-size // 256) * 256 + room for size in sizes.values()), dtype=torch.uint8)
-    made: dict[str, torch.Tensor] = {}
-    at = GUARD_BYTES + -(memory.data_ptr() + GUARD_BYTES) % 256
+    allocated: dict[str, torch.Tensor] = {}
+    offset = GUARD_BYTES + -(memory.data_ptr() + GUARD_BYTES) % 256
     for name, one in tensors.items():
         dtype = getattr(torch, one.dtype)
-        made[name] = memory[at : at + sizes[name]].view(dtype).view(one.shape)
+        allocated[name] = memory[offset : offset + sizes[name]].view(dtype).view(one.shape)
         if dtype.is_floating_point:
-            made[name].copy_(torch.randn(one.shape, generator=generator, dtype=torch.float32) / 2)
-        else:  # indices, lengths, labels: of something that is there, and not falling
-            numbers = torch.randint(0, most, (made[name].numel(),), generator=generator)
-            made[name].copy_(numbers.sort().values.view(one.shape))
-        at += -(-sizes[name] // 256) * 256 + room
-    return memory, made
+            allocated[name].copy_(torch.randn(one.shape, generator=generator, dtype=torch.float32) / 2)
+        else:  # indices, lengths, labels: valid, and ascending
+            numbers = torch.randint(0, bound, (allocated[name].numel(),), generator=generator)
+            allocated[name].copy_(numbers.sort().values.view(one.shape))
+        offset += -(-sizes[name] // 256) * 256 + room
+    return memory, allocated
 
 
-def _record_accesses(touched: list[tuple[bool, Any]]) -> None:
-    """Lets the interpreter note what its loads and stores reach."""
+def _record_accesses(accesses: list[tuple[bool, Any]]) -> None:
+    """Patch the interpreter to append the pointers of its loads and stores to `accesses`."""
     builder = triton_interpreter.InterpreterBuilder
     load, store = builder.create_masked_load, builder.create_masked_store
 
-    def loading(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        touched.append((False, _accessed(pointers, mask)))
+    def recording_load(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        accesses.append((False, _accessed(pointers, mask)))
         return load(self, pointers, mask, *rest, **named)
 
-    def storing(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        touched.append((True, _accessed(pointers, mask)))
+    def recording_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        accesses.append((True, _accessed(pointers, mask)))
         return store(self, pointers, value, mask, *rest, **named)
 
-    builder.create_masked_load, builder.create_masked_store = loading, storing
+    builder.create_masked_load, builder.create_masked_store = recording_load, recording_store
 
 
 def _accessed(pointers: Any, mask: Any) -> Any:
-    data, kept = np.broadcast_arrays(pointers.data, mask.data)
-    return data[kept.astype(bool)]
+    data, inside = np.broadcast_arrays(pointers.data, mask.data)
+    return data[inside.astype(bool)]
 
 
 def _row(kind: int, low: int, high: int) -> list[int]:

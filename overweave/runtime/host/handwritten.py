@@ -40,7 +40,7 @@ class HostHandwrittenRun:
         self._layout = declared.lay_out()
 
     def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
-        """Returns when the call has ended. Raises RankMismatch and PeerError; what was written is void then."""
+        """Run a call to its end. Raises RankMismatch and PeerError; outputs are undefined then."""
         workspace = HostWorkspace.of(self._group)
         workspace.check_usable()
         call = None
@@ -48,11 +48,11 @@ class HostHandwrittenRun:
             workspace.board.post(signature)
             slot = workspace.begin(self._layout, self._group.timeout_s)
             call = _Call(self._declared, _SlotView(self._declared, slot, workspace, self._group), workspace)
-            call.work_off(steps)
+            call.run_steps(steps)
         except BaseException as error:
             workspace.is_broken = True
             if call is not None:
-                call.give_up()
+                call.abort()
             if not isinstance(error, OverweaveError):
                 raise workspace.board.alarm(Alarm("failed", f"{type(error).__name__}: {error}")) from error
             raise
@@ -60,7 +60,7 @@ class HostHandwrittenRun:
 
 
 class _SlotView:
-    """The slot of one call: what kernels and copies of this rank address in it."""
+    """The slot of one call: the memory that kernels and copies of this rank access."""
 
     def __init__(self, declared: Declared, slot: HostSlot, workspace: HostWorkspace, group: Group) -> None:
         self.layout, self.slot, self.group = slot.layout, slot, group
@@ -73,102 +73,102 @@ class _SlotView:
         self.arguments = ProgramArguments(declared, slot.layout, slot.heap, protocol, group.rank, lambda layout: layout)
 
     def abort(self) -> None:
-        """Ends every wait of the kernels of this rank."""
+        """Set the abort word: every wait of this rank's kernels ends."""
         self._lines[ABORT] = 1
 
-    def seen(self, channel: str, counter: int) -> int:
-        """What an own signal says."""
+    def signal_value(self, channel: str, counter: int) -> int:
+        """Return the value of a signal of this rank."""
         return int(self.signals[self.layout.signal(channel, counter) * SIGNAL_STRIDE_WORDS])
 
     def signal_address(self, rank: int, channel: str, counter: int) -> int:
-        """Where a signal of any rank lies in this process."""
+        """Return the address, in this process, of a signal of any rank."""
         return self.slot.heap.addresses[rank] + self.layout.signal_offset(channel, counter)
 
     def matrix(self, declared: Declared, buffer: str, rank: int) -> torch.Tensor:
-        """Any rank's part of a buffer."""
+        """Return any rank's instance of a buffer."""
         one = declared.buffers[buffer]
         return self.slot.matrix(buffer, (one.rows, one.cols), one.dtype, rank)
 
 
 class _Call:
-    """One call on one rank: each queue does one thing after the other, beside the other queues."""
+    """One call on one rank: each queue runs one action at a time, concurrently with the other queues."""
 
     def __init__(self, declared: Declared, view: _SlotView, workspace: HostWorkspace) -> None:
         self._declared, self._view, self._workspace = declared, view, workspace
         self._launched = Beside()
-        self._raised = 0
+        self._signal_sum = 0
 
-    def work_off(self, steps: list[TileStep]) -> None:
-        """Raises PeerTimeout if nothing has moved for the group's timeout, and what peers raised."""
-        lines: dict[str, list[Any]] = {}
+    def run_steps(self, steps: list[TileStep]) -> None:
+        """Run all actions. Raises PeerTimeout after the group's timeout without progress, and peers' alarms."""
+        queues: dict[str, list[Any]] = {}
         for queue, action in steps:
-            lines.setdefault(queue, []).append(action)
+            queues.setdefault(queue, []).append(action)
         running: dict[str, IsDone] = {}
         run_event_loop(
-            lambda: not any(lines.values()),
-            lambda: self._advance(lines, running) or self._has_moved(),
-            lambda: self._late(lines),
+            lambda: not any(queues.values()),
+            lambda: self._advance(queues, running) or self._has_progressed(),
+            lambda: self._timeout_alarm(queues),
             self._workspace.board,
             self._view.group.timeout_s,
         )
 
-    def give_up(self) -> None:
-        """The call is void: sets the abort word, which every wait polls, and waits for the kernels to end."""
+    def abort(self) -> None:
+        """Set the abort word, which every wait polls, and wait for the kernels to end."""
         self._view.abort()
         self._launched.join()
 
-    def _advance(self, lines: dict[str, list[Any]], running: dict[str, IsDone]) -> bool:
-        moved = False
-        for queue, actions in lines.items():
+    def _advance(self, queues: dict[str, list[Any]], running: dict[str, IsDone]) -> bool:
+        has_progressed = False
+        for queue, actions in queues.items():
             if not actions:
                 continue
             if queue not in running:
                 running[queue] = self._start(actions[0])
-                moved = moved or isinstance(actions[0], TileLaunch)
+                has_progressed = has_progressed or isinstance(actions[0], TileLaunch)
             if running[queue]():
                 del running[queue], actions[0]
-                moved = True
-        return moved
+                has_progressed = True
+        return has_progressed
 
     def _start(self, action: TileLaunch | TileMove | Raise | Await) -> IsDone:
         if isinstance(action, TileLaunch):
-            return self._beside(action)
+            return self._launch_kernel(action)
         if isinstance(action, Await):
             return lambda: self._is_full(action)
         if isinstance(action, TileMove):
-            self._place(action.target).copy_(self._place(action.source))
+            self._matrix(action.target).copy_(self._matrix(action.source))
         else:
             self._workspace.fence()
             interpreter.atomic_add(self._view.signal_address(action.rank, action.channel, action.counter), 1)
         return lambda: True
 
     def _is_full(self, action: Await) -> bool:
-        full = all(self._view.seen(action.channel, counter) >= count for counter, count in action.counts)
+        full = all(self._view.signal_value(action.channel, counter) >= count for counter, count in action.counts)
         self._workspace.fence()
         return full
 
-    def _beside(self, launch: TileLaunch) -> IsDone:
-        """Interprets a kernel in a thread of its own."""
+    def _launch_kernel(self, launch: TileLaunch) -> IsDone:
+        """Interpret a kernel in a thread of its own."""
         arguments, options = self._view.arguments.of(launch)
         return self._launched.start(lambda: launch.kernel[launch.grid](*arguments, **options))
 
-    def _place(self, place: Part | torch.Tensor) -> torch.Tensor:
+    def _matrix(self, place: Part | torch.Tensor) -> torch.Tensor:
         if isinstance(place, torch.Tensor):
             return place
         whole = self._view.matrix(self._declared, place.buffer, place.rank)
         return whole[slice(*place.rows), slice(*place.cols)]
 
-    def _has_moved(self) -> bool:
-        """Whether any own signal was raised since the last look."""
-        before, self._raised = self._raised, int(self._view.signals.sum())
-        return self._raised != before
+    def _has_progressed(self) -> bool:
+        """Return whether a signal of this rank has been raised since the last call."""
+        before, self._signal_sum = self._signal_sum, int(self._view.signals.sum())
+        return self._signal_sum != before
 
-    def _late(self, lines: Mapping[str, list[Any]]) -> Alarm:
-        """What is not done, and the first counter of a channel that is not full."""
-        names = ", ".join(_name(actions[0]) for actions in lines.values() if actions)
+    def _timeout_alarm(self, queues: Mapping[str, list[Any]]) -> Alarm:
+        """Return the alarm of a timeout: the actions that have not ended, and the first counter that is not full."""
+        names = ", ".join(_name(actions[0]) for actions in queues.values() if actions)
         for name, channel in self._declared.channels.items():
             for counter in range(channel.counters):
-                count, seen = channel.count_of(counter), self._view.seen(name, counter)
+                count, seen = channel.count_of(counter), self._view.signal_value(name, counter)
                 if seen < count:
                     text = f"{names} did not end; counter {counter} of channel {name} is not full"
                     return Alarm("timeout", text, expected=count, seen=seen)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError
-from overweave.ir.counts import COUNTS
-from overweave.ir.epilogue import GATE, Z
+from overweave.ir.counts import rows_of_counted
+from overweave.ir.operators.forms import lies_row_by_row
 from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.board.board import REFUSED
 from overweave.memory.group import Group
@@ -38,15 +37,15 @@ def run_on_host(
     timeout_s: float | None = None,
     stopwatch: Stopwatch | None = None,
 ) -> None:
-    """Runs this rank's part of `plan`. Every rank of the group calls it, in the same sequence of plans.
+    """Run this rank's part of `plan`. Every rank of the group calls it, in the same sequence of plans.
 
     inputs, outputs: CPU tensors `[rows, cols]` by buffer name, of the plan's dtype. Outputs are written.
-    timeout_s: how long a rank may stand still before the call is void; the group's timeout by default.
+    timeout_s: how long a rank may make no progress before the call fails; the group's timeout by default.
     stopwatch: times every step of this call.
 
-    Raises InputError on a rank whose tensors do not fit and RankMismatch on its peers; RankMismatch where plans differ;
-    PeerDied or PeerTimeout, with outputs NaN, where a peer does not do its part; WorkspaceBroken from then on, until
-    the workspace is reset.
+    Raises InputError on a rank whose tensors do not fit and RankMismatch on its peers; RankMismatch if plans differ;
+    PeerDied or PeerTimeout, with outputs NaN, if a peer does not do its part; WorkspaceBroken from then on, until the
+    workspace is reset.
     """
     timeout_s = group.timeout_s if timeout_s is None else timeout_s
     workspace = HostWorkspace.of(group)
@@ -73,13 +72,22 @@ def run_on_host(
 
 
 class _Bound(NamedTuple):
-    """What a rank needs to know of a plan before it can run it. extents: rows and columns its tensors must have."""
+    """What a rank derives from a plan once. operands: tensor -> shape, dtype and strides that it must have."""
 
     plan: Plan
     make_call: type[HostCall]
     layout: SlotLayout
     signature: bytes
-    extents: dict[str, tuple[int, int]]
+    operands: dict[str, _Operand]
+
+
+class _Operand(NamedTuple):
+    """At least so many rows and columns, of a dtype."""
+
+    rows: int
+    cols: int
+    dtype: torch.dtype
+    is_contiguous: bool
 
 
 _BOUND: OrderedDict[tuple[int, int, str], _Bound] = OrderedDict()
@@ -88,6 +96,7 @@ _DEPTHS = ("library", "interpreter")
 
 
 def _bind(plan: Plan, rank: int, depth: Depth) -> _Bound:
+    """Return what a rank derives from a plan, from a cache. Raises InputError."""
     # By identity: hashing a plan of thousands of operations costs more than running it. The entry keeps the plan alive.
     key = (id(plan), rank, depth)
     bound = _BOUND.get(key)
@@ -97,37 +106,41 @@ def _bind(plan: Plan, rank: int, depth: Depth) -> _Bound:
         make_call: type[HostCall] = load(f"host {depth}")
         make_call.check(plan)
         layout = lay_out(plan.schedule, plan.realization.dtype)
-        bound = _BOUND[key] = _Bound(plan, make_call, layout, _signature(plan, depth), _extents(plan, rank))
+        bound = _BOUND[key] = _Bound(plan, make_call, layout, _signature(plan, depth), _operands(plan, rank))
         while len(_BOUND) > _BOUND_LIMIT:
             _BOUND.popitem(last=False)
     return bound
 
 
 def _signature(plan: Plan, depth: Depth) -> bytes:
-    """Readable, and different for plans that differ in anything all ranks share."""
+    """Return a readable signature that differs for plans that differ."""
     problem = plan.problem
     shape = f"{problem.extents} {problem.dtype}"
     shared = msgspec.json.encode((plan.schedule, plan.realization, problem))
     return f"{plan.name} {shape} {depth} #{blake2b(shared, digest_size=6).hexdigest()}".encode()
 
 
-def _extents(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
+def _operands(plan: Plan, rank: int) -> dict[str, _Operand]:
+    """Return tensor -> what a rank's operations need it to be."""
     extents = {buffer.name: (0, 0) for buffer in plan.schedule.buffers if buffer.home in (INPUT, OUTPUT)}
     for operation in plan.schedule.operations:
         for region in (*operation.reads, *operation.writes):
             if region.buffer in extents and not region.is_empty:
                 _extend_extents(extents, region, operation.rank, rank)
-    for buffer in plan.schedule.buffers:
-        if buffer.home == INPUT and buffer.counted:
-            extents[buffer.name] = 0, buffer.cols  # of as many rows as a call's counts say
-    problem = plan.problem
-    return extents | {name: problem.operand(name, rank)[:2] for name in _epilogue_tensors(problem)}
-
-
-def _epilogue_tensors(problem: Problem) -> tuple[str, ...]:
-    """The caller's tensors that no schedule knows: what an epilogue reads, what a norm reads and writes, and counts."""
-    counts = (COUNTS,) if problem.counted else ()
-    return (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()), *counts)
+    for name in rows_of_counted(plan.schedule):
+        buffer = plan.schedule.buffer(name)
+        if buffer.home == INPUT:
+            extents[name] = 0, buffer.cols  # of as many rows as a call's counts say
+    dtypes: dict[str, str] = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
+    contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
+    for name in (*plan.problem.beside, *plan.problem.also_made):  # of which no schedule knows
+        rows, cols, dtypes[name] = plan.problem.operand(name, rank)
+        extents[name] = rows, cols
+        contiguous |= {name} if lies_row_by_row(name) else set()
+    return {
+        name: _Operand(rows, cols, getattr(torch, dtypes[name]), name in contiguous)
+        for name, (rows, cols) in extents.items()
+    }
 
 
 def _extend_extents(extents: dict[str, tuple[int, int]], region: Region, actor: int, rank: int) -> None:
@@ -144,33 +157,29 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
     if plan.schedule.world_size != group.world_size:
         found = f"the plan is for {plan.schedule.world_size} ranks, the group has {group.world_size}"
         raise InputError(asked, found, "Build the plan for this group")
-    if tensors.keys() != bound.extents.keys():
+    if tensors.keys() != bound.operands.keys():
         found = f"got tensors {sorted(tensors)}"
-        raise InputError(asked, found, f"Pass {sorted(bound.extents)}")
-    dtypes: dict[str, str] = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
-    dtypes |= {name: plan.problem.operand(name, group.rank)[2] for name in _epilogue_tensors(plan.problem)}
-    contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
-    contiguous |= set(_epilogue_tensors(plan.problem)) - {GATE}
-    for name, (rows, cols) in bound.extents.items():
-        tensor, dtype = tensors[name], getattr(torch, dtypes[name])
+        raise InputError(asked, found, f"Pass {sorted(bound.operands)}")
+    for name, (rows, cols, dtype, is_contiguous) in bound.operands.items():
+        tensor = tensors[name]
         found = f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
         cure = f"Pass a CPU tensor of {dtype}, at least [{rows}, {cols}]"
         if tensor.device.type != "cpu" or tensor.dtype != dtype or tensor.dim() != 2:
             raise InputError(asked, found, cure)
         if tensor.shape[0] < rows or tensor.shape[1] < cols:
             raise InputError(asked, found, cure)
-        if name in contiguous and not tensor.is_contiguous():
+        if is_contiguous and not tensor.is_contiguous():
             raise InputError(asked, f"{found}, strides {tensor.stride()}", f"Pass {name}.contiguous()")
 
 
 def _notify_refusal(workspace: HostWorkspace, error: OverweaveError) -> None:
-    """Tells the peers, who are about to agree on this call, that this rank will not take part."""
+    """Publish to the peers, which are about to agree on this call, that this rank refuses it."""
     with suppress(OverweaveError):  # the caller raises this rank's own reason
         workspace.board.agree(f"{REFUSED}{error.found}".encode(), workspace.board.timeout_s)
 
 
 def _agree(workspace: HostWorkspace, signature: bytes, timeout_s: float) -> None:
-    """The first call of a plan waits for all ranks; later ones only look at what is there."""
+    """Compare the call with the peers': the first call of a plan waits for all ranks, later ones do not."""
     if signature in workspace.agreed:
         workspace.board.post(signature)
     else:

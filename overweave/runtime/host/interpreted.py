@@ -1,8 +1,8 @@
-"""The interpreter depth: the actual portable kernels, several programs at once, beside the copies of the Plan.
+"""The interpreter depth of the emulation: the portable kernels, several programs at once, beside the Plan's copies.
 
-Copies and library operations run as at library depth; each kernel queue is one launch in a thread of its own, with its
-tile table, and signals are single counters that kernels add to atomically. A kernel's wait ends when the abort word is
-set, which is this loop's to do: the interpreter has no device clock to bound it.
+Copies and operations of cuBLAS or NCCL run as at library depth. Each kernel queue is one launch in a thread of its own,
+with its tile table, and signals are single counters that kernels add to atomically. A kernel's wait has no deadline of
+its own, for lack of a device clock: the event loop sets the abort word.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.epilogue import GATE
+from overweave.ir.operators.forms import GATE
 from overweave.ir.plan import KERNELS, PACKED_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.group import Group
@@ -42,14 +42,14 @@ from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call  #
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
 _CPU = torch.device("cpu")
-# Several programs even of small products, and several turns of each.
+# Tile sizes that give several programs, and several loop iterations of each, even of small products.
 _MESSAGES = 16
 _SKINNY_TILE = {"block_m": 16, "block_n": 32, "block_k": 16}
 _COPIED_KIB = 1
 
 
 class HostWords(NamedTuple):
-    """The words that kernels of one call are given, beside those of its slot (kernel_calls/protocol.py)."""
+    """The protocol words of one call beside those of its slot: a `ProtocolWords` (kernel_calls/protocol.py)."""
 
     group: Group
     words: HostHeap
@@ -61,7 +61,7 @@ class HostWords(NamedTuple):
 
 
 def host_words(group: Group, words: HostHeap, report: Tensor) -> HostWords:
-    """All at zero, but the symmetric ones. report: where kernels say what they waited for."""
+    """Return zeroed local words with the symmetric ones. report: of a wait that timed out."""
     limits = torch.tensor([0, report.data_ptr(), *words.addresses])
     state, claims = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
     return HostWords(group, words, state, claims, limits, SharedShares(_CPU))
@@ -72,7 +72,7 @@ class InterpretedCall(HostCall):
 
     @staticmethod
     def check(plan: Plan) -> None:
-        """Rows of every matrix that a kernel loads in bulk must start at multiples of 16 bytes. Raises InputError."""
+        """Raise InputError unless rows of every matrix that a kernel loads by TMA start at multiples of 16 bytes."""
         problem, config = plan.problem, plan.realization.matmul
         if not _kernel_queues(plan):
             return
@@ -84,11 +84,11 @@ class InterpretedCall(HostCall):
                 raise InputError(f"run the kernels of {plan.name}", f"{name}={extent} of {problem.dtype}", cure)
 
     def make_agenda(self) -> Agenda:
-        """A kernel's queue is one step."""
+        """Return the queues of this rank; all operations of a kernel's queue are one step."""
         return Agenda.of(self.plan.schedule, self.group.rank, frozenset(_kernel_queues(self.plan)))
 
     def prepare(self) -> None:
-        """Binds the kernels to the slot, and the arrays that come with each of them (memory/device/signals.py)."""
+        """Bind the kernels to the slot and to the protocol's words (memory/device/signals.py)."""
         self.slot.atomic_add = interpreter.atomic_add
         self._lines = self.workspace.lines(self.group.rank)
         self._lines[ABORT] = 0
@@ -103,7 +103,7 @@ class InterpretedCall(HostCall):
             self.stopwatch.tables, self.stopwatch.programs = self.binding.traces, PROGRAMS
 
     def begin_step(self, step: PendingStep) -> IsDone | None:
-        """Launches a kernel in a thread; everything else as at library depth."""
+        """Launch a kernel in a thread; start other steps as at library depth."""
         (first, *_), realization = step.operations, self.binding.plan.realization
         if not step.is_kernel and realization.skinny and isinstance(first, Compute):
             factors = SkinnyOperands(*(self.view(part) for part in (first.a[0], first.b, first.out[0])))
@@ -116,18 +116,18 @@ class InterpretedCall(HostCall):
         return None if call is None else self.launch(call, PROGRAMS)
 
     def launch(self, call: KernelCall, most: int | None = None) -> IsDone | None:
-        """Interprets a kernel; None if it has no programs. most: of programs that claim tiles."""
+        """Interpret a kernel; return None if it has no programs. most: programs of a kernel that claims tiles."""
         programs = call.programs if most is None else min(most, call.programs)
         if not programs:
             return None
         return self.start(lambda: call.kernel[(programs,)](*call.arguments))
 
     def start(self, work: Callable[[], None]) -> IsDone:
-        """Runs a launch in a thread of its own; what it raises is raised by whoever asks whether it is done."""
+        """Run a launch in a new thread. Return a function that polls for its end, and raises what it raised."""
         return self._launched.start(work)
 
     def run(self, layout: SlotLayout, inputs: TensorsByName, outputs: TensorsByName) -> None:
-        """As `HostCall.run`. Kernels leave the counters of shared tiles at zero, as the next launch finds them."""
+        """Run as `HostCall.run`; check that kernels have left the split-K counters at zero for the next launch."""
         super().run(layout, inputs, outputs)
         assert self.words.shares.are_unused()
 
@@ -138,11 +138,11 @@ class InterpretedCall(HostCall):
         space = self.workspace.packed(layout.half_bytes, self.timeout_s)
         caller = Caller(self.group.rank, (control_words(self.words), self.words.limits))
         kept = [buffer.name for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
-        tensors = {**self.tensors, **{name: self.binding.own(name) for name in kept}}
+        tensors = {**self.tensors, **{name: self.binding.workspace_buffer(name) for name in kept}}
         return packed_call(config, plan.problem, layout, tensors, space, caller)
 
     def _bulk_loaded(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor of the caller's as bulk loads want it, copied if need be. Those that are written lie so."""
+        """Return a tensor of the caller's as TMA requires it, copied if need be. Outputs are already so."""
         inputs = {GATE, *(buffer.name for buffer in self.plan.schedule.buffers if buffer.home == INPUT)}
         if tensor.dim() != 2 or name not in inputs:
             return tensor
@@ -151,20 +151,20 @@ class InterpretedCall(HostCall):
             return _row_major(tensor.t()).t()
         return _row_major(tensor)
 
-    def has_moved(self) -> bool:
-        """Whether a kernel has claimed another tile."""
+    def has_progressed(self) -> bool:
+        """Return whether a kernel has claimed a tile since the last call."""
         before, self._claimed = self._claimed, int(self.words.claims.sum())
         return self._claimed != before
 
-    def give_up(self) -> None:
-        """Sets the abort word, which every wait of our kernels polls, and waits for the kernels to end."""
+    def abort(self) -> None:
+        """Set the abort word, which every wait of our kernels polls, and wait for the kernels to end."""
         if hasattr(self, "_lines"):
             self._lines[ABORT] = 1
             self._launched.join()
 
 
 def with_small_tiles(plan: Plan) -> Plan:
-    """The plan with configurations of which small products make several turns, too."""
+    """Return the plan with small tiles: kernels loop several times over small products, too."""
     realization = plan.realization
     changed = {
         "packed": realization.packed and replace(realization.packed, block=_MESSAGES),
@@ -180,6 +180,6 @@ def _kernel_queues(plan: Plan) -> list[str]:
 
 
 def _row_major(matrix: Tensor) -> Tensor:
-    """The matrix with rows one behind the other at multiples of 16 bytes, copied if need be."""
+    """Return the matrix row-major, with rows at multiples of 16 bytes; copied if need be."""
     aligned = matrix.data_ptr() % _ROW_BYTES == 0 and matrix.stride(0) * matrix.element_size() % _ROW_BYTES == 0
     return matrix if matrix.stride(1) == 1 and aligned else matrix.clone(memory_format=torch.contiguous_format)

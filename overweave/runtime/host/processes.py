@@ -33,7 +33,7 @@ from overweave.errors import OverweaveError
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
-_DUMP_SIGNAL = signal.SIGQUIT  # a rank that gets it says where each of its threads stands, and goes on
+_DUMP_SIGNAL = signal.SIGQUIT  # a rank that gets it dumps the stacks of its threads, and continues
 _DUMP_S = 1.0
 
 
@@ -41,8 +41,8 @@ _DUMP_S = 1.0
 class ProcessOutcome:
     """How a rank ended. value: what the function returned. error: class name of what it raised, None if nothing.
 
-    message: of the error; of a rank that was ended at the deadline, where its threads stood.
-    exit_signal: the signal that ended it, 0 if none; `SIGKILL` also for a rank that was ended at the deadline.
+    message: of the error; of a rank that was killed at the deadline, the stacks of its threads.
+    exit_signal: the signal that ended it, 0 if none; `SIGKILL` also for a rank that was killed at the deadline.
     """
 
     rank: int
@@ -97,15 +97,15 @@ class RankProcesses:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self, *ranks: int, number: int = signal.SIGKILL) -> None:
-        """Sends a signal to the given ranks, or to all that still run."""
+        """Send a signal to some ranks, or to all, that still run."""
         for rank in ranks or range(self.world_size):
             if self._statuses[rank] is None:
                 os.kill(self.processes[rank], number)
 
     def wait(self, timeout_s: float, *ranks: int) -> list[ProcessOutcome]:
-        """Until the given ranks, or all, have ended; those that have not by then are killed."""
-        wanted = list(ranks or range(self.world_size))
-        open_pipes = {self._pipes[rank]: rank for rank in wanted}
+        """Wait for some ranks, or for all; kill those that have not ended by the deadline. Return their outcomes."""
+        waited = list(ranks or range(self.world_size))
+        open_pipes = {self._pipes[rank]: rank for rank in waited}
         end_s = time.monotonic() + timeout_s
         while open_pipes and (left_s := end_s - time.monotonic()) > 0:
             for pipe in select.select(list(open_pipes), [], [], left_s)[0]:
@@ -114,10 +114,10 @@ class RankProcesses:
                 if not data:
                     del open_pipes[pipe]
         late = self.end(list(open_pipes.values()), timeout_s)
-        return [late[rank] if rank in late else self.outcome(rank) for rank in wanted]
+        return [late[rank] if rank in late else self.outcome(rank) for rank in waited]
 
     def end(self, late: list[int], timeout_s: float) -> dict[int, ProcessOutcome]:
-        """Asks ranks that have not ended after `timeout_s` where they stand, and kills them."""
+        """Dump the stacks of ranks that have not ended after `timeout_s`, and kill them."""
         for rank in late:
             os.kill(self.processes[rank], _DUMP_SIGNAL)
         end_s = time.monotonic() + _DUMP_S
@@ -125,28 +125,29 @@ class RankProcesses:
             time.sleep(0.02)
         for rank in late:
             os.kill(self.processes[rank], signal.SIGKILL)
-        asked = f"had not ended after {timeout_s:g} s and was killed"
-        stood = {rank: _text(self._stack(rank)) or "it did not say" for rank in late}
-        return {rank: self.outcome(rank, f"{asked}; where it stood:\n{told}") for rank, told in stood.items()}
+        late_text = f"had not ended after {timeout_s:g} s and was killed"
+        stacks = {rank: _text(self._stack(rank)) or "it did not say" for rank in late}
+        return {rank: self.outcome(rank, f"{late_text}; where it stood:\n{stack}") for rank, stack in stacks.items()}
 
     def _stack(self, rank: int) -> Path:
         return _stack_path(self._folder, rank)
 
     def _reap(self, rank: int) -> int:
+        """Wait for a rank's process and return its exit status."""
         status = self._statuses[rank]
         if status is None:
             status = self._statuses[rank] = os.waitpid(self.processes[rank], 0)[1]
         return status
 
-    def outcome(self, rank: int, stood: str = "") -> ProcessOutcome:
-        """Of a rank that has ended. stood: where, if it was killed."""
+    def outcome(self, rank: int, stack: str = "") -> ProcessOutcome:
+        """Return the outcome of a rank that has ended. stack: the message if it was killed."""
         status = self._reap(rank)
         exit_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         try:
             return replace(decode_outcome(rank, self._received[rank]), exit_signal=exit_signal)
         except ValueError:
             code = os.waitstatus_to_exitcode(status)
-            return ProcessOutcome(rank, None, "Died", stood or f"ended with {code} and said nothing", exit_signal)
+            return ProcessOutcome(rank, None, "Died", stack or f"ended with {code} and said nothing", exit_signal)
 
 
 def run_ranks(
@@ -157,10 +158,11 @@ def run_ranks(
     group_timeout_s: float = 30.0,
     meanwhile: AbstractContextManager[object] | None = None,
 ) -> list[Any]:
-    """`function(*arguments)` on `world_size` forked ranks, each with gloo as its default group; results in rank order.
+    """Run `function(*arguments)` on `world_size` forked ranks, each with gloo as its default group.
 
-    Results must fit JSON. timeout_s: after this long every rank is killed, and its threads' stacks are told.
-    meanwhile: entered while this process waits for them, as by what shows that they are at work. Raises RanksFailed.
+    Return the results in rank order; they must be JSON values. timeout_s: then every rank is killed, and the stacks of
+    its threads are in the error. meanwhile: a context entered while this process waits, such as a progress display.
+    Raises RanksFailed.
     """
     waiting = nullcontext() if meanwhile is None else meanwhile
     with RankProcesses(function, world_size, *arguments, group_timeout_s=group_timeout_s) as ranks, waiting:
@@ -173,12 +175,12 @@ def run_ranks(
 def _run_rank(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
-    place: tuple[int, int],
-    how: tuple[str, float],
+    rank_and_size: tuple[int, int],
+    folder_and_timeout: tuple[str, float],
     pipe: int,
 ) -> None:
-    """One rank from its first to its last moment; never returns into the parent's code."""
-    data = encode_outcome(partial(_rank_main, function, arguments, place, how))
+    """Run one rank in a forked process, write its outcome to the pipe and exit; never return."""
+    data = encode_outcome(partial(_rank_main, function, arguments, rank_and_size, folder_and_timeout))
     sys.stdout.flush()
     sys.stderr.flush()
     while data:
@@ -187,22 +189,26 @@ def _run_rank(
 
 
 def _rank_main(
-    function: Callable[..., Any], arguments: tuple[Any, ...], place: tuple[int, int], how: tuple[str, float]
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    rank_and_size: tuple[int, int],
+    folder_and_timeout: tuple[str, float],
 ) -> Any:
+    """Set up a rank's process and group, and call the function."""
     die_with_parent()
-    folder, group_timeout_s = how
-    stack = _stack_path(folder, place[0]).open("w")  # to be written to from a signal's handler: stays open
+    folder, group_timeout_s = folder_and_timeout
+    stack = _stack_path(folder, rank_and_size[0]).open("w")  # stays open: the signal handler writes to it
     faulthandler.register(_DUMP_SIGNAL, file=stack, all_threads=True)
-    gc.freeze()  # the parent's garbage is its own: a group of gloo's would wait here for threads that no fork has
+    gc.freeze()  # never collect the parent's garbage: a gloo group among it would join threads that no fork has
     # One thread: a parent's OpenMP pool does not survive a fork, and the ranks share the cores anyway.
     torch.set_num_threads(1)
-    join_group(place, folder, group_timeout_s)
+    join_group(rank_and_size, folder, group_timeout_s)
     return function(*arguments)
 
 
-def join_group(place: tuple[int, int], folder: str, timeout_s: float) -> None:
-    """Makes gloo the default group of this rank. place: rank and world size. folder: where the ranks meet."""
-    rank, world_size = place
+def join_group(rank_and_size: tuple[int, int], folder: str, timeout_s: float) -> None:
+    """Initialise gloo as this rank's default group. folder: of the store."""
+    rank, world_size = rank_and_size
     store = dist.FileStore(str(Path(folder) / "store"), world_size)
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
@@ -210,22 +216,22 @@ def join_group(place: tuple[int, int], folder: str, timeout_s: float) -> None:
 
 
 def encode_outcome(act: Callable[[], Any]) -> bytes:
-    """What a rank tells its parent: what `act` returns, or what it raises."""
+    """Call `act` and encode its result or its error."""
     try:
         return json.dumps({"value": act(), "error": None, "message": ""}).encode()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+    except BaseException as error:  # noqa: BLE001 - the parent raises it
         where = "" if isinstance(error, OverweaveError) else "\n" + traceback.format_exc()
-        told = {"value": None, "error": type(error).__name__, "message": f"{type(error).__name__}: {error}{where}"}
-        return json.dumps(told).encode()
+        outcome = {"value": None, "error": type(error).__name__, "message": f"{type(error).__name__}: {error}{where}"}
+        return json.dumps(outcome).encode()
 
 
 def decode_outcome(rank: int, answer: bytes) -> ProcessOutcome:
-    """What a rank has told. Raises ValueError for what is no answer."""
+    """Decode what a rank has sent. Raises ValueError if that is not an outcome."""
     return ProcessOutcome(rank, exit_signal=0, **json.loads(answer))
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """This process gets a signal when the one that started it ends, however that ends."""
+    """Have a signal sent to this process when its parent ends, however that ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -238,5 +244,5 @@ def _text(path: Path) -> str:
 
 
 def _is_dump_complete(path: Path) -> bool:
-    """Whether the last of the threads, the first in Python, is there to its end."""
+    """Return whether a stack dump is complete: the main thread's, which ends so, comes last."""
     return _text(path).endswith("in <module>")

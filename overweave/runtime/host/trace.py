@@ -18,7 +18,7 @@ from overweave.runtime.trace import HEAD, NOT_A_TILE, Record, Stopwatch, gather_
 def trace_on_host(
     plan: Plan, group: Group, inputs: TensorsByName, outputs: TensorsByName, depth: Depth = "library"
 ) -> Timeline | None:
-    """Runs the plan once and says when each tile (interpreter depth) or operation ran: on rank 0, None elsewhere.
+    """Run the plan once; return on rank 0 when each tile (interpreter depth) or operation ran, None elsewhere.
 
     Collective. Raises what `run_on_host` does.
     """
@@ -30,9 +30,9 @@ def trace_on_host(
 
 
 def subtract_poll_time(plan: Plan, by_rank: list[list[Record]]) -> list[list[Record]]:
-    """The records, each tile waiting no longer than until its last signal came, and running from then on.
+    """Return the records with each tile's wait ended when its last signal was set, and its run begun then.
 
-    A GPU polls in a microsecond. An interpreted poll of a signal that is there takes as long as a tile: it is work.
+    A GPU polls in a microsecond. An interpreted poll takes as long as a tile: it counts as work, not as a wait.
     """
     ends: dict[str, int] = {}
     for rank, records in enumerate(by_rank):

@@ -1,9 +1,8 @@
-"""Arithmetic of interpreted kernels as compiled ones compute it: the interpreter's builder, repaired.
+"""Arithmetic of interpreted kernels, bit for bit as on a GPU: patches of the interpreter's builder.
 
-What the instructions do that Triton compiles for Hopper (read from its PTX, and held against a GPU's own results by
-campaigns/bits): bf16 and fp16 add, subtract and multiply in one rounding to nearest even; fp32 remainders are
-`x - trunc(x / y) * y`; of two numbers one of which is NaN, `max` and `min` yield the other; +0 is larger than -0.
-Two numbers of one fp8 dtype have no arithmetic, on a GPU and here.
+What Triton's PTX for Hopper computes (compared with a GPU's own results by campaigns/bits): bf16 and fp16 add, subtract
+and multiply in one rounding to nearest even; fp32 remainders are `x - trunc(x / y) * y`; `max` and `min` of a number
+and NaN yield the number; +0 is larger than -0. fp8 has no arithmetic, on a GPU and here.
 
 A product that is added to something is one `fma` on a GPU, wherever the compiler sees it, and two roundings here.
 Quotients of `/`, roots and powers are the nearest numbers here, and within 2 units in the last place there.
@@ -20,9 +19,9 @@ import triton.language as tl
 import triton.runtime.interpreter as triton_interpreter
 
 from overweave.runtime.interpreted.numbers import (
+    BIT_DTYPES,
     FLOATS,
     FP8,
-    PATTERNS,
     Values,
     fma_to_odd,
     fp8e5_to_bfloat16,
@@ -48,7 +47,7 @@ _original_rmw: Callable[..., Any] = _Builder.create_atomic_rmw
 
 
 def install_gpu_arithmetic() -> None:
-    """For the rest of this process."""
+    """Patch the interpreter for the rest of this process."""
     _Builder.binary_op, _Builder.unary_op = _binary, _unary
     _Builder.cast_impl, _Builder.create_fp_to_fp = _cast, _cast_rounding
     _Builder.create_dot, _Builder.create_fma = _dot, _fma
@@ -59,46 +58,46 @@ def install_gpu_arithmetic() -> None:
 
 
 def matmul_fp32(left: Values, right: Values) -> Values:
-    """fp32, by numpy's own loops: a BLAS works for each program's thread with threads and a spin lock of its own.
+    """Multiply in fp32 by numpy's own loops, not by a BLAS, which has threads and a spin lock of its own.
 
-    Where one of MKL's threads still holds that lock while a rank forks, every product of the rank waits for ever.
+    If a thread of MKL holds that lock while a rank forks, every product of the rank waits for ever.
     """
-    made: Values = np.einsum("...mk,...kn->...mn", left, right)
-    return made
+    product: Values = np.einsum("...mk,...kn->...mn", left, right)
+    return product
 
 
 def atomic_rmw(self: Any, operation: Any, pointer: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
-    """As `InterpreterBuilder.create_atomic_rmw`, which cannot add bf16."""
+    """`InterpreterBuilder.create_atomic_rmw`, with atomic adds of bf16."""
     if value.dtype.scalar.name != "bf16" or operation != triton_interpreter._ir.ATOMIC_OP.FADD:
         return _original_rmw(self, operation, pointer, value, mask, sem, scope)
-    kept = np.broadcast_to(mask.data, pointer.data.shape)
-    added = np.broadcast_to(value.data, pointer.data.shape)
-    found = np.zeros(pointer.data.shape, np.uint16)
-    found[kept] = _add_atomically(pointer.data[kept], _Handle(added[kept], tl.bfloat16))
-    return _Handle(found, tl.bfloat16)
+    inside = np.broadcast_to(mask.data, pointer.data.shape)
+    values = np.broadcast_to(value.data, pointer.data.shape)
+    previous = np.zeros(pointer.data.shape, np.uint16)
+    previous[inside] = _add_atomically(pointer.data[inside], _Handle(values[inside], tl.bfloat16))
+    return _Handle(previous, tl.bfloat16)
 
 
 def _binary(self: Any, lhs: Any, rhs: Any, operation: _Operation) -> Any:
-    kind = lhs.dtype.scalar
-    if kind.name not in PATTERNS or lhs.data.dtype == bool:
+    dtype = lhs.dtype.scalar
+    if dtype.name not in BIT_DTYPES or lhs.data.dtype == bool:
         return _original_binary(self, lhs, rhs, operation)
-    _refuse_fp8(kind, operation)
-    made = operation(widen(lhs), widen(rhs))
-    return _Handle(made, tl.int1) if made.dtype == bool else handle_of(made, kind)
+    _refuse_fp8(dtype, operation)
+    result = operation(widen(lhs), widen(rhs))
+    return _Handle(result, tl.int1) if result.dtype == bool else handle_of(result, dtype)
 
 
 def _unary(self: Any, argument: Any, operation: _Operation) -> Any:
-    kind = argument.dtype.scalar
-    if kind.name not in PATTERNS:
+    dtype = argument.dtype.scalar
+    if dtype.name not in BIT_DTYPES:
         return _original_unary(self, argument, operation)
-    _refuse_fp8(kind, operation)
-    return handle_of(operation(widen(argument)), kind)
+    _refuse_fp8(dtype, operation)
+    return handle_of(operation(widen(argument)), dtype)
 
 
-def _refuse_fp8(kind: Any, operation: Any) -> None:
-    if kind.name in FP8:
+def _refuse_fp8(dtype: Any, operation: Any) -> None:
+    if dtype.name in FP8:
         name = getattr(operation, "__name__", str(operation)).lstrip("_")
-        raise TypeError(f"{name} of two {kind}: Triton compiles none for a GPU. Widen both: x.to(tl.float32)")
+        raise TypeError(f"{name} of two {dtype}: Triton compiles none for a GPU. Widen both: x.to(tl.float32)")
 
 
 def _as_binary(operation: _Operation) -> Callable[[Any, Any, Any], Any]:
@@ -106,8 +105,8 @@ def _as_binary(operation: _Operation) -> Callable[[Any, Any, Any], Any]:
 
 
 def _larger(one: Values, other: Values) -> Values:
-    zeros = (one == 0) & (other == 0)  # of +0 and -0 the sum is +0
-    return np.where(zeros, one + other, np.fmax(one, other))
+    both_zero = (one == 0) & (other == 0)  # of +0 and -0 the sum is +0
+    return np.where(both_zero, one + other, np.fmax(one, other))
 
 
 def _smaller(one: Values, other: Values) -> Values:
@@ -142,66 +141,68 @@ def _remainder_of(one: Values, other: Values) -> Values:
 
 
 def _fma(self: Any, one: Any, other: Any, addend: Any) -> Any:
-    kind = addend.dtype.scalar
-    _refuse_fp8(kind, "fma")
-    if kind.name == "fp64":
-        return _Handle(one.data * other.data + addend.data, kind)
-    return handle_of(fma_to_odd(widen(one), widen(other), widen(addend)), kind)
+    dtype = addend.dtype.scalar
+    _refuse_fp8(dtype, "fma")
+    if dtype.name == "fp64":
+        return _Handle(one.data * other.data + addend.data, dtype)
+    return handle_of(fma_to_odd(widen(one), widen(other), widen(addend)), dtype)
 
 
-def _dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
+def _dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
     if not {a.dtype.scalar.name, b.dtype.scalar.name} <= FLOATS - {"fp64"} or d.dtype.scalar.name not in (
         "fp32",
         "fp16",
     ):
-        return _original_dot(self, a, b, d, *how)
+        return _original_dot(self, a, b, d, *options)
     return handle_of(matmul_fp32(widen(a), widen(b)) + widen(d), d.dtype.scalar)
 
 
 def _cast(self: Any, source: Any, target: Any) -> Any:
-    have, want = source.dtype.scalar, target.scalar
-    if have == want or (source.data.dtype == bool and want.name not in PATTERNS):
+    source_dtype, target_dtype = source.dtype.scalar, target.scalar
+    if source_dtype == target_dtype or (source.data.dtype == bool and target_dtype.name not in BIT_DTYPES):
         return _original_cast(self, source, target)
-    if have.name in FLOATS and want.is_int():
-        return _Handle(to_integer(widen(source), numpy_dtype(want)), want)
-    if have.name in FLOATS and want.name in FLOATS:
-        if {have.name, want.name} <= {"fp64", *FP8}:
-            raise TypeError(f"{have} to {want}: Triton compiles none for a GPU. Make it fp32 first")
-        if (have.name, want.name) == ("fp8e5", "bf16"):
-            return _Handle(fp8e5_to_bfloat16(source.data), want)
-        return handle_of(widen(source), want)
-    if have.is_int() and want.name in FLOATS:
-        return handle_of(source.data.astype(np.int32) if source.data.dtype == bool else source.data, want)
+    if source_dtype.name in FLOATS and target_dtype.is_int():
+        return _Handle(to_integer(widen(source), numpy_dtype(target_dtype)), target_dtype)
+    if source_dtype.name in FLOATS and target_dtype.name in FLOATS:
+        if {source_dtype.name, target_dtype.name} <= {"fp64", *FP8}:
+            raise TypeError(f"{source_dtype} to {target_dtype}: Triton compiles none for a GPU. Make it fp32 first")
+        if (source_dtype.name, target_dtype.name) == ("fp8e5", "bf16"):
+            return _Handle(fp8e5_to_bfloat16(source.data), target_dtype)
+        return handle_of(widen(source), target_dtype)
+    if source_dtype.is_int() and target_dtype.name in FLOATS:
+        return handle_of(source.data.astype(np.int32) if source.data.dtype == bool else source.data, target_dtype)
     return _original_cast(self, source, target)
 
 
 def _cast_rounding(self: Any, source: Any, target: Any, mode: Any) -> Any:
-    have, want = source.dtype.scalar, target.scalar
-    if not {have.name, want.name} <= FLOATS:
+    source_dtype, target_dtype = source.dtype.scalar, target.scalar
+    if not {source_dtype.name, target_dtype.name} <= FLOATS:
         return _original_fp_to_fp(self, source, target, mode)
     if mode != _ROUNDING.RTZ:
         return _cast(self, source, target)
-    if have.name != "fp32" or (have.name, want.name) in _NOT_COMPILED:
-        raise TypeError(
-            f"{have} to {want} towards zero: Triton compiles none for a GPU. Begin with fp32, and not to e4m3"
-        )
-    return _Handle(round_towards_zero(source.data, want.name), want)
+    if source_dtype.name != "fp32" or (source_dtype.name, target_dtype.name) in _NOT_COMPILED:
+        cast = f"{source_dtype} to {target_dtype} towards zero"
+        raise TypeError(f"{cast}: Triton compiles none for a GPU. Begin with fp32, and not to e4m3")
+    return _Handle(round_towards_zero(source.data, target_dtype.name), target_dtype)
 
 
 def _bf16_constant(self: Any, value: float) -> Any:
-    """Triton's compiler reads constants of bf16 from six decimals: 1e-7 is zero."""
+    """Return a bf16 constant of six decimals, as Triton's compiler parses it: 1e-7 is zero."""
     return handle_of(np.array([float(f"{np.float32(value):f}")]), tl.bfloat16)
 
 
 def _add_atomically(pointers: Values, value: Any) -> Values:
-    """What stood there before. One element after another, until nobody came between: a kernel may name one twice."""
+    """Add bf16 values by compare-and-swap, until no other thread interferes. Return the previous values.
+
+    An address may occur more than once.
+    """
     native = triton_interpreter._interpreter
-    found, left = np.zeros(len(pointers), np.uint16), np.arange(len(pointers))
-    while left.size:
-        at = pointers[left]
+    previous, remaining = np.zeros(len(pointers), np.uint16), np.arange(len(pointers))
+    while remaining.size:
+        at = pointers[remaining]
         seen = native.load(at, np.ones(len(at), bool), np.zeros(len(at), np.uint16), np.dtype(np.uint16))
-        summed = round_to_nearest(widen(_Handle(seen, tl.bfloat16)) + widen(value)[left], "bf16")
-        held = native.atomic_cas(at, seen.copy(), summed, native.MEM_SEMANTIC.ACQUIRE_RELEASE)
-        found[left] = held
-        left = left[held != seen]
-    return found
+        summed = round_to_nearest(widen(_Handle(seen, tl.bfloat16)) + widen(value)[remaining], "bf16")
+        swapped = native.atomic_cas(at, seen.copy(), summed, native.MEM_SEMANTIC.ACQUIRE_RELEASE)
+        previous[remaining] = swapped
+        remaining = remaining[swapped != seen]
+    return previous

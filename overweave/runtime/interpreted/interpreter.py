@@ -1,26 +1,26 @@
-"""Repairs of the Triton interpreter, so that kernels which signal each other run on CPU and compute what a GPU would.
+"""Patches of the Triton interpreter, so that kernels which signal each other run on CPU and compute what a GPU would.
 
-What Triton 3.6 does under TRITON_INTERPRET=1, and what this module makes of it:
+What Triton 3.6 does under TRITON_INTERPRET=1, and what it does with these patches:
 
     bf16 computes with bit patterns             computes as a GPU, bit for bit (interpreted/arithmetic.py), and so do
-                                                fp16, fp8 and all casts; what no compiler accepts of fp8 is refused
+                                                fp16, fp8 and all casts; fp8 that no compiler accepts raises
     a reduction is numpy's                      combines halves, as the lanes of a warp (interpreted/reductions.py)
-    `a and b` of blocks is b                    is both
+    `a and b` of blocks is b                    is element-wise
     inline assembly is not implemented          the few forms overweave uses are recognised by pattern
-    programs of a grid run one after another    each is a thread, so they may wait for each other; several grids too
+    programs of a grid run one after another    each is a thread, so they may wait for each other; several grids, too
     the language is patched at every call       once per process, so that launches may overlap
-    a poll burns the core                       a poll that sees nothing new yields it
-    sums are checked, and nobody is told        they are not checked
-    functions are made anew by every process    made once, before it forks
-    operands are asked what they are            those that need no conversion are taken as they are
+    a poll burns the core                       a poll that reads the same value again yields the core
+    integer overflow is checked                 it is not: only debug mode would report it
+    functions are rewritten in every process    rewritten once, before it forks
+    operands are converted in general           operands that need no conversion skip it
     scalars break with numpy 2.4                converted through `.item()`
-    a fraction that is passed stays Python's    is an fp32 scalar, which has `.to`
-    only `tl.constexpr` is a constant           whatever the language is called: `T.constexpr`, too
+    a float argument stays Python's             is an fp32 scalar, which has `.to`
+    only `tl.constexpr` is a constexpr          `constexpr` of any module alias is one: `T.constexpr`, too
 
-It cannot show missing barriers, fences or scopes: that is the lint's work (compiler/). A process that interprets cannot
-compile: import this module before triton, in a process of its own.
+It cannot show missing barriers, fences or scopes: the lint does (compiler/). A process that interprets cannot compile:
+import this module before triton, in a process of its own.
 """
-# ruff: noqa: E402 - triton is imported behind what it asks for
+# ruff: noqa: E402 - triton is imported after the environment is set
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from typing import Any
 
 from overweave.errors import MachineError
 
-# Triton asks the environment when its own language library is imported: from then on it either compiles or interprets.
+# Triton reads the environment when its language library is imported: from then on it either compiles or interprets.
 _INTERPRET = "TRITON_INTERPRET"
 _environment_value, _is_first = os.environ.get(_INTERPRET), "triton" not in sys.modules
 if _is_first:
@@ -56,7 +56,7 @@ from overweave.runtime.interpreted.source import install_function_cache
 from overweave.runtime.interpreted.types import install_type_cache
 
 if _is_first:
-    # Kernels that are decorated later ask the knob. Its setter would write the environment, which processes inherit.
+    # Kernels that are decorated later read the knob. Its setter would write the environment, which processes inherit.
     vars(triton.knobs.runtime)["interpret"] = True
     os.environ.pop(_INTERPRET)
     os.environ.update({} if _environment_value is None else {_INTERPRET: _environment_value})
@@ -72,7 +72,7 @@ _is_repaired = False
 
 
 def repair() -> None:
-    """Applies all repairs; once per process, later calls do nothing. Raises MachineError if this process compiles."""
+    """Apply all patches; once per process, later calls do nothing. Raises MachineError if this process compiles."""
     global _is_repaired
     if _is_repaired:
         return
@@ -95,12 +95,12 @@ def repair() -> None:
 
 
 def atomic_add(address: int, value: int) -> None:
-    """Adds to an int32 word that kernels and other processes may be adding to. Release order."""
+    """Add to an int32 word, atomically among kernels and processes, in release order."""
     _atomic_add_words(np.array([address], np.uint64), np.array([value], np.int32))
 
 
 class _Results(list[Any]):
-    """What the builder's inline assembly returns."""
+    """The results of inline assembly, as the builder returns them."""
 
     def get_result(self, index: int) -> Any:
         return self[index]
@@ -145,10 +145,10 @@ def _atomic_rmw(self: Any, operation: Any, pointer: Any, value: Any, mask: Any, 
     result = atomic_rmw(self, operation, pointer, value, mask, sem, scope)
     if value.data.size == 1 and not value.data.any():  # adding zero is how an interpreted kernel polls
         seen: dict[int, int] = _program.__dict__.setdefault("seen", {})
-        address, found = int(pointer.data.item()), int(result.data.item())
-        if seen.get(address) == found:
+        address, loaded = int(pointer.data.item()), int(result.data.item())
+        if seen.get(address) == loaded:
             time.sleep(_POLL_PAUSE_S)
-        seen[address] = found
+        seen[address] = loaded
     return result
 
 
@@ -158,21 +158,21 @@ def _atomic_add_words(address: np.ndarray[Any, Any], value: np.ndarray[Any, Any]
 
 
 def _patch_language() -> None:
-    every = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
-    triton_interpreter._patch_lang(every)
+    namespace = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    triton_interpreter._patch_lang(namespace)
     tl.core.tensor.__index__ = lambda self: int(self.handle.data.item())
     triton_interpreter._patch_lang = lambda function: SimpleNamespace(restore=lambda: None)
 
 
 def _skip_overflow_checks() -> None:
-    """Sums of integers are computed again in 64 bits, for an assertion that only debugging makes: half of all work."""
+    """Turn off overflow checks: they repeat integer sums in 64 bits, half of all time, and only debug mode reports."""
     options = triton_interpreter.interpreter_builder.options
     if not options.debug:
         triton_interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
 
 
 def _run_programs_as_threads() -> None:
-    """Grid index and grid size belong to the thread; `grid_dim` and `grid_idx` of the one builder read them."""
+    """Launch each program of a grid in a thread; the builder's `grid_dim` and `grid_idx` become thread-local."""
 
     def of_thread(name: str) -> property:
         return property(lambda self: getattr(_program, name), lambda self, value: setattr(_program, name, value))
@@ -183,19 +183,19 @@ def _run_programs_as_threads() -> None:
 
 
 def _scalar(value: Any) -> Any:
-    """An argument of a launch as the kernel finds it."""
+    """Convert an argument of a launch to what the kernel computes with."""
     if isinstance(value, float):
         return tl.tensor(_Handle(np.array([value], np.float32), tl.float32), tl.float32)
     return triton_interpreter._implicit_cvt(value)
 
 
 def _launch(self: Any, *arguments: Any, **options: Any) -> None:
-    """All programs of the grid at once; returns when all have ended. CPU tensors only."""
+    """Run all programs of the grid concurrently; return when all have ended. CPU tensors only."""
     names = inspect.getfullargspec(self.fn).args
     options = {name: option for name, option in options.items() if name in names}
     bound = inspect.getcallargs(self.fn, *arguments, **options)
-    constants = {name for name, said in self.fn.__annotations__.items() if _CONSTANT.search(str(said))}
-    bound = {name: value if name in constants else _scalar(value) for name, value in bound.items()}
+    constexprs = {name for name, annotation in self.fn.__annotations__.items() if _CONSTANT.search(str(annotation))}
+    bound = {name: value if name in constexprs else _scalar(value) for name, value in bound.items()}
     grid = self.grid(bound) if callable(self.grid) else self.grid
     grid = (*grid, 1, 1)[:3]
     errors: list[BaseException] = []
@@ -203,7 +203,7 @@ def _launch(self: Any, *arguments: Any, **options: Any) -> None:
     def program(index: tuple[int, ...]) -> None:
         _program.grid_idx, _program.grid_dim = index, grid
         try:
-            with np.errstate(all="ignore"):  # no GPU tells of a division by zero
+            with np.errstate(all="ignore"):  # a GPU does not report a division by zero
                 self.fn(**bound)
         except BaseException as error:  # noqa: BLE001 - raised below, in the launching thread
             errors.append(error)

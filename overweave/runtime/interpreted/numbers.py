@@ -1,8 +1,7 @@
-"""Narrow floating-point numbers as interpreted kernels hold them, widened to compute with and rounded as a GPU rounds.
+"""Conversions of bf16, fp16 and fp8 numbers of interpreted kernels, rounded as a GPU rounds.
 
-numpy has no bf16 and no fp8: their numbers are kept as bits. A result that is to be rounded to few digits is first
-made a float64 whose last digit is odd where anything was left out of it ("rounding to odd"): the second rounding then
-ends where one alone would.
+numpy has no bf16 and no fp8: their numbers are kept as bits. A result is rounded twice, first to float64 "to odd": its
+last bit is set if the rounding was inexact. Then the second rounding gives what a single one would.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ import triton.runtime.interpreter as triton_interpreter
 
 Values = np.ndarray[Any, Any]
 FP8 = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
-PATTERNS = {"bf16", *FP8}  # dtypes whose numbers are kept as bits
-FLOATS = {*PATTERNS, "fp16", "fp32", "fp64"}
+BIT_DTYPES = {"bf16", *FP8}  # dtypes whose numbers are kept as bits
+FLOATS = {*BIT_DTYPES, "fp16", "fp32", "fp64"}
 _EVERY_BYTE = torch.arange(256).to(torch.uint8)
 _FP8_NUMBERS = {name: _EVERY_BYTE.view(dtype).float().numpy() for name, dtype in FP8.items()}
 _LARGEST = {name: torch.finfo(dtype).max for name, dtype in FP8.items()}
 
 
-def handle_of(values: Values, kind: Any) -> Any:
-    """Values as the interpreter keeps those of a dtype, rounded to nearest even."""
-    return triton_interpreter.TensorHandle(round_to_nearest(values, kind.name), kind)
+def handle_of(values: Values, dtype: Any) -> Any:
+    """Return a tensor handle of values, rounded to nearest even of a dtype."""
+    return triton_interpreter.TensorHandle(round_to_nearest(values, dtype.name), dtype)
 
 
 def widen(handle: Any) -> Values:
-    """The numbers of a floating-point handle: fp32, or fp64 where it is that."""
+    """Return the numbers of a floating-point handle as fp32, or as fp64 if they are fp64."""
     data: Values = handle.data
     name = handle.dtype.scalar.name
     if name in FP8:
@@ -39,7 +38,7 @@ def widen(handle: Any) -> Values:
 
 
 def round_to_nearest(values: Values, name: str) -> Values:
-    """Numbers as the data of a dtype, to nearest even; what overflows fp8 is its largest number."""
+    """Round numbers to nearest even; return the data of a dtype. Overflow of fp8 gives its largest number."""
     if name == "bf16":
         return round_to_bfloat16(values if values.dtype == np.float32 else _odd_float(_odd_double(values)))
     if name in FP8:
@@ -51,7 +50,7 @@ def round_to_nearest(values: Values, name: str) -> Values:
 
 
 def round_towards_zero(values: Values, name: str) -> Values:
-    """fp32 numbers as the data of a narrower dtype, rounded towards zero: no finite number becomes infinite."""
+    """Round fp32 numbers towards zero; return the data of a narrower dtype. No finite number becomes infinite."""
     if name == "bf16":
         bits = (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
         return np.where(np.isnan(values), bits | np.uint16(0x40), bits)
@@ -63,7 +62,7 @@ def round_towards_zero(values: Values, name: str) -> Values:
 
 
 def round_to_bfloat16(values: Values) -> Values:
-    """fp32 values as bf16 bit patterns (uint16), rounded to nearest even; NaN stays NaN."""
+    """Round fp32 values to nearest even; return bf16 bits (uint16). NaN stays NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32).reshape(values.shape)
     nearest = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     quiet = (bits >> 16).astype(np.uint16) | np.uint16(0x40)
@@ -72,58 +71,62 @@ def round_to_bfloat16(values: Values) -> Values:
 
 
 def round_to_fp8(values: Values, name: str = "fp8e4nv") -> Values:
-    """Values as fp8 bit patterns (uint8), rounded to nearest even; what overflows is the largest number."""
+    """Round values to nearest even; return fp8 bits (uint8). Overflow gives the largest number."""
     clipped = np.clip(np.ascontiguousarray(values, np.float32), -_LARGEST[name], _LARGEST[name])
     return torch.from_numpy(clipped).to(FP8[name]).view(torch.uint8).numpy().reshape(values.shape)
 
 
 def fp8e5_to_bfloat16(data: Values) -> Values:
-    """e5m2 as bf16 bit patterns, as Triton compiles it: by its bits, and so infinity is 65536, and NaN a number beyond.
+    """Convert e5m2 to bf16 bits as Triton compiles it, by shifting bits: infinity gives 65536, and NaN larger numbers.
 
     MEASURED: one H200, Triton 3.6 (campaigns/bits): 0x7c is 0x4780.
     """
-    rest = data & 0x7F
-    beyond = ((rest.astype(np.uint16) << 5) + ((127 - 15) << 7)) | (data & 0x80).astype(np.uint16) << 8
-    return np.where(rest >= 0x7C, beyond, round_to_bfloat16(_FP8_NUMBERS["fp8e5"][data]))
+    magnitude = data & 0x7F
+    beyond = ((magnitude.astype(np.uint16) << 5) + ((127 - 15) << 7)) | (data & 0x80).astype(np.uint16) << 8
+    return np.where(magnitude >= 0x7C, beyond, round_to_bfloat16(_FP8_NUMBERS["fp8e5"][data]))
 
 
-def to_integer(values: Values, kind: np.dtype[Any]) -> Values:
-    """Floating-point numbers without their fraction, as `cvt.rzi` makes them of PTX.
+def to_integer(values: Values, dtype: np.dtype[Any]) -> Values:
+    """Truncate floating-point numbers to integers, as PTX's `cvt.rzi`.
 
-    What lies beyond an integer's ends is the end. NaN is zero; where a side has 64 bits, the integer with the first bit
-    alone. Integers of 8 bits are the lower half of what 16 bits hold.
+    Numbers out of range are clamped. NaN gives zero; if either side has 64 bits, the integer with the top bit alone.
+    Integers of 8 bits are the lower half of 16-bit ones.
     """
-    made = np.dtype(f"{kind.kind}2") if kind.itemsize == 1 else kind
-    limits = np.iinfo(made)
+    compute_dtype = np.dtype(f"{dtype.kind}2") if dtype.itemsize == 1 else dtype
+    limits = np.iinfo(compute_dtype)
     whole = np.trunc(values.astype(np.float64))
     with np.errstate(invalid="ignore"):
-        held = whole.astype(made)
-    held = np.where(whole >= float(limits.max), limits.max, held)
-    held = np.where(whole <= float(limits.min), limits.min, held)
-    wide = values.dtype == np.float64 or made.itemsize == 8
-    of_nan = np.zeros(1, made) if not wide else np.array([1 << (made.itemsize * 8 - 1)], f"u{made.itemsize}").view(made)
-    found: Values = np.where(np.isnan(values), of_nan, held).astype(made).astype(kind)
-    return found
+        clamped = whole.astype(compute_dtype)
+    clamped = np.where(whole >= float(limits.max), limits.max, clamped)
+    clamped = np.where(whole <= float(limits.min), limits.min, clamped)
+    wide = values.dtype == np.float64 or compute_dtype.itemsize == 8
+    of_nan = (
+        np.zeros(1, compute_dtype)
+        if not wide
+        else np.array([1 << (compute_dtype.itemsize * 8 - 1)], f"u{compute_dtype.itemsize}").view(compute_dtype)
+    )
+    result: Values = np.where(np.isnan(values), of_nan, clamped).astype(compute_dtype).astype(dtype)
+    return result
 
 
 def sum_to_odd(one: Values, other: Values) -> Values:
-    """The sum of two fp64 numbers, rounded to odd."""
+    """Add two fp64 numbers, rounded to odd."""
     with np.errstate(invalid="ignore", over="ignore"):
         total = np.add(one, other)
         part = total - one
-        rest = (one - (total - part)) + (other - part)  # what the addition left out, exactly
-    leaves = np.isfinite(total) & (rest != 0) & (total.view(np.uint64) & 1 == 0)
-    return np.where(leaves, np.nextafter(total, np.where(rest > 0, np.inf, -np.inf)), total)
+        rest = (one - (total - part)) + (other - part)  # the exact rounding error
+    is_inexact = np.isfinite(total) & (rest != 0) & (total.view(np.uint64) & 1 == 0)
+    return np.where(is_inexact, np.nextafter(total, np.where(rest > 0, np.inf, -np.inf)), total)
 
 
 def fma_to_odd(one: Values, other: Values, addend: Values) -> Values:
-    """one * other + addend of numbers no wider than fp32, rounded to odd: their product is exact in fp64."""
+    """Return one * other + addend of numbers no wider than fp32, rounded to odd: their product is exact in fp64."""
     with np.errstate(invalid="ignore"):
         return sum_to_odd(np.multiply(one, other, dtype=np.float64), addend.astype(np.float64))
 
 
 def _odd_double(values: Values) -> Values:
-    """Numbers or integers as fp64, rounded to odd."""
+    """Convert numbers or integers to fp64, rounded to odd."""
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8:
         return values.astype(np.float64)
     high, low = values >> values.dtype.type(32), values & values.dtype.type(0xFFFFFFFF)
@@ -131,7 +134,7 @@ def _odd_double(values: Values) -> Values:
 
 
 def _odd_float(values: Values) -> Values:
-    """fp64 as fp32, rounded to odd."""
+    """Convert fp64 to fp32, rounded to odd."""
     with np.errstate(over="ignore", under="ignore"):
         near = values.astype(np.float32)
     over = np.abs(near.astype(np.float64)) > np.abs(values)
@@ -141,7 +144,7 @@ def _odd_float(values: Values) -> Values:
     return odd
 
 
-def numpy_dtype(kind: Any) -> np.dtype[Any]:
-    """Of the data of a dtype."""
-    found: np.dtype[Any] = triton_interpreter._get_np_dtype(kind)
-    return found
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return numpy's dtype of the data of Triton's dtype."""
+    result: np.dtype[Any] = triton_interpreter._get_np_dtype(dtype)
+    return result

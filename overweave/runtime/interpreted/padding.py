@@ -1,4 +1,4 @@
-"""NaN that loads are padded with, where numbers are kept as bits: of NaN the interpreter makes the bits of zero.
+"""NaN padding of loads of dtypes that are kept as bits: Triton's interpreter pads them with the bits of zero.
 
 Applied by `interpreter.repair`.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import triton.runtime.interpreter as triton_interpreter
 
-from overweave.runtime.interpreted.numbers import PATTERNS, round_to_nearest
+from overweave.runtime.interpreted.numbers import BIT_DTYPES, round_to_nearest
 
 _Builder = triton_interpreter.InterpreterBuilder
 _NAN = triton_interpreter._ir.PADDING_OPTION.PAD_NAN
@@ -19,26 +19,26 @@ _original_block_load = getattr(_Builder, "create_tensor_pointer_load", None)  # 
 
 
 def install_nan_padding() -> None:
-    """For the rest of this process."""
+    """Patch the interpreter for the rest of this process."""
     _Builder.create_descriptor_load = _descriptor_load
     if _original_block_load is not None:
         _Builder.create_tensor_pointer_load = _block_load
 
 
-def _descriptor_load(self: Any, descriptor: Any, indices: Any, *how: Any, **named: Any) -> Any:
-    loaded = _original_load(self, descriptor, indices, *how, **named)
+def _descriptor_load(self: Any, descriptor: Any, indices: Any, *options: Any, **named: Any) -> Any:
+    loaded = _original_load(self, descriptor, indices, *options, **named)
     return _pad(loaded, descriptor.materialize_pointers, indices) if descriptor.padding == _NAN else loaded
 
 
-def _block_load(self: Any, pointer: Any, boundary_check: Any, padding: Any, *how: Any, **named: Any) -> Any:
-    loaded = _original_block_load(self, pointer, boundary_check, padding, *how, **named)  # type: ignore[misc]
+def _block_load(self: Any, pointer: Any, boundary_check: Any, padding: Any, *options: Any, **named: Any) -> Any:
+    loaded = _original_block_load(self, pointer, boundary_check, padding, *options, **named)  # type: ignore[misc]
     return _pad(loaded, pointer.materialize_pointers, boundary_check) if padding == _NAN else loaded
 
 
-def _pad(loaded: Any, materialize: Any, where: Any) -> Any:
-    name = loaded.dtype.scalar.name
-    if name in PATTERNS:
-        mask = materialize(where)[1]
+def _pad(block: Any, materialize: Any, indices: Any) -> Any:
+    name = block.dtype.scalar.name
+    if name in BIT_DTYPES:
+        mask = materialize(indices)[1]
         inside = mask if isinstance(mask, np.ndarray) else mask.data
-        loaded.data = np.where(inside, loaded.data, round_to_nearest(np.array([np.nan], np.float32), name))
-    return loaded
+        block.data = np.where(inside, block.data, round_to_nearest(np.array([np.nan], np.float32), name))
+    return block

@@ -1,8 +1,8 @@
-"""Device functions as the Triton interpreter runs them, made from one reading of each file.
+"""A cache of rewritten device functions: each file is parsed once.
 
-Triton 3.6 wraps the value of every assignment into a tensor. To do so it finds, tokenizes, parses and numbers the lines
-of every function anew, in every process that calls it: with ranks that are forked for few calls, a seventh of all their
-work. Here a file is parsed once, and every function that is known is made before the first fork: ranks inherit them.
+The interpreter of Triton 3.6 rewrites functions, so that the value of every assignment is a tensor. It parses the
+source of each function again in every process that calls it: with ranks that are forked for few calls, a seventh of
+their time. Here a file is parsed once, and all known functions are rewritten before the first fork: ranks inherit them.
 Applied by `interpreter.repair`.
 """
 
@@ -25,13 +25,13 @@ _original_init: Callable[..., None] = _Function.__init__
 _original_rewrite: Callable[[Any], Any] = _Rewriter.rewrite_ast
 
 _files: dict[str, tuple[list[str], dict[int, ast.FunctionDef]]] = {}
-_pending: list[Any] = []  # functions that nobody has called yet
+_pending: list[Any] = []  # functions that have not been rewritten yet
 
 
 def install_function_cache() -> None:
-    """For the rest of this process and of those that it forks."""
+    """Patch the interpreter for the rest of this process and of those that it forks."""
     for helper in (_logical_and, _logical_or):
-        setattr(triton_interpreter, helper.__name__, helper)  # a function finds there what its own file does not have
+        setattr(triton_interpreter, helper.__name__, helper)  # rewritten functions look up missing names there
     _Rewriter.rewrite_ast = _rewrite
     _Function.__init__ = _init
     _pending.extend(each for each in vars(tl.standard).values() if isinstance(each, _Function))
@@ -44,39 +44,39 @@ def _init(self: Any, fn: Any, **options: Any) -> None:
 
 
 def _compile_pending() -> None:
-    """What one of them is refused for is told to who calls it."""
+    """Rewrite all pending functions. An error is suppressed: a call of the function raises it again."""
     while _pending:
         with suppress(Exception):
             _pending.pop().rewrite()
 
 
 def _rewrite(self: Any) -> Any:
-    """The function, compiled from its part of the file's tree; by Triton itself where no file has it."""
+    """Compile a function from the syntax tree of its file; by Triton itself if the file does not contain it."""
     code = self.fn.__code__
-    found = _functions_of(code.co_filename).get(code.co_firstlineno)
-    if found is None or found.name != self.fn.__name__:
+    node = _functions_of(code.co_filename).get(code.co_firstlineno)
+    if node is None or node.name != self.fn.__name__:
         return _original_rewrite(self)
-    found = copy.deepcopy(found)  # threads may make one function at once
-    found.decorator_list = []
-    ast.fix_missing_locations(_Wrapper().visit(found))
-    self.filename, self.def_file_lineno = code.co_filename, found.lineno
-    return self._compile_and_exec(ast.Module([found], []))
+    node = copy.deepcopy(node)  # threads may rewrite one function concurrently
+    node.decorator_list = []
+    ast.fix_missing_locations(_Wrapper().visit(node))
+    self.filename, self.def_file_lineno = code.co_filename, node.lineno
+    return self._compile_and_exec(ast.Module([node], []))
 
 
 def _functions_of(path: str) -> dict[int, ast.FunctionDef]:
-    """The decorated functions of a file, each by its first line."""
+    """Return first line -> decorated function of a file, from a cache."""
     linecache.checkcache(path)
     lines = linecache.getlines(path)
-    known = _files.get(path)
-    if known is None or known[0] is not lines:
-        every = (node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.FunctionDef))
-        found = {node.decorator_list[0].lineno: node for node in every if node.decorator_list}
-        known = _files[path] = lines, found
-    return known[1]
+    cached = _files.get(path)
+    if cached is None or cached[0] is not lines:
+        nodes = (node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.FunctionDef))
+        functions = {node.decorator_list[0].lineno: node for node in nodes if node.decorator_list}
+        cached = _files[path] = lines, functions
+    return cached[1]
 
 
 def _logical_and(left: Any, right: Callable[[], Any]) -> Any:
-    """`left and right`, of blocks element by element, as compiled: their truth is that of none."""
+    """`left and right`; element-wise for blocks, as compiled."""
     return left.logical_and(right()) if _is_block(left) else left and right()
 
 
@@ -89,20 +89,21 @@ def _is_block(value: Any) -> bool:
 
 
 class _Wrapper(ast.NodeTransformer):
-    """What Triton makes of a function, and what it does not: where it stood.
+    """Rewrites a function as Triton does, but keeps line numbers.
 
-    `x = value` becomes `x = interpreter_semantic.to_tensor(value, False)`, `a and b` becomes `_both(a, lambda: b)`.
+    `x = value` becomes `x = interpreter_semantic.to_tensor(value, False)`; `a and b` becomes
+    `_logical_and(a, lambda: b)`.
     """
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
         name = (_logical_and if isinstance(node.op, ast.And) else _logical_or).__name__
-        nothing = ast.arguments([], [], kwonlyargs=[], kw_defaults=[], defaults=[])
-        found = node.values[0]
+        no_arguments = ast.arguments([], [], kwonlyargs=[], kw_defaults=[], defaults=[])
+        expression = node.values[0]
         for value in node.values[1:]:
-            call = ast.Call(ast.Name(name, ast.Load()), [found, ast.Lambda(nothing, value)], [])
-            found = ast.copy_location(call, node)
-        return found
+            call = ast.Call(ast.Name(name, ast.Load()), [expression, ast.Lambda(no_arguments, value)], [])
+            expression = ast.copy_location(call, node)
+        return expression
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         if len(node.targets) > 1:

@@ -1,7 +1,6 @@
-"""Types of interpreted tensors, made once: Triton 3.6 makes those of every result anew, a third of all its work.
+"""A cache of the shapes of interpreted tensors: Triton 3.6 builds the type of every result anew, a third of its time.
 
-Nothing changes but the time: a shape, once made, is shared by all types and tensors that have it, and nobody writes to
-one. Applied by `interpreter.repair`, which stands between this module and Triton's first import.
+A shape is shared by all types and tensors that have it, and is never written to. Applied by `interpreter.repair`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import triton.runtime.interpreter as triton_interpreter
 
 
 class _Shape(NamedTuple):
-    """What depends on a shape alone: the parts of a type, and those of a tensor, which Triton holds as constants."""
+    """What depends on a shape alone: attributes of a block type, and of a tensor, where they are constexprs."""
 
     sizes: Any
     numel: int
@@ -33,7 +32,7 @@ _SCALAR = tl.core.tuple([]), tl.core.constexpr(1)
 
 
 def install_type_cache() -> None:
-    """For the rest of this process."""
+    """Patch the interpreter for the rest of this process."""
     tl.core.block_type.__init__ = _init_block_type
     tl.core.tensor.__init__ = _init_tensor
     triton_interpreter._get_np_dtype = _numpy_dtype
@@ -43,15 +42,15 @@ def install_type_cache() -> None:
 
 def _init_block_type(self: Any, element_ty: Any, shape: Iterable[Any]) -> None:
     sizes = tuple(size.value if isinstance(size, tl.core.constexpr) else size for size in shape)
-    known = _SHAPES.get(sizes)
-    if known is None:
+    cached = _SHAPES.get(sizes)
+    if cached is None:
         _original_block(self, element_ty, shape)
         constants = tl.core.tuple([tl.core.constexpr(size) for size in self.shape])
-        known = _Shape(self.shape, self.numel, str(self.shape), constants, tl.core.constexpr(self.numel))
-        _SHAPES[sizes] = known
-    self.element_ty, self.shape, self.numel = element_ty, known.sizes, known.numel
-    self.name = f"<{known.text}, {element_ty}>"
-    self.of_tensor = known.tensor_sizes, known.tensor_numel
+        cached = _Shape(self.shape, self.numel, str(self.shape), constants, tl.core.constexpr(self.numel))
+        _SHAPES[sizes] = cached
+    self.element_ty, self.shape, self.numel = element_ty, cached.sizes, cached.numel
+    self.name = f"<{cached.text}, {element_ty}>"
+    self.of_tensor = cached.tensor_sizes, cached.tensor_numel
 
 
 def _init_tensor(self: Any, handle: Any, type: Any) -> None:
@@ -72,10 +71,10 @@ def _init_handle(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None =
         raise ValueError(f"numpy data of {data.itemsize * 8} bits is wider than {dtype}")
 
 
-def _fits(array: Any, kind: Any) -> bool:
-    """Whether numbers of numpy's type are no wider than those of Triton's, of which even truths take a byte."""
-    bits = _bits.get(kind.name)
+def _fits(array: Any, dtype: Any) -> bool:
+    """Return whether numpy's elements are no wider than Triton's; a Triton int1 takes a byte."""
+    bits = _bits.get(dtype.name)
     if bits is None:
-        bits = _bits[kind.name] = 64 if isinstance(kind, tl.pointer_type) else max(8, kind.primitive_bitwidth)
+        bits = _bits[dtype.name] = 64 if isinstance(dtype, tl.pointer_type) else max(8, dtype.primitive_bitwidth)
     fits: bool = array.itemsize * 8 <= bits
     return fits

@@ -1,4 +1,4 @@
-"""The call of the Hopper tile kernel, which a GPU alone runs. Loaded where a plan asks for it (runtime/backends.py)."""
+"""The call of the Hopper tile kernel, imported at its first use (runtime/backends.py): it needs a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from overweave.runtime.kernel_calls.matmul import (
     common_arguments,
     hopper_boxes,
     hopper_strip,
-    pad_to_most_weights,
+    pad_weights,
     traits_of,
 )
 
@@ -27,37 +27,37 @@ GLUON_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.fl
 
 
 def hopper_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs) -> KernelCall:
-    """The Hopper kernel as `config` says."""
+    """Return the call of the Hopper kernel with a configuration."""
     return KernelCall(matmul_hopper_kernel, _arguments(config, operands, tiles), {"num_warps": 4}, tiles.queue.tiles)
 
 
 def _arguments(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs) -> list[Any]:
-    (part_m, part_n), block_k = hopper_boxes(config), config.block_k
-    block_b = [part_n, block_k] if operands.b_is_transposed else [block_k, part_n]
-    sides = a_descriptors(operands, lambda matrix: _descriptor(matrix, [part_m, block_k]))
-    factors = [_descriptor(matrix, block_b, operands.b_is_transposed) for matrix in operands.factors]
+    (box_m, box_n), block_k = hopper_boxes(config), config.block_k
+    block_b = [box_n, block_k] if operands.b_is_transposed else [block_k, box_n]
+    a_sides = a_descriptors(operands, lambda matrix: _descriptor(matrix, [box_m, block_k]))
+    weights = [_descriptor(matrix, block_b, operands.b_is_transposed) for matrix in operands.weight_matrices]
     first_k = None
     if operands.rest is not None:
         a_rest, b_rest = operands.rest
-        sides, first_k = (sides[0], _descriptor(a_rest, [part_m, block_k])), operands.factors[0].shape[0]
-        factors.append(_descriptor(b_rest, block_b, operands.b_is_transposed))
-    outs = [_descriptor(matrix, [part_m, part_n]) for matrix in operands.outs]
+        a_sides, first_k = (a_sides[0], _descriptor(a_rest, [box_m, block_k])), operands.weight_matrices[0].shape[0]
+        weights.append(_descriptor(b_rest, block_b, operands.b_is_transposed))
+    outs = [_descriptor(matrix, [box_m, box_n]) for matrix in operands.outs]
     total_tiles, addends, addend_tiles = None, operands.addends, None
     if operands.total is not None:
-        total_tiles = _descriptor(operands.total, [part_m, part_n])
+        total_tiles = _descriptor(operands.total, [box_m, box_n])
     if operands.addend_rows is not None:
         matrix, addends = operands.addend_rows
-        addend_tiles = _descriptor(matrix, [part_m, part_n])
-    peers, at_peers, strip = operands.peers, list[Any](), [*hopper_strip(config)]
+        addend_tiles = _descriptor(matrix, [box_m, box_n])
+    peers, peer_stores, strip = operands.peers, list[Any](), [*hopper_strip(config)]
     for own in (operands.outs[0], peers.spread) if peers else (None, None):
-        maps = [_descriptor(at_peer, strip) for at_peer in peers.at(own)] if peers and own is not None else []
-        at_peers += maps + [None] * (MOST_PEERS - len(maps))
+        maps = [_descriptor(remote, strip) for remote in peers.at_peers(own)] if peers and own is not None else []
+        peer_stores += maps + [None] * (MOST_PEERS - len(maps))
     arguments: list[Any] = [
-        *sides,
-        *pad_to_most_weights(factors),
-        *pad_to_most_weights(outs),
+        *a_sides,
+        *pad_weights(weights),
+        *pad_weights(outs),
         total_tiles,
-        *at_peers,
+        *peer_stores,
         addend_tiles,
     ]
     traits = replace(

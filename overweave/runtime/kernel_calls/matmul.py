@@ -1,4 +1,4 @@
-"""What the tile kernels of a matmul are given, and their calls."""
+"""The calls of the matmul tile kernels, and their operands."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ PRECISION = {torch.float32: "ieee", torch.float8_e4m3fn: "fp8"}
 
 @dataclass(frozen=True)
 class Operands:
-    """What a tile kernel multiplies, and what its tiles end with.
+    """Operands, outputs and epilogue operands of a matmul tile kernel.
 
-    a_shard, a_workspace: `[rows, k]`, either may be None. weights: each `[k, n]`, in either memory layout, all in one,
-    with its output `[rows, n]`; `TileRow.weight` numbers them.
-    bias `[n]`, residual `[rows, n]`, scale_x and scale_w: what the epilogue reads, else None. scale_x lies beside the
-    rows of a_shard, and scales beside those of a_workspace; or scale_x, one element, is that of all. gate: a weight of
-    the first one's shape and layout.
-    rest: further columns of a_shard, and as many rows of the one weight, that lie elsewhere; the Hopper kernel's alone.
-    total: `[rows, n]`, a second output, of which `TileRow.into` tells; None if there is none.
-    addends: int64 `[operations, addends]`, where those of each tile lie (memory/lower.addend_addresses); None if no
-    tile has any. addend_rows: if all lie in one own matrix `[rows, n]` and no tile has two, that, and int64
-    `[operations]`, how many rows further than the result (memory/lower.addend_row_shifts).
-    shares: memory for tiles that are dealt out along k; None if none is.
-    peers: where tiles store at other ranks, products in the first output (`Peers`); None if none does.
+    a_shard, a_workspace: `[rows, k]`, either may be None. weights: (weight `[k, n]`, output `[rows, n]`), all in
+    the same memory layout; `TileRow.weight` numbers them.
+    bias `[n]`, residual `[rows, n]`, scale_x, scale_w: operands of the epilogue, else None. scale_x belongs to the rows
+    of a_shard and scale_gathered to those of a_workspace; a scale_x of one element to all rows. gate: a
+    weight of the first
+    one's shape and layout.
+    rest: further columns of a_shard and as many rows of the one weight, which extend k; for the Hopper kernel alone.
+    total: `[rows, n]`, a second output, chosen by `TileRow.into`; None if there is none.
+    addends: int64 `[operations, addends]`, their addresses (memory/lower.addend_addresses); None if no tile has any.
+    addend_rows: if every operation has one addend in one own matrix: that matrix `[rows, n]`, and int64 `[operations]`,
+    the addend's row minus the result's (memory/lower.addend_row_shifts).
+    shares: split-K memory; None without split-K.
+    peers: where tiles store their products at other ranks; None if they do not.
     """
 
     a_shard: MatrixInput | None
@@ -46,7 +47,7 @@ class Operands:
     bias: MatrixInput | None = None
     residual: MatrixInput | None = None
     scale_x: MatrixInput | None = None
-    scales: MatrixInput | None = None
+    scale_gathered: MatrixInput | None = None
     scale_w: MatrixInput | None = None
     epilogue: Epilogue = NO_EPILOGUE
     total: MatrixInput | None = None
@@ -58,67 +59,67 @@ class Operands:
     peers: Peers | None = None
 
     @property
-    def factors(self) -> list[MatrixInput]:
-        """Every weight; behind them the gate."""
+    def weight_matrices(self) -> list[MatrixInput]:
+        """All weights, then the gate."""
         return [*(b for b, _ in self.weights), *([] if self.gate is None else [self.gate])]
 
     @property
     def k(self) -> int:
-        """Columns of a, in all."""
-        return self.factors[0].shape[0] + (0 if self.rest is None else self.rest[1].shape[0])
+        """Columns of a, with those of `rest`."""
+        return self.weight_matrices[0].shape[0] + (0 if self.rest is None else self.rest[1].shape[0])
 
     @property
     def outs(self) -> list[MatrixInput]:
-        """The output of every weight."""
+        """The outputs, one for each weight."""
         return [out for _, out in self.weights]
 
     @property
-    def products(self) -> MatmulOutputs:
-        """What the kernel writes."""
-        outs, widths = pad_to_most_weights(self.outs), pad_to_most_weights([out.shape[1] for out in self.outs])
+    def output_args(self) -> MatmulOutputs:
+        """The kernel's outputs and their widths."""
+        outs, widths = pad_weights(self.outs), pad_weights([out.shape[1] for out in self.outs])
         return MatmulOutputs(*outs, *widths, self.total)  # type: ignore[call-arg]  # lists of MOST_WEIGHTS
 
     @property
-    def ends(self) -> Ends:
-        """What the epilogue reads; scales that are not read stand for the others."""
-        own, rest = self.scale_x, self.scales
+    def epilogue_args(self) -> Ends:
+        """The epilogue's operands; a missing tensor of row scales is replaced by the other, and not read."""
+        own, rest = self.scale_x, self.scale_gathered
         scales = (rest if own is None else own, own if rest is None else rest)
         return Ends(self.bias, self.residual, *scales, self.scale_w)
 
     @property
-    def at_peers(self) -> AtPeers:
-        """Where tiles store at other ranks, as the kernel takes it."""
-        return AtPeers(self.peers.places, self.peers.everyone) if self.peers else AtPeers()
+    def peer_args(self) -> AtPeers:
+        """The kernel's argument for stores at other ranks."""
+        return AtPeers(self.peers.places, self.peers.spread_ranks) if self.peers else AtPeers()
 
 
-def pad_to_most_weights(operands: list[Any]) -> list[Any]:
-    """Those of every weight that a kernel has a place for; None where there is none."""
+def pad_weights(operands: list[Any]) -> list[Any]:
+    """Pad a list of one item for each weight by None, to the kernel's number of weights."""
     return operands + [None] * (MOST_WEIGHTS - len(operands))
 
 
 def a_descriptors(operands: Operands, describe: Callable[[MatrixInput], Any]) -> tuple[Any, Any]:
-    """Descriptors of both places of `a`; a side that is not read stands for the other."""
+    """Return descriptors of a_shard and a_workspace; a missing one is replaced by the other, and not read."""
     sides = [None if one is None else describe(one) for one in (operands.a_shard, operands.a_workspace)]
     return sides[0] or sides[1], sides[1] or sides[0]
 
 
 def matmul_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs) -> KernelCall:
-    """The call of the tile kernel that `config` names. Raises KernelUnavailable where that cannot be loaded."""
+    """Return the call of the tile kernel that `config` names. Raises KernelUnavailable if it cannot be imported."""
     if config.kernel != "hopper":
         return portable_call(config, operands, tiles)
     return load("hopper kernel")(config, operands, tiles)  # type: ignore[no-any-return]
 
 
 def portable_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs) -> KernelCall:
-    """The call of `matmul_kernel`, which the interpreter runs, too."""
+    """Return the call of `matmul_kernel`, which the interpreter runs, too."""
     block_a, is_transposed = [config.block_m, config.block_k], operands.b_is_transposed
     block_b = [config.block_n, config.block_k] if is_transposed else [config.block_k, config.block_n]
-    sides = a_descriptors(operands, lambda matrix: descriptor(matrix, block_a))
-    factors = [descriptor(matrix, block_b, is_transposed) for matrix in operands.factors]
-    traits = replace(traits_of(operands, tiles), precision=PRECISION.get(operands.factors[0].dtype, "tf32"))
+    a_sides = a_descriptors(operands, lambda matrix: descriptor(matrix, block_a))
+    weights = [descriptor(matrix, block_b, is_transposed) for matrix in operands.weight_matrices]
+    traits = replace(traits_of(operands, tiles), precision=PRECISION.get(operands.weight_matrices[0].dtype, "tf32"))
     arguments: list[Any] = [
-        *sides,
-        *pad_to_most_weights(factors),
+        *a_sides,
+        *pad_weights(weights),
         *common_arguments(operands, operands.addends, tiles),
         traits,
     ]
@@ -127,13 +128,13 @@ def portable_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArg
 
 
 def common_arguments(operands: Operands, addends: torch.Tensor | None, tiles: TileKernelArgs) -> list[Any]:
-    """What both kernels take between their tensor descriptors and their constants."""
-    own = [operands.products, operands.ends, addends, operands.at_peers, operands.shares]
-    return [*own, tiles.queue, tiles.protocol, operands.k]
+    """Return the arguments that both kernels take between their descriptors and their constants."""
+    operand_args = [operands.output_args, operands.epilogue_args, addends, operands.peer_args, operands.shares]
+    return [*operand_args, tiles.queue, tiles.protocol, operands.k]
 
 
 def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
-    """What both kernels are compiled for."""
+    """Return the compile-time traits of both kernels."""
     return Traits(
         b_is_transposed=operands.b_is_transposed,
         two_sources=operands.a_shard is not None and operands.a_workspace is not None,
@@ -146,9 +147,10 @@ def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
 
 
 def hopper_boxes(config: MatmulConfig) -> tuple[int, int]:
-    """Rows and columns of the rectangles in which the Hopper kernel moves a tile.
+    """Return the TMA box (rows, columns) of the Hopper kernel: rows of A, columns of B, both of outputs and addends.
 
-    Two consumers share its rows, or, of a tile of 64 rows, its columns. Half tiles take one rectangle of columns.
+    Two consumer warpgroups divide a tile's rows, and it has `split_n` boxes of columns side by side: a narrow tile of
+    the last wave takes fewer. Of a tile of 64 rows they divide the columns.
     """
     if config.block_m < 128:
         return config.block_m, config.block_n // 2
@@ -156,7 +158,5 @@ def hopper_boxes(config: MatmulConfig) -> tuple[int, int]:
 
 
 def hopper_strip(config: MatmulConfig) -> tuple[int, int]:
-    """Rows and columns of what the Hopper kernel stores at a peer at once: no more columns than 16-bit numbers fill a
-    row of swizzled shared memory.
-    """
+    """Return the TMA box (rows, columns) of one store at a peer: 64 16-bit columns fill a swizzled row of 128 bytes."""
     return 16, min(hopper_boxes(config)[1], 64)

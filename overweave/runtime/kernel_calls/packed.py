@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
+from overweave.ir.operators.forms import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import PackedConfig
 from overweave.ir.problem import Problem
 from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTraits, ShardSpans, SignalWords
@@ -19,8 +19,8 @@ from overweave.runtime.kernel_calls.call import DEPENDENT_LAUNCH, KernelCall
 
 
 class Caller(NamedTuple):
-    """Who launches. rank; words and limits (memory/device/signals.py); is_chained: the later of matmul and exchange
-    starts early; is_later: the exchange is that one."""
+    """The launching rank. protocol: words and limits (memory/device/signals.py). is_chained: the later of matmul and
+    packed kernel starts early, by dependent launch. is_later: the packed kernel is that one."""
 
     rank: int
     protocol: tuple[Tensor, Tensor]
@@ -36,11 +36,11 @@ def packed_call(
     space: PackedSpace,
     caller: Caller,
 ) -> KernelCall:
-    """An exchange, before or behind the matmul of a problem.
+    """Return the call of the packed kernel, before or behind the matmul of a problem.
 
-    tensors: by buffer name, and what a norm or the epilogue of sums reads and writes by its own.
+    tensors: buffers by name, and operands of the norm or of the sums' epilogue by theirs.
     """
-    norm, ranks, adds = problem.norm, problem.world_size, config.exchange != "gather"
+    rows, ranks, adds = problem.of_rows, problem.world_size, config.exchange != "gather"
     span, programs, turns = layout.stretches(config.block)
     traits = PackedTraits(
         exchange=config.exchange,
@@ -48,7 +48,7 @@ def packed_call(
         poll=Assembly(poll_packed(ranks - 1), poll_packed_constraints(ranks - 1)),
         block=config.block,
         chained=caller.is_chained,
-        eps=norm.eps if norm else 0.0,
+        eps=rows.eps if rows else 0.0,
         epilogue=problem.sum_epilogue.bits if adds else 0,
     )
     arguments = [

@@ -1,4 +1,4 @@
-"""What kernels fused by hand are given in a call: channels and symmetric tensors in the memory of a workspace."""
+"""Arguments of kernels fused by hand: channels and symmetric tensors in the memory of a workspace."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from overweave.runtime.kernel_calls.call import addresses_tensor
 
 
 class ProgramArguments:
-    """Those of one rank. fold: makes a constant of a layout: `folded` where Triton compiles; the layout itself where it
-    interprets."""
+    """The arguments of one rank's kernels. fold: turns a layout into a constexpr for Triton's compiler; the identity
+    under the interpreter."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ProgramArguments:
         self._channels = {
             name: Channel(
                 signals=protocol.signals[layout.signal(name, 0) * SIGNAL_STRIDE_WORDS :],
-                peers=self._everywhere(layout.signal_offset(name, 0), protocol.limits.device),
+                peers=self._addresses_on_all_ranks(layout.signal_offset(name, 0), protocol.limits.device),
                 words=protocol.words,
                 limits=protocol.limits,
                 producer_table=None,
@@ -47,19 +47,19 @@ class ProgramArguments:
         self._tensors = {
             name: SymmetricTensor(
                 self.own(name),
-                self._everywhere(layout.buffers[name], protocol.limits.device),
+                self._addresses_on_all_ranks(layout.buffers[name], protocol.limits.device),
                 fold(SymmetricLayout(buffer.cols, buffer.is_shard)),
             )
             for name, buffer in declared.buffers.items()
         }
 
     def of(self, launch: TileLaunch) -> tuple[list[Any], dict[str, Any]]:
-        """A kernel's arguments and options."""
+        """Return a kernel's arguments and options, with channels and tensors in place of their names."""
         options = {name: self._argument(value) for name, value in launch.options.items()}
         return [self._argument(argument) for argument in launch.arguments], options
 
     def own(self, name: str) -> torch.Tensor:
-        """This rank's part of a buffer."""
+        """Return this rank's instance of a buffer."""
         buffer = self._declared.buffers[name]
         return self._heap.view(self._layout.buffers[name], (buffer.rows, buffer.cols), buffer.dtype)
 
@@ -72,6 +72,6 @@ class ProgramArguments:
             return self._tensors[value.name]
         return self.own(value.buffer)[slice(*value.rows), slice(*value.cols)] if isinstance(value, Part) else value
 
-    def _everywhere(self, offset: int, device: torch.device) -> torch.Tensor:
-        """Where something lies on every rank."""
+    def _addresses_on_all_ranks(self, offset: int, device: torch.device) -> torch.Tensor:
+        """Return the address at an offset of the heap on every rank."""
         return addresses_tensor([base + offset for base in self._heap.addresses], device)

@@ -1,4 +1,4 @@
-"""The words that every kernel which waits is given, and the calls of the kernels in memory/device/protocol.py."""
+"""The protocol words that every waiting kernel takes, and the calls of the kernels in memory/device/protocol.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEGIN_BLOCK = 128
 
 
 class ProtocolWords(Protocol):
-    """What kernels need of a workspace: the words of the protocol, and memory for tiles that are dealt out along k."""
+    """What kernels need of a workspace: the words of the protocol, and split-K memory."""
 
     @property
     def group(self) -> Group: ...
@@ -47,25 +47,26 @@ class ProtocolWords(Protocol):
 
 
 def control_words(workspace: ProtocolWords) -> torch.Tensor:
-    """The own abort word, and what each rank has completed: int32."""
+    """Return this rank's abort word and completed-calls words: int32."""
     return workspace.words.view(0, (workspace.words.tensor.numel() // 4,), torch.int32)
 
 
 def signal_words(workspace: ProtocolWords, heap: Heap, signals: int) -> SignalWords:
-    """What waits and signals, of so many signals at the start of a heap."""
+    """Return the arguments of waits and notifies, for so many signals at the start of a heap."""
     own = heap.view(0, (max(signals, 1) * SIGNAL_STRIDE_WORDS,), torch.int32)
     return SignalWords(own, control_words(workspace), workspace.limits, connected_ranks(workspace))
 
 
 def connected_ranks(workspace: ProtocolWords) -> int:
-    """How many ranks begin a call together, and end each other's waits: all of them, or, without peer access, each for
-    itself. Then no kernel waits for a peer, and the library's collectives hold ranks together.
+    """Return the number of ranks that exchange credits and abort each other: all; without peer access, one.
+
+    Then no kernel waits for a peer: NCCL's collectives synchronize the ranks.
     """
     return len({*workspace.words.addresses})
 
 
 def require_peer_access(workspace: ProtocolWords, what: str) -> None:
-    """Raises MachineError where ranks do not reach each other: what addresses a peer would address its own memory."""
+    """Raise MachineError without peer access: an access to a peer would go to this rank's own memory."""
     ranks = workspace.group.world_size
     if connected_ranks(workspace) < ranks:
         cure = "Take a plan whose rows the library moves, such as sequential; `overweave doctor` names the GPUs"
@@ -73,26 +74,26 @@ def require_peer_access(workspace: ProtocolWords, what: str) -> None:
 
 
 def prologue_call(workspace: ProtocolWords, protocol: SignalWords, signals: int) -> KernelCall:
-    """The head of a call, that uses so many signals."""
+    """Return the call of the prologue kernel. signals: that the call uses."""
     words = [workspace.state, protocol.signals, workspace.claims, protocol.words, protocol.limits]
     numbers = [signals, workspace.group.rank % protocol.world_size, protocol.world_size]
     return KernelCall(begin_kernel, [*words, *numbers, BEGIN_BLOCK], {"num_warps": 4})
 
 
-def wait_call(protocol: SignalWords, awaited: tuple[int, ...], operation: int, signals: int) -> KernelCall:
-    """A wait in the caller's stream. awaited: low, high, count, also and also_count of `wait_kernel`. signals: of
-    the call, so many."""
-    numbers = [*awaited, operation, signals, protocol.world_size]
+def wait_call(protocol: SignalWords, wait: tuple[int, ...], operation: int, signals: int) -> KernelCall:
+    """Return a wait in the caller's stream. wait: low, high, count, also and also_count of `wait_kernel`. signals:
+    that the call uses."""
+    numbers = [*wait, operation, signals, protocol.world_size]
     return KernelCall(wait_kernel, [*protocol[:3], *numbers], {"num_warps": 1})
 
 
 def notify_call(addresses: tuple[int, ...], device: torch.device) -> KernelCall:
-    """What a library call's operation tells its peers: the words at these addresses become 1."""
+    """Return the notify of a cuBLAS or NCCL operation: it sets the words at these addresses to 1."""
     block = max(32, next_power_of_2(len(addresses)))
-    told = addresses_tensor(addresses + (0,) * (block - len(addresses)), device)
-    return KernelCall(notify_kernel, [told, block], {"num_warps": 1})
+    words = addresses_tensor(addresses + (0,) * (block - len(addresses)), device)
+    return KernelCall(notify_kernel, [words, block], {"num_warps": 1})
 
 
 def stamp_call(words: list[torch.Tensor], rank: int, world_size: int) -> KernelCall:
-    """The barrier that takes the time. words: state, addresses, signals, words, limits."""
+    """Return the barrier that reads the clock. words: state, addresses, signals, words, limits."""
     return KernelCall(stamp_kernel, [*words, rank, world_size], {"num_warps": 4})

@@ -1,4 +1,4 @@
-"""The call of the matmul of few rows."""
+"""The call of the skinny matmul, of few rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHAIN_POSITIONS: dict[ChainPosition, int] = {"in_turn": 0, "leads": 1, "follows"
 
 
 class SkinnyOperands(NamedTuple):
-    """What is multiplied, `a [m, k]` and `b [k, n]`, and its result `[m, n]`: rows without gaps between numbers."""
+    """`a [m, k]`, `b [k, n]` and their product `out [m, n]`: a and out have contiguous rows."""
 
     a: MatrixInput
     b: MatrixInput
@@ -24,21 +24,23 @@ class SkinnyOperands(NamedTuple):
 
 
 def skinny_tiles(config: SkinnyConfig, m: int, n: int) -> int:
-    """How many tiles a result `[m, n]` has, each with a counter of its own."""
+    """Return the number of tiles of a result `[m, n]`; each has an arrival counter."""
     return -(-m // config.block_m) * -(-n // config.block_n)
 
 
 def skinny_call(
-    config: SkinnyConfig, factors: SkinnyOperands, memory: SharedShares, turn: ChainPosition = "in_turn"
+    config: SkinnyConfig, operands: SkinnyOperands, memory: SharedShares, position: ChainPosition = "in_turn"
 ) -> KernelCall:
-    """`out = a @ b`. memory: where shares along k leave their sums, and counters at zero. turn: whether the next kernel
-    starts before this one ends, or this one before `a` is there."""
-    a, b, out = factors
+    """Return the call of `out = a @ b`. position: `leads`: the next kernel starts before this one ends; `follows`: this
+    one starts before `a` is complete."""
+    a, b, out = operands
     (m, k), n, strides = a.shape, b.shape[1], b.stride()
     programs = skinny_tiles(config, m, n) * config.splits
     shares = memory.get(programs, config.block_m * config.block_n) if config.splits > 1 else None
     arguments: list[Any] = [a, b, out, shares, m, n, k, a.stride()[0], *strides, out.stride()[0], config.splits]
     arguments += [config.block_m, config.block_n, config.block_k, config.swapped]
-    arguments += [strides[0] == 1 and strides[1] != 1, CHAIN_POSITIONS[turn]]
-    options = {"num_warps": config.warps, "num_stages": config.stages} | (DEPENDENT_LAUNCH if turn == "follows" else {})
+    arguments += [strides[0] == 1 and strides[1] != 1, CHAIN_POSITIONS[position]]
+    options = {"num_warps": config.warps, "num_stages": config.stages} | (
+        DEPENDENT_LAUNCH if position == "follows" else {}
+    )
     return KernelCall(skinny_matmul_kernel, arguments, options, programs)

@@ -1,4 +1,4 @@
-"""Calls of the kernels of the ordered reduction and of the copies to peers."""
+"""Calls of the ordered-reduction kernel and of the copy kernel."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, TileKer
 
 MOST_REGISTERS = 224  # of a thread
 WORDS_PER_KIB = 256  # of int32
-SUMS_PER_SM = 4  # of the SMs that are left to copies; a block of sums takes an eighth of one
+SUMS_PER_SM = 4  # of the SMs left to copies; a reduction block takes an eighth of an SM
 
 
 class ReductionCall(NamedTuple):
-    """What a reduction sums, and how it ends: with the norm of whole rows (kernels/norm.py), or with an epilogue, whose
-    bits these are (kernels/epilogue.py).
+    """Operands, output and epilogue of a reduction: RMSNorm of whole rows (kernels/norm.py), or the epilogue
+    of these bits (kernels/epilogue.py).
 
-    operands: int64, where they lie (memory/lower.reduction_operands). widths: as memory/lower.reduction_widths says.
-    out: of `cols` columns, where sums go unless `operands` says so. cells: int32, the cell of each block of an operand
-    whose blocks are permuted; cell: its rows and columns.
+    operands: int64 addresses (memory/lower.reduction_operands). widths: as of memory/lower.reduction_widths. out: of
+    `cols` columns; used by sums without an address in `operands`. cells: int32, the block map of permuted operands;
+    cell: rows and columns of a block.
     """
 
     operands: torch.Tensor
@@ -40,8 +40,8 @@ class ReductionCall(NamedTuple):
 
 
 def reduction_call(config: ReduceConfig, tiles: TileKernelArgs, sums: ReductionCall) -> KernelCall:
-    """Beside an epilogue the assembler would rather spill some registers than take more than 64 (Triton 3.6), unless it
-    is told that it may."""
+    """Return the call of the reduction kernel."""
+    # With an epilogue ptxas spills registers rather than take more than 64 (Triton 3.6), unless maxnreg allows more.
     blocks = [*sums.widths, config.block_m, config.block_n // config.parts]
     constants = [*blocks, tiles.traced, sums.eps, sums.sum_first, sums.epilogue, *sums.cell]
     arguments = [sums.operands, sums.out, tiles.queue, tiles.protocol, sums.cols, sums.after, sums.cells, *constants]
@@ -50,14 +50,14 @@ def reduction_call(config: ReduceConfig, tiles: TileKernelArgs, sums: ReductionC
 
 
 def reduction_programs(config: ReduceConfig, tiles: int) -> int:
-    """How many programs sum: few where copies need room on the SMs that tiles leave free (`sms_for_copies`)."""
-    most = SUMS_PER_SM * sms_for_copies() or config.programs
-    return min(config.programs, tiles, most)
+    """Return the programs of a reduction: few where copies need room on the SMs that tiles leave free."""
+    limit = SUMS_PER_SM * sms_for_copies() or config.programs
+    return min(config.programs, tiles, limit)
 
 
 class Pushes(NamedTuple):
-    """What a kernel copies. targets: int64, where to (memory/lower.copy_targets). source: of rows of `row_words` times
-    16 bytes. adds: to what lies there."""
+    """The copies of a copy kernel. targets: int64 (memory/lower.copy_targets). source: its rows have `row_words` times
+    16 bytes. adds: add to the target instead of storing."""
 
     targets: torch.Tensor
     source: MatrixInput
@@ -66,7 +66,10 @@ class Pushes(NamedTuple):
 
 
 def copy_call(config: CopyConfig, tiles: TileKernelArgs, pushes: Pushes) -> KernelCall:
-    """A program moves a block of int32, or of elements that are added, at a time, where no bulk copies move them."""
+    """Return the call of the copy kernel.
+
+    Without bulk copies, a program moves a block of int32 or of addends at once.
+    """
     is_bulk, (targets, source, row_words, adds) = config.path == "bulk", pushes
     constants = [config.block_kib * WORDS_PER_KIB, is_bulk and not adds, adds, tiles.traced]
     arguments = [targets, source, tiles.queue, tiles.protocol, row_words, *constants]

@@ -1,7 +1,7 @@
-"""Library operations ready to be called: what does not change from call to call is decided when a plan is bound.
+"""Bound operations of cuBLAS and NCCL: what does not change from call to call is decided when a plan is bound.
 
-A product alone and a collective of whole buffers, which most library plans are, have short ways of their own; the rest
-runs as runtime/library/epilogue.py and runtime/library/library.py have it.
+A plain matmul and a collective of whole buffers have fast paths: most such plans consist of these. Other operations run
+as in runtime/library/epilogue.py and runtime/library/library.py.
 """
 
 from __future__ import annotations
@@ -28,8 +28,15 @@ BoundLibraryCall = Callable[[TensorsByName], None]
 _Factor = tuple[str, Cut | None, str, Cut | None]  # a buffer, and what of it; its product's, and what of that
 
 
-def counted_call(operation: Operation, plan: Plan, group: Group) -> BoundLibraryCall:
-    """As `library_call`, of an operation on the rows that a call's counts fill, which each call works out."""
+def call_of(operation: Operation, plan: Plan, shapes: Mapping[str, ViewShape], group: Group) -> BoundLibraryCall:
+    """As `library_call`, of a plan's operation, whatever its sizes follow from."""
+    if plan.problem.has_fixed_sizes:
+        return library_call(operation, plan.problem, shapes, group)
+    return _counted_call(operation, plan, group)
+
+
+def _counted_call(operation: Operation, plan: Plan, group: Group) -> BoundLibraryCall:
+    """Bind an operation on the rows that a call's counts fill: each call derives its regions. As `library_call`."""
 
     def call(tensors: TensorsByName) -> None:
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -42,22 +49,22 @@ def counted_call(operation: Operation, plan: Plan, group: Group) -> BoundLibrary
 def library_call(
     operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
 ) -> BoundLibraryCall:
-    """One operation on this rank: call it with the tensors of all buffers, and what an epilogue or norm reads besides.
+    """Bind one operation on this rank. The result takes the tensors of all buffers, of the epilogue and of the norm.
 
-    shapes: of the buffers. It runs on the current stream. Raises whatever the library raises.
+    shapes: of the buffers. It runs on the current stream. Raises whatever torch raises.
     """
-    short = _plain_matmul_call(operation, problem, shapes) or _flat_collective_call(operation, problem, shapes, group)
-    return short or _general_call(operation, problem, shapes, group)
+    fast = _plain_matmul_call(operation, problem, shapes) or _flat_collective_call(operation, problem, shapes, group)
+    return fast or _general_call(operation, problem, shapes, group)
 
 
 def is_plain_matmul(operation: Operation, plan: Plan) -> bool:
-    """Whether an operation is products of whole rows by one whole weight alone, whose factors may lie in two parts."""
+    """Return whether an operation is plain matmuls of whole rows by one whole weight: then k may be in two parts."""
     shapes = {each.name: (each.rows, each.cols) for each in plan.schedule.buffers}
-    return not plan.problem.counted and bool(_plain_matmuls(operation, plan.problem, shapes))
+    return plan.problem.has_fixed_sizes and bool(_plain_matmuls(operation, plan.problem, shapes))
 
 
 def allocated_output(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> str | None:
-    """The buffer that an operation fills whole by one matmul, and makes if it is not among the tensors."""
+    """Return the buffer that an operation fills by one plain matmul, and so can allocate; None if there is none."""
     match _plain_matmuls(operation, problem, shapes):
         case [(_, _, out, None)]:
             return out
@@ -68,24 +75,27 @@ def allocated_output(operation: Operation, problem: Problem, shapes: Mapping[str
 def _general_call(
     operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
 ) -> BoundLibraryCall:
-    views, ends_sums = Views((operation,), shapes), problem.has_sum_epilogue
+    views, has_sum_epilogue = Views((operation,), shapes), problem.has_sum_epilogue
 
     def call(tensors: TensorsByName) -> None:
         view = views.of(tensors)
         run_with_epilogue(operation, problem, view, (tensors, group))
-        if ends_sums:
+        if has_sum_epilogue:
             finish_sum(operation, problem, view, tensors)
 
     return call
 
 
 def _plain_matmuls(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> list[_Factor]:
-    """Of products of whole rows by one whole weight, and nothing else; none of other operations."""
+    """Return (a, its slice, out, its slice) of each matmul of whole rows by one whole weight; [] for other operations.
+
+    A slice of None stands for the whole buffer.
+    """
     if not isinstance(operation, Compute) or operation.addends or operation.accumulate:
         return []
     if (
         problem.product_epilogue.bits
-        or (problem.norm and problem.world_size == 1)
+        or (problem.of_rows and problem.world_size == 1)
         or region_index(operation.b, shapes) is not None
     ):
         return []
@@ -99,27 +109,28 @@ def _plain_matmuls(operation: Operation, problem: Problem, shapes: Mapping[str, 
 def _plain_matmul_call(
     operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]
 ) -> BoundLibraryCall | None:
-    factors, precise = _plain_matmuls(operation, problem, shapes), full_precision(getattr(torch, problem.dtype))
-    if not factors or not isinstance(operation, Compute):
+    matmuls, in_full_precision = (
+        _plain_matmuls(operation, problem, shapes),
+        full_precision(getattr(torch, problem.dtype)),
+    )
+    if not matmuls or not isinstance(operation, Compute):
         return None
     weight = operation.b.buffer
 
     def call(tensors: TensorsByName) -> None:
         w = tensors[weight]
-        with precise:
-            for a, a_cut, out, out_cut in factors:
+        with in_full_precision:
+            for a, a_cut, out, out_cut in matmuls:
                 x = tensors[a] if a_cut is None else tensors[a][a_cut]
                 if out in tensors:
                     torch.mm(x, w, out=tensors[out] if out_cut is None else tensors[out][out_cut])
                 else:
-                    tensors[out] = torch.mm(
-                        x, w
-                    )  # `allocated_output`: the matmul asks for memory quicker than its caller
+                    tensors[out] = torch.mm(x, w)  # `allocated_output`: torch.mm allocates quicker
             if X_REST in tensors:
                 _add_rest(tensors)
 
     def _add_rest(tensors: TensorsByName) -> None:
-        for _, a_cut, out, out_cut in factors:
+        for _, a_cut, out, out_cut in matmuls:
             x = tensors[X_REST] if a_cut is None else tensors[X_REST][a_cut]
             target = tensors[out] if out_cut is None else tensors[out][out_cut]
             target.addmm_(x, tensors[W_REST])
@@ -130,8 +141,8 @@ def _plain_matmul_call(
 def _flat_collective_call(
     operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
 ) -> BoundLibraryCall | None:
-    """A collective from one whole buffer to one, both row-major, as the buffers of plans are."""
-    if not isinstance(operation, Collective) or problem.norm is not None or problem.epilogue.scaling:
+    """Bind a collective from one whole buffer to another, both row-major; None for other operations."""
+    if not isinstance(operation, Collective) or problem.of_rows is not None or problem.epilogue.scaling:
         return None
     if operation.finishes:
         return None
@@ -139,13 +150,13 @@ def _flat_collective_call(
     if len(parts) != 2 or any(region_index(part, shapes) is not None for part in parts):
         return None
     source, target = (part.buffer for part in parts)
-    move, rows, members = MOVES.get(operation.function), [part.shape[0] for part in parts], len(operation.ranks)
-    each = [members if is_dealt else 1 for is_dealt in CUT_BY_MEMBER[operation.function]]
-    if rows[0] * each[1] != rows[1] * each[0]:
-        return None  # a short shard's, which is padded
-    if move is None or (source == target) != (operation.function == "all_reduce"):
+    bind_move, rows, members = MOVES.get(operation.function), [part.shape[0] for part in parts], len(operation.ranks)
+    parts_per_rank = [members if is_dealt else 1 for is_dealt in CUT_BY_MEMBER[operation.function]]
+    if rows[0] * parts_per_rank[1] != rows[1] * parts_per_rank[0]:
+        return None  # a shard of fewer rows: it is padded
+    if bind_move is None or (source == target) != (operation.function == "all_reduce"):
         return None
-    run = move(subgroup(group, operation.ranks).process_group)
+    run = bind_move(subgroup(group, operation.ranks).process_group)
 
     def call(tensors: TensorsByName) -> None:
         work = run(tensors[target], tensors[source])
@@ -155,8 +166,8 @@ def _flat_collective_call(
     return call
 
 
-# As torch.distributed's own functions call a process group, without what they ask first: a bound plan's tensors are
-# dense and real, on a rank of the group.
+# Calls of the process group as torch.distributed's functions make them, without their checks: a bound plan's tensors
+# are dense and real, on a rank of the group.
 _Move = Callable[[torch.Tensor, torch.Tensor], dist.Work | None]
 
 

@@ -1,4 +1,4 @@
-"""The epilogue where a library multiplied: torch's own operations on the product, one after the other."""
+"""The epilogue of cuBLAS products and of NCCL sums: torch's own operations, one after the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as functional
 
-from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, NORM_WEIGHT, RESIDUAL, SCALE_W, Activation, Epilogue, Norm, Z
+from overweave.ir.epilogue import NO_EPILOGUE, Activation, Epilogue, Norm
+from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, Z
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
@@ -23,40 +24,40 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def run_with_epilogue(operation: Operation, problem: Problem, view: View, moved: Moved) -> None:
-    """Runs an operation by the library, and does to products and to sums what the problem's epilogue says; to those of
-    a collective `finish_collective` does it.
+def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensors_and_group: Moved) -> None:
+    """Run an operation by cuBLAS or NCCL and apply the problem's epilogue to its products and sums.
 
-    moved: the caller's tensors, bias as `[n]` or `[1, n]`, and the group. Sums are rounded once; of products each step
-    but scaling is rounded to the dtype of y, and a gate is one matmul more.
+    `finish_collective` applies it to a collective's sums. tensors_and_group: the caller's tensors, bias as `[n]` or
+    `[1, n]`, and the group. Sums are rounded once; of products each step but scaling is rounded to the dtype of y.
+    A gate is one matmul more.
     """
-    tensors, group = moved
+    tensors, group = tensors_and_group
     if problem.epilogue is NO_EPILOGUE:
         run_operation(operation, view, group)
         return
-    epilogue, end = problem.product_epilogue, _sum_epilogue(problem, tensors)
+    epilogue, sum_epilogue = problem.product_epilogue, _sum_epilogue(problem, tensors)
     if isinstance(operation, Compute):
         first, (lo, hi) = problem.columns_of(operation.b.buffer)[0], operation.b.cols
         tensors = slice_columns(tensors, (first + lo, first + hi), problem.n)
     if epilogue.scaling and isinstance(operation, Compute):
-        multiply_scaled(operation, view, tensors, end)
+        multiply_scaled(operation, view, tensors, sum_epilogue)
     else:
-        run_operation(operation, view, group, end)
+        run_operation(operation, view, group, sum_epilogue)
     if epilogue.bits and isinstance(operation, Compute):
         for part, out in enumerate(operation.out):
             if not out.is_empty:
                 y = view(out)
-                gate = _gate_product(operation, part, view, tensors) if epilogue.gate else None
+                gate = _gate_product(operation, part, view, tensors) if epilogue.products > 1 else None
                 apply_epilogue(y, slice(*out.rows), epilogue, tensors, gate)
 
 
 def finish_collective(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
-    """What the problem's epilogue does to the sums that a collective left, which are rounded; nothing for others."""
+    """Apply the problem's epilogue to the sums of a collective, which are rounded; do nothing for other operations."""
     if isinstance(operation, Collective) and operation.finishes:
-        end = _sum_epilogue(problem, tensors)
+        sum_epilogue = _sum_epilogue(problem, tensors)
         for out in operation.writes:
             if not out.is_empty:
-                end(view(out), out)
+                sum_epilogue(view(out), out)
 
 
 def _sum_epilogue(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
@@ -66,23 +67,23 @@ def _sum_epilogue(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
 
 
 def slice_columns(tensors: Mapping[str, torch.Tensor], columns: Range, width: int) -> Mapping[str, torch.Tensor]:
-    """What an epilogue reads beside some columns of a result of `width`: those of whatever has as many, or a multiple.
+    """Return the tensors with the epilogue's operands sliced to some columns of a result of `width` columns.
 
-    Scales of the weight and of the gate stand one behind the other in one tensor.
+    The scales of the weight and then of the gate are in one tensor: both are sliced.
     """
     if columns == (0, width):
         return tensors
-    cut = {name: tensors[name] for name in (BIAS, RESIDUAL, GATE, SCALE_W) if name in tensors}
-    for name, tensor in cut.items():
+    sliced = {name: tensors[name] for name in (BIAS, RESIDUAL, GATE, SCALE_W) if name in tensors}
+    for name, tensor in sliced.items():
         if name == SCALE_W and tensor.numel() > 1:
-            cut[name] = tensor.reshape(1, -1, width)[..., slice(*columns)].reshape(1, -1)
+            sliced[name] = tensor.reshape(1, -1, width)[..., slice(*columns)].reshape(1, -1)
         elif name != SCALE_W:
-            cut[name] = tensor[..., slice(*columns)]
-    return {**tensors, **cut}
+            sliced[name] = tensor[..., slice(*columns)]
+    return {**tensors, **sliced}
 
 
 def _gate_product(compute: Compute, part: int, view: View, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The gate's product of a part of `a`."""
+    """Return the gate's product of one part of `a`."""
     a, weight, y = view(compute.a[part]), tensors[GATE], view(compute.out[part])
     if SCALE_W in tensors:
         product = y.new_empty(y.shape)
@@ -100,7 +101,7 @@ def apply_epilogue(
     tensors: Mapping[str, torch.Tensor],
     gate: torch.Tensor | None = None,
 ) -> None:
-    """The epilogue of rows `rows` of a product, which `y` holds, in place. gate: the gate's product, or None."""
+    """Apply the epilogue in place to `y`: rows `rows` of a product. gate: the gate's product, or None."""
     if epilogue.bias:
         y += tensors[BIAS]
     if gate is not None:
@@ -111,26 +112,27 @@ def apply_epilogue(
         y += tensors[RESIDUAL][rows]
 
 
-# What happens to a sum where a library summed, or the emulation: the epilogue of a collective's, and the RMSNorm of
-# whole rows, by torch's own operations.
+# The epilogue and RMSNorm of sums of NCCL or of the emulation, by torch's own operations.
 
 
 def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
-    """What the problem's epilogue or norm does to rows of `y` that an operation has just stored as sums; nothing for
-    others, nor for sums that were given their epilogue before they were rounded.
+    """Apply the epilogue to a collective's sums, and the norm to rows of `y` that an operation has stored as sums.
 
-    `tensors` are the caller's, the weight as `[n]` or `[1, n]`.
+    Do nothing for other operations. tensors: the caller's, the norm's weight as `[n]` or `[1, n]`.
     """
     finish_collective(operation, problem, view, tensors)
-    if problem.norm is None or not _stores_sums(operation, problem):
+    if problem.of_rows is None or not _stores_sums(operation, problem):
         return
     for out in operation.writes:
         if out.buffer == "y" and not out.is_empty:
-            apply_norm(view(out), slice(*out.rows), problem.norm, tensors)
+            apply_norm(view(out), slice(*out.rows), problem.of_rows, tensors)
 
 
 def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Rows `rows` of a sum, which `y` holds, to `z` and, normed, back to `y`. Each step rounds, as torch does."""
+    """Store rows `rows` of a sum, which `y` holds, plus the residual in `z`, and their RMSNorm in `y`.
+
+    Each step rounds, as torch does.
+    """
     z, weight = tensors[Z][rows], tensors[NORM_WEIGHT].view(-1)
     z.copy_(y + tensors[RESIDUAL][rows] if norm.residual else y)
     with without_autocast():
@@ -138,7 +140,10 @@ def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, t
 
 
 def _stores_sums(operation: Operation, problem: Problem) -> bool:
-    """Whether an operation leaves whole sums behind, its own or others'; of a group of one, products are."""
+    """Return whether an operation stores complete sums, its own or copied ones.
+
+    In a group of one a product is a sum.
+    """
     return isinstance(operation, Reduce | Copy | Collective) or (
         isinstance(operation, Compute) and problem.world_size == 1
     )

@@ -1,4 +1,4 @@
-"""Operations that a library runs: one torch or collective call each, on the caller's stream, on any device."""
+"""Operations run by cuBLAS, torch or NCCL: one torch or collective call each, on the caller's stream, on any device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ View = Callable[[Region], torch.Tensor]
 # torch 2.13 renamed the flat collectives, and warns about the old names at every call.
 all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-End = Callable[[torch.Tensor, Region], None]  # what a sum, which goes to a region, is given in place
+End = Callable[[torch.Tensor, Region], None]  # applies the epilogue in place to a sum that goes to a region
 
-# What torch.backends.cuda.matmul reads and sets, without its functions of Python.
+# The C functions behind torch.backends.cuda.matmul's properties: read and write.
 _Setting = tuple[Callable[[], Any], Callable[..., None]]
 _SHORTCUTS: dict[torch.dtype, _Setting] = {
     torch.float32: (torch._C._get_cublas_allow_tf32, torch._C._set_cublas_allow_tf32),
@@ -36,51 +36,51 @@ _SHORTCUTS: dict[torch.dtype, _Setting] = {
 
 
 class full_precision:  # noqa: N801 - a context manager, called as torch calls its own
-    """No shortcut in the matmuls inside, whatever the caller has set for his own: products are summed in fp32.
+    """Matmuls inside sum in fp32, whatever the caller has set.
 
-    fp32 does not become TF32. 16-bit operands are not summed in 16 bits, which cuBLAS does where it splits a small
-    matmul along k. MEASURED: 1.42 times the error of the unsplit matmul (fp16 and bf16, H200, 2026-11-20).
+    fp32 does not become TF32. 16-bit operands are not summed in 16 bits, as cuBLAS does where it splits a small matmul
+    along k. MEASURED: 1.42 times the error of the unsplit matmul (fp16 and bf16, H200, 2026-11-20).
     For fp8 there is no such setting: its matmul takes an argument instead (runtime/library/scaled.py).
-    Under autocast a matmul would cast its operands down; here it is off.
-    One object may be entered again and again, but not while it is entered.
+    Autocast, which would cast operands down, is off inside.
+    An object can be entered repeatedly, but not recursively.
     """
 
-    __slots__ = ("_aside", "_kept", "_setting")
+    __slots__ = ("_previous", "_setting", "_without_autocast")
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._setting = _SHORTCUTS.get(dtype)
-        self._kept: tuple[bool, ...] | None = None  # the caller's setting, where it was another
-        self._aside: ExitStack | None = None
+        self._previous: tuple[bool, ...] | None = None  # the caller's setting, if it allows reduced precision
+        self._without_autocast: ExitStack | None = None
 
     def __enter__(self) -> None:
         if self._setting is not None:
-            get, put = self._setting
-            found = get()  # of 16 bits torch says, too, whether a matmul may be split along k
-            kept = found if found.__class__ is tuple else (found,)
-            if kept[0]:
-                self._kept = kept
-                put(False, *kept[1:])
+            read, write = self._setting
+            setting = read()  # for 16 bits a tuple: the second value allows split-K
+            values = setting if setting.__class__ is tuple else (setting,)
+            if values[0]:
+                self._previous = values
+                write(False, *values[1:])
         if torch._C._is_any_autocast_enabled():
-            self._aside = ExitStack()
-            self._aside.enter_context(without_autocast())
+            self._without_autocast = ExitStack()
+            self._without_autocast.enter_context(without_autocast())
 
     def __exit__(self, *failure: object) -> None:
-        if self._aside is not None:
-            self._aside.close()
-            self._aside = None
-        if self._kept is not None and self._setting is not None:
-            self._setting[1](*self._kept)
-            self._kept = None
+        if self._without_autocast is not None:
+            self._without_autocast.close()
+            self._without_autocast = None
+        if self._previous is not None and self._setting is not None:
+            self._setting[1](*self._previous)
+            self._previous = None
 
 
 def is_autocast() -> bool:
-    """Whether the caller has torch cast what its operations are given."""
+    """Return whether autocast is on."""
     return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """Operations inside compute in the dtypes that they are given. It costs next to nothing where none are cast."""
+    """Turn autocast off inside. It costs next to nothing if autocast is off already."""
     if not is_autocast():
         yield
         return
@@ -88,16 +88,15 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-def run_operation(operation: Operation, view: View, group: Group, end: End | None = None) -> None:
-    """Runs one operation of a library queue. `view` gives the own tensor of a region. Raises ScheduleError.
+def run_operation(operation: Operation, view: View, group: Group, sum_epilogue: End | None = None) -> None:
+    """Run one operation of a library queue. view: returns this rank's tensor of a region. Raises ScheduleError.
 
-    end: what is done to the sums of an operation that finishes them, in fp32 and in place; a collective's are rounded,
-    and left to the caller.
+    sum_epilogue: applied in fp32 to complete sums. A collective's sums are rounded: the caller applies it to these.
     """
     if isinstance(operation, Compute):
-        _multiply(operation, view, end)
+        _multiply(operation, view, sum_epilogue)
     elif isinstance(operation, Reduce):
-        _sum_in_order(operation, view, end)
+        _sum_in_order(operation, view, sum_epilogue)
     elif isinstance(operation, Clear):
         for region in operation.destinations:
             view(region).zero_()
@@ -113,10 +112,10 @@ def run_operation(operation: Operation, view: View, group: Group, end: End | Non
         )
 
 
-def _multiply(compute: Compute, view: View, end: End | None) -> None:
+def _multiply(compute: Compute, view: View, sum_epilogue: End | None) -> None:
     b = view(compute.b)
     if compute.addends:
-        _multiply_and_sum(compute, view, end)
+        _multiply_and_sum(compute, view, sum_epilogue)
         return
     for a, out in zip(compute.a, compute.out, strict=True):
         if not out.is_empty:
@@ -125,7 +124,7 @@ def _multiply(compute: Compute, view: View, end: End | None) -> None:
 
 
 def multiply_into(target: torch.Tensor, a: torch.Tensor, b: torch.Tensor, adds: bool) -> None:
-    """`target = a @ b`, or `target += a @ b`; of a wider dtype it takes the product as it was summed, in fp32."""
+    """`target = a @ b`, or `target += a @ b`; a target of a wider dtype takes the fp32 sums unrounded."""
     if target.dtype == a.dtype:
         torch.addmm(target, a, b, out=target) if adds else torch.mm(a, b, out=target)
     elif a.is_cuda and adds:
@@ -136,58 +135,61 @@ def multiply_into(target: torch.Tensor, a: torch.Tensor, b: torch.Tensor, adds: 
         multiply_into(target, a.to(target.dtype), b.to(target.dtype), adds)
 
 
-def _multiply_and_sum(compute: Compute, view: View, end: End | None) -> None:
-    """The product stays fp32 until the sum is rounded, as in the kernels."""
+def _multiply_and_sum(compute: Compute, view: View, sum_epilogue: End | None) -> None:
+    """Store the sum of a product and its addends; the product stays fp32 until then, as in the kernels."""
     if not compute.out[0].is_empty:
         with full_precision(torch.float32):
             product = torch.mm(view(compute.a[0]).float(), view(compute.b).float())
-        add_addends(compute, product, view, end)
+        add_addends(compute, product, view, sum_epilogue)
 
 
-def add_addends(compute: Compute, product: torch.Tensor, view: View, end: End | None) -> None:
+def add_addends(compute: Compute, product: torch.Tensor, view: View, sum_epilogue: End | None) -> None:
     """The product, fp32, among a Compute's addends, in order, into its one output. end: as of `run_operation`."""
     operands = [view(addend) for addend in compute.addends]
     operands.insert(compute.place, product)
     total = operands[0].to(torch.float32, copy=True)
     for operand in operands[1:]:
         total += operand
-    if end is not None and compute.finishes:
-        end(total, compute.out[0])
+    if sum_epilogue is not None and compute.finishes:
+        sum_epilogue(total, compute.out[0])
     for place in compute.writes:
         view(place).copy_(total)
 
 
-def _sum_in_order(reduce: Reduce, view: View, end: End | None) -> None:
+def _sum_in_order(reduce: Reduce, view: View, sum_epilogue: End | None) -> None:
     if reduce.out.is_empty:
         return
-    is_kept = len(reduce.operands) == 1 and not reduce.finishes
-    total = view(reduce.operands[0]).to(torch.float32, copy=not is_kept)
+    is_exact = len(reduce.operands) == 1 and not reduce.finishes
+    total = view(reduce.operands[0]).to(torch.float32, copy=not is_exact)
     for operand in reduce.operands[1:]:
         total += view(operand)
-    if end is not None and reduce.finishes:
-        end(total, reduce.out)
+    if sum_epilogue is not None and reduce.finishes:
+        sum_epilogue(total, reduce.out)
     view(reduce.out).copy_(total)
 
 
 def as_movable(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as libraries that know no fp8 can move it: by its bytes."""
+    """Return a tensor of one-byte elements as uint8: NCCL and gloo move no fp8."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 def _all_gather(collective: Collective, view: View, group: Group) -> None:
-    """Shards are padded to equal rows, and what they are padded with is anybody's guess: it lands behind the rows of a
-    buffer (`joined` in views.py), or in memory of its own."""
+    """Run all_gather on shards padded to equal rows.
+
+    Padding is uninitialised and never read: it lands behind the rows of a buffer (`merge_parts` in views.py), or in
+    temporary memory.
+    """
     source, *targets = [as_movable(view(part)) for part in (*collective.sources, *collective.destinations)]
-    source = source.contiguous()  # a part of rows is not
+    source = source.contiguous()  # a slice of columns is not
     is_joined = len(targets) == 1 and targets[0].is_contiguous()
     size = targets[0].shape[0] // len(collective.ranks) if is_joined else max(target.shape[0] for target in targets)
     sent = source
     if source.shape[0] < size:
         sent = source.new_empty((size, source.shape[1]))
         sent[: source.shape[0]] = source
-    whole = targets[0] if is_joined else equal_parts(targets, size)
-    if whole is not None:
-        all_gather_flat(whole, sent, group=group.process_group)
+    gathered_in_place = targets[0] if is_joined else equal_parts(targets, size)
+    if gathered_in_place is not None:
+        all_gather_flat(gathered_in_place, sent, group=group.process_group)
         return
     gathered = source.new_empty((size * len(targets), source.shape[1]))
     all_gather_flat(gathered, sent, group=group.process_group)
@@ -196,23 +198,24 @@ def _all_gather(collective: Collective, view: View, group: Group) -> None:
 
 
 def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
+    """Run reduce_scatter on shards padded to equal rows. Sums of padding are never read."""
     sources, target = [view(source) for source in collective.sources], view(collective.destinations[0])
     is_joined = len(sources) == 1 and sources[0].is_contiguous()
     size = sources[0].shape[0] // len(collective.ranks) if is_joined else max(source.shape[0] for source in sources)
-    whole = sources[0] if is_joined else equal_parts(sources, size)
-    if whole is None:
-        whole = target.new_empty((size * len(sources), target.shape[1]))
-        for part, source in zip(whole.split(size), sources, strict=True):
+    packed = sources[0] if is_joined else equal_parts(sources, size)
+    if packed is None:
+        packed = target.new_empty((size * len(sources), target.shape[1]))
+        for part, source in zip(packed.split(size), sources, strict=True):
             part[: source.shape[0]] = source
     is_landing = target.shape[0] == size and target.is_contiguous()
     summed = target if is_landing else target.new_empty((size, target.shape[1]))
-    reduce_scatter_flat(summed, whole, group=group.process_group)
+    reduce_scatter_flat(summed, packed, group=group.process_group)
     if summed is not target:
         target.copy_(summed[: target.shape[0]])
 
 
 def equal_parts(parts: list[torch.Tensor], size: int) -> torch.Tensor | None:
-    """The memory of parts that are of `size` rows each and stand one behind the other; None of others."""
+    """Return adjacent parts of `size` rows each as one tensor; None if they are not adjacent or not equal."""
     first = parts[0]
     cols, step = first.shape[1], size * first.shape[1] * first.element_size()
     if first.stride() != (cols, 1) or first.numel() == 0 or any(part.shape[0] != size for part in parts):
@@ -223,7 +226,7 @@ def equal_parts(parts: list[torch.Tensor], size: int) -> torch.Tensor | None:
 
 
 def _all_reduce(collective: Collective, view: View, group: Group) -> None:
-    """In place; a source that lies elsewhere is copied first, and so is a part of rows."""
+    """Run all_reduce in place; another source, and a slice of columns, is copied first."""
     source, target = view(collective.sources[0]), view(collective.destinations[0])
     summed = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
     if source.data_ptr() != summed.data_ptr():
@@ -234,27 +237,29 @@ def _all_reduce(collective: Collective, view: View, group: Group) -> None:
 
 
 def _all_to_all(collective: Collective, view: View, group: Group) -> None:
-    """Of a single part on each side, equal ones for all ranks."""
+    """Run all_to_all. A single part on each side is divided equally among the ranks."""
     sources = [view(source) for source in collective.sources]
     targets = [view(target) for target in collective.destinations]
     packed = _flatten_adjacent(sources) if _are_adjacent(sources) else torch.cat([part.flatten() for part in sources])
-    is_whole = _are_adjacent(targets)
-    arrived = _flatten_adjacent(targets) if is_whole else packed.new_empty(sum(part.numel() for part in targets))
+    is_in_place = _are_adjacent(targets)
+    received_flat = (
+        _flatten_adjacent(targets) if is_in_place else packed.new_empty(sum(part.numel() for part in targets))
+    )
     sizes = [part.numel() for part in targets], [part.numel() for part in sources]
     received, sent = sizes if len(targets) > 1 else (None, None)
-    dist.all_to_all_single(arrived, packed, received, sent, group=group.process_group)
-    if not is_whole:
-        for target, part in zip(targets, arrived.split(sizes[0]), strict=True):
+    dist.all_to_all_single(received_flat, packed, received, sent, group=group.process_group)
+    if not is_in_place:
+        for target, part in zip(targets, received_flat.split(sizes[0]), strict=True):
             target.copy_(part.view(target.shape))
 
 
 def _flatten_adjacent(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Adjacent parts as one row of elements."""
+    """Return adjacent parts as one 1-D tensor."""
     return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
 
 
 def _are_adjacent(parts: list[torch.Tensor]) -> bool:
-    """Whether row-major parts stand one behind the other in memory."""
+    """Return whether row-major parts are adjacent in memory."""
     starts = [part.data_ptr() for part in parts]
     sizes = [part.numel() * part.element_size() for part in parts]
     return all(part.is_contiguous() for part in parts) and all(

@@ -1,4 +1,4 @@
-"""Library collectives of permuted blocks: each is one call on the stretches of memory that its blocks are."""
+"""NCCL collectives of permuted blocks: each is one call on contiguous ranges of memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from overweave.runtime.library.library import as_movable
 def permuted_collective_call(
     operation: Operation, buffers: Mapping[str, Buffer], group: Group, most_sms: int = 0
 ) -> BoundLibraryCall:
-    """The operation on this rank, given the memory of all buffers. Raises ScheduleError for one that is no such call,
-    which verify refuses, too.
+    """Bind a collective of permuted blocks; the result takes the tensors of all buffers. Raises ScheduleError for an
+    operation that is not one call on contiguous ranges; verify refuses it, too.
 
-    most_sms: that its kernel may take; 0: as many as the library likes.
+    most_sms: SMs that its kernel may take; 0: no limit.
     """
     sides = call_sides(operation, buffers) if isinstance(operation, Collective) else ""
     if not isinstance(operation, Collective) or isinstance(sides, str):

@@ -1,4 +1,4 @@
-"""Products of fp8 operands where a library multiplies: torch's scaled matmul on a GPU, fp32 on a CPU."""
+"""Products of fp8 operands outside of our kernels: torch's scaled matmul on a GPU, fp32 on a CPU."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import torch
 
-from overweave.ir.epilogue import GATE, SCALE_W, SCALE_X
+from overweave.ir.operators.forms import GATE, SCALE_W, SCALE_X
 from overweave.ir.schedule import Compute
 from overweave.runtime.library.library import End, View, add_addends, full_precision
 
 TensorsByName = Mapping[str, torch.Tensor]
 Scales = tuple[torch.Tensor, torch.Tensor]
-SCALES_BYTES = 16  # at multiples of which the library takes scales
+SCALES_BYTES = 16  # cuBLAS requires scales at multiples of so many bytes
 
 
-def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, end: End | None) -> None:
+def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, sum_epilogue: End | None) -> None:
     """`out = (a @ b) * scale_x * scale_w` for each part of `a`; scales per tensor, or of its rows and all columns.
 
     With addends, or added to what lies there, the scaled product stays fp32 until the sum is rounded. end: as of
@@ -28,7 +28,7 @@ def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, end: E
         if compute.addends:
             product = target.new_empty(target.shape, dtype=torch.float32)
             scaled_matmul(view(a), view(compute.b), scales, product)
-            add_addends(compute, product, view, end)
+            add_addends(compute, product, view, sum_epilogue)
         elif compute.accumulate:
             product = target.new_empty(target.shape, dtype=torch.float32)
             scaled_matmul(view(a), view(compute.b), scales, product)
@@ -38,12 +38,12 @@ def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, end: E
 
 
 def row_scales(compute: Compute, view: View, tensors: TensorsByName) -> list[torch.Tensor]:
-    """For each part of `a` the scales of its rows, or the one of all."""
+    """Return the row scales of each part of `a`, or the one scale of all."""
     return [view(region) for region in compute.scales] or [tensors[SCALE_X]] * len(compute.a)
 
 
 def column_scales(tensors: TensorsByName) -> tuple[torch.Tensor, ...]:
-    """Those of the weight; and if there is a gate its own, behind them in one tensor."""
+    """Return the scales of the weight, and of the gate if there is one: both are in one tensor."""
     scale_w = tensors[SCALE_W]
     return scale_w.reshape(1, -1).chunk(2, dim=1) if GATE in tensors else (scale_w,)
 
@@ -65,5 +65,5 @@ def scaled_matmul(a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.T
 
 
 def align_scales(scales: torch.Tensor) -> torch.Tensor:
-    """The same, where the library takes them: those of a gate lie behind the weight's."""
+    """Return scales at an address that cuBLAS accepts: those of a gate, behind the weight's, may need a copy."""
     return scales.clone() if scales.data_ptr() % SCALES_BYTES else scales

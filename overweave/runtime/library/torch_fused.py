@@ -1,7 +1,7 @@
-"""Which kernels answer torch's fused symmetric-memory operators in a thread.
+"""A thread-local switch: torch's own kernels for its fused symmetric-memory operators.
 
-`overweave.install` puts overweave's kernels behind these operators. overweave itself calls the operators where it means
-torch's kernels: as a plan of its own choice, and as a baseline of a measurement. `use_torch_kernels` marks such a call.
+`overweave.install` registers overweave's kernels for these operators. overweave itself calls the operators to run
+torch's kernels: as a plan that it chose, and as a baseline of a measurement. `use_torch_kernels` marks such a call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _THREAD = _Thread()
 
 @contextmanager
 def use_torch_kernels() -> Iterator[None]:
-    """Inside, torch's kernels answer the operators in this thread."""
+    """Run the operators by torch's kernels inside, in this thread."""
     before, _THREAD.wants_torch = _THREAD.wants_torch, True
     try:
         yield
@@ -29,5 +29,5 @@ def use_torch_kernels() -> Iterator[None]:
 
 
 def wants_torch() -> bool:
-    """Whether this thread is inside `use_torch_kernels`."""
+    """Return whether this thread is inside `use_torch_kernels`."""
     return _THREAD.wants_torch

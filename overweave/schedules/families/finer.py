@@ -59,7 +59,7 @@ def _written(point: Point, work: MethodInputs) -> Communication:
     landed = pieces.landed()
     each = [_Rank(pieces, landed, rank, problem) for rank in range(size if m else 0)]
     is_exchange = problem.record.exchanges
-    x = Buffer(X, m if is_exchange else split.shard_size, k, "input", counted="sent" if problem.counted else None)
+    x = Buffer(X, m if is_exchange else split.shard_size, k, "input")
     gathered = Buffer(GATHERED_OUT, m, k, "output")
     returned = (gathered,) if problem.returns_gathered else ()
     results = [Buffer(indexed_name(Y, at), m, cols, "output") for at, cols in enumerate(problem.widths)]
@@ -194,14 +194,14 @@ class _Rank:
 
     def _follow(self, group: list[ShardPiece]) -> bool:
         """Whether rows of pieces that lie side by side do so in the result, where filled rows of blocks do not."""
-        if self.problem.counted:
+        if not self.problem.has_fixed_sizes:
             return len(group) == 1
         return all(one.rows[1] == other.rows[0] for one, other in zip(group, group[1:], strict=False))
 
     def _rounded(self) -> Steps:
         """The sums to the result: blocks that are filled in part one by one."""
         shards = [rows for rows in map(self.split.shard, range(len(self.landed))) if not is_empty(rows)]
-        blocks = shards if self.problem.counted else [(0, self.split.rows)]
+        blocks = [(0, self.split.rows)] if self.problem.has_fixed_sizes else shards
         cut = (common(rows, block) for rows in self._added_rows() for block in blocks)
         for index, rows in enumerate(rows for rows in cut if not is_empty(rows)):
             owners = [owner for owner in range(len(self.landed)) if _is_within(self.split.shard(owner), rows)]

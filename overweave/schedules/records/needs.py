@@ -107,12 +107,13 @@ def _few_rows(asked: MethodRequest) -> str:
 
 
 def _whole_blocks(asked: MethodRequest) -> str:
-    return "a tile kernel multiplies whole blocks, and counts fill them in part" if asked.problem.counted else ""
+    found = "a tile kernel multiplies whole blocks, and counts fill them in part"
+    return "" if asked.problem.has_fixed_sizes else found
 
 
 def _known_sizes(asked: MethodRequest) -> str:
     found = "a collective lands pieces whose sizes are known when the plan is built, and counts change them"
-    return found if asked.problem.counted else ""
+    return "" if asked.problem.has_fixed_sizes else found
 
 
 def _peer_memory(asked: MethodRequest) -> str:
@@ -165,7 +166,7 @@ def _sums_beside_pushes(asked: MethodRequest) -> str:
 
 def _sums_of_whole_rows(asked: MethodRequest) -> str:
     found = "a tile holds no whole row to norm: use sums=kernel"
-    return f"sums=epilogue: {found}" if asked.problem.norm and asked.problem.record.scatters else ""
+    return f"sums=epilogue: {found}" if asked.problem.of_rows and asked.problem.record.scatters else ""
 
 
 def most_pieces(problem: Problem) -> int:
@@ -190,7 +191,7 @@ def of_norms(engine: Engine | None) -> Need:
 
     def why(asked: MethodRequest) -> str:
         problem = asked.problem
-        if problem.norm is None:
+        if problem.of_rows is None:
             return ""
         if engine is None:
             return "its last step does not norm"
@@ -208,6 +209,16 @@ def from_ranks(fewest: int, instead: str) -> Need:
 
     def why(asked: MethodRequest) -> str:
         return f"of two ranks it is {instead}" if asked.problem.world_size < fewest else ""
+
+    return Need("choice", why)
+
+
+def most_ranks(most: int) -> Need:
+    """Of more ranks a method is not for the choice to take."""
+
+    def why(asked: MethodRequest) -> str:
+        ranks = asked.problem.world_size
+        return f"it is for {most} ranks at most, and there are {ranks}" if ranks > most else ""
 
     return Need("choice", why)
 

@@ -152,7 +152,7 @@ def shapes(
 ) -> tuple[TileShape, ...]:
     """The candidates of a tile kernel, the most efficient first. Raises InputError if it cannot compute the dtype."""
     candidates = _shapes(dtype, kernel)
-    if epilogue.gate and dtype != "float32":
+    if epilogue.products > 1 and dtype != "float32":
         return _gated_shapes(dtype, kernel, epilogue)
     if kernel == "portable" and epilogue.residual:
         # Beside the sums of larger tiles the residual does not fit: the assembler spills registers.

@@ -26,9 +26,7 @@ Tell = Callable[[str, float], None]  # which part, and how many of them are done
 
 def measure_machine(like: Machine, on_part: Tell) -> tuple[CalibratedGpu, str]:
     """Return the measurements, and the source to write beside them. Collective; on one rank links are not measured.
-
-    on_part: called with the part, and how many are done.
-    """
+    on_part: called with the part, and how many are done."""
     device = torch.device("cuda", torch.cuda.current_device())
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     on_part(PARTS[0], 0)
@@ -67,6 +65,7 @@ def source_of(device: str, world_size: int) -> str:
 
 
 def _tiles(sms: int, call_us: float, on_part: Tell) -> tuple[tuple[MatmulConfig, Tile], ...]:
+    """Return the measured rate of each tile shape of this GPU's kernels."""
     configs = [config for kernel in rates.kernels_here() for config in rates.tile_configs(kernel)]
     rates_of = []
     for done, config in enumerate(configs):

@@ -90,9 +90,8 @@ class Raw(NamedTuple):
 
 
 def push_points(bench: Bench, queues: Queues, raw: Raw) -> tuple[tuple[int, float], ...]:
-    """Return bytes and GB/s of copies to the peer: a copy and its flag behind a kernel, less the same
-    without the copy.
-    """
+    """Return bytes and GB/s of copies to the peer: a copy and its flag behind a kernel, less the same without the
+    copy."""
     times = {size: flag_us(bench, queue) - raw.write for size, queue in queues.copies.items()}
     return tuple((size, round(size / max(us, 0.1) / 1e3, 1)) for size, us in times.items())
 
@@ -120,11 +119,8 @@ def measure(bench: Bench, queues: Queues) -> Raw:
 
 
 def latencies(raw: Raw) -> dict[str, float]:
-    """Return the machine file's latencies (overweave/hardware/machine.py describes them).
-
-    A pair of stamps measures the tail of the first kernel and `kernel`. A pass of a ping-pong is `signal` and
-    `observe`.
-    """
+    """Return the machine file's latencies (overweave/hardware/machine.py describes them). A pair of stamps measures the
+    tail of the first kernel and `kernel`. A pass of a ping-pong is `signal` and `observe`."""
     kernel = (raw.short_spins - raw.one_spin) / (LAUNCHES - 1)
     tail = raw.pair - kernel
     flag = (raw.writes - raw.write) / WRITES
@@ -149,8 +145,7 @@ def latencies(raw: Raw) -> dict[str, float]:
 
 def element_wise(call_us: float) -> dict[str, float]:
     """Return GB/s that the passes of a sum by torch read and write. call_us: of a call and its kernel, which they take
-    too.
-    """
+    too."""
     parts = [torch.randn(ELEMENTS, dtype=torch.float32, device="cuda").bfloat16() for _ in range(8)]
     total, turn = parts[0].float(), itertools.count()
     passes: dict[str, tuple[Callable[[], object], int]] = {

@@ -43,6 +43,7 @@ def machine_file(name: str, measured: CalibratedGpu, like: Machine, source: str)
 
 
 def _records(name: str, measured: CalibratedGpu, like: Machine, source: str) -> dict[str, object]:
+    """Return the file's content as JSON values."""
     rate = {"gb_per_s": round(measured.memory_gb_per_s), "source": source}
     latencies = {
         key: {"us": round(max(0.0, us), 2), "source": source}
@@ -80,6 +81,7 @@ def _card(gpu: Gpu, source: str) -> dict[str, object]:
 
 
 def _tiles(measured: CalibratedGpu, source: str) -> list[dict[str, object]]:
+    """Return the measured tile rates as records."""
     return [
         {
             "kernel": config.kernel, "block_m": config.block_m, "block_n": config.block_n,

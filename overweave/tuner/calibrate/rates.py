@@ -36,10 +36,8 @@ class Tile(NamedTuple):
 
 
 def memory_gb_per_s(call_us: float) -> float:
-    """Return bytes read plus written by a copy within the GPU.
-
-    call_us: of a call and its kernel, which it takes too.
-    """
+    """Return bytes read plus written by a copy within the GPU. call_us: of a call and its kernel, which it takes
+    too."""
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     (us,) = medians_us([lambda: target.copy_(source)])
@@ -105,6 +103,7 @@ def _whole_waves(config: MatmulConfig, sms: int, k: int) -> Matmul:
 
 
 def _library(shape: tuple[int, int, int]) -> Callable[[], object]:
+    """Return a call of torch.mm on this shape."""
     m, n, k = shape
     a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)

@@ -110,7 +110,7 @@ class Queues:
         self.write = CopyQueue((flag,))
         self.writes = CopyQueue((*more, flag))
         self.wait = CopyQueue((WaitStep(bench.word(GO), 1), flag))
-        self.copies = {size: CopyQueue((_push(bench, size), flag)) for size in COPY_BYTES}
+        self.copies = {size: CopyQueue((_push(bench, size), flag)) for size in COPY_BYTES}  # bytes -> queue
 
 
 def _push(bench: Bench, size: int) -> StreamStep:

@@ -22,7 +22,7 @@ class Rewound(Protocol):
     """A kernel whose tiles can be claimed again."""
 
     def __call__(self) -> object: ...
-    def rewind(self) -> None: ...
+    def reset_claims(self) -> None: ...
     def run(self) -> None: ...
 
 
@@ -40,10 +40,8 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(m: int, n: int, k: int, config: MatmulConfig, split_k: int = 1) -> tuple[TileRow, ...]:
-    """Return the tile table of an ordinary matmul: all_gather_matmul in a group of one.
-
-    split_k: the option of that name.
-    """
+    """Return the tile table of an ordinary matmul: all_gather_matmul in a group of one. split_k: the option of that
+    name."""
     problem = Problem(operator="all_gather_matmul", m=m, n=n, k=k, world_size=1, dtype="bfloat16")
     options: dict[str, int | str] = {name: getattr(config, name) for name in SHAPE_OPTIONS}
     options["split_k"] = split_k
@@ -64,10 +62,8 @@ def checked_matmul(
 
 
 def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> list[float]:
-    """Return the median device time of each call. The calls alternate, each behind a sleep that hides the host.
-
-    A table of tiles is rewound before its time begins; in a plan the call's prologue does that.
-    """
+    """Return the median device time of each call. The calls alternate, each behind a sleep that hides the host. A table
+    of tiles is rewound before its time begins; in a plan the call's prologue does that."""
     times: list[list[float]] = [[] for _ in calls]
     for sample in range(-2, samples):
         for offset in range(len(calls)):
@@ -77,7 +73,7 @@ def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> lis
             torch.cuda._sleep(200_000)
             run = call
             if isinstance(call, Rewound):
-                call.rewind()
+                call.reset_claims()
                 run = call.run
             begin.record()
             run()

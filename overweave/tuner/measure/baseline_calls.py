@@ -48,7 +48,7 @@ class BenchSide:
 
     xs, ws: what a rank passes, one tensor for each input set.
     lefts, rights: the factors of its matmul alone, of all columns, of every weight and of a gate.
-    product_dtype: of products.     scales: of rows and of columns, for fp8.
+    product_dtype: of products. ones: the scales of rows and of columns, for fp8.
 
     If the problem is more than a bare product, the sequential baseline is our library plan, which runs torch and NCCL.
     Collective: making one maps memory of peers.
@@ -60,7 +60,7 @@ class BenchSide:
         record, m, n, k = problem.record, problem.m, problem.multiplied_columns, problem.k
         self.rows = shard_rows(m, setting.group.world_size, setting.group.rank)
         self.product_dtype = torch.bfloat16 if setting.dtype == FP8 else setting.dtype
-        self.scales: list[torch.Tensor] = []
+        self.ones: list[torch.Tensor] = []
         sets = _input_sets((m * k + k * n) * setting.dtype.itemsize)
         whole = [_random((m, k), seed, setting) for seed in _seeds(record.x, sets, setting)]
         self.xs = [each[slice(*self.rows)].clone() for each in whole] if record.has_row_shards else whole
@@ -80,7 +80,7 @@ class BenchSide:
         if self.setting.dtype != FP8:
             return weights
         shapes = (max(self.problem.m, 1), 1), (1, extents[1])
-        self.scales = [torch.ones(shape, dtype=torch.float32, device=self.setting.device) for shape in shapes]
+        self.ones = [torch.ones(shape, dtype=torch.float32, device=self.setting.device) for shape in shapes]
         return [w.t().contiguous().t() for w in weights]
 
     def factors(self, sample: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,10 +89,10 @@ class BenchSide:
 
     def multiply(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the product by cuBLAS: of fp8 scaled by rows, with ones, into bf16."""
-        if not self.scales:
+        if not self.ones:
             return torch.mm(x, w) if out is None else torch.mm(x, w, out=out)
         y = torch.empty(x.shape[0], w.shape[1], dtype=self.product_dtype, device=x.device) if out is None else out
-        scaled_matmul(x, w, (self.scales[0][: x.shape[0]], self.scales[1]), y)
+        scaled_matmul(x, w, (self.ones[0][: x.shape[0]], self.ones[1]), y)
         return y
 
     def ours(self, sample: int, plan: str | None) -> CallResult:
@@ -108,9 +108,8 @@ class BenchSide:
         return self._by_reference(sample, multiplies=False)
 
     def sequential(self, sample: int) -> CallResult:
-        """Run the reference of the operator's record, as a user would write it; if it has an epilogue,
-        our library plan.
-        """
+        """Run the reference of the operator's record, as a user would write it; if it has an epilogue, our library
+        plan."""
         if not self.is_bare:
             return self.ours(sample, str(library_path(self.problem.operator)))
         return self._by_reference(sample, multiplies=True)
@@ -166,10 +165,8 @@ class _Places:
 
 
 class _Library(NamedTuple):
-    """The functions of a reference, one library call each.
-
-    multiplies: False leaves out the matmul: a tensor of the right shape stands for the product.
-    """
+    """The functions of a reference, one library call each. multiplies: False leaves out the matmul: a tensor of the
+    right shape stands for the product."""
 
     side: BenchSide
     places: _Places
@@ -183,8 +180,7 @@ class _Library(NamedTuple):
 
     def all_gather(self, shard: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """Return the gathered rows. shard: padded, or the rows of the product without padding; rows: of a weight, not
-        padded.
-        """
+        padded."""
         if rows is not None:
             group = self.side.setting.group
             height = -(-rows // group.world_size)
@@ -215,11 +211,11 @@ class _Library(NamedTuple):
 
 def _pieces(side: BenchSide, height: int, row_bytes: int) -> Callable[[int], CopyPiece]:
     """Return peer -> Piece for PeerCopies: each peer's rows of a sum or of blocks, or this rank's own."""
-    group, is_dealt = side.setting.group, side.problem.record.adds or side.problem.record.exchanges
+    group, is_per_peer = side.setting.group, side.problem.record.adds or side.problem.record.exchanges
 
     def piece(peer: int) -> CopyPiece:
-        lo, hi = shard_rows(side.problem.m, group.world_size, peer) if is_dealt else side.rows
-        return (lo if is_dealt else 0) * row_bytes, group.rank * height * row_bytes, (hi - lo) * row_bytes
+        lo, hi = shard_rows(side.problem.m, group.world_size, peer) if is_per_peer else side.rows
+        return (lo if is_per_peer else 0) * row_bytes, group.rank * height * row_bytes, (hi - lo) * row_bytes
 
     return piece
 

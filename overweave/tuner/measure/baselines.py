@@ -77,18 +77,18 @@ def _fused(side: BenchSide, sample: int) -> CallResult:
     """Run torch's fused operator: a gather or a reduce-scatter cut into shards beside their matmuls."""
     (x, w), name, ops = side.factors(sample), side.setting.group.name, torch.ops.symm_mem
     result: torch.Tensor
-    if side.problem.record.gathers and side.scales:
-        own_scales, column_scales = side.scales[0][: x.shape[0]], side.scales[1]
+    if side.problem.record.gathers and side.ones:
+        own_scales, column_scales = side.ones[0][: x.shape[0]], side.ones[1]
         outputs = ops.fused_all_gather_scaled_matmul(
             x, [w], own_scales, [column_scales], 0, name, [None], [None], [side.product_dtype], [False]
         )
         result = outputs[1][0]
     elif side.problem.record.gathers:
         result = ops.fused_all_gather_matmul(x, [w], 0, name, return_A=False)[1][0]
-    elif side.scales:
+    elif side.ones:
         shape = [side.problem.m, w.shape[1]]
         result = ops.fused_scaled_matmul_reduce_scatter(
-            x, w, *side.scales, "sum", 0, 0, name, shape, out_dtype=side.product_dtype
+            x, w, *side.ones, "sum", 0, 0, name, shape, out_dtype=side.product_dtype
         )
     else:
         result = ops.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
@@ -142,7 +142,7 @@ def _baseline(plan: str) -> BaselineMethod:
         return by_torch(side, sample) if side.is_bare else side.ours(sample, plan)
 
     def lacks(side: BenchSide) -> str:
-        """Of a bare product torch scales fp8 itself, into what `kept` says."""
+        """Return why torch cannot run it. Of a bare product it scales fp8 itself, into `product_dtype`."""
         problem, product_dtype = side.problem, side.problem.result_dtype
         bare = replace(problem, epilogue=NO_EPILOGUE, dtype=product_dtype, out_dtype=None) if side.is_bare else problem
         return unmet(

@@ -82,10 +82,8 @@ class MethodRow(Struct, frozen=True, kw_only=True):
 
 
 class CaseRows(Struct, frozen=True, kw_only=True):
-    """All methods on one case. left_out: reasons by name.
-
-    is_replayed: every method ran as captured graphs, as decoding does; its host cost is that of a replay.
-    """
+    """All methods on one case. left_out: reasons by name. is_replayed: every method ran as captured graphs, as decoding
+    does; its host cost is that of a replay."""
 
     case: ShapeCase
     methods: tuple[MethodRow, ...]
@@ -109,11 +107,8 @@ class BenchRun(Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def join_world(device: str) -> Iterator[Group]:
-    """Join the world that torchrun's variables describe. Raises InputError without them.
-
-    More ranks than GPUs share them, with gloo: NCCL cannot have two ranks on a GPU. Raises MachineError if the
-    environment does not allow that.
-    """
+    """Join the world that torchrun's variables describe. Raises InputError without them. More ranks than GPUs share
+    them, with gloo: NCCL cannot have two ranks on a GPU. Raises MachineError if the environment does not allow that."""
     if "RANK" not in os.environ:
         raise InputError("join the world", "RANK is not set", "Start under torchrun")
     if device == "cuda":
@@ -146,11 +141,8 @@ def runs(
     operator_for: Callable[[Problem], OperatorCall],
     on_progress: Callable[[str, float], None] | None = None,
 ) -> Iterator[BenchRun]:
-    """Compare the methods, and yield the run so far after each case. Collective.
-
-    operator_for: returns our operator's call for a problem. on_progress: called with the case and the fraction of it
-    that is done.
-    """
+    """Compare the methods, and yield the run so far after each case. Collective. operator_for: returns our operator's
+    call for a problem. on_progress: called with the case and the fraction of it that is done."""
     operator_of(request.operator, "bench")
     device = rank_device(request.device)
     setting = Setting(group, device, getattr(torch, DTYPES[request.dtype]), operator_for)
@@ -189,6 +181,7 @@ def new_run(request: BenchRequest, group: Group) -> BenchRun:
 def _rows_of(
     case: ShapeCase, request: BenchRequest, setting: Setting, on_round: Callable[[float], None] | None
 ) -> CaseRows:
+    """Time all methods on one case."""
     problem = case.problem(request.operator, setting.group.world_size, request.dtype)
     side, methods = BenchSide(problem, setting), methods_of(request.operator, request.plans)
     lacking = {method.name: why for method in methods if (why := method.lacks(side))}
@@ -204,8 +197,7 @@ def _rows_of(
 
 def _plan(method: BaselineMethod, problem: Problem, setting: Setting) -> str:
     """Return the plan that a method of ours ran. The operator's own choice is made again: it depends only on the
-    problem and the group's measurements.
-    """
+    problem and the group's measurements."""
     if method.name != OURS:
         return method.plan
     target = target_of(setting.device, setting.group)
@@ -213,6 +205,7 @@ def _plan(method: BaselineMethod, problem: Problem, setting: Setting) -> str:
 
 
 def _roofs(samples: Samples) -> Roofs:
+    """Return the medians of the roofs."""
     times = {name: median(values) for name, values in samples.device_us.items()}
     return Roofs(
         matmul_us=times[MATMUL],
@@ -245,9 +238,8 @@ def row_of(named: tuple[str, str], samples: Samples, plan: str) -> MethodRow:
 
 
 def _baselines(samples: Samples) -> dict[str, tuple[float, ...]]:
-    """Return the times that methods are compared with: NCCL and cuBLAS in sequence, and the fastest of
-    torch's operators.
-    """
+    """Return the times that methods are compared with: NCCL and cuBLAS in sequence, and the fastest of torch's
+    operators."""
     times = samples.device_us
     by_torch = [times[name] for name in TORCH if name in times]
     fastest = {TORCH_FUSED: min(by_torch, key=median)} if by_torch else {}

@@ -85,11 +85,8 @@ def predicted_best(judged: tuple[RankedWay, ...]) -> KernelWay:
 
 
 def shortlist(judged: tuple[RankedWay, ...]) -> tuple[KernelWay, ...]:
-    """Return the ways to measure first.
-
-    These are the library's way, the best of each of the best few schedules with each mover, whose options the model
-    hardly distinguishes, and the best of all with all other constants.
-    """
+    """Return the ways to measure first. These are the library's way, the best of each of the best few schedules with
+    each mover, whose options the model hardly distinguishes, and the best of all with all other constants."""
     possible = [each.candidate for each in sorted(judged, key=lambda each: each.us) if not each.obstacle]
     first = [each.candidate for each in judged if not each.obstacle][:1]
     of_base = [way for way in possible if way.constants == judged[0].candidate.constants]
@@ -129,10 +126,8 @@ def tuning_path(name: str, key: str) -> Path:
 def read_tuning(
     name: str, key: str, choices: Mapping[str, ScheduleChoice], configs: tuple[Constants, ...]
 ) -> TunedTimes | None:
-    """Return the tuning of this content, None if there is none.
-
-    A file that holds anything else is ignored with a warning.
-    """
+    """Return the tuning of this content, None if there is none. A file that holds anything else is ignored with a
+    warning."""
 
     def read(data: bytes) -> TunedTimes:
         tuning = msgspec.json.decode(data, type=TunedTimes)

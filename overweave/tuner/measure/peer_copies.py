@@ -25,11 +25,8 @@ CopyPiece = tuple[int, int, int]  # offset in the sent tensor, offset in the pee
 
 
 class PeerCopies:
-    """Pushes pieces of one tensor into the peers' landing zones. Built collectively.
-
-    piece: peer -> the piece for it. landing_bytes: size of the zone of each rank, the same on every rank. rounds: how
-    many times all of it is pushed.
-    """
+    """Pushes pieces of one tensor into the peers' landing zones. Built collectively. piece: peer -> the piece for it.
+    landing_bytes: size of the zone of each rank, the same on every rank. rounds: how many times all of it is pushed."""
 
     def __init__(
         self, group: Group, device: torch.device, landing_bytes: int, piece: Callable[[int], CopyPiece], rounds: int = 1

@@ -53,11 +53,8 @@ class Tuned(Struct, frozen=True):
 def tune_problem(
     problem: Problem, setting: Setting, target: Target, effort: Effort = EFFORT, on_round: OnRound | None = None
 ) -> Tuned:
-    """Measure a problem's bucket. Collective. on_round: called with the fraction that is done.
-
-    Raises RankMismatch on every rank if ranks tune different things, PeerError, and MachineError if not even the
-    library path runs.
-    """
+    """Measure a problem's bucket. Collective. on_round: called with the fraction that is done. Raises RankMismatch on
+    every rank if ranks tune different things, PeerError, and MachineError if not even the library path runs."""
     bucket = bucket_problem(problem)
     weighed = rank_candidates(bucket, target)
     cold = _cold(bucket, target)

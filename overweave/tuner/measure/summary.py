@@ -46,9 +46,8 @@ def summarize(run: BenchRun) -> tuple[MethodSummary, ...]:
 
 
 def middle(runs: tuple[BenchRun, ...], method: str) -> int:
-    """Return the index of the middle run, by the geometric mean of a method's times; if it took no part,
-    of all methods.
-    """
+    """Return the index of the middle run, by the geometric mean of a method's times; if it took no part, of all
+    methods."""
     times = [_time_us(run, method) for run in runs]
     ordered = sorted(range(len(runs)), key=lambda index: times[index])
     return ordered[(len(ordered) - 1) // 2]
@@ -76,6 +75,7 @@ def regressions(run: BenchRun, method: str) -> tuple[CaseRows, ...]:
 
 
 def _summary(rows: list[MethodRow]) -> MethodSummary:
+    """Return the summary of a method's rows."""
     ratios = {
         baseline: [row.speedups[baseline].value for row in rows if baseline in row.speedups]
         for baseline in (SEQUENTIAL, TORCH_FUSED)

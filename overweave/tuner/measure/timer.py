@@ -37,11 +37,8 @@ BURST_CALLS = 10
 
 
 class Effort(Struct, frozen=True, kw_only=True):
-    """How often to sample. Fewer than 30 rounds are for tests and for tuning: their intervals are wide.
-
-    warmup: rounds before those that count. host_calls: over how many calls, in bursts, host time is measured; 0: not at
-    all.
-    """
+    """How often to sample. Fewer than 30 rounds are for tests and for tuning: their intervals are wide. warmup: rounds
+    before those that count. host_calls: over how many calls, in bursts, host time is measured; 0: not at all."""
 
     rounds: int = 30
     warmup: int = 5
@@ -49,10 +46,8 @@ class Effort(Struct, frozen=True, kw_only=True):
 
 
 class Samples(Struct, frozen=True):
-    """Microseconds by method. device_us: one per round, slowest rank. host_us: of a call, in the median burst.
-
-    On a CPU a call is all host time, and `host_us` is empty.
-    """
+    """Microseconds by method. device_us: one per round, slowest rank. host_us: of a call, in the median burst. On a CPU
+    a call is all host time, and `host_us` is empty."""
 
     device_us: dict[str, tuple[float, ...]]
     host_us: dict[str, float]

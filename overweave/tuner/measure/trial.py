@@ -53,10 +53,7 @@ class TimedTrial:
         on_round: Callable[[float], None] | None = None,
     ) -> Samples:
         """Return samples of the calls that run and are right, in paired rounds. roofs: names of calls that are not
-        checked.
-
-        on_round: called with the fraction of rounds that is done.
-        """
+        checked. on_round: called with the fraction of rounds that is done."""
         usable = {}
         for name, call in calls.items():
             timed, reason = self._try(call, name not in roofs)
@@ -113,6 +110,7 @@ def _clone(result: CallResult) -> CallResult:
 
 
 def _agrees(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a tensor is the expected one up to rounding."""
     if result.shape != expected.shape:
         return False
     error = torch.linalg.vector_norm(result.float() - expected.float())

@@ -21,9 +21,8 @@ C_co = TypeVar("C_co", covariant=True)
 
 
 class Weighed(Struct, Generic[C], frozen=True):
-    """A candidate with its predicted and measured time, or why it is impossible; without either if it
-    was not measured.
-    """
+    """A candidate with its predicted and measured time, or why it is impossible; without either if it was not
+    measured."""
 
     candidate: C
     predicted_us: float | None = None

@@ -94,7 +94,7 @@ _COUNTS: dict[State, str] = {
 
 
 def candidate_counts(weights: Sequence[Weighed[Any]]) -> list[str]:
-    """Return a sentence with the number of candidates by state; none if there are none."""
+    """Return a sentence with the numbers of candidates that are measured, simulated, impossible; [] without any."""
     if not weights:
         return []
     counts = Counter(weight.state for weight in weights)

@@ -28,8 +28,7 @@ from overweave.tuner.store.table import Knowledge, TableMatch, ranked
 
 def choose(problem: Problem, target: Target, knowledge_of_group: Knowledge | None = None) -> Choice:
     """Return the plan for a problem on a target, with reasons. known: the measurements of a group; None: those of the
-    host.
-    """
+    host."""
     if problem.world_size == 1 or not problem.m:
         why = "a group of one has nothing to overlap" if problem.m else "there are no rows"
         return make_choice(problem, target, library_path(problem.operator), ("rule", why))
@@ -69,9 +68,8 @@ def explain_choice(problem: Problem, target: Target) -> Choice:
 
 
 def _merged_text(candidates: list[Candidate]) -> str:
-    """Return candidates of one schedule as one text: with the options that all of them have, and every
-    value of each.
-    """
+    """Return candidates of one schedule as one text: with the options that all of them have, and every value of
+    each."""
     each = [dict(one.options) for one in candidates]
     shared = [name for name in each[0] if all(name in options for options in each)]
     values = [f"{name}={'|'.join(dict.fromkeys(str(options[name]) for options in each))}" for name in shared]
@@ -123,10 +121,7 @@ def _reason(problem: Problem, best: Weighed[Candidate], weighed: tuple[Weighed[C
 
 def wave_occupancy(choice: Choice, problem: Problem) -> str:
     """Return the first rank's tile shape, the number of waves of its tiles, and how full the last one is, as a
-    sentence.
-
-    "" for a plan without a tile kernel, or for a CPU.
-    """
+    sentence. "" for a plan without a tile kernel, or for a CPU."""
     if choice.plan in OUTSIDE or "sms" not in choice.options:
         return ""
     plan = build(choice.plan, problem, choice.options, rank=0)

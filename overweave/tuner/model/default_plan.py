@@ -36,9 +36,8 @@ def default_plan(problem: Problem, target: Target) -> Choice:
 
 
 def wire_bytes(problem: Problem) -> int:
-    """Return the bytes that one rank receives: all moved rows but its own; of an all-reduce twice, as
-    parts and as sums.
-    """
+    """Return the bytes that one rank receives: all moved rows but its own; of an all-reduce twice, as parts and as
+    sums."""
     rows = problem.m * (2 if problem.record.shares_sums else 1)
     moved = rows * problem.moved_columns * ITEMSIZE_BYTES[problem.moved_dtype]
     return moved * (problem.world_size - 1) // problem.world_size

@@ -59,8 +59,7 @@ class PipelineStep(Struct, frozen=True):
 
 class PipelineEstimate(Struct, frozen=True):
     """A schedule's steps as a pipeline. waits: signals that a step's stream waits for. load: of the ports while copies
-    last.
-    """
+    last."""
 
     own_us: float
     steps: tuple[PipelineStep, ...]
@@ -82,10 +81,8 @@ class Advice(Struct, frozen=True):
 
 
 def applies_to(problem: Problem, machine: Machine) -> bool:
-    """Whether the operator has the schedules of all signatures, and the machine enough GPUs with peer access.
-
-    Without peer access only one of the schedules runs.
-    """
+    """Whether the operator has the schedules of all signatures, and the machine enough GPUs with peer access. Without
+    peer access only one of the schedules runs."""
     has_methods = all(f"{problem.operator}.{each.plan}" in METHODS for each in SIGNATURES)
     is_cut = 1 < problem.world_size <= min(problem.m, machine.gpus) and problem.k >= problem.world_size
     return has_methods and is_cut and machine.peer_access and problem.epilogue.products == 1
@@ -100,9 +97,8 @@ def advise(problem: Problem, machine: Machine) -> Advice:
 
 
 def paper_rule(problem: Problem, machine: Machine) -> str:
-    """Return the plan of FiCCO's rule: columns if m < k; else by operations, which are op-to-byte times
-    memory traffic.
-    """
+    """Return the plan of FiCCO's rule: columns if m < k; else by operations, which are op-to-byte times memory
+    traffic."""
     if problem.m <= problem.k:
         return "uniform_fused_2d"
     threshold = max(tile.tflops for tile in machine.tiles_of("library")) * 1e9 * THRESHOLD_MS
@@ -168,6 +164,7 @@ class _Sizes:
         return self._by_rows(signature, own_us)
 
     def _by_rows(self, signature: Signature, own_us: float) -> PipelineEstimate:
+        """Return the steps of a schedule that cuts shards by rows."""
         heights = [hi - lo for lo, hi in _cut(self.shard, self.ranks)]
         arrived = self._arrivals([rows * self.k for rows in heights], self.shared_peak_ratio)
         latency, peers = self.machine.latency, self.ranks - 1
@@ -183,6 +180,7 @@ class _Sizes:
         )
 
     def _by_columns(self) -> PipelineEstimate:
+        """Return the steps of a schedule that cuts shards by columns."""
         machine, widths = self.machine, [hi - lo for lo, hi in _cut(self.k, self.ranks)]
         arrived = self._arrivals(
             [self.shard * cols for cols in widths], self.shared_peak_ratio, machine.links.strided.factor
@@ -212,10 +210,8 @@ def _steps(arrived: list[float], matmuls: list[float]) -> tuple[PipelineStep, ..
 
 
 def _end_us(line: PipelineEstimate, start_us: float, machine: Machine) -> float:
-    """Return when the last step ends: each begins when its pieces have arrived and the step before has ended.
-
-    Copies slow the matmuls beside them.
-    """
+    """Return when the last step ends: each begins when its pieces have arrived and the step before has ended. Copies
+    slow the matmuls beside them."""
     slowdown = 1.0 + (machine.sharing.copy_engine.factor - 1.0) * line.load
     copies_end_us = start_us + line.steps[-1].arrived_us
     now_us = _work_end_us(start_us, line.own_us, copies_end_us, slowdown)

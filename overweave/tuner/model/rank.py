@@ -59,9 +59,7 @@ def rank_candidates(problem: Problem, target: Target, is_thorough: bool = True) 
 
 def cold_choice(weighed: tuple[Weighed[Candidate], ...], problem: Problem, doubt: float = 1.0) -> Weighed[Candidate]:
     """Return the candidate with the least `handicapped_us`. Raises InputError if not even the library path can run.
-
-    doubt: of the machine that was predicted on (hardware/cards.py).
-    """
+    doubt: of the machine that was predicted on (hardware/cards.py)."""
     library = next(each for each in weighed if each.candidate.is_plain(problem.operator))
     if library.predicted_us is None:
         raise InputError(f"choose a plan of {problem.operator}", library.obstacle, "Split the problem, or name a plan")
@@ -90,9 +88,7 @@ def predict_us(
     problem: Problem, target: Target, candidate: Candidate, machine: Machine, limit_us: float = inf
 ) -> float | None:
     """Return the simulated time of a call; of torch's all-reduces, that of a cuBLAS matmul and the measured curve.
-
-    None, without a simulation, if bytes alone keep a link busy for longer than `limit_us`.
-    """
+    None, without a simulation, if bytes alone keep a link busy for longer than `limit_us`."""
     if candidate.is_by_torch:
         size_bytes = problem.m * problem.n * ITEMSIZE_BYTES[problem.result_dtype]
         matmul_us = library_matmul_us(machine, (problem.m, problem.n, problem.k), problem.dtype)
@@ -111,14 +107,12 @@ def clear_predictions() -> None:
 def _rank_candidates(
     problem: Problem, target: Target, is_thorough: bool, registered: tuple[str, ...]
 ) -> tuple[Weighed[Candidate], ...]:
-    """Return `rank_candidates`.
+    """Return `rank_candidates`. registered: the names of all methods, so that a later registration is not cached
+    away."""
 
-    registered: the names of all methods, so that a later registration is not cached away.
-    """
-
-    def handicap(what: Candidate) -> float:
+    def handicap(candidate: Candidate) -> float:
         base_us = model(library_path(problem.operator)).predicted_us or 0.0
-        return 0.0 if target.found.doubt > 1.0 else handicapped_us(what, 0.0, (problem, base_us, 1.0))
+        return 0.0 if target.found.doubt > 1.0 else handicapped_us(candidate, 0.0, (problem, base_us, 1.0))
 
     model: Model[Candidate] = Model(
         predictor(problem, target), lambda what: reason_unsupported(problem, target, what), handicap
@@ -160,22 +154,20 @@ def _resimulate_finalists(model: Model[Candidate], problem: Problem, target: Tar
 
 
 def predictor(problem: Problem, target: Target, is_whole: bool = False) -> Callable[[Candidate, float], float | None]:
-    """Return the function that predicts a candidate's time, None if nothing is known of it.
-
-    Of a large problem only some rows are simulated, for all candidates alike, and the time is scaled up; is_whole: all.
-    """
+    """Return the function that predicts a candidate's time, None if nothing is known of it. Of a large problem only
+    some rows are simulated, for all candidates alike, and the time is scaled up; is_whole: all."""
     machine = target.machine(problem.world_size)
     simulated = problem if is_whole else replace(problem, m=_simulated_rows(problem, target))
 
-    def predict(what: Candidate, limit_us: float = inf) -> float | None:
-        """torch's operators have no schedule, and only some have a measured curve."""
+    def predict(candidate: Candidate, limit_us: float = inf) -> float | None:
+        """Return the time, None if unknown: torch's operators have no schedule, and only some a measured curve."""
         if machine is None:
             return None
-        if what.is_by_torch and not machine.has_measured(OUTSIDE[what.plan].curve, problem.world_size):
+        if candidate.is_by_torch and not machine.has_measured(OUTSIDE[candidate.plan].curve, problem.world_size):
             return None
-        what = fit_groups(simulated, target, what)
+        candidate = fit_groups(simulated, target, candidate)
         share = simulated.m / max(problem.m, 1)
-        us = predict_us(simulated, target, what, machine, limit_us * share)
+        us = predict_us(simulated, target, candidate, machine, limit_us * share)
         return None if us is None else us / share
 
     return predict

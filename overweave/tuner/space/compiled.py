@@ -70,9 +70,8 @@ class ScheduleFamily(Struct, frozen=True):
         return next(self.members())
 
     def member(self, options: Mapping[str, WayValue]) -> str:
-        """Return the schedule with these options, as text; defaults are left out, and options that the
-        mover does not use.
-        """
+        """Return the schedule with these options, as text; defaults are left out, and options that the mover does not
+        use."""
         named = dict(options)
         if named.get(MOVER, ENGINE) not in COPYING_KERNELS:
             named.pop("copy_programs", None)
@@ -141,9 +140,8 @@ def neighbours(way: KernelWay, choices: Mapping[str, ScheduleChoice]) -> Iterato
 
 
 def with_side(choice: str, is_read: bool) -> str:
-    """Return an automatic schedule of one side: an all-to-all before a kernel moves other tensors than
-    one behind it.
-    """
+    """Return an automatic schedule of one side: an all-to-all before a kernel moves other tensors than one behind
+    it."""
     unsided = "all_to_all" + AUTO
     return f"all_to_all.{'receive' if is_read else 'send'}{AUTO}" if choice == unsided else choice
 

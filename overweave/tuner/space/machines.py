@@ -61,6 +61,7 @@ def agreed_machine(group: Group, gpu: Gpu) -> MachineMatch:
 
 
 def _agreed(board: Board, gpu: Gpu) -> MachineMatch:
+    """Return the machine that the ranks agree on by comparing digests. Collective."""
     own, described = machine_of(gpu), find(gpu)
     files = {*board.all_gather_bytes(own.digest.encode())}
     machines = sorted({*board.all_gather_bytes(described.machine.encode())})

@@ -50,8 +50,7 @@ class WaveCosts(Struct, frozen=True):
 
 def slowest_costs(ranks: Iterable[WaveCosts]) -> WaveCosts:
     """Return the costs of all ranks together: the largest of each. Raises InputError for none, or unequal numbers of
-    waves.
-    """
+    waves."""
     costs = list(ranks)
     if not costs or len({each.waves for each in costs}) > 1:
         raise InputError("costs of all ranks", f"{len(costs)} ranks, whose waves differ", "Give as many waves for each")
@@ -63,10 +62,8 @@ def slowest_costs(ranks: Iterable[WaveCosts]) -> WaveCosts:
 
 
 def predicted_us(partition: Partition, costs: WaveCosts) -> float:
-    """Return when the collective of the last group ends (Algorithm 1).
-
-    Raises InputError for a partition of other waves.
-    """
+    """Return when the collective of the last group ends (Algorithm 1). Raises InputError for a partition of other
+    waves."""
     if sum(partition) != costs.waves or min(partition, default=0) < 1:
         raise InputError(f"partition {partition}", f"there are {costs.waves} waves", "Give groups of one wave or more")
     communicated_us = 0.0
@@ -77,10 +74,7 @@ def predicted_us(partition: Partition, costs: WaveCosts) -> float:
 
 def best_partitions(costs: WaveCosts, most: int = MOST_COMPARED) -> list[tuple[float, Partition]]:
     """Return the best partitions with their predicted microseconds, at most `most`, the best one first; none of no
-    waves.
-
-    The first group has at most MOST_FIRST waves, and the last one MOST_LAST.
-    """
+    waves. The first group has at most MOST_FIRST waves, and the last one MOST_LAST."""
     waves, wave_us = costs.waves, costs.wave_us
     best: list[list[Path]] = [[(0.0, ())]]  # wave -> its best paths, the fastest first
     firsts = [0.0]  # wave -> the time of its fastest path
@@ -129,10 +123,8 @@ def parse_partition(text: str) -> Partition:
 
 
 class Grouped(Struct, frozen=True, kw_only=True):
-    """A matmul whose tiles run wave by wave, the subject of Algorithm 1.
-
-    tiles: of a rank; per_wave: of a full wave. function: the collective of each group over `world_size` ranks.
-    """
+    """A matmul whose tiles run wave by wave, the subject of Algorithm 1. tiles: of a rank; per_wave: of a full wave.
+    function: the collective of each group over `world_size` ranks."""
 
     tiles: int
     per_wave: int

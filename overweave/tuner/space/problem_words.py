@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, RESIDUAL, Activation, Epilogue, Norm
+from overweave.ir.epilogue import Activation, Epilogue, Norm
+from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, RESIDUAL
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.forms import check_forms
 
@@ -61,9 +62,8 @@ def unaligned(operator: str, n: int, k: int) -> InputError:
 
 
 def as_benchmarked(problem: Problem) -> Problem:
-    """Return a bare problem in the form in which it is measured: fp8 scaled by rows, w stored as `[n,
-    k]`, into bf16.
-    """
+    """Return a bare problem in the form in which it is measured: fp8 scaled by rows, w stored as `[n, k]`, into
+    bf16."""
     if problem.dtype != FLOAT8:
         return problem
     return replace(problem, b_is_transposed=True, epilogue=Epilogue(scaling="rows"), out_dtype="bfloat16")

@@ -35,10 +35,8 @@ _Set = TypeVar("_Set")
 
 
 class ShapeCase(Struct, frozen=True, forbid_unknown_fields=True):
-    """One global matmul `[m, k] @ [k, n]`. columns: of each of several weights, n in all.
-
-    after: its epilogue, in the words of `problem_words.with_epilogue`.
-    """
+    """One global matmul `[m, k] @ [k, n]`. columns: of each of several weights, n in all. after: its epilogue, in the
+    words of `problem_words.with_epilogue`."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     m: Extent
@@ -66,10 +64,8 @@ class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_shapes(name: str, operator: str) -> ShapeSet:
-    """Return the shape set of a file, or the repository's set `name` for `operator`.
-
-    Raises InputError for anything else.
-    """
+    """Return the shape set of a file, or the repository's set `name` for `operator`. Raises InputError for anything
+    else."""
     path, shapes = read_set(name, operator, ShapeSet, _CURE)
     if shapes.operator not in ("", operator):
         raise InputError(f"shapes {name}", f"{path} is meant for {shapes.operator}", f"Give a set for {operator}")
@@ -85,10 +81,7 @@ def read_shapes(name: str, operator: str) -> ShapeSet:
 
 def read_set(name: str, kind: str, form: type[_Set], cure: str) -> tuple[Path, _Set]:
     """Return the path and content of a file, or of the repository's set `name` of a kind. cure: of the error for a bad
-    file.
-
-    Raises InputError if it cannot be read.
-    """
+    file. Raises InputError if it cannot be read."""
     path = _find(name, kind)
     subject = f"shapes {name}" if path == Path(name) else f"shapes {name}, {path}"
     try:
@@ -126,6 +119,7 @@ def _folders() -> tuple[Path, ...]:
 
 
 def _find(name: str, operator: str) -> Path:
+    """Return the path of a file or set. Raises InputError."""
     for path in (Path(name), *(folder / f"{name}.{operator}.json" for folder in _folders())):
         if path.is_file():
             return path

@@ -100,10 +100,8 @@ BULK_MOVER = "bulk_kernel"
 
 
 def families(operator: str) -> tuple[MethodFamily, ...]:
-    """Return the space of an operator: the library path, torch's operators, then all other methods with grids.
-
-    Raises InputError for an unknown operator.
-    """
+    """Return the space of an operator: the library path, torch's operators, then all other methods with grids. Raises
+    InputError for an unknown operator."""
     record = operator_of(operator, "tune")
     methods = [(method, MethodFamily(method.name, grid)) for method in methods_for(operator) for grid in method.grids]
     plain = [family for method, family in methods if method.is_plain]
@@ -196,8 +194,7 @@ def full_options(problem: Problem, target: Target, candidate: Candidate) -> Opti
 
 def limit_pieces(problem: Problem, candidate: Candidate) -> Candidate:
     """Return the candidate with at most as many pieces as a shard of the problem has rows of tiles, rounded to a power
-    of 2.
-    """
+    of 2."""
     most = 1 << (most_pieces(problem).bit_length() - 1)
     return replace(
         candidate, options=tuple((name, min(int(v), most) if name in CUTS else v) for name, v in candidate.options)

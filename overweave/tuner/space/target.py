@@ -38,8 +38,7 @@ class Target(Struct, frozen=True):
 
     def machine(self, world_size: int) -> Machine | None:
         """Return the description for predictions of `world_size` ranks; None for a CPU, and for more ranks than it can
-        have.
-        """
+        have."""
         machine = machine_for(self.found, world_size) if self.kind == "cuda" else None
         if machine is None or machine.peer_access == self.peer_access:
             return machine
@@ -53,9 +52,8 @@ class Target(Struct, frozen=True):
 
     @property
     def has_far_pairs(self) -> bool:
-        """Whether some pairs of its GPUs are joined by slower links than others: rows may be forwarded
-        by other ranks.
-        """
+        """Whether some pairs of its GPUs are joined by slower links than others: rows may be forwarded by other
+        ranks."""
         return self.kind == "cuda" and _has_far_pairs(self.found)
 
     @property
@@ -77,10 +75,8 @@ def _has_far_pairs(found: MachineMatch) -> bool:
 
 
 def target_of(device: torch.device, group: Group | None = None) -> Target:
-    """Return the target of a device. With a group, what its ranks agree on.
-
-    The first call of a group on a GPU is collective, and raises RankMismatch and PeerError.
-    """
+    """Return the target of a device. With a group, what its ranks agree on. The first call of a group on a GPU is
+    collective, and raises RankMismatch and PeerError."""
     if device.type == "cpu":
         return Target("cpu")
     gpu = gpu_of(device)
@@ -99,10 +95,8 @@ def target_on(machine: Machine, found: MachineMatch | None = None) -> Target:
 
 
 def target_named(machine: str, world_size: int = 1) -> Target:
-    """Return a GPU of a machine, by name or file, as target.
-
-    Raises InputError if it has no GPUs for so many ranks, and MachineFileError.
-    """
+    """Return a GPU of a machine, by name or file, as target. Raises InputError if it has no GPUs for so many ranks, and
+    MachineFileError."""
     found = machine_named(machine)
     described = machine_for(found, world_size)
     if described is None:

@@ -62,8 +62,7 @@ def _gains(
     predicted_us: float, costs: WaveCosts, grouped: Grouped, method: Method, problem: Problem, target: Target
 ) -> bool:
     """Whether the predicted gain over the matmul on all SMs and its collective exceeds the method's margin times the
-    doubt.
-    """
+    doubt."""
     waves = -(-grouped.tiles // target.sms)
     plain_us, margin = waves * costs.wave_us + costs.last_us[-1], method.margin(problem, {})
     return predicted_us + target.found.doubt * (margin.us + margin.share * plain_us) < plain_us

@@ -24,10 +24,7 @@ atexit.register(_AGREED.clear)  # a process group must not outlive the interpret
 
 def agreed_knowledge(group: Group, target: Target, operator: str) -> Knowledge:
     """Return the measurements of an operator that a group's ranks agree on. The first call is collective; later ones
-    are not.
-
-    Raises RankMismatch on every rank if their measurements differ, and PeerError.
-    """
+    are not. Raises RankMismatch on every rank if their measurements differ, and PeerError."""
     agreed = _AGREED.setdefault(group.process_group, {})
     if (target, operator) not in agreed:
         own = knowledge(target, group.world_size, operator)
@@ -44,6 +41,7 @@ def learn(group: Group, target: Target, entry: Entry) -> None:
 
 
 def _agree(group: Group, own: Knowledge, operator: str) -> None:
+    """Compare measurements over the ranks. Raises RankMismatch with a cure."""
     path = path_of(own.own.fingerprint)
     count = len(own.own.entries)
     subject = f"a plan of {operator} chosen by what was measured"

@@ -44,10 +44,8 @@ def fingerprint(target: Target, world_size: int) -> Fingerprint:
 
 
 def knowledge(target: Target, world_size: int, operator: str | None = None) -> Knowledge:
-    """Return the measurements on this machine, of one operator or (None) of all, read from the files anew.
-
-    Warns of a file that is ignored.
-    """
+    """Return the measurements on this machine, of one operator or (None) of all, read from the files anew. Warns of a
+    file that is ignored."""
     current = fingerprint(target, world_size)
     table = load(path_of(current), current, operator)
     return Knowledge(table or Table(fingerprint=current), shipped(target.device(world_size), world_size, operator))
@@ -55,17 +53,14 @@ def knowledge(target: Target, world_size: int, operator: str | None = None) -> K
 
 def save(entries: tuple[Entry, ...], current: Fingerprint) -> Path:
     """Add entries to the user's cache, merged with what other processes wrote since. The oldest go if it grows too
-    large.
-
-    Warns if the file cannot be written, or cannot be read now: it may still hold measurements.
-    """
+    large. Warns if the file cannot be written, or cannot be read now: it may still hold measurements."""
     path = path_of(current)
 
-    def made() -> bytes:
+    def merged_table() -> bytes:
         table = read_cached(path, partial(_table_of, current, None), LARGEST_BYTES) or Table(fingerprint=current)
         return encode(_without_oldest(table.with_entries(entries)))
 
-    save_file(path, made)
+    save_file(path, merged_table)
     return path
 
 
@@ -84,8 +79,7 @@ def path_of(key: Fingerprint) -> Path:
 
 def load(path: Path, current: Fingerprint, operator: str | None = None) -> Table | None:
     """Return the table in a file, or its rows of one operator; None if there is none for this machine. Warns of a bad
-    file.
-    """
+    file."""
     return read_cached_if_readable(path, partial(_table_of, current, operator), LARGEST_BYTES)
 
 
@@ -189,6 +183,7 @@ def version_of(package: str) -> str:
 
 @cache
 def _driver() -> str:
+    """Return the version of the NVIDIA driver."""
     try:
         number = _DRIVER_NUMBER.search(_DRIVER.read_text())
     except OSError:

@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.problem import Problem
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.space.space import Candidate, candidate
@@ -64,9 +63,8 @@ class Time(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ranked(operator: str, times: Iterable[Time]) -> tuple[Time, ...]:
-    """Return times of an operator in order of preference: fastest first, but among ties the one with the
-    least host time.
-    """
+    """Return times of an operator in order of preference: fastest first, but among ties the one with the least host
+    time."""
     by_time = sorted(times, key=_called_us)
     ties = [time for time in by_time if _called_us(time) <= _called_us(by_time[0]) * (1 + TIE)]
     return (*sorted(ties, key=lambda time: _host_steps(operator, time.candidate)), *by_time[len(ties) :])
@@ -126,7 +124,7 @@ class Knowledge:
     def __init__(self, own: Table, shipped: Table | None) -> None:
         self.own, self.shipped = own, shipped
         tables: tuple[tuple[ChoiceSource, Table | None], ...] = (("cache", own), ("table", shipped))
-        self._known: dict[Problem, TableMatch] = {}
+        self._known: dict[Problem, TableMatch] = {}  # bucket -> its measurement, ours before the package's
         for source, table in tables:
             for entry in table.entries if table else ():
                 self._known.setdefault(entry.problem, TableMatch(entry, source))
@@ -138,9 +136,8 @@ class Knowledge:
         return _digest(msgspec.json.encode(tables, order="sorted"))
 
     def find(self, problem: Problem) -> TableMatch | None:
-        """Return this machine's measurement of the problem's bucket, the package's, or that of the
-        nearest neighbour.
-        """
+        """Return this machine's measurement of the problem's bucket, the package's, or that of the nearest
+        neighbour."""
         wanted = bucket_problem(problem)
         if wanted in self._known:
             return self._known[wanted]
@@ -164,21 +161,20 @@ def bucket_problem(problem: Problem) -> Problem:
 
 
 def distance(one: Problem, other: Problem) -> float:
-    """Return the distance of two problems in factors of two over all extents; infinite if they compute
-    different things.
-    """
+    """Return the distance of two problems in factors of two over all extents; infinite if they compute different
+    things."""
     if _kind(one) != _kind(other) or not (one.m and other.m):
         return math.inf
     extents = ((one.m, other.m), (one.multiplied_columns, other.multiplied_columns), (one.k, other.k))
     steps = sum(abs(math.log2(a / b)) for a, b in extents)
     steps += LAYOUT_STEP * (one.b_is_transposed != other.b_is_transposed)
-    steps += EPILOGUE_STEP * (one.epilogue != other.epilogue) + COLUMNS_STEP * (one.columns != other.columns)
-    steps += EPILOGUE_STEP * (one.norm != other.norm)
+    steps += EPILOGUE_STEP * ((one.epilogue != other.epilogue) + (one.of_rows != other.of_rows))
+    steps += COLUMNS_STEP * (one.columns != other.columns)
     return steps + GATHERED_STEP * (one.returns_gathered != other.returns_gathered)
 
 
 def _kind(problem: Problem) -> Problem:
-    same = replace(problem, m=0, n=0, k=0, columns=(), epilogue=NO_EPILOGUE, norm=None)
+    same = replace(problem.without_endings, m=0, n=0, k=0, columns=())
     return replace(same, b_is_transposed=False, returns_gathered=False)
 
 

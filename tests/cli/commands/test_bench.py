@@ -179,7 +179,7 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
     result = CliRunner().invoke(app, [*asked, f"--json={out}"])
     assert result.exit_code == 7
     assert "is unfinished: 1 of 2 cases of run 2 of 3" in " ".join(result.output.split())
-    assert seen == [([*asked, f"--json={out}"], 2, {bench.TURN: str(turn)}) for turn in (1, 2)]
+    assert seen == [([*asked, f"--json={out}"], 2, {bench.RUN_NUMBER: str(turn)}) for turn in (1, 2)]
     report = json.loads(out.read_text())
     assert report["command"] == shlex.join(["overweave", *asked])
     assert (report["middle"], [len(run["cases"]) for run in report["runs"]]) == (0, [2, 1])
@@ -198,7 +198,7 @@ def test_ranks_are_told_to_go_without_multicast(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.delenv("RANK", raising=False)
     asked = ["bench", "all_gather_matmul", f"--shapes={shapes}", "--world=2", "--device=cpu", *options]
     assert CliRunner().invoke(app, asked).exit_code == 7
-    assert seen == [{bench.TURN: "1", **variables}]
+    assert seen == [{bench.RUN_NUMBER: "1", **variables}]
 
 
 @pytest.mark.nightly

@@ -16,7 +16,8 @@ import torch
 
 from campaigns.rates.gpu_paces import noted_peers
 from overweave.ir.counts import COUNTS
-from overweave.ir.epilogue import Epilogue, Norm, Z
+from overweave.ir.epilogue import Epilogue, Norm
+from overweave.ir.operators.forms import Z
 from overweave.ir.plan import LIBRARY, W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
@@ -300,7 +301,7 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     assert all(copies._drain is drain for _, copies in call._queues)  # before a graph is made
     others = tensors_of(plan, case.rank)
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
-    call.begin(CALLER.cuda_stream)
+    call.launch_prologue(CALLER.cuda_stream)
     for enqueue in call.enqueue:
         enqueue(CALLER, others, addresses)
     found = set[Any]().union(*(each.addresses for each in launched))
@@ -312,7 +313,7 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
         each for each in plan.schedule.of_rank(case.rank) if plan.realization.engine_of(each.queue) == LIBRARY
     )
     check_waits(plan, space, launched, waited)
-    assert sum("tell" in each for each in launched) == sum(bool(each.notifies) for each in by_library)
+    assert sum("notify" in each for each in launched) == sum(bool(each.notifies) for each in by_library)
     if plan.problem.sum_epilogue.bits and any(
         getattr(each, "finishes", False) for each in plan.schedule.of_rank(case.rank)
     ):

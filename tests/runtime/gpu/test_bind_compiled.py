@@ -165,7 +165,7 @@ def test_compiled_kernels(case: Case, launched: list[str], waited: list[tuple[in
     own = {"A": "a_ptr", "B": "b_ptr", "C": "c_ptr"} if case.file == "matmul" else {"A": "a_desc", "C": "c_desc"}
     values = {tensor: given[own[tensor]] for tensor in case.exchanges}
     tensors = {tensor: getattr(value, "base", value) for tensor, value in values.items()}
-    call.bound.begin(CALLER.cuda_stream)
+    call.bound.launch_prologue(CALLER.cuda_stream)
     for enqueue in call.bound.enqueue:
         enqueue(CALLER, tensors, addresses_of(tensors, given))
     words = " ".join(case.exchanges.values())
@@ -231,7 +231,9 @@ def test_what_no_kernel_would_hear_of_is_waited_for_at_the_end(
 ) -> None:
     case = Case("matmul", {"A": "all_gather.push"})
     given = matmul(case.exchanges)
-    monkeypatch.setattr(waits, "unheard", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),))
+    monkeypatch.setattr(
+        waits, "waits_without_deadline", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),)
+    )
     call = bound(case, tmp_path, given)
     for enqueue in call.bound.enqueue:
         enqueue(CALLER, {"A": given["a_ptr"]}, addresses_of({"A": given["a_ptr"]}, given))

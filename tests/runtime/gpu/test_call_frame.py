@@ -92,7 +92,7 @@ class Recorded:
         self.log = log
         self.enqueue: Any = (lambda stream, *rest: log.append(f"work on {stream.name}"),)
 
-    def begin(self, stream: object) -> None:
+    def launch_prologue(self, stream: object) -> None:
         self.log.append(f"begin {stream}")
 
     def prepare(self, tensors: object) -> None:

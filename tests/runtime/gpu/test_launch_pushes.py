@@ -100,4 +100,4 @@ def test_the_kernel_gets_what_it_takes(name: str, source: str | None, monkeypatc
     assert queue.table.tolist() == [list(row) for row in rows]
     assert queue.claims.data_ptr() == log.workspace.claims[2:].data_ptr()
     assert (taken["source"].dtype, call.programs) == (torch.int32, 4)
-    assert binding.moved == ([(source, taken["source"])] if source else [])
+    assert binding.stand_ins == ([(source, taken["source"])] if source else [])

@@ -106,7 +106,7 @@ def wrong_calls(function: str) -> list[str]:
 
 def emulate(part: Collective, group: Group, buffers: dict[str, Buffer], memory: dict[str, torch.Tensor]) -> None:
     permuted = Permuted(buffers.values(), lambda name, _: memory[name])
-    ends = start_collective(part, group, permuted.sides(part, lambda region: memory[region.buffer]))
+    ends = start_collective(part, group, permuted.call_tensors(part, lambda region: memory[region.buffer]))
     until = time.monotonic() + 20
     while not ends() and time.monotonic() < until:
         time.sleep(0.001)

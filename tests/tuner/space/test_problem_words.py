@@ -60,7 +60,7 @@ def test_fp8_stays_scaled():
         (product(dtype=FLOAT8), (48, 48), "gate", "takes one"),
         (product(SCATTER), (48, 48), "", "takes one"),
         (product(SCATTER), (), "gate+silu", "takes no gate"),
-        (product(), (), "rms_norm", "it has none"),
+        (product(), (), "rms_norm", "takes no norm"),
         *((product(each), (), "bias+rms_norm", "bias beside a norm") for each in (REDUCE, SCATTER)),
         (product(dtype=FLOAT8), (40, 56), "", "n=40"),
     ],

@@ -16,10 +16,8 @@ def check_addends(
     buffers: Mapping[str, Buffer],
     findings: Findings,
 ) -> None:
-    """Check the addends of an operation's tiles. Only a Compute has addends; all other tiles must have none.
-
-    late: signal -> full count, of the operation's late waits, numbered as in the table.
-    """
+    """Check the addends of an operation's tiles. Only a Compute has addends; all other tiles must have none. late:
+    signal -> full count, of the operation's late waits, numbered as in the table."""
     addends = operation.addends if isinstance(operation, Compute) else ()
     place = operation.place if isinstance(operation, Compute) and addends else NO_ADDENDS
     if any(row.place != place for row in rows):

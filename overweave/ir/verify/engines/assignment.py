@@ -54,6 +54,7 @@ def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
 
 
 def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Findings) -> None:
+    """Check that a queue has an engine with a configuration, and the engine's kind of order."""
     if engine is None:
         findings.add("engine", None, f"queue {queue.name} has no engine")
         return
@@ -74,6 +75,7 @@ def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Finding
 
 
 def _check_operation(operation: Operation, engine: str, findings: Findings) -> None:
+    """Check that an engine can run an operation."""
     if type(operation) not in RUNS[engine]:
         findings.add("engine", operation, f"a {type(operation).__name__} cannot run on a {engine}")
     elif engine == COPY_ENGINE and isinstance(operation, Copy) and operation.sources:
@@ -82,7 +84,7 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
     elif engine == COPY_KERNEL and isinstance(operation, Copy) and (operation.sources or operation.delay_us):
         findings.add("engine", operation, "the kernel copies to peers, at once")
     elif engine == AUTHOR_KERNEL and isinstance(operation, Put) and operation.waits:
-        findings.add("engine", operation, "what tiles carry must be there when their kernel starts")
+        findings.add("engine", operation, "slices that tiles push must be there when their kernel starts")
     elif engine == COPY_ENGINE and operation.instances != 1:
         findings.add("engine", operation, f"a copy engine moves it at once, not as {operation.instances} instances")
     elif engine == LIBRARY and operation.instances != 1:
@@ -107,9 +109,7 @@ def _check_members(operation: Collective, world_size: int, findings: Findings) -
 
 def _check_boundaries(graph: Graph, positions: list[int], engines: dict[str, str], findings: Findings) -> None:
     """Check that all queues that a kernel's is after are launched before its first operation, which starts the kernel.
-
-    positions: of a rank's operations.
-    """
+    positions: of a rank's operations."""
     after = {queue.name: queue.after for queue in graph.schedule.queues}
     of_queue: dict[str, list[int]] = {}
     for at in positions:

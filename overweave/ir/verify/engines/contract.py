@@ -30,7 +30,7 @@ def check_contract(plan: Plan, findings: Findings) -> None:
     if problem.operator not in OPERATORS:
         if problem.operator and not any(isinstance(operation, Apply) for operation in schedule.operations):
             findings.add("form", None, f"there is no operator {problem.operator}; operators are {', '.join(OPERATORS)}")
-        findings.notes.append("the problem is no operator's: what is given and what is owed is what the schedule says")
+        findings.notes.append("the problem names no operator: the schedule's Given and Goal are its contract")
         return
     if problem.world_size != schedule.world_size:
         return  # `verify_plan` refuses it
@@ -75,7 +75,7 @@ def _check_buffers(plan: Plan, given: Holdings, required: Holdings, findings: Fi
 def _check_given(given: InitialContents, ranges: Sequence[Holding], findings: Findings) -> None:
     """Refuse a Given that says more than the precondition of its buffer."""
     if not ranges:
-        findings.add("form", None, "the problem gives nothing there", given.region)
+        findings.add("form", None, "the problem has no precondition there", given.region)
         return
     holding = next((one for one in ranges if _is_within(given.region, one)), ranges[0])
     position = _tensor_position(holding, given.region)
@@ -112,7 +112,7 @@ def _check_postcondition(holding: Holding, goals: Iterable[Goal], with_epilogue:
     if missing:
         rows, cols = (missing[0][0] + first, missing[0][1] + first), missing[1]
         findings.add(
-            "form", None, "no goal says what the problem owes", Region(holding.buffer, holding.rank, rows, cols)
+            "form", None, "no goal meets the problem's postcondition", Region(holding.buffer, holding.rank, rows, cols)
         )
 
 

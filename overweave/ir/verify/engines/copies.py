@@ -39,6 +39,7 @@ def check_copy(
 
 
 def _check_region(move: Put | Copy, region: Region, buffer: Buffer, dtype: Dtype, findings: Findings) -> None:
+    """Check that a region is whole rows, in words that the kernel can address."""
     row_bytes = buffer.cols * buffer.itemsize_bytes(dtype)
     if region.cols != (0, buffer.cols):
         findings.add("lowering", move, "the kernel moves whole rows", region)

@@ -22,11 +22,11 @@ def check_norm(plan: Plan, findings: Findings) -> None:
     can apply RMSNorm. Each row is normed once, and then read by the caller only.
     """
     sums = plan.realization.reduction
-    if sums is not None and (sums.parts > sums.block_n or (plan.problem.norm is None and sums.parts > 1)):
+    if sums is not None and (sums.parts > sums.block_n or (plan.problem.of_rows is None and sums.parts > 1)):
         findings.add(
             "form", None, f"a tile of {sums.block_n} columns in {sums.parts} parts: only rows to norm have any"
         )
-    if plan.problem.norm is None:
+    if plan.problem.of_rows is None:
         return
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
     if outputs - {"y"}:

@@ -18,7 +18,20 @@ from typing import NamedTuple
 
 from overweave.ir.kernel_limits import INT32_BYTES
 from overweave.ir.plan import MOST_PACKED_RANKS, PACKED_KERNEL, PackedExchange, Plan
-from overweave.ir.schedule import INPUT, LIMIT, LOCAL, OUTPUT, SYMMETRIC, Buffer, Copy, Operation, Put, Reduce, Region
+from overweave.ir.schedule import (
+    ECHOES,
+    INPUT,
+    LIMIT,
+    LOCAL,
+    OUTPUT,
+    SYMMETRIC,
+    Buffer,
+    Copy,
+    Operation,
+    Put,
+    Reduce,
+    Region,
+)
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.verdict import Findings
@@ -41,10 +54,8 @@ MOVE = "the kernel reads its own shard in place, stores the shards of all when t
 
 
 class ExpectedStep(NamedTuple):
-    """An operation that the kernel runs: regions, ranks that it notifies, and own signals that it awaits.
-
-    requirement: the step in words, for refusals.
-    """
+    """An operation that the kernel runs: regions, ranks that it notifies, and own signals that it awaits. requirement:
+    the step in words, for refusals."""
 
     requirement: str
     reads: tuple[Region, ...]
@@ -91,7 +102,7 @@ def check_packed(plan: Plan, graph: Graph, findings: Findings) -> None:
     if schedule.world_size > MOST_PACKED_RANKS:
         message = f"{schedule.world_size} ranks; a packed kernel looks at messages of up to {MOST_PACKED_RANKS}"
         findings.add("lowering", None, message)
-    if sum(buffer.home == LOCAL for buffer in schedule.buffers) > 1:
+    if schedule.reuse == ECHOES and sum(buffer.home == LOCAL for buffer in schedule.buffers) > 1:
         message = "beside the memory of its messages a packed kernel has room for one local buffer"
         findings.add("lowering", None, message)
     packed_operations = [

@@ -16,7 +16,7 @@ end with the call, so that a capture holds them (`runtime/gpu/call_frame.py`).
 
 from __future__ import annotations
 
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, Plan
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, LIBRARY, PACKED_KERNEL, Plan
 from overweave.ir.schedule import ECHOES, INPUT, OUTPUT, Operation
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.verdict import Findings
@@ -25,7 +25,9 @@ from overweave.ir.verify.rules.verdict import Findings
 def check_replays(plan: Plan, graph: Graph, findings: Findings) -> None:
     """Add a refusal for everything that a replay would do otherwise than the captured call."""
     engines, has_head = plan.realization.engine_by_queue, plan.schedule.reuse != ECHOES
-    if has_head == (PACKED_KERNEL in engines.values()):
+    # An author's kernel claims tiles, whose counter a head zeroes; its messages are reused by echoes all the same.
+    kernels = {*engines.values()}
+    if has_head != (PACKED_KERNEL not in kernels or AUTHOR_KERNEL in kernels):
         findings.add("replay", None, "packed kernels reuse memory by echoes, and nothing else does")
         return
     callers = {buffer.name for buffer in plan.schedule.buffers if buffer.home in (INPUT, OUTPUT)}

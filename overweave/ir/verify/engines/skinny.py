@@ -34,7 +34,7 @@ def _faults(plan: Plan, operation: Operation) -> Iterator[str]:
     if not isinstance(operation, Compute):
         yield f"a matmul of few rows in the place of cuBLAS leaves no engine for a {type(operation).__name__}"
         return
-    if operation.accumulate or operation.addends or operation.scales or operation.finishes:
+    if operation.accumulate or operation.beside or operation.finishes:
         yield "a matmul of few rows adds, scales and finishes nothing"
     parts = (*operation.a, operation.b, *operation.out)
     if len(parts) != 3 or not all(_is_whole(plan, part) for part in parts):

@@ -15,10 +15,8 @@ MOST_SHARES = 1 << 15  # the arrival counter's upper half counts poisoned shares
 def merge_split_k(
     operation: Operation, rows: list[TileRow], config: MatmulConfig | None, findings: Findings
 ) -> list[TileRow]:
-    """Return the rows with one in place of all that share a tile.
-
-    Add refusals for shares that do not make up one tile.
-    """
+    """Return the rows with one in place of all that share a tile. Add refusals for shares that do not make up one
+    tile."""
     if not any(row.shares or _has_split_fields(row) for row in rows):
         return rows
     if not isinstance(operation, Compute) or config is None:

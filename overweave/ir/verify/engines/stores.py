@@ -12,10 +12,8 @@ from overweave.ir.verify.rules.verdict import Findings
 
 
 def check_stores(operation: Operation, rows: list[TileRow], world_size: int, findings: Findings) -> None:
-    """Check the rank where tiles store.
-
-    Only a Compute stores at peers: on one rank, or, a sum of one addend, on all.
-    """
+    """Check the rank where tiles store. Only a Compute stores at peers: on one rank, or, a sum of one addend, on
+    all."""
     if not isinstance(operation, Compute):
         if any(row.to for row in rows):
             findings.add("lowering", operation, "a tile stores at a peer, but multiplies nothing")

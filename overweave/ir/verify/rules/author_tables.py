@@ -22,14 +22,12 @@ def source_of(apply: Apply, homes: Mapping[str, str]) -> tuple[int, int]:
 
 
 def check_slice_sources(put: Put, applies: Iterable[Apply], homes: Mapping[str, str], findings: Findings) -> None:
-    """Refuse slices of a caller's buffer that no tile reads: the kernel has no pointer to it then.
-
-    applies: of all ranks, which run one kernel.
-    """
+    """Refuse slices of a caller's buffer that no tile reads: the kernel has no pointer to it then. applies: of all
+    ranks, which run one kernel."""
     read = {need.region.buffer for apply in applies for need in apply.needs}
     for source in put.sources:
         if homes[source.buffer] in (INPUT, OUTPUT) and not source.is_empty and source.buffer not in read:
-            message = f"tiles carry it from {source.buffer} of the caller's, which none of them reads there"
+            message = f"tiles push it from {source.buffer} of the caller's, which none of them reads there"
             findings.add("lowering", put, message, source)
 
 
@@ -52,19 +50,14 @@ def check_offsets(apply: Apply, homes: Mapping[str, str], findings: Findings) ->
 
 def slice_claims(at: int, row: TileRow, count: int) -> dict[str, int]:
     """Return the columns `col` and `width` of the tile at position `at`: the slices of Puts before its Apply
-    (`row.col`).
-
-    Each of the first `count` tiles claims at least one slice, so all slices are claimed by then.
-    """
+    (`row.col`). Each of the first `count` tiles claims at least one slice, so all slices are claimed by then."""
     looks = at < count
     return {"col": row.col if looks else 0, "width": int(looks)}
 
 
 def check_slices(rows: list[TileRow], before: Mapping[int, int], count: int, findings: Findings) -> None:
-    """Check that tiles claim all slices, each tile those it must.
-
-    before: operation -> slices of the operations before it. count: all slices.
-    """
+    """Check that tiles claim all slices, each tile those it must. before: operation -> slices of the operations before
+    it. count: all slices."""
     for at, row in enumerate(rows):
         expected = slice_claims(at, row._replace(col=before[row.operation]), count)
         if (row.col, row.width) != (expected["col"], expected["width"]):
@@ -98,9 +91,8 @@ def check_tile_numbers(apply: Apply, rows: list[TileRow], homes: Mapping[str, st
 
 
 def note_operand_buffers(apply: Apply, buffers: Mapping[str, Buffer], places: dict[str, set[str]]) -> None:
-    """Add the buffers of the operation's tensors to `places`, role -> buffers: a kernel has one pointer
-    for each role.
-    """
+    """Add the buffers of the operation's tensors to `places`, role -> buffers: a kernel has one pointer for each
+    role."""
     for need in (*apply.needs, *apply.late_needs):
         side = "own shard" if buffers[need.region.buffer].home == INPUT else "workspace"
         places.setdefault(f"{side} of {need.tensor}", set()).add(need.region.buffer)
@@ -111,10 +103,8 @@ def note_operand_buffers(apply: Apply, buffers: Mapping[str, Buffer], places: di
 def check_parts(
     apply: Apply, parts: Iterable[TileRow], context: tuple[Graph, tuple[str, ...]], findings: Findings
 ) -> None:
-    """Check that parts wait for all late waits, and each part for all writers of its rows of a late need.
-
-    context: the graph, and the queues whose operations, launched before the kernel, end before it starts.
-    """
+    """Check that parts wait for all late waits, and each part for all writers of its rows of a late need. context: the
+    graph, and the queues whose operations, launched before the kernel, end before it starts."""
     graph, after = context
     position = graph.operations.index(apply)
     base = apply.rank * graph.signals_per_rank
@@ -161,10 +151,8 @@ def waits_of(row: TileRow) -> Mapping[int, int]:
 
 
 def _signals_of_writers(region: Region, graph: Graph, base: int, after: tuple[str, ...]) -> set[int]:
-    """Return the own signals that the writers of the region, or of a part of it, notify on its rank.
-
-    after: the rank's queues whose writers end before the kernel starts, and need not notify it.
-    """
+    """Return the own signals that the writers of the region, or of a part of it, notify on its rank. after: the rank's
+    queues whose writers end before the kernel starts, and need not notify it."""
     keys: set[int] = set()
     for operation, notified in zip(graph.operations, graph.notified, strict=True):
         has_ended = operation.rank == region.rank and operation.queue in after

@@ -23,9 +23,8 @@ def check_blocks(schedule: Schedule, findings: Findings) -> None:
 
 
 def check_extra_rows(schedule: Schedule, findings: Findings) -> None:
-    """Refuse operations on rows that a collective moves without naming them, since they share a cell
-    with its regions.
-    """
+    """Refuse operations on rows that a collective moves without naming them, since they share a cell with its
+    regions."""
     buffers = {buffer.name: buffer for buffer in schedule.buffers if buffer.blocks}
     extra_rows: dict[tuple[str, int], dict[Region, Collective]] = {}
     parts = [one for one in schedule.operations if isinstance(one, Collective)] if buffers else []
@@ -48,19 +47,17 @@ def _intersect(one: Span, other: Span) -> bool:
 
 
 def check_sides(buffers: Mapping[str, Buffer], part: Collective, findings: Findings) -> None:
-    """Check one part of a collective: one call can run it on permuted blocks (ir/library_call.py).
-
-    Without permuted blocks each member has one region, which torch may pack first.
-    """
+    """Check one part of a collective: one call can run it on permuted blocks (ir/library_call.py). Without permuted
+    blocks each member has one region, which torch may pack first."""
     if not (part.ranks and part.sources and part.destinations):
-        return  # said elsewhere
+        return  # refused by `_check_collective`
     if is_permuted(part, buffers):
         sides = call_sides(part, buffers)
         if isinstance(sides, str):
             findings.add("form", part, sides, part.sources[0])
         return
-    for side, is_dealt in zip((part.sources, part.destinations), CUT_BY_MEMBER[part.function], strict=True):
-        for group in regions_by_member(side, is_dealt, len(part.ranks)):
+    for side, is_per_member in zip((part.sources, part.destinations), CUT_BY_MEMBER[part.function], strict=True):
+        for group in regions_by_member(side, is_per_member, len(part.ranks)):
             if len(group) > 1:
                 message = f"{len(group)} regions for one member, which share no permutation"
                 findings.add("form", part, message, group[0])
@@ -68,10 +65,8 @@ def check_sides(buffers: Mapping[str, Buffer], part: Collective, findings: Findi
 
 
 def check_members(buffers: Mapping[str, Buffer], parts: Sequence[Collective], findings: Findings) -> None:
-    """Check that the parts of all members agree: all on permuted blocks, in parts of one size, or none.
-
-    Without permuted blocks, short shares of a gather or a scatter are padded by rows, so all must have equal columns.
-    """
+    """Check that the parts of all members agree: all on permuted blocks, in parts of one size, or none. Without
+    permuted blocks, short shares of a gather or a scatter are padded by rows, so all must have equal columns."""
     permuted = [is_permuted(part, buffers) for part in parts]
     if not any(permuted):
         wide = {one.cols[1] - one.cols[0] for part in parts for one in (*part.reads, *part.writes)}
@@ -116,11 +111,8 @@ def check_pair(
 
 
 def check_permuted_engines(plan: Plan, findings: Findings) -> None:
-    """Refuse engines that cannot reach a permuted buffer.
-
-    Those that can: collectives, tiles of a matmul that are whole blocks, and the reduction kernel, which reads through
-    the map.
-    """
+    """Refuse engines that cannot reach a permuted buffer. Those that can: collectives, tiles of a matmul that are whole
+    blocks, and the reduction kernel, which reads through the map."""
     buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
     permuted = {name for name, buffer in buffers.items() if buffer.blocks is not None}
     engines = {one.queue: one.engine for one in plan.realization.engines}
@@ -158,11 +150,8 @@ def _tiles_obstacle(plan: Plan, compute: Compute, buffers: Mapping[str, Buffer])
 
 
 def _reader_obstacle(reduce: Reduce, buffers: Mapping[str, Buffer]) -> str:
-    """Return why the reduction kernel cannot read through the map of blocks; "" if it can.
-
-    It reads one operand of its own rank, whose blocks begin at multiples of their height, from the first row on, into
-    the same rows and columns.
-    """
+    """Return why the reduction kernel cannot read through the map of blocks; "" if it can. It reads one operand of its
+    own rank, whose blocks begin at multiples of their height, from the first row on, into the same rows and columns."""
     (operand, *more), out = reduce.operands, reduce.out
     blocks = buffers[operand.buffer].blocks
     if more or blocks is None or blocks.tops or operand.rank != reduce.rank or buffers[out.buffer].blocks:

@@ -31,9 +31,9 @@ def stacked_region(regions: tuple[Region, ...]) -> Region | None:
     return Region(first.buffer, first.rank, (top, end), first.cols)
 
 
-def share_of(side: tuple[Region, ...], is_dealt: bool, members: int, at: int) -> tuple[Region, ...]:
+def share_of(side: tuple[Region, ...], is_per_member: bool, members: int, at: int) -> tuple[Region, ...]:
     """Return the regions of a collective's side for member `at`."""
-    if not is_dealt:
+    if not is_per_member:
         return side
     if len(side) == 1:  # folded
         height = side[0].shape[0] // members
@@ -48,8 +48,8 @@ def fold(part: Collective, buffers: Mapping[str, Buffer]) -> Collective:
     if is_permuted(part, buffers):
         return part
     sides = {"sources": part.sources, "destinations": part.destinations}
-    for (name, side), is_dealt in zip(tuple(sides.items()), CUT_BY_MEMBER[part.function], strict=True):
-        whole = stacked_region(side) if is_dealt and len(side) == len(part.ranks) else None
+    for (name, side), is_per_member in zip(tuple(sides.items()), CUT_BY_MEMBER[part.function], strict=True):
+        whole = stacked_region(side) if is_per_member and len(side) == len(part.ranks) else None
         if whole is not None:
             sides[name] = (whole,)
     return replace(part, **sides)
@@ -63,10 +63,8 @@ def fold_collectives(schedule: Schedule) -> Schedule:
 
 
 class CollectiveExchange:
-    """The values that members of a collective send one another. read: the values of each member's sources.
-
-    Values that many members get alike are computed once.
-    """
+    """The values that members of a collective send one another. read: the values of each member's sources. Values that
+    many members get alike are computed once."""
 
     def __init__(self, parts: list[Collective], read: list[tuple[RegionValue, ...]]) -> None:
         self.parts, self.read, self.count = parts, read, len(parts)

@@ -49,21 +49,18 @@ class _Band:
     __slots__ = ("fragments", "lefts")
 
     def __init__(self) -> None:
-        self.lefts: list[int] = []
+        self.lefts: list[int] = []  # first columns of the fragments
         self.fragments: list[Fragment] = []
 
 
 class Contents:
-    """Fragments in bands of equal rows: bands are found by bisection by row, fragments of a band by column.
-
-    Bands are grouped by the bit length of their height, so that one tall band does not make the search visit many low
-    ones.
-    """
+    """Fragments in bands of equal rows: bands are found by bisection by row, fragments of a band by column. Bands are
+    grouped by the bit length of their height, so that one tall band does not make the search visit many low ones."""
 
     def __init__(self, steps: WorkBudget) -> None:
         self._steps = steps
         self._tops: dict[int, list[tuple[int, int]]] = {}  # (top, bottom) of bands, by the bits of their height
-        self._bands: dict[tuple[int, int], _Band] = {}
+        self._bands: dict[tuple[int, int], _Band] = {}  # (top, bottom) -> band
 
     def overlapping(self, region: Region) -> list[Fragment]:
         """Return the fragments that share an element with the region."""
@@ -96,6 +93,7 @@ class Contents:
         band.fragments.insert(at, fragment)
 
     def remove(self, fragment: Fragment) -> None:
+        """Remove a fragment."""
         rows = fragment.r0, fragment.r1
         band = self._bands[rows]
         at = bisect_left(band.lefts, fragment.c0)

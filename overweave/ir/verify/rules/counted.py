@@ -44,10 +44,11 @@ class Cells:
 
     def __init__(self, schedule: Schedule) -> None:
         self.size = schedule.world_size
+        # buffer -> `sent` or `received`
         self.sides = {each.name: each.counted for each in schedule.buffers if each.counted}
         rows = next((each.rows for each in schedule.buffers if each.counted), 0)
         self.block = rows // self.size
-        self._spans: dict[str, list[CountedRows]] = {}
+        self._spans: dict[str, list[CountedRows]] = {}  # tensor -> its rows with their cells
         for given in schedule.given if self.sides else ():
             if given.region.buffer in self.sides and not given.region.is_empty:
                 first = given.row - given.region.rows[0]
@@ -137,9 +138,7 @@ def _merge_spans(spans: list[CountedRows]) -> bool:
 
 def check_counted(schedule: Schedule, findings: Findings) -> None:
     """Add a refusal for operations that would mix rows of partly filled blocks. The form of the schedule is sound.
-
-    `coverage.py` checks which rows values are, and whether they land in their cells.
-    """
+    `coverage.py` checks which rows values are, and whether they land in their cells."""
     counted = {each.name: each for each in schedule.buffers if each.counted}
     if not counted:
         return
@@ -187,8 +186,8 @@ def _pairing_obstacle(operation: Operation) -> str:
     if isinstance(operation, Compute) and len(operation.a) != len(operation.out):
         return "`a` and `out` are not cut alike, and their filled rows are paired part by part"
     if isinstance(operation, Compute):
-        plain = not (operation.addends or operation.copies or operation.scales)
-        return "" if plain else "a matmul with addends, copies or scales does not know which rows are filled"
+        found = "a matmul with addends, copies or scales does not know which rows are filled"
+        return found if operation.beside else ""
     if isinstance(operation, Collective) and operation.function == "all_to_all":
         return ""
     if isinstance(operation, Reduce) and len(operation.operands) == 1:  # it moves, and rounds
@@ -231,10 +230,8 @@ def _pair_mismatch(one: Region, other: Region, cells: Cells) -> str:
 
 
 def check_counted_engines(plan: Plan, findings: Findings) -> None:
-    """Check counted blocks against the problem's, and that only libraries and copy engines touch their rows.
-
-    Kernels address whole blocks.
-    """
+    """Check counted blocks against the problem's, and that only libraries and copy engines touch their rows. Kernels
+    address whole blocks."""
     counted = {each.name: each for each in plan.schedule.buffers if each.counted}
     for buffer in counted.values():
         if not plan.problem.counted or buffer.rows != plan.problem.m:

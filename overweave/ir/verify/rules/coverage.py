@@ -84,7 +84,7 @@ class Follower:
 
     def __init__(self, graph: Graph, past: Past, findings: Findings) -> None:
         self.graph, self.past, self.findings = graph, past, findings
-        self.contents: dict[tuple[str, int], Contents] = {}
+        self.contents: dict[tuple[str, int], Contents] = {}  # (buffer, rank) -> its contents
         regions = sum(len(operation.reads) + len(operation.writes) for operation in graph.operations)
         self.steps = WorkBudget(MOST_STEPS + MOST_STEPS_OF_A_REGION * regions, "its regions overlap too often")
         self.known: dict[Region, tuple[Bits, RegionValue]] = {}  # region -> (set of its writers, its value)
@@ -195,10 +195,8 @@ class Follower:
         contents.write(region, new, position)
 
     def add(self, position: int, region: Region, value: RegionValue) -> None:
-        """Add to the region's value in any order with other adders.
-
-        All other accesses must be in the operation's past.
-        """
+        """Add to the region's value in any order with other adders. All other accesses must be in the operation's
+        past."""
         if region.is_empty:
             return
         contents = self.contents_of(region)
@@ -207,6 +205,7 @@ class Follower:
         if old is None:
             report_read(self.graph, self.past, position, region, self.findings)
             return
+        # Other adders need not be in the past, but all that had to precede them must be.
         first = (one.start if one.adders else self._writers([one]) for one in fragments)
         start = union(chain(first, (one.readers for one in fragments)))
         adders = union((self.past.bit(position), *(one.adders for one in fragments)))
@@ -257,9 +256,7 @@ class Follower:
 
     def sum(self, operation: Compute | Reduce | Collective, out: Region, add: Callable[[], RegionValue]) -> RegionValue:
         """Return the ordered sum that goes to `out`, with the epilogue if the operation finishes sums. Raises Mismatch.
-
-        The epilogue's tensors are read at the rows and columns of `out`, as they lie in the rank's result.
-        """
+        The epilogue's tensors are read at the rows and columns of `out`, as they lie in the rank's result."""
         total = add()
         if not operation.finishes or out.is_empty:
             return total
@@ -272,10 +269,8 @@ class Follower:
         return finished
 
     def _epilogue_applied(self, value: RegionValue, place: Region, out: Region) -> RegionValue:
-        """Return a part of the sums that go to `out`, with the epilogue of its place in the result.
-
-        Raises Mismatch if it has no place there.
-        """
+        """Return a part of the sums that go to `out`, with the epilogue of its place in the result. Raises Mismatch if
+        it has no place there."""
         goal = next((goal for goal in self.graph.schedule.goal if has_place_for(goal, place)), None)
         if goal is None:
             raise Mismatch("it finishes sums that have no place in the result of its rank")
@@ -310,6 +305,7 @@ def _follow_clear(follower: Follower, position: int, clear: Clear) -> None:
 
 
 def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> None:
+    """Add each source to its destination: in order, or beside others."""
     for source, destination in zip(move.sources, move.destinations, strict=True):
         value = follower.read(position, source)
         if move.unordered:
@@ -319,6 +315,7 @@ def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> No
 
 
 def _follow_compute(follower: Follower, position: int, compute: Compute) -> None:
+    """Multiply the operands' values, add the addends, and write the result."""
     depth, width = compute.b.shape
     b = follower.read(position, compute.b)
     follower.cells.check_whole(compute, compute.b, b, follower.findings)
@@ -358,6 +355,7 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
 
 
 def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:
+    """Add the operands' values in order; `out` may be one of them."""
     out = reduce.out
     if out.is_empty:
         return

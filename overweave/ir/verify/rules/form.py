@@ -72,6 +72,7 @@ def check_form(schedule: Schedule, findings: Findings) -> Schedule:
 
 
 def _check_names(schedule: Schedule, findings: Findings) -> None:
+    """Refuse duplicate names, and queues that run after unknown ones."""
     kinds: tuple[tuple[str, Iterable[str]], ...] = (
         ("buffer", (buffer.name for buffer in schedule.buffers)),
         ("pad", (pad.name for pad in schedule.pads)),
@@ -98,12 +99,13 @@ class _Form:
         self.schedule, self.findings = schedule, findings
         self.world_size = schedule.world_size
         self.buffers = {buffer.name: buffer for buffer in schedule.buffers}
-        self.pads = {pad.name: pad.size for pad in schedule.pads}
+        self.pads = {pad.name: pad.size for pad in schedule.pads}  # pad -> number of signals
         self.queues = {queue.name for queue in schedule.queues}
         self.sound: set[Region] = set()
         self.regions = 0
 
     def check_given_and_goal(self) -> None:
+        """Check regions, homes and terms of Givens and Goals."""
         for given in self.schedule.given:
             if self.check_region(None, given.region) and self.buffers[given.region.buffer].home not in (INPUT, OUTPUT):
                 self.findings.add("form", None, "only a caller's buffer holds anything at the start", given.region)
@@ -118,15 +120,15 @@ class _Form:
                 self.findings.add("form", None, f"terms {terms_shown(goal.terms)} are not ranges", goal.region)
 
     def checked(self, operation: Operation) -> Operation:
-        """Check an operation and return it, folded first if it is a collective, so that all checks are
-        of few regions.
-        """
+        """Check an operation and return it, folded first if it is a collective, so that all checks are of few
+        regions."""
         if type(operation) is Collective and _check_sides(self, operation):
             operation = fold(operation, self.buffers)
         self._check(operation)
         return operation
 
     def _check(self, operation: Operation) -> None:
+        """Check rank, queue, signals and regions of an operation, then what its kind requires."""
         if not 0 <= operation.rank < self.world_size:
             self.findings.add("bounds", operation, f"the group has {self.world_size} ranks")
             return
@@ -154,6 +156,7 @@ class _Form:
                     self.findings.add("ownership", operation, "an input is only read", region)
 
     def _check_signals(self, operation: Operation) -> None:
+        """Check that waits and notifies lie in existing pads."""
         for wait in operation.all_waits:
             size = self.pads.get(wait.pad)
             lo, hi = wait.signals
@@ -171,8 +174,7 @@ class _Form:
 
     def check_region(self, operation: Operation | None, region: Region) -> bool:
         """Whether the region lies in its buffer, on a rank of the group, where the operation may touch it; else refuse
-        it.
-        """
+        it."""
         buffer = self.buffers.get(region.buffer)
         if buffer is None:
             self.findings.add("name", operation, f"buffer {region.buffer} does not exist", region)
@@ -217,6 +219,7 @@ class _Form:
 
 
 def _check_push(form: _Form, operation: Put | ReducePut) -> None:
+    """Check that a push goes from its own rank to a peer, in equal shapes."""
     form.all_on(operation, operation.sources, "what it pushes")
     form.none_on(operation, operation.destinations, "where it pushes to")
     form.same_shapes(operation, operation.sources, operation.destinations)
@@ -243,6 +246,7 @@ def _check_copy(form: _Form, operation: Copy) -> None:
 
 
 def _check_compute(form: _Form, compute: Compute) -> None:
+    """Check ranks and shapes of a matmul."""
     form.all_on(compute, (*compute.a, compute.b), "what it computes with")
     _check_stored(form, compute)
     if not (compute.a and compute.out and 1 <= compute.tiles <= LIMIT):
@@ -276,6 +280,7 @@ def _check_stored(form: _Form, compute: Compute) -> None:
 
 
 def _check_addends(form: _Form, compute: Compute) -> None:
+    """Check that a matmul with addends writes one region, once, of their shape."""
     if not 0 <= compute.place <= len(compute.addends):
         position = f"{compute.place} of its {len(compute.addends)} addends stand before the product"
         form.findings.add("form", compute, position, compute.out[0])
@@ -293,6 +298,7 @@ def _check_addends(form: _Form, compute: Compute) -> None:
 
 
 def _check_reduce(form: _Form, reduce: Reduce) -> None:
+    """Check ranks and shapes of a sum."""
     form.all_on(reduce, (reduce.out,), "its sum")
     if not reduce.operands:
         form.findings.add("form", reduce, "has nothing to sum", reduce.out)
@@ -304,6 +310,7 @@ def _check_reduce(form: _Form, reduce: Reduce) -> None:
 
 
 def _check_apply(form: _Form, apply: Apply) -> None:
+    """Check ranks, tile ranges and late needs of an Apply."""
     form.all_on(apply, apply.reads, "what its tiles read")
     for region in apply.writes:
         if region.rank != apply.rank and form.buffers[region.buffer].home != SYMMETRIC:
@@ -331,7 +338,7 @@ def _check_collective(form: _Form, part: Collective) -> None:
 
 def _check_sides(form: _Form, part: Collective) -> bool:
     """Whether a collective has the numbers of sources and destinations that its members need; else refuse it."""
-    lengths = [len(part.ranks) if is_dealt else 1 for is_dealt in CUT_BY_MEMBER[part.function]]
+    lengths = [len(part.ranks) if is_per_member else 1 for is_per_member in CUT_BY_MEMBER[part.function]]
     counts = len(part.sources), len(part.destinations)
     each = counts[0] // lengths[0] if lengths[0] else 0
     if each and counts == (each * lengths[0], each * lengths[1]):

@@ -39,7 +39,7 @@ class Graph:
         self.members: dict[str, list[int]] = {}
         sizes = [pad.size for pad in schedule.pads]
         starts = accumulate(sizes, initial=0)
-        self.first_signal = {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)}
+        self.first_signal = {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)}  # by pad
         self.signals_per_rank = sum(sizes)
 
     def key(self, pad: str, rank: int, signal: int) -> SignalIndex:
@@ -59,8 +59,7 @@ class Graph:
 
 def build_graph(schedule: Schedule, findings: Findings) -> Graph:
     """Return the graph of a well-formed schedule. Add refusals for signals that are miscounted, never sent or never
-    awaited.
-    """
+    awaited."""
     graph = Graph(schedule)
     first, per_rank, full = graph.first_signal, graph.signals_per_rank, graph.full
     notified, of_rank = graph.notified, graph.of_rank
@@ -81,6 +80,7 @@ def build_graph(schedule: Schedule, findings: Findings) -> Graph:
 
 
 def _add_waits(graph: Graph, findings: Findings) -> None:
+    """Add the awaited signals of all operations. Refuse signals that are miscounted, never sent or never awaited."""
     first, per_rank, full = graph.first_signal, graph.signals_per_rank, graph.full
     awaited: set[SignalIndex] = set()
     total = 0
@@ -127,10 +127,8 @@ def _miscounted(
 
 
 def _check_members(graph: Graph, label: str, positions: list[int], findings: Findings) -> None:
-    """Check that a collective has one part on each rank, all of one kind, with shapes that fit.
-
-    Sorts `positions` in the order of the ranks.
-    """
+    """Check that a collective has one part on each rank, all of one kind, with shapes that fit. Sorts `positions` in
+    the order of the ranks."""
     parts: dict[int, Collective] = {}
     for position in positions:
         part = graph.operations[position]

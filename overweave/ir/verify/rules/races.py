@@ -9,17 +9,15 @@ from overweave.ir.verify.rules.verdict import Findings
 
 
 def report_read(graph: Graph, past: Past, position: int | None, region: Region, findings: Findings) -> None:
-    """Add a refusal for a read of `region` whose value is not certain.
-
-    position: None for the caller's read at the end.
-    """
+    """Add a refusal for a read of `region` whose value is not certain. position: None for the caller's read at the
+    end."""
     reader = None if position is None else graph.operations[position]
     reader_name = "the caller" if reader is None else reader.name
     before = past.ends[region.rank] if position is None else _past_of_read(graph, past, position, region)
     writers = [at for at in _writers(graph, region) if at != position]
     concurrent = [at for at in writers if not past.has(before, at)]
     if not concurrent:
-        reason = "is given or written only in part" if writers else "no input or operation writes it"
+        reason = "is held at the start or written only in part" if writers else "no input or operation writes it"
         findings.add("unwritten", reader, f"{reader_name} needs {region}, but {reason}", region)
         return
     writer = graph.operations[concurrent[0]]
@@ -43,11 +41,10 @@ def _past_of_read(graph: Graph, past: Past, position: int, region: Region) -> Bi
 
 def report_write(graph: Graph, position: int, region: Region, other: int | None, findings: Findings) -> None:
     """Add a refusal for a second write. position: below zero for what the buffer holds at the start. other: the first
-    writer.
-    """
+    writer."""
     operation = graph.operations[position] if position >= 0 else None
     if other is None:
-        findings.add("double_write", operation, "it is given already", region)
+        findings.add("double_write", operation, "the buffer holds a value there at the start", region)
         return
     writer = graph.operations[other]
     message = f"{writer.name} on rank {writer.rank} writes there in the same call"
@@ -56,8 +53,7 @@ def report_write(graph: Graph, position: int, region: Region, other: int | None,
 
 def report_update(graph: Graph, past: Past, position: int, region: Region, touched: Bits, findings: Findings) -> None:
     """Add a refusal for an accumulation that is not ordered behind an earlier access. touched: the set of these
-    accesses.
-    """
+    accesses."""
     operation = graph.operations[position]
     concurrent = without(touched, past.before[position])
     other = next(at for at in range(len(graph.operations)) if past.has(concurrent, at))
@@ -71,6 +67,7 @@ def report_update(graph: Graph, past: Past, position: int, region: Region, touch
 
 
 def _writers(graph: Graph, region: Region) -> list[int]:
+    """Return the operations that write a part of the region."""
     return [
         at
         for at, operation in enumerate(graph.operations)

@@ -19,6 +19,7 @@ from functools import cache
 
 from msgspec.structs import replace
 
+from overweave.ir.counts import rows_of_counted
 from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, SYMMETRIC, Compute, Operation, Region, Schedule
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import Past
@@ -64,9 +65,8 @@ def _check_echoes(schedule: Schedule, past: Past, findings: Findings) -> None:
 
 
 def _last_uses_completed(schedule: Schedule) -> Callable[[int], int]:
-    """Return the function from ranks whose prologues have passed to ranks whose last use of the slot is
-    over, as bits.
-    """
+    """Return the function from ranks whose prologues have passed to ranks whose last use of the slot is over, as
+    bits."""
     over = [1 << rank for rank in range(schedule.world_size)]
     for credit in schedule.credits:
         over[credit.taker] |= 1 << credit.giver
@@ -83,17 +83,15 @@ def _last_uses_completed(schedule: Schedule) -> Callable[[int], int]:
 
 
 class _Users:
-    """Which ranks touch each instance of a workspace buffer, as a whole and region by region, as bits.
-
-    The filled rows of a counted buffer lie elsewhere in every call: there a region stands for all rows.
-    """
+    """Which ranks touch each instance of a workspace buffer, as a whole and region by region, as bits. The filled rows
+    of a counted buffer lie elsewhere in every call: there a region stands for all rows."""
 
     def __init__(self, schedule: Schedule) -> None:
         workspace = [buffer for buffer in schedule.buffers if buffer.home in (SYMMETRIC, LOCAL)]
-        self.names = {buffer.name for buffer in workspace}
-        self.rows_of_counted = {buffer.name: buffer.rows for buffer in workspace if buffer.counted}
-        self.of_instance: dict[tuple[str, int], int] = {}
-        self.of_region: dict[tuple[str, int], dict[Region, int]] = {}
+        self.names = {buffer.name for buffer in workspace}  # of workspace buffers
+        self.rows_of_counted = rows_of_counted(schedule)
+        self.of_instance: dict[tuple[str, int], int] = {}  # (buffer, rank) -> ranks that touch it
+        self.of_region: dict[tuple[str, int], dict[Region, int]] = {}  # the same, by region
         for operation in schedule.operations:
             bit = 1 << operation.rank
             for region in map(self._all_rows, (*operation.reads, *operation.writes)):
@@ -121,10 +119,8 @@ class _Users:
 
 
 def _check_next_use(operation: Operation, over: tuple[int, int], users: _Users, findings: Findings) -> None:
-    """Add a refusal if its writes or notifies in the slot's next use may overtake a rank's use in this one.
-
-    over: ranks, as bits, whose use in this call is over when the operation stores, and when it notifies.
-    """
+    """Add a refusal if its writes or notifies in the slot's next use may overtake a rank's use in this one. over:
+    ranks, as bits, whose use in this call is over when the operation stores, and when it notifies."""
     rank, (over_at_store, over_at_notify) = operation.rank, over
     for region in operation.writes:
         if late_user := users.late_user(region, over_at_store):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import SCALE_DTYPE
+from overweave.ir.operators.forms import SCALE_DTYPE
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, Buffer, Compute
 from overweave.ir.tensors import scale_of
@@ -29,10 +29,8 @@ def check_shapes(compute: Compute, findings: Findings) -> None:
 
 
 def scale_mismatch(a: RegionValue, scales: RegionValue) -> str:
-    """Return why a column does not hold the scales of the rows of `a`; "" if it does, or if either is unknown.
-
-    A rank with a range of `a`'s columns has scales of its own: element `[i, j]` of them is of row i, from column j on.
-    """
+    """Return why a column does not hold the scales of the rows of `a`; "" if it does, or if either is unknown. A rank
+    with a range of `a`'s columns has scales of its own: element `[i, j]` of them is of row i, from column j on."""
     if any(piece.tensor == UNKNOWN for piece in (*a, *scales)):
         return ""
     for piece in a:

@@ -84,9 +84,7 @@ def stack(values: Iterable[tuple[int, RegionValue]], cols: int) -> RegionValue:
 
 def multiply(a: RegionValue, b: RegionValue, shape: tuple[int, int, int]) -> RegionValue:
     """Return `a [m, k] @ b [k, n]` for shape (m, k, n). The reduced range is where `a`'s columns and `b`'s rows lie.
-
-    Raises Mismatch if they lie differently, or if an operand is itself a sum.
-    """
+    Raises Mismatch if they lie differently, or if an operand is itself a sum."""
     m, k, n = shape
     if not m or not n:
         return ()
@@ -113,8 +111,7 @@ def multiply(a: RegionValue, b: RegionValue, shape: tuple[int, int, int]) -> Reg
 
 def add(left: RegionValue, right: RegionValue) -> RegionValue:
     """Return the element-wise sum: the same element of the same product, `right`'s terms behind `left`'s. Raises
-    Mismatch.
-    """
+    Mismatch."""
     pieces = []
     are_cut_alike = [piece[:4] for piece in left] == [piece[:4] for piece in right]
     if not are_cut_alike and len(left) * len(right) > MOST_PAIRS:
@@ -161,10 +158,8 @@ def _sum_of_uniform(values: list[RegionValue]) -> RegionValue:
 
 
 def apply_epilogue(value: RegionValue, result_at: tuple[int, int]) -> RegionValue:
-    """Return sums with the epilogue whose tensors are read from element `result_at` of the result on.
-
-    Raises Mismatch if the sums are other elements of the result.
-    """
+    """Return sums with the epilogue whose tensors are read from element `result_at` of the result on. Raises Mismatch
+    if the sums are other elements of the result."""
     for piece in value:
         piece_at = piece.row - piece.lo_i, piece.col - piece.lo_j
         if piece.tensor not in (UNKNOWN, ZERO) and piece_at != result_at:

@@ -115,9 +115,10 @@ class Findings:
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
         self.notes: list[str] = []
-        self.added_to: set[str] = set()
+        self.added_to: set[str] = set()  # as of a Verdict
 
     def add(self, rule: VerifyRule, operation: Operation | None, message: str, region: Region | None = None) -> None:
+        """Add a refusal. region: gives the rank if there is no operation."""
         name, rank = (operation.name, operation.rank) if operation is not None else (None, None)
         if rank is None and region is not None:
             rank = region.rank

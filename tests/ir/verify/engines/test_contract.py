@@ -32,7 +32,7 @@ def said(plan: Plan) -> str:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"m": 101}, "no goal says"),
+        ({"m": 101}, "no goal meets"),
         ({"m": 99}, "the problem"),
         ({"n": 65}, "the problem has 65"),
         ({"k": 33}, "the problem"),
@@ -57,15 +57,15 @@ def test_a_plan_of_another_operator_is_refused(name: str, other: str):
 def test_what_is_gathered_is_owed_where_the_problem_returns_it():
     plan, returned = plan_of(PLANS[0]), plan_of(PLANS[0], returns_gathered=True)
     assert not said(returned)
-    assert "no goal says what the problem owes" in said(replace(plan, problem=returned.problem))
+    assert "no goal meets the problem's postcondition" in said(replace(plan, problem=returned.problem))
     assert "the problem has no output gathered_out" in said(replace(returned, problem=plan.problem))
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_schedule_that_promises_less_is_refused(name: str):
     plan = plan_of(name)
-    assert "no goal says" in said(replace(plan, schedule=replace(plan.schedule, goal=())))
-    assert "no goal says" in said(replace(plan, schedule=replace(plan.schedule, goal=plan.schedule.goal[1:])))
+    assert "no goal meets" in said(replace(plan, schedule=replace(plan.schedule, goal=())))
+    assert "no goal meets" in said(replace(plan, schedule=replace(plan.schedule, goal=plan.schedule.goal[1:])))
 
 
 def test_a_plan_without_operations_is_refused():
@@ -73,7 +73,7 @@ def test_a_plan_without_operations_is_refused():
     realization = replace(plan_of(PLANS[1]).realization, engines=())
     schedule = Schedule(name="empty", world_size=2, buffers=(), queues=(), given=(), goal=(), operations=())
     empty = Plan(name="empty", problem=problem, schedule=schedule, realization=realization)
-    assert said(empty).count("no goal says what the problem owes") == 2
+    assert said(empty).count("no goal meets the problem's postcondition") == 2
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -94,5 +94,5 @@ def test_of_a_problem_without_an_operator_the_verdict_says_so():
     plan = plan_of(PLANS[0])
     verdict = verify_plan(replace(plan, problem=replace(plan.problem, operator="")), MachineLimits())
     assert verdict.ok
-    assert "no operator's" in verdict.notes[0]
+    assert "names no operator" in verdict.notes[0]
     assert not verify_plan(plan, MachineLimits()).notes

@@ -1,4 +1,4 @@
-"""Where a command writes what it found: judged before the work, written whole or not at all."""
+"""Output files of commands: checked before the work, written atomically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from overweave.tuner.caches import check_writable, write_whole
 
 
 def check_file(path: Path) -> None:
-    """Before hours are spent on what it is to hold. Raises InputError."""
+    """Raise InputError if the file cannot be written; for a check before long work."""
     try:
         check_writable(path)
     except OSError as error:
@@ -18,7 +18,7 @@ def check_file(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Raises InputError."""
+    """Write a file atomically. Raises InputError."""
     try:
         write_whole(path, data)
     except OSError as error:
@@ -26,7 +26,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes it if need be, and sees whether files can be written there. Raises InputError."""
+    """Make a folder if needed, and check that files can be written there. Raises InputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

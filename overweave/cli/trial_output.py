@@ -1,4 +1,4 @@
-"""What trials came to: a table, charts in the terminal, a trace and a picture, each beside what was simulated."""
+"""The output of trials: a table, charts in the terminal, a trace and a picture, each with the simulated timeline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from overweave.cli.destination import write_file
+from overweave.cli.output_file import write_file
 from overweave.cli.pictures.gantt import is_on_one_scale, print_gantt, print_table, time_text
 from overweave.errors import PACKAGES
 from overweave.hardware.machine import load
@@ -27,14 +27,15 @@ try:
     from overweave.cli.pictures.png import save_png
 
     draw: Callable[..., None] | None = save_png
-except ImportError:  # matplotlib is an extra: without it there is no picture, and all the rest
+except ImportError:  # matplotlib is an extra: without it there is no picture
     draw = None
 
 _COLUMNS = ("operator", "plan", "MxNxK", "exact", "error", "time")
 
 
-def simulated(name: str, problem: Problem, options: dict[str, str | int], machine: str) -> Timeline:
-    """The same schedule on a described machine of Hopper GPUs, tile by tile. Raises InputError."""
+def simulate_schedule(name: str, problem: Problem, options: dict[str, str | int], machine: str) -> Timeline:
+    """Return the simulated timeline of a schedule on a described machine of Hopper GPUs, tile by tile. Raises
+    InputError."""
     method = method_of(name)
     best = tile_options(Target("cuda"), method) if method.is_fused else {}
     plan = build(name, problem, best | options)
@@ -43,7 +44,7 @@ def simulated(name: str, problem: Problem, options: dict[str, str | int], machin
 
 
 def print_trials(console: Console, title: str, trials: Sequence[TrialResult]) -> None:
-    """One line per trial."""
+    """Print one line per trial."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     torchs = ", ".join(f"{trial.library_error:.1e}" for trial in trials)
     table.caption = f"exact: integers, the reference's bits; error: against fp64 (torch and its collectives: {torchs})"
@@ -60,20 +61,20 @@ def print_trials(console: Console, title: str, trials: Sequence[TrialResult]) ->
 
 
 def global_shape(problem: Problem) -> str:
-    """The matmul before tensor parallelism split it, `MxNxK`."""
+    """Return the matmul before tensor parallelism, as `MxNxK`."""
     parts = problem.record.parts(problem.world_size)
     return "x".join(str(size * parts[name]) for name, size in problem.sizes.items())
 
 
 def print_charts(console: Console, *timelines: Timeline) -> None:
-    """Each on its own scale: an emulated rank is a thousand times slower than what is simulated."""
+    """Print each timeline on its own scale: an emulated rank is a thousand times slower than the simulated one."""
     for timeline in timelines:
         print_gantt(console, timeline)
         console.print()
 
 
-def save(console: Console, folder: Path, name: str, *timelines: Timeline) -> None:
-    """Writes a trace and a picture into a folder that is there. Raises InputError if that cannot be."""
+def save_trace_and_picture(console: Console, folder: Path, name: str, *timelines: Timeline) -> None:
+    """Write a trace and a picture into an existing folder. Raises InputError if it cannot."""
     trace, picture = folder / f"{name}.json", folder / f"{name}.png"
     write_file(trace, to_chrome(*timelines))
     console.print(f"{trace}: every tile and chunk, for ui.perfetto.dev", soft_wrap=True)

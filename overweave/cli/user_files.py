@@ -1,4 +1,4 @@
-"""Files of the user's that a command runs first: they register operators and schedules of his own."""
+"""The user's files of `--load`, which run before a command: they register operators and schedules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _FILES: list[Path] = []
 
 
 def load(file: Path) -> None:
-    """Runs a Python file as a module of its name. Raises InputError for none, and whatever the file raises."""
+    """Run a Python file as a module of its name. Raises InputError for any other file; errors of the file pass
+    through."""
     spec = spec_from_file_location(file.stem, file) if file.is_file() else None
     if spec is None or spec.loader is None:
         raise InputError(f"load {file}", "it is no Python file", "Name a file that registers what it adds")
@@ -21,6 +22,6 @@ def load(file: Path) -> None:
     _FILES.append(file.resolve())
 
 
-def words() -> list[str]:
-    """What starts another process with the same files."""
+def load_options() -> list[str]:
+    """Return the options that load the same files in another process."""
     return [f"--load={file}" for file in _FILES]
