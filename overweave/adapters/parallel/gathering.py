@@ -123,6 +123,7 @@ class Gathering(Deferred):
             self._shard = None
 
     def _unchanged(self) -> torch.Tensor:
+        """Return the shard. Raises InputError if it was changed in place."""
         assert self._shard is not None
         if version_of(self._shard) != self._version_of_shard:
             cure = "Change a copy, or read what PrepareGather prepared before: `x + 0`"

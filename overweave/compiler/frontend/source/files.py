@@ -199,6 +199,7 @@ def imported_file(module: str, importer: Path) -> File | None:
 
 @lru_cache(maxsize=64)
 def _parse(path: Path, data: bytes) -> File | None:
+    """Parse a file, once for each content; None if it cannot be parsed."""
     try:
         tree = ast.parse(data.decode())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
