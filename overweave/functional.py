@@ -185,7 +185,7 @@ def linear_reduce_scatter(
                                 normed = F.rms_norm(z, (n,), norm.weight, norm.eps)
 
     x: `[.., S, .., k]`, k this rank's part of the reduced axis. weight: `[n, k]`, this rank's columns of the whole
-    weight. Lists of both, of one length: their products are summed before the sum travels. Returns y `[.., S/W, ..,
+    weight. Lists of both, of one length: their products are summed before the collective. Returns y `[.., S/W, ..,
     n]`, contiguous, or with a norm (normed, z); if W does not divide S, the parts of `torch.chunk`. x is copied once,
     unless all dimensions before `dim` have size 1.
     bias `[n]`, the same on every rank, and residual, of the shape of y: added once, to the sum.
@@ -228,7 +228,7 @@ def linear_all_reduce(
                   with a norm:  z = partial + residual; normed = F.rms_norm(z, (n,), norm.weight, norm.eps)
 
     x: `[.., k]`, k this rank's part of the reduced axis. weight: `[n, k]`, this rank's columns of the whole weight.
-    Lists of both, of one length: their products are summed before the sum travels. Returns y `[.., n]`, the same bits
+    Lists of both, of one length: their products are summed before the collective. Returns y `[.., n]`, the same bits
     on every rank; with a norm (normed, z). bias `[n]` and residual `[.., n]`: the same on every rank, added once,
     to the sum.
 

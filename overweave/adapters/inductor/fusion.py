@@ -42,6 +42,7 @@ class FuseCollectives(CustomGraphPass):
         self.before = before
 
     def __call__(self, graph: Graph) -> None:
+        """Run the chained pass, then rewrite and fuse the collectives of the graph."""
         if self.before is not None:
             self.before(graph)
         if not any(find(graph) for find in SITES.values()):

@@ -147,6 +147,7 @@ def ancestors(nodes: list[Node]) -> Iterator[Node]:
 
 
 def _mode_of(*values: Any) -> Any:
+    """Return the FakeTensorMode of the first fake tensor, else no_grad."""
     for leaf in torch.utils._pytree.tree_leaves(values):
         if isinstance(getattr(leaf, "fake_mode", None), FakeTensorMode):
             return leaf.fake_mode

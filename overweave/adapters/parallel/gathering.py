@@ -45,6 +45,7 @@ class Gathering(Deferred):
 
     @staticmethod
     def __new__(cls, shard: torch.Tensor, gather: RowGather) -> Gathering:
+        """Make a tensor of the gathered shape, with the shard and the active dispatch modes in it."""
         shape = list(shard.shape)
         shape[gather.dim] = gather.size
         made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
@@ -122,6 +123,7 @@ class Gathering(Deferred):
             self._shard = None
 
     def _unchanged(self) -> torch.Tensor:
+        """Return the shard. Raises InputError if it was changed in place."""
         assert self._shard is not None
         if version_of(self._shard) != self._version_of_shard:
             cure = "Change a copy, or read what PrepareGather prepared before: `x + 0`"

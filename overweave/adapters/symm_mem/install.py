@@ -86,6 +86,7 @@ def install_by_environment(value: str) -> None:
 
 
 def _install(strict: bool, graphs: bool, is_asked: bool) -> None:
+    """Register kernels and gradients of all fused operators, and the Inductor pass if graphs."""
     if _INSTALLED and (_INSTALLED[0].is_asked or not is_asked):
         raise InputError("install", "overweave is installed already", "Call uninstall() before, or leave this call out")
     if _INSTALLED:

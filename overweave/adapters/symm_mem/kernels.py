@@ -55,6 +55,7 @@ class FusedKernelEntry:
         return _with_promised_strides(self.form.operator, results, decision.layouts)
 
     def _decide(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Decision:
+        """Return the decision for the signature of a call, once computed."""
         key = (*map(_signature_of, arguments), *map(_signature_of, options.items()))
         known = self.decisions.get(key)
         if known is None:
@@ -66,6 +67,7 @@ class FusedKernelEntry:
         return known
 
     def _fall_through(self, counts: Site, reason: str, keys: object, *arguments: Any, **options: Any) -> Any:
+        """Run the kernel from before and count why. Raises InputError if is_strict."""
         if self.is_strict:
             cure = "Change the call, or leave strict= out: torch's kernel answers it then"
             raise InputError(f"answer symm_mem::{self.form.name}", f"overweave does not take {reason}", cure)
