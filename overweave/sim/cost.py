@@ -237,6 +237,7 @@ class Costs:
         return tuple(self._segment(operation, *pair) for pair in pairs if not pair[0].is_empty)
 
     def _segment(self, operation: Put | Get | Copy, source: Region, target: Region) -> Segment:
+        """Return one copy of a move, from a cache."""
         is_whole = self._is_contiguous(source) and self._is_contiguous(target)
         move = source.rank, target.rank, self._bytes(operation, (source,)), isinstance(operation, Get), is_whole
         if move not in self._moves:

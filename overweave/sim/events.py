@@ -62,6 +62,7 @@ class SignalCounters:
         self._gates.setdefault(key, []).append((count, gate.expect()))
 
     def add(self, key: SignalKey, amount: int) -> None:
+        """Add to a signal and open the gates whose count it reaches."""
         reached = self._counts[key] = self._counts.get(key, 0) + amount
         gates = self._gates.get(key)
         if not gates:

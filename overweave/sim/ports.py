@@ -119,6 +119,7 @@ class Ports:
         return speed
 
     def _set_speed(self, flow: _Flow, speed: float) -> None:
+        """Set a flow's speed and schedule its completion."""
         now = self._clock.now
         flow.left_us -= (now - flow.updated_us) * flow.speed
         flow.updated_us, flow.speed = now, speed
@@ -132,6 +133,7 @@ class Ports:
         self._changed_ranks.update(ranks)
 
     def _report_loads(self) -> None:
+        """Report the loads that have changed."""
         ranks, self._changed_ranks = sorted(self._changed_ranks), set()
         for rank in ranks:
             load = sum(flow.speed for flow in self._of_rank.get(rank, ())) / self._full_ratio / 2

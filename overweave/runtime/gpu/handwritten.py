@@ -47,6 +47,7 @@ class HandwrittenRun(CallFrame):
         self.run_call(partial(self._enqueue, steps))
 
     def _enqueue(self, steps: list[TileStep], stream: torch.cuda.Stream, is_captured: bool) -> None:
+        """Enqueue prologue, fork, all actions and join on a stream."""
         if not is_captured:
             self._load(steps)
         bound = self._bound
@@ -114,6 +115,7 @@ class _BoundProgram:
         return bind_waits(counts, QUEUE_OPERATION.value, self._layout.signals, self._protocol)
 
     def _move(self, stream: torch.cuda.Stream, move: TileMove) -> None:
+        """Enqueue a copy: by torch within this rank, by the driver to and from peers."""
         source, target = move.source, move.target
         rows, cols = source.shape
         if not rows * cols:

@@ -133,10 +133,7 @@ class PackedLaunch:
 
 
 class _Part:
-    """Updates one element of a tuple and returns the tuple. parts.
-
-    Its elements, shared by the updaters of one tuple.
-    """
+    """Updates one element of a tuple and returns the tuple. parts: its elements, shared by all of its updaters."""
 
     def __init__(self, parts: list[Any], at: int, source: Any) -> None:
         self._parts, self._at, self._source = parts, at, source

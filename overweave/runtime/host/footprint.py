@@ -100,6 +100,7 @@ class _Run:
         self.accesses: list[tuple[bool, Any]] = []
 
     def check(self) -> None:
+        """Raise Untrue unless all tiles access what their directives declare, and loop ranges commute."""
         ranges = list(self._loop_ranges())
         _record_accesses(self.accesses)
         stores = self._run_tiles(ranges, is_checked=True)
@@ -130,6 +131,7 @@ class _Run:
         return stores
 
     def _launch(self, number: int, parts: list[tuple[int, int]]) -> None:
+        """Run one tile. parts: ranges of its streamed loop, in order."""
         rows = [_row(APPLY, number, number + 1), *(_row(PART, lo, hi) for lo, hi in parts)]
         words, limits = torch.zeros(4096, dtype=torch.int32), torch.zeros(64, dtype=torch.int64)
         arrays = (torch.tensor(rows, dtype=torch.int32), torch.zeros(8, dtype=torch.int32), words, words, limits)
@@ -142,6 +144,7 @@ class _Run:
         self.function[(1,)](**arguments)
 
     def _check_operand(self, operand: Operand, is_store: bool, number: int, tile: dict[str, int]) -> None:
+        """Raise Untrue if a tile has accessed an operand outside of its rectangle, or has not stored all of it."""
         tensor = self.tensors[operand.parameter]
         shape = tuple(dim.extent for dim in operand.dims)
         first, size, elements = tensor.data_ptr(), tensor.element_size(), prod(shape)

@@ -41,6 +41,7 @@ def install_type_cache() -> None:
 
 
 def _init_block_type(self: Any, element_ty: Any, shape: Iterable[Any]) -> None:
+    """`block_type.__init__`, with the parts that depend on the shape from the cache."""
     sizes = tuple(size.value if isinstance(size, tl.core.constexpr) else size for size in shape)
     cached = _SHAPES.get(sizes)
     if cached is None:
