@@ -51,7 +51,7 @@ class Stopwatch:
         self.begin_ns = time.monotonic_ns()
         self.tables: dict[str, torch.Tensor] = {}
         self.programs = 1
-        self._begun: dict[int, int] = {}
+        self._begun: dict[int, int] = {}  # position of a step's first operation -> start, ns
         self._spans: list[tuple[PendingStep, int, int]] = []
 
     def start(self, step: PendingStep) -> None:

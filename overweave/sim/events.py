@@ -54,8 +54,8 @@ class SignalCounters:
     """Counters, and the gates that wait for them."""
 
     def __init__(self) -> None:
-        self._counts: dict[SignalKey, int] = {}
-        self._gates: dict[SignalKey, list[tuple[int, Gate]]] = {}
+        self._counts: dict[SignalKey, int] = {}  # signal -> its value
+        self._gates: dict[SignalKey, list[tuple[int, Gate]]] = {}  # signal -> counts and the gates that expect them
 
     def wait(self, key: SignalKey, count: int, gate: Gate) -> None:
         """Make `gate` expect the signal to reach `count`. Call it before the run."""

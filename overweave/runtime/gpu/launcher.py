@@ -148,7 +148,7 @@ class _Encoder:
 
     def __init__(self, descriptor: TensorDescriptor, metadata: Any) -> None:
         self._descriptor, self.metadata = descriptor, metadata
-        self._encoded: dict[int, Any] = {}
+        self._encoded: dict[int, Any] = {}  # address -> tensor map
 
     def __call__(self) -> Any:
         address = self._descriptor.base.data_ptr()

@@ -32,7 +32,7 @@ from overweave.ir.schedule import (
 )
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.group import Group
-from overweave.memory.host.lock import run_alone
+from overweave.memory.host.lock import try_run_locked
 from overweave.memory.host.workspace import HostSlot, HostWorkspace
 from overweave.memory.layout import SlotLayout
 from overweave.memory.subgroups import subgroup
@@ -50,7 +50,7 @@ class Instances:
 
     def __init__(self, plan: Plan, slot: HostSlot) -> None:
         self._plan, self._slot = plan, slot
-        self._tensors: dict[tuple[str, int], Tensor] = {}
+        self._tensors: dict[tuple[str, int], Tensor] = {}  # (buffer, rank) -> its view
 
     def __call__(self, name: str, rank: int) -> Tensor:
         """Return a rank's instance of a buffer, shaped as `stored_shape` says."""
@@ -127,7 +127,7 @@ class HostCall:
         if isinstance(operation, Copy) and operation.delay_us:
             return self._start_delayed(operation)
         if isinstance(operation, ReducePut):
-            return lambda: run_alone(lambda: self._execute(operation))
+            return lambda: try_run_locked(lambda: self._execute(operation))
         self._execute(operation)
         return None
 

@@ -82,7 +82,7 @@ class _Bound(NamedTuple):
     extents: dict[str, tuple[int, int]]
 
 
-_BOUND: OrderedDict[tuple[int, int, str], _Bound] = OrderedDict()
+_BOUND: OrderedDict[tuple[int, int, str], _Bound] = OrderedDict()  # (id of a plan, rank, depth) -> bound plan
 _BOUND_LIMIT = 256
 _DEPTHS = ("library", "interpreter")
 

@@ -24,7 +24,7 @@ class _Shape(NamedTuple):
 
 
 _SHAPES: dict[tuple[int, ...], _Shape] = {}
-_NUMPY: dict[str, np.dtype[Any]] = {}
+_NUMPY: dict[str, np.dtype[Any]] = {}  # name of Triton's dtype -> numpy's
 _original_block: Callable[[Any, Any, Any], None] = tl.core.block_type.__init__
 _original_numpy: Callable[[Any], np.dtype[Any]] = triton_interpreter._get_np_dtype
 _bits: dict[str, int] = {}
