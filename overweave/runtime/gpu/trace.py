@@ -90,6 +90,7 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: TensorsByName) -> Ti
 
 
 def _records(plan: Plan, rank: int, bound: BoundPlan, zero: tuple[int, torch.cuda.Event]) -> list[Record]:
+    """Return the records of a traced call. zero: clock and event of the instant that is zero on all ranks."""
     zero_ns, zero_event = zero
     operations = tuple(plan.schedule.of_rank(rank))
     positions = {operation.name: position for position, operation in enumerate(operations)}

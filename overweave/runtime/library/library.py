@@ -113,6 +113,7 @@ def run_operation(operation: Operation, view: View, group: Group, sum_epilogue: 
 
 
 def _multiply(compute: Compute, view: View, sum_epilogue: End | None) -> None:
+    """Run a Compute by cuBLAS, with its addends."""
     b = view(compute.b)
     if compute.addends:
         _multiply_and_sum(compute, view, sum_epilogue)
@@ -157,6 +158,7 @@ def add_addends(compute: Compute, product: torch.Tensor, view: View, sum_epilogu
 
 
 def _sum_in_order(reduce: Reduce, view: View, sum_epilogue: End | None) -> None:
+    """Sum the operands of a Reduce in fp32, in order, and store the sum rounded once."""
     if reduce.out.is_empty:
         return
     is_exact = len(reduce.operands) == 1 and not reduce.finishes
