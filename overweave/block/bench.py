@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from overweave.block.cases import BlockCase
 from overweave.block.ways import WAYS, BlockSetup
+from overweave.compat.torch_names import reset
 from overweave.memory.group import Group
 from overweave.tuner.measure.bench import BenchRequest, BenchRun, CaseRows, begun, device_count, own_device, row_of
 from overweave.tuner.measure.replay import is_replayed, settled
@@ -38,7 +39,7 @@ def _rows_of(
     case: BlockCase, request: BenchRequest, group: Group, on_round: Callable[[float], None] | None = None
 ) -> CaseRows:
     """Every way is held to the results of the first. Decoding runs as captured graphs, where the library can be."""
-    torch._dynamo.reset()
+    reset()
     device = own_device(request.device)
     blocks = BlockSetup(case, group, (device, getattr(torch, DTYPES[request.dtype])))
     made = {way.name: blocks.way(way) for way in WAYS}

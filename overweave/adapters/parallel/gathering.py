@@ -16,12 +16,17 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch.nn.functional import linear
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from overweave.adapters.parallel.deferred import Deferred, version_of
 from overweave.adapters.parallel.summing import Summing, WeightProduct
 from overweave.adapters.report import site
 from overweave.adapters.rows import RowGather, gathered_by_library
+from overweave.compat.torch_names import (
+    disable_current_modes,
+    get_current_dispatch_mode_stack,
+    len_torch_dispatch_stack,
+    make_wrapper_subclass,
+)
 from overweave.errors import InputError
 from overweave.functional import all_gather_linear, linear_all_reduce
 from overweave.layers.precision import autocast_dtype, cast, is_autocast
@@ -29,7 +34,7 @@ from overweave.layers.replicated import differentiated_twice, gradients_of_weigh
 
 Maybe = torch.Tensor | None
 SITE, GRADIENT = "PrepareGather", "PrepareGather, its gradient"
-_watchers = torch._C._len_torch_dispatch_stack  # how many modes see what is computed; no function of ours around it
+_watchers = len_torch_dispatch_stack  # how many modes see what is computed; no function of ours around it
 
 
 class Gathering(Deferred):
@@ -47,12 +52,12 @@ class Gathering(Deferred):
     def __new__(cls, shard: torch.Tensor, gather: RowGather) -> Gathering:
         shape = list(shard.shape)
         shape[gather.dim] = gather.size
-        made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
+        made: Gathering = make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
         made._shard, made._gather, made.group, made._whole = shard, gather, gather.group, {}
         made._version_of_shard = version_of(shard)
         made._modes, made._seen = (), made._whole
         if _watchers():
-            made._modes, made._seen = tuple(map(ref, _get_current_dispatch_mode_stack())), {}
+            made._modes, made._seen = tuple(map(ref, get_current_dispatch_mode_stack())), {}
         return made
 
     @property
@@ -114,7 +119,7 @@ class Gathering(Deferred):
         skips those whose results it holds. What a segment is given may be gathered then, and what other readers had
         gathered may not be: a matmul looks only at what earlier matmuls did.
         """
-        return [made() for made in self._modes] == _get_current_dispatch_mode_stack()
+        return bool([made() for made in self._modes] == get_current_dispatch_mode_stack())
 
     def _keep(self, whole: torch.Tensor) -> None:
         self._whole[whole.dtype] = whole
@@ -202,7 +207,7 @@ def _may_change(parameter: torch.Tensor) -> bool:
 
 def _unseen() -> AbstractContextManager[Any]:
     """Modes of torch's dispatcher see nothing of what is computed once, and kept."""
-    return _disable_current_modes() if _watchers() else nullcontext()
+    return disable_current_modes() if _watchers() else nullcontext()
 
 
 def _is_fleeting(tensor: torch.Tensor) -> bool:

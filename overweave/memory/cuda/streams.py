@@ -8,6 +8,8 @@ from typing import ClassVar
 
 import torch
 
+from overweave.compat.torch_names import cuda_getCurrentRawStream
+
 
 class Streams(dict[int, torch.cuda.Stream]):
     """Those of one GPU, by their handles. handle: gives that of the stream that torch enqueues on."""
@@ -15,7 +17,7 @@ class Streams(dict[int, torch.cuda.Stream]):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        self.handle = partial(torch._C._cuda_getCurrentRawStream, device.index)
+        self.handle = partial(cuda_getCurrentRawStream, device.index)
 
     def current(self) -> torch.cuda.Stream:
         """The stream that torch enqueues on. The same object for the same stream, whoever asks."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from overweave.compat.torch_names import OpOverload
 from overweave.ir.counts import COUNTS
 from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 from overweave.ir.operators.record import Operator
@@ -138,7 +139,7 @@ class Defined(NamedTuple):
     """An op. names: of the tensors beside its factors. eager: what the op comes to where nothing stands between it and
     its kernels; two ways through torch's dispatcher are most of the host time of a small call."""
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     names: tuple[str, ...]
     eager: Eager
 

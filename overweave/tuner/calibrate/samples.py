@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from overweave.compat.torch_names import sleep
 from overweave.errors import MachineError
 from overweave.ir.tile_order import NO_SIGNAL
 from overweave.ir.words import SIGNAL_CAPACITY
@@ -72,7 +73,7 @@ class Bench:
     def align(self) -> None:
         """Hides the host behind a sleep, then lets all ranks go together."""
         torch.cuda.synchronize()
-        torch.cuda._sleep(ALIGNED)
+        sleep(ALIGNED)
         dist.all_reduce(self._one, dist.ReduceOp.MAX)
 
     def fork(self) -> None:
@@ -148,7 +149,7 @@ def signalled(bench: Bench, queue: CopyQueue) -> None:
     bench.reset()
     queue.prepare(bench.side.cuda_stream, {})
     bench.fork()
-    torch.cuda._sleep(HEAD_START)
+    sleep(HEAD_START)
     kernels.release_kernel[(1,)](bench.stamps, 0, bench.own(GO), num_warps=1)
     queue.launch(bench.side.cuda_stream, {})
     bench.watch(1, FLAG)
@@ -159,7 +160,7 @@ def launched(bench: Bench, wait: OnStream) -> None:
     """From a kernel's signal to the start of a kernel whose stream has waited for it, by itself or by a kernel."""
     bench.reset()
     bench.fork()
-    torch.cuda._sleep(HEAD_START)
+    sleep(HEAD_START)
     kernels.release_kernel[(1,)](bench.stamps, 0, bench.own(GO), num_warps=1)
     wait(bench.side.cuda_stream)
     bench.stamp(1, bench.side)
