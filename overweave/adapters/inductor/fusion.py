@@ -13,11 +13,10 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
 from overweave import errors
-from overweave.adapters.inductor import flattened, gathers, merged_sums, nodes, pieces, reductions
+from overweave.adapters.inductor import agreed, decisions, flattened, gathers, merged_sums, nodes, pieces, reductions
 from overweave.adapters.report import Site, site
 from overweave.errors import InputError
 from overweave.memory.group import LIVING
-from overweave.ops.dispatch import schema
 
 SITES = {"gathers in compiled graphs": gathers.gathers, "sums in compiled graphs": reductions.reductions}
 _FUSE: dict[str, Callable[[Graph, Node], str]] = {
@@ -26,7 +25,7 @@ _FUSE: dict[str, Callable[[Graph, Node], str]] = {
 }
 # The version, the pass, and what it writes: whoever mends one of them finds no graph that the old one made.
 _VERSION = Path(str(errors.__file__)).with_name("__init__.py")
-_PASS = (flattened, gathers, merged_sums, nodes, pieces, reductions, schema)
+_PASS = (agreed, decisions, flattened, gathers, merged_sums, nodes, pieces, reductions)
 FILES = (str(_VERSION), __file__, *(str(module.__file__) for module in _PASS))
 
 
@@ -46,6 +45,7 @@ class FuseCollectives(CustomGraphPass):
             self.before(graph)
         if not any(find(graph) for find in SITES.values()):
             return
+        before = decisions.collectives(graph)
         flattened.flatten_products(graph)
         pieces.split_slices(graph)
         merged_sums.merge_sums(graph)
@@ -54,6 +54,7 @@ class FuseCollectives(CustomGraphPass):
                 _count(site(name), _tried(_FUSE[name], graph, node))
         stable_topological_sort(graph)  # an operator stands where the first of its results is read
         graph.eliminate_dead_code()
+        decisions.tell(graph, before)
 
     def uuid(self) -> Any:
         """What names this pass, and all that it decides by beside a graph's text, in Inductor's caches of graphs;
