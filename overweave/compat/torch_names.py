@@ -55,6 +55,7 @@ _PATHS: Paths = {
         "_maybe_convert_scalar_types_to_dtypes",
     ),
     "torch.distributed.distributed_c10d": (
+        "_get_process_group_store",
         "_resolve_process_group",
         "_world",
     ),

@@ -18,7 +18,7 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.trial import TrialCase, try_case
 from overweave.schedules.catalog.catalog import build, names
-from overweave.schedules.methods.by_moves import Written, by_moves, method_of_moves
+from overweave.schedules.methods.by_moves import MoveTemplate, by_moves, method_of_moves
 from overweave.schedules.methods.registry import METHODS, register
 from overweave.schedules.moves import gather_templates
 from overweave.schedules.moves.reduction_templates import across_mesh, round_ring
@@ -134,7 +134,7 @@ def test_the_compiler_offers_them_and_takes_no_option_of_tiles(toy: Method):
 
 @pytest.mark.parametrize("operator", ["matmul_reduce_scatter", "matmul_all_reduce"])
 @pytest.mark.parametrize("written", [across_mesh, round_ring])
-def test_a_list_of_sums_is_a_method_of_an_operator_and_of_authors_kernels(written: Written, operator: str):
+def test_a_list_of_sums_is_a_method_of_an_operator_and_of_authors_kernels(written: MoveTemplate, operator: str):
     mine = method_of_moves(written, operator, write=by_moves(written, gather_templates.round_ring))
     register(mine)
     for m in (0, 3, 37):

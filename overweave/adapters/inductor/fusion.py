@@ -10,12 +10,11 @@ import torch.distributed as dist
 from torch.fx import Graph, Node
 
 from overweave import errors
-from overweave.adapters.inductor import flattened, gathers, merged_sums, nodes, pieces, reductions
+from overweave.adapters.inductor import agreed, decisions, flattened, gathers, merged_sums, nodes, pieces, reductions
 from overweave.adapters.report import Site, site
 from overweave.compat.torch_names import CustomGraphPass, config, get_hash_for_files, stable_topological_sort
 from overweave.errors import InputError
 from overweave.memory.group import LIVE_GROUPS
-from overweave.ops.dispatch import schema
 
 SITES = {"gathers in compiled graphs": gathers.gathers, "sums in compiled graphs": reductions.reductions}
 _FUSE: dict[str, Callable[[Graph, Node], str]] = {
@@ -24,7 +23,7 @@ _FUSE: dict[str, Callable[[Graph, Node], str]] = {
 }
 # The version, the pass, and what it writes: whoever mends one of them finds no graph that the old one made.
 _VERSION = Path(str(errors.__file__)).with_name("__init__.py")
-_PASS = (flattened, gathers, merged_sums, nodes, pieces, reductions, schema)
+_PASS = (agreed, decisions, flattened, gathers, merged_sums, nodes, pieces, reductions)
 FILES = (str(_VERSION), __file__, *(str(module.__file__) for module in _PASS))
 
 
@@ -45,6 +44,7 @@ class FuseCollectives(CustomGraphPass):  # type: ignore[misc]
             self.before(graph)
         if not any(find(graph) for find in SITES.values()):
             return
+        before = decisions.collectives(graph)
         flattened.flatten_products(graph)
         pieces.split_slices(graph)
         merged_sums.merge_sums(graph)
@@ -53,6 +53,7 @@ class FuseCollectives(CustomGraphPass):  # type: ignore[misc]
                 _count(site(name), _fuse_or_reason(_FUSE[name], graph, node))
         stable_topological_sort(graph)  # an operator stands where the first of its results is read
         graph.eliminate_dead_code()
+        decisions.tell(graph, before)
 
     def uuid(self) -> Any:
         """Return the key of this pass in Inductor's graph caches: a digest of its files, and the ranks of all groups.

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from torch.fx import Graph, Node
 
+from overweave.adapters.inductor.agreed import GATHERED
+from overweave.adapters.inductor.decisions import stand_for
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,
@@ -22,11 +24,8 @@ from overweave.adapters.inductor.nodes import (
     value,
 )
 from overweave.adapters.inductor.pieces import pieces_joined
-from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.problem import LONGEST_LIST
-from overweave.ops.dispatch.library import define
 
-_OPERATOR = define(OPERATOR)
 LAST_DIMENSION = "the last dimension, which holds columns, is gathered"
 
 
@@ -86,13 +85,15 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
     is_needed = any(user not in way and user not in fused for node in way for user in node.users)
     bias = _concatenated(writer, [each for each in biases if each is not None]) if is_biased else None
     results = writer.call(
-        _OPERATOR,
-        [writer.rows(shard)],
+        GATHERED,
+        writer.rows(shard),
         [product.w for product in products],
         bias,
-        group_name=group,
         return_gathered=is_needed,
+        group_name=group,
+        decisions="",
     )
+    stand_for(results, gather)
     for index, product in enumerate(products):
         y = writer.item(results, index)
         if not product.rows.is_gathered:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
+from overweave.adapters.inductor.decisions import stand_for
 from overweave.adapters.inductor.nodes import ATEN, COLLECTIVE, Writer, is_call, is_same, replace, value
-from overweave.adapters.inductor.reductions import REDUCE, summed
+from overweave.adapters.inductor.reductions import PARTS, REDUCE, SumPart, parts_of, summed
 
 WAIT = COLLECTIVE.wait_tensor.default
 
@@ -49,10 +50,19 @@ def _add_before(graph: Graph, node: Any) -> None:
     if left is right or group != other or not is_same(shape, other_shape):
         return
     writer = Writer(graph, node)
-    total = writer.call(ATEN.add.Tensor, left.args[0].args[0], right.args[0].args[0])
-    replace(node, writer.call(WAIT, writer.call(REDUCE, total, "sum", group)))
+    reductions = left.args[0], right.args[0]
+    parts = [part for each in reductions for part in _parts(each)]
+    merged = writer.call(REDUCE, writer.call(ATEN.add.Tensor, *(each.args[0] for each in reductions)), "sum", group)
+    merged.meta[PARTS] = parts
+    stand_for(merged, *reductions)
+    replace(node, writer.call(WAIT, merged))
     for wait in (left, right):
         _erase(graph, wait)
+
+
+def _parts(reduction: Any) -> list[SumPart]:
+    found = summed(reduction.args[0])
+    return [] if found is None else parts_of(reduction, found)
 
 
 def _erase(graph: Graph, wait: Any) -> None:

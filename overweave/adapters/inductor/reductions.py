@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
+from overweave.adapters.inductor.agreed import REDUCED, SCATTERED
+from overweave.adapters.inductor.decisions import stand_for
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,
@@ -21,20 +23,26 @@ from overweave.adapters.inductor.nodes import (
     value,
 )
 from overweave.adapters.inductor.pieces import pieces_joined
-from overweave.ir.operators import matmul_all_reduce, matmul_reduce_scatter
 from overweave.memory.group import process_group_of
-from overweave.ops.dispatch.library import define
 
-_SCATTERED, _REDUCED = define(matmul_reduce_scatter.OPERATOR), define(matmul_all_reduce.OPERATOR)
+PARTS = "overweave_parts"
 SCATTER, REDUCE = COLLECTIVE.reduce_scatter_tensor.default, COLLECTIVE.all_reduce.default
 LAST_DIMENSION = "the last dimension, which holds columns, is scattered"
 
 
 class SummedProducts(NamedTuple):
-    """A sum of matmuls, and of biases `[n]`, which need not be the same on all ranks."""
+    """A sum of matmuls, and of biases `[n]`, which need not be the same on all ranks: a W-th of one that all have, say,
+    which no rank's graph can tell."""
 
     products: list[tuple[Node, Node]]
     biases: list[Node]
+
+
+class SumPart(NamedTuple):
+    """How many matmuls and biases of a sum belong to one collective of the program."""
+
+    products: int
+    biases: int
 
 
 def reductions(graph: Graph) -> list[Node]:
@@ -73,13 +81,29 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
     is_laid = is_same(lead, 1) and [*order] == sorted(order)
     xs = [writer.rows(x, () if is_laid else (lead, ranks), ((), order)) for x, _ in found.products]
     ws = [_dense(writer, w) for _, w in found.products]
-    y = writer.item(writer.call(_SCATTERED if scatters else _REDUCED, xs, ws, group_name=group), 0)
-    if found.biases:
-        y = writer.call(ATEN.add.Tensor, y, _all_reduced(writer, found.biases, group))
+    parts = parts_of(reduction, found)
+    y = writer.call(
+        SCATTERED if scatters else REDUCED,
+        xs,
+        ws,
+        found.biases,
+        products=[part.products for part in parts],
+        bias_parts=[part.biases for part in parts],
+        group_name=group,
+        decisions="",
+    )
+    stand_for(y, reduction)
     wait.replace_all_uses_with(writer.shaped(y, wait))
     graph.erase_node(wait)
     graph.erase_node(reduction)
     return ""
+
+
+def parts_of(reduction: Node, found: SummedProducts) -> list[SumPart]:
+    """Of the collectives that a sum over ranks was made of, in order."""
+    one = [SumPart(len(found.products), len(found.biases))]
+    parts: list[SumPart] = reduction.meta.get(PARTS, one)
+    return parts
 
 
 def summed(node: Any) -> SummedProducts | None:
@@ -108,16 +132,6 @@ def summed(node: Any) -> SummedProducts | None:
         if is_same(value(added).shape, value(node).shape[1:]):
             return SummedProducts([product], [added])
     return None
-
-
-def _all_reduced(writer: Writer, biases: list[Node], group: str) -> Node:
-    """The sum of biases over ranks: a W-th of one that all ranks have, say, which no rank's graph can tell."""
-    total = biases[0]
-    for bias in biases[1:]:
-        total = writer.call(ATEN.add.Tensor, total, bias)
-    if len(biases) == 1:  # Inductor sums in place what nothing reads later, and an earlier reader may run later
-        total = writer.call(ATEN.clone.default, total)
-    return writer.call(COLLECTIVE.wait_tensor.default, writer.call(REDUCE, total, "sum", group))
 
 
 def _is_read_once(cat: Any) -> bool:

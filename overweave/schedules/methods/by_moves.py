@@ -24,11 +24,11 @@ from overweave.schedules.records import option_sets, options
 from overweave.schedules.records.movers import mesh_of
 from overweave.schedules.records.record import Adds, Method, MethodInputs
 
-Written = Callable[[Mesh], Iterator[ReductionStep]]  # a template of a gather, or of sums
+MoveTemplate = Callable[[Mesh], Iterator[ReductionStep]]  # a template of a gather, or of sums
 
 
 def by_moves(
-    written: Written, shared: Template | None = None, *, sends: bool = False
+    written: MoveTemplate, shared: Template | None = None, *, sends: bool = False
 ) -> Callable[[MethodInputs], Communication]:
     """What writes a list of chunk moves, for a method's `write`: of a gather, or of sums, as its operator says.
 
@@ -37,7 +37,7 @@ def by_moves(
     return partial(_moved, written, shared, sends)
 
 
-def _moved(written: Written, shared: Template | None, sends: bool, work: MethodInputs) -> Communication:
+def _moved(written: MoveTemplate, shared: Template | None, sends: bool, work: MethodInputs) -> Communication:
     problem, split = work.problem, work.split
     cols, parts = problem.moved_columns, dict.fromkeys((PUSHES, TILES), split.tile_rows)
     mesh = mesh_of(split, cols, work.settings)
@@ -69,7 +69,7 @@ def summed_in_waves(work: MethodInputs) -> Communication:
     return beside_tiles(chunked_reduction(Reduction(split.world_size, moves), split.rows, work.problem.n, work.held))
 
 
-def method_of_moves(written: Written, operator: str = OPERATOR.name, **fields: Any) -> Method:
+def method_of_moves(written: MoveTemplate, operator: str = OPERATOR.name, **fields: Any) -> Method:
     """The method that a template is: called as the function is, described by its first line, computed by tiles that
     wait for the copy engine's moves, or signal; sums are a kernel's. fields: of the record, where it is to differ;
     `options` are those beside `pieces` and the tiles' own. Nothing is known of its times: it is taken unmeasured only
