@@ -2,7 +2,7 @@
 
     python -m campaigns.gpu_arithmetic [--write FILE] [--since FILE]
 
-Holds the GPU against the table that is kept for the Triton at hand (`table.KEPT`), to which the interpreter is held, too
+Holds the GPU against the table that is kept for the Triton at hand (`table.KEPT`), to which the interpreter is held too
 (tests/runtime/interpreted_bits.py), and prints how many results differ; exit code 1 if any does. With --write the
 GPU's own table goes to a file instead, with --since those operations of it that differ from another file's table. Not a
 number is one number, whatever its bits.
