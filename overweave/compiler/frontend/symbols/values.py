@@ -59,12 +59,15 @@ class Number(Struct, frozen=True):
 
 
 class Condition(Struct, frozen=True):
-    """True where every part is above zero. is_exact: whether the parts are all that it says. tags: of the rest."""
+    """True where every part is above zero. is_exact: whether the parts are all that it says. tags: of the rest.
+    denied: what holds where it does not, if that is known though the condition itself is not.
+    """
 
     parts: tuple[Polynomial, ...]
     rank: int = 0
     is_exact: bool = True
     tags: frozenset[str] = frozenset()
+    denied: Condition | None = None
 
     @property
     def truth(self) -> bool | None:
@@ -191,6 +194,30 @@ def both(left: Condition, right: Condition) -> Condition:
     parts = [broadcast(Number(part, each.rank), rank) for each in (left, right) for part in each.parts]
     exact = left.is_exact and right.is_exact
     return Condition(tuple(dict.fromkeys(parts)), rank, exact, left.tags | right.tags)
+
+
+def denied(value: Condition) -> Condition:
+    """What holds where a condition does not."""
+    if value.denied is not None:
+        return value.denied
+    if value.is_exact and len(value.parts) == 1:
+        return Condition(() if value.truth is False else (number(1) - value.parts[0],), value.rank)
+    if value.truth is not None:
+        return Condition((ZERO,) if value.truth else (), value.rank)
+    return either(value, value)
+
+
+def either(left: Condition, right: Condition) -> Condition:
+    """What holds where one of two does."""
+    if left.truth or right.truth:
+        return Condition(())
+    if left.truth is False or right.truth is False:
+        return right if left.truth is False else left
+    met = both(left, right)
+    tags = met.comes_from | ({CHOSEN} if met.parts else set())
+    are_single = all((each.is_exact and len(each.parts) == 1) or each.denied is not None for each in (left, right))
+    other = both(denied(left), denied(right)) if are_single else None
+    return Condition((), met.rank, is_exact=False, tags=tags, denied=other)
 
 
 def as_condition(value: SymbolicValue) -> Condition:

@@ -13,7 +13,6 @@ from overweave.compiler.frontend.symbols.polynomials import (
     rounded_up,
 )
 from overweave.compiler.frontend.symbols.values import (
-    CHOSEN,
     LOADED,
     Condition,
     Constant,
@@ -25,6 +24,8 @@ from overweave.compiler.frontend.symbols.values import (
     broadcast,
     combined,
     compared,
+    denied,
+    either,
     joined,
     remainder,
     unknown,
@@ -84,7 +85,7 @@ class Expressions:
         if isinstance(node.op, ast.USub) and isinstance(inner, Number):
             return Number(ZERO - inner.poly, inner.rank)
         if isinstance(node.op, ast.Not | ast.Invert):
-            return _denied(as_condition(inner))
+            return denied(as_condition(inner))
         return inner if isinstance(node.op, ast.UAdd) else unknown("-", inner)
 
     def _binop(self, node: ast.BinOp) -> SymbolicValue:
@@ -95,7 +96,7 @@ class Expressions:
         made = as_condition(self.value(node.values[0]))
         for each in node.values[1:]:
             other = as_condition(self.value(each))
-            made = both(made, other) if isinstance(node.op, ast.And) else _either(made, other)
+            made = both(made, other) if isinstance(node.op, ast.And) else either(made, other)
         return made
 
     def _compare(self, node: ast.Compare) -> SymbolicValue:
@@ -164,9 +165,10 @@ class Expressions:
 def operated(left: SymbolicValue, right: SymbolicValue, sign: ast.operator) -> SymbolicValue:
     """What an operator makes of two values."""
     if isinstance(left, Condition) or isinstance(right, Condition):
-        if isinstance(sign, ast.BitAnd):
+        are_conditions = isinstance(left, Condition) and isinstance(right, Condition)
+        if isinstance(sign, ast.BitAnd) or (isinstance(sign, ast.Mult) and are_conditions):
             return both(as_condition(left), as_condition(right))
-        return _either(as_condition(left), as_condition(right))
+        return either(as_condition(left), as_condition(right))
     if not (isinstance(left, Number) and isinstance(right, Number)):
         return unknown(type(sign).__name__, left, right)
     if word := SIGNS.get(type(sign)):
@@ -193,24 +195,6 @@ def _inner(node: ast.expr) -> list[ast.expr]:
 def _is_axis(node: ast.expr) -> bool:
     is_all = isinstance(node, ast.Slice) and node.lower is None and node.upper is None and node.step is None
     return is_all or (isinstance(node, ast.Constant) and node.value is None)
-
-
-def _denied(value: Condition) -> Condition:
-    if value.is_exact and len(value.parts) == 1:
-        return Condition(() if value.truth is False else (number(1) - value.parts[0],), value.rank)
-    if value.truth is not None:
-        return Condition((ZERO,) if value.truth else (), value.rank)
-    return _either(value, value)
-
-
-def _either(left: Condition, right: Condition) -> Condition:
-    if left.truth or right.truth:
-        return Condition(())
-    if left.truth is False or right.truth is False:
-        return right if left.truth is False else left
-    met = both(left, right)
-    tags = met.comes_from | ({CHOSEN} if met.parts else set())
-    return Condition((), met.rank, is_exact=False, tags=tags)
 
 
 def _compared(left: SymbolicValue, right: SymbolicValue, sign: ast.cmpop) -> Condition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,11 +34,16 @@ from overweave.compiler.frontend.symbols.values import (
     Several,
     SymbolicValue,
     as_condition,
+    both,
     broadcast,
+    denied,
+    either,
     placed,
     unknown,
 )
 
+# Registers that tell programs apart, or SMs: which program runs where is the schedule's, too.
+_OF_A_PROGRAM = re.compile(r"%n?(?:ctaid|clusterid|cluster_ctaid|cluster_ctarank|smid|gridid)")
 SAME = ("multiple_of", "max_contiguous", "max_constancy")  # words that leave a number what it is
 FOLDED: dict[str, Callable[..., int]] = {  # Results of numbers alone
     LEAST: min,
@@ -177,6 +183,29 @@ def _expand_dims(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) 
     return None
 
 
+def _reshape(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
+    """A block of one dimension among dimensions of one element each."""
+    shape = args[1:] if len(args) > 2 else args[1].values if len(args) > 1 and isinstance(args[1], Several) else ()
+    kept = [not (isinstance(each, Number) and each.poly.constant == 1) for each in shape]
+    if args and isinstance(args[0], Number | Condition) and args[0].rank == 1 and sum(kept) == 1:
+        return widened(args[0], kept)
+    return None
+
+
+def _assembly(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
+    """What assembly reads where a program runs numbers it, whatever it is given."""
+    text = args[0] if args else named.get("asm")
+    if isinstance(text, Constant) and isinstance(text.value, str) and _OF_A_PROGRAM.search(text.value):
+        return unknown("inline assembly", tags=frozenset({NUMBERED}))
+    return None
+
+
+def _of_conditions(
+    join: Callable[..., Condition],
+) -> Callable[[list[SymbolicValue], Mapping[str, SymbolicValue]], SymbolicValue | None]:
+    return lambda args, named: join(*map(as_condition, args))
+
+
 def _same(args: list[SymbolicValue], named: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     return args[0] if args else None
 
@@ -230,6 +259,11 @@ WORDS: dict[str, Callable[[list[SymbolicValue], Mapping[str, SymbolicValue]], Sy
     "zeros": _zeros,
     "broadcast_to": _broadcast_to,
     "expand_dims": _expand_dims,
+    **dict.fromkeys(("reshape", "view"), _reshape),
+    "inline_asm_elementwise": _assembly,
+    "logical_and": _of_conditions(both),
+    "logical_or": _of_conditions(either),
+    "logical_not": _of_conditions(denied),
     "trans": lambda args, named: transposed(args[0]) if len(args) == 1 else None,
     "make_tensor_descriptor": _descriptor,
     "make_block_ptr": _descriptor,
