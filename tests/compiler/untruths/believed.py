@@ -54,6 +54,7 @@ NUMBERS = [
     of_number("    bonus = 0.5 + pid\n"),
     of_number("    bonus = tl.sum(tl.full((16,), 1.0, tl.float32) * pid)\n"),
     of_number("    bonus = 0.0\n    if pid > 3:\n        bonus = 1.0\n"),
+    of_number("    bonus = tl.atomic_add(z_ptr, 1.0)\n"),
     of_number(f"    bonus = tl.inline_asm_elementwise('mov.u32 $0, %ctaid.x;', {OF_ASSEMBLY})\n"),
     of_number(f"    bonus = tl.inline_asm_elementwise(asm='mov.u32 $0, %smid;', constraints={OF_ASSEMBLY})\n"),
 ]

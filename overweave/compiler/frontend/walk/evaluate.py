@@ -14,6 +14,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
 )
 from overweave.compiler.frontend.symbols.values import (
     LOADED,
+    NUMBERED,
     Condition,
     Constant,
     Number,
@@ -147,7 +148,7 @@ class Expressions:
         if word in ("load", "store") or word.startswith("atomic_"):
             place = arguments[0][0] if arguments[0] else arguments[1].get("pointer", Constant(None))
             self.reader.reached(node, word, place, arguments)
-            return unknown("load", tags=frozenset({LOADED}))
+            return _what_was_there(word)
         rule = WORDS.get(word)
         made = rule(*arguments) if rule else None
         return made or _opaque(word, arguments)
@@ -156,10 +157,15 @@ class Expressions:
         inner, name = self.value(function.value), function.attr
         if name in ("load", "store", "gather", "scatter") or name.startswith("atomic_"):
             self.reader.reached(node, name, inner, arguments)
-            return unknown("load", tags=frozenset({LOADED}))
+            return _what_was_there(name)
         rule = WORDS.get(name)
         made = rule([inner, *arguments[0]], arguments[1]) if rule else None
         return made or _opaque(name, ([inner, *arguments[0]], arguments[1]))
+
+
+def _what_was_there(word: str) -> SymbolicValue:
+    """What a load gives; or an atomic, which counts the programs that came before: it numbers them."""
+    return unknown("load", tags=frozenset({LOADED, NUMBERED} if word.startswith("atomic_") else {LOADED}))
 
 
 def operated(left: SymbolicValue, right: SymbolicValue, sign: ast.operator) -> SymbolicValue:
