@@ -19,12 +19,13 @@ test: .venv/stamp        ## everything that needs no GPU: lint and types beside 
 	$(MAKE) --jobs 2 lint tiers
 	$(MAKE) newest
 
-# The newest Triton that is tested, beside the torch of .venv: launches, a dozen configurations, interpreted kernels.
+# The newest Triton that is tested, beside the torch of .venv: launches, a dozen configurations, interpreted kernels and arithmetic.
 NEWEST := .triton-3.9.0
 WITH_NEWEST := PYTHONPATH=$(NEWEST) TRITON_CACHE_DIR=$(NEWEST)/cache $(PYTEST) -p no:cacheprovider -W ignore::UserWarning
 newest: $(NEWEST)/triton/__init__.py
 	$(WITH_NEWEST) tests/runtime/gpu/test_launcher.py tests/compat
 	TRITON_INTERPRET=1 $(WITH_NEWEST) --part=1/9 tests/runtime/interpreted_kernels.py
+	TRITON_INTERPRET=1 $(WITH_NEWEST) tests/runtime/interpreted_bits.py
 
 $(NEWEST)/triton/__init__.py: .venv/stamp .ci/triton
 	@if [ -e .venv/offline ]; then echo "no registry here to install from"; exit 1; fi

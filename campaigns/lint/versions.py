@@ -1,4 +1,5 @@
-"""Which versions of torch and Triton run what: launches, a dozen compiled configurations, and interpreted kernels.
+"""Which versions of torch and Triton run what: launches, a dozen compiled configurations, interpreted kernels, and
+their arithmetic beside a GPU's.
 
     python -m campaigns.versions [--triton 3.6.0 3.7.1 3.8.0 3.9.0]
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 VERSIONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 COMPILED = ("tests/runtime/gpu/test_launcher.py", "tests/compat")
 INTERPRETED = ("--part=1/9", "tests/runtime/interpreted_kernels.py")
+BITS = ("tests/runtime/interpreted_bits.py",)
 ON_GPUS = "benchmarks/results/versions.*.txt"
 LIMIT_S = 900
 
@@ -36,10 +38,11 @@ class Row(NamedTuple):
     triton: str
     compiled: str
     interpreted: str
+    bits: str
 
     @property
     def is_right(self) -> bool:
-        return all("passed" in each and "failed" not in each for each in (self.compiled, self.interpreted))
+        return all("passed" in each and "failed" not in each for each in (self.compiled, self.interpreted, self.bits))
 
 
 def place_of(version: str) -> str:
@@ -71,7 +74,8 @@ def said(folder: str, words: tuple[str, ...], told: dict[str, str]) -> str:
 
 def row_of(version: str) -> Row:
     folder = place_of(version)
-    return Row(version, said(folder, COMPILED, {}), said(folder, INTERPRETED, {"TRITON_INTERPRET": "1"}))
+    interprets = {"TRITON_INTERPRET": "1"}
+    return Row(version, said(folder, COMPILED, {}), *(said(folder, words, interprets) for words in (INTERPRETED, BITS)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,9 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [row_of(each) for each in shown(parser.parse_args(arguments).triton, "versions of Triton")]
     python = ".".join(map(str, sys.version_info[:2]))
     print(f"Python {python}, torch {torch.__version__}, no GPU used")
-    print(f"{'Triton':<8} {'launches and configurations':<34} interpreted kernels")
+    print(f"{'Triton':<8} {'launches and configurations':<34} {'interpreted kernels':<34} their arithmetic")
     for row in rows:
-        print(f"{row.triton:<8} {row.compiled:<34} {row.interpreted}")
+        print(f"{row.triton:<8} {row.compiled:<34} {row.interpreted:<34} {row.bits}")
     for path in sorted(ROOT.glob(ON_GPUS)):
         print(f"\n{path.relative_to(ROOT)}\n{path.read_text().rstrip()}")
     return int(not all(row.is_right for row in rows))

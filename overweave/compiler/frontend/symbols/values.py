@@ -62,12 +62,15 @@ class Number(Struct, frozen=True):
 
 
 class Condition(Struct, frozen=True):
-    """A condition that implies `part > 0` for every part; equivalent to that if is_exact. tags: of what is left out."""
+    """A condition that implies `part > 0` for every part; equivalent to that if is_exact. tags: of what is left out.
+    negation: its negation, if that is known though the condition itself is not.
+    """
 
     parts: tuple[Polynomial, ...]
     rank: int = 0
     is_exact: bool = True
     tags: frozenset[str] = frozenset()
+    negation: Condition | None = None
 
     @property
     def truth(self) -> bool | None:
@@ -198,6 +201,30 @@ def logical_and(left: Condition, right: Condition) -> Condition:
     parts = [broadcast(Number(part, each.rank), rank) for each in (left, right) for part in each.parts]
     is_exact = left.is_exact and right.is_exact
     return Condition(tuple(dict.fromkeys(parts)), rank, is_exact, left.tags | right.tags)
+
+
+def logical_not(value: Condition) -> Condition:
+    """Return the negation; exact for a single inequality: `not (p > 0)` is `1 - p > 0`."""
+    if value.negation is not None:
+        return value.negation
+    if value.is_exact and len(value.parts) == 1:
+        return Condition(() if value.truth is False else (number(1) - value.parts[0],), value.rank)
+    if value.truth is not None:
+        return Condition((ZERO,) if value.truth else (), value.rank)
+    return logical_or(value, value)
+
+
+def logical_or(left: Condition, right: Condition) -> Condition:
+    """Return the disjunction. Its tags are known, and its negation if each side is one inequality."""
+    if left.truth or right.truth:
+        return Condition(())
+    if left.truth is False or right.truth is False:
+        return right if left.truth is False else left
+    conjunction = logical_and(left, right)
+    tags = conjunction.all_tags | ({CONDITIONAL} if conjunction.parts else set())
+    are_single = all((each.is_exact and len(each.parts) == 1) or each.negation is not None for each in (left, right))
+    negation = logical_and(logical_not(left), logical_not(right)) if are_single else None
+    return Condition((), conjunction.rank, is_exact=False, tags=tags, negation=negation)
 
 
 def as_condition(value: SymbolicValue) -> Condition:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from overweave.compiler.frontend.symbols.polynomials import ZERO, ceil_div, floor_div, number
 from overweave.compiler.frontend.symbols.values import (
-    CONDITIONAL,
     LOADED,
+    PROGRAM_ID,
     Condition,
     Constant,
     Number,
@@ -20,6 +20,8 @@ from overweave.compiler.frontend.symbols.values import (
     broadcast,
     compare,
     logical_and,
+    logical_not,
+    logical_or,
     merge_branches,
     opaque,
     remainder,
@@ -79,7 +81,7 @@ class Expressions:
         if isinstance(node.op, ast.USub) and isinstance(inner, Number):
             return Number(ZERO - inner.poly, inner.rank)
         if isinstance(node.op, ast.Not | ast.Invert):
-            return _logical_not(as_condition(inner))
+            return logical_not(as_condition(inner))
         return inner if isinstance(node.op, ast.UAdd) else opaque("-", inner)
 
     def _binop(self, node: ast.BinOp) -> SymbolicValue:
@@ -90,7 +92,7 @@ class Expressions:
         result = as_condition(self.value(node.values[0]))
         for operand in node.values[1:]:
             other = as_condition(self.value(operand))
-            result = logical_and(result, other) if isinstance(node.op, ast.And) else _logical_or(result, other)
+            result = logical_and(result, other) if isinstance(node.op, ast.And) else logical_or(result, other)
         return result
 
     def _compare(self, node: ast.Compare) -> SymbolicValue:
@@ -148,7 +150,7 @@ class Expressions:
         if word in ("load", "store") or word.startswith("atomic_"):
             address = arguments[0][0] if arguments[0] else arguments[1].get("pointer", Constant(None))
             self.reader.record_access(node, word, address, arguments)
-            return opaque("load", tags=frozenset({LOADED}))
+            return _loaded(word)
         rule = TL_FUNCTIONS.get(word)
         result = rule(*arguments) if rule else None
         return result or _opaque(word, arguments)
@@ -158,18 +160,24 @@ class Expressions:
         inner, name = self.value(function.value), function.attr
         if name in ("load", "store", "gather", "scatter") or name.startswith("atomic_"):
             self.reader.record_access(node, name, inner, arguments)
-            return opaque("load", tags=frozenset({LOADED}))
+            return _loaded(name)
         rule = TL_FUNCTIONS.get(name)
         result = rule([inner, *arguments[0]], arguments[1]) if rule else None
         return result or _opaque(name, ([inner, *arguments[0]], arguments[1]))
 
 
+def _loaded(word: str) -> SymbolicValue:
+    """Return what a load gives; an atomic's result counts the programs before this one, so it is a program id, too."""
+    return opaque("load", tags=frozenset({LOADED, PROGRAM_ID} if word.startswith("atomic_") else {LOADED}))
+
+
 def binary_op(left: SymbolicValue, right: SymbolicValue, sign: ast.operator) -> SymbolicValue:
     """Return `left sign right`."""
     if isinstance(left, Condition) or isinstance(right, Condition):
-        if isinstance(sign, ast.BitAnd):
+        are_conditions = isinstance(left, Condition) and isinstance(right, Condition)
+        if isinstance(sign, ast.BitAnd) or (isinstance(sign, ast.Mult) and are_conditions):
             return logical_and(as_condition(left), as_condition(right))
-        return _logical_or(as_condition(left), as_condition(right))
+        return logical_or(as_condition(left), as_condition(right))
     if not (isinstance(left, Number) and isinstance(right, Number)):
         return opaque(type(sign).__name__, left, right)
     if sign_text := ARITHMETIC.get(type(sign)):
@@ -197,26 +205,6 @@ def _is_axis(node: ast.expr) -> bool:
     """Whether an index is `:` or `None`."""
     is_all = isinstance(node, ast.Slice) and node.lower is None and node.upper is None and node.step is None
     return is_all or (isinstance(node, ast.Constant) and node.value is None)
-
-
-def _logical_not(value: Condition) -> Condition:
-    """Return the negation; exact for a single inequality: `not (p > 0)` is `1 - p > 0`."""
-    if value.is_exact and len(value.parts) == 1:
-        return Condition(() if value.truth is False else (number(1) - value.parts[0],), value.rank)
-    if value.truth is not None:
-        return Condition((ZERO,) if value.truth else (), value.rank)
-    return _logical_or(value, value)
-
-
-def _logical_or(left: Condition, right: Condition) -> Condition:
-    """Return the disjunction, of which only tags are known unless one side is constant."""
-    if left.truth or right.truth:
-        return Condition(())
-    if left.truth is False or right.truth is False:
-        return right if left.truth is False else left
-    conjunction = logical_and(left, right)
-    tags = conjunction.all_tags | ({CONDITIONAL} if conjunction.parts else set())
-    return Condition((), conjunction.rank, is_exact=False, tags=tags)
 
 
 def _compare_values(left: SymbolicValue, right: SymbolicValue, sign: ast.cmpop) -> Condition:

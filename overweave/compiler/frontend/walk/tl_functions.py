@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,9 +35,15 @@ from overweave.compiler.frontend.symbols.values import (
     SymbolicValue,
     as_condition,
     broadcast,
+    logical_and,
+    logical_not,
+    logical_or,
     move_lanes,
     opaque,
 )
+
+# PTX registers that differ between programs or SMs: which program runs where belongs to the schedule.
+_PROGRAM_REGISTER = re.compile(r"%n?(?:ctaid|clusterid|cluster_ctaid|cluster_ctarank|smid|gridid)")
 
 IDENTITIES = ("multiple_of", "max_contiguous", "max_constancy")  # hints that return their argument
 CONSTANT_FOLDS: dict[str, Callable[..., int]] = {  # operation -> its value on constants
@@ -190,6 +197,29 @@ def _expand_dims(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue
     return None
 
 
+def _reshape(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
+    """Return `tl.reshape(x, shape)` of one dimension into one that is not 1."""
+    shape = args[1:] if len(args) > 2 else args[1].values if len(args) > 1 and isinstance(args[1], Several) else ()
+    is_kept_dim = [not (isinstance(each, Number) and each.poly.constant == 1) for each in shape]
+    if args and isinstance(args[0], Number | Condition) and args[0].rank == 1 and sum(is_kept_dim) == 1:
+        return expand_axes(args[0], is_kept_dim)
+    return None
+
+
+def _inline_asm(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
+    """Return a program id for PTX that reads a register which tells programs apart."""
+    text = args[0] if args else keywords.get("asm")
+    if isinstance(text, Constant) and isinstance(text.value, str) and _PROGRAM_REGISTER.search(text.value):
+        return opaque("inline assembly", tags=frozenset({PROGRAM_ID}))
+    return None
+
+
+def _on_conditions(
+    operation: Callable[..., Condition],
+) -> Callable[[list[SymbolicValue], Mapping[str, SymbolicValue]], SymbolicValue | None]:
+    return lambda args, keywords: operation(*map(as_condition, args))
+
+
 def _identity(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
     return args[0] if args else None
 
@@ -244,6 +274,11 @@ TL_FUNCTIONS: dict[str, Callable[[list[SymbolicValue], Mapping[str, SymbolicValu
     "zeros": _zeros,
     "broadcast_to": _broadcast_to,
     "expand_dims": _expand_dims,
+    **dict.fromkeys(("reshape", "view"), _reshape),
+    "inline_asm_elementwise": _inline_asm,
+    "logical_and": _on_conditions(logical_and),
+    "logical_or": _on_conditions(logical_or),
+    "logical_not": _on_conditions(logical_not),
     "trans": lambda args, keywords: transpose(args[0]) if len(args) == 1 else None,
     "make_tensor_descriptor": _descriptor,
     "make_block_ptr": _descriptor,
