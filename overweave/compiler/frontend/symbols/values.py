@@ -62,7 +62,10 @@ class Number(Struct, frozen=True):
 
 
 class Condition(Struct, frozen=True):
-    """A condition that implies `part > 0` for every part; equivalent to that if is_exact. tags: of what is left out."""
+    """A condition that implies `part > 0` for every part; equivalent to that if is_exact. tags: of what is left out.
+
+    Without parts it is True; `(ZERO,)` is False.
+    """
 
     parts: tuple[Polynomial, ...]
     rank: int = 0
