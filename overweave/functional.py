@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard, overload
 import torch
 from torch.autograd import forward_ad
 
+from overweave.compat.torch_names import are_functorch_transforms_active, current_level
 from overweave.errors import GroupError, InputError
 from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from overweave.ir.operators.forms import NORM
@@ -252,13 +253,13 @@ def linear_all_reduce(
 
 def is_transformed() -> bool:
     """Whether a transform of torch.func or forward-mode AD is active, which operators do not support."""
-    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+    return bool(are_functorch_transforms_active()) or current_level() >= 0
 
 
 def check_untransformed(name: str, group: GroupLike, factors: Iterable[Any]) -> None:
     """Raise InputError, on every rank, inside a torch.func transform such as `vmap`, and for a tensor with a tangent:
     operators run below both, and would drop them."""
-    if torch._C._are_functorch_transforms_active():
+    if are_functorch_transforms_active():
         found = "a transform of torch.func is active"
     elif any(_tangent_of(one) is not None for each in factors for one in (each if isinstance(each, list) else [each])):
         found = "a factor carries a tangent of forward-mode AD"

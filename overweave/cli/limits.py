@@ -43,8 +43,8 @@ class _Clock:
 
 @contextmanager
 def limited(*paths: Path, seconds: float | None = None) -> Iterator[None]:
-    """Raise ScheduleUndecided if the block takes more time or memory than the files' sizes allow, or has a bug.
-    seconds: of processor time, in place of what the sizes allow. Without a file nothing is limited."""
+    """Raise ScheduleUndecided if the block takes more time or memory than the files' sizes allow, or fails by a bug of
+    ours. seconds: of processor time, in place of what the sizes allow. Without a file nothing is limited."""
     if not paths:
         yield
         return

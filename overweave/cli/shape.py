@@ -21,9 +21,9 @@ def case_of(shape: str, after: str = "", least_rows: int = 0) -> ShapeCase:
     if not are_sizes:
         found = f"not three numbers, m {least_rows} to {LIMIT}, n and k 1 to {LIMIT}"
         raise InputError(f"shape {shape[:60]!r}", found, "Write for example --shape 8192,14336,4096")
-    each = tuple(map(int, columns))
+    widths = tuple(map(int, columns))
     name = f"{m}x{'+'.join(columns)}x{k}{f' {after}' if after else ''}"
-    return ShapeCase(name, int(m), sum(each), int(k), each if len(each) > 1 else (), after)
+    return ShapeCase(name, int(m), sum(widths), int(k), widths if len(widths) > 1 else (), after)
 
 
 def _is_size(word: str, least: int) -> bool:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed._symmetric_memory as torch_symm_mem
 
 from overweave.adapters.report import Site, site
 from overweave.adapters.symm_mem.forms import FusedOperator
 from overweave.adapters.symm_mem.layout import Layout, laid_out, promised
+from overweave.compat.torch_names import is_test_mode
 from overweave.errors import InputError
 from overweave.runtime.library.torch_fused import wants_torch
 
@@ -44,7 +44,7 @@ class FusedKernelEntry:
 
     def __call__(self, keys: object, *arguments: Any, **options: Any) -> Any:
         """Run the operator. Raises InputError for an unsupported call if is_strict, and what the call raises."""
-        if wants_torch() or torch_symm_mem._is_test_mode:
+        if wants_torch() or is_test_mode():
             return self.original(keys, *arguments, **options)
         counts, decision = site(self.form.name), self._decide(arguments, options)
         if decision.obstacle:

@@ -143,7 +143,7 @@ def _grouped(words: list[str], marks: set[str], keys: set[str]) -> tuple[dict[st
     once."""
     lists: dict[str, list[str]] = {"": []}
     values: dict[str, str] = {}
-    mark = ""
+    mark = ""  # the last one
     for word in words:
         key, equals, value = word.partition("=")
         if word in marks and word not in lists:

@@ -204,12 +204,13 @@ class _Table:
         """Check waits and notifies of an operation's tiles. Waits in `implied`, by the queue's `after`, may be
         missing."""
         operation = self.graph.operations[position]
-        base = self.order.rank * self.graph.signals_per_rank
+        base = self.order.rank * self.graph.signals_per_rank  # tables number the own rank's signals from 0
         waited = self.graph.waited[position]
         early = {key - base for key in waited[: len(waited) - len(self.graph.late.get(position, ()))]}
         needed = early - {key - base for key in implied}
         signals = [key % self.graph.signals_per_rank for key in self.graph.notified[position]]
         notified, allowed = {notify.rank for notify in operation.notifies}, self._notifiable_ranks(operation)
+        # Tiles of a Compute have no list of ranks: they notify everywhere they store, or nowhere.
         is_incomplete = isinstance(operation, Compute) and notified and notified != allowed
         if len(set(signals)) > 1 or not notified <= allowed or is_incomplete:
             self.findings.add("lowering", operation, "a tile can notify one signal, of its own rank or where it puts")
@@ -253,12 +254,12 @@ class _Table:
         `after`."""
         own_positions, earlier = set(positions), Counter[SignalIndex]()
         implied: dict[int, set[SignalIndex]] = {}
-        for at in self.graph.of_rank[self.order.rank]:
-            operation = self.graph.operations[at]
-            if at in own_positions:
-                implied[at] = {key for key in self.graph.waited[at] if earlier[key] == self.graph.full[key]}
+        for position in self.graph.of_rank[self.order.rank]:
+            operation = self.graph.operations[position]
+            if position in own_positions:
+                implied[position] = {key for key in self.graph.waited[position] if earlier[key] == self.graph.full[key]}
             elif operation.queue in self.after:
-                for key in self.graph.notified[at]:
+                for key in self.graph.notified[position]:
                     earlier[key] += operation.instances
         return implied
 

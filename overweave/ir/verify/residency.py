@@ -66,6 +66,7 @@ class _Streams:
         self.beside, self.together = queues_beside(plan), together
         self.has_sms_for_library = plan.realization.library_sms > 0
         has_few = plan.realization.copy is not None and plan.realization.copy.programs < sms
+        # Queues whose kernel is resident on some SMs only.
         self.leaves_sms = {queue for queue, engine in self.engines.items() if engine == COPY_KERNEL and has_few}
 
     def is_kernel(self, queue: str) -> bool:

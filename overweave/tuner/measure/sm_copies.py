@@ -38,7 +38,7 @@ class SmCopies:
         queue = LaunchTiles(table_tensor(table, device), self._claims, limits, len(table))
         tiles = TileKernelArgs(queue, SignalWords(words, words, limits, len(zones) + 1))
         self._launch = Launch(copy_call(config, tiles, Pushes(targets, source, row_bytes // WORD_BYTES)))
-        self._kept = words, limits, targets
+        self._alive = words, limits, targets  # the launch holds their addresses
 
     def __call__(self, call: int) -> torch.Tensor:
         self._claims.address = self._counters.data_ptr() + call * WORD_BYTES

@@ -100,7 +100,7 @@ def check_packed(plan: Plan, graph: Graph, findings: Findings) -> None:
     if PACKED_KERNEL not in engines.values() or config is None:
         return
     if schedule.world_size > MOST_PACKED_RANKS:
-        message = f"{schedule.world_size} ranks; a packed kernel looks at messages of up to {MOST_PACKED_RANKS}"
+        message = f"{schedule.world_size} ranks; a packed kernel polls messages of up to {MOST_PACKED_RANKS}"
         findings.add("lowering", None, message)
     if schedule.reuse == ECHOES and sum(buffer.home == LOCAL for buffer in schedule.buffers) > 1:
         message = "beside the memory of its messages a packed kernel has room for one local buffer"
@@ -124,11 +124,11 @@ def _faults(plan: Plan, packed_operations: list[list[Operation]], exchange: Pack
             queues.append(queue)
     if len(queues) < len(packed_operations):
         return
-    places = _buffers_of_queues(plan, queues, exchange)
-    if isinstance(places, str):
-        yield packed_operations[0][-1], places
+    buffers = _buffers_of_queues(plan, queues, exchange)
+    if isinstance(buffers, str):
+        yield packed_operations[0][-1], buffers
         return
-    kernels = _Kernels(queues, places, exchange)
+    kernels = _Kernels(queues, buffers, exchange)
     for rank, queue in enumerate(queues):
         steps = kernels.steps(rank)
         if len(steps) != len(queue.operations):
@@ -150,6 +150,7 @@ def _classify(operations: list[Operation], exchange: PackedExchange, size: int) 
     in_order = (*puts[:parts], *filter(None, (total,)), *puts[parts:], *filter(None, (move,)))
     adds, moves = exchange in ADDS, exchange in SHARES
     fits = len(puts) == parts + shares and tuple(operations) == in_order and bool(total or move)
+    # Without adding there is no sum, without sharing only an empty move, where a rank has nothing to add.
     if not fits or (total and not adds) or (moves and move is None) or (move and not moves and (total or move.sources)):
         return None
     if total and len(total.operands) != size:
@@ -175,29 +176,29 @@ def _buffers_of_queues(plan: Plan, queues: list[PackedQueue], exchange: PackedEx
     whole = buffer(totals[0].operands[totals[0].rank].buffer) if totals else None
     shared_buffer = buffer(shared[0].buffer) if shared else None
     out = buffer(stored[0].buffer if exchange in SHARES else totals[0].out.buffer)
-    places = PackedBuffers(whole, shared_buffer, out, whole.rows if whole else out.rows)
+    buffers = PackedBuffers(whole, shared_buffer, out, whole.rows if whole else out.rows)
     touched = {part.buffer for queue in queues for one in queue.operations for part in (*one.reads, *one.writes)}
     dtypes = sorted({plan.dtype_of(name) for name in touched})
     if len(dtypes) > 1:
         return f"the kernel adds and moves numbers of one dtype, not of {', '.join(dtypes)}"
-    return _buffers_obstacle(plan, places, exchange) or places
+    return _buffers_obstacle(plan, buffers, exchange) or buffers
 
 
-def _buffers_obstacle(plan: Plan, places: PackedBuffers, exchange: PackedExchange) -> str:
+def _buffers_obstacle(plan: Plan, buffers: PackedBuffers, exchange: PackedExchange) -> str:
     """Return why the kernel cannot work on these buffers; "" if it can."""
-    whole, shared, out, rows = places
-    short = _owned_rows(exchange, rows, plan.schedule.world_size, 0)[1]
+    whole, shared, out, rows = buffers
+    shard_height = _owned_rows(exchange, rows, plan.schedule.world_size, 0)[1]
     homes = (OUTPUT,) if whole else (LOCAL, OUTPUT)
     if (whole and whole.home != LOCAL) or out.home not in homes:
         return "the kernel adds a local partial, and stores into an output"
     if shared and shared.home != (SYMMETRIC if whole else INPUT):
         return "the kernel shares what the caller gave it, or its sum"
-    if out.rows != (rows if shared else short) or (shared and shared.rows != (rows if whole else short)):
+    if out.rows != (rows if shared else shard_height) or (shared and shared.rows != (rows if whole else shard_height)):
         return "the buffers do not have the rows of all, or of the longest shard"
     if len({one.cols for one in (whole, shared, out) if one}) > 1:
         return "the buffers have not the same columns"
-    stretch_bytes = out.cols * out.itemsize_bytes(plan.realization.dtype) * (rows if exchange == "one_shot" else 1)
-    if stretch_bytes % INT32_BYTES:
+    block_bytes = out.cols * out.itemsize_bytes(plan.realization.dtype) * (rows if exchange == "one_shot" else 1)
+    if block_bytes % INT32_BYTES:
         return f"rows of {out.cols} do not begin at words of {INT32_BYTES} bytes"
     return "it has more numbers than 31 bits count" if rows * out.cols > LIMIT else ""
 
@@ -210,13 +211,13 @@ def _owned_rows(exchange: PackedExchange, rows: int, size: int, owner: int) -> t
 class _Kernels:
     """The steps of the kernels of all ranks. Where messages lie is read from the queues of the ranks that read them."""
 
-    def __init__(self, queues: list[PackedQueue], places: PackedBuffers, exchange: PackedExchange) -> None:
-        self.queues, self.places, self.size = queues, places, len(queues)
-        self.rows = partial(_owned_rows, exchange, places.rows, self.size)
+    def __init__(self, queues: list[PackedQueue], buffers: PackedBuffers, exchange: PackedExchange) -> None:
+        self.queues, self.buffers, self.size = queues, buffers, len(queues)
+        self.rows = partial(_owned_rows, exchange, buffers.rows, self.size)
 
     def steps(self, rank: int) -> list[ExpectedStep]:
         """Return one rank's steps: parts, its sum, shares and the move, each if the exchange has it."""
-        (whole, shared, out, _), queue, steps = self.places, self.queues[rank], list[ExpectedStep]()
+        (whole, shared, out, _), queue, steps = self.buffers, self.queues[rank], list[ExpectedStep]()
         peers = [peer for peer in range(self.size) if peer != rank]
         parts, shares = (self._arrival_signals(rank, shot) for shot in (0, 1))
         is_adding = self.rows(rank)[0] < self.rows(rank)[1]
@@ -256,7 +257,7 @@ class _Kernels:
 
     def _read_regions(self, rank: int, owner: int) -> tuple[Region, ...]:
         """Return where a rank reads the shard of an owner."""
-        move, stored = self.queues[rank].move, self._shard(self.places.out, rank, owner)
+        move, stored = self.queues[rank].move, self._shard(self.buffers.out, rank, owner)
         pairs = zip(move.sources, move.destinations, strict=False) if move else ()
         return tuple(source for source, destination in pairs if (destination,) == stored)
 

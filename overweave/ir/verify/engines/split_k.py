@@ -47,9 +47,9 @@ def merge_split_k(
 def check_partials(rows: Iterable[TileRow], findings: Findings) -> None:
     """Refuse tiles that share a slot of partial sums."""
     tiles = sorted({(row.partial, row.shares) for row in rows if row.shares})
-    for (place, shares), (following, _) in zip(tiles, tiles[1:], strict=False):
-        if place + shares > following:
-            findings.add("lowering", None, f"two tiles have place {following} of the partials")
+    for (slot, shares), (next_slot, _) in zip(tiles, tiles[1:], strict=False):
+        if slot + shares > next_slot:
+            findings.add("lowering", None, f"two tiles share slot {next_slot} of the partial sums")
 
 
 def _split_k_fault(group: list[TileRow], k: int, block_k: int) -> str:

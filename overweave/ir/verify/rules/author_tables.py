@@ -56,8 +56,8 @@ def slice_claims(at: int, row: TileRow, count: int) -> dict[str, int]:
 
 
 def check_slices(rows: list[TileRow], before: Mapping[int, int], count: int, findings: Findings) -> None:
-    """Check that tiles claim all slices, each tile those it must. before: operation -> slices of the operations before
-    it. count: all slices."""
+    """Check that tiles claim all slices (pieces of Puts, which programs push between their tiles), each those it must.
+    before: operation -> slices of the operations before it. count: all slices."""
     for at, row in enumerate(rows):
         expected = slice_claims(at, row._replace(col=before[row.operation]), count)
         if (row.col, row.width) != (expected["col"], expected["width"]):

@@ -67,6 +67,7 @@ class Contents:
         (top, bottom), (left, right) = region.rows, region.cols
         near: list[tuple[int, int]] = []
         for bits, tops in self._tops.items():
+            # Bands of this height class are less than 1 << bits high: those that reach the region begin that near.
             candidates = tops[bisect_left(tops, (top - (1 << bits) + 1,)) : bisect_left(tops, (bottom,))]
             near = sorted(near + candidates) if near and candidates else near or candidates
         fragments: list[Fragment] = []

@@ -340,8 +340,8 @@ def _check_sides(form: _Form, part: Collective) -> bool:
     """Whether a collective has the numbers of sources and destinations that its members need; else refuse it."""
     lengths = [len(part.ranks) if is_per_member else 1 for is_per_member in CUT_BY_MEMBER[part.function]]
     counts = len(part.sources), len(part.destinations)
-    each = counts[0] // lengths[0] if lengths[0] else 0
-    if each and counts == (each * lengths[0], each * lengths[1]):
+    per_member = counts[0] // lengths[0] if lengths[0] else 0  # regions; several if blocks are permuted
+    if per_member and counts == (per_member * lengths[0], per_member * lengths[1]):
         return True
     sides = f"{counts[0]} sources and {counts[1]} destinations"
     message = f"{sides}; a {part.function} of {len(part.ranks)} has {lengths[0]} and {lengths[1]}"

@@ -59,29 +59,29 @@ def union(sets: Iterable[Bits], budget: WorkBudget | None = None) -> Bits:
     """Return the union; one of the sets themselves if it contains all others. budget: pays for the memory of a new
     set."""
     first, words = NONE, list[int]()
-    new = 0
-    for one in sets:
-        if one is first:
+    changed = 0
+    for bits in sets:
+        if bits is first:
             continue
         if not first:
-            first = one
+            first = bits
             continue
-        if not new:
-            if len(first) < len(one):
-                first, one = one, first
+        if not changed:  # so far the union is `first`; merge the shorter set into the longer one
+            if len(first) < len(bits):
+                first, bits = bits, first
             words = list(first)
-        elif len(words) < len(one):
-            words += [0] * (len(one) - len(words))
-        for at, word in enumerate(one):
-            merged = words[at]
-            if word and word is not merged:
-                both = merged | word
-                if both != merged:
-                    words[at] = word if both == word else both
-                    new += 1
-    if new and budget:
-        budget.spend(_WORD_BYTES * new + _PLACE_BYTES * len(words))
-    return tuple(words) if new else first
+        elif len(words) < len(bits):
+            words += [0] * (len(bits) - len(words))
+        for index, word in enumerate(bits):
+            old_word = words[index]
+            if word and word is not old_word:
+                new_word = old_word | word
+                if new_word != old_word:
+                    words[index] = word if new_word == word else new_word
+                    changed += 1
+    if changed and budget:
+        budget.spend(_WORD_BYTES * changed + _PLACE_BYTES * len(words))
+    return tuple(words) if changed else first
 
 
 def lacks(done: Bits, needed: Bits) -> bool:

@@ -77,7 +77,7 @@ def test_places_of_two_tiles_overlap():
     def change(rows: list[TileRow]) -> list[TileRow]:
         return [rows[0], rows[1], *(row._replace(partial=row.partial - 1) for row in rows[2:])]
 
-    assert "two tiles have place" in refusals(change)
+    assert "two tiles share slot" in refusals(change)
 
 
 def test_a_tile_is_announced_once():
