@@ -94,9 +94,8 @@ class _Tile:
         regions = (*((kernel.dispatch,) if kernel.dispatch else ()), *kernel.repeated_dispatch)
         for index, statement in enumerate(kernel.body):
             inserted = self._claim() if kernel.tile_loop is None and index == kernel.tile_start else []
-            inserted += (
-                self._block_indices(regions.index(region)) if (region := _region_starting_at(regions, index)) else []
-            )
+            region = _region_starting_at(regions, index)
+            inserted += self._block_indices(regions.index(region)) if region else []
             emitted += _with_leading_comments(inserted, statement) if inserted else []
             if index == self.wait_at:
                 emitted += self._wait()
@@ -126,19 +125,14 @@ class _Tile:
 
     def _select_source(self) -> list[cst.CSTNode]:
         """Emit `a = overweave_lang.select_source(overweave_table, overweave_row, a, overweave_a, N)`."""
-        access = next(
-            (one.directive for one in self.kernel.loads if one.directive.tensor == self.weaving.dual_source), None
-        )
+        tensor, accesses = self.weaving.dual_source, (load.directive for load in self.kernel.loads)
+        access = next((access for access in accesses if access.tensor == tensor), None)
         if access is None:
             return []
         axes = {axis.name: axis.extent for axis in self.kernel.axes}
         extents = [_factor_text(axes.get(str(dim), dim)) for dim in access.dims[1:]] or ["1"]
-        own, arrived, row = (
-            access.parameter,
-            f"overweave_{access.parameter}",
-            "overweave_table, overweave_row",
-        )
-        return [_parse(f"{own} = {LANG}.select_source({row}, {own}, {arrived}, {' * '.join(extents)})")]
+        own, row = access.parameter, "overweave_table, overweave_row"
+        return [_parse(f"{own} = {LANG}.select_source({row}, {own}, overweave_{own}, {' * '.join(extents)})")]
 
     def _tile_number(self) -> cst.CSTNode:
         """Emit `pid = overweave_lang.tile_number(overweave_table, overweave_row)` for `pid = tl.program_id(0)`."""
@@ -153,9 +147,7 @@ class _Tile:
         """Emit `pid_m = pid // blocks_n`, `pid_n = pid % blocks_n`: the blocks of a tile, row-major over the grid."""
         counts = [f"{LANG}.blocks({text_of(axis.extent)}, {text_of(axis.block)})" for axis in self.kernel.grid]
         number, emitted = self.number, list[cst.CSTNode]()
-        if (
-            number in self.kernel.block_variables.values()
-        ):  # the author's number becomes a block: keep it for the others
+        if number in self.kernel.block_variables.values():  # a block overwrites the number: keep a copy
             number = "overweave_tile"
             emitted += [_parse(f"{number} = {self.number}")] if region == 0 else []
         for dim, axis in enumerate(self.kernel.grid):
@@ -196,10 +188,7 @@ class _Tile:
         ]
         assert isinstance(outer, cst.For)
         bounds = [arg.with_changes(value=cst.Name(f"overweave_{end}")) for arg, end in ((low, "low"), (high, "high"))]
-        inner = statement.with_changes(
-            leading_lines=(),
-            iter=statement.iter.with_changes(args=(*bounds, *rest)),
-        )
+        inner = statement.with_changes(leading_lines=(), iter=statement.iter.with_changes(args=(*bounds, *rest)))
         body = outer.body.with_changes(body=(*part_prologue, inner))
         initial_status = [] if self.wait_at >= 0 else [_parse("overweave_verdict = 1")]
         return _with_leading_comments([*initial_status, outer.with_changes(body=body)], statement)

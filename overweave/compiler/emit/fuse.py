@@ -66,11 +66,11 @@ def _tensor_stored_at_peers(plan: Plan) -> str | None:
 def _dual_source_tensor(plan: Plan) -> str | None:
     """Return the tensor that some tiles read from the caller's shard and others from where it arrived, or None."""
     homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
-    is_input: dict[str, set[bool]] = {}
+    reads_input: dict[str, set[bool]] = {}  # tensor -> for each tile, whether it reads the caller's shard
     for operation in plan.schedule.operations:
         for need in operation.needs if isinstance(operation, Apply) else ():
-            is_input.setdefault(all_to_all_source(need.tensor), set()).add(homes[need.region.buffer] == INPUT)
-    return next((tensor for tensor, kinds in is_input.items() if len(kinds) == 2), None)
+            reads_input.setdefault(all_to_all_source(need.tensor), set()).add(homes[need.region.buffer] == INPUT)
+    return next((tensor for tensor, kinds in reads_input.items() if len(kinds) == 2), None)
 
 
 def contract_of(kernel: AnnotatedKernel, weaving: Weaving, tensor_cores: int = 0) -> Contract:

@@ -314,11 +314,8 @@ def _merge_branches(left: Recurrence, right: Recurrence) -> Recurrence:
     if left in FREE and right in FREE:
         return _combine([left, right])
     old, other = (left, right) if left.kind == "old" else (right, left)
-    return (
-        other
-        if old.kind == "old" and other.variable == old.variable and other.kind != "other"
-        else _combine([left, right])
-    )
+    is_update = old.kind == "old" and other.variable == old.variable and other.kind != "other"
+    return other if is_update else _combine([left, right])
 
 
 def _combine(kinds: Sequence[Recurrence]) -> Recurrence:

@@ -63,7 +63,8 @@ class Number(Struct, frozen=True):
 
 class Condition(Struct, frozen=True):
     """A condition that implies `part > 0` for every part; equivalent to that if is_exact. tags: of what is left out.
-    negation: its negation, if that is known though the condition itself is not.
+
+    Without parts it is True; `(ZERO,)` is False. negation: known of some conditions that are not exact themselves.
     """
 
     parts: tuple[Polynomial, ...]
