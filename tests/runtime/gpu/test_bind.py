@@ -312,7 +312,7 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
         each for each in plan.schedule.of_rank(case.rank) if plan.realization.engine_of(each.queue) == LIBRARY
     )
     check_waits(plan, space, launched, waited)
-    assert sum("notify" in each for each in launched) == sum(bool(each.notifies) for each in by_library)
+    assert sum("tell" in each for each in launched) == sum(bool(each.notifies) for each in by_library)
     if plan.problem.of_sums.bits and any(getattr(each, "finishes", False) for each in plan.schedule.of_rank(case.rank)):
         assert {addresses[name] for name in plan.problem.of_sums.inputs} <= found
     kinds = {"tile_kernel": "matmul", "reduce_kernel": "reduction", "copy_kernel": "copy"}
