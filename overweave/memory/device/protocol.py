@@ -88,7 +88,7 @@ def begin_kernel(state, signals, claims, words, limits, signal_count, rank, worl
 
 
 @triton.jit
-def notify_kernel(words, BLOCK: tl.constexpr):
+def tell_kernel(words, BLOCK: tl.constexpr):
     """Set signals of any ranks, at most BLOCK, to 1, in stream order.
 
     words: their addresses, int64 `[BLOCK]`, 0 for none. One launch notifies several peers of a cuBLAS or NCCL call.

@@ -10,7 +10,7 @@ from triton import next_power_of_2
 from overweave.errors import MachineError
 from overweave.ir.launch.reach import NO_REACH
 from overweave.kernels.arguments import SignalWords
-from overweave.memory.device.protocol import begin_kernel, notify_kernel, wait_kernel
+from overweave.memory.device.protocol import begin_kernel, tell_kernel, wait_kernel
 from overweave.memory.device.sync_clocks import stamp_kernel
 from overweave.memory.group import Group
 from overweave.memory.heap import Heap
@@ -91,7 +91,7 @@ def notify_call(addresses: tuple[int, ...], device: torch.device) -> KernelCall:
     """Return the notify of a cuBLAS or NCCL operation: it sets the words at these addresses to 1."""
     block = max(32, next_power_of_2(len(addresses)))
     words = addresses_tensor(addresses + (0,) * (block - len(addresses)), device)
-    return KernelCall(notify_kernel, [words, block], {"num_warps": 1})
+    return KernelCall(tell_kernel, [words, block], {"num_warps": 1})
 
 
 def stamp_call(words: list[torch.Tensor], rank: int, world_size: int) -> KernelCall:

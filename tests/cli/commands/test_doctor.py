@@ -147,7 +147,7 @@ def test_kernels_that_cannot_be_made_and_launches_by_the_wrapper(monkeypatch):
     for answer, status, said in (
         (True, "ok", "loaded"),
         (False, "note", "Triton's own wrapper"),
-        (KernelUnavailable("compile notify_kernel", "PermissionError: ptxas", "Use another Triton"), "failed", "ptxas"),
+        (KernelUnavailable("compile tell_kernel", "PermissionError: ptxas", "Use another Triton"), "failed", "ptxas"),
     ):
         answers.append(answer)
         finding = diagnosis._kernels()

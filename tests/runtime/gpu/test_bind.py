@@ -313,7 +313,7 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
         each for each in plan.schedule.of_rank(case.rank) if plan.realization.engine_of(each.queue) == LIBRARY
     )
     check_waits(plan, space, launched, waited)
-    assert sum("notify" in each for each in launched) == sum(bool(each.notifies) for each in by_library)
+    assert sum("tell" in each for each in launched) == sum(bool(each.notifies) for each in by_library)
     if plan.problem.sum_epilogue.bits and any(
         getattr(each, "finishes", False) for each in plan.schedule.of_rank(case.rank)
     ):
