@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard, overload
 import torch
 from torch.autograd import forward_ad
 
+from overweave.compat.torch_names import are_functorch_transforms_active, current_level
 from overweave.errors import GroupError, InputError
 from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from overweave.ir.operators.forms import NORM
@@ -185,7 +186,7 @@ def linear_reduce_scatter(
                                 normed = F.rms_norm(z, (n,), norm.weight, norm.eps)
 
     x: `[.., S, .., k]`, k this rank's part of the reduced axis. weight: `[n, k]`, this rank's columns of the whole
-    weight. Lists of both, of one length: their products are summed before the sum travels. Returns y `[.., S/W, ..,
+    weight. Lists of both, of one length: their products are summed before the collective. Returns y `[.., S/W, ..,
     n]`, contiguous, or with a norm (normed, z); if W does not divide S, the parts of `torch.chunk`. x is copied once,
     unless all dimensions before `dim` have size 1.
     bias `[n]`, the same on every rank, and residual, of the shape of y: added once, to the sum.
@@ -228,7 +229,7 @@ def linear_all_reduce(
                   with a norm:  z = partial + residual; normed = F.rms_norm(z, (n,), norm.weight, norm.eps)
 
     x: `[.., k]`, k this rank's part of the reduced axis. weight: `[n, k]`, this rank's columns of the whole weight.
-    Lists of both, of one length: their products are summed before the sum travels. Returns y `[.., n]`, the same bits
+    Lists of both, of one length: their products are summed before the collective. Returns y `[.., n]`, the same bits
     on every rank; with a norm (normed, z). bias `[n]` and residual `[.., n]`: the same on every rank, added once,
     to the sum.
 
@@ -252,13 +253,13 @@ def linear_all_reduce(
 
 def is_transformed() -> bool:
     """Whether a transform of torch.func or forward-mode AD is active, which operators do not support."""
-    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+    return bool(are_functorch_transforms_active()) or current_level() >= 0
 
 
 def check_untransformed(name: str, group: GroupLike, factors: Iterable[Any]) -> None:
     """Raise InputError, on every rank, inside a torch.func transform such as `vmap`, and for a tensor with a tangent:
     operators run below both, and would drop them."""
-    if torch._C._are_functorch_transforms_active():
+    if are_functorch_transforms_active():
         found = "a transform of torch.func is active"
     elif any(_tangent_of(one) is not None for each in factors for one in (each if isinstance(each, list) else [each])):
         found = "a factor carries a tangent of forward-mode AD"

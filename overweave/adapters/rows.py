@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from overweave.compat.torch_names import c10d_functional
 from overweave.ir.shards import shard_rows
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.route import place_of
@@ -51,7 +52,7 @@ def averaged(total: torch.Tensor, reduce_op: str, group: str) -> torch.Tensor:
 
 def gathered_by_c10d(shard: torch.Tensor, gather: RowGather) -> torch.Tensor:
     """all_gather(shard, dim), contiguous."""
-    ranks, collectives = group_of(gather.group).world_size, torch.ops._c10d_functional
+    ranks, collectives = group_of(gather.group).world_size, c10d_functional
     missing = -(-gather.size // ranks) - shard.shape[gather.dim]
     rows = shard.movedim(gather.dim, 0)
     if missing:
@@ -63,6 +64,6 @@ def gathered_by_c10d(shard: torch.Tensor, gather: RowGather) -> torch.Tensor:
 
 def scattered_by_c10d(whole: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     """This rank's part of the sum over ranks, contiguous."""
-    ranks, collectives = group_of(group).world_size, torch.ops._c10d_functional
+    ranks, collectives = group_of(group).world_size, c10d_functional
     own = collectives.wait_tensor(collectives.reduce_scatter_tensor(as_rows(whole, dim), "sum", ranks, group))
     return as_before(own, whole, dim).contiguous()

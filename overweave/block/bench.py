@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from overweave.block.cases import BlockCase
 from overweave.block.ways import WAYS, BlockSetup
+from overweave.compat.torch_names import reset
 from overweave.memory.group import Group
 from overweave.tuner.measure.bench import BenchRequest, BenchRun, CaseRows, device_count, new_run, rank_device, row_of
 from overweave.tuner.measure.replay import is_replayed, with_graph_warmup
@@ -37,7 +38,7 @@ def _rows_of(
 ) -> CaseRows:
     """Time all ways on one case; each result must agree with the first way's. Decoding is timed as captured graphs, if
     the backend is NCCL."""
-    torch._dynamo.reset()
+    reset()
     device = rank_device(request.device)
     blocks = BlockSetup(case, group, (device, getattr(torch, DTYPES[request.dtype])))
     calls = {way.name: blocks.timed_call(way) for way in WAYS}

@@ -10,20 +10,25 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor import config
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
-from torch._inductor.virtualized import V
-from torch.distributed import _symmetric_memory as symmetric_memory
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overweave.block.cases import BlockCase, BlockSizes
 from overweave.block.llama import TransformerBlock, styles
+from overweave.compat.torch_names import (
+    FakeStore,
+    V,
+    aot_autograd,
+    config,
+    detect_fake_mode,
+    make_boxed_func,
+    min_cut_rematerialization_partition,
+    post_grad_passes,
+    reset,
+    select_decomp_table,
+    symmetric_memory,
+    view_to_reshape,
+)
 
 HEAD, LENGTH = 8, 4  # columns of a head and rows of a rank, of the small block that is compiled for any size
 _FUSED = ("fused_all_gather", "fused_matmul_reduce_scatter")
@@ -37,19 +42,20 @@ def backend(graphs: Graphs, is_run: bool = True) -> Callable[..., Any]:
 
     def compiled(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         view_to_reshape(module)  # as Inductor does, and torch's pass over tensor parallelism expects
-        with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
+        with V.set_fake_mode(detect_fake_mode(inputs)):
             post_grad_passes(module, is_inference=False)
         module.graph.lint()
         module.recompile()
         graphs.append(module)
         return module.forward if is_run else _shapes_of(module)
 
-    return aot_autograd(
+    traced: Callable[..., Any] = aot_autograd(
         fw_compiler=compiled,
         bw_compiler=compiled,
         decompositions=select_decomp_table(),
         partition_fn=min_cut_rematerialization_partition,
     )
+    return traced
 
 
 class FusedCounts(NamedTuple):
@@ -68,7 +74,7 @@ def fused_by_torch(case: BlockCase, ranks: int) -> FusedCounts:
     sizes = BlockSizes(HEAD * ranks, 2 * HEAD * ranks, ranks, ranks)
     graphs: Graphs = []
     with _fake_world(ranks), config.patch(_micro_pipeline_tp=True):
-        torch._dynamo.reset()
+        reset()
         mesh = init_device_mesh("cpu", (ranks,))
         is_split = case.work != "decoding"
         block = parallelize_module(TransformerBlock(sizes).float(), mesh, styles(is_split, by_overweave=False))

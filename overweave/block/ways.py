@@ -9,15 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch._inductor.compile_fx import compile_fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.distributed import _symmetric_memory as symmetric_memory
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from overweave.adapters.inductor.fusion import FuseCollectives
 from overweave.block.cases import CONTEXT, BlockCase
 from overweave.block.llama import Cache, TransformerBlock, styles
+from overweave.compat.torch_names import CustomGraphPass, compile_fx, symmetric_memory
 from overweave.errors import InputError
 from overweave.memory.group import Group
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
@@ -43,7 +41,7 @@ WAYS = (
 )
 
 
-class Counted(CustomGraphPass):
+class Counted(CustomGraphPass):  # type: ignore[misc]
     """Counts collectives of compiled graphs that were fused, and those that were not. before: the pass that fuses."""
 
     def __init__(self, before: FuseCollectives | None = None) -> None:
@@ -119,7 +117,7 @@ class BlockSetup:
                 return run(sample)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # torch has deprecated what its own pass asks for
-                symmetric_memory.enable_symm_mem_for_group(self.group.name)  # type: ignore[arg-type]
+                symmetric_memory.enable_symm_mem_for_group(self.group.name)
             result = run(sample)
             if not counted.fused:
                 raise InputError(way.label, f"its pass fuses none of {counted.unfused} collectives", "Time the others")

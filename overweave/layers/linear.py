@@ -51,6 +51,7 @@ class ColumnParallelLinear(nn.Module):
         return layer
 
     def _set_parameters(self, whole: nn.Linear, group: GroupLike) -> None:
+        """Set this rank's shards of weight and bias."""
         self.group, self.in_features, self.out_features = group, whole.in_features, whole.out_features
         self.weight = own_shard(whole.weight, 0, group, "ColumnParallelLinear: out_features")
         self.bias = (
@@ -102,6 +103,7 @@ class RowParallelLinear(nn.Module):
         return layer
 
     def _set_parameters(self, whole: nn.Linear, group: GroupLike) -> None:
+        """Set this rank's shard of the weight, and the whole bias."""
         self.group, self.in_features, self.out_features = group, whole.in_features, whole.out_features
         self.weight = own_shard(whole.weight, 1, group, "RowParallelLinear: in_features")
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())

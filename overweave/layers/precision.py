@@ -7,8 +7,10 @@ from typing import overload
 
 import torch
 
+from overweave.compat.torch_names import is_any_autocast_enabled
+
 _CAST = (torch.bfloat16, torch.float16, torch.float32)  # neither fp64 nor fp8
-is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device: the quick question
+is_autocast: Callable[[], bool] = is_any_autocast_enabled  # on any device: the quick question
 
 
 def autocast_dtype(factor: torch.Tensor) -> torch.dtype | None:

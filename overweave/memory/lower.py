@@ -192,6 +192,7 @@ def slice_targets(addresses: SlotAddresses, rank: int, queue: str) -> list[list[
 
 
 def _reduction_row(addresses: SlotAddresses, reduce: Reduce, width: int, notified_ranks: int) -> list[int]:
+    """Return the row of one Reduce, padded to `width` operands and `notified_ranks` signals."""
     places = [addresses.place(region) for region in reduce.operands]
     if any(place.tensor for place in places):
         found, cure = "an operand is the caller's tensor", "Reduce from symmetric or local buffers"

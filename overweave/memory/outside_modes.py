@@ -71,6 +71,7 @@ def run_in_own_thread(call: Callable[[], Made], device: int) -> Made:
 
 
 def _run_and_synchronize(call: Callable[[], Made], device: int) -> Made:
+    """Run a function in this new thread, and wait for its stream."""
     torch.cuda.set_device(device)
     exempt_thread_from_capture()
     result = _outside_modes(call)

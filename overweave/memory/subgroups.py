@@ -15,6 +15,7 @@ from overweave.ir.schedule import Collective, Operation
 from overweave.memory.group import Group, resolve
 
 Ranks = tuple[int, ...]
+# group -> (ranks, most_sms) -> subgroup
 _SUBGROUPS: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[Ranks, int], Group]] = WeakKeyDictionary()
 NCCL = "nccl"
 CAN_KEEP_ORDER = (

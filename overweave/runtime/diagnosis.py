@@ -39,10 +39,10 @@ def _python() -> DeviceFinding:
 
 
 def _torch() -> DeviceFinding:
-    found = str(torch.__version__)  # of a type of its own, which is no text for JSON
-    if standing("torch", found) == "old":
-        return DeviceFinding("failed", found, PACKAGES["torch"])
-    return DeviceFinding(*_version_status("torch", found))
+    version = str(torch.__version__)  # of a type of its own, which is no text for JSON
+    if standing("torch", version) == "old":
+        return DeviceFinding("failed", version, PACKAGES["torch"])
+    return DeviceFinding(*_version_status("torch", version))
 
 
 def _version_status(package: str, found: str) -> tuple[Status, str]:
@@ -53,23 +53,24 @@ def _version_status(package: str, found: str) -> tuple[Status, str]:
 
 
 def _triton() -> DeviceFinding:
-    found, numpy = installed("triton"), installed("numpy")
-    if not found:
+    """Check Triton: installed, tested with this version, fit for the installed numpy, and not shadowed by another."""
+    version, numpy = installed("triton"), installed("numpy")
+    if not version:
         return DeviceFinding("note", "not installed: schedules can be shown, proven and simulated, kernels cannot run",
                        "pip install triton==3.6.0 'numpy<2.4'")  # fmt: skip
-    if numbers(found) <= (3, 6) and numbers(numpy) >= (2, 4):
-        told = f"{found} with numpy {numpy}: its interpreter, which emulated ranks need, breaks there"
-        return DeviceFinding("note" if torch.cuda.device_count() else "failed", told, "pip install 'numpy<2.4'")
-    if standing("triton", found) == "old":
-        told = f"{found}, older than what was tested ({tested('triton')})"
+    if numbers(version) <= (3, 6) and numbers(numpy) >= (2, 4):
+        found = f"{version} with numpy {numpy}: its interpreter, which emulated ranks need, breaks there"
+        return DeviceFinding("note" if torch.cuda.device_count() else "failed", found, "pip install 'numpy<2.4'")
+    if standing("triton", version) == "old":
+        found = f"{version}, older than what was tested ({tested('triton')})"
         return DeviceFinding(
-            "note", f"{told}: calls whose kernel it cannot make take the library path", PACKAGES["triton"]
+            "note", f"{found}: calls whose kernel it cannot make take the library path", PACKAGES["triton"]
         )
     places = [place for place in dict.fromkeys(sys.path) if (Path(place or ".") / "triton" / "__init__.py").is_file()]
     if len(places) > 1:
-        told = f"{found} of {places[0]}, which hides another in {', '.join(places[1:])}"
-        return DeviceFinding("note", told, "Keep one: the version of one may be told for the code of the other")
-    return DeviceFinding(*_version_status("triton", found))
+        found = f"{version} of {places[0]}, which hides another in {', '.join(places[1:])}"
+        return DeviceFinding("note", found, "Keep one: the version of one may be told for the code of the other")
+    return DeviceFinding(*_version_status("triton", version))
 
 
 def _kernels() -> DeviceFinding:
@@ -87,10 +88,10 @@ def _kernels() -> DeviceFinding:
 
 
 def _libcst() -> DeviceFinding:
-    found = installed("libcst")
-    if not found:
+    version = installed("libcst")
+    if not version:
         return DeviceFinding("note", "not installed: annotated kernels cannot be compiled", PACKAGES["libcst"])
-    return DeviceFinding("ok", found)
+    return DeviceFinding("ok", version)
 
 
 def driver_version() -> str:
@@ -158,6 +159,7 @@ def _multicast() -> DeviceFinding:
 
 
 def _peer_access() -> DeviceFinding:
+    """Check peer access between all pairs of GPUs."""
     count = torch.cuda.device_count()
     if count < 2:
         return DeviceFinding("note", "one GPU: nothing to link")
@@ -170,6 +172,7 @@ def _peer_access() -> DeviceFinding:
 
 
 def _links() -> DeviceFinding:
+    """Check for active NVLinks."""
     query = ["nvidia-smi", "nvlink", "--status"]
     answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     active = sum("GB/s" in line for line in answer.stdout.splitlines())
@@ -179,16 +182,18 @@ def _links() -> DeviceFinding:
 
 
 def _cuda_bindings() -> DeviceFinding:
-    found, cuda = installed("cuda-bindings"), torch.version.cuda or "0"
+    """Check that cuda-bindings has the CUDA version of torch."""
+    version, cuda = installed("cuda-bindings"), torch.version.cuda or "0"
     cure = f"pip install 'cuda-bindings=={cuda.split('.')[0]}.*'"
-    if not found:
+    if not version:
         return DeviceFinding("failed", "not installed: the copy engine cannot be driven", cure)
-    if found.split(".")[0] != cuda.split(".")[0]:
-        return DeviceFinding("note", f"{found} beside torch's CUDA {cuda}", cure)
-    return DeviceFinding("ok", found)
+    if version.split(".")[0] != cuda.split(".")[0]:
+        return DeviceFinding("note", f"{version} beside torch's CUDA {cuda}", cure)
+    return DeviceFinding("ok", version)
 
 
 def _symmetric_memory() -> DeviceFinding:
+    """Allocate and map symmetric memory in a group of one."""
     device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     try:
@@ -201,6 +206,7 @@ def _symmetric_memory() -> DeviceFinding:
 
 
 def _shared_memory() -> DeviceFinding:
+    """Check the free space of /dev/shm."""
     free = shutil.disk_usage(SHARED_MEMORY).free
     found = f"{free / 2**30:.1f} GiB free in {SHARED_MEMORY}"
     if free < SMALLEST_SHARED_MEMORY_BYTES:
@@ -209,6 +215,7 @@ def _shared_memory() -> DeviceFinding:
 
 
 def _process_group() -> DeviceFinding:
+    """Check that torch has the gloo backend."""
     if not dist.is_available():
         return DeviceFinding(
             "failed", "this torch was built without torch.distributed", "Install another build of torch"

@@ -54,9 +54,9 @@ class Part:
 
 @dataclass(frozen=True)
 class ChannelArgument:
-    """Stands for a channel among a kernel's arguments. Tables and counts.
+    """Stands for a channel among a kernel's arguments.
 
-    Of a dynamic mapping, on the kernel's device.
+    Tables and counts: of a dynamic mapping, on the kernel's device; None of a static one.
     """
 
     name: str
@@ -110,10 +110,7 @@ class TileEffect:
 
 @dataclass(frozen=True)
 class TileLaunch:
-    """Runs a kernel. options: of Triton's launch, such as num_warps. effects.
-
-    Of its tiles, if the author gives them.
-    """
+    """Launch of a kernel. options: of Triton, such as num_warps. effects: of its tiles, if the author gives them."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -129,7 +126,7 @@ class TileLaunch:
 
 @dataclass(frozen=True)
 class TileMove:
-    """Copies a rectangle between ranks, or on this one."""
+    """Copy a rectangle between ranks, or on this one."""
 
     source: Part | torch.Tensor
     target: Part | torch.Tensor
@@ -137,7 +134,7 @@ class TileMove:
 
 @dataclass(frozen=True)
 class Raise:
-    """Sets a counter of `rank` to its full count, which is one."""
+    """Set a counter of `rank` to its full count, which is one."""
 
     channel: str
     counter: int
@@ -146,7 +143,7 @@ class Raise:
 
 @dataclass(frozen=True)
 class Await:
-    """Waits until the own counters of a channel are full. counts: (counter, count)."""
+    """Wait until this rank's counters of a channel are full. counts: (counter, count)."""
 
     channel: str
     counts: tuple[tuple[int, int], ...]

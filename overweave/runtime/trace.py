@@ -51,7 +51,7 @@ class Stopwatch:
         self.begin_ns = time.monotonic_ns()
         self.tables: dict[str, torch.Tensor] = {}
         self.programs = 1
-        self._begun: dict[int, int] = {}
+        self._begun: dict[int, int] = {}  # position of a step's first operation -> start, ns
         self._spans: list[tuple[PendingStep, int, int]] = []
 
     def start(self, step: PendingStep) -> None:
@@ -161,6 +161,7 @@ def make_measured_timeline(plan: Plan, by_rank: list[list[Record]]) -> Timeline:
 
 
 def _span(plan: Plan, rank: int, operations: tuple[Operation, ...], record: Record, zero_ns: int) -> TimelineSpan:
+    """Return the span of a record, named after its operation and tile."""
     begin_us, end_us = (record.begin_ns - zero_ns) / 1e3, (record.end_ns - zero_ns) / 1e3
     if record.operation == HEAD:
         engines = plan.realization.engines

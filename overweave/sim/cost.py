@@ -59,7 +59,7 @@ class Costs:
     def __init__(self, plan: Plan, machine: Machine, author_tile_us: float | None = None) -> None:
         self._name, self._realization, self._machine = plan.name, plan.realization, machine
         self._author_tile_us = author_tile_us
-        self._moves: dict[tuple[int, int, int, bool, bool], Segment] = {}
+        self._moves: dict[tuple[int, int, int, bool, bool], Segment] = {}  # arguments of `_move_us` -> copy
         self._buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         self._products = plan.problem.epilogue.products  # matmuls of each tile: 2 if it is gated
         computes = [each for each in plan.schedule.operations if isinstance(each, Compute)]
@@ -237,6 +237,7 @@ class Costs:
         return tuple(self._segment(operation, *pair) for pair in pairs if not pair[0].is_empty)
 
     def _segment(self, operation: Put | Get | Copy, source: Region, target: Region) -> Segment:
+        """Return one copy of a move, from a cache."""
         is_whole = self._is_contiguous(source) and self._is_contiguous(target)
         move = source.rank, target.rank, self._bytes(operation, (source,)), isinstance(operation, Get), is_whole
         if move not in self._moves:

@@ -54,14 +54,15 @@ class SignalCounters:
     """Counters, and the gates that wait for them."""
 
     def __init__(self) -> None:
-        self._counts: dict[SignalKey, int] = {}
-        self._gates: dict[SignalKey, list[tuple[int, Gate]]] = {}
+        self._counts: dict[SignalKey, int] = {}  # signal -> its value
+        self._gates: dict[SignalKey, list[tuple[int, Gate]]] = {}  # signal -> counts and the gates that expect them
 
     def wait(self, key: SignalKey, count: int, gate: Gate) -> None:
         """Make `gate` expect the signal to reach `count`. Call it before the run."""
         self._gates.setdefault(key, []).append((count, gate.expect()))
 
     def add(self, key: SignalKey, amount: int) -> None:
+        """Add to a signal and open the gates whose count it reaches."""
         reached = self._counts[key] = self._counts.get(key, 0) + amount
         gates = self._gates.get(key)
         if not gates:

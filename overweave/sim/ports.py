@@ -52,12 +52,12 @@ class Ports:
         # The load of a copy within a rank, which reads and writes its memory.
         is_dma = machine.local_copies.by == "dma"
         self._local_load = machine.local_copies.gb_per_s / machine.engines_gb_per_s / 2 if is_dma else 0.0
-        self._local_copies: dict[int, int] = {}
-        self._flows: dict[SharedLink, dict[_Flow, None]] = {}  # in the order in which they began
-        self._of_rank: dict[int, dict[_Flow, None]] = {}
-        self._loads: dict[int, float] = {}
+        self._local_copies: dict[int, int] = {}  # rank -> copies within it
+        self._flows: dict[SharedLink, dict[_Flow, None]] = {}  # link -> flows, in the order in which they began
+        self._of_rank: dict[int, dict[_Flow, None]] = {}  # rank -> flows out of it and into it
+        self._loads: dict[int, float] = {}  # rank -> load that was reported last
         self._changed_ranks: set[int] = set()  # ranks whose load has changed, reported once at the end of an instant
-        self._paths: dict[tuple[int, int], _Path] = {}
+        self._paths: dict[tuple[int, int], _Path] = {}  # (source, target) -> route
 
     def copy(self, segment: Segment, on_end: Callback) -> None:
         """Start a copy now; call `on_end` at its end."""
@@ -119,6 +119,7 @@ class Ports:
         return speed
 
     def _set_speed(self, flow: _Flow, speed: float) -> None:
+        """Set a flow's speed and schedule its completion."""
         now = self._clock.now
         flow.left_us -= (now - flow.updated_us) * flow.speed
         flow.updated_us, flow.speed = now, speed
@@ -132,6 +133,7 @@ class Ports:
         self._changed_ranks.update(ranks)
 
     def _report_loads(self) -> None:
+        """Report the loads that have changed."""
         ranks, self._changed_ranks = sorted(self._changed_ranks), set()
         for rank in ranks:
             load = sum(flow.speed for flow in self._of_rank.get(rank, ())) / self._full_ratio / 2

@@ -53,6 +53,7 @@ def _exchange(schedule: Schedule) -> PackedExchange:
 
 
 def _engine(queue: Queue, schedule: Schedule) -> Engine:
+    """Return the engine that fits the operations of a queue."""
     members: list[Operation] = [operation for operation in schedule.operations if operation.queue == queue.name]
     if queue.order == "issue" and schedule.reuse == ECHOES:
         return "packed_kernel"

@@ -14,9 +14,9 @@ class Recorder:
     def __init__(self, with_tiles: bool) -> None:
         self._with_tiles = with_tiles
         self._spans: list[TimelineSpan] = []
-        self._first: dict[str, int] = {}
-        self._last: dict[str, int] = {}
-        self._tiles: dict[str, tuple[float, float, float]] = {}
+        self._first: dict[str, int] = {}  # operation -> index of its first span
+        self._last: dict[str, int] = {}  # and of its last one
+        self._tiles: dict[str, tuple[float, float, float]] = {}  # operation -> claim, begin and end of its tiles, us
 
     def add_prologue(self, rank: int, track: str, begin_us: float, end_us: float) -> None:
         self._spans.append(TimelineSpan(rank, track, "begin", BEGIN, begin_us, end_us))

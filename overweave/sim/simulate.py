@@ -143,6 +143,7 @@ class _Run:
         self._connect()
 
     def timeline(self, with_arrows: bool) -> Timeline:
+        """Run all events; return the Timeline. Raises ScheduleError if a step never ends."""
         self._clock.run()
         stuck = [node.step.operation.name for node in self._nodes if not node.is_done]
         if stuck:
@@ -276,6 +277,7 @@ class _Run:
         self._clock.after(waited_us + latency.kernel.us, partial(processor.launch, node.kernel))
 
     def on_ready(self, node: _Node) -> None:
+        """Start a step whose queue is free and whose signals have arrived."""
         for gate in node.gates_after_start:
             gate.arrive()
         if node.step.engine in KERNELS:
@@ -359,6 +361,7 @@ class _Run:
     # During the run: things end.
 
     def _finish_batch(self, node: _Node, batch: Batch) -> None:
+        """End a batch of tiles; notify for its tiles, and end the operation with the last one."""
         operation = node.step.operation
         done = len(batch.programs)
         node.tiles -= done

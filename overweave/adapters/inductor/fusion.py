@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._inductor import config
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
 from overweave import errors
 from overweave.adapters.inductor import flattened, gathers, merged_sums, nodes, pieces, reductions
 from overweave.adapters.report import Site, site
+from overweave.compat.torch_names import CustomGraphPass, config, get_hash_for_files, stable_topological_sort
 from overweave.errors import InputError
 from overweave.memory.group import LIVE_GROUPS
 from overweave.ops.dispatch import schema
@@ -30,7 +28,7 @@ _PASS = (flattened, gathers, merged_sums, nodes, pieces, reductions, schema)
 FILES = (str(_VERSION), __file__, *(str(module.__file__) for module in _PASS))
 
 
-class FuseCollectives(CustomGraphPass):
+class FuseCollectives(CustomGraphPass):  # type: ignore[misc]
     """Replaces collectives beside matmuls by overweave's operators, and counts what it replaces and what it leaves.
 
     It fuses what torch's own pass (`_micro_pipeline_tp`) leaves: a batch of one, biases, sums of matmuls, all-reduces.
@@ -42,6 +40,7 @@ class FuseCollectives(CustomGraphPass):
         self.before = before
 
     def __call__(self, graph: Graph) -> None:
+        """Run the chained pass, then rewrite and fuse the collectives of the graph."""
         if self.before is not None:
             self.before(graph)
         if not any(find(graph) for find in SITES.values()):

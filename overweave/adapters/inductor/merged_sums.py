@@ -43,6 +43,7 @@ def _kind(wait: Any) -> tuple[str, torch.Size]:
 
 
 def _add_before(graph: Graph, node: Any) -> None:
+    """Replace `all_reduce(a) + all_reduce(b)` of one group and shape by `all_reduce(a + b)`."""
     left, right = node.args
     (group, shape), (other, other_shape) = _kind(left), _kind(right)
     if left is right or group != other or not is_same(shape, other_shape):

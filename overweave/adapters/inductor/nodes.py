@@ -7,13 +7,13 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from overweave.compat.torch_names import FakeTensorMode, c10d_functional, pytree
 from overweave.ops.call.operands import DTYPES
 
-ATEN, COLLECTIVE = torch.ops.aten, torch.ops._c10d_functional
+ATEN, COLLECTIVE = torch.ops.aten, c10d_functional
 VARIES = "columns vary from call to call, or a size does that no node of the graph has"
 VIEWS = frozenset((ATEN.view.default, ATEN.reshape.default, ATEN._unsafe_view.default))
 RESHAPES = VIEWS | {ATEN.clone.default}
@@ -147,7 +147,8 @@ def ancestors(nodes: list[Node]) -> Iterator[Node]:
 
 
 def _mode_of(*values: Any) -> Any:
-    for leaf in torch.utils._pytree.tree_leaves(values):
+    """Return the FakeTensorMode of the first fake tensor, else no_grad."""
+    for leaf in pytree.tree_leaves(values):
         if isinstance(getattr(leaf, "fake_mode", None), FakeTensorMode):
             return leaf.fake_mode
     return torch.no_grad()

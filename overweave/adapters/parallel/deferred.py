@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from overweave.compat.torch_names import disabled_torch_function_impl, pytree
 
 
 class Deferred(torch.Tensor):
     """A tensor without memory of its own, whose subclass implements `computed`."""
 
     # Shape, dtype and device are read as fast as those of any tensor.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function_impl
 
     def computed(self, reader: str) -> torch.Tensor:
         """The values, contiguous, computed at the first call. reader: the function that asks for them."""

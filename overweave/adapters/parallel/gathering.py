@@ -16,12 +16,17 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch.nn.functional import linear
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from overweave.adapters.parallel.deferred import Deferred, version_of
 from overweave.adapters.parallel.summing import Summing, WeightProduct
 from overweave.adapters.report import site
 from overweave.adapters.rows import RowGather, gathered_by_c10d
+from overweave.compat.torch_names import (
+    disable_current_modes,
+    get_current_dispatch_mode_stack,
+    len_torch_dispatch_stack,
+    make_wrapper_subclass,
+)
 from overweave.errors import InputError
 from overweave.functional import all_gather_linear, linear_all_reduce
 from overweave.layers.precision import autocast_dtype, cast, is_autocast
@@ -29,7 +34,7 @@ from overweave.layers.replicated import double_backward_error, weight_gradients
 
 Maybe = torch.Tensor | None
 SITE, GRADIENT = "PrepareGather", "PrepareGather, its gradient"
-_watchers = torch._C._len_torch_dispatch_stack  # how many modes see what is computed; no function of ours around it
+_watchers = len_torch_dispatch_stack  # how many modes see what is computed; no function of ours around it
 
 
 class Gathering(Deferred):
@@ -45,14 +50,15 @@ class Gathering(Deferred):
 
     @staticmethod
     def __new__(cls, shard: torch.Tensor, gather: RowGather) -> Gathering:
+        """Make a tensor of the gathered shape, with the shard and the active dispatch modes in it."""
         shape = list(shard.shape)
         shape[gather.dim] = gather.size
-        made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
+        made: Gathering = make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
         made._shard, made._gather, made.group, made._whole = shard, gather, gather.group, {}
         made._version_of_shard = version_of(shard)
         made._modes, made._seen = (), made._whole
         if _watchers():
-            made._modes, made._seen = tuple(map(ref, _get_current_dispatch_mode_stack())), {}
+            made._modes, made._seen = tuple(map(ref, get_current_dispatch_mode_stack())), {}
         return made
 
     @property
@@ -114,7 +120,7 @@ class Gathering(Deferred):
         A segment's input may be gathered by the time of the rerun, and a tensor that another reader gathered may not
         be: so a matmul reuses only what earlier matmuls gathered.
         """
-        return [made() for made in self._modes] == _get_current_dispatch_mode_stack()
+        return bool([made() for made in self._modes] == get_current_dispatch_mode_stack())
 
     def _keep(self, whole: torch.Tensor) -> None:
         self._whole[whole.dtype] = whole
@@ -122,6 +128,7 @@ class Gathering(Deferred):
             self._shard = None
 
     def _unchanged(self) -> torch.Tensor:
+        """Return the shard. Raises InputError if it was changed in place."""
         assert self._shard is not None
         if version_of(self._shard) != self._version_of_shard:
             cure = "Change a copy, or read what PrepareGather prepared before: `x + 0`"
@@ -202,7 +209,7 @@ def _may_step_early(parameter: torch.Tensor) -> bool:
 
 def _without_modes() -> AbstractContextManager[Any]:
     """Disable dispatch modes: they must not see a result that is computed once and reused."""
-    return _disable_current_modes() if _watchers() else nullcontext()
+    return disable_current_modes() if _watchers() else nullcontext()
 
 
 def _would_be_inference(tensor: torch.Tensor) -> bool:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.distributed import DeviceMesh
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Placement
 
 from overweave.adapters.parallel.gathering import Gathering
 from overweave.adapters.report import SITES, site
+from overweave.compat.torch_names import AsyncCollectiveTensor
 from overweave.errors import InputError, OverweaveError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import local

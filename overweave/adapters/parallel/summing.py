@@ -13,6 +13,7 @@ import torch
 
 from overweave.adapters.parallel.deferred import Deferred, version_of
 from overweave.adapters.rows import RowGather
+from overweave.compat.torch_names import make_wrapper_subclass
 from overweave.errors import InputError
 from overweave.functional import linear_all_reduce, linear_reduce_scatter
 
@@ -54,7 +55,7 @@ class Summing(Deferred):
         cls, like: Like, gather: RowGather, products: tuple[WeightProduct, ...], plain: torch.Tensor | None = None
     ) -> Summing:
         """like: shape, dtype and device of the gathered tensor."""
-        made: Summing = torch.Tensor._make_wrapper_subclass(cls, like[0], dtype=like[1], device=like[2])
+        made: Summing = make_wrapper_subclass(cls, like[0], dtype=like[1], device=like[2])
         made._gather, made._products, made._plain, made._whole = gather, products, plain, None
         return made
 
@@ -118,6 +119,7 @@ def _add_optional(one: torch.Tensor | None, other: torch.Tensor | None) -> torch
 
 
 def _total(parts: list[torch.Tensor], dtype: torch.dtype, plain: torch.Tensor | None) -> torch.Tensor:
+    """Add parts in `dtype`, and `plain`."""
     total = parts[0].to(dtype)
     for part in parts[1:]:
         total = total + part.to(dtype)

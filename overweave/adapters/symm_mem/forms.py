@@ -37,6 +37,7 @@ def _gather_obstacle(a: torch.Tensor, bs: Sequence[torch.Tensor], dim: int, grou
 
 
 def _gather(a: torch.Tensor, bs: list[torch.Tensor], dim: int, group: str, *, return_A: bool = True) -> GradientResults:
+    """Return the gathered input, None unless return_A, and all products."""
     if not return_A:
         return [None, *(as_before(y, a, dim) for y in all_gather_matmul(as_rows(a, dim), bs, group))]
     products, gathered = all_gather_matmul(as_rows(a, dim), bs, group, return_gathered=True)

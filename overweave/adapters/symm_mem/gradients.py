@@ -9,6 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from overweave.adapters.rows import as_rows, scattered_by_c10d
+from overweave.compat.torch_names import AutoDispatchBelowAutograd, pytree
 from overweave.errors import InputError
 from overweave.ops.call.groups import group_of
 
@@ -20,7 +21,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, dim: int, group: str, wants_gathered: bool, *bs: torch.Tensor) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             gathered, ys = torch.ops.symm_mem.fused_all_gather_matmul(a, bs, dim, group, return_A=wants_gathered)
         ctx.place = dim, group
         ctx.set_materialize_grads(False)
@@ -44,7 +45,7 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, reduce_op: str, dim: int, group: str) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             y = torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b, reduce_op, dim, group)
         ctx.place = dim, group
         ctx.divisor = group_of(group).world_size if reduce_op == "avg" else 1
@@ -77,7 +78,7 @@ class _NoGradient(torch.autograd.Function):
 def gather(a: torch.Tensor, bs: list[torch.Tensor], dim: int, group: str, *, return_A: bool = True) -> Any:
     """Run `fused_all_gather_matmul` with gradients. The gathered input is saved for those of weights."""
     if not _is_differentiated(a, *bs):
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             return torch.ops.symm_mem.fused_all_gather_matmul(a, bs, dim, group, return_A=return_A)
     wants_gathered = return_A or any(b.requires_grad for b in bs)
     gathered, *ys = _apply(_Gather, a, dim, group, wants_gathered, *bs)
@@ -87,7 +88,7 @@ def gather(a: torch.Tensor, bs: list[torch.Tensor], dim: int, group: str, *, ret
 def scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, dim: int, group: str) -> Any:
     """Run `fused_matmul_reduce_scatter` with gradients."""
     if not _is_differentiated(a, b):
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             return torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b, reduce_op, dim, group)
     return _apply(_Scatter, a, b, reduce_op, dim, group)
 
@@ -97,9 +98,9 @@ def refusing(name: str) -> Callable[..., Any]:
     operator = getattr(torch.ops.symm_mem, name).default
 
     def call(*arguments: Any, **options: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             made = operator(*arguments, **options)
-        inputs = torch.utils._pytree.tree_leaves((arguments, options))
+        inputs = pytree.tree_leaves((arguments, options))
         differentiated = [each for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad]
         if not torch.is_grad_enabled() or not differentiated:
             return made

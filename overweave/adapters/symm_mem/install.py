@@ -12,6 +12,7 @@ from overweave.adapters import report as reports
 from overweave.adapters.symm_mem import gradients
 from overweave.adapters.symm_mem.forms import FORMS, FusedOperator
 from overweave.adapters.symm_mem.kernels import FusedKernelEntry, Original
+from overweave.compat.torch_names import dispatch_has_kernel_for_dispatch_key
 from overweave.errors import InputError, MachineError
 
 DEVICES = ("CUDA", "CPU")
@@ -86,6 +87,7 @@ def install_by_environment(value: str) -> None:
 
 
 def _install(strict: bool, graphs: bool, is_asked: bool) -> None:
+    """Register kernels and gradients of all fused operators, and the Inductor pass if graphs."""
     if _INSTALLED and (_INSTALLED[0].is_asked or not is_asked):
         raise InputError("install", "overweave is installed already", "Call uninstall() before, or leave this call out")
     if _INSTALLED:
@@ -130,7 +132,7 @@ def _current_kernel(form: FusedOperator, device: str) -> Original:
         )
         raise MachineError("install", found, cure)
     name = form.operator.name()
-    key = device if torch._C._dispatch_has_kernel_for_dispatch_key(name, device) else "Meta"
+    key = device if dispatch_has_kernel_for_dispatch_key(name, device) else "Meta"
     answer: Original = torch.library.get_kernel(name, key).call_boxed
     return answer
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed._symmetric_memory as torch_symm_mem
 
 from overweave.adapters.report import Site, site
 from overweave.adapters.symm_mem.forms import FusedOperator
 from overweave.adapters.symm_mem.layout import Layout, laid_out, promised
+from overweave.compat.torch_names import is_test_mode
 from overweave.errors import InputError
 from overweave.runtime.library.torch_fused import wants_torch
 
@@ -44,7 +44,7 @@ class FusedKernelEntry:
 
     def __call__(self, keys: object, *arguments: Any, **options: Any) -> Any:
         """Run the operator. Raises InputError for an unsupported call if is_strict, and what the call raises."""
-        if wants_torch() or torch_symm_mem._is_test_mode:
+        if wants_torch() or is_test_mode():
             return self.original(keys, *arguments, **options)
         counts, decision = site(self.form.name), self._decide(arguments, options)
         if decision.obstacle:
@@ -55,6 +55,7 @@ class FusedKernelEntry:
         return _with_promised_strides(self.form.operator, results, decision.layouts)
 
     def _decide(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Decision:
+        """Return the decision for the signature of a call, once computed."""
         key = (*map(_signature_of, arguments), *map(_signature_of, options.items()))
         known = self.decisions.get(key)
         if known is None:
@@ -66,6 +67,7 @@ class FusedKernelEntry:
         return known
 
     def _fall_through(self, counts: Site, reason: str, keys: object, *arguments: Any, **options: Any) -> Any:
+        """Run the kernel from before and count why. Raises InputError if is_strict."""
         if self.is_strict:
             cure = "Change the call, or leave strict= out: torch's kernel answers it then"
             raise InputError(f"answer symm_mem::{self.form.name}", f"overweave does not take {reason}", cure)

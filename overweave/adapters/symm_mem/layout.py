@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
+
+from overweave.compat.torch_names import OpOverload, pytree
 
 
 class Layout(NamedTuple):
@@ -19,7 +20,7 @@ class Layout(NamedTuple):
     stride: tuple[int, ...]
 
 
-def promised(operator: torch._ops.OpOverload, arguments: Sequence[object], options: dict[str, object]) -> list[Layout]:
+def promised(operator: OpOverload, arguments: Sequence[object], options: dict[str, object]) -> list[Layout]:
     """Return the layouts of all result tensors, from the Meta kernel of an operator."""
     arguments, options = pytree.tree_map_only(torch.Tensor, _without_data, (tuple(arguments), options))
     leaves = pytree.tree_leaves(operator(*arguments, **options))

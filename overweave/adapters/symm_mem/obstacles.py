@@ -75,6 +75,7 @@ def of_scaled(
 
 
 def _of_group(group: str) -> str:
+    """Check the group and its backend."""
     try:
         found = group_of(group)
     except GroupError as error:

@@ -7,10 +7,10 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from torch.distributed._symmetric_memory import _maybe_convert_scalar_types_to_dtypes as as_dtypes
 
 from overweave.adapters.rows import GradientResults, as_before, as_rows, averaged
 from overweave.adapters.symm_mem import obstacles
+from overweave.compat.torch_names import maybe_convert_scalar_types_to_dtypes as as_dtypes
 from overweave.ops.all_gather_matmul import all_gather_matmul
 from overweave.ops.call.groups import group_of
 from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter

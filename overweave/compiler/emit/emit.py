@@ -207,20 +207,18 @@ class _Tile:
     def _notify(self) -> list[cst.CSTNode]:
         """Emit `overweave_lang.finish_tile(overweave_table, overweave_row, overweave_signals, overweave_verdict)`.
 
-        `announce_tile` if the tile waits for nothing, `.._at` if it stores at peers. Bulk stores must complete before.
+        A tile that waits for nothing has `announce_tile`, without a verdict; one that is stored at peers has `.._at`.
         """
+        # Bulk stores complete before a notify; and before the end of a tile that waits, for a timeout report.
         complete = [_parse(f"{LANG}.complete_bulk_stores()")] if stores_in_bulk(self.kernel) else []
+        waits = self.weaving.has_wait_status
         if not self.weaving.notifies:
-            return complete if self.weaving.has_wait_status else []
+            return complete if waits else []
+        call, verdict = ("finish_tile", ", overweave_verdict") if waits else ("announce_tile", "")
+        row = "overweave_table, overweave_row"
         if self.weaving.stored_at_peers:
-            tile = "overweave_table, overweave_row, overweave_places"
-            verdict = "overweave_verdict, " if self.weaving.has_wait_status else ""
-            call = "finish_tile_at" if verdict else "announce_tile_at"
-            return [*complete, _parse(f"{LANG}.{call}({tile}, {verdict}overweave_world_size)")]
-        tile = "overweave_table, overweave_row, overweave_signals"
-        waited_call = f"{LANG}.finish_tile({tile}, overweave_verdict)"
-        made = [_parse(waited_call if self.weaving.has_wait_status else f"{LANG}.announce_tile({tile})")]
-        return complete + made
+            return [*complete, _parse(f"{LANG}.{call}_at({row}, overweave_places{verdict}, overweave_world_size)")]
+        return [*complete, _parse(f"{LANG}.{call}({row}, overweave_signals{verdict})")]
 
 
 def parameters_of(kernel: AnnotatedKernel, weaving: Weaving) -> tuple[str, ...]:

@@ -112,6 +112,7 @@ class _Loop:
             self.values[node.target.id] = binary_recurrence(old, self.recurrence(node.value), node.op)
 
     def _set(self, target: ast.expr, value: ast.expr) -> None:
+        """Assign a value to a name, or to the names of a tuple, one by one where the value is a tuple, too."""
         if isinstance(target, ast.Name):
             self.values[target.id] = self.recurrence(value)
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
@@ -127,6 +128,7 @@ class _Loop:
         self.recurrence(node.value)
 
     def _if(self, node: ast.If) -> None:
+        """Follow both branches, and merge their values."""
         self._check_condition(node.test)
         start = dict(self.values)
         self.block(node.body)
@@ -137,6 +139,7 @@ class _Loop:
         } | {name: kind for name, kind in taken_kinds.items() if name not in self.values}
 
     def _check_condition(self, test: ast.expr) -> None:
+        """Raise for a condition on the iteration, or on a loop-carried variable."""
         kind = self.recurrence(test)
         if kind == ITERATION:
             found = (
@@ -147,6 +150,7 @@ class _Loop:
             raise self.refused(kind.variable)
 
     def _for(self, node: ast.For) -> None:
+        """Follow an inner loop twice, so that its second iteration sees the values of the first."""
         self._set(node.target, node.iter)
         self.block(node.body)
         first = dict(self.values)
@@ -180,6 +184,7 @@ class _Loop:
         return _combine([self.recurrence(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)])
 
     def _call(self, node: ast.Call) -> Recurrence:
+        """Return the recurrence of a call of `tl`, or of a method of a value."""
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         values = [*node.args, *(word.value for word in node.keywords)]
         kinds = [self.recurrence(one) for one in values]
@@ -217,6 +222,7 @@ class _Loop:
         return not isinstance(node, ast.Name) or node.id in self.values
 
     def _dot(self, node: ast.Call, kinds: list[Recurrence]) -> Recurrence:
+        """Return the recurrence of `tl.dot(a, b, acc)`: acc plus a product, which is a weight if one factor is."""
         keyword_acc = [self.recurrence(word.value) for word in node.keywords if word.arg == "acc"]
         factors = kinds[:2]
         product = next((factor for factor in factors if factor.kind == "weight"), DATA)

@@ -86,7 +86,7 @@ def check_exchanged(kernel: AnnotatedKernel, gathered: Iterable[str], sent: Iter
 
 
 def _check_reserved(source: KernelSource) -> None:
-    """Raise for names and forms of parameters that the compiler or a launch cannot have."""
+    """Raise for names that the compiler uses itself, and for `*args`, `**kwargs` and keyword-only parameters."""
     names = used_names(source.function) | set(source.parameters)
     reserved = sorted(name for name in names if name.startswith(RESERVED))
     if reserved:

@@ -332,7 +332,7 @@ class Board:
         return Alarm(RULES[rule], text, peer, expected, seen).error(self.name, reporter, call, self.user_calls)
 
     def _slowest_peer(self, otherwise: int) -> int:
-        """Return the peer with the oldest heartbeat among those that have not finished this call, if older than 1 s."""
+        """Return the unfinished peer with the oldest heartbeat if that is older than 1 s; else `otherwise`."""
         own = self._records
         unfinished = [peer for peer in self._peers if own.word(peer, records.FINISHED) < self.call]
         oldest = min(unfinished, key=lambda peer: own.word(peer, records.HEARTBEAT_MS), default=-1)

@@ -33,7 +33,7 @@ class CopyQueue:
         self._steps, self._drain = steps, drain
         places = [place for step in steps if isinstance(step, CopyStep) for place in (step.source, step.target)]
         self.tensor_names = tuple(dict.fromkeys(place.tensor for place in places if place.tensor))
-        self._graphs: dict[TensorAddresses, _Graph] = {}
+        self._graphs: dict[TensorAddresses, _Graph] = {}  # addresses and allocations of the tensors -> graph
         self._ready: _Graph | None = None
 
     def prepare(self, stream: int, tensors: Mapping[str, int]) -> None:
@@ -45,10 +45,10 @@ class CopyQueue:
         if not self._steps:
             return
         addresses = [tensors[name] for name in self.tensor_names]
-        places = (*addresses, *map(driver.allocation_id, addresses))
-        self._ready = self._graphs.get(places)
+        key = (*addresses, *map(driver.allocation_id, addresses))
+        self._ready = self._graphs.get(key)
         if self._ready is None:
-            self._ready = self._graphs[places] = self._graph_for(tensors)
+            self._ready = self._graphs[key] = self._graph_for(tensors)
             self._ready.upload(stream)
 
     def launch(self, stream: int, tensors: Mapping[str, int]) -> None:

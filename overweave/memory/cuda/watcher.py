@@ -106,6 +106,7 @@ class Watcher:
             self.poll()
 
     def _detect(self) -> OverweaveError | None:
+        """Return a kernel's report, a peer's alarm or death, or a timeout; None if there is no failure."""
         alarm = self._workspace.reported_alarm()
         if alarm is not None:
             return self._board.alarm(alarm)

@@ -76,7 +76,7 @@ class Workspace:
         self._record_last = super(
             torch.cuda.Event, self._last_call
         ).record  # the C function, without torch's Python wrapper
-        self._streams: dict[str, torch.cuda.Stream] = {}
+        self._streams: dict[str, torch.cuda.Stream] = {}  # queue -> side stream
         self.chain = Chain.of(device)
         self.current_stream = self.chain.streams.current
         self._watcher = Watcher(self, board)

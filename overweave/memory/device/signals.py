@@ -121,10 +121,10 @@ def wait_for_signals_by_lanes(signals, low, high, count, also, also_count, opera
         end = high + (also >= 0).to(tl.int32)
         for first in range(low, end, LANES):
             if status == 1:
-                places = first + tl.arange(0, LANES)
-                signal = tl.where(places < high, places, also)
-                expected = tl.where(places < high, count, also_count)
-                has_word = places < end
+                indices = first + tl.arange(0, LANES)
+                signal = tl.where(indices < high, indices, also)
+                expected = tl.where(indices < high, count, also_count)
+                has_word = indices < end
                 each = tl.inline_asm_elementwise(
                     WAIT_FOR_EACH_ASSEMBLY if has_bulk_copies() else WAIT_FOR_EACH_ASSEMBLY_BEFORE_SM90,
                     "=r,l,r,l,l,r",
@@ -203,9 +203,9 @@ def satisfy_all(signals, signal_count):
     A reset clears the signals that plans use (memory/cuda/workspace.py), and no others.
     """
     for first in range(0, signal_count, LANES):
-        place = first + tl.arange(0, LANES)
+        index = first + tl.arange(0, LANES)
         satisfied = tl.full([LANES], SATISFIED, tl.int32)
-        tl.atomic_max(signals + place * STRIDE, satisfied, mask=place < signal_count, sem="relaxed", scope="sys")
+        tl.atomic_max(signals + index * STRIDE, satisfied, mask=index < signal_count, sem="relaxed", scope="sys")
 
 
 @triton.jit

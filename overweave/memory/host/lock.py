@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 
-def run_alone(work: Callable[[], None]) -> bool:
+def try_run_locked(work: Callable[[], None]) -> bool:
     """Run `work` under the lock and return True; return False at once if another process holds the lock.
 
     A process that dies releases the lock. A process suspended while it holds the lock delays peers; their deadlines

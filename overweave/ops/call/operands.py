@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 from torch.autograd import forward_ad
 
+from overweave.compat.torch_names import current_level
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
 from overweave.ir.dtype import Dtype
@@ -143,7 +144,7 @@ def check_plain(asked: str, tensor: object) -> None:
     except RuntimeError:
         cure = "Call it outside of torch.func and vmap: it has no rules for them"
         raise InputError(asked, "it has no memory of its own: a transform of torch.func wraps it", cure) from None
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+    if current_level() >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
         raise InputError(asked, "it has a tangent", "Pass the primal: there are no gradients, forward or backward")
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import profiler
 
+from overweave.compat.torch_names import is_profiler_enabled
 from overweave.ir.plan import indexed_name
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
@@ -68,7 +69,7 @@ class Prepared:
         try:
             for name, shape, dtype in self.outputs:
                 tensors[name] = self.make(shape, dtype)
-            if profiler._is_profiler_enabled:
+            if is_profiler_enabled():
                 self._run_named(tensors)
             else:
                 self.run(tensors)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from overweave.compat.torch_names import AutoDispatchBelowAutograd, OpOverload, any_requires_grad
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
 from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X
@@ -47,7 +48,7 @@ DispatchKernel = Callable[..., Any]
 ForwardRun = Callable[
     [OperatorArguments, str], list[torch.Tensor]
 ]  # of a call, undifferentiated, and the names of what has a gradient
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+_below_autograd = AutoDispatchBelowAutograd
 
 
 class _Call(NamedTuple):
@@ -66,7 +67,7 @@ class _Call(NamedTuple):
         return list(flat[: self.xs]), list(flat[self.xs : factors]), dict(zip(self.names, flat[factors:], strict=True))
 
 
-def autograd_kernel(operator: Operator, op: torch._ops.OpOverload, plain: DispatchKernel) -> DispatchKernel:
+def autograd_kernel(operator: Operator, op: OpOverload, plain: DispatchKernel) -> DispatchKernel:
     """The kernel of an operator's op for tensors that may be differentiated. plain: that of all others."""
     names = beside(operator)
 
@@ -79,7 +80,7 @@ def autograd_kernel(operator: Operator, op: torch._ops.OpOverload, plain: Dispat
         return below(*request.tensors, **(request.options | {"gradients": gradients}))
 
     def kernel(*tensors: Any, **options: Any) -> Any:
-        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)):
+        if not (torch.is_grad_enabled() and any_requires_grad(*tensors)):
             return below(*tensors, **options)
         given = dict(zip(("x", "w", *names), tensors, strict=False)) | options
         return _recorded(operator, options["group_name"], given, run)
@@ -104,7 +105,7 @@ def _recorded(operator: Operator, group_name: str, given: OperatorArguments, run
     """The results of a call, which torch records if a tensor of it is differentiated."""
     xs, ws = _listed(given["x"]), _listed(given["w"])
     others = {name: each for name in DEFINED[operator.name].names if (each := given.get(name)) is not None}
-    if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*xs, *ws, *others.values())):
+    if not (torch.is_grad_enabled() and any_requires_grad(*xs, *ws, *others.values())):
         return run(given, "")
     try:
         _check_differentiable(operator, xs, ws, others)

@@ -7,8 +7,14 @@ they are about to do (memory/board/board.py).
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
+from overweave.compat.torch_names import (
+    current_level,
+    dispatch_tls_is_dispatch_key_included,
+    get_tracing_state,
+    is_any_autocast_enabled,
+    len_torch_dispatch_stack,
+)
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
 from overweave.ir.operators.forms import NORM
@@ -28,8 +34,8 @@ from overweave.ops.call.surroundings import PRE_DISPATCH, is_read_by_compiler, w
 from overweave.ops.dispatch.route import by_dispatcher
 
 # What torch knows of tracers and autocast, without its functions of Python: every call asks.
-_is_recorded, _is_dispatched = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
-_is_before_dispatch, _is_cast = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._is_any_autocast_enabled
+_is_recorded, _is_dispatched = get_tracing_state, len_torch_dispatch_stack
+_is_before_dispatch, _is_cast = dispatch_tls_is_dispatch_key_included, is_any_autocast_enabled
 _Tensor = torch.Tensor  # looked up once
 _LISTS = (list, tuple)
 _PLAIN, _VALUES = frozenset((torch.Tensor, torch.nn.Parameter)), frozenset((bool, int, str))
@@ -125,6 +131,6 @@ def look_up(operator: Operator, group: Group, given: CallArguments) -> tuple[Cal
         prepared = None if calls is None else calls.get(key)
     except (TypeError, RuntimeError):  # it cannot be a key, or lies nowhere: what checks it will say what is wrong
         return (), tensors, None
-    if prepared is not None and forward_ad._current_level >= 0:  # a tangent is not to be seen in a key
+    if prepared is not None and current_level() >= 0:  # a tangent is not to be seen in a key
         check_kinds(operator, given)
     return key, tensors, prepared

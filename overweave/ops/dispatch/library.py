@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from overweave.compat.torch_names import OpOverload
 from overweave.ir.operators.forms import SCALE_DTYPE
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
@@ -21,7 +22,7 @@ from overweave.ops.dispatch.schema import DEFINED, NAMESPACE, Defined, SchemaCal
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
-def define(operator: Operator) -> torch._ops.OpOverload:
+def define(operator: Operator) -> OpOverload:
     """The op of an operator, defined if it was not."""
     if operator.name not in DEFINED:
         _LIBRARY.define(schema_of(operator))

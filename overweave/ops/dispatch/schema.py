@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from overweave.compat.torch_names import OpOverload
 from overweave.ir.contract import GATHERED_OUT
 from overweave.ir.counts import COUNTS
 from overweave.ir.operators.forms import MADE_BY
@@ -120,7 +121,7 @@ class Defined(NamedTuple):
     """An op. names: of the tensors beside its factors. eager: what the op comes to where nothing stands between it and
     its kernels; two ways through torch's dispatcher are most of the host time of a small call."""
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     names: tuple[str, ...]
     eager: Eager
 

@@ -91,10 +91,7 @@ class AuthoredRun(PlanRun[BoundPlan]):
 
     @classmethod
     def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, author_arguments: Mapping[str, Any]) -> AuthoredRun:
-        """Ready to run; `author_arguments`: arguments as it will be called with. Collective.
-
-        All compile before any spins.
-        """
+        """Bind a kernel. author_arguments: as of a call. Collective: all ranks compile before any kernel waits."""
         tensor = next(tensor for tensor in map(tensor_of, author_arguments.values()) if tensor is not None)
         workspace = Workspace.of(group, tensor.device)
         return cls(plan, workspace, kernel, author_arguments)
@@ -123,8 +120,8 @@ def exchanged_tensors(
     plan: Plan, kernel: AuthoredKernel, author_arguments: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
     """Return the caller's communicated tensors, shaped as the schedule's matrices."""
-    found = {tensor: tensor_of(author_arguments[parameter]) for parameter, (tensor, _) in kernel.buffers.items()}
-    return {name: one.view(-1, plan.schedule.buffer(name).cols) for name, one in found.items() if one is not None}
+    tensors = {tensor: tensor_of(author_arguments[parameter]) for parameter, (tensor, _) in kernel.buffers.items()}
+    return {name: one.view(-1, plan.schedule.buffer(name).cols) for name, one in tensors.items() if one is not None}
 
 
 def _check_shared(name: str, tiles_bytes: int, device: torch.device) -> None:

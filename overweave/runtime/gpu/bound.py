@@ -195,6 +195,7 @@ class BoundPlan:
         return enqueue_after
 
     def _bind_action(self, action: QueueLaunch) -> EnqueueOperation:
+        """Return the function that enqueues an action, without waits for other queues."""
         if action.engine == COPY_ENGINE:
             return self._bind_timed_copies(action) if self._is_traced else self._bind_copies(action)
         if action.engine == LIBRARY:
@@ -266,6 +267,7 @@ class BoundPlan:
         return enqueue
 
     def _bind_copies(self, action: QueueLaunch) -> EnqueueOperation:
+        """Bind a copy-engine queue: one graph on its side stream."""
         if not self._plan.problem.has_fixed_sizes:
             return self._bind_counted_copies(action)
         copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.drain)
@@ -290,6 +292,7 @@ class BoundPlan:
         return enqueue
 
     def _timed_prologue(self, launch: Callable[[int], None]) -> Callable[[int], None]:
+        """Return the launch of the prologue with events around it."""
         timed = self._new_timing(None)
 
         def launch_prologue(stream: int) -> None:

@@ -114,8 +114,8 @@ class PlanRun(CallFrame, Generic[Bound]):
             places += (driver.allocation_id(addresses[name]),)
         with workspace.chain.lock:
             stream = workspace.enter()
-            given: tuple[Any, ...] = (tensors, addresses)
-            if not (self._may_replay and self._replays.launch(places, workspace.captures, self._enqueue, *given)):
+            arguments: tuple[Any, ...] = (tensors, addresses)
+            if not (self._may_replay and self._replays.launch(places, workspace.captures, self._enqueue, *arguments)):
                 if self.bound.prepare is not None:
                     self.bound.prepare(addresses)
                 self._enqueue(tensors, addresses, stream)

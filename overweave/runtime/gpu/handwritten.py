@@ -39,7 +39,7 @@ class HandwrittenRun(CallFrame):
     def __init__(self, declared: Declared, group: Group, device: torch.device) -> None:
         super().__init__(Workspace.of(group, device))
         self._bound = _BoundProgram(declared, declared.lay_out(), self._workspace)
-        self._known: set[Any] = set()
+        self._known: set[Any] = set()  # keys of compiled and loaded kernels
 
     def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
         """Enqueue a call; it may be captured. Raises RankMismatch, and PeerError if an earlier call failed."""
@@ -47,6 +47,7 @@ class HandwrittenRun(CallFrame):
         self.run_call(partial(self._enqueue, steps))
 
     def _enqueue(self, steps: list[TileStep], stream: torch.cuda.Stream, is_captured: bool) -> None:
+        """Enqueue prologue, fork, all actions and join on a stream."""
         if not is_captured:
             self._load(steps)
         bound = self._bound
@@ -83,7 +84,7 @@ class _BoundProgram:
         self._declared, self._layout, self._rank = declared, layout, workspace.group.rank
         self._protocol = signal_words(workspace, heap, layout.signals)
         self.launch_prologue = KernelLaunch(prologue_call(workspace, self._protocol, layout.signals)).start
-        self._waits: dict[Await, Enqueue] = {}
+        self._waits: dict[Await, Enqueue] = {}  # wait -> the function that enqueues it
         self._bind_wait({0: 0})  # loads the wait kernel now, not in a call
         self.arguments = ProgramArguments(declared, layout, heap, self._protocol, self._rank, folded)
 
@@ -114,6 +115,7 @@ class _BoundProgram:
         return bind_waits(counts, QUEUE_OPERATION.value, self._layout.signals, self._protocol)
 
     def _move(self, stream: torch.cuda.Stream, move: TileMove) -> None:
+        """Enqueue a copy: by torch within this rank, by the driver to and from peers."""
         source, target = move.source, move.target
         rows, cols = source.shape
         if not rows * cols:

@@ -133,10 +133,7 @@ class PackedLaunch:
 
 
 class _Part:
-    """Updates one element of a tuple and returns the tuple. parts.
-
-    Its elements, shared by the updaters of one tuple.
-    """
+    """Updates one element of a tuple and returns the tuple. parts: its elements, shared by all of its updaters."""
 
     def __init__(self, parts: list[Any], at: int, source: Any) -> None:
         self._parts, self._at, self._source = parts, at, source
@@ -151,7 +148,7 @@ class _Encoder:
 
     def __init__(self, descriptor: TensorDescriptor, metadata: Any) -> None:
         self._descriptor, self.metadata = descriptor, metadata
-        self._encoded: dict[int, Any] = {}
+        self._encoded: dict[int, Any] = {}  # address -> tensor map
 
     def __call__(self) -> Any:
         address = self._descriptor.base.data_ptr()

@@ -54,20 +54,22 @@ class PackedPlan:
         )
         self._waiting_programs = 0  # programs that hold SMs while they wait for messages
         steps = [self._bind_run(is_library, members, at > 0) for at, (is_library, members) in enumerate(runs)]
-        self.enqueue: tuple[EnqueuePacked, ...] = (self._move, *(one for step in steps for one in step))
+        self.enqueue: tuple[EnqueuePacked, ...] = (self._set_addresses, *(one for step in steps for one in step))
         self.may_replay = (
             self._waiting_programs < torch.cuda.get_device_properties(workspace.device).multi_processor_count
         )
         del self._plan
 
-    def _move(self, stream: torch.cuda.Stream, tensors: object, addresses: dict[str, int]) -> None:
+    def _set_addresses(self, stream: torch.cuda.Stream, tensors: object, addresses: dict[str, int]) -> None:
         """Set the addresses of this call's tensors in the kernels' arguments."""
         for name, address in addresses.items():
             self._stand_ins[name].address = address
 
     def _bind_run(self, is_library: bool, operations: tuple[Operation, ...], follows: bool) -> list[EnqueuePacked]:
-        """What neighbours in launch order do: library calls one by one, or the kernel that does them all; where a plan
-        says so, our matmuls one by one. follows: others stand before them."""
+        """Bind adjacent operations: cuBLAS calls or our matmuls one by one, or the one packed kernel of all of them.
+
+        follows: there are operations before them.
+        """
         if not is_library:
             return [_enqueue_launch(self._kernel(follows))]
         if self._plan.realization.skinny is not None:
@@ -98,6 +100,7 @@ class PackedPlan:
         return launch
 
     def _kernel(self, is_later: bool) -> Launch:
+        """Return the launch of the packed kernel. is_later: the matmul comes before it."""
         plan, workspace = self._plan, self._workspace
         config = plan.realization.packed
         assert config is not None

@@ -38,18 +38,15 @@ class _CachedGraph:
 
 
 def may_replay(plan: Plan) -> bool:
-    """Return whether calls of a plan may become graphs.
-
-    Without NCCL collectives, and without counts, which set sizes.
-    """
+    """Return whether calls of a plan may become graphs: it has no NCCL collectives, and no counts, which set sizes."""
     has_collectives = any(isinstance(operation, Collective) for operation in plan.schedule.operations)
     return not has_collectives and plan.problem.has_fixed_sizes
 
 
 class Replays:
-    """The graphs of one plan. _graphs: addresses of a call's tensors -> graph. _seen.
+    """The graphs of one plan.
 
-    Addresses of calls without one.
+    _graphs: addresses of a call's tensors -> graph. _seen: addresses of calls that have no graph yet.
     """
 
     def __init__(self) -> None:
@@ -94,6 +91,7 @@ class Replays:
         return self._graphs.setdefault(addresses, _CachedGraph(capture(), self._calls)).graph
 
     def _is_repeated(self, addresses: TensorAddresses) -> bool:
+        """Return whether a call with these addresses was seen before; remember them."""
         if addresses in self._seen:
             return True
         if len(self._seen) >= MOST_SEEN:
@@ -102,6 +100,7 @@ class Replays:
         return False
 
     def _has_room(self) -> bool:
+        """Return whether a graph can be added; drop the least recently launched one if it is stale."""
         if len(self._graphs) < MOST_GRAPHS:
             return True
         oldest = min(self._graphs, key=lambda addresses: self._graphs[addresses].last_call)

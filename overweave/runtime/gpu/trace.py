@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from overweave.compat.torch_names import sleep
 from overweave.errors import InputError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import ECHOES
@@ -76,7 +77,7 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: TensorsByName) -> Ti
         stamp()
     workspace.check()
     dist.barrier(workspace.group.process_group)
-    torch.cuda._sleep(SLEEP_CYCLES)
+    sleep(SLEEP_CYCLES)
     stamp()
     stamp()
     after_stamp.record()
@@ -90,6 +91,7 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: TensorsByName) -> Ti
 
 
 def _records(plan: Plan, rank: int, bound: BoundPlan, zero: tuple[int, torch.cuda.Event]) -> list[Record]:
+    """Return the records of a traced call. zero: clock and event of the instant that is zero on all ranks."""
     zero_ns, zero_event = zero
     operations = tuple(plan.schedule.of_rank(rank))
     positions = {operation.name: position for position, operation in enumerate(operations)}

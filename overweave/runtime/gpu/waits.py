@@ -80,8 +80,8 @@ def merge_adjacent(counts: Mapping[int, int]) -> list[DeviceSignals]:
 
 
 def pack_waits(ranges: Iterable[DeviceSignals]) -> Iterator[tuple[int, int, int, int, int]]:
-    """Pack ranges into few waits: each of a range, and of one more signal with a count of its own, or none."""
-    remaining = sorted(ranges, key=lambda longest: longest.high - longest.low)  # the longest last
+    """Pack ranges into few waits (low, high, full, also, also_full): each has a range and a single signal, or none."""
+    remaining = sorted(ranges, key=lambda signals: signals.high - signals.low)
     while remaining:
         longest = remaining.pop()
         has_single = bool(remaining) and remaining[0].high - remaining[0].low == 1

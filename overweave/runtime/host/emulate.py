@@ -32,7 +32,7 @@ from overweave.ir.schedule import (
 )
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.group import Group
-from overweave.memory.host.lock import run_alone
+from overweave.memory.host.lock import try_run_locked
 from overweave.memory.host.workspace import HostSlot, HostWorkspace
 from overweave.memory.layout import SlotLayout
 from overweave.memory.subgroups import subgroup
@@ -50,7 +50,7 @@ class Instances:
 
     def __init__(self, plan: Plan, slot: HostSlot) -> None:
         self._plan, self._slot = plan, slot
-        self._tensors: dict[tuple[str, int], Tensor] = {}
+        self._tensors: dict[tuple[str, int], Tensor] = {}  # (buffer, rank) -> its view
 
     def __call__(self, name: str, rank: int) -> Tensor:
         """Return a rank's instance of a buffer, shaped as `stored_shape` says."""
@@ -127,11 +127,12 @@ class HostCall:
         if isinstance(operation, Copy) and operation.delay_us:
             return self._start_delayed(operation)
         if isinstance(operation, ReducePut):
-            return lambda: run_alone(lambda: self._execute(operation))
+            return lambda: try_run_locked(lambda: self._execute(operation))
         self._execute(operation)
         return None
 
     def _execute(self, operation: Operation) -> None:
+        """Compute an operation at once."""
         view, store = self._permuted.as_matrices(operation, self.view)
         if isinstance(operation, Put | Get | ReducePut):
             for source, destination in zip(operation.sources, operation.destinations, strict=True):
@@ -142,6 +143,7 @@ class HostCall:
         store()
 
     def _start_delayed(self, operation: Copy) -> IsDone:
+        """Execute a copy after its delay; return a function that polls for its end."""
         due_s = time.monotonic() + operation.delay_us / 1e6
 
         def is_done() -> bool:
@@ -153,6 +155,7 @@ class HostCall:
         return is_done
 
     def _start_collective(self, operation: Collective) -> IsDone:
+        """Start a gloo collective; return a function that polls for its end."""
         try:
             group = subgroup(self.group, operation.ranks)
             poll = start_collective(operation, group, self._permuted.call_tensors(operation, self.view))
@@ -172,6 +175,7 @@ class HostCall:
         return self.memory(region.buffer, region.rank)[slice(*region.rows), slice(*region.cols)]
 
     def _run_steps(self) -> None:
+        """Run all steps. Raises peers' alarms, and PeerTimeout after `timeout_s` without progress."""
         run_event_loop(
             lambda: self.agenda.is_done,
             lambda: self._advance() or self.has_progressed(),
@@ -181,6 +185,7 @@ class HostCall:
         )
 
     def _advance(self) -> bool:
+        """Complete steps that have ended and start steps that may; return whether there was one."""
         has_progressed = False
         for step in list(self.agenda.poll_completed()):
             self._complete(step)
@@ -200,6 +205,7 @@ class HostCall:
         return self.slot.has_reached(wait.pad, wait.signals, wait.count)
 
     def _complete(self, step: PendingStep) -> None:
+        """Apply the epilogue of a step's sums and signal its notifies; a kernel does both itself."""
         if self.stopwatch is not None:
             self.stopwatch.stop(step)
         if not step.is_kernel:

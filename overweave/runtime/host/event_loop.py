@@ -14,11 +14,15 @@ IsDone = Callable[[], bool]
 
 
 def run_event_loop(
-    is_over: Callable[[], bool], advance: Callable[[], bool], late: Callable[[], Alarm], board: Board, timeout_s: float
+    is_over: Callable[[], bool],
+    advance: Callable[[], bool],
+    timeout_alarm: Callable[[], Alarm],
+    board: Board,
+    timeout_s: float,
 ) -> None:
     """Call `advance` until `is_over`. Raises peers' alarms, and PeerTimeout after `timeout_s` without progress.
 
-    advance: returns whether it has made progress. late: returns the alarm of a timeout.
+    advance: returns whether it has made progress. timeout_alarm: returns the alarm of a timeout.
     """
     pause, progress_s = Pause(), time.monotonic()
     while not is_over():
@@ -28,7 +32,7 @@ def run_event_loop(
             pause()
         board.check_periodically()
         if time.monotonic() - progress_s > timeout_s:
-            raise board.alarm(late())
+            raise board.alarm(timeout_alarm())
 
 
 class Beside:

@@ -102,6 +102,7 @@ class _Run:
         self.accesses: list[tuple[bool, Any]] = []
 
     def check(self) -> None:
+        """Raise Untrue unless all tiles access what their directives declare, and loop ranges commute."""
         ranges = list(self._loop_ranges())
         _record_accesses(self.accesses)
         stores = self._run_tiles(ranges, is_checked=True)
@@ -115,37 +116,39 @@ class _Run:
             if axis.is_streamed:
                 yield from ((lo, min(lo + axis.block, axis.extent)) for lo in range(0, axis.extent, axis.block))
 
-    def _run_tiles(self, parts: list[tuple[int, int]], is_checked: bool) -> dict[str, torch.Tensor]:
+    def _run_tiles(self, ranges: list[tuple[int, int]], is_checked: bool) -> dict[str, torch.Tensor]:
         """Run all tiles on zeroed outputs and return what they store. is_checked: compare accesses with directives."""
         names = {store.parameter for store in self.space.stores} - {load.parameter for load in self.space.loads}
         for name in names:
             self.tensors[name].zero_()
-        whole = {store.parameter: self.tensors[store.parameter].clone() for store in self.space.stores}
+        before = {store.parameter: self.tensors[store.parameter].clone() for store in self.space.stores}
         for number, tile in enumerate(self.space.coordinates()):
             self.accesses.clear()
-            self._launch(number, parts)
+            self._launch(number, ranges)
             for operand in (*self.space.loads, *self.space.stores) if is_checked else ():
                 self._check_operand(operand, operand in self.space.stores, number, tile)
-        stores = {name: self.tensors[name].clone() for name in whole}
-        for name, tensor in whole.items():
+        stores = {name: self.tensors[name].clone() for name in before}
+        for name, tensor in before.items():
             self.tensors[name].copy_(tensor)
         return stores
 
-    def _launch(self, number: int, parts: list[tuple[int, int]]) -> None:
-        rows = [_row(APPLY, number, number + 1), *(_row(PART, lo, hi) for lo, hi in parts)]
+    def _launch(self, number: int, ranges: list[tuple[int, int]]) -> None:
+        """Run one tile. ranges: of its streamed loop, in order."""
+        rows = [_row(APPLY, number, number + 1), *(_row(PART, lo, hi) for lo, hi in ranges)]
         words, limits = torch.zeros(4096, dtype=torch.int32), torch.zeros(64, dtype=torch.int64)
         arrays = (torch.tensor(rows, dtype=torch.int32), torch.zeros(8, dtype=torch.int32), words, words, limits)
         arguments: dict[str, Any] = {**self.trial.constants, **self.tensors}
         for name, tensor in self.trial.tensors.items():
             if tensor.block:
                 arguments[name] = TensorDescriptor.from_tensor(self.tensors[name], list(tensor.block))
-        arguments |= dict(zip(PARAMETERS, (*arrays, 1, len(parts), 1), strict=True))
+        arguments |= dict(zip(PARAMETERS, (*arrays, 1, len(ranges), 1), strict=True))
         arguments |= {
             name: self.trial.tensors[of].shape[at] for name, (of, at) in shape_parameters(self.kernel).items()
         }
         self.function[(1,)](**arguments)
 
     def _check_operand(self, operand: Operand, is_store: bool, number: int, tile: dict[str, int]) -> None:
+        """Raise Untrue if a tile has accessed an operand outside of its rectangle, or has not stored all of it."""
         tensor = self.tensors[operand.parameter]
         shape = tuple(dim.extent for dim in operand.dims)
         first, size, elements = tensor.data_ptr(), tensor.element_size(), prod(shape)

@@ -118,6 +118,7 @@ class _Call:
         self._launched.join()
 
     def _advance(self, queues: dict[str, list[Any]], running: dict[str, IsDone]) -> bool:
+        """Start and end actions at the heads of queues; return whether one has progressed."""
         has_progressed = False
         for queue, actions in queues.items():
             if not actions:
@@ -131,6 +132,7 @@ class _Call:
         return has_progressed
 
     def _start(self, action: TileLaunch | TileMove | Raise | Await) -> IsDone:
+        """Start an action; return a function that polls for its end."""
         if isinstance(action, TileLaunch):
             return self._launch_kernel(action)
         if isinstance(action, Await):

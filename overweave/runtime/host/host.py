@@ -90,7 +90,7 @@ class _Operand(NamedTuple):
     is_contiguous: bool
 
 
-_BOUND: OrderedDict[tuple[int, int, str], _Bound] = OrderedDict()
+_BOUND: OrderedDict[tuple[int, int, str], _Bound] = OrderedDict()  # (id of a plan, rank, depth) -> bound plan
 _BOUND_LIMIT = 256
 _DEPTHS = ("library", "interpreter")
 
@@ -144,6 +144,7 @@ def _operands(plan: Plan, rank: int) -> dict[str, _Operand]:
 
 
 def _extend_extents(extents: dict[str, tuple[int, int]], region: Region, actor: int, rank: int) -> None:
+    """Extend the extents by a region of this rank. Raises InputError for a region of a peer's caller."""
     if region.rank != actor:
         cure = "Stage it in a symmetric buffer"
         raise InputError("emulate the plan", f"rank {actor} reaches for {region}, a tensor of a peer's caller", cure)
@@ -153,6 +154,7 @@ def _extend_extents(extents: dict[str, tuple[int, int]], region: Region, actor: 
 
 
 def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, Tensor]) -> None:
+    """Raise InputError unless the tensors fit the plan on this rank."""
     asked = f"run {plan.name} on rank {group.rank}"
     if plan.schedule.world_size != group.world_size:
         found = f"the plan is for {plan.schedule.world_size} ranks, the group has {group.world_size}"

@@ -132,13 +132,14 @@ class InterpretedCall(HostCall):
         assert self.words.shares.are_unused()
 
     def _packed(self) -> KernelCall:
+        """Return the call of the packed kernel."""
         plan = self.binding.plan
         layout, config = lay_out_packed(plan), plan.realization.packed
         assert config is not None
         space = self.workspace.packed(layout.half_bytes, self.timeout_s)
         caller = Caller(self.group.rank, (control_words(self.words), self.words.limits))
-        kept = [buffer.name for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
-        tensors = {**self.tensors, **{name: self.binding.workspace_buffer(name) for name in kept}}
+        buffers = [buffer.name for buffer in plan.schedule.buffers if buffer.home not in (INPUT, OUTPUT)]
+        tensors = {**self.tensors, **{name: self.binding.workspace_buffer(name) for name in buffers}}
         return packed_call(config, plan.problem, layout, tensors, space, caller)
 
     def _bulk_loaded(self, name: str, tensor: Tensor) -> Tensor:

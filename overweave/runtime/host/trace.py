@@ -62,18 +62,19 @@ def subtract_poll_time(plan: Plan, by_rank: list[list[Record]]) -> list[list[Rec
 
 
 def _subtract_poll_time(records: list[Record], arrivals: list[int]) -> list[tuple[Record, ...]]:
+    """Return one rank's records. arrivals: of each operation, when its last signal was set."""
     waits = {
         (record.operation, record.tile): record
         for record in records
         if record.tile != NOT_A_TILE and KINDS[record.kind] == WAIT
     }
-    kept: list[tuple[Record, ...]] = []
+    shortened: list[tuple[Record, ...]] = []
     for record in records:
         wait = waits.get((record.operation, record.tile))
         if wait is None:
-            kept.append((record,))
+            shortened.append((record,))
         elif record is not wait:
             over_ns = min(max(arrivals[record.operation], wait.begin_ns), record.begin_ns)
             shorter = (wait._replace(end_ns=over_ns),) if over_ns > wait.begin_ns else ()
-            kept.append((*shorter, record._replace(begin_ns=over_ns)))
-    return kept
+            shortened.append((*shorter, record._replace(begin_ns=over_ns)))
+    return shortened

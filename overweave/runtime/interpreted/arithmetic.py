@@ -78,6 +78,7 @@ def atomic_rmw(self: Any, operation: Any, pointer: Any, value: Any, mask: Any, s
 
 
 def _binary(self: Any, lhs: Any, rhs: Any, operation: _Operation) -> Any:
+    """Compute in fp32 and round once, for dtypes that are kept as bits."""
     dtype = lhs.dtype.scalar
     if dtype.name not in BIT_DTYPES or lhs.data.dtype == bool:
         return _original_binary(self, lhs, rhs, operation)
@@ -149,6 +150,7 @@ def _fma(self: Any, one: Any, other: Any, addend: Any) -> Any:
 
 
 def _dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+    """Multiply and add in fp32, then round."""
     if not {a.dtype.scalar.name, b.dtype.scalar.name} <= FLOATS - {"fp64"} or d.dtype.scalar.name not in (
         "fp32",
         "fp16",
@@ -158,6 +160,7 @@ def _dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
 
 
 def _cast(self: Any, source: Any, target: Any) -> Any:
+    """Convert as a GPU, rounding to nearest even. Raises TypeError for casts that Triton does not compile."""
     source_dtype, target_dtype = source.dtype.scalar, target.scalar
     if source_dtype == target_dtype or (source.data.dtype == bool and target_dtype.name not in BIT_DTYPES):
         return _original_cast(self, source, target)
@@ -175,6 +178,7 @@ def _cast(self: Any, source: Any, target: Any) -> Any:
 
 
 def _cast_rounding(self: Any, source: Any, target: Any, mode: Any) -> Any:
+    """Convert between floating-point dtypes with a rounding mode. Raises TypeError as `_cast`."""
     source_dtype, target_dtype = source.dtype.scalar, target.scalar
     if not {source_dtype.name, target_dtype.name} <= FLOATS:
         return _original_fp_to_fp(self, source, target, mode)

@@ -134,6 +134,7 @@ _ASSEMBLY = (
 def _inline_assembly(
     self: Any, assembly: str, constraints: str, values: list[Any], types: Any, is_pure: bool, pack: int
 ) -> _Results:
+    """Emulate the known forms of inline assembly. Raises NotImplementedError for others."""
     text = " ".join(assembly.split())
     for pattern, effect in _ASSEMBLY:
         if pattern.match(text):
@@ -142,6 +143,7 @@ def _inline_assembly(
 
 
 def _atomic_rmw(self: Any, operation: Any, pointer: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
+    """Run an atomic; yield the core if it is a poll that reads the same value again."""
     result = atomic_rmw(self, operation, pointer, value, mask, sem, scope)
     if value.data.size == 1 and not value.data.any():  # adding zero is how an interpreted kernel polls
         seen: dict[int, int] = _program.__dict__.setdefault("seen", {})

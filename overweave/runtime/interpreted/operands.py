@@ -43,6 +43,7 @@ def install_operand_shortcuts() -> None:
 
 
 def _check(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any:
+    """Convert both sides to a common type, by a shortcut where no conversion is needed."""
     left, right = type(lhs), type(rhs)
     if left is tl.tensor and right is tl.tensor:
         dtype = lhs.dtype

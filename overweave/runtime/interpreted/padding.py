@@ -36,6 +36,7 @@ def _block_load(self: Any, pointer: Any, boundary_check: Any, padding: Any, *opt
 
 
 def _pad(block: Any, materialize: Any, indices: Any) -> Any:
+    """Replace elements out of bounds by NaN. materialize: returns pointers and mask."""
     name = block.dtype.scalar.name
     if name in BIT_DTYPES:
         mask = materialize(indices)[1]

@@ -29,6 +29,7 @@ def install_warp_reductions() -> None:
 
 
 def _reduce(self: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Combine the lower and the upper half of an axis until one element is left."""
     axis = self.axis
     parts = _tensors([tensor.handle.data for tensor in inputs], inputs)
     if axis is None:
@@ -55,6 +56,7 @@ def _result(self: Any, tensor: Any, inputs: Any) -> Any:
 
 
 def _scan(self: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Combine each element with the one 1, 2, 4, ... before it."""
     axis = self.axis
     data = [np.flip(t.handle.data, axis) if self.reverse else t.handle.data for t in inputs]
     parts, size, distance = _tensors(data, inputs), data[0].shape[axis], 1
@@ -101,6 +103,7 @@ def _scalar_bool(self: Any) -> bool:
 
 
 def _one_by_one(combine: Any, one: _Tensors, other: _Tensors) -> _Tensors:
+    """Combine pairs of elements one after another."""
     _combining.blocks = False
     outputs = [np.empty_like(each.handle.data) for each in one]
     for at in np.ndindex(outputs[0].shape):

@@ -24,7 +24,7 @@ class _Shape(NamedTuple):
 
 
 _SHAPES: dict[tuple[int, ...], _Shape] = {}
-_NUMPY: dict[str, np.dtype[Any]] = {}
+_NUMPY: dict[str, np.dtype[Any]] = {}  # name of Triton's dtype -> numpy's
 _original_block: Callable[[Any, Any, Any], None] = tl.core.block_type.__init__
 _original_numpy: Callable[[Any], np.dtype[Any]] = triton_interpreter._get_np_dtype
 _bits: dict[str, int] = {}
@@ -41,6 +41,7 @@ def install_type_cache() -> None:
 
 
 def _init_block_type(self: Any, element_ty: Any, shape: Iterable[Any]) -> None:
+    """`block_type.__init__`, with the parts that depend on the shape from the cache."""
     sizes = tuple(size.value if isinstance(size, tl.core.constexpr) else size for size in shape)
     cached = _SHAPES.get(sizes)
     if cached is None:

@@ -32,6 +32,7 @@ def hopper_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs)
 
 
 def _arguments(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs) -> list[Any]:
+    """Return the kernel's arguments: descriptors, then those that both kernels take, then traits."""
     (box_m, box_n), block_k = hopper_boxes(config), config.block_k
     block_b = [box_n, block_k] if operands.b_is_transposed else [block_k, box_n]
     a_sides = a_descriptors(operands, lambda matrix: _descriptor(matrix, [box_m, block_k]))

@@ -64,6 +64,7 @@ class ProgramArguments:
         return self._heap.view(self._layout.buffers[name], (buffer.rows, buffer.cols), buffer.dtype)
 
     def _argument(self, value: Any) -> Any:
+        """Return a kernel argument: a channel, a symmetric tensor, a view of a part, or the value itself."""
         if isinstance(value, ChannelArgument):
             tables = (value.producer_table, value.consumer_table, value.counts)
             named = dict(zip(("producer_table", "consumer_table", "counts"), tables, strict=True))

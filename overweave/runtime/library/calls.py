@@ -75,6 +75,7 @@ def allocated_output(operation: Operation, problem: Problem, shapes: Mapping[str
 def _general_call(
     operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
 ) -> BoundLibraryCall:
+    """Bind any operation by `run_with_epilogue` and `finish_sum`."""
     views, has_sum_epilogue = Views((operation,), shapes), problem.has_sum_epilogue
 
     def call(tensors: TensorsByName) -> None:
@@ -109,6 +110,7 @@ def _plain_matmuls(operation: Operation, problem: Problem, shapes: Mapping[str, 
 def _plain_matmul_call(
     operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]
 ) -> BoundLibraryCall | None:
+    """Bind plain matmuls; None for other operations."""
     matmuls, in_full_precision = (
         _plain_matmuls(operation, problem, shapes),
         full_precision(getattr(torch, problem.dtype)),

@@ -71,6 +71,7 @@ def merge_parts(operation: Operation, shapes: Mapping[str, ViewShape], buffer_ro
 def _merge_parts(
     parts: tuple[Region, ...], shapes: Mapping[str, ViewShape], buffer_rows: Mapping[str, int]
 ) -> tuple[Region, ...]:
+    """Return adjacent equal parts of one buffer as one part; others unchanged."""
     first, size = parts[0], parts[0].shape[0]
     rows, cols = shapes[first.buffer]
     top, last = first.rows[0], buffer_rows.get(first.buffer, rows)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from overweave.compat.torch_names import sleep
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.tuner.calibrate import samples
 from overweave.tuner.calibrate.samples import POLLS, ROUNDS, WRITES, Bench, Queues
@@ -66,7 +67,7 @@ def _middle(times: list[float]) -> float:
 
 def _spins(count: int, cycles: int) -> None:
     for _ in range(count):
-        torch.cuda._sleep(cycles)
+        sleep(cycles)
 
 
 class Raw(NamedTuple):

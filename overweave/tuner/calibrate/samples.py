@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from overweave.compat.torch_names import sleep
 from overweave.errors import MachineError
 from overweave.ir.kernel_limits import SIGNAL_CAPACITY
 from overweave.ir.tile_order import NO_SIGNAL
@@ -72,7 +73,7 @@ class Bench:
     def align(self) -> None:
         """Hide the host behind a sleep, then let all ranks start together."""
         torch.cuda.synchronize()
-        torch.cuda._sleep(ALIGNED)
+        sleep(ALIGNED)
         dist.all_reduce(self._one, dist.ReduceOp.MAX)
 
     def fork(self) -> None:
@@ -148,7 +149,7 @@ def signal_to_flag(bench: Bench, queue: CopyQueue) -> None:
     bench.reset()
     queue.prepare(bench.side.cuda_stream, {})
     bench.fork()
-    torch.cuda._sleep(HEAD_START)
+    sleep(HEAD_START)
     kernels.release_kernel[(1,)](bench.stamps, 0, bench.own(GO), num_warps=1)
     queue.launch(bench.side.cuda_stream, {})
     bench.watch(1, FLAG)
@@ -159,7 +160,7 @@ def signal_to_kernel(bench: Bench, wait: OnStream) -> None:
     """Time from a kernel's signal to the start of a kernel behind a wait for it, of the stream or of a kernel."""
     bench.reset()
     bench.fork()
-    torch.cuda._sleep(HEAD_START)
+    sleep(HEAD_START)
     kernels.release_kernel[(1,)](bench.stamps, 0, bench.own(GO), num_warps=1)
     wait(bench.side.cuda_stream)
     bench.stamp(1, bench.side)

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from overweave.compat.torch_names import sleep
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.problem import Problem
 from overweave.ir.tile_order import TileRow
@@ -70,7 +71,7 @@ def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> lis
             index = (offset + sample) % len(calls)
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             call = calls[index]
-            torch.cuda._sleep(200_000)
+            sleep(200_000)
             run = call
             if isinstance(call, Rewound):
                 call.reset_claims()

@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct
 
+from overweave.compat.torch_names import all_gather_single, reduce_scatter_single
 from overweave.ir.operators.record import CallMatrix
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import Group
-from overweave.runtime.library.library import all_gather_flat, as_movable, reduce_scatter_flat
+from overweave.runtime.library.library import as_movable
 from overweave.runtime.library.scaled import scaled_matmul
 from overweave.tuner.measure.peer_copies import HAS_COPY_ENGINE, CopyPiece, PeerCopies
 from overweave.tuner.measure.replay import MOST_INPUT_SETS
@@ -186,10 +187,10 @@ class _Library(NamedTuple):
             height = -(-rows // group.world_size)
             padded = torch.nn.functional.pad(shard, (0, 0, 0, height - shard.shape[0]))
             whole = shard.new_empty(height * group.world_size, shard.shape[1])
-            all_gather_flat(whole, padded, group=group.process_group)
+            all_gather_single(whole, padded, group=group.process_group)
             return whole[:rows]
         sent = shard if self.places.product is None else self.places.shards[0]
-        all_gather_flat(as_movable(self.places.whole), sent, group=self.side.setting.group.process_group)
+        all_gather_single(as_movable(self.places.whole), sent, group=self.side.setting.group.process_group)
         return self.places.whole[: self.side.problem.m]
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
@@ -199,7 +200,7 @@ class _Library(NamedTuple):
     def reduce_scatter(self, part: torch.Tensor) -> torch.Tensor:
         """Return this rank's rows of the sum. part: the rows of `whole` without padding."""
         (lo, hi), places = self.side.rows, self.places
-        reduce_scatter_flat(places.sum, places.whole, group=self.side.setting.group.process_group)
+        reduce_scatter_single(places.sum, places.whole, group=self.side.setting.group.process_group)
         return places.sum[: hi - lo]
 
     def all_to_all(self, blocks: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct
 
+from overweave.compat.torch_names import sleep
 from overweave.errors import InputError
 from overweave.ir.pause_gc import without_collection
 from overweave.tuner.measure.statistics import median
@@ -124,7 +125,7 @@ class _CudaClock:
         self._end = torch.cuda.Event(enable_timing=True)
 
     def _align(self) -> None:
-        torch.cuda._sleep(SLEEP_CYCLES)
+        sleep(SLEEP_CYCLES)
         if self._group is not None:
             dist.all_reduce(self._one, dist.ReduceOp.MAX, self._group)
 

@@ -51,6 +51,14 @@ def test_a_choice_that_looks_at_too_little_is_seen(monkeypatch: pytest.MonkeyPat
     assert verdicts([each])[0].holds is False
 
 
+def test_a_choice_that_takes_too_long_is_made_anew_and_the_least_counts(monkeypatch: pytest.MonkeyPatch):
+    seconds = [0.9, 0.4, 0.1]
+    monkeypatch.setattr(choice_by_machine, "_first_call", lambda problem, target: ("", seconds.pop(0), 2.0))
+    assert choice_by_machine._quickest_try(None, None) == ("", 0.4, 2.0)
+    seconds[:] = [0.9, 0.8, 0.7, 0.1]
+    assert choice_by_machine._quickest_try(None, None) == ("", 0.7, 2.0)
+
+
 def test_nothing_to_judge_is_no_pass_and_an_unknown_machine_is_named(capsys: pytest.CaptureFixture[str]):
     assert verdicts([])[0].holds is False
     assert main(["--machines", "abacus"]) == 2

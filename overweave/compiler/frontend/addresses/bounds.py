@@ -90,6 +90,7 @@ class Bounds:
         return NOTHING
 
     def _scale(self, factor: Polynomial, interval: SymbolicInterval) -> SymbolicInterval:
+        """Multiply an interval by a polynomial of constant sign."""
         if factor == ZERO:
             return ZERO, ZERO
         low, high = (None if end is None else end * factor for end in interval)
@@ -130,6 +131,7 @@ class Bounds:
         return interval
 
     def _atom_interval(self, atom: Atom) -> SymbolicInterval:
+        """Bound an atom."""
         if isinstance(atom, str):
             return atom_poly(atom), atom_poly(atom)
         if isinstance(atom, BlockOf):
@@ -142,6 +144,7 @@ class Bounds:
         return self._result_interval(atom)
 
     def _quotient_interval(self, atom: Quotient) -> SymbolicInterval:
+        """Bound a floor division by a positive constant."""
         divisor = self._substitute(atom.by).constant
         if divisor is None or divisor <= 0:
             return (atom_poly(atom), atom_poly(atom)) if not varies(atom_poly(atom)) else NOTHING
@@ -149,6 +152,7 @@ class Bounds:
         return _floor_div_constant(low, divisor), _floor_div_constant(high, divisor)
 
     def _result_interval(self, atom: OpaqueResult) -> SymbolicInterval:
+        """Bound a clamp, a minimum or maximum, or a cast; any other operation is unknown."""
         inputs = [self.interval(value) for value in atom.inputs]
         if atom.operation == CLAMP:
             (low, high), (_, bound) = inputs

@@ -316,6 +316,7 @@ class Judged:
 
 
 def _linear_offset(dims: Sequence[Dimension], indices: Sequence[Polynomial]) -> Polynomial:
+    """Return the sum of each index times its stride."""
     offset = ZERO
     for dim, index in zip(dims, indices, strict=True):
         offset = offset + index * dim.stride

@@ -65,6 +65,7 @@ class Callees:
         return name if name in self._functions else ""
 
     def _touches_of(self, name: str) -> tuple[Touch, ...]:
+        """Return the touches of a helper, once computed."""
         if name not in self._touches:
             self._touches[name] = ()  # ends the recursion of a function that calls itself
             function = self._functions[name]

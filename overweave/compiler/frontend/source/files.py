@@ -173,14 +173,8 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             for alias in node.names:
-                yield (
-                    (f"*{module}", (module, ""))
-                    if alias.name == "*"
-                    else (
-                        alias.asname or alias.name,
-                        (module, alias.name),
-                    )
-                )
+                star = alias.name == "*"
+                yield (f"*{module}", (module, "")) if star else (alias.asname or alias.name, (module, alias.name))
 
 
 def imported_file(module: str, importer: Path) -> File | None:
@@ -205,6 +199,7 @@ def imported_file(module: str, importer: Path) -> File | None:
 
 @lru_cache(maxsize=64)
 def _parse(path: Path, data: bytes) -> File | None:
+    """Parse a file, once for each content; None if it cannot be parsed."""
     try:
         tree = ast.parse(data.decode())
     except (SyntaxError, ValueError, RecursionError, MemoryError):

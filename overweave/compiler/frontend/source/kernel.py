@@ -130,6 +130,7 @@ def _dim(place: SourceLine, expression: Polynomial, axes: tuple[Axis, ...], numb
 
 
 def _affine(place: SourceLine, expression: Polynomial, axes: Mapping[str, object]) -> tuple[str | None, int, int]:
+    """Return `affine_in`. Raises DirectiveError for an expression that is not."""
     try:
         return affine_in(expression, axes)
     except ExpressionError as error:

@@ -74,6 +74,7 @@ def assignments(node: cst.CSTNode) -> list[NameBinding]:
 
 
 def _bindings(target: cst.CSTNode, value: cst.BaseExpression | None) -> list[NameBinding]:
+    """Return the names that an assignment binds; a tuple of names takes a tuple of values one by one."""
     if isinstance(target, cst.Tuple | cst.List) and isinstance(value, cst.Tuple | cst.List):
         if len(target.elements) == len(value.elements):
             pairs = zip(target.elements, value.elements, strict=True)

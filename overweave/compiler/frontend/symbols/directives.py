@@ -127,6 +127,7 @@ def parse_directive(comment: str, file: str, line: int) -> Directive:
 
 
 def _axis(place: SourceLine, rest: str) -> AxisDirective:
+    """Parse `NAME[=EXTENT] block=SIZE [streamed]`."""
     match = _AXIS.fullmatch(rest)
     if match is None:
         raise place.error("cannot read it", "Write `axis NAME block=SIZE`" + FORM)
@@ -151,6 +152,7 @@ def _dispatch(place: SourceLine, rest: str) -> DispatchDirective:
 
 
 def _pid_map(place: SourceLine, rest: str) -> PidMapDirective:
+    """Parse `AXIS=variable ...`."""
     pairs: list[tuple[str, str]] = []
     for word in rest.split():
         axis, equals, variable = word.partition("=")
@@ -170,6 +172,7 @@ def _pid_map(place: SourceLine, rest: str) -> PidMapDirective:
 
 
 def _access(place: SourceLine, rest: str, is_store: bool) -> AccessDirective:
+    """Parse `TENSOR=parameter[DIM, ...]`."""
     match = _ACCESS.fullmatch(rest)
     if match is None:
         raise place.error("cannot read it", "Write `TENSOR=parameter[DIM, DIM]`" + FORM)
@@ -190,6 +193,7 @@ def _name(place: SourceLine, name: str) -> str:
 
 
 def _expression(place: SourceLine, text: str) -> Polynomial:
+    """Parse an integer expression. Raises DirectiveError."""
     try:
         return parse_expression(text)
     except ExpressionError as error:

@@ -61,11 +61,7 @@ class Expressions:
         """Evaluate an expression."""
         kind = type(node).__name__
         rule: Callable[[Any], SymbolicValue] | None = getattr(self, f"_{kind.lower()}", None)
-        return (
-            rule(node)
-            if rule
-            else opaque(kind, *(self.value(child) for child in _child_expressions(node)), tags=frozenset())
-        )
+        return rule(node) if rule else opaque(kind, *map(self.value, _child_expressions(node)))
 
     def _constant(self, node: ast.Constant) -> SymbolicValue:
         return Number(number(int(node.value))) if isinstance(node.value, int) else Constant(node.value)
@@ -107,6 +103,7 @@ class Expressions:
         return result
 
     def _ifexp(self, node: ast.IfExp) -> SymbolicValue:
+        """Evaluate the branch that is taken, or merge both."""
         test = as_condition(self.value(node.test))
         truth = self.reader.truth(node.test, test)
         if truth is not None:
@@ -119,6 +116,7 @@ class Expressions:
         return Constant(node.attr) if node.attr != "value" else self.value(node.value)
 
     def _subscript(self, node: ast.Subscript) -> SymbolicValue:
+        """Evaluate an item of a tuple, or `x[:, None]`."""
         inner = self.value(node.value)
         index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if isinstance(inner, Several) and len(index) == 1:
@@ -137,6 +135,7 @@ class Expressions:
         return opaque("*", self.value(node.value))
 
     def _call(self, node: ast.Call) -> SymbolicValue:
+        """Evaluate a call of `tl` by TL_FUNCTIONS, of a helper by a walk into it; record loads and stores."""
         arguments = [self.value(arg) for arg in node.args], {str(k.arg): self.value(k.value) for k in node.keywords}
         word = self.reader.tl_name(node)
         if not word:
@@ -155,6 +154,7 @@ class Expressions:
         return result or _opaque(word, arguments)
 
     def _method(self, node: ast.Call, function: ast.Attribute, arguments: Arguments) -> SymbolicValue:
+        """Evaluate a method as the function of `tl` with the value as first argument."""
         inner, name = self.value(function.value), function.attr
         if name in ("load", "store", "gather", "scatter") or name.startswith("atomic_"):
             self.reader.record_access(node, name, inner, arguments)

@@ -148,6 +148,7 @@ class _Walk:
             self.expressions.variables[name] = Number(atom_poly(BlockOf(axis)))
 
     def _statement(self, node: ast.stmt) -> bool:
+        """Walk a statement. Return whether it certainly returns. Too large values become opaque."""
         before, self.directives = self.directives, self.access_directives.get(node.lineno, ())
         rule = getattr(self, f"_{type(node).__name__.lower()}", None)
         try:
@@ -160,6 +161,7 @@ class _Walk:
             self.directives = before
 
     def _assign(self, node: ast.Assign) -> None:
+        """Assign; `pid = tl.program_id(0)` without a dispatch region also sets the block variables."""
         value = self.expressions.value(node.value)
         for target in node.targets:
             self._set(target, value)
@@ -178,6 +180,7 @@ class _Walk:
             self._set(node.target, binary_op(old, self.expressions.value(node.value), node.op))
 
     def _set(self, target: ast.expr, value: SymbolicValue) -> None:
+        """Assign a value to a name, or to the names of a tuple."""
         if isinstance(target, ast.Name):
             self.expressions.variables[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
@@ -194,6 +197,7 @@ class _Walk:
         return True
 
     def _if(self, node: ast.If) -> bool:
+        """Walk the branch that is taken, or both: their variables are merged, and the guard holds inside."""
         test = as_condition(self.expressions.value(node.test))
         truth = self.truth(node.test, test)
         if truth is not None:
@@ -230,6 +234,7 @@ class _Walk:
         return truth
 
     def _while(self, node: ast.While) -> None:
+        """Walk a loop whose iteration count is unknown unless `_while_count` finds it."""
         tags = value_tags(self.expressions.value(node.test)) | {LOOP_CARRIED}
         loop = Loop(node.lineno, atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags)))
         before = self._values_before(node)
@@ -298,6 +303,7 @@ class _Walk:
         return steps
 
     def _enter_iteration(self, node: ast.For | ast.While, loop: Loop) -> None:
+        """Set the loop variable, and in the loop over tiles the block variables."""
         if isinstance(node, ast.For):
             self._set(node.target, loop.variable)
         if loop.is_tile_loop and not self.kernel.dispatch_lines:

@@ -84,6 +84,7 @@ def transpose(value: SymbolicValue) -> SymbolicValue:
 
 
 def _arange(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
+    """Return `tl.arange(low, high)`."""
     if len(args) == 2 and all(isinstance(arg, Number) for arg in args):
         low, high = (arg.poly for arg in args if isinstance(arg, Number))
         return Number(low + atom_poly(LaneIndex(high - low, 0)), 1)
@@ -91,6 +92,7 @@ def _arange(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) ->
 
 
 def _cdiv(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
+    """Return `tl.cdiv(a, b)`."""
     if len(args) == 2 and isinstance(args[0], Number) and isinstance(args[1], Number):
         rank = max(args[0].rank, args[1].rank)
         return Number(ceil_div(broadcast(args[0], rank), broadcast(args[1], rank)), rank)
@@ -141,6 +143,7 @@ def _min_or_max(word: str, args: list[SymbolicValue]) -> SymbolicValue | None:
 
 
 def _full(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
+    """Return `tl.full(shape, value, dtype)`."""
     fill = args[1] if len(args) > 1 else keywords.get("value")
     rank = len(args[0].values) if args and isinstance(args[0], Several) else 1
     dtype = args[2] if len(args) > 2 else keywords.get("dtype")
@@ -148,6 +151,7 @@ def _full(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> S
 
 
 def _cast(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
+    """Return `tl.cast(x, dtype)` or `x.to(dtype)`; a bitcast is unknown."""
     dtype = args[1] if len(args) > 1 else keywords.get("dtype")
     if not args or keywords.get("bitcast") is not None:
         return None
@@ -173,6 +177,7 @@ def _broadcast_to(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValu
 
 
 def _expand_dims(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
+    """Return `tl.expand_dims(x, axis)`."""
     axis_value = args[1] if len(args) > 1 else keywords.get("axis")
     if (
         isinstance(args[0], Number | Condition)
