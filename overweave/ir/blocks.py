@@ -121,12 +121,12 @@ def block_cells(blocks: Blocks, shape: tuple[int, int], part: Rectangle) -> list
         begin, stop = col * blocks.cols, min((col + 1) * blocks.cols, shape[1])
         columns.append((col, (max(left, begin), min(right, stop)), (begin, stop)))
     cells: list[Cell] = []
-    for at in range(bisect_right(tops, top) - 1 if bottom > top else len(tops), len(tops)):
-        first, end = tops[at], tops[at + 1] if at + 1 < len(tops) else shape[0]
+    for index in range(bisect_right(tops, top) - 1 if bottom > top else len(tops), len(tops)):
+        first, end = tops[index], tops[index + 1] if index + 1 < len(tops) else shape[0]
         if first >= bottom:
             break
         rows, whole = (max(top, first), min(bottom, end)), (first, end)
-        places = blocks.places[at * wide : (at + 1) * wide]
+        places = blocks.places[index * wide : (index + 1) * wide]
         cells += [Cell(rows, cols, (whole, block), places[col] * size) for col, cols, block in columns]
     return cells
 
@@ -151,27 +151,29 @@ def memory_image(
 ) -> Image:
     """Return the image in memory of rectangles of a matrix of this shape. by_cells: a rectangle that holds the first
     rows of a block has its whole cell, as where a last shard is a few rows shorter than the others."""
-    pieces = [piece for at, part in enumerate(parts) for piece in _pieces(blocks, shape, (at, part), by_cells)]
+    pieces = [
+        piece for rectangle, part in enumerate(parts) for piece in _pieces(blocks, shape, (rectangle, part), by_cells)
+    ]
     pieces.sort(key=lambda one: one.run.start)
     lo = end = pieces[0].run.start if pieces else 0
     is_whole = True
     order: list[tuple[int, ...]] = []
-    for at, run, stop, _ in pieces:
+    for rectangle, run, stop, _ in pieces:
         is_whole &= run.start == end and stop > 0
         end = stop
         last, pitch = order[-1] if order else None, run.pitch if run.rows > 1 else 0
-        if last and _follows(last, at, run, lo):
+        if last and _follows(last, rectangle, run, lo):
             order[-1] = (*last[:3], last[3] + run.rows, *last[4:6], run.pitch)  # the next rows of the same columns
         else:
-            order.append((at, run.row, run.col, run.rows, run.cols, run.start - lo, pitch))
+            order.append((rectangle, run.row, run.col, run.rows, run.cols, run.start - lo, pitch))
     extra = tuple(piece.extra for piece in pieces if piece.extra)
     return Image((lo, end) if is_whole else None, tuple(order), extra)
 
 
-def _follows(last: tuple[int, ...], at: int, run: ContiguousRun, lo: int) -> bool:
-    """Whether a run of rectangle `at` continues the last one: the next rows of the same columns at the same pitch. lo:
+def _follows(last: tuple[int, ...], rectangle: int, run: ContiguousRun, lo: int) -> bool:
+    """Whether a run of a rectangle continues the last one: the next rows of the same columns at the same pitch. lo:
     the first element of the image."""
-    is_next = (at, run.row - last[3], run.col, run.cols) == (last[0], last[1], last[2], last[4])
+    is_next = (rectangle, run.row - last[3], run.col, run.cols) == (last[0], last[1], last[2], last[4])
     return is_next and last[6] in (0, run.pitch) and run.start - lo == last[5] + last[3] * run.pitch
 
 
@@ -189,7 +191,7 @@ def _pieces(
     blocks: Blocks | None, shape: tuple[int, int], numbered: tuple[int, Rectangle], by_cells: bool
 ) -> list[_Piece]:
     """Return the pieces of one rectangle that are not empty. numbered: its index and the rectangle."""
-    at, part = numbered
+    rectangle, part = numbered
     pieces: list[_Piece] = []
     if blocks is None:
         runs: list[tuple[ContiguousRun, Cell | None]] = [(run, None) for run in memory_runs(blocks, shape, part)]
@@ -210,7 +212,7 @@ def _pieces(
                 extra = ((row_end, end), cell.block[1]) if row_end < end else None
             else:
                 stop = run.start + run.rows * run.pitch
-        pieces.append(_Piece(at, run, stop, extra))
+        pieces.append(_Piece(rectangle, run, stop, extra))
     return pieces
 
 

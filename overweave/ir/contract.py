@@ -62,8 +62,8 @@ def _sent_blocks(problem: Problem, rank: int) -> Iterator[Holding]:
     block, name, counted = problem.block, problem.record.x.name, "sent" if problem.counted else None
     for to in range(problem.world_size):
         shape, tensor = (block, problem.k), all_to_all_result(FACTORS[0], to)
-        at = rank * block, 0
-        yield Holding(name, rank, shape, problem.dtype, tensor, at, first=to * block, counted=counted)
+        corner = rank * block, 0
+        yield Holding(name, rank, shape, problem.dtype, tensor, corner, first=to * block, counted=counted)
 
 
 def _received_blocks(problem: Problem, rank: int) -> Iterator[Holding]:
@@ -71,9 +71,9 @@ def _received_blocks(problem: Problem, rank: int) -> Iterator[Holding]:
     record, block = problem.record, problem.block
     tensor, counted = product(problem.factor(rank), FACTORS[1]), "received" if problem.counted else None
     for source in range(problem.world_size):
-        at, shape, first = (source * block, source * problem.n), (block, problem.n), source * block
+        corner, shape, first = (source * block, source * problem.n), (block, problem.n), source * block
         reduced, dtype = (0, problem.k), problem.result_dtype
-        yield Holding(record.y.name, rank, shape, dtype, tensor, at, reduced, first=first, counted=counted)
+        yield Holding(record.y.name, rank, shape, dtype, tensor, corner, reduced, first=first, counted=counted)
 
 
 def postconditions(problem: Problem, rank: int) -> Iterator[Holding]:
@@ -89,8 +89,8 @@ def postconditions(problem: Problem, rank: int) -> Iterator[Holding]:
         name, tensor = indexed_name(record.y.name, index), product(problem.factor(rank), FACTORS[1])
         counted, first = "received" if problem.counted else None, 0
         for lo, hi in ranges:
-            shape, at, dtype = (hi - lo, cols), (lo, col), problem.result_dtype
-            yield Holding(name, rank, shape, dtype, tensor, at, reduced, first=first, counted=counted)
+            shape, corner, dtype = (hi - lo, cols), (lo, col), problem.result_dtype
+            yield Holding(name, rank, shape, dtype, tensor, corner, reduced, first=first, counted=counted)
             first += hi - lo
         col += cols
     if problem.returns_gathered:

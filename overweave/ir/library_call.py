@@ -79,8 +79,10 @@ def _side(regions: tuple[Region, ...], parts: int, buffers: Buffers) -> Collecti
         return "a library call needs one contiguous span, and its regions are not"
     side = CollectiveSide(regions[0].buffer, span, parts)
     groups = regions_by_member(regions, parts > 1, parts)
-    for at, group in enumerate(groups):
-        lo = span[0] + at * side.part_size
+    for member, group in enumerate(groups):
+        lo = span[0] + member * side.part_size
         if len(groups) != parts or image_of_regions(buffers, group, by_cells=True).span != (lo, lo + side.part_size):
-            return f"what it moves for member {at} is not the same part of its span: members have {parts} equal ones"
+            return (
+                f"what it moves for member {member} is not the same part of its span: members have {parts} equal ones"
+            )
     return side

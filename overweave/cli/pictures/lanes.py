@@ -176,10 +176,10 @@ def _arrows(timeline: Timeline, places: LaneHeights) -> TableColumns:
     for arrow in timeline.arrows:
         source, target = timeline.spans[arrow.source], timeline.spans[arrow.target]
         # A span of compute begins with its first tile, which may not be the one that waited: the arrow ends inside it.
-        at = max(target.begin_us, min(source.end_us, target.end_us)) if target.kind == COMPUTE else target.begin_us
+        arrives = max(target.begin_us, min(source.end_us, target.end_us)) if target.kind == COMPUTE else target.begin_us
         (top, bottom), (low, high) = (places[each.rank, each.track] for each in (source, target))
         says = f"{target.name} waits for {source.name}"
-        row: Row = (source.end_us, (top + bottom) / 2, at, (low + high) / 2, says)
+        row: Row = (source.end_us, (top + bottom) / 2, arrives, (low + high) / 2, says)
         for key, value in zip(columns, row, strict=True):
             columns[key].append(value)
     return columns

@@ -44,9 +44,9 @@ def _signals_behind_kernels(plan: Plan, rank: int, stream_queues: frozenset[str]
         if operation.queue in stream_queues:
             in_order.setdefault((operation.rank, operation.queue), []).append(operation)
     senders = {
-        signal: (queue, at)
+        signal: (queue, index)
         for queue, operations in in_order.items()
-        for at, operation in enumerate(operations)
+        for index, operation in enumerate(operations)
         for signal in _notified(operation, rank)
     }
     pending = [
@@ -60,11 +60,11 @@ def _signals_behind_kernels(plan: Plan, rank: int, stream_queues: frozenset[str]
     while pending:
         signal = pending.pop()
         arrived.add(signal)
-        queue, at = senders.get(signal, ((rank, ""), -1))
-        for operation in in_order.get(queue, [])[done.get(queue, 0) : at + 1]:
+        queue, index = senders.get(signal, ((rank, ""), -1))
+        for operation in in_order.get(queue, [])[done.get(queue, 0) : index + 1]:
             pending += _notified(operation, rank)
             pending += _awaited(operation.all_waits) if operation.rank == rank else ()
-        done[queue] = max(done.get(queue, 0), at + 1)
+        done[queue] = max(done.get(queue, 0), index + 1)
     return arrived
 
 

@@ -108,8 +108,8 @@ def _storage(words: list[str]) -> FieldValues:
         case ["counted", blocks, *rest]:
             return {"counted": blocks, **_storage(rest)}
         case ["blocks", size, "at", *places]:
-            at = places.index("tops") if "tops" in places else len(places)
-            lists = {"places": places[:at]} | ({"tops": places[at + 1 :]} if places[at:] else {})
+            split = places.index("tops") if "tops" in places else len(places)
+            lists = {"places": places[:split]} | ({"tops": places[split + 1 :]} if places[split:] else {})
             numbered = {name: [number(word) for word in words] for name, words in lists.items()}
             return {"blocks": forms.BLOCKS.read(size) | numbered}
         case [dtype, *rest] if dtype != "blocks" and rest[:1] in ([], ["blocks"], ["counted"]):

@@ -198,6 +198,6 @@ def _arrow_events(
     leaves = max(source.begin_us, round(source.end_us - 10**-DECIMALS, DECIMALS))
     start = {"ph": "s", "pid": process + source.rank, "tid": threads[arrow.source][1], "ts": leaves}
     # A span of compute begins with its first tile, which may not be the one that waited: the arrow ends inside it.
-    at = max(target.begin_us, min(source.end_us, target.end_us)) if target.kind == COMPUTE else target.begin_us
-    finish = {"ph": "f", "bp": "e", "pid": process + target.rank, "tid": threads[arrow.target][1], "ts": at}
+    arrives = max(target.begin_us, min(source.end_us, target.end_us)) if target.kind == COMPUTE else target.begin_us
+    finish = {"ph": "f", "bp": "e", "pid": process + target.rank, "tid": threads[arrow.target][1], "ts": arrives}
     return [common | start | {"args": pair}, common | finish]

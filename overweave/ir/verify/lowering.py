@@ -64,7 +64,7 @@ def check_tables(plan: Plan, graph: Graph, rank: int | None, findings: Findings)
         findings.add("lowering", None, f"there is a tile table for queue {queue} of rank {table_rank}, which has none")
     for one in ranks:
         for queue in sorted(kernels):
-            positions = [at for at in graph.of_rank[one] if graph.operations[at].queue == queue]
+            positions = [position for position in graph.of_rank[one] if graph.operations[position].queue == queue]
             if (one, queue) in tables:
                 _Table(plan, graph, tables[one, queue], findings).check(positions)
             elif positions:
@@ -163,7 +163,7 @@ class _Table:
 
     def _check_weights(self, positions: list[int]) -> None:
         """Refuse more weights than a kernel takes: MOST_WEIGHTS, or one if it adds what peers sent."""
-        computes = [one for at in positions if isinstance(one := self.graph.operations[at], Compute)]
+        computes = [one for position in positions if isinstance(one := self.graph.operations[position], Compute)]
         weights = {compute.b.buffer for compute in computes}
         if len(weights) > (1 if any(compute.addends for compute in computes) else MOST_WEIGHTS):
             message = f"queue {self.order.queue} on rank {self.order.rank} multiplies by {', '.join(sorted(weights))}"

@@ -128,7 +128,7 @@ def _check_held_kernels(plan: Plan, graph: Graph, findings: Findings) -> None:
     """Refuse kernels on side streams that `launch_obstacle` refuses."""
     queues = kernels_on_own_streams(plan)
     for rank, positions in enumerate(graph.of_rank if queues else ()):
-        operations = [graph.operations[at] for at in positions]
+        operations = [graph.operations[position] for position in positions]
         for queue in queues:
             if obstacle := launch_obstacle(plan, operations, queue):
                 findings.add("residency", None, f"queue {queue} on rank {rank}: {obstacle}")

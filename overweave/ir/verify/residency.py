@@ -38,7 +38,7 @@ def check_residency(plan: Plan, graph: Graph, together: frozenset[str], sms: int
     seen: set[tuple[int, ...]] = set()
     for starts in streams.starts(len(graph.operations)):
         orders = [streams.start_order(positions, graph, starts) for positions in graph.of_rank]
-        order = tuple(at for positions in orders for at in positions)
+        order = tuple(position for positions in orders for position in positions)
         if order not in seen and _is_stuck(streams, graph, streams.edges(graph, orders), findings):
             return
         seen.add(order)

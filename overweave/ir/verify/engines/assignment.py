@@ -112,14 +112,14 @@ def _check_boundaries(graph: Graph, positions: list[int], engines: dict[str, str
     positions: of a rank's operations."""
     after = {queue.name: queue.after for queue in graph.schedule.queues}
     of_queue: dict[str, list[int]] = {}
-    for at in positions:
-        of_queue.setdefault(graph.operations[at].queue, []).append(at)
+    for position in positions:
+        of_queue.setdefault(graph.operations[position].queue, []).append(position)
     for queue, members in of_queue.items():
         if engines.get(queue) not in (*KERNELS, PACKED_KERNEL):
             continue
         for name in after[queue]:
             launched = of_queue.get(name, [])[: 1 if engines.get(name) in KERNELS else None]
-            within = [at for at in launched if members[0] < at < members[-1]]
+            within = [position for position in launched if members[0] < position < members[-1]]
             if within:
                 late, first = graph.operations[within[0]], graph.operations[members[0]]
                 message = (

@@ -128,12 +128,12 @@ def _is_within(region: Region, holding: Holding) -> bool:
 
 def _covers(parts: Iterable[Range], whole: Range) -> bool:
     """Whether ranges in ascending order make up the whole one, each element once."""
-    at = whole[0]
+    next_element = whole[0]
     for lo, hi in parts:
-        if lo != at:
+        if lo != next_element:
             return False
-        at = hi
-    return at == whole[1]
+        next_element = hi
+    return next_element == whole[1]
 
 
 def _uncovered(regions: list[Region], shape: tuple[int, int]) -> tuple[Range, Range] | None:
@@ -146,10 +146,10 @@ def _uncovered(regions: list[Region], shape: tuple[int, int]) -> tuple[Range, Ra
         raise TooMuchWork("its goals are cut into too many columns")
     regions.sort(key=lambda region: region.rows)
     for left, right in zip(cuts, cuts[1:], strict=False):
-        at = 0
+        next_row = 0
         for region in regions:
-            if region.cols[0] <= left and region.cols[1] >= right and region.rows[0] <= at:
-                at = max(at, region.rows[1])
-        if at < rows:
-            return (at, rows), (left, right)
+            if region.cols[0] <= left and region.cols[1] >= right and region.rows[0] <= next_row:
+                next_row = max(next_row, region.rows[1])
+        if next_row < rows:
+            return (next_row, rows), (left, right)
     return None

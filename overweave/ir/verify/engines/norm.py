@@ -65,11 +65,11 @@ def _check_readers(plan: Plan, normed: dict[RankOutput, list[Normed]], findings:
 def _check_all(plan: Plan, normed: dict[RankOutput, list[Normed]], findings: Findings) -> None:
     """Refuse rows of a result that are not normed."""
     for goal in plan.schedule.goal:
-        at, (_, end), region = goal.region.rows[0], goal.region.rows, goal.region
+        next_row, (_, end), region = goal.region.rows[0], goal.region.rows, goal.region
         for lo, hi, _ in _overlapping_rows(normed.get((region.buffer, region.rank), []), region.rows):
-            at = hi if lo <= at else at
-        if at < end and not region.is_empty:
-            findings.add("form", None, f"row {at} of the result is not normed", region)
+            next_row = hi if lo <= next_row else next_row
+        if next_row < end and not region.is_empty:
+            findings.add("form", None, f"row {next_row} of the result is not normed", region)
 
 
 def _overlapping_rows(ranges: Sequence[Normed], rows: Range) -> Iterator[Normed]:

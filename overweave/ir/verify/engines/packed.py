@@ -106,7 +106,11 @@ def check_packed(plan: Plan, graph: Graph, findings: Findings) -> None:
         message = "beside the memory of its messages a packed kernel has room for one local buffer"
         findings.add("lowering", None, message)
     packed_operations = [
-        [graph.operations[at] for at in positions if engines[graph.operations[at].queue] == PACKED_KERNEL]
+        [
+            graph.operations[position]
+            for position in positions
+            if engines[graph.operations[position].queue] == PACKED_KERNEL
+        ]
         for positions in graph.of_rank
     ]
     for operation, message in _faults(plan, packed_operations, config.exchange) if any(packed_operations) else ():

@@ -48,21 +48,22 @@ def check_offsets(apply: Apply, homes: Mapping[str, str], findings: Findings) ->
         findings.add("lowering", apply, "what it makes of one tensor lies at different offsets")
 
 
-def slice_claims(at: int, row: TileRow, count: int) -> dict[str, int]:
-    """Return the columns `col` and `width` of the tile at position `at`: the slices of Puts before its Apply
-    (`row.col`). Each of the first `count` tiles claims at least one slice, so all slices are claimed by then."""
-    looks = at < count
+def slice_claims(claim: int, row: TileRow, count: int) -> dict[str, int]:
+    """Return TileRow's `col` and `width` of the tile that is claimed as number `claim`: the slices of Puts before its
+    Apply (`row.col`). Each of the first `count` tiles claims at least one slice, so all slices are claimed by then.
+    """
+    looks = claim < count
     return {"col": row.col if looks else 0, "width": int(looks)}
 
 
 def check_slices(rows: list[TileRow], before: Mapping[int, int], count: int, findings: Findings) -> None:
     """Check that tiles claim all slices (pieces of Puts, which programs push between their tiles), each those it must.
     before: operation -> slices of the operations before it. count: all slices."""
-    for at, row in enumerate(rows):
-        expected = slice_claims(at, row._replace(col=before[row.operation]), count)
+    for claim, row in enumerate(rows):
+        expected = slice_claims(claim, row._replace(col=before[row.operation]), count)
         if (row.col, row.width) != (expected["col"], expected["width"]):
             message = (
-                f"tile {at} claims slices up to {row.col} ({row.width}), not {expected['col']} ({expected['width']})"
+                f"tile {claim} claims slices up to {row.col} ({row.width}), not {expected['col']} ({expected['width']})"
             )
             findings.add("lowering", None, message)
             return
@@ -115,7 +116,7 @@ def check_parts(
         is_range = 0 <= part.wait_lo <= part.wait_hi <= part.wait_lo + len(late)
         waits = waits_of(part) if is_range else {}
         waited |= waits
-        if not is_range or any(late.get(key) != at for key, at in waits.items()):
+        if not is_range or any(late.get(key) != count for key, count in waits.items()):
             message = (
                 f"part [{part.row}:{part.row_end}] waits until [{part.wait_lo}:{part.wait_hi}] are {part.wait_count}"
             )

@@ -31,16 +31,16 @@ def stacked_region(regions: tuple[Region, ...]) -> Region | None:
     return Region(first.buffer, first.rank, (top, end), first.cols)
 
 
-def share_of(side: tuple[Region, ...], is_per_member: bool, members: int, at: int) -> tuple[Region, ...]:
-    """Return the regions of a collective's side for member `at`."""
+def share_of(side: tuple[Region, ...], is_per_member: bool, members: int, member: int) -> tuple[Region, ...]:
+    """Return the regions of a collective's side for one member."""
     if not is_per_member:
         return side
     if len(side) == 1:  # folded
         height = side[0].shape[0] // members
-        top = side[0].rows[0] + at * height
+        top = side[0].rows[0] + member * height
         return (Region(side[0].buffer, side[0].rank, (top, top + height), side[0].cols),)
     size = max(1, len(side) // members)
-    return side[at * size : (at + 1) * size]
+    return side[member * size : (member + 1) * size]
 
 
 def fold(part: Collective, buffers: Mapping[str, Buffer]) -> Collective:
@@ -73,36 +73,40 @@ class CollectiveExchange:
         self.sum = cache(lambda at: ordered_sum([values[at] for values in read]))
         self.stack = cache(lambda height, cols: stack([(height, values[0]) for values in read], cols))
 
-    def share_for(self, giver: int, index: int) -> tuple[RegionValue, ...]:
+    def share_for(self, sender: int, receiver: int) -> tuple[RegionValue, ...]:
         """Return the values that one member sends to another."""
-        values, sources = self.read[giver], self.parts[giver].sources
+        values, sources = self.read[sender], self.parts[sender].sources
         if not self.of_sources:
             return values
         if len(values) == 1 < self.count:
-            return (self._cut(values[0], sources[0].shape, index),)
+            return (self._cut(values[0], sources[0].shape, receiver),)
         size = len(values) // self.count
-        return values[index * size : (index + 1) * size]
+        return values[receiver * size : (receiver + 1) * size]
 
-    def _cut(self, value: RegionValue, shape: tuple[int, int], index: int) -> RegionValue:
+    def _cut(self, value: RegionValue, shape: tuple[int, int], member: int) -> RegionValue:
         """Return a member's share of a folded value."""
         height = shape[0] // self.count
-        return clip(value, (index * height, (index + 1) * height), (0, shape[1]))
+        return clip(value, (member * height, (member + 1) * height), (0, shape[1]))
 
-    def total(self, index: int, at: int) -> RegionValue:
+    def total(self, receiver: int, operand: int) -> RegionValue:
         """Return the sum of what all send to a member. Raises Mismatch."""
         if self.is_folded:
-            return self._cut(self.sum(at), self.parts[0].sources[0].shape, index)
+            return self._cut(self.sum(operand), self.parts[0].sources[0].shape, receiver)
         if not self.of_sources:
-            return self.sum(at)
-        return ordered_sum([self.share_for(giver, index)[at] for giver in range(self.count)])
+            return self.sum(operand)
+        return ordered_sum([self.share_for(sender, receiver)[operand] for sender in range(self.count)])
 
-    def received(self, index: int) -> Iterator[tuple[RegionValue, Region]]:
+    def received(self, receiver: int) -> Iterator[tuple[RegionValue, Region]]:
         """Yield each value that a member receives, and the region where it lands."""
-        landing = self.parts[index].destinations
-        if not self.of_sources and len(landing) == 1 < self.count and all(len(values) == 1 for values in self.read):
-            rows, cols = landing[0].shape
-            yield self.stack(rows // self.count, cols), landing[0]
+        destinations = self.parts[receiver].destinations
+        if (
+            not self.of_sources
+            and len(destinations) == 1 < self.count
+            and all(len(values) == 1 for values in self.read)
+        ):
+            rows, cols = destinations[0].shape
+            yield self.stack(rows // self.count, cols), destinations[0]
             return
-        for giver in range(self.count):
-            regions = share_of(landing, self.of_destinations, self.count, giver)
-            yield from zip(self.share_for(giver, index), regions, strict=True)
+        for sender in range(self.count):
+            regions = share_of(destinations, self.of_destinations, self.count, sender)
+            yield from zip(self.share_for(sender, receiver), regions, strict=True)

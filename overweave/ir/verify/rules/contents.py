@@ -74,11 +74,11 @@ class Contents:
         for rows in near:
             if rows[1] > top:
                 band = self._bands[rows]
-                at = bisect_right(band.lefts, left) - 1
-                if at < 0 or band.fragments[at].c1 <= left:
-                    at += 1
-                end = bisect_left(band.lefts, right)
-                fragments += band.fragments[at:end]
+                first = bisect_right(band.lefts, left) - 1
+                if first < 0 or band.fragments[first].c1 <= left:
+                    first += 1
+                last = bisect_left(band.lefts, right)
+                fragments += band.fragments[first:last]
         self._steps.spend(len(near) + len(fragments))
         return fragments
 
@@ -89,16 +89,16 @@ class Contents:
         if band is None:
             band = self._bands[rows] = _Band()
             insort(self._tops.setdefault((rows[1] - rows[0]).bit_length(), []), rows)
-        at = bisect_left(band.lefts, fragment.c0)
-        band.lefts.insert(at, fragment.c0)
-        band.fragments.insert(at, fragment)
+        index = bisect_left(band.lefts, fragment.c0)
+        band.lefts.insert(index, fragment.c0)
+        band.fragments.insert(index, fragment)
 
     def remove(self, fragment: Fragment) -> None:
         """Remove a fragment."""
         rows = fragment.r0, fragment.r1
         band = self._bands[rows]
-        at = bisect_left(band.lefts, fragment.c0)
-        del band.lefts[at], band.fragments[at]
+        index = bisect_left(band.lefts, fragment.c0)
+        del band.lefts[index], band.fragments[index]
         if not band.lefts:
             tops = self._tops[(rows[1] - rows[0]).bit_length()]
             del self._bands[rows], tops[bisect_left(tops, rows)]

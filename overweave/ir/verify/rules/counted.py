@@ -90,8 +90,8 @@ class Cells:
             for lo, hi, cell in self.of_region(part):
                 row = piece.row + lo - top
                 if not self._rows_match(_rows_of(piece.tensor), row, hi - lo, cell):
-                    source, target, at = self._coordinates(cell)
-                    place = f"row {at} of the block from rank {source} to rank {target}"
+                    source, target, block_row = self._coordinates(cell)
+                    place = f"row {block_row} of the block from rank {source} to rank {target}"
                     return f"{piece.tensor}[{row},{piece.col}] is no {place}: counts may fill one without the other"
         return ""
 
@@ -99,10 +99,10 @@ class Cells:
         """Whether `count` rows of a tensor from `row` on are in consecutive cells from `cell` on."""
         spans = self._spans.get(tensor, [])
         while count > 0:
-            at = bisect_right(spans, row, key=lambda span: span[0]) - 1
-            if at < 0 or spans[at][1] <= row or spans[at][2] + row - spans[at][0] != cell:
+            index = bisect_right(spans, row, key=lambda span: span[0]) - 1
+            if index < 0 or spans[index][1] <= row or spans[index][2] + row - spans[index][0] != cell:
                 return False
-            overlap = min(count, spans[at][1] - row)
+            overlap = min(count, spans[index][1] - row)
             row, count, cell = row + overlap, count - overlap, cell + overlap
         return True
 

@@ -264,7 +264,9 @@ class Follower:
             return self._epilogue_applied(total, out, out)
         finished: RegionValue = ()  # the result lies in several rectangles: each by itself
         for one in total:
-            rows, cols = ((at + lo, at + hi) for at, lo, hi in ((out.rows[0], *one[:2]), (out.cols[0], *one[2:4])))
+            rows, cols = (
+                (origin + lo, origin + hi) for origin, lo, hi in ((out.rows[0], *one[:2]), (out.cols[0], *one[2:4]))
+            )
             finished += self._epilogue_applied((one,), Region(out.buffer, out.rank, rows, cols), out)
         return finished
 

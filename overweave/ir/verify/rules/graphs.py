@@ -54,7 +54,7 @@ class Graph:
         raise KeyError(key)
 
     def contributors(self, key: SignalIndex) -> list[Operation]:
-        return [operation for at, operation in enumerate(self.operations) if key in self.notified[at]]
+        return [operation for position, operation in enumerate(self.operations) if key in self.notified[position]]
 
 
 def build_graph(schedule: Schedule, findings: Findings) -> Graph:
@@ -149,7 +149,7 @@ def _check_members(graph: Graph, label: str, positions: list[int], findings: Fin
     buffers = {buffer.name: buffer for buffer in graph.schedule.buffers}
     check_members(buffers, list(parts.values()), findings)
     of_sources, of_destinations = CUT_BY_MEMBER[first.function]
-    order = {rank: at for at, rank in enumerate(first.ranks)}
+    order = {rank: index for index, rank in enumerate(first.ranks)}
     has_separate_shares = any(len(side) > 1 for part in parts.values() for side in (part.sources, part.destinations))
     for rank, part in parts.items():
         # Shares of one region are alike: what fits the same part's ends fits each other.

@@ -43,8 +43,8 @@ class Past(Struct):
 
     def has(self, done: Bits, position: int) -> bool:
         """Whether the operation is in the set."""
-        word, at = self.index[position] >> _SHIFT, self.index[position] & _WITHIN
-        return word < len(done) and bool(done[word] >> at & 1)
+        word, offset = self.index[position] >> _SHIFT, self.index[position] & _WITHIN
+        return word < len(done) and bool(done[word] >> offset & 1)
 
     def ranks_before(self, position: int) -> int:
         """Return the ranks, as bits, of which some operation completed before this one starts."""
@@ -107,9 +107,9 @@ def _singleton(index: int) -> Bits:
 
 def _insert(done: Bits, index: int, rank: int, budget: WorkBudget) -> Bits:
     """Return the set with one operation more, of a rank."""
-    at = index >> _SHIFT
-    words = [*done, *[0] * (at + 1 - len(done))]
-    words[at] |= 1 << (index & _WITHIN)
+    last_word = index >> _SHIFT
+    words = [*done, *[0] * (last_word + 1 - len(done))]
+    words[last_word] |= 1 << (index & _WITHIN)
     if not words[0] >> rank & 1:
         words[0] |= 1 << rank
     budget.spend(_WORD_BYTES + _PLACE_BYTES * len(words))

@@ -69,8 +69,8 @@ def report_update(graph: Graph, past: Past, position: int, region: Region, touch
 def _writers(graph: Graph, region: Region) -> list[int]:
     """Return the operations that write a part of the region."""
     return [
-        at
-        for at, operation in enumerate(graph.operations)
+        position
+        for position, operation in enumerate(graph.operations)
         if any(overlap(region, written) for written in operation.writes)
     ]
 

@@ -116,8 +116,8 @@ def add(left: RegionValue, right: RegionValue) -> RegionValue:
     are_cut_alike = [piece[:4] for piece in left] == [piece[:4] for piece in right]
     if not are_cut_alike and len(left) * len(right) > MOST_PAIRS:
         raise Mismatch(f"it adds operands of {len(left)} and {len(right)} pieces that are cut differently")
-    for at, left_piece in enumerate(left):
-        for right_piece in right[at : at + 1] if are_cut_alike else right:
+    for index, left_piece in enumerate(left):
+        for right_piece in right[index : index + 1] if are_cut_alike else right:
             i0, i1 = max(left_piece.lo_i, right_piece.lo_i), min(left_piece.hi_i, right_piece.hi_i)
             j0, j1 = max(left_piece.lo_j, right_piece.lo_j), min(left_piece.hi_j, right_piece.hi_j)
             if i0 < i1 and j0 < j1:
