@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from campaigns.gpu_ranks import need_gpus
 from campaigns.races.programs import (
     FILES,
     POLL,
@@ -86,7 +87,7 @@ def programs() -> tuple[Race, ...]:
 def run_rank(rank: int, race: Race, folder: Path) -> None:
     """One rank of a program: prints what is wrong with its values, or how its kernels ended."""
     group_of_two = timedelta(seconds=GROUP_S)
-    dist.init_process_group("gloo", f"file://{folder}/store", group_of_two, RANKS, rank)
+    dist.init_process_group("gloo", (folder / "store").as_uri(), group_of_two, RANKS, rank)
     import triton
     from triton.experimental.gsan import symmetric_memory  # type: ignore[import-not-found,unused-ignore]
 
@@ -226,6 +227,7 @@ def main(words: list[str] | None = None) -> int:
     if asked.dry:
         run_dry()
         return 0
+    need_gpus()
     chosen = tuple(each for each in programs() if asked.only in f"{each.program} {each.name or '(right)'}")
     outcomes = []
     for outcome in shown(run_all(chosen, asked.at_once, asked.deadline), "programs", len(chosen)):
