@@ -86,8 +86,8 @@ def programs() -> tuple[Race, ...]:
 
 def run_rank(rank: int, race: Race, folder: Path) -> None:
     """One rank of a program: prints what is wrong with its values, or how its kernels ended."""
-    group_of_two = timedelta(seconds=GROUP_S)
-    dist.init_process_group("gloo", (folder / "store").as_uri(), group_of_two, RANKS, rank)
+    store, limit = dist.FileStore(str(folder / "store"), RANKS), timedelta(seconds=GROUP_S)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=limit)
     import triton
     from triton.experimental.gsan import symmetric_memory  # type: ignore[import-not-found,unused-ignore]
 
