@@ -132,16 +132,16 @@ FILES = (SIGNALS_FILE, TABLE_FILE, COPY_FILE)  # in the order in which they impo
 # A detector that reads Triton's IR sees no inline assembly: all programs wait in Triton's own words.
 POLL = Change(
     SIGNALS_FILE,
-    """        verdict = tl.inline_asm_elementwise(
+    """        status = tl.inline_asm_elementwise(
             WAIT_ASSEMBLY if has_bulk_copies() else WAIT_ASSEMBLY_BEFORE_SM90,
             "=r,l,r,l,l",
-            [word, wanted, words, tl.load(limits + TIMEOUT_NS)],
+            [word, expected, words, tl.load(limits + TIMEOUT_NS)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
 """,
-    f"""        verdict = tl.atomic_poll(word, wanted, sem="acquire", scope="sys", timeout_ns={WAIT_NS}).to(tl.int32)
+    f"""        status = tl.atomic_poll(word, expected, sem="acquire", scope="sys", timeout_ns={WAIT_NS}).to(tl.int32)
 """,
 )
 _WAIT = """        verdict = wait_for_tile(
@@ -200,7 +200,7 @@ def _one_row_more(program: Program) -> Program:
 
 _READ_FIRST = Change(COPY_FILE, _WAIT, "        verdict = 1\n"), Change(COPY_FILE, _MOVE, _MOVE + _WAIT)
 _TELL_FIRST = Change(COPY_FILE, _NOTIFY, ""), Change(COPY_FILE, _BEFORE_MOVE, _NOTIFY + _BEFORE_MOVE)
-_RELAXED_WAIT = Change(SIGNALS_FILE, 'wanted, sem="acquire", scope', 'wanted, sem="relaxed", scope')
+_RELAXED_WAIT = Change(SIGNALS_FILE, 'expected, sem="acquire", scope', 'expected, sem="relaxed", scope')
 _RELAXED_SIGNAL = Change(SIGNALS_FILE, _RELEASE, _RELEASE.replace("release", "relaxed"))
 _SIGNAL_TO_ONE_GPU = Change(SIGNALS_FILE, _RELEASE, _RELEASE.replace("sys", "gpu"))
 _TWICE_CLAIMED = Change(TABLE_FILE, _CLAIM, f"{_CLAIM} // 2")
