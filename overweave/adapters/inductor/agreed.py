@@ -9,8 +9,9 @@ been decided on alike, and where they have not, torch's collectives that it stan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 
@@ -120,18 +121,20 @@ def _reduced(x: torch.Tensor, group_name: str) -> torch.Tensor:
 
 def _beside(x: torch.Tensor, *, group_name: str, decisions: str) -> torch.Tensor:
     is_agreed(group_name, decisions)
-    return torch.ops.aten.alias(x)
+    return _beside_shapes(x, group_name=group_name, decisions=decisions)
 
 
 def _beside_shapes(x: torch.Tensor, *, group_name: str, decisions: str) -> torch.Tensor:
-    return torch.ops.aten.alias(x)
+    same: torch.Tensor = torch.ops.aten.alias(x)
+    return same
 
 
-def _defined(name: str, schema: str, kernel: object, shapes: object) -> torch._ops.OpOverload:
+def _defined(name: str, schema: str, kernel: Callable[..., Any], shapes: Callable[..., Any]) -> torch._ops.OpOverload:
     _LIBRARY.define(f"{name}{schema}")
     _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=_LIBRARY)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    op: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    return op
 
 
 def _sum(operator: Operator) -> torch._ops.OpOverload:
