@@ -134,7 +134,8 @@ def _defined(name: str, schema: str, kernel: Callable[..., Any], shapes: Callabl
     _LIBRARY.define(f"{name}{schema}")
     _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=_LIBRARY)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    op: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    return op
 
 
 def _sum(operator: Operator) -> OpOverload:

@@ -7,16 +7,21 @@ and its input. What it does to both is the same, so that one function says what 
 from __future__ import annotations
 
 import copy
+import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoints
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleZBVZeroBubble
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -37,6 +42,10 @@ from tests.torch.situations.models import Tied
 ROUGH, EXACT = 0.06, 2e-5  # relative to the largest element wanted
 
 
+def weighed(y: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    return (y.float().tanh() * factors).sum()
+
+
 @dataclass
 class Case:
     """mesh: of the ranks, in two dimensions, the second of them that of the plan; None: one process."""
@@ -46,10 +55,10 @@ class Case:
     factors: torch.Tensor  # by which elements of the result are weighed
     mesh: Any = None
     is_sequence: bool = True
-    found: dict[str, torch.Tensor] = field(default_factory=dict)  # gradients beside those of parameters and input
+    by_torch: Callable[[], Any] | None = None  # makes the same model, cut by torch's styles
 
     def loss(self, y: torch.Tensor) -> torch.Tensor:
-        return (y.float().tanh() * self.factors).sum()
+        return weighed(y, self.factors)
 
     def backward(self) -> None:
         self.loss(self.model(self.x)).backward()
@@ -83,7 +92,11 @@ def retaining(case: Case) -> None:
 
 def hooked_layers(register: str, hook: Callable[..., None], case: Case) -> None:
     """On a layer and on the module."""
-    for module in (case.model, getattr(case.model, case.model.columns[0]), getattr(case.model, case.model.rows[0])):
+    for module in (
+        case.model,
+        case.model.get_submodule(case.model.columns[0]),
+        case.model.get_submodule(case.model.rows[0]),
+    ):
         getattr(module, register)(hook)
     case.backward()
 
@@ -155,6 +168,39 @@ def split(case: Case) -> None:
     stage_backward_weight(iter(case.model.parameters()), groups)
 
 
+def pipelined(case: Case) -> None:
+    """Two stages of torch's own pipeline on this rank, whose schedule computes gradients of weights later."""
+    last = copy.deepcopy(case.model)
+    case.x = case.x.detach()
+    if case.mesh is None:
+        for x, factors in zip(case.x.split(1), case.factors.split(1), strict=True):
+            weighed(last(case.model(x)), factors).backward()
+        return
+    group = case.mesh["dp"].get_group()
+    stages = [PipelineStage(each, at, 2, case.x.device, group=group) for at, each in enumerate((case.model, last))]
+    ScheduleZBVZeroBubble(stages, n_microbatches=2, loss_fn=weighed, scale_grads=False).step(
+        case.x, target=case.factors
+    )
+
+
+def saved(is_ours: bool, case: Case) -> None:
+    """A distributed checkpoint of ours, loaded into a model of torch's styles, or the other way."""
+    if case.by_torch is not None:
+        source, target = (case.model, case.by_torch()) if is_ours else (case.by_torch(), case.model)
+        folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+        dist.broadcast_object_list(folder)
+        checkpoints.save(source.state_dict(), checkpoint_id=folder[0])
+        with torch.no_grad():
+            for each in target.parameters():
+                each.zero_()
+        checkpoints.load(target.state_dict(), checkpoint_id=folder[0])
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder[0])
+        case.model = target
+    case.backward()
+
+
 def accumulated(case: Case) -> None:
     for step in range(3):
         case.loss(case.model(case.x * (1.0 + step))).backward()
@@ -206,14 +252,14 @@ def selectively_inside(policy: Callable[..., CheckpointPolicy], case: Case) -> N
 
 def selectively_layers(policy: Callable[..., CheckpointPolicy], case: Case) -> None:
     for name in case.model.columns:
-        layer = getattr(case.model, name)
+        layer = case.model.get_submodule(name)
         layer.forward = _selective(policy, layer.forward)
     case.backward()
 
 
 def checkpointed_layers(use_reentrant: bool, case: Case) -> None:
     """A segment inside the module, whose input is the module's own."""
-    layer = getattr(case.model, case.model.columns[0])
+    layer = case.model.get_submodule(case.model.columns[0])
     forward = layer.forward
     layer.forward = lambda x: checkpoint(forward, x, use_reentrant=use_reentrant)
     case.backward()
@@ -273,7 +319,7 @@ class _AsItIs(nn.Module):
 
 def parametrized_and_stepped(case: Case) -> None:
     for name in (case.model.columns[0], case.model.rows[0]):
-        nn.utils.parametrize.register_parametrization(getattr(case.model, name), "weight", _AsItIs())
+        nn.utils.parametrize.register_parametrization(case.model.get_submodule(name), "weight", _AsItIs())
     stepped_in_backward(case)
 
 
@@ -293,7 +339,7 @@ def sharded(case: Case) -> None:
 
 def sharded_layers(case: Case) -> None:
     if case.mesh is not None:
-        columns = [getattr(case.model, name) for name in case.model.columns]
+        columns = [case.model.get_submodule(name) for name in case.model.columns]
         for each in [columns] if isinstance(case.model, Tied) else columns:
             fully_shard(each, mesh=case.mesh["dp"])
         fully_shard(case.model, mesh=case.mesh["dp"])
@@ -379,6 +425,9 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "input first": Circumstance(input_first, stays_fused=True),
     "one gradient at a time": Circumstance(one_weight_at_a_time, stays_fused=True),
     "a split backward": Circumstance(split, stays_fused=True),
+    "a pipeline with a split backward": Circumstance(pipelined),
+    "a checkpoint of torch's styles": Circumstance(partial(saved, False), stays_fused=True, plans_only=True),
+    "a checkpoint for torch's styles": Circumstance(partial(saved, True), plans_only=True),
     "accumulation": Circumstance(accumulated, stays_fused=True),
     "one forward, one backward": Circumstance(one_forward_one_backward, stays_fused=True),
     "checkpoint, reentrant": Circumstance(partial(checkpointed, True), stays_fused=True),

@@ -25,6 +25,8 @@ class Situated(nn.Module):
 
     columns: tuple[str, ...] = ("up",)
     rows: tuple[str, ...] = ("down",)
+    of_own_rows: tuple[str, ...] = ("router.weight",)  # weights whose gradient is of this rank's rows of the result
+    roughly = False  # ranks round otherwise than one process
 
     def __init__(self) -> None:
         super().__init__()

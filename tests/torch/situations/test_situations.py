@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -11,6 +13,7 @@ from overweave.adapters.rows import RowGather
 from overweave.layers import replicated
 from tests.ranks import run_ranks
 from tests.torch.situations.circumstances import CIRCUMSTANCES
+from tests.torch.situations.outside import OUTSIDE, PACKAGES
 from tests.torch.situations.table import RANKS, Cell, cells, judged, verdicts
 from tests.torch.situations.ways import WAYS
 
@@ -18,32 +21,60 @@ BY_DAY = ("plain", "autocast", "accumulation", "checkpoint", "a deep copy", "a s
 WHOLE_BY_DAY = "styles, sequence"
 
 
-def wrong(asked: list[Cell]) -> list[str]:
+def check(asked: list[Cell]) -> None:
+    """Names each cell that is wrong, all of them: pytest shortens a list."""
     print(f"{len(asked)} cells")
-    return [f"{verdict.cell}: {verdict.wrong}" for verdict in judged(asked) if verdict.wrong]
+    wrong = [f"{verdict.cell}: {verdict.wrong}" for verdict in judged(asked) if verdict.wrong]
+    if wrong:
+        pytest.fail("\n".join([f"{len(wrong)} verdicts of {len(asked)} cells:", *wrong]), pytrace=False)
 
 
 @pytest.mark.slow
 def test_styles_that_gather_are_right_in_every_situation():
     """What fell back to torch in a circumstance that leaves all sites fused is wrong, too."""
-    assert not wrong(list(cells(WHOLE_BY_DAY)))
+    check(list(cells(WHOLE_BY_DAY)))
 
 
 @pytest.mark.slow
 def test_every_way_is_right_in_some_situations():
-    asked = [cell for way in WAYS if way != WHOLE_BY_DAY for cell in cells(way, BY_DAY)]
-    assert not wrong(asked)
+    check(list(by_day()))
+
+
+def by_day() -> Iterator[Cell]:
+    for way, known in WAYS.items():
+        if known.is_compiled:
+            yield from cells(way, ("plain", "accumulation"), ("mlp",))
+        elif way != WHOLE_BY_DAY:
+            yield from cells(way, BY_DAY)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", [way for way, known in WAYS.items() if known.is_compiled])
+def test_graphs_are_right_when_they_are_new_and_when_they_are_kept(way: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for _ in ("cold", "warm"):
+        check(list(cells(way, BY_DAY)))
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", PACKAGES)
+def test_layers_of_other_packages_are_right_in_every_situation(model: str):
+    if model not in OUTSIDE:
+        pytest.skip(f"{PACKAGES[model][0]} is not installed")
+    check([cell for way in WAYS for cell in cells(way, models=[model])])
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize("way", [way for way in WAYS if way != WHOLE_BY_DAY])
 def test_every_way_is_right_in_every_situation(way: str):
-    assert not wrong(list(cells(way)))
+    check(list(cells(way)))
 
 
 def test_there_are_four_hundred_cells_by_day():
-    asked = [*cells(WHOLE_BY_DAY), *(cell for way in WAYS if way != WHOLE_BY_DAY for cell in cells(way, BY_DAY))]
+    asked = [*cells(WHOLE_BY_DAY), *by_day()]
     assert len(set(asked)) >= 400
     assert set(BY_DAY) <= set(CIRCUMSTANCES)
 

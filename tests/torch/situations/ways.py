@@ -14,15 +14,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import DeviceMesh
+from torch.distributed._functional_collectives import all_gather_tensor_autograd, reduce_scatter_tensor_autograd
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
+from torch.nn.functional import linear
 
 import overweave as ow
 from overweave.errors import MachineError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.parts import own_shard
 from overweave.layers.replicated import replicated_linear
-from tests.torch.situations.models import MODELS, Attention, Scaled, Situated, Tied
+from tests.torch.situations.models import Attention, Scaled, Situated, Tied
+from tests.torch.situations.outside import ALL, OUTSIDE
 
 try:
     from overweave.adapters import transformers as adapter
@@ -34,7 +37,8 @@ Cut = Callable[[Situated, DeviceMesh, DeviceMesh], Situated]  # of the layers, a
 
 class Way(NamedTuple):
     """cut: a whole module as this rank holds it. gathers_inside: see above. is_plan: whether `report()` counts it.
-    sums_biases: of the last layer, whose gradient is of all rows; else of this rank's alone."""
+    sums_biases: of the last layer, whose gradient is of all rows; else of this rank's alone. is_compiled: by Inductor,
+    with overweave's pass."""
 
     cut: Cut
     sequence: bool
@@ -42,8 +46,11 @@ class Way(NamedTuple):
     is_plan: bool = False
     sums_biases: bool = True
     is_torchs: bool = False
+    is_compiled: bool = False
 
     def takes(self, model: str) -> bool:
+        if model in OUTSIDE:  # whose layers only a plan keeps
+            return self.is_plan or self.is_torchs
         return not self.gathers_inside or model not in ("router", "normed")
 
 
@@ -152,6 +159,16 @@ class Installed(Called):
         return y if bias is None else y + bias
 
 
+class Collective(Called):
+    """A linear layer beside torch's functional collectives, which `install(graphs=True)` fuses where it is compiled."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_column:
+            return linear(all_gather_tensor_autograd(x, 1, self.group), self.weight, self.bias)
+        y = reduce_scatter_tensor_autograd(linear(x, self.weight), "sum", 1, self.group)
+        return y if self.bias is None else y + self.bias
+
+
 class Tripled(nn.Module):
     """What `Scaled` does, around a layer."""
 
@@ -174,8 +191,13 @@ def _plain(whole: nn.Linear) -> nn.Linear:
     return made
 
 
+def torchs(sequence: bool) -> Way:
+    """torch's styles, of a module whose ranks share out rows or do not."""
+    return Way(by_plan(sequence, by_overweave=False), sequence, is_torchs=True)
+
+
 WAYS: dict[str, Way] = {
-    "torch's styles, sequence": Way(by_plan(True, by_overweave=False), True, is_torchs=True),
+    "torch's styles, sequence": torchs(True),
     "styles, sequence": Way(by_plan(True), True, is_plan=True),
     "styles, whole": Way(by_plan(False), False, is_plan=True),
     "layers, sequence": Way(by_layers(True), True, gathers_inside=True),
@@ -183,6 +205,9 @@ WAYS: dict[str, Way] = {
     "functional, sequence": Way(by_functions(Called)(True), True, gathers_inside=True),
     "functional, whole": Way(by_functions(Called)(False), False),
     "install, sequence": Way(by_functions(Installed)(True), True, gathers_inside=True, sums_biases=False),
+    "install compiled, sequence": Way(
+        by_functions(Collective)(True), True, gathers_inside=True, sums_biases=False, is_compiled=True
+    ),
 }
 
 if adapter is not None:
@@ -192,7 +217,7 @@ if adapter is not None:
 def cut_model(name: str, way: Way, mesh: DeviceMesh, boundary: DeviceMesh | None = None) -> tuple[Situated, Situated]:
     """A whole module, and the same as this rank holds it."""
     torch.manual_seed(7)
-    single, model = MODELS[name](), MODELS[name]()
+    single, model = ALL[name](), ALL[name]()
     model.load_state_dict(single.state_dict())
     model = way.cut(model, mesh, boundary or mesh)
     if isinstance(model, Attention):
