@@ -61,7 +61,7 @@ class Costs:
         self._author_tile_us = author_tile_us
         self._moves: dict[tuple[int, int, int, bool, bool], Segment] = {}
         self._buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
-        self._products = plan.problem.epilogue.products  # that each tile computes
+        self._problem, self._products = plan.problem, plan.problem.epilogue.products  # that each tile computes
         computes = [each for each in plan.schedule.operations if isinstance(each, Compute)]
         self._stored_alike: Counter[tuple[int, bool]] = Counter()  # tiles of a rank stored at one peer, or everywhere
         for each in computes:
@@ -113,7 +113,8 @@ class Costs:
         shape, machine = self._shape(operation), self._machine
         rate = machine.tile(config.kernel, block_m, block_n)
         alone_us = tile_us(machine, rate, (block_m, block_n, shape[2]), self._realization.dtype)
-        us = max(alone_us, _memory_tile_us(machine, *self._read_together(operation, shape)))
+        beside = 0 if operation.addends else self._beside(self._problem.of_products.reads_rows, operation.out)
+        us = max(alone_us, _memory_tile_us(machine, *self._read_together(operation, shape), beside=beside))
         if run.depth:  # in the mean, a share adds one
             us = to_share_us(us, run.depth / shape[2], config) + sum_us(1, config)
         stored_us = self._stores_us(operation, count)
@@ -140,6 +141,7 @@ class Costs:
         if config.kernel == "hopper" and [addend.rank for addend in operation.addends] == [operation.rank]:
             return machine.latency.observe.us
         own, far = self._near_and_far(operation, operation.addends)
+        own += self._beside(operation.finishes, operation.out)
         sms = machine.processor.sms
         from_hbm, from_peers = machine.hbm.gb_per_s / sms, self._pulled(operation, operation.addends, sms) / sms
         read_us = (STRIPS_SLOWER * own / from_hbm + far / from_peers) / max(count, 1) / 1e3
@@ -175,10 +177,15 @@ class Costs:
         machine, sms = self._machine, self._machine.processor.sms
         near, far = self._near_and_far(operation, operation.operands)
         own, programs = near + self._bytes(operation, operation.writes), min(sms, max(beside, 1))
+        own += self._beside(operation.finishes, (operation.out,))
         from_hbm = machine.hbm.gb_per_s / sms
         from_peers = self._pulled(operation, operation.operands, programs) / programs
         moving_us = (own / from_hbm + far / from_peers) / max(count, 1) / 1e3
         return KernelCost(count, moving_us + machine.latency.reduce_tile.us)
+
+    def _beside(self, is_read: bool, regions: Iterable[Region]) -> int:
+        """Bytes that the epilogue reads beside elements of the result."""
+        return sum(self._problem.bytes_beside(*region.shape) for region in regions) if is_read else 0
 
     def _pushed(self, operation: Put | Copy, programs: int, count: int) -> KernelCost:
         """A push by a kernel on so many SMs: each has its share of what these reach together."""
@@ -347,11 +354,12 @@ def moves_between_ranks(operation: PricedMove) -> bool:
 
 
 def _memory_tile_us(
-    machine: Machine, shape: MatmulShape, dtypes: Dtypes, count: int, accumulates: bool = False
+    machine: Machine, shape: MatmulShape, dtypes: Dtypes, count: int, accumulates: bool = False, beside: int = 0
 ) -> float:
-    """Time of a tile if its operation were bound by memory: each operand element is read, each result written once."""
+    """Time of a tile if its operation were bound by memory: each operand element is read, each result written once.
+    beside: bytes that are read besides."""
     rows, cols, k = shape
     item, out_item = (ITEMSIZE_BYTES[dtype] for dtype in dtypes)
-    moved = (rows * k + k * cols) * item + rows * cols * out_item * (2 if accumulates else 1)
+    moved = (rows * k + k * cols) * item + rows * cols * out_item * (2 if accumulates else 1) + beside
     waves = -(-count // machine.processor.sms)
     return moved / machine.hbm.gb_per_s / 1e3 / max(waves, 1)

@@ -17,7 +17,7 @@ from overweave.cli.progress import progress
 from overweave.cli.ranks import DeviceChoice, how_many, is_one_of_the_ranks, start_ranks, warn_of_hours, where
 from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of
 from overweave.errors import InputError
-from overweave.ir.operators.forms import SCALE_X
+from overweave.ir.operators.forms import SCALE_X, registered
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.problem import Problem
 from overweave.ops.tune import device_named, tune_and_learn
@@ -109,6 +109,9 @@ def code(problem: Problem, plan: str) -> str:
     read = (*problem.beside, *((SCALE_X,) if epilogue.scaling else ()))
     given = [f"{name}={name}" for name in problem.record.keywords if name in read]
     given += [f'activation="{epilogue.activation}"'] * bool(epilogue.activation)
+    for added in epilogue.added:
+        numbers = zip(registered(added.name).numbers, added.numbers, strict=True)
+        given += [f"{name}={number!r}" for name, number in numbers]
     given += ["norm=ow.RmsNorm(norm_weight)"] * bool(problem.of_rows)
     return f'ow.{problem.operator}({", ".join(("x", weights, "group", *given))}, plan="{plan}")'
 

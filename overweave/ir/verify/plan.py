@@ -161,7 +161,7 @@ def _check_residual(plan: Plan, findings: Findings) -> None:
 
     So a product is stored in the result itself, or whatever reads it moves it there as it stands.
     """
-    operations = plan.schedule.operations if plan.problem.of_products.residual else ()
+    operations = plan.schedule.operations if plan.problem.of_products.reads_rows else ()
     results = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
     for operation in operations:
         for part in operation.out if isinstance(operation, Compute) else ():

@@ -13,13 +13,13 @@ import torch
 
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.operators.forms import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X_REST, Engine, MatmulConfig, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
 from overweave.ir.tile_order import outputs, share_places
 from overweave.ir.words import COPY_WORD_BYTES, LEAST_WAVES
-from overweave.kernels.arguments import AfterSums, LaunchTiles
+from overweave.kernels.added import added_operands, code_of
+from overweave.kernels.arguments import LaunchTiles
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
 from overweave.memory.layout import lay_out
@@ -47,7 +47,7 @@ from overweave.runtime.kernel_calls.call import (
 )
 from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
 from overweave.runtime.kernel_calls.protocol import ProtocolWords, signal_words
-from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, copy_call, reduction_call
+from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, after_sums, copy_call, reduction_call
 
 TensorsByName = Mapping[str, torch.Tensor]
 MatmulCall = Callable[[MatmulConfig, Operands, TileKernelArgs], KernelCall]
@@ -151,6 +151,8 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     outs = {name: outputs(schedule, binding.rank, name) for name in schedule.weights}
     total = next(iter(outs[schedule.weights[0]][1:]), None)
     read = {name: binding.callers(name) for name in (*epilogue.inputs, *([own_scales] if own_scales else []))}
+    more = added_operands(epilogue, read)
+    read = {name: read[name] for name in read if name in Operands.__dataclass_fields__}
     addends = addend_addresses(binding.addresses, binding.rank, queue)
     shifts = addend_shifts(schedule, binding.rank, queue)
     places = share_places(plan.tile_order(binding.rank, queue).rows)
@@ -162,6 +164,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         **read,
         scale_gathered=binding.own(gathered_scales) if gathered_scales else None,
         rest=binding.rest(),
+        more=more,
         epilogue=epilogue,
         total=binding.instance(total) if total else None,
         addends=binding.table(addends) if any(addends) else None,
@@ -207,10 +210,10 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
         widths=widths_of(reduces),
         out=binding.instance(stored.name),
         cols=stored.cols,
-        after=AfterSums(*(read.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z))),
+        after=after_sums(epilogue, read),
         eps=of_rows.eps if of_rows else 0.0,
         sum_first=sums_first(plan.schedule, plan.realization.dtype, reduces),
-        epilogue=epilogue.bits,
+        epilogue=code_of(epilogue),
         **_map_of(binding, reduces),
     )
     return reduction_call(config, binding.tiles(queue), sums)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
+from overweave.kernels.added import code_of
 from overweave.kernels.arguments import AtPeers, Ends, MatmulOutputs, Traits
 from overweave.kernels.matmul import matmul_kernel
 from overweave.memory.shares import Shares
@@ -37,6 +38,7 @@ class Operands:
     `[operations]`, how many rows further than the result (memory/lower.addend_shifts).
     shares: memory for tiles that are dealt out along k; None if none is.
     peers: where tiles store at other ranks, products in the first output (`Peers`); None if none does.
+    more: what registered epilogues read.
     """
 
     a_shard: MatrixInput | None
@@ -56,6 +58,7 @@ class Operands:
     rest: tuple[MatrixInput, MatrixInput] | None = None
     shares: Shares | None = None
     peers: Peers | None = None
+    more: tuple[Any, ...] | None = None
 
     @property
     def factors(self) -> list[MatrixInput]:
@@ -83,7 +86,7 @@ class Operands:
         """What the epilogue reads; scales that are not read stand for the others."""
         own, rest = self.scale_x, self.scale_gathered
         scales = (rest if own is None else own, own if rest is None else rest)
-        return Ends(self.bias, self.residual, *scales, self.scale_w)
+        return Ends(self.bias, self.residual, *scales, self.scale_w, self.more)
 
     @property
     def at_peers(self) -> AtPeers:
@@ -133,7 +136,7 @@ def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
         b_is_transposed=operands.b_is_transposed,
         two_sources=operands.a_shard is not None and operands.a_workspace is not None,
         traced=tiles.traced,
-        epilogue=operands.epilogue.bits,
+        epilogue=code_of(operands.epilogue),
         addends=0 if operands.addends is None else operands.addends.shape[1],
         weights=len(operands.weights),
         split_k=operands.shares is not None,
