@@ -12,6 +12,8 @@ import io
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import triton
@@ -124,7 +126,7 @@ def compile_kernel(source: Source, capability: int = 90) -> Compiled:
         for at, name in enumerate(names)
         if isinstance(given[name], tuple)
         for field, value in enumerate(given[name])
-        if not isinstance(value, str)
+        if not isinstance(value, (str, tuple))
     }
     make = GluonASTSource if source.kernel.is_gluon() else ASTSource
     said = io.StringIO()
@@ -202,9 +204,10 @@ def _require_compilable(source: Source) -> None:
 
 def _types(kind: str | tuple[Any, ...]) -> Any:
     """A type as Triton wants it: constants within a tuple by that name."""
-    if isinstance(kind, str):
-        return kind
-    return type(kind)(*(one if isinstance(one, str) else "constexpr" for one in kind))
+    if not isinstance(kind, tuple):
+        return kind if isinstance(kind, str) else "constexpr"
+    types = map(_types, kind)
+    return type(kind)(*types) if hasattr(kind, "_fields") else tuple(types)
 
 
 def _leaves(signature: Mapping[str, str | tuple[Any, ...]]) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -212,8 +215,13 @@ def _leaves(signature: Mapping[str, str | tuple[Any, ...]]) -> Iterator[tuple[tu
     for at, (name, kind) in enumerate(signature.items()):
         if isinstance(kind, str):
             yield (at,), name
-        else:
-            yield from (((at, place), f"{name}.{field}") for place, field in enumerate(kind._fields))  # type: ignore[attr-defined]
+            continue
+        for place, (field, one) in enumerate(zip(kind._fields, kind, strict=True)):  # type: ignore[attr-defined]
+            path, called = (at, place), f"{name}.{field}"
+            inner = range(len(one)) if isinstance(one, tuple) else ()
+            yield from (((*path, index), f"{called}.{index}") for index in inner)
+            if not isinstance(one, tuple):
+                yield path, called
 
 
 def _pointers(source: Source, signature: Mapping[str, str | tuple[Any, ...]], ptx: str) -> dict[int, str]:
@@ -222,8 +230,7 @@ def _pointers(source: Source, signature: Mapping[str, str | tuple[Any, ...]], pt
     found = {}
     kinds = list(signature.values())
     for (at, *inside), name in _leaves(signature):
-        whole = kinds[at]
-        kind = whole if isinstance(whole, str) else whole[inside[0]]
+        kind = reduce(getitem, inside, kinds[at])
         if kind == "constexpr" or not isinstance(kind, str):
             continue
         descriptor = _DESCRIPTOR.match(kind)

@@ -4,15 +4,38 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
-from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
+from overweave.ir.operators.forms import (
+    BIAS,
+    GATE,
+    NORM_WEIGHT,
+    RESIDUAL,
+    SCALE_W,
+    SCALE_X,
+    Z,
+    input_of,
+    registered,
+)
 
 EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64, "gate": 128}
+ADDED = "added"
+EPILOGUE_BITS[ADDED] = 256
 MOST_NORM_COLS = 1 << 16  # a whole row is one tile of the reduction kernel
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 Scaling = Literal["tensor", "rows"]
+
+
+class Applied(Struct, frozen=True, forbid_unknown_fields=True):
+    """An epilogue that was registered (`Form`), by its name, with the numbers that a call passes for it."""
+
+    name: str
+    numbers: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        said = zip(registered(self.name).numbers, self.numbers, strict=True)
+        return "".join((self.name, *(f" {name}={number!r}" for name, number in said)))
 
 
 class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -28,6 +51,7 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gate: `y * activation(a @ gate) + residual` instead, without bias, for a second weight `gate [k, n]` of the layout
     of the first: both products of a tile are computed from the same rows of `a`. scale_w has the gate's scales behind
     those of the first weight: two elements, `[1, 2]`, or `[1, 2n]`.
+    more: what was registered, done last.
 
     If products are summed over ranks, each is scaled by its own scales (`part_epilogue`), and the rest is applied once
     to the whole sum (`sum_epilogue`): by the kernel that adds, in fp32 before it rounds, or by torch after NCCL has
@@ -39,12 +63,18 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     residual: bool = False
     scaling: Scaling | None = None
     gate: bool = False
+    more: tuple[Applied, ...] | UnsetType = UNSET
+
+    @property
+    def added(self) -> tuple[Applied, ...]:
+        """The epilogues that were registered, in the order in which they are done."""
+        return self.more or ()
 
     @property
     def bits(self) -> int:
         """Return the epilogue as a bit set, which a kernel is compiled for; 0: no epilogue."""
-        words = (BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual, self.scaling)
-        return sum(EPILOGUE_BITS[word] for word in words if word)
+        words = (BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual, self.scaling, ADDED)
+        return sum(EPILOGUE_BITS[word] for word in words[: None if self.more else -1] if word)
 
     @property
     def products(self) -> int:
@@ -70,12 +100,18 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def inputs(self) -> tuple[str, ...]:
         """Return the names of the caller's tensors that it reads and no schedule moves. `scale_x` of rows is moved."""
         scales = {None: (), "tensor": (SCALE_X, SCALE_W), "rows": (SCALE_W,)}[self.scaling]
-        return (BIAS,) * self.bias + (RESIDUAL,) * self.residual + (GATE,) * self.gate + scales
+        own = (BIAS,) * self.bias + (RESIDUAL,) * self.residual + (GATE,) * self.gate + scales
+        return own + tuple(read.name for each in self.added for read in registered(each.name).inputs)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it reads at the rows of the result, where it is stored."""
+        return any(read is not None and read.rows == "y" for read in map(input_of, self.inputs))
 
     def __str__(self) -> str:
         scaled = f"scaled by {self.scaling}" if self.scaling else ""
         words = (scaled, BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual)
-        return "+".join(word for word in words if word)
+        return "+".join([*(word for word in words if word), *map(str, self.added)])
 
 
 NO_EPILOGUE = Epilogue()

@@ -8,9 +8,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from overweave.ir.counts import COUNTS, COUNTS_DTYPE
-from overweave.ir.dtype import Dtype
+from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm
-from overweave.ir.operators.forms import input_of
+from overweave.ir.operators.forms import SCALE_W, SCALE_X, input_of, registered
 from overweave.ir.operators.record import CallMatrix, MatmulDim, Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.schedule import Count, Name, Range
@@ -121,7 +121,8 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def words(self) -> frozenset[str]:
         """What is asked beyond a bare product, in the words of forms (`Form.words`)."""
         options = {"activation": self.epilogue.activation, "return_gathered": self.returns_gathered}
-        return frozenset((*self.beside, *(name for name, is_asked in options.items() if is_asked)))
+        numbers = [name for each in self.epilogue.added for name in registered(each.name).numbers]
+        return frozenset((*self.beside, *numbers, *(name for name, is_asked in options.items() if is_asked)))
 
     @property
     def also_made(self) -> tuple[str, ...]:
@@ -189,6 +190,17 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         extents = {"1": 1, "k": self.k, "n": self.n, "y": self.result_rows(rank), "of_columns": scales}
         dtype = {"result": self.result_dtype, "factor": self.dtype}.get(read.dtype, read.dtype)
         return extents[read.rows], extents[read.cols], dtype
+
+    def bytes_beside(self, rows: int, cols: int) -> int:
+        """What the epilogue reads of memory for so many elements of the result, each once: at their rows, alone."""
+        read = [each for each in map(input_of, self.epilogue.inputs) if each is not None and each.rows == "y"]
+        of_row = sum((cols if each.cols == "n" else 1) * ITEMSIZE_BYTES[self.operand(each.name, 0)[2]] for each in read)
+        return rows * of_row
+
+    def is_vector(self, name: str) -> bool:
+        """Whether callers pass a tensor beside the factors with one dimension."""
+        read = input_of(name)
+        return read is not None and read.rows == "1" and name not in (SCALE_X, SCALE_W)
 
     @property
     def block(self) -> int:

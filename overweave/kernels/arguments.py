@@ -49,7 +49,7 @@ class MatmulOutputs(NamedTuple):
 
 class Ends(NamedTuple):
     """What an epilogue reads (kernels/epilogue.py). scale_x lies beside the own rows of `a`, scale_gathered beside
-    gathered ones.
+    gathered ones. more: what registered epilogues read.
     """
 
     bias: Any
@@ -57,6 +57,7 @@ class Ends(NamedTuple):
     scale_x: Any
     scale_gathered: Any
     scale_w: Any
+    more: Any = None
 
 
 class AtPeers(NamedTuple):
@@ -69,12 +70,14 @@ class AtPeers(NamedTuple):
 
 
 class AfterSums(NamedTuple):
-    """What stands beside sums that end with an epilogue or a norm (kernels/norm.py). z: where the norm's input goes."""
+    """What stands beside sums that end with an epilogue or a norm (kernels/norm.py). z: where the norm's input goes.
+    more: what registered epilogues read."""
 
     bias: Any = None
     residual: Any = None
     norm_weight: Any = None
     z: Any = None
+    more: Any = None
 
 
 class Traits(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from overweave.ir.epilogue import EPILOGUE_BITS
-from overweave.ir.operators import forms
+from overweave.ir.operators.forms import GATE as GATE_WORD
+from overweave.kernels.added import ADDED, with_added
 from overweave.lang.tile_table import FROM_OWN_SHARD, ROW, SOURCE, SOURCE_ROW, read_column
 
 BIAS = tl.constexpr(EPILOGUE_BITS["bias"])
@@ -21,9 +22,9 @@ GELU_TANH = tl.constexpr(EPILOGUE_BITS["gelu_tanh"])
 RESIDUAL = tl.constexpr(EPILOGUE_BITS["residual"])
 BY_TENSOR = tl.constexpr(EPILOGUE_BITS["tensor"])
 BY_ROWS = tl.constexpr(EPILOGUE_BITS["rows"])
-GATE = tl.constexpr(EPILOGUE_BITS[forms.GATE])
+GATE = tl.constexpr(EPILOGUE_BITS[GATE_WORD])
 SCALES = tl.constexpr(EPILOGUE_BITS["tensor"] | EPILOGUE_BITS["rows"])
-ENDINGS = tl.constexpr(sum(EPILOGUE_BITS.values()) - EPILOGUE_BITS["tensor"] - EPILOGUE_BITS["rows"])
+ENDINGS = tl.constexpr(~SCALES.value)
 
 
 @gluon.constexpr_function
@@ -91,7 +92,7 @@ def scaled_and_gated(value, gate, scale_x, scale_w, rows, row_end, cols, n, EPIL
 
 
 @triton.jit
-def finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
+def finished(value, bias, residual, scale_x, scale_w, more, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
     """`activation(scaled(value) + bias) + residual` of the elements [rows, cols]; what is gated has its activation,
     and its scales before that.
 
@@ -106,11 +107,15 @@ def finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n, EP
         inside = (rows < row_end)[:, None] & (cols < n)[None, :]
         addresses = residual + rows.to(tl.int64)[:, None] * n + cols[None, :]
         value += tl.load(addresses, mask=inside, other=0.0).to(tl.float32)
+    if ADDED & EPILOGUE:
+        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
+        offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
+        value = with_added(value, more, offsets, inside, cols[None, :], n, EPILOGUE)
     return value
 
 
 @triton.jit
-def ended(value, bias, residual, offsets, inside, cols, n, EPILOGUE: tl.constexpr):
+def ended(value, bias, residual, more, offsets, inside, cols, n, EPILOGUE: tl.constexpr):
     """`activation(value + bias) + residual` of elements of the result, which lie there at `offsets`, of columns `cols`.
 
     value: whole sums, in fp32. EPILOGUE: of ENDINGS alone.
@@ -120,6 +125,8 @@ def ended(value, bias, residual, offsets, inside, cols, n, EPILOGUE: tl.constexp
     value = activated(value, EPILOGUE)
     if RESIDUAL & EPILOGUE:
         value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
+    if ADDED & EPILOGUE:
+        value = with_added(value, more, offsets, inside, cols[None, :], n, EPILOGUE)
     return value
 
 
@@ -132,7 +139,9 @@ def part_cols(epilogue):
 
 
 @gluon.jit
-def finished_by_parts(value, gate, bias, residual, scale_x, scale_w, row, row_end, col, n, EPILOGUE: gl.constexpr):
+def finished_by_parts(
+    value, gate, bias, residual, scale_x, scale_w, more, row, row_end, col, n, EPILOGUE: gl.constexpr
+):  # fmt: skip
     """`finished` for a Gluon tile from [row, col] on, or `scaled_and_gated` for that of two products, a few columns at
     a time: what a whole tile reads would not fit beside its sums. gate: the second product, or None.
     """
@@ -147,10 +156,10 @@ def finished_by_parts(value, gate, bias, residual, scale_x, scale_w, row, row_en
         if gate is not None:
             left_gate, right_gate = gate.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
         left = finished_by_parts(
-            left, left_gate, bias, residual, scale_x, scale_w, row, row_end, col, n, EPILOGUE
+            left, left_gate, bias, residual, scale_x, scale_w, more, row, row_end, col, n, EPILOGUE
         )  # fmt: skip
         right = finished_by_parts(
-            right, right_gate, bias, residual, scale_x, scale_w, row, row_end, col + HALF, n, EPILOGUE
+            right, right_gate, bias, residual, scale_x, scale_w, more, row, row_end, col + HALF, n, EPILOGUE
         )  # fmt: skip
         value = gl.join(left, right).permute((0, 2, 1)).reshape([ROWS, COLS])
         value = gl.convert_layout(value, LAYOUT)
@@ -161,5 +170,5 @@ def finished_by_parts(value, gate, bias, residual, scale_x, scale_w, row, row_en
         if gate is not None:
             value = scaled_and_gated(value, gate, scale_x, scale_w, rows, row_end, cols, n // 8 * 8, EPILOGUE)
         else:
-            value = finished(value, bias, residual, scale_x, scale_w, rows, row_end, cols, n // 8 * 8, EPILOGUE)
+            value = finished(value, bias, residual, scale_x, scale_w, more, rows, row_end, cols, n // 8 * 8, EPILOGUE)
     return value

@@ -206,7 +206,9 @@ def end_tile(
                 own_bias = own_bias + before
             if BY_ROWS & OF_PRODUCT:
                 own_scales = own_scales + before
-        value = finished(value, own_bias, ends.residual, beside, own_scales, rows, row_end, cols, cols_end, OF_PRODUCT)
+        value = finished(
+            value, own_bias, ends.residual, beside, own_scales, ends.more, rows, row_end, cols, cols_end, OF_PRODUCT
+        )  # fmt: skip
     if traits.addends > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
         record_time(trace, tile, MULTIPLIED, traits.traced)
         verdict &= wait_for_addends(table, tile, protocol)

@@ -82,7 +82,7 @@ def store_sum(
         result += tl.where(place == ADDENDS, product, 0.0)
         if EPILOGUE:
             if read_column(table, tile, FINISHES) != 0:
-                result = ended(result, ends.bias, ends.residual, offsets, inside, cols, n, EPILOGUE)
+                result = ended(result, ends.bias, ends.residual, ends.more, offsets, inside, cols, n, EPILOGUE)
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
         if peers.everyone is not None:
             if read_column(table, tile, TO) == AT_ALL:

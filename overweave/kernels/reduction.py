@@ -20,6 +20,7 @@ epilogue, rows of the table that say so finish their sums in fp32 before they ro
 import triton
 import triton.language as tl
 
+from overweave.kernels.added import ADDED
 from overweave.kernels.epilogue import RESIDUAL, ended
 from overweave.kernels.norm import (
     load_operands,
@@ -86,9 +87,12 @@ def sum_tile(
     if EPILOGUE:
         if finishes != 0:
             beside = after.residual
-            if RESIDUAL & EPILOGUE:
+            at = offsets
+            if ADDED & EPILOGUE:
+                at = offsets + to_result
+            elif RESIDUAL & EPILOGUE:
                 beside = beside + to_result
-            total = ended(total, after.bias, beside, offsets, inside, cols, n, EPILOGUE)
+            total = ended(total, after.bias, beside, after.more, at, inside, cols, n, EPILOGUE)
 
     if target_address == 0:
         target = out + to_result

@@ -61,6 +61,7 @@ class Costs:
         self._author_tile_us = author_tile_us
         self._moves: dict[tuple[int, int, int, bool, bool], Segment] = {}  # arguments of `_move_us` -> copy
         self._buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
+        self._problem = plan.problem
         self._products = plan.problem.epilogue.products  # matmuls of each tile: 2 if it is gated
         computes = [each for each in plan.schedule.operations if isinstance(each, Compute)]
         # (rank, whether stored at every peer) -> tiles of the rank that are stored at peers
@@ -113,7 +114,8 @@ class Costs:
         shape, machine = self._shape(operation), self._machine
         rate = machine.tile(config.kernel, block_m, block_n)
         alone_us = tile_us(machine, rate, (block_m, block_n, shape[2]), self._realization.dtype)
-        us = max(alone_us, _memory_tile_us(machine, *self._read_together(operation, shape)))
+        beside = 0 if operation.addends else self._beside(self._problem.product_epilogue.reads_rows, operation.out)
+        us = max(alone_us, _memory_tile_us(machine, *self._read_together(operation, shape), beside=beside))
         if run.depth:  # split-K: on average each program adds one partial sum
             us = partial_tile_us(us, run.depth / shape[2], config) + sum_partials_us(1, config)
         stored_us = self._stores_us(operation, count)
@@ -141,6 +143,7 @@ class Costs:
         if config.kernel == "hopper" and [addend.rank for addend in operation.addends] == [operation.rank]:
             return machine.latency.observe.us
         own, far = self._near_and_far(operation, operation.addends)
+        own += self._beside(operation.finishes, operation.out)
         sms = machine.processor.sms
         from_hbm, from_peers = machine.hbm.gb_per_s / sms, self._pull_gb_per_s(operation, operation.addends, sms) / sms
         read_us = (STRIP_SLOWDOWN * own / from_hbm + far / from_peers) / max(count, 1) / 1e3
@@ -176,10 +179,15 @@ class Costs:
         machine, sms = self._machine, self._machine.processor.sms
         own_bytes, far = self._near_and_far(operation, operation.operands)
         own, programs = own_bytes + self._bytes(operation, operation.writes), min(sms, max(beside, 1))
+        own += self._beside(operation.finishes, (operation.out,))
         from_hbm = machine.hbm.gb_per_s / sms
         from_peers = self._pull_gb_per_s(operation, operation.operands, programs) / programs
         moving_us = (own / from_hbm + far / from_peers) / max(count, 1) / 1e3
         return KernelCost(count, moving_us + machine.latency.reduce_tile.us)
+
+    def _beside(self, is_read: bool, regions: Iterable[Region]) -> int:
+        """Return the bytes that the epilogue reads beside elements of the result."""
+        return sum(self._problem.bytes_beside(*region.shape) for region in regions) if is_read else 0
 
     def _push_tiles(self, operation: Put | Copy, programs: int, count: int) -> KernelCost:
         """Return the cost of a push by a kernel on so many SMs: each has an equal part of their common bandwidth."""
@@ -351,11 +359,14 @@ def moves_between_ranks(operation: PricedMove) -> bool:
 
 
 def _memory_tile_us(
-    machine: Machine, shape: MatmulShape, dtypes: Dtypes, count: int, accumulates: bool = False
+    machine: Machine, shape: MatmulShape, dtypes: Dtypes, count: int, accumulates: bool = False, beside: int = 0
 ) -> float:
-    """Return the time of a tile bound by memory: each operand element is read once, each result written once."""
+    """Return the time of a tile bound by memory: each operand element is read once, each result written once.
+
+    beside: bytes that are read besides.
+    """
     rows, cols, k = shape
     item, out_item = (ITEMSIZE_BYTES[dtype] for dtype in dtypes)
-    moved = (rows * k + k * cols) * item + rows * cols * out_item * (2 if accumulates else 1)
+    moved = (rows * k + k * cols) * item + rows * cols * out_item * (2 if accumulates else 1) + beside
     waves = -(-count // machine.processor.sms)
     return moved / machine.hbm.gb_per_s / 1e3 / max(waves, 1)

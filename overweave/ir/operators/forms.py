@@ -7,9 +7,12 @@ from these records. What is done to a product by them: ir/epilogue.py.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
+
+from overweave.errors import InputError
 
 BIAS, RESIDUAL, GATE = "bias", "residual", "gate"
 NORM, NORM_WEIGHT, Z = "norm", "norm_weight", "z"
@@ -35,6 +38,12 @@ class Form(Struct, frozen=True, kw_only=True):
     allowed_by: the field of an operator's `Forms` that says whether. options: what is passed beside tensors, as a
     schema declares it. keyword: what callers pass for all of it; empty: the names of inputs and options. makes: results
     beside the products.
+
+    Of one that is registered, and done to each element of the product, or of the sum of all ranks' products, behind all
+    others: name. numbers: floats that are passed, by name, each with one to try it with. reference: plain torch, the
+    new elements by those before and by all that it reads: inputs, then numbers. device: the same by triton.language,
+    of fp32: a plain function `device(value, beside)`, that is compiled with the kernels. Gradients follow from the
+    reference.
     """
 
     allowed_by: str = "epilogue"
@@ -42,11 +51,24 @@ class Form(Struct, frozen=True, kw_only=True):
     options: dict[str, str] = {}
     keyword: str = ""
     makes: tuple[str, ...] = ()
+    name: str = ""
+    numbers: dict[str, float] = {}
+    reference: Callable[[Any, tuple[Any, ...]], Any] | None = None
+    device: Callable[..., Any] | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
         """All that is passed for it, in the words of a schema. The first one asks for the form."""
-        return (*(each.name for each in self.inputs), *self.options)
+        return (*(each.name for each in self.inputs), *self.options, *self.numbers)
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """What is passed beside tensors, as a schema declares it."""
+        return (*self.options.values(), *(f"float? {name}=None" for name in self.numbers))
+
+    def beside(self, tensors: Mapping[str, Any], numbers: tuple[float, ...]) -> tuple[Any, ...]:
+        """What the reference and the device's function read."""
+        return (*(tensors[each.name] for each in self.inputs), *numbers)
 
     @property
     def keywords(self) -> tuple[str, ...]:
@@ -54,7 +76,7 @@ class Form(Struct, frozen=True, kw_only=True):
         return (self.keyword,) if self.keyword else self.words
 
 
-FORMS = (
+FORMS = [
     Form(inputs=(Input(BIAS),)),
     Form(options={"activation": "str? activation=None"}),
     Form(inputs=(Input(RESIDUAL, "y"),)),
@@ -72,7 +94,38 @@ FORMS = (
         allowed_by="scaling",
     ),
     Form(options={"return_gathered": "bool return_gathered=False"}, allowed_by="returns_gathered"),
-)
+]
+
+
+REGISTERED: dict[str, Form] = {}  # by their names, in the order in which they are done
+
+
+def register(form: Form) -> None:
+    """From now on every operator that takes epilogues takes this one. Again it is no other.
+
+    Raises InputError for one that cannot be done.
+    """
+    if REGISTERED.get(form.name) is form:
+        return
+    taken = {word for each in FORMS for word in (*each.words, *each.keywords, each.name)}
+    taken |= {"", "x", "w", "m", "plan", "counts", "most", "tokens", "group_name"}
+    asked, names = f"register the epilogue {form.name[:40]!r}", (form.name, *form.words)
+    clash = next((name for name in names if not name.isidentifier() or (name in taken)), None)
+    if clash is not None or not form.words:
+        found = "it reads nothing" if clash is None else f"{clash!r} is taken, or no name"
+        raise InputError(asked, found, "Name what it reads, and nothing as others do")
+    if form.reference is None or form.device is None or form.allowed_by != "epilogue" or form.options or form.makes:
+        cure = "Give both; what it reads are inputs and numbers, and it makes nothing but the product's elements"
+        raise InputError(asked, "no reference or no device function, or more than elements", cure)
+    FORMS.append(form)
+    REGISTERED[form.name] = form
+
+
+def registered(name: str) -> Form:
+    """The record of an epilogue that was registered. Raises InputError."""
+    if name not in REGISTERED:
+        raise InputError(f"epilogue {name[:40]!r}", "nobody has registered it", "Register its Form first")
+    return REGISTERED[name]
 
 
 def input_of(name: str) -> Input | None:

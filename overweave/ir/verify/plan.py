@@ -163,7 +163,7 @@ def _check_residual(plan: Plan, findings: Findings) -> None:
     The kernel reads the residual at the rows and columns where it stores. So it stores into the result itself, or every
     reader of the buffer moves it into the result in place.
     """
-    operations = plan.schedule.operations if plan.problem.product_epilogue.residual else ()
+    operations = plan.schedule.operations if plan.problem.product_epilogue.reads_rows else ()
     results = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
     for operation in operations:
         for part in operation.out if isinstance(operation, Compute) else ():

@@ -267,7 +267,18 @@ def hand_over(
             if ENDINGS & EPILOGUE:
                 if read_column(table, tile, FINISHES) != 0:
                     result = finished_by_parts(
-                        result, None, ends.bias, ends.residual, None, None, row, row_end, col, n, ENDINGS & EPILOGUE
+                        result,
+                        None,
+                        ends.bias,
+                        ends.residual,
+                        None,
+                        None,
+                        ends.more,
+                        row,
+                        row_end,
+                        col,
+                        n,
+                        ENDINGS & EPILOGUE,
                     )
     if traits.addends > 0 and work.sums.tiles is None and read_column(table, tile, PLACE) != ADDS_NOTHING:
         result += gl.where(hear_of_addends(work.sums, turn) == 1, 0.0, float("nan"))

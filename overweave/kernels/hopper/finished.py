@@ -26,7 +26,7 @@ def finish(
                 scale_w += before
         beside = scales_beside(ends, table, tile, None, EPILOGUE)
         value = finished_by_parts(
-            value, None, bias, ends.residual, beside, scale_w, row, row_end, col, cols_end, EPILOGUE
+            value, None, bias, ends.residual, beside, scale_w, ends.more, row, row_end, col, cols_end, EPILOGUE
         )  # fmt: skip
     return value
 
@@ -42,7 +42,7 @@ def gate_half(
         value, gate = half_of(result, False), half_of(result, True)
     if SCALES & EPILOGUE:
         beside = scales_beside(ends, table, tile, None, EPILOGUE)
-        value = finished_by_parts(value, gate, None, None, beside, ends.scale_w, row, row_end, col, n, EPILOGUE)
+        value = finished_by_parts(value, gate, None, None, beside, ends.scale_w, None, row, row_end, col, n, EPILOGUE)
     else:
         value = gated(value, gate, EPILOGUE)
     return gl.convert_layout(value, layout)  # no instruction: all of both is the thread's own

@@ -144,7 +144,7 @@ def store_sum(
             result += gl.where(place == ADDENDS, own, 0.0)
             if ENDING:
                 if finishes:
-                    result = ended(result, ends.bias, ends.residual, offsets, inside, cols, n, ENDING)
+                    result = ended(result, ends.bias, ends.residual, ends.more, offsets, inside, cols, n, ENDING)
         else:
             result = own
         places, rounded = out + offsets, result.to(out.dtype.element_ty)

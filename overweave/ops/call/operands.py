@@ -9,14 +9,26 @@ from types import NoneType
 from typing import Any, get_args
 
 import torch
+from msgspec import UNSET
 from torch.autograd import forward_ad
 
 from overweave.compat.torch_names import current_level
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import Activation, Epilogue, Norm, Scaling
-from overweave.ir.operators.forms import BIAS, GATE, NORM, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, input_of
+from overweave.ir.epilogue import Activation, Applied, Epilogue, Norm, Scaling
+from overweave.ir.operators.forms import (
+    BIAS,
+    GATE,
+    NORM,
+    NORM_EPS,
+    NORM_WEIGHT,
+    REGISTERED,
+    RESIDUAL,
+    SCALE_W,
+    SCALE_X,
+    input_of,
+)
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import W_REST, X_REST, indexed_name
@@ -69,6 +81,7 @@ def problem_of_call(
         residual=given.get(RESIDUAL) is not None and norm is None,
         scaling=_scaling(name, x, weights, given),
         gate=given.get(GATE) is not None,
+        more=added_by(name, given) or UNSET,
     )
     problem = Problem(
         operator=name,
@@ -108,8 +121,9 @@ def check_kinds(operator: Operator, given: CallArguments) -> None:
         raise InputError(f"{name}: w", f"got {len(given['w'])} weights", cure)
     for called, tensor in (("x", given["x"]), *_named(weights)):
         check_plain(f"{name}: {called}", tensor)
+    numbers = {name: (float, int, NoneType) for form in operator.forms.allowed for name in form.numbers}
     for keyword, value in keywords.items():
-        kinds = _KINDS.get(keyword, (torch.Tensor, NoneType))
+        kinds = (_KINDS | numbers).get(keyword, (torch.Tensor, NoneType))
         is_unasked_bool = isinstance(value, bool) and bool not in kinds  # to Python a bool is an int
         if is_unasked_bool or not isinstance(value, kinds):
             wanted = " or ".join(kind.__name__ for kind in kinds).replace("NoneType", "None")
@@ -246,6 +260,22 @@ def _norm(operator: str, given: CallArguments) -> Norm | None:
     if not isinstance(eps, float) or not 0 < eps < math.inf:
         raise InputError(f"{operator}: norm eps", f"got {eps!r}"[:60], "Pass a float above 0, such as 1e-5")
     return Norm(eps=eps, residual=given.get(RESIDUAL) is not None)
+
+
+def added_by(operator: str, given: CallArguments) -> tuple[Applied, ...]:
+    """The registered epilogues that a call asks for. Raises InputError for one of which a part is missing."""
+    found = []
+    for form in REGISTERED.values():
+        passed = {word: given.get(word) for word in form.words}
+        missing = [word for word, each in passed.items() if each is None]
+        if missing and len(missing) < len(passed):
+            raise InputError(f"{operator}: {missing[0]}=", f"{form.name} needs it", f"Pass all of {', '.join(passed)}")
+        if not missing:
+            numbers: list[Any] = [passed[name] for name in form.numbers]
+            if not all(isinstance(each, (float, int)) and math.isfinite(each) for each in numbers):
+                raise InputError(f"{operator}: {form.name}", f"got {numbers}"[:60], "Pass finite numbers")
+            found.append(Applied(form.name, tuple(map(float, numbers))))
+    return tuple(found)
 
 
 def _check_beside(problem: Problem, rank: int, tensors: dict[str, torch.Tensor]) -> None:

@@ -15,10 +15,21 @@ import torch
 from overweave.compat.torch_names import AutoDispatchBelowAutograd, OpOverload, any_requires_grad
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
-from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X
+from overweave.ir.epilogue import Applied
+from overweave.ir.operators.forms import (
+    BIAS,
+    GATE,
+    NORM_EPS,
+    NORM_WEIGHT,
+    REGISTERED,
+    RESIDUAL,
+    SCALE_W,
+    SCALE_X,
+    registered,
+)
 from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
-from overweave.ops.call.operands import FP8, activation_of
+from overweave.ops.call.operands import FP8, activation_of, added_by
 from overweave.ops.call.surroundings import is_watched
 from overweave.ops.dispatch.backward import (
     Gradients,
@@ -111,11 +122,12 @@ def _recorded(operator: Operator, group_name: str, given: OperatorArguments, run
         _check_differentiable(operator, xs, ws, others)
         activation = activation_of(operator.name, given.get("activation"))
         kept = kept_of(operator, group_name, xs[0].shape[0], given)
+        added = added_by(operator.name, given) if REGISTERED else ()
     except InputError as error:
         raise refused(group_name, error) from None
     has_norm = NORM_WEIGHT in others  # beside which no activation is taken: the call says so
-    if not has_norm and (activation is not None or GATE in others):
-        return _composed(given, ws, others, lambda product: _recorded(operator, group_name, product, run))
+    if not has_norm and (activation is not None or GATE in others or added):
+        return _composed(given, ws, (others, added), lambda product: _recorded(operator, group_name, product, run))
     asks_gathered, eps = bool(given.get("return_gathered")), given.get("norm_eps", NORM_EPS)
     of_call = _Call(kept, tuple(others), len(xs), len(ws), asks_gathered, eps)
     differentiated: Any = _Differentiated
@@ -143,17 +155,27 @@ def _check_differentiable(operator: Operator, xs: list[Any], ws: list[Any], othe
 
 
 def _composed(
-    given: OperatorArguments, ws: Sequence[Any], others: dict[str, Any], product: Callable[[OperatorArguments], Any]
+    given: OperatorArguments,
+    ws: Sequence[Any],
+    ends: tuple[dict[str, Any], tuple[Applied, ...]],
+    product: Callable[[OperatorArguments], Any],
 ) -> list[Any]:
-    """An activation, a gate, and the residual behind them, by torch. product: computes and records what is before."""
+    """An activation, a gate, and what stands behind them, by torch. ends: the tensors beside the factors, and the
+    epilogues that were registered. product: computes and records what is before."""
+    (others, added), forms = ends, [registered(each.name) for each in ends[1]]
     name, gate, residual = given.get("activation"), others.get(GATE), others.get(RESIDUAL)
     activation = ACTIVATIONS[name] if name else lambda value: value
-    before = {key: each for key, each in given.items() if key not in ("activation", GATE, RESIDUAL)}
+    behind = ("activation", GATE, RESIDUAL, *(word for form in forms for word in form.words))
+    before = {key: each for key, each in given.items() if key not in behind}
     results = product(before | {"w": [*ws, gate]} if gate is not None else before)
     gathered = [results.pop()] if given.get("return_gathered") else []
     results = [results[0] * activation(results[1])] if gate is not None else [activation(each) for each in results]
     if residual is not None:
         results[0] = results[0] + residual
+    for form, each in zip(forms, added, strict=True):
+        assert form.reference
+        beside = form.beside(given, each.numbers)
+        results = [form.reference(result, beside) for result in results]
     return results + gathered
 
 

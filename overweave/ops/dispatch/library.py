@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from overweave.compat.torch_names import OpOverload
-from overweave.ir.operators.forms import SCALE_DTYPE
+from overweave.ir.operators.forms import SCALE_DTYPE, Form, register
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ops.dispatch.autocast import KEYS, autocast_kernel
@@ -25,16 +25,38 @@ _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 def define(operator: Operator) -> OpOverload:
     """The op of an operator, defined if it was not."""
     if operator.name not in DEFINED:
-        _LIBRARY.define(schema_of(operator))
-        DEFINED[operator.name] = _implemented(operator)
+        _define(operator, "")
         if operator.dual:  # its gradients call that one
             define(record_of(operator.dual))
     return DEFINED[operator.name].op
 
 
-def _implemented(operator: Operator) -> Defined:
-    names, name = beside(operator), operator.name
-    op = getattr(getattr(torch.ops, NAMESPACE), name).default
+def register_epilogue(form: Form) -> None:
+    """From now on every operator that takes epilogues takes this one, as a keyword and as an overload of its op, by the
+    name of the form. Raises InputError for one that cannot be done.
+    """
+    register(form)
+    for name in DEFINED:
+        if form in record_of(name).forms.allowed:
+            _define(record_of(name), form.name)
+
+
+_OVERLOADS: dict[str, Defined] = {}  # by their schemas
+
+
+def _define(operator: Operator, overload: str) -> None:
+    """An op with what the operator takes by now is the operator's op from now on."""
+    schema = schema_of(operator, overload)
+    if schema not in _OVERLOADS:
+        _LIBRARY.define(schema)
+        _OVERLOADS[schema] = _implemented(operator, overload)
+    DEFINED[operator.name] = _OVERLOADS[schema]
+
+
+def _implemented(operator: Operator, overload: str) -> Defined:
+    names = beside(operator)
+    op = getattr(getattr(getattr(torch.ops, NAMESPACE), operator.name), overload or "default")
+    name = f"{operator.name}.{overload}" if overload else operator.name
 
     def kernel(*tensors: Any, **options: Any) -> list[torch.Tensor]:
         given = given_by(names, SchemaCall(tensors, options))

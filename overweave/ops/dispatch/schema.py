@@ -48,15 +48,16 @@ def beside(operator: Operator) -> tuple[str, ...]:
     return tuple(each.name for form in operator.forms.allowed for each in form.inputs)
 
 
-def schema_of(operator: Operator) -> str:
+def schema_of(operator: Operator, overload: str = "") -> str:
     """The schema of an operator, without its namespace."""
     tensors = ", ".join(f"Tensor? {name}=None" for name in beside(operator))
     options = [text for keyword, text in _ROWS.items() if keyword in operator.keywords]
-    options += [text for form in operator.forms.allowed for text in form.options.values()] + [_PLAN]
+    options += [text for form in operator.forms.allowed for text in form.declared] + [_PLAN]
     options += [_SAVE, _GRADIENTS] if operator.gathers and not operator.exchanges else [_GRADIENTS]
     options.append(_PLACE)
     factors = ", ".join(("Tensor[] x", "Tensor[] w", *([tensors] if tensors else [])))
-    return f"{operator.name}({factors}, *, str group_name, {', '.join(options)}) -> Tensor[]"
+    name = f"{operator.name}.{overload}" if overload else operator.name
+    return f"{name}({factors}, *, str group_name, {', '.join(options)}) -> Tensor[]"
 
 
 def request_of(names: tuple[str, ...], group_name: str, given: OperatorArguments) -> SchemaCall:

@@ -121,11 +121,23 @@ class PackedLaunch:
                 for at, part in enumerate(argument):
                     if hasattr(part, "address"):
                         self._track(place, part, _Part(parts, at, part))
+                    elif isinstance(part, tuple):
+                        self._pack_inner(place, parts, at)
             elif hasattr(argument, "address"):
                 self._packed.append(argument.address)
                 self._track(place, argument, argument.data_ptr)
             else:
                 self._packed.append(argument)
+
+    def _pack_inner(self, place: int, parts: list[Any], at: int) -> None:
+        """Pack a tuple within a tuple, whose parts are `parts`."""
+        sources = parts[at]
+        inner = [getattr(part, "address", part) for part in sources]
+        parts[at] = tuple(inner)
+        self._packed[place] = tuple(parts)
+        for index, part in enumerate(sources):
+            if hasattr(part, "address"):
+                self._track(place, part, _Inner(parts, at, _Part(inner, index, part)))
 
     def _track(self, place: int, source: Any, encode: Callable[[], Any]) -> None:
         self._tracked.append((place, source, encode))
@@ -140,6 +152,17 @@ class _Part:
 
     def __call__(self) -> tuple[Any, ...]:
         self._parts[self._at] = self._source.address
+        return tuple(self._parts)
+
+
+class _Inner:
+    """A part of a tuple within a tuple that has moved: the outer one as it is now."""
+
+    def __init__(self, parts: list[Any], at: int, inner: _Part) -> None:
+        self._parts, self._at, self._inner = parts, at, inner
+
+    def __call__(self) -> tuple[Any, ...]:
+        self._parts[self._at] = self._inner()
         return tuple(self._parts)
 
 

@@ -14,12 +14,12 @@ import torch
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.kernel_limits import COPY_WORD_BYTES, LEAST_WAVES
-from overweave.ir.operators.forms import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X_REST, Engine, MatmulConfig, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
 from overweave.ir.tile_order import outputs, partial_slots
-from overweave.kernels.arguments import AfterSums, LaunchTiles
+from overweave.kernels.added import added_operands, code_of
+from overweave.kernels.arguments import LaunchTiles
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
 from overweave.memory.layout import lay_out
@@ -47,7 +47,7 @@ from overweave.runtime.kernel_calls.call import (
 )
 from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
 from overweave.runtime.kernel_calls.protocol import ProtocolWords, signal_words
-from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, copy_call, reduction_call
+from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, after_sums, copy_call, reduction_call
 
 TensorsByName = Mapping[str, torch.Tensor]
 MatmulCall = Callable[[MatmulConfig, Operands, TileKernelArgs], KernelCall]
@@ -157,6 +157,8 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     epilogue_tensors = {
         name: binding.caller_tensor(name) for name in (*epilogue.inputs, *([own_scales] if own_scales else []))
     }
+    more = added_operands(epilogue, epilogue_tensors)
+    fields = {name: epilogue_tensors[name] for name in epilogue_tensors if name in Operands.__dataclass_fields__}
     addends = addend_addresses(binding.addresses, binding.rank, queue)
     addend_shifts = addend_row_shifts(schedule, binding.rank, queue)
     partials = partial_slots(plan.tile_order(binding.rank, queue).rows)
@@ -165,9 +167,10 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         a_workspace=binding.workspace_buffer(gathered) if gathered else None,
         weights=tuple((binding.buffer(name), binding.buffer(output_names[name][0])) for name in schedule.weights),
         b_is_transposed=plan.problem.b_is_transposed,
-        **epilogue_tensors,
+        **fields,
         scale_gathered=binding.workspace_buffer(gathered_scales) if gathered_scales else None,
         rest=binding.second_factors(),
+        more=more,
         epilogue=epilogue,
         total=binding.buffer(total) if total else None,
         addends=binding.table(addends) if any(addends) else None,
@@ -219,10 +222,10 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
         widths=reduction_widths(reduces),
         out=binding.buffer(stored.name),
         cols=stored.cols,
-        after=AfterSums(*(epilogue_tensors.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z))),
+        after=after_sums(epilogue, epilogue_tensors),
         eps=of_rows.eps if of_rows else 0.0,
         sum_first=has_fp32_first_operand(plan.schedule, plan.realization.dtype, reduces),
-        epilogue=epilogue.bits,
+        epilogue=code_of(epilogue),
         **_block_map(binding, reduces),
     )
     return reduction_call(config, binding.tiles(queue), sums)

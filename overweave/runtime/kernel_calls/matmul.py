@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
+from overweave.kernels.added import code_of
 from overweave.kernels.arguments import AtPeers, Ends, MatmulOutputs, Traits
 from overweave.kernels.matmul import matmul_kernel
 from overweave.memory.split_k import Shares
@@ -38,6 +39,7 @@ class Operands:
     the addend's row minus the result's (memory/lower.addend_row_shifts).
     shares: split-K memory; None without split-K.
     peers: where tiles store their products at other ranks; None if they do not.
+    more: what registered epilogues read.
     """
 
     a_shard: MatrixInput | None
@@ -57,6 +59,7 @@ class Operands:
     rest: tuple[MatrixInput, MatrixInput] | None = None
     shares: Shares | None = None
     peers: Peers | None = None
+    more: tuple[Any, ...] | None = None
 
     @property
     def weight_matrices(self) -> list[MatrixInput]:
@@ -84,7 +87,7 @@ class Operands:
         """The epilogue's operands; a missing tensor of row scales is replaced by the other, and not read."""
         own, rest = self.scale_x, self.scale_gathered
         scales = (rest if own is None else own, own if rest is None else rest)
-        return Ends(self.bias, self.residual, *scales, self.scale_w)
+        return Ends(self.bias, self.residual, *scales, self.scale_w, self.more)
 
     @property
     def peer_args(self) -> AtPeers:
@@ -139,7 +142,7 @@ def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
         b_is_transposed=operands.b_is_transposed,
         two_sources=operands.a_shard is not None and operands.a_workspace is not None,
         traced=tiles.traced,
-        epilogue=operands.epilogue.bits,
+        epilogue=code_of(operands.epilogue),
         addends=0 if operands.addends is None else operands.addends.shape[1],
         weights=len(operands.weights),
         split_k=operands.shares is not None,

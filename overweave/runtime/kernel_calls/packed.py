@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from overweave.ir.operators.forms import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import PackedConfig
 from overweave.ir.problem import Problem
+from overweave.kernels.added import code_of
 from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTraits, ShardSpans, SignalWords
 from overweave.kernels.packed.exchange import packed_kernel
 from overweave.memory.device.ptx import poll_packed, poll_packed_constraints
 from overweave.memory.heap import PackedSpace
 from overweave.memory.packed_layout import PackedLayout
 from overweave.runtime.kernel_calls.call import DEPENDENT_LAUNCH, KernelCall
+from overweave.runtime.kernel_calls.sums_and_copies import after_sums
 
 
 class Caller(NamedTuple):
@@ -49,11 +50,11 @@ def packed_call(
         block=config.block,
         chained=caller.is_chained,
         eps=rows.eps if rows else 0.0,
-        epilogue=problem.sum_epilogue.bits if adds else 0,
+        epilogue=code_of(problem.sum_epilogue) if adds else 0,
     )
     arguments = [
         *(tensors[layout.source], tensors[layout.out]),
-        AfterSums(*(tensors.get(name) if adds else None for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z))),
+        after_sums(problem.sum_epilogue, tensors) if adds else AfterSums(),
         Messages(space.spaces, space.state, layout.part_bytes, space.half_bytes),
         ShardSpans(layout.words, layout.shard_words, span, turns),
         SignalWords(None, *caller.protocol, ranks),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
+from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import CopyConfig, ReduceConfig
+from overweave.kernels.added import added_operands
 from overweave.kernels.arguments import AfterSums
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.reduction import reduction_kernel
@@ -37,6 +40,12 @@ class ReductionCall(NamedTuple):
     epilogue: int = 0
     cells: torch.Tensor | None = None
     cell: tuple[int, int] = (1, 1)
+
+
+def after_sums(epilogue: Epilogue, read: Mapping[str, Any]) -> AfterSums:
+    """What sums end with: of the tensors of a call, which have the names of the fields."""
+    own = {name: read.get(name) for name in AfterSums._fields if name != "more"}
+    return AfterSums(**own, more=added_operands(epilogue, read))
 
 
 def reduction_call(config: ReduceConfig, tiles: TileKernelArgs, sums: ReductionCall) -> KernelCall:

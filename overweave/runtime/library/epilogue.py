@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as functional
 
 from overweave.ir.epilogue import NO_EPILOGUE, Activation, Epilogue, Norm
-from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, Z
+from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, Z, input_of, registered
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
@@ -73,13 +73,14 @@ def slice_columns(tensors: Mapping[str, torch.Tensor], columns: Range, width: in
     """
     if columns == (0, width):
         return tensors
-    sliced = {name: tensors[name] for name in (BIAS, RESIDUAL, GATE, SCALE_W) if name in tensors}
-    for name, tensor in sliced.items():
-        if name == SCALE_W and tensor.numel() > 1:
+    sliced = dict(tensors)
+    for name, tensor in tensors.items():
+        read = input_of(name)
+        if read is not None and read.cols == "of_columns" and tensor.numel() > 1:
             sliced[name] = tensor.reshape(1, -1, width)[..., slice(*columns)].reshape(1, -1)
-        elif name != SCALE_W:
+        elif read is not None and read.cols == "n":
             sliced[name] = tensor[..., slice(*columns)]
-    return {**tensors, **sliced}
+    return sliced
 
 
 def _gate_product(compute: Compute, part: int, view: View, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -110,6 +111,11 @@ def apply_epilogue(
         y.copy_(ACTIVATIONS[epilogue.activation](y))
     if epilogue.residual:
         y += tensors[RESIDUAL][rows]
+    for each in epilogue.added:
+        form = registered(each.name)
+        beside = {read.name: tensors[read.name][rows if read.rows == "y" else slice(None)] for read in form.inputs}
+        assert form.reference
+        y.copy_(form.reference(y, form.beside(beside, each.numbers)))
 
 
 # The epilogue and RMSNorm of sums of NCCL or of the emulation, by torch's own operations.

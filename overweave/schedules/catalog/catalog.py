@@ -130,7 +130,8 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     work = MethodInputs(problem, settings, config, _split(problem, settings, config), sums, _held(problem), method)
     schedule = _builder(problem.record)(work)
     if not problem.has_fixed_sizes:
-        buffers = (replace(each, counted=_COUNTED.get(each.name)) for each in schedule.buffers)
+        sides = _COUNTED if problem.record.exchanges else {Y: "received"} if problem.record.gathers else {}
+        buffers = (replace(each, counted=each.counted or sides.get(each.name)) for each in schedule.buffers)
         schedule = replace(schedule, buffers=tuple(buffers))
     realization = realized(schedule, problem, method, settings, config, sums)
     tables = tile_orders(schedule, realization, rank)

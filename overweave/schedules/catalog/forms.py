@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.operators.forms import BIAS, FORMS, GATE, input_of
+from overweave.ir.operators.forms import BIAS, FORMS, GATE, input_of, registered
 from overweave.ir.operators.registry import names_with_form
 from overweave.ir.problem import Problem
 
@@ -40,7 +40,9 @@ def _beside_others(problem: Problem) -> _Obstacle:
 def _of_weights(problem: Problem) -> _Obstacle:
     if not problem.columns:
         return None
-    are_vectors = all(read is None or read.rows == "1" for read in map(input_of, problem.beside))
+    read = [each for each in map(input_of, problem.beside) if each is not None]
+    added = [each for one in problem.epilogue.added for each in registered(one.name).inputs]
+    are_vectors = all(each.rows == "1" for each in read) and all(each.cols == "1" for each in added)
     if not problem.record.forms.several_weights or not are_vectors:
         then = f" with {problem.epilogue}" if problem.epilogue.bits else ""
         cure = f"Only {names_with_form('several_weights')} takes several, with neither a residual nor a gate"

@@ -59,7 +59,8 @@ def _written(point: Point, work: MethodInputs) -> Communication:
     landed = pieces.landed()
     each = [_Rank(pieces, landed, rank, problem) for rank in range(size if m else 0)]
     is_exchange = problem.record.exchanges
-    x = Buffer(X, m if is_exchange else split.shard_size, k, "input")
+    rows = m if is_exchange else split.shard_size
+    x = Buffer(X, rows, k, "input", counted=None if problem.has_fixed_sizes else "sent")
     gathered = Buffer(GATHERED_OUT, m, k, "output")
     returned = (gathered,) if problem.returns_gathered else ()
     results = [Buffer(indexed_name(Y, at), m, cols, "output") for at, cols in enumerate(problem.widths)]

@@ -150,7 +150,7 @@ def _plain_parts(asked: MethodRequest) -> str:
 
 def _no_residual(asked: MethodRequest) -> str:
     found = "products of several ranks' pieces are scattered to their rows, where the residual lies, once they end"
-    return found if asked.problem.epilogue.residual else ""
+    return found if asked.problem.epilogue.reads_rows else ""
 
 
 def _no_row_scales(asked: MethodRequest) -> str:

@@ -154,7 +154,7 @@ def shapes(
     candidates = _shapes(dtype, kernel)
     if epilogue.products > 1 and dtype != "float32":
         return _gated_shapes(dtype, kernel, epilogue)
-    if kernel == "portable" and epilogue.residual:
+    if kernel == "portable" and epilogue.reads_rows:
         # Beside the sums of larger tiles the residual does not fit: the assembler spills registers.
         return tuple(shape for shape in candidates if shape.config.block_m * shape.config.block_n <= 128 * 128)
     if kernel == "portable" and epilogue.bits and weights > 2:
@@ -172,9 +172,9 @@ def shapes(
 def _gated_shapes(dtype: Dtype, kernel: KernelChoice, epilogue: Epilogue) -> tuple[TileShape, ...]:
     """Those beside whose sums the assembler finds registers for all that is done to them."""
     if dtype != FLOAT8:
-        return GATED[kernel][-1:] if kernel == "portable" and epilogue.residual else GATED[kernel]
+        return GATED[kernel][-1:] if kernel == "portable" and epilogue.reads_rows else GATED[kernel]
     # Of 128 columns; with one scale each and no activation it holds more at once than with one.
-    has_room = epilogue.activation is not None if epilogue.scaling == "tensor" else not epilogue.residual
+    has_room = epilogue.activation is not None if epilogue.scaling == "tensor" else not epilogue.reads_rows
     return GATED_FLOAT8[kernel] if has_room or kernel == "portable" else GATED_FLOAT8[kernel][1:]
 
 

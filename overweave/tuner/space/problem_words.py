@@ -4,33 +4,36 @@ from __future__ import annotations
 
 from typing import get_args
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.epilogue import Activation, Epilogue, Norm
-from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, RESIDUAL
+from overweave.ir.epilogue import Activation, Applied, Epilogue, Norm
+from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, REGISTERED, RESIDUAL
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.forms import check_forms
 
 RMS_NORM = "rms_norm"
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 FP8_STEP = 16  # k and n of fp8 operands are multiples of it, for torch's scaled matmul and for 16-byte rows
-WORDS = (BIAS, *ACTIVATIONS, GATE, RESIDUAL, RMS_NORM)
+_WORDS = (BIAS, *ACTIVATIONS, GATE, RESIDUAL, RMS_NORM)
 
 
 def with_epilogue(problem: Problem, columns: tuple[int, ...] = (), after: str = "") -> Problem:
     """Return a bare problem with several weights and an epilogue. Raises InputError.
 
     columns: of each weight, if there are several. after: words joined by `+`: `bias`, an activation (`silu`, `gelu`,
-    `gelu_tanh`), `gate`, `residual`, as the keywords of operators, or `residual+rms_norm`, as `ow.RmsNorm`.
+    `gelu_tanh`), `gate`, `residual`, as the keywords of operators, or `residual+rms_norm`, as `ow.RmsNorm`; or names of
+    epilogues that were registered.
     """
     check_sizes(problem, columns)
     words = [word for word in after.split("+") if word]
-    unknown = [word for word in words if word not in WORDS]
+    known = (*_WORDS, *REGISTERED)
+    unknown = [word for word in words if word not in known]
     if unknown or len(set(words)) < len(words):
         found = f"{unknown[0][:40]!r} is none" if unknown else "a word is there twice"
-        raise InputError(f"{problem.operator} after {after[:60]!r}", found, f"Join some of {', '.join(WORDS)} by +")
+        raise InputError(f"{problem.operator} after {after[:60]!r}", found, f"Join some of {', '.join(known)} by +")
     activations = [word for word in ACTIVATIONS if word in words]
     if len(activations) > 1:
         raise InputError(f"{problem.operator} after {after}", " and ".join(activations), "Leave out one of them")
@@ -41,6 +44,8 @@ def with_epilogue(problem: Problem, columns: tuple[int, ...] = (), after: str = 
         activation=activations[0] if activations else None,
         residual=has_residual and not norms,
         gate=GATE in words,
+        more=tuple(Applied(word, tuple(form.numbers.values())) for word, form in REGISTERED.items() if word in words)
+        or UNSET,
     )
     norm = Norm(eps=NORM_EPS, residual=has_residual) if norms else None
     whole = replace(problem, columns=columns if len(columns) > 1 else (), epilogue=epilogue, norm=norm)
