@@ -370,8 +370,8 @@ def call_alone(schedule: str, options: dict[str, int | str]) -> str:
     ("schedule", "options", "late"),
     [
         ("all_gather_matmul.push", {}, "multiply.1-0."),
-        ("matmul_reduce_scatter.scatter", {"sums": "epilogue"}, "multiply.1-1.1 waits for arrived[0]"),
-        ("matmul_reduce_scatter.fused_ring", {}, "multiply.1-1.1 waits for arrived[0]"),
+        ("matmul_reduce_scatter.scatter", {"sums": "epilogue"}, "multiply.1.16 waits for arrived[0]"),
+        ("matmul_reduce_scatter.fused_ring", {}, "multiply.1.16 waits for arrived[0]"),
         ("matmul_all_reduce.one_shot_packed", {}, "sum.1 waits for arrived[0]"),
         ("matmul_all_reduce.two_shot_packed", {}, "sum.1 waits for arrived[0]"),
         ("matmul_reduce_scatter.scatter_packed", {}, "sum.1 waits for arrived[0]"),

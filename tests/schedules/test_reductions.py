@@ -276,6 +276,9 @@ def test_it_is_written_for_one_size_of_group_and_for_what_is_stored():
         planned(reduction, 3, 96)
     with pytest.raises(InputError, match="stores C"):
         author_plan(matmul(96), {"A": reduction}, 2, "bfloat16")
+    added = ow.Reduction(2, (*reduction.moves, ow.Sum(0, rows(0, 48), by="tiles")))
+    with pytest.raises(ScheduleError, match="its tiles are to add"):
+        planned(added, 2, 96)
 
 
 @pytest.mark.parametrize("moves", [(3,), (rows(0, 4),), (ow.Collective(((0, 4), (4, 8))),), (ow.Sum(0, (0, 4)),)])

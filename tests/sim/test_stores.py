@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from overweave.hardware.machine import load
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
+from overweave.ir.schedule import Compute
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.cost import Costs, KernelCost
 from overweave.sim.link_floor import links_bound_us
@@ -24,20 +25,21 @@ def stored(problem: Problem) -> Plan:
     return build("matmul_reduce_scatter.scatter_stored", problem, OPTIONS)
 
 
-def work_of(problem: Problem, name: str) -> KernelCost:
-    """Of a tile of the first operation of rank 0 that is named so."""
+def work_of(problem: Problem, owner: int) -> KernelCost:
+    """Of a tile of the first operation of rank 0 that computes an owner's rows."""
     plan = stored(problem)
-    step = next(each for each in launch_steps(plan) if each.operation.rank == 0 and name in each.operation.name)
+    tiles = (each for each in launch_steps(plan) if each.operation.rank == 0 and isinstance(each.operation, Compute))
+    step = next(each for each in tiles if each.operation.a[0].rows[0] // (problem.m // problem.world_size) == owner)
     return Costs(plan, MACHINE).tiles(step, QueueRun(0, 256), 256, 256)
 
 
 def test_a_tile_is_stored_beside_the_next_one_unless_the_link_is_slower():
-    deep, shallow = work_of(DEEP, "multiply.0-1"), work_of(SHALLOW, "multiply.0-1")
-    assert work_of(DEEP, "multiply.0-0").stored_us == 0.0
+    deep, shallow = work_of(DEEP, 1), work_of(SHALLOW, 1)
+    assert work_of(DEEP, 0).stored_us == 0.0
     assert 10 < deep.stored_us < 15  # 132 SMs with 32 KiB each
-    assert deep.tile_us == work_of(DEEP, "multiply.0-0").tile_us
+    assert deep.tile_us == work_of(DEEP, 0).tile_us
     assert shallow.tile_us == deep.stored_us
-    assert shallow.stored_us == work_of(SHALLOW, "multiply.0-0").tile_us  # what the next tile does meanwhile
+    assert shallow.stored_us == work_of(SHALLOW, 0).tile_us  # what the next tile does meanwhile
 
 
 def test_pieces_share_the_link():

@@ -29,7 +29,7 @@ from overweave.schedules.communication import (
     is_empty,
     region,
 )
-from overweave.schedules.families.sums import Steps, SumFamily, SumSpec, slot_of_all
+from overweave.schedules.families.sums import Steps, SumSpec, slot_of_all
 
 MESSAGES = "messages"  # a buffer
 SHARED = "shared"  # a pad: a summed piece of a peer is here
@@ -74,7 +74,7 @@ def _gathered(split: Split, buffers: tuple[Buffer, Buffer, Buffer], rank: int) -
     yield MatmulChunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=region(gathered, rank, whole))
 
 
-def _one_shot(how: SumSpec, rank: int) -> Steps:
+def one_shot(how: SumSpec, rank: int) -> Steps:
     """Each partial to every rank, which adds them all."""
     split, own = how.split, how.region(PARTIAL, rank, how.rows)
     yield how.multiplied(f"multiply.{rank}", own)
@@ -85,7 +85,7 @@ def _one_shot(how: SumSpec, rank: int) -> Steps:
     yield replace(total, waits=(_from_all(split, ARRIVED),))
 
 
-def _straight(how: SumSpec, rank: int) -> Steps:
+def straight(how: SumSpec, rank: int) -> Steps:
     """Parts to their owners, who add them; everywhere, sums to everybody, and all in place."""
     split, own = how.split, how.split.shard(rank)
     yield how.multiplied(f"multiply.{rank}", how.region(PARTIAL, rank, how.rows))
@@ -132,6 +132,3 @@ def _message(split: Split, word: str, pad: str, source: Region, to: Region) -> P
 
 def _from_all(split: Split, pad: str) -> Wait:
     return Wait(pad, (0, split.world_size - 1), 1)
-
-
-ONE_SHOT, STRAIGHT = SumFamily(_one_shot), SumFamily(_straight)

@@ -206,7 +206,7 @@ def wave_groups(work: MethodInputs) -> Communication:
     """
     in_shards = not work.problem.strip
     if work.settings.groups is None and (work.split.world_size == 1 or (in_shards and len(_heights(work)) > 1)):
-        return sums_by(sums.COLLECTIVE)(work)
+        return sums_by(sums.collective)(work)
     return in_groups(work, "all_reduce" if work.problem.record.shares_sums else "reduce_scatter")
 
 

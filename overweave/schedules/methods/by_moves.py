@@ -10,15 +10,26 @@ from msgspec.structs import replace
 
 from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.operators.registry import operator_of
-from overweave.ir.plan import COPY_ENGINE, REDUCE_KERNEL, TILE_KERNEL
+from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import Collective, Queue
-from overweave.schedules.communication import COMPLETE, EXCHANGES, PUSHES, TILES, Communication, Split, in_parts
+from overweave.schedules.communication import (
+    CARRYING_TILES,
+    COMPLETE,
+    EXCHANGES,
+    PUSHES,
+    TILES,
+    TOTAL,
+    Communication,
+    Split,
+    Y,
+    in_parts,
+)
 from overweave.schedules.moves.gather_templates import Mesh, Template, gather_of
 from overweave.schedules.moves.moves import Chunk, Reduction, ReductionStep, Sum
 from overweave.schedules.moves.moves import Collective as Together
 from overweave.schedules.moves.peer_stores import stored_at_peers
-from overweave.schedules.moves.reduction import chunked_reduction, reduced
-from overweave.schedules.moves.reduction_templates import reduction_of
+from overweave.schedules.moves.reduction import Placing, chunked_reduction, reduced
+from overweave.schedules.moves.reduction_templates import Sums, reduction_of
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import option_sets, options
 from overweave.schedules.records.movers import mesh_of
@@ -43,10 +54,49 @@ def _moved(written: MoveTemplate, shared: Template | None, sends: bool, work: Me
     mesh = mesh_of(split, cols, work.settings)
     if not problem.record.gathers:
         reduction = reduction_of(written, shared if problem.record.shares_sums else None, mesh)
-        return reduced(reduction, split.rows, cols, work.held, parts)
+        return reduced(reduction, (split.rows, cols), work.held, parts, _placing(work))
     gather = gather_of(written, mesh)  # type: ignore[arg-type]  # of a gather no move is a sum
     made = transferred(gather, split.rows, cols, sends=sends, returns_gathered=problem.returns_gathered)
     return stored_at_peers(in_parts(made, parts)) if sends else in_parts(made, parts)
+
+
+def sums_of_moves(
+    written: Callable[[Sums], Iterator[ReductionStep]], beside: bool = True
+) -> Callable[[MethodInputs], Communication]:
+    """What writes sums as a list of chunk moves, for a method's `write`; who adds is the method's to say.
+
+    beside: whether a kernel that sums may run beside the tiles.
+    """
+    return partial(_summed, written, beside)
+
+
+def _summed(written: Callable[[Sums], Iterator[ReductionStep]], beside: bool, work: MethodInputs) -> Communication:
+    split, cols, settings, adds = work.split, work.problem.moved_columns, work.settings, work.method.adds
+    by_tiles = settings.sums == "epilogue" or (adds is not None and adds.by == TILE_KERNEL)
+    how = Sums(
+        mesh_of(split, cols, settings),
+        "tiles" if by_tiles else "kernel",
+        settings.own_pieces,
+        work.problem.record.shares_sums,
+    )
+    moves = tuple(written(how)) if split.world_size > 1 else ()
+    reduction = Reduction(split.world_size, moves, how.everywhere, settings.copy_programs)
+    parts = dict.fromkeys((PUSHES, TILES), split.tile_rows)
+    # One sum of all own rows waits for all tiles.
+    are_behind = not beside or (settings.own_pieces == 1 and not how.everywhere)
+    return reduced(reduction, (split.rows, cols), work.held, parts, _placing(work, are_behind))
+
+
+def _placing(work: MethodInputs, are_behind: bool = False) -> Placing:
+    """How sums are made, as the method of a call says."""
+    adds, is_stored = work.method.adds, work.settings.mover in CARRYING_TILES
+    return Placing(
+        blocks=work.sums,
+        by_library=adds is not None and adds.by == LIBRARY,
+        are_behind=are_behind,
+        is_one_wave=work.split.is_one_wave,
+        tiles_end_in=Y if is_stored and work.problem.norm is None else TOTAL,
+    )
 
 
 def pieces_together(split: Split) -> tuple[Together, ...]:

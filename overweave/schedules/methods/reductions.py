@@ -8,8 +8,10 @@ from overweave.ir.operators.matmul_all_reduce import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.families import packed, sums
-from overweave.schedules.families.sums import DECOMPOSED, RING, sums_by
+from overweave.schedules.families.sums import sums_by
 from overweave.schedules.families.wave_groups import wave_groups
+from overweave.schedules.methods.by_moves import sums_of_moves
+from overweave.schedules.moves.reduction_templates import round_ring_of_tiles, straight
 from overweave.schedules.records import option_sets, options
 from overweave.schedules.records.needs import UNSCALED
 from overweave.schedules.records.record import Adds, Margin, MarginCase, Method
@@ -37,7 +39,7 @@ METHODS = (
         name="sequential",
         transport="all_reduce.collective",
         summary="one library matmul, then library all-reduce",
-        write=sums_by(sums.COLLECTIVE),
+        write=sums_by(sums.collective),
         adds=Adds(LIBRARY, "library", "result"),
         norms=LIBRARY,
         grids=(option_sets.AS_IT_IS,),
@@ -47,7 +49,7 @@ METHODS = (
         transport="all_reduce.one_shot_packed",
         summary="one matmul, then a kernel pushes packed partials, and sums",
         source="the one-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
-        write=sums_by(packed.ONE_SHOT),
+        write=sums_by(packed.one_shot),
         grids=(option_sets.AS_IT_IS, option_sets.EARLY),
     ),
     _messages(
@@ -55,14 +57,14 @@ METHODS = (
         transport="all_reduce.two_shot_packed",
         summary="one matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
         source="the two-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
-        write=sums_by(packed.STRAIGHT),
+        write=sums_by(packed.straight),
         grids=(option_sets.AS_IT_IS, option_sets.EARLY),
     ),
     _tiles(
         name="two_shot",
         summary="tiles of one kernel signal, owners sum pieces in order, copy engine moves parts and sums",
         source="the two-shot all-reduce of torch's symmetric memory, piece by piece",
-        write=sums_by(sums.STRAIGHT),
+        write=sums_of_moves(straight),
         adds=Adds(REDUCE_KERNEL),
         norms=REDUCE_KERNEL,
         options=(options.SUMS, *option_sets.FUSED),
@@ -78,7 +80,7 @@ METHODS = (
             "tiles add what arrived, and store at the next rank, its owner's at every rank; the sums are moved to y"
         ),
         source="the ring of NCCL's collectives, with the stores at a peer of Flux 4.1",
-        write=sums_by(RING),
+        write=sums_of_moves(round_ring_of_tiles, beside=False),
         moves=(TILE_KERNEL, REDUCE_KERNEL),
         adds=Adds(TILE_KERNEL, "ring", "result"),
         norms=REDUCE_KERNEL,
@@ -94,7 +96,7 @@ METHODS = (
         name="decomposed",
         summary="one library matmul for each piece of rows, and a library all-reduce of each beside the next one",
         source="the decomposition that FlashOverlap (arXiv 2504.19519) is held against in 6.1",
-        write=sums_by(DECOMPOSED),
+        write=sums_by(sums.decomposed),
         adds=Adds(LIBRARY, "library", "result"),
         options=(options.PIECES,),
     ),

@@ -8,8 +8,10 @@ from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
 from overweave.schedules.families import packed, sums
-from overweave.schedules.families.sums import DECOMPOSED, RING, sums_by
+from overweave.schedules.families.sums import sums_by
 from overweave.schedules.families.wave_groups import wave_groups
+from overweave.schedules.methods.by_moves import sums_of_moves
+from overweave.schedules.moves.reduction_templates import round_ring_of_tiles, straight
 from overweave.schedules.records import option_sets, options
 from overweave.schedules.records.needs import UNSCALED, from_ranks
 from overweave.schedules.records.record import Adds, Margin, MarginCase, Method
@@ -40,7 +42,7 @@ METHODS = (
         name="sequential",
         transport="reduce_scatter.collective",
         summary="one library matmul, then library reduce-scatter",
-        write=sums_by(sums.COLLECTIVE),
+        write=sums_by(sums.collective),
         adds=Adds(LIBRARY, "library", "result"),
         norms=LIBRARY,
         grids=(option_sets.AS_IT_IS,),
@@ -49,7 +51,7 @@ METHODS = (
         name="per_shard",
         summary="one library matmul per shard, put to its owner, who sums in order",
         source="the decomposition by shards of PyTorch's asynchronous tensor parallelism",
-        write=sums_by(sums.STRAIGHT),
+        write=sums_of_moves(straight),
         moves=(COPY_ENGINE,),
         adds=Adds(LIBRARY),
         norms=LIBRARY,
@@ -60,7 +62,7 @@ METHODS = (
         name="scatter",
         summary="tiles of one kernel signal, copy engine scatters pieces, owners sum in order",
         source="Flux (arXiv 2406.06858) 4.1, with copies by the copy engine",
-        write=sums_by(sums.STRAIGHT),
+        write=sums_of_moves(straight),
         adds=Adds(REDUCE_KERNEL),
         norms=REDUCE_KERNEL,
         options=(options.SUMS, options.OWN_PIECES, *option_sets.PUSHED),
@@ -75,7 +77,7 @@ METHODS = (
         name="scatter_stored",
         summary="tiles of one kernel store straight at their owners, whose own tiles, the last, add them in order",
         source="Flux (arXiv 2406.06858) 4.1: stores of tiles straight at their owners",
-        write=sums_by(sums.STRAIGHT),
+        write=sums_of_moves(straight),
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL),
         options=option_sets.STORED,
@@ -89,7 +91,7 @@ METHODS = (
             "round a ring: tiles add the sum that arrived, and store theirs straight at the next rank, or at last in y"
         ),
         source="the ring of NCCL's collectives, with the stores at a peer of Flux 4.1",
-        write=sums_by(RING),
+        write=sums_of_moves(round_ring_of_tiles),
         moves=(TILE_KERNEL,),
         adds=Adds(TILE_KERNEL, "ring", "result"),
         options=option_sets.STORED_ROUND,
@@ -102,7 +104,7 @@ METHODS = (
             "tiles of one kernel store locally and owners are told, whose sums beside the last tiles read them there"
         ),
         source="Flux (arXiv 2406.06858) 4.2: ready tiles are read at their peers",
-        write=sums_by(sums.PULLED),
+        write=sums_by(sums.pulled),
         moves=(REDUCE_KERNEL, COPY_ENGINE),
         adds=Adds(REDUCE_KERNEL),
         norms=REDUCE_KERNEL,
@@ -115,7 +117,7 @@ METHODS = (
         transport="reduce_scatter.packed",
         summary="one matmul, packed parts to their owners, who sum in order",
         source="messages that carry their flag, as in NCCL's LL protocol",
-        write=sums_by(packed.STRAIGHT),
+        write=sums_by(packed.straight),
         grids=(option_sets.AS_IT_IS, option_sets.EARLY),
     ),
     _tiles(
@@ -125,7 +127,7 @@ METHODS = (
             "the last"
         ),
         source="the ring of NCCL's collectives, in the tiles of the matmul",
-        write=sums_by(RING),
+        write=sums_of_moves(round_ring_of_tiles),
         adds=Adds(TILE_KERNEL, "ring", "result"),
         options=(options.PIECES, *options.TILES),
         needs=(from_ranks(3, "scatter sums=epilogue"),),
@@ -138,7 +140,7 @@ METHODS = (
             "a kernel adds pieces at their owners as they come, in fp32: in no order, so bits may differ between calls"
         ),
         source="Flux (arXiv 2406.06858) 4.1: additions at the owner",
-        write=sums_by(sums.STRAIGHT),
+        write=sums_by(sums.in_any_order),
         moves=(COPY_KERNEL, REDUCE_KERNEL),
         adds=Adds(COPY_KERNEL, "arrival"),
         options=(options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),
@@ -147,7 +149,7 @@ METHODS = (
         name="decomposed",
         summary="one library matmul for each piece of rows, and a library reduce-scatter of each beside the next one",
         source="the decomposition that FlashOverlap (arXiv 2504.19519) is held against in 6.1",
-        write=sums_by(DECOMPOSED),
+        write=sums_by(sums.decomposed),
         adds=Adds(LIBRARY, "library", "result"),
         options=(options.PIECES,),
     ),

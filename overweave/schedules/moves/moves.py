@@ -91,12 +91,15 @@ class Sum(Struct, frozen=True):
     """`rank` adds what has arrived for a chunk to what it has of it: from there on it has that sum, and passes it on.
 
     Addends stand in the order of the lowest rank whose partial they hold, whatever came first. after: as in Put; it
-    counts as a move of its rank there.
+    counts as a move of its rank there. by: who adds: a kernel, or the own tiles of an operator's kernel, which add what
+    has arrived as they end. own_last: the own partial stands behind all others.
     """
 
     rank: int
     chunk: Chunk
     after: After = ()
+    by: Literal["kernel", "tiles"] = "kernel"
+    own_last: bool = False
 
 
 GatherMove = Put | Get | Collective

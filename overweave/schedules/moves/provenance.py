@@ -15,7 +15,7 @@ from msgspec import Struct
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Range
 from overweave.ir.shards import shard_rows
-from overweave.schedules.communication import PARTIAL, RUNNING, SLOTS, TOTAL, is_empty
+from overweave.schedules.communication import PARTIAL, RUNNING, SLOTS, TOTAL, Y, is_empty
 from overweave.schedules.moves.back_ends import check_ends
 from overweave.schedules.moves.moves import Box, Chunk, Collective, Get, Put, Reduction, Sum
 
@@ -59,12 +59,13 @@ class Carried(Struct, frozen=True):
 
 
 class Added(Struct, frozen=True):
-    """A Sum of the parts of each piece, and the buffer that holds the result."""
+    """A Sum of the parts of each piece, and the buffer that holds the result. by_tiles: the own part is none that is ever stored."""
 
     at: int
     rank: int
     pieces: tuple[SourcedRectangle, ...]
     kept: BufferedValue
+    by_tiles: bool = False
 
 
 class Provenance(Struct):
@@ -73,7 +74,7 @@ class Provenance(Struct):
     done: the moves and sums in the order of the list; behind them the sums that complete a rank's result. ends: for
     each rank, the pieces of its result. read: pairs (move, rank) whose result on that rank is passed on or added again.
     together: position of a library sum in the list -> the rows of each rank's shard that it sums; no other move touches
-    those rows.
+    those rows. tiles_end_in: the buffer of whole sums that tiles make and every rank gets.
     """
 
     reduction: Reduction
@@ -82,6 +83,7 @@ class Provenance(Struct):
     ends: list[tuple[SourcedRectangle, ...]]
     read: set[tuple[int, int]]
     together: dict[int, tuple[Range, ...]]
+    tiles_end_in: str = Y
 
     def wanted(self, rank: int) -> Box:
         """Return the rows and columns of the sum that a rank must have at the end."""
@@ -94,10 +96,10 @@ def partials(value: PartialSum) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(rank for part in value for rank in partials(part))
 
 
-def trace_provenance(reduction: Reduction, rows: int, cols: int) -> Provenance:
+def trace_provenance(reduction: Reduction, rows: int, cols: int, tiles_end_in: str = Y) -> Provenance:
     """Trace all moves. Raises ScheduleError if a partial is left out, added twice, or added in another order on two
     ranks."""
-    return _Tracker(reduction, Box((0, rows), (0, cols))).trace()
+    return _Tracker(reduction, Box((0, rows), (0, cols)), tiles_end_in).trace()
 
 
 class _Grid(Struct, frozen=True):
@@ -153,7 +155,7 @@ class _Tracker:
     sums: how many running sums were written. library_cells: cells that NCCL sums.
     """
 
-    def __init__(self, reduction: Reduction, whole: Box) -> None:
+    def __init__(self, reduction: Reduction, whole: Box, tiles_end_in: str) -> None:
         self.reduction, self.whole, self.size = reduction, whole, reduction.world_size
         chunks = [one for move in reduction.moves for one in _chunks(move)]
         for index, move in enumerate(reduction.moves):
@@ -176,13 +178,13 @@ class _Tracker:
         self.arrived: dict[tuple[int, tuple[int, int]], int] = {}
         self.sums: dict[tuple[int, tuple[int, int]], int] = {}
         self.library_cells: set[tuple[int, int]] = set()
-        self.provenance = Provenance(reduction, whole, [], [], set(), {})
+        self.provenance = Provenance(reduction, whole, [], [], set(), {}, tiles_end_in)
 
     def trace(self) -> Provenance:
         # A group of one adds nothing: its tiles write the result.
         for index, move in enumerate(self.reduction.moves if self.size > 1 else ()):
             if isinstance(move, Sum):
-                self._add(index, move.rank, self._box(move.chunk))
+                self._add(index, move.rank, self._box(move.chunk), move)
             elif isinstance(move, Collective):
                 self._assign_to_library(index, move)
             else:
@@ -282,16 +284,18 @@ class _Tracker:
         addends.append(held)
         self.arrived[target, cell] = held.part.layer + 1
 
-    def _addends(self, rank: int, cell: tuple[int, int]) -> list[ArrivedPart]:
+    def _addends(self, rank: int, cell: tuple[int, int], own_last: bool = False) -> list[ArrivedPart]:
         addends = [self.current[rank, cell], *self.pending.get((rank, cell), ())]
-        return sorted(addends, key=lambda one: min(partials(one.part.value)))
+        return sorted(addends, key=lambda one: (own_last and one.by == OWN, min(partials(one.part.value))))
 
-    def _add(self, index: int, rank: int, box: Box) -> None:
+    def _add(self, index: int, rank: int, box: Box, asked: Sum | None = None) -> None:
+        """asked: the sum as the list has it; None of what is left at the end, in as many sums as moves have brought."""
+        by_tiles, own_last = asked is not None and asked.by == "tiles", asked is not None and asked.own_last
         cells = self._cells(box)
         if not all(self.pending.get((rank, cell)) for cell in cells):
             found = f"nothing has arrived there for all of {box}"
             raise ScheduleError(f"move {index}: add on rank {rank}", found, "Put what brings the addends first")
-        pieces = self.grid.pieces(box, lambda cell: self._addends(rank, cell), apart=True)
+        pieces = self.grid.pieces(box, lambda cell: self._addends(rank, cell, own_last), apart=asked is None)
         values = {tuple(part.value for part in piece.parts) for piece in pieces}
         if len(values) > 1:
             found = f"of some of it {' and '.join(sorted(map(str, values)))} are here"
@@ -299,13 +303,14 @@ class _Tracker:
         (value,) = values
         is_whole = self._is_whole(value)
         layer = 0 if is_whole else max(self.sums.get((rank, cell), 0) for cell in cells)
-        kept = BufferedValue(TOTAL if is_whole else RUNNING, layer, value)
+        ends_in = (self.provenance.tiles_end_in, PARTIAL) if by_tiles else (TOTAL, RUNNING)
+        kept = BufferedValue(ends_in[0] if is_whole else ends_in[1], 0 if by_tiles else layer, value)
         for cell in cells:
-            addends = self._addends(rank, cell)
+            addends = self._addends(rank, cell, own_last)
             self.provenance.read |= {(one.by, rank) for one in addends}
             self.current[rank, cell], self.pending[rank, cell] = ArrivedPart(kept, index), []
             self.sums[rank, cell] = layer + 1
-        self.provenance.done.append(Added(index, rank, pieces, kept))
+        self.provenance.done.append(Added(index, rank, pieces, kept, by_tiles))
 
     def _finish(self, rank: int) -> None:
         """Add what is still pending on a rank. Raises ScheduleError if its result lacks a partial."""

@@ -55,24 +55,48 @@ from overweave.schedules.moves.transfers import in_order_of
 from overweave.schedules.signals import with_signals
 
 
+class Placing(Struct, frozen=True):
+    """How sums are made. blocks: the tiles of a kernel that sums. by_library: the library does. are_behind: a kernel
+    that sums starts behind the tiles, for whose last ones it waits anyway. is_one_wave: all tiles
+    of a rank run at once, so that a kernel that pushes is launched behind them. tiles_end_in: as of Provenance.
+    """
+
+    blocks: ReduceConfig = ReduceConfig()
+    by_library: bool = False
+    are_behind: bool = False
+    is_one_wave: bool = False
+    tiles_end_in: str = Y
+
+
 def reduced(
-    reduction: Reduction, rows: int, cols: int, held: tuple[Range, ...], parts: Mapping[str, int]
+    reduction: Reduction,
+    size: tuple[int, int],
+    held: tuple[Range, ...],
+    parts: Mapping[str, int],
+    how: Placing = Placing(),  # noqa: B008 - frozen
 ) -> Communication:
     """As `chunked_reduction`, with its signals, sums where they can run, and what tiles carry stored at peers.
 
-    parts: rows that a queue's kernel moves between two signals.
+    size: rows and columns. parts: rows that a queue's kernel moves between two signals.
     """
-    made = stored_at_peers(in_parts(chunked_reduction(reduction, rows, cols, held), parts))
-    return with_placed_sums(made)
+    made = chunked_reduction(reduction, *size, held, how)
+    made = replace(made, queues=queues_of(made.steps, sums_behind=how.are_behind))
+    return _with_placed_sums(stored_at_peers(in_parts(made, parts)), how)
 
 
-def chunked_reduction(reduction: Reduction, rows: int, cols: int, held: tuple[Range, ...]) -> Communication:
+def chunked_reduction(
+    reduction: Reduction,
+    rows: int,
+    cols: int,
+    held: tuple[Range, ...],
+    how: Placing = Placing(),  # noqa: B008 - frozen
+) -> Communication:
     """The moves of a reduction of `[rows, cols]`, with a `MatmulChunk` where each part of a partial is written.
 
     held: the range of the reduced axis that each rank's partial holds. Raises ScheduleError for moves that leave a
     partial out, add one twice, or add differently on two ranks that end with the same.
     """
-    made = _Lowering(trace_provenance(reduction, rows, cols))
+    made = _Lowering(trace_provenance(reduction, rows, cols, how.tiles_end_in), how.blocks)
     ranks = range(reduction.world_size)
     steps = [step for rank in ranks for step in made.of_rank(rank)]
     y = Buffer(Y, rows if reduction.everywhere else -(-rows // reduction.world_size), cols, "output")
@@ -81,36 +105,57 @@ def chunked_reduction(reduction: Reduction, rows: int, cols: int, held: tuple[Ra
 
 
 class _Lowering:
-    """The operations of one list at one size. behind: as of a Communication."""
+    """The operations of one list at one size. blocks: of a kernel that sums. behind: as of a Communication."""
 
-    def __init__(self, provenance: Provenance) -> None:
+    def __init__(self, provenance: Provenance, blocks: ReduceConfig) -> None:
+        self.blocks = blocks
         self.provenance, self.reduction, self.whole = provenance, provenance.reduction, provenance.whole
         self.size, self.has_lanes = self.reduction.world_size, several_lanes(self.reduction)
         self.carried = [one for one in provenance.done if isinstance(one, Carried)]
+        sums = [one for one in provenance.done if isinstance(one, Added)]
+        # What a rank's own tiles write: partials, and sums that they make.
+        self.own = [{OWN, *(one.at for one in sums if one.by_tiles and one.rank == rank)} for rank in range(self.size)]
         for one in self.carried:
             self._check_mover(one)
         self.holes = [in_order_of(self._reads(rank)) for rank in range(self.size)]
         self.slots = ArrivalLayout.of(self.carried, self.size)
-        self.sums = {one.at: list(self._sums(one)) for one in provenance.done if isinstance(one, Added)}
+        self.sums = {one.at: list(self._sums(one)) for one in sums}
         self.behind: dict[str, tuple[Region, ...]] = {}
 
     def of_rank(self, rank: int) -> Iterator[Operation | MatmulChunk]:
-        """Its tiles in the order in which they are sent, then what it moves and adds; what the library sums is last."""
-        out = Y if self.size == 1 else PARTIAL
-        holes = [self.whole.rows] if self.size == 1 and self.whole.rows[1] else self.holes[rank]
-        for rows in holes:
-            part = Region(out, rank, rows, self.whole.cols)
-            yield MatmulChunk(name=f"multiply.{rank}.{rows[0]}", rank=rank, rows=rows, region=part)
+        """What it moves, behind the tiles that write it, and adds, behind all tiles; what the library sums is last."""
+        left = self._tiles(rank)
+        if not all(map(self._is_put, self.carried)):  # peers come for what tiles write, and must not wait for moves
+            yield from _taken(left)
         mine = [one for one in self.carried if self._move(one).rank == rank]
         ahead = [one for one in mine if self._move(one).mover != ENGINE]
-        yield from map(self._carry, ahead)  # they wait for tiles only, and peers for them
+        for move in ahead:  # they wait for tiles only, and peers for them
+            yield from _taken(left, move)
+            yield self._carry(move)
         for one in self.provenance.done:
             if isinstance(one, Added):
+                yield from _taken(left) if one.rank == rank else ()
                 yield from (self._named_behind(one.at, each) for each in self.sums[one.at] if each.rank == rank)
             elif one in mine and one not in ahead:
+                yield from _taken(left, one) if self._is_put(one) else ()
                 yield self._named_behind(one.at, self._carry(one))
+        yield from _taken(left)
         yield from self._moved_at_the_end(rank)
         yield from self._summed_together(rank) if self.size > 1 else ()
+
+    def _tiles(self, rank: int) -> dict[Range, MatmulChunk]:
+        """By their rows, in the order in which they are sent, but for those of tiles that add."""
+        out = Y if self.size == 1 else PARTIAL
+        holes = [self.whole.rows] if self.size == 1 and self.whole.rows[1] else self.holes[rank]
+        sums = (
+            step for each in self.sums.values() for step in each if isinstance(step, MatmulChunk) and step.rank == rank
+        )
+        added = {step.rows for step in sums}
+        parts = (Region(out, rank, rows, self.whole.cols) for rows in holes if rows not in added)
+        return {
+            part.rows: MatmulChunk(name=f"multiply.{rank}.{part.rows[0]}", rank=rank, rows=part.rows, region=part)
+            for part in parts
+        }
 
     def goals(self, rank: int, held: tuple[Range, ...]) -> Iterator[Goal]:
         """What a rank has at the end, in the order in which it was added."""
@@ -133,7 +178,7 @@ class _Lowering:
     def _check_mover(self, one: Carried) -> None:
         """Raises ScheduleError where a back end cannot carry a move."""
         move = self._move(one)
-        is_own = {part.buffer for piece in one.pieces for part in piece.parts} == {PARTIAL}
+        is_own = all(by in self.own[one.source] for piece in one.pieces for by in piece.by)
         if found := move_obstacle(move, one.box, self.whole, is_own, True):
             asked = f"move {one.at}: carry {one.box} by mover={move.mover}"
             raise ScheduleError(asked, found, "Use mover=copy_engine")
@@ -145,9 +190,9 @@ class _Lowering:
                 yield from (piece.box.rows for piece in one.pieces if OWN in piece.by)
         yield from (rows for together in self.provenance.together.values() for rows in together)
 
-    def _sums(self, one: Added) -> Iterator[Reduce]:
+    def _sums(self, one: Added) -> Iterator[Reduce | MatmulChunk]:
         """A sum of tiles that are written apart is several. It is kept where it is passed on from, or is the result."""
-        is_kept = one.kept.buffer == RUNNING or (one.at, one.rank) in self.provenance.read
+        is_kept = one.kept.buffer in (RUNNING, PARTIAL) or (one.at, one.rank) in self.provenance.read
         wanted = self.provenance.wanted(one.rank)
         for piece in one.pieces:
             if not is_kept and piece.box.common(wanted) != piece.box:
@@ -157,17 +202,34 @@ class _Lowering:
             for rows in sorted(part for part in met if not is_empty(part)) or [piece.box.rows]:
                 box = Box(rows, piece.box.cols)
                 out = self._place(one.kept, one.rank, box) if is_kept else self._result(one.rank, box)
-                yield self._reduce(f"sum.{one.rank}.{one.at}", SourcedRectangle(box, piece.parts, piece.by), out)
+                if one.by_tiles:
+                    yield self._added_by_tiles(
+                        f"multiply.{one.rank}.{rows[0]}", SourcedRectangle(box, piece.parts, piece.by), out
+                    )
+                else:
+                    yield self._reduce(f"sum.{one.rank}.{one.at}", SourcedRectangle(box, piece.parts, piece.by), out)
+
+    def _added_by_tiles(self, name: str, piece: SourcedRectangle, out: Region) -> MatmulChunk:
+        """Own rows, whose tiles add what arrived to their products, which stand among the parts in their place."""
+        own = next(at for at, part in enumerate(piece.parts) if part.value == out.rank)
+        others = (part for at, part in enumerate(piece.parts) if at != own)
+        addends = tuple(self._place(part, out.rank, piece.box) for part in others)
+        return MatmulChunk(name=name, rank=out.rank, rows=piece.box.rows, region=out, addends=addends, place=own)
 
     def _moved_at_the_end(self, rank: int) -> Iterator[Reduce]:
         """What is a sum elsewhere than in the result, to the result."""
+        adders = {one.rank for one in self.provenance.done if isinstance(one, Added)}
         for piece in self.provenance.ends[rank]:
-            is_there = any(each.out.buffer == Y for by in piece.by for each in self.sums.get(by, ()))
+            sums = (each for by in piece.by for each in self.sums.get(by, ()))
+            is_there = any((each.region if isinstance(each, MatmulChunk) else each.out).buffer == Y for each in sums)
             if piece.parts[0].buffer == TOTAL and not is_there:
-                yield self._reduce(f"move.{rank}.{piece.by[0]}", piece, self._result(rank, piece.box))
+                move = self._reduce(f"move.{rank}.{piece.by[0]}", piece, self._result(rank, piece.box))
+                if rank not in adders:  # it waits for own tiles, too, or its kernel could start before they do
+                    self.behind[move.name] = (Region(PARTIAL, rank, piece.box.rows, piece.box.cols),)
+                yield move
 
     def _reduce(self, name: str, piece: SourcedRectangle, out: Region) -> Reduce:
-        blocks, (height, width) = ReduceConfig(), out.shape
+        blocks, (height, width) = self.blocks, out.shape
         return Reduce(
             name=f"{name}.{piece.box.rows[0]}.{piece.box.cols[0]}",
             rank=out.rank,
@@ -188,14 +250,16 @@ class _Lowering:
             destinations=tuple(self._place(one.lands, one.target, piece.box) for piece in one.pieces),
         )
 
-    def _named_behind(self, at: int, step: Operation) -> Operation:
+    def _named_behind(self, at: int, step: Operation | MatmulChunk) -> Operation | MatmulChunk:
         """Notes what a step is to come after; sums that end a rank's result stand behind the list."""
         after = self.reduction.moves[at].after if at < len(self.reduction.moves) else ()
         places = self.reduction.places() if after else {}
         landed = {one.at: (self._place(one.lands, one.target, one.box),) for one in self.carried} if after else {}
         regions: list[Region] = []
         for place in (earlier(places, at, named) for named in after):
-            regions += landed.get(place, ()) or [each.out for each in self.sums[place]]
+            regions += landed.get(place, ()) or [
+                each.region if isinstance(each, MatmulChunk) else each.out for each in self.sums[place]
+            ]
         if regions:
             self.behind[step.name] = tuple(regions)
         return step
@@ -228,6 +292,14 @@ class _Lowering:
 
     def _result(self, rank: int, box: Box) -> Region:
         return Region(Y, rank, shifted(box.rows, -self.provenance.wanted(rank).rows[0]), box.cols)
+
+
+def _taken(left: dict[Range, MatmulChunk], until: Carried | None = None) -> Iterator[MatmulChunk]:
+    """Takes those tiles out that come up to a move's, or all that are left."""
+    read = [piece.box.rows for piece in until.pieces if OWN in piece.by] if until else []
+    due = [at for at, rows in enumerate(left) if until is None or any(not is_empty(common(rows, one)) for one in read)]
+    for rows in list(left)[: due[-1] + 1 if due else 0]:
+        yield left.pop(rows)
 
 
 def _buffer(part: BufferedValue) -> str:
@@ -273,18 +345,17 @@ class ArrivalLayout(Struct, frozen=True):
 # its own; behind the tiles where not every one does; and on the caller's stream, by the library, where they are of
 # parts of rows, or wait for more than a kernel can tell.
 
-KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes
 
-
-def with_placed_sums(made: Communication) -> Communication:
+def _with_placed_sums(made: Communication, how: Placing) -> Communication:
     """The same with its signals, sums where they can run."""
     sums = [step for step in made.steps if isinstance(step, Reduce)]
     cols = {buffer.name: buffer.cols for buffer in made.buffers}
-    is_whole = all(one.out.cols == (0, cols[one.out.buffer]) and one.out.cols[1] % KERNEL_COLS == 0 for one in sums)
+    is_whole = all(one.out.cols == (0, cols[one.out.buffer]) for one in sums)
     pushes = any(queue.name == PUSHES for queue in made.queues)  # sums beside them could hold the SMs that they need
-    for is_behind in (True,) if pushes else (False, True):
-        placed = with_signals(replace(made, queues=queues_of(made.steps, sums_behind=is_behind)))
-        if is_whole and _is_for_a_kernel(placed, is_behind):
+    for is_behind in () if how.by_library or not is_whole else (True,) if pushes or how.are_behind else (False, True):
+        queues = queues_of(made.steps, sums_behind=is_behind, pushes_behind=how.is_one_wave)
+        placed = with_signals(replace(made, queues=queues))
+        if _is_for_a_kernel(placed, is_behind):
             return placed
     steps = tuple(replace(one, queue=MAIN, tiles=1) if isinstance(one, Reduce) else one for one in made.steps)
     return with_signals(replace(made, steps=steps, queues=queues_of(steps)))

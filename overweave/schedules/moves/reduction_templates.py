@@ -9,10 +9,15 @@ SOURCE: AutoOverlap 5.1 and its Figure 4 (partition-based all-reduce, ring, leve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import product
+from typing import Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.ir.schedule import Range
+from overweave.schedules.communication import Mover
 from overweave.schedules.moves.gather_templates import Mesh, Template, gather_of
 from overweave.schedules.moves.moves import Chunk, Put, Reduction, ReductionStep, Sum
 
@@ -96,3 +101,59 @@ def by_islands(mesh: Mesh) -> Iterator[ReductionStep]:
             for line in lines(mesh, owner) if width > 1 else ():
                 yield Sum(rank, line)
             yield from mesh.pushes(rank, owner, owner, ACROSS)
+
+
+# Sums of operators' methods, whose own tiles may add, and whose own shard may be summed in pieces of its own.
+
+
+class Sums(Struct, frozen=True):
+    """by: who adds. own_pieces: parts of the own shard that a kernel sums one by one. everywhere: all get the sums."""
+
+    mesh: Mesh
+    by: Literal["kernel", "tiles"] = "kernel"
+    own_pieces: int = 1
+    everywhere: bool = False
+
+    def put(self, rank: int, peer: int, chunk: Chunk, mover: Mover | None = None) -> Put:
+        """To a peer, in the lane of its distance."""
+        return Put(rank, peer, chunk, self.mesh.lane(rank, peer), mover=mover or self.mesh.mover)
+
+    def own(self, rank: int, pieces: int) -> Iterator[ReductionStep]:
+        """The sums of a rank's own shard."""
+        return (Sum(rank, chunk, by=self.by) for chunk in replace(self.mesh, pieces=pieces).chunks(rank))
+
+    def shares(self, chunks: Callable[[int], Iterable[Chunk]], mover: Mover) -> Iterator[ReductionStep]:
+        """Sums of each rank's own chunks to all peers, who are met by how far they are."""
+        size = self.mesh.world_size
+        for step, rank in product(range(1, size), range(size)):
+            yield from (self.put(rank, (rank + step) % size, chunk, mover) for chunk in chunks(rank))
+
+
+def straight(how: Sums) -> Iterator[ReductionStep]:
+    """Every partial goes straight to its owner, peers' first; everywhere, each piece of all before the next."""
+    mesh = how.mesh
+    for rank, owner, piece in (replace(mesh, order="all_peers") if how.everywhere else mesh).turns():
+        yield from (how.put(rank, owner, chunk) for chunk in mesh.piece(owner, piece))
+    pieces = mesh.pieces if how.everywhere or how.by == "tiles" else how.own_pieces
+    for rank in range(mesh.world_size):
+        yield from how.own(rank, pieces)
+    for piece in range(mesh.pieces if how.everywhere else 0):
+        yield from how.shares(partial(mesh.piece, piece=piece), "copy_engine")
+
+
+def round_ring_of_tiles(how: Sums) -> Iterator[ReductionStep]:
+    """Each piece travels from its owner's successor to the owner, and tiles on the way add their own."""
+    mesh, size = how.mesh, how.mesh.world_size
+    for step, rank in product(range(1, size + 1), range(size)):
+        for chunk in mesh.chunks((rank - step) % size):
+            if step > 1:
+                yield Sum(rank, chunk, by=how.by, own_last=True)
+            if step < size:
+                yield Put(rank, (rank + 1) % size, chunk, mover=mesh.mover)
+    yield from how.shares(mesh.chunks, mesh.mover) if how.everywhere else ()
+
+
+def one_shot(how: Sums) -> Iterator[ReductionStep]:
+    """Whole partials go to every peer, and every rank adds them all."""
+    whole = Chunk((0, how.mesh.rows))
+    yield from how.shares(lambda rank: (whole,) if how.mesh.rows else (), how.mesh.mover)

@@ -33,9 +33,9 @@ from overweave.schedules.communication import (
     Y,
     in_parts,
 )
-from overweave.schedules.moves.moves import Gather, Reduction, Written
+from overweave.schedules.moves.moves import Gather, Reduction, Sum, Written
 from overweave.schedules.moves.peer_stores import stored_at_peers
-from overweave.schedules.moves.reduction import KERNEL_COLS, reduced
+from overweave.schedules.moves.reduction import Placing, reduced
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records.movers import by_hand_config, copy_config
 from overweave.schedules.records.options import Settings, settle
@@ -54,6 +54,7 @@ from overweave.schedules.weave.transports import (
     transport_of,
 )
 
+KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes
 MOVED_TILE = 32 << 10  # elements that a copy kernel moves between two signals
 
 
@@ -140,6 +141,9 @@ def _check_by_hand(operand: Operand, written: Written, world_size: int) -> None:
     if isinstance(written, Gather) and written.ranges > 1:
         found = f"its shards are {written.ranges} ranges of rows each, and an author's tiles read one"
         raise ScheduleError(f"exchange {operand.tensor} by hand", found, "Gather shards of one range")
+    if any(isinstance(move, Sum) and move.by == "tiles" for move in written.moves):
+        found = "its tiles are to add, and an author's store what they compute"
+        raise ScheduleError(f"exchange {operand.tensor} by hand", found, "Let a kernel add: leave `by` out")
 
 
 def _written(operand: Operand, written: Written, transport: Transport, tiles: int) -> TensorExchange:
@@ -148,7 +152,8 @@ def _written(operand: Operand, written: Written, transport: Transport, tiles: in
     slices = slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
     parts = {PUSHES: max(1, MOVED_TILE // max(1, operand.cols)), TILES: slices}
     if isinstance(written, Reduction):
-        made = reduced(written, operand.rows, operand.cols, held_of(ranks), parts)
+        how = Placing(by_library=operand.cols % KERNEL_COLS != 0)
+        made = reduced(written, (operand.rows, operand.cols), held_of(ranks), parts, how)
     else:
         rows = operand.rows * (ranks if transport.side == SPREAD and not transport.is_traded else 1)
         made = in_parts(transferred(written, rows, operand.cols, sends=is_written), parts)

@@ -57,7 +57,7 @@ def test_a_gather_pushes_first_and_tiles_start_when_it_has_its_sms(monkeypatch: 
 
 def test_a_scatter_pushes_once_its_first_chunk_is_computed(monkeypatch: pytest.MonkeyPatch):
     plan = plan_of("matmul_reduce_scatter.scatter", sms=8, pieces=1)
-    tiles = next(put.waits[0].count for put in plan.schedule.of_rank(1) if put.name.startswith("scatter"))
+    tiles = next(put.waits[0].count for put in plan.schedule.of_rank(1) if put.name.startswith("push"))
     log = launched(plan, monkeypatch)
     pushes = [(f"wait {tiles}", "copies.kernel"), ("copy", "copies.kernel"), ("behind copies.kernel", MAIN)]
     assert log == [("matmul", MAIN), *pushes, ("reduction", MAIN)]

@@ -140,9 +140,9 @@ def test_scatter_serves_the_next_rank_first_and_sums_in_rank_order():
     assert [compute.out[0].rows[0] // 128 for compute in computes] == [2, 3, 0, 1]
     puts = [operation for operation in of_one if operation.queue == "copies"]
     assert [(put.destinations[0].rank, put.destinations[0].rows, put.notifies[0].signal) for put in puts] == [
-        (2, (128, 256), 1),
+        (2, (0, 128), 1),
         (3, (128, 256), 1),
-        (0, (128, 256), 0),
+        (0, (256, 384), 0),
     ]
     assert all(put.waits[0].count == compute.tiles for put, compute in zip(puts, computes, strict=False))
     (reduce,) = [operation for operation in of_one if operation.queue == "sums"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, MatmulConfig
+from overweave.ir.plan import MatmulConfig
 from overweave.ir.schedule import Buffer, Compute, Queue
 from overweave.schedules.catalog.compose import MatmulFootprint, compose
-from overweave.schedules.communication import Split
-from overweave.schedules.families.sums import STRAIGHT, SumSpec, summed
+from overweave.schedules.moves.gather_templates import Mesh
+from overweave.schedules.moves.moves import Reduction
+from overweave.schedules.moves.reduction import Placing, reduced
+from overweave.schedules.moves.reduction_templates import Sums, straight
 
 
 def woven(is_fused: bool):
-    by, split = REDUCE_KERNEL if is_fused else LIBRARY, Split(rows=96, world_size=2)
-    communication = summed(STRAIGHT, SumSpec(split=split, cols=40, held=((0, 8), (8, 16)), by=by))
+    moves = Reduction(2, tuple(straight(Sums(Mesh(rows=96, cols=40, world_size=2)))))
+    how = Placing(by_library=not is_fused, are_behind=True)
+    communication = reduced(moves, (96, 40), ((0, 8), (8, 16)), {}, how)
     kernel = MatmulFootprint(
         queue=Queue("tiles", "issue", after=("main",)) if is_fused else Queue("main", "complete"),
         a=Buffer("x", 96, 8, "input"),

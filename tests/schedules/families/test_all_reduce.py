@@ -62,20 +62,19 @@ def test_sequential_multiplies_into_the_result_and_reduces_it_there():
 
 def test_two_shot_computes_own_rows_last_and_scatters_before_it_shares():
     of_one = list(plan_of("two_shot", pieces=2, block_m=64).schedule.of_rank(1))
-    tiles = [operation.name for operation in of_one if isinstance(operation, Compute)]
-    assert tiles == [f"multiply.1-{owner}.{p}" for p in (0, 1) for owner in (2, 3, 0)] + [
-        "multiply.1-1.0",
-        "multiply.1-1.1",
-    ]
-    copies = [operation.name for operation in of_one if isinstance(operation, Put)]
-    assert copies == [f"{shot}.1-{peer}.{p}" for shot in ("scatter", "share") for p in (0, 1) for peer in (2, 3, 0)]
-    waits = {operation.name: operation.waits for operation in of_one}
-    assert waits["share.1-2.0"]
-    assert not waits["share.1-3.0"]  # it stands behind the one that waited
+    first_rows = {(owner, piece): 128 * owner + 64 * piece for owner in range(4) for piece in (0, 1)}
+    of_peers, own = [first_rows[owner, p] for p in (0, 1) for owner in (2, 3, 0)], [128, 192]
+    assert [one.out[0].rows[0] for one in of_one if isinstance(one, Compute)] == [*of_peers, *own]
+    copies = [operation for operation in of_one if isinstance(operation, Put)]
+    assert [put.peer for put in copies] == [2, 3, 0] * 4
+    assert [put.sources[0].buffer for put in copies] == ["partial"] * 6 + ["total"] * 6
+    assert copies[6].waits
+    assert not copies[7].waits  # it stands behind the one that waited
     sums = [operation for operation in of_one if operation.queue == "sums"]
-    assert [one.name for one in sums[:2]] == ["sum.1.0", "sum.1.1"]
+    assert [one.out.rows[0] for one in sums[:2]] == own
     assert sums[0].instances == 8
-    assert [one.name for one in sums[2:6]] == ["move.1-1.0", "move.1-0.0", "move.1-3.0", "move.1-2.0"]
+    moved = [one.out.rows[0] for one in sums[2:]]
+    assert moved == [*own, *(first_rows[owner, p] for p in (0, 1) for owner in (0, 3, 2))]
 
 
 def test_more_rows_than_a_number_holds_are_refused():

@@ -87,12 +87,13 @@ def test_what_is_finished_where_nothing_is_to_be_done_is_refused():
 
 def test_a_sum_that_is_finished_twice_is_refused():
     plan = made(f"{REDUCE}.two_shot", {"pieces": 1})
-    assert "begins with a@b.finished.finished" in refusals(finishing(plan, "move.1-0.0"))
+    moved = next(one.name for one in plan.schedule.of_rank(1) if isinstance(one, Reduce) and len(one.operands) == 1)
+    assert "begins with a@b.finished.finished" in refusals(finishing(plan, moved))
 
 
 def test_parts_of_a_sum_are_not_finished():
     """Of a ring, what is passed on: it is no row of the own result, and the owner would finish it again."""
-    plan, passed_on = made(f"{SCATTER}.fused_ring", {"pieces": 1}), "multiply.2-0.0"
+    plan, passed_on = made(f"{SCATTER}.fused_ring", {"pieces": 1}), "multiply.2.0"
     assert "it finishes a@b[0, 0] as if that were element [150, 0]" in refusals(finishing(plan, passed_on))
     nowhere = altered(plan, lambda each: replace(each, finishes=each.name == passed_on) if sums(each) else each)
     assert not verify_plan(nowhere, MachineLimits()).ok
@@ -100,9 +101,8 @@ def test_parts_of_a_sum_are_not_finished():
 
 def test_rows_of_others_are_not_finished():
     """They stand at the same rows as in the whole, whose first ones are rank 0's: beyond its residual."""
-    assert "no place in the result" in refusals(
-        finishing(made(f"{SCATTER}.fused_ring", {"pieces": 1}), "multiply.0-2.0")
-    )
+    plan = made(f"{SCATTER}.fused_ring", {"pieces": 1})
+    assert "no place in the result" in refusals(finishing(plan, "multiply.0.150"))
 
 
 def test_products_are_not_finished():
