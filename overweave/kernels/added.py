@@ -7,7 +7,7 @@ kernel is compiled: another function, or another number, makes another kernel.
 from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import triton
 import triton.language as tl
@@ -21,18 +21,12 @@ ADDED = tl.constexpr(EPILOGUE_BITS[ADDED_WORD])
 _DIGEST_AT, _DIGEST_DIGITS = 16, 10
 
 
-class AddedStep(NamedTuple):
-    """device: as Triton compiles it. inputs: which of all operands it reads, and how each lies. numbers: constants."""
-
-    device: Any
-    inputs: tuple[tuple[int, str], ...]
-    numbers: tuple[float, ...]
-
-
 class AddedSteps:
-    """The steps of every number, by its digest: of a class, since Triton lets no other global be read."""
+    """By the digest of each number its steps: a device function, and what it reads: how an input lies, and which of all
+    operands it is, or "" and a number. In a class, since Triton lets no other global be read.
+    """
 
-    by_digest: ClassVar[dict[int, tuple[AddedStep, ...]]] = {}
+    by_digest: ClassVar[dict[int, tuple[tuple[Any, tuple[tuple[str, Any], ...]], ...]]] = {}
 
 
 _compiled = cache(triton.jit)
@@ -45,10 +39,10 @@ def code_of(epilogue: Epilogue) -> int:
     steps, first = [], 0
     for each in epilogue.added:
         form = registered(each.name)
-        lie = [(first + index, read.rows + read.cols) for index, read in enumerate(form.inputs)]
-        first += len(lie)
-        steps.append(AddedStep(_compiled(form.device), tuple(lie), each.numbers))
-    said = [(getattr(step.device, "cache_key", step.device.__name__), *step[1:]) for step in steps]
+        read = [(read.rows + read.cols, first + index) for index, read in enumerate(form.inputs)]
+        first += len(read)
+        steps.append((_compiled(form.device), (*read, *(("", number) for number in each.numbers))))
+    said = [(getattr(device, "cache_key", device.__name__), read) for device, read in steps]
     digest = int(sha256(repr(said).encode()).hexdigest()[:_DIGEST_DIGITS], 16)
     AddedSteps.by_digest[digest] = tuple(steps)
     return epilogue.bits | digest << _DIGEST_AT
@@ -61,66 +55,51 @@ def added_operands(epilogue: Epilogue, tensors: Mapping[str, Any]) -> tuple[Any,
 
 
 @gluon.constexpr_function
-def added_steps(epilogue):
-    """How many there are."""
+def how_many_steps(epilogue):
     return len(AddedSteps.by_digest[epilogue >> _DIGEST_AT])
 
 
 @gluon.constexpr_function
-def added_inputs(epilogue, step):
-    return len(AddedSteps.by_digest[epilogue >> _DIGEST_AT][step].inputs)
+def device_of(epilogue, step):
+    return AddedSteps.by_digest[epilogue >> _DIGEST_AT][step][0]
 
 
 @gluon.constexpr_function
-def added_place(epilogue, step, index):
-    """Which of all operands an input is."""
-    return AddedSteps.by_digest[epilogue >> _DIGEST_AT][step].inputs[index][0]
+def how_many_read(epilogue, step):
+    return len(AddedSteps.by_digest[epilogue >> _DIGEST_AT][step][1])
 
 
 @gluon.constexpr_function
-def added_lies(epilogue, step, index):
-    return AddedSteps.by_digest[epilogue >> _DIGEST_AT][step].inputs[index][1]
-
-
-@gluon.constexpr_function
-def added_numbers(epilogue, step):
-    return len(AddedSteps.by_digest[epilogue >> _DIGEST_AT][step].numbers)
-
-
-@gluon.constexpr_function
-def added_number(epilogue, step, index):
-    return AddedSteps.by_digest[epilogue >> _DIGEST_AT][step].numbers[index]
-
-
-@gluon.constexpr_function
-def added_device(epilogue, step):
-    return AddedSteps.by_digest[epilogue >> _DIGEST_AT][step].device
+def read_of(epilogue, step, index, part):
+    return AddedSteps.by_digest[epilogue >> _DIGEST_AT][step][1][index][part]
 
 
 @triton.jit
-def read_added(operand, offsets, inside, cols, n, LIES: tl.constexpr):
-    """What stands beside elements of the result, in fp32: at their places, or of their columns or rows, or for all."""
+def read_added(
+    operands, offsets, inside, cols, n, EPILOGUE: tl.constexpr, STEP: tl.constexpr, INDEX: tl.constexpr
+):  # fmt: skip
+    """What stands beside elements of the result, in fp32: at their places, of their columns or rows, or for all."""
+    LIES: tl.constexpr = read_of(EPILOGUE, STEP, INDEX, 0)
+    AT: tl.constexpr = read_of(EPILOGUE, STEP, INDEX, 1)
     if LIES == "yn":
-        return tl.load(operand + offsets, mask=inside, other=0.0).to(tl.float32)
+        return tl.load(operands[AT] + offsets, mask=inside, other=0.0).to(tl.float32)
     elif LIES == "1n":
-        return tl.load(operand + cols, mask=cols < n, other=0.0).to(tl.float32)
+        return tl.load(operands[AT] + cols, mask=cols < n, other=0.0).to(tl.float32)
     elif LIES == "y1":
-        return tl.load(operand + offsets // n, mask=inside, other=0.0).to(tl.float32)
+        return tl.load(operands[AT] + offsets // n, mask=inside, other=0.0).to(tl.float32)
+    elif LIES == "11":
+        return tl.load(operands[AT]).to(tl.float32)
     else:
-        return tl.load(operand).to(tl.float32)
+        return AT
 
 
 @triton.jit
 def with_added(value, operands, offsets, inside, cols, n, EPILOGUE: tl.constexpr):
     """What registered epilogues make of elements that lie in the result at `offsets`, one behind the other. cols: their
     columns, of a shape that goes with theirs."""
-    for step in tl.static_range(added_steps(EPILOGUE)):
+    for step in tl.static_range(how_many_steps(EPILOGUE)):
         beside = ()
-        for index in tl.static_range(added_inputs(EPILOGUE, step)):
-            PLACE: tl.constexpr = added_place(EPILOGUE, step, index)
-            LIES: tl.constexpr = added_lies(EPILOGUE, step, index)
-            beside += (read_added(operands[PLACE], offsets, inside, cols, n, LIES),)  # type: ignore[assignment]
-        for index in tl.static_range(added_numbers(EPILOGUE, step)):
-            beside += (added_number(EPILOGUE, step, index),)  # type: ignore[assignment]
-        value = added_device(EPILOGUE, step)(value, beside)
+        for index in tl.static_range(how_many_read(EPILOGUE, step)):
+            beside += (read_added(operands, offsets, inside, cols, n, EPILOGUE, step, index),)  # type: ignore[assignment]
+        value = device_of(EPILOGUE, step)(value, beside)
     return value

@@ -11,6 +11,7 @@ Triton whose internals are unknown, its own wrapper is used: slower, never wrong
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,54 +117,28 @@ class PackedLaunch:
                 if hasattr(argument.base, "address"):
                     self._track(place, argument.base, encode)
             elif isinstance(argument, tuple):
-                parts = [getattr(part, "address", part) for part in argument]
-                self._packed.append(tuple(parts))
-                for at, part in enumerate(argument):
-                    if hasattr(part, "address"):
-                        self._track(place, part, _Part(parts, at, part))
-                    elif isinstance(part, tuple):
-                        self._pack_inner(place, parts, at)
+                self._packed.append(addresses_of(argument))
+                for part in argument:
+                    for source in part if isinstance(part, tuple) else (part,):
+                        if hasattr(source, "address"):
+                            self._track(place, source, partial(addresses_of, argument))
             elif hasattr(argument, "address"):
                 self._packed.append(argument.address)
                 self._track(place, argument, argument.data_ptr)
             else:
                 self._packed.append(argument)
 
-    def _pack_inner(self, place: int, parts: list[Any], at: int) -> None:
-        """Pack a tuple within a tuple, whose parts are `parts`."""
-        sources = parts[at]
-        inner = [getattr(part, "address", part) for part in sources]
-        parts[at] = tuple(inner)
-        self._packed[place] = tuple(parts)
-        for index, part in enumerate(sources):
-            if hasattr(part, "address"):
-                self._track(place, part, _Inner(parts, at, _Part(inner, index, part)))
-
     def _track(self, place: int, source: Any, encode: Callable[[], Any]) -> None:
         self._tracked.append((place, source, encode))
         self._addresses.append(source.address)
 
 
-class _Part:
-    """Updates one element of a tuple and returns the tuple. parts: its elements, shared by all of its updaters."""
-
-    def __init__(self, parts: list[Any], at: int, source: Any) -> None:
-        self._parts, self._at, self._source = parts, at, source
-
-    def __call__(self) -> tuple[Any, ...]:
-        self._parts[self._at] = self._source.address
-        return tuple(self._parts)
-
-
-class _Inner:
-    """A part of a tuple within a tuple that has moved: the outer one as it is now."""
-
-    def __init__(self, parts: list[Any], at: int, inner: _Part) -> None:
-        self._parts, self._at, self._inner = parts, at, inner
-
-    def __call__(self) -> tuple[Any, ...]:
-        self._parts[self._at] = self._inner()
-        return tuple(self._parts)
+def addresses_of(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a tuple with the present addresses in place of stand-ins, in tuples within it too."""
+    present = []
+    for part in parts:
+        present.append(addresses_of(part) if isinstance(part, tuple) else getattr(part, "address", part))
+    return tuple(present)
 
 
 class _Encoder:

@@ -52,7 +52,7 @@ from overweave.schedules.communication import (
 from overweave.schedules.records.record import AddingOrder, MethodInputs
 
 Steps = Iterator[Operation | MatmulChunk]
-StepsOf = Callable[["Summed", int], Steps]  # of each rank of a group of several
+StepsOf = Callable[["SumSpec", int], Steps]  # of each rank of a group of several
 
 
 class SumSpec(Struct, frozen=True, kw_only=True):

@@ -59,7 +59,10 @@ class Carried(Struct, frozen=True):
 
 
 class Added(Struct, frozen=True):
-    """A Sum of the parts of each piece, and the buffer that holds the result. by_tiles: the own part is none that is ever stored."""
+    """A Sum of the parts of each piece, and the buffer that holds the result.
+
+    by_tiles: tiles add, so that the own part is never stored.
+    """
 
     at: int
     rank: int
