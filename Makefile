@@ -81,8 +81,9 @@ PYTHON_3_12 ?= python3.12
 # The newest of each, and the oldest: overweave/adapters/versions.py names both.
 # Of torchtitan's own tests, which its package leaves out: TORCHTITAN_TESTS=<its repository>/tests/unit_tests.
 adapters-test: .venv/stamp ## adapters against the packages that they adapt, each in an environment of its own
-	.ci/adapter transformers 'transformers>=5.24,<6' peft
+	.ci/adapter transformers 'transformers>=5.24,<6' peft 'torchao>=0.18,<0.19'
 	.venv-transformers/bin/$(TEST_ADAPTER)/test_transformers.py
+	.venv-transformers/bin/$(TEST_ADAPTER)/situations -k layers_of_other_packages
 	.ci/adapter transformers-first 'transformers==5.17.*' peft
 	.venv-transformers-first/bin/$(TEST_ADAPTER)/test_transformers.py
 	if $(PYTHON_3_12) -V; then PYTHON=$(PYTHON_3_12) .ci/adapter megatron 'megatron-core>=0.19,<0.20'; \

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from overweave.errors import InputError
 from overweave.ops.call.operands import DTYPES
 
+_PLAIN = (torch.Tensor, nn.Parameter, AsyncCollectiveTensor)
 Forward = Callable[..., Any]
 
 
@@ -47,3 +49,11 @@ class ReplacedForward:
 def is_dense(x: torch.Tensor, weight: object) -> bool:
     """Whether overweave multiplies x by this weight: a matrix of the dtype of x, neither quantized nor packed."""
     return isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.dtype == x.dtype and x.dtype in DTYPES
+
+
+def obstacle_of(weight: Any) -> str:
+    """Why overweave multiplies by no such weight, whatever x is; empty: it does. weight: a tensor, or a DTensor."""
+    part = getattr(weight, "_local_tensor", weight)
+    if part.__class__ not in _PLAIN:
+        return f"its weight is a {type(part).__name__}"
+    return "" if part.dtype in DTYPES else f"its weight is {part.dtype}"

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from overweave.adapters.forwards import obstacle_of
 from overweave.adapters.versions import names_of
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.replicated import replicated_linear
@@ -32,7 +33,8 @@ class ColumnParallelLinear(stock.ColumnParallelLinear):  # type: ignore[misc]  #
         """Return the product; by Megatron if it defers the weight's gradient or gathers the weight."""
         bias, group = options.get("bias"), options.get("tp_group")
         is_fused = bool(options.get("gradient_accumulation_fusion")) and weight.requires_grad
-        if arguments or options.get("grad_output_buffer") is not None or options.get("gtp_remat_size", 1) > 1:
+        is_other = options.get("grad_output_buffer") is not None or options.get("gtp_remat_size", 1) > 1
+        if arguments or is_other or obstacle_of(weight):
             return super()._forward_impl(input, weight, *arguments, **options)
         if options.get("sequence_parallel"):
             return all_gather_linear(input, weight, bias, group, dim=0, save="columns", main_grad=is_fused)
@@ -49,7 +51,8 @@ class RowParallelLinear(stock.RowParallelLinear):  # type: ignore[misc]
         """Return what Megatron's forward does: the sum, and the bias if another layer adds it."""
         is_gathered = getattr(self, "gtp_remat_size", 1) > 1
         is_offloaded = self.config._cpu_offloading_context is not None
-        if self.explicit_expert_comm or not self.input_is_parallel or is_offloaded or is_gathered:
+        is_other = self.explicit_expert_comm or not self.input_is_parallel
+        if is_other or is_offloaded or is_gathered or obstacle_of(self.weight):
             result: tuple[torch.Tensor, torch.Tensor | None] = super().forward(input_)
             return result
         is_fused = bool(self.gradient_accumulation_fusion) and self.weight.requires_grad

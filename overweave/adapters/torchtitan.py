@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from overweave.adapters.forwards import obstacle_of
 from overweave.adapters.versions import names_of
 from overweave.functional import all_gather_linear, linear_reduce_scatter
 
@@ -33,7 +34,7 @@ class Qkv(stock.AllGatherFusedQKVLinear):  # type: ignore[misc]  # torchtitan is
 
     def forward(self, x: torch.Tensor) -> Any:
         """`[B, S/W, h]` to q, k and v, each `[B, S, heads, d]`, contiguous."""
-        group = _group()
+        group = _group(self.wqkv.weight)
         if group is None:
             return super().forward(x)
         qkv = all_gather_linear(x, self.wqkv.weight, self.wqkv.bias, group, dim=1, save="columns")
@@ -51,7 +52,7 @@ class RowParallel(stock.RowParallelLinear):  # type: ignore[misc]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`[B, S, h/W]` to `[B, S/W, h]`."""
-        group = _group()
+        group = _group(self.weight)
         if group is None:
             result: torch.Tensor = super().forward(input)
             return result
@@ -67,7 +68,7 @@ class FeedForward(stock.AllGatherFusedFeedForward):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, S/W, h]` to the same."""
-        group = _group()
+        group = _group(self.w1.weight)
         if group is None:
             result: torch.Tensor = super().forward(x)
             return result
@@ -94,6 +95,7 @@ def feed_forward(config: Any) -> Any:
     return derive(config, FeedForward.Config)
 
 
-def _group() -> Any:
-    """Return the tensor-parallel group; None for one rank and for type checking, which torchtitan's modules handle."""
-    return None if spmd_types.is_type_checking() else stock._tp_group_from_context()
+def _group(weight: torch.Tensor) -> Any:
+    """Return the tensor-parallel group. None where torchtitan's modules answer: one rank, type checking, or a weight
+    that overweave does not multiply by."""
+    return None if spmd_types.is_type_checking() or obstacle_of(weight) else stock._tp_group_from_context()

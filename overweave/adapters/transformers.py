@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from overweave.adapters.forwards import obstacle_of
 from overweave.adapters.report import site
 from overweave.adapters.versions import names_of
 from overweave.errors import InputError
@@ -139,7 +140,7 @@ def _reason_call_unsupported(x: object, weight: Any) -> str:
         return "its input is a DTensor, or its weight is none"
     if weight.device_mesh.ndim != 1 or weight.shape[weight.placements[0].dim] % weight.device_mesh.size():  # type: ignore[attr-defined]
         return "its mesh has several dimensions, or ranks do not divide its width"
-    return ""
+    return obstacle_of(weight)
 
 
 def _is_shard(placement: Any) -> bool:

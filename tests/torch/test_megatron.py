@@ -25,7 +25,7 @@ pytestmark = pytest.mark.adapters
 K, N, BATCH, ROWS, MOST_OFF = 16, 32, 2, 6, 1e-6
 
 
-def off(is_split: bool, has_main_grad: bool) -> float:
+def off(is_split: bool, has_main_grad: bool, dtype: torch.dtype = torch.float32) -> float:
     """For `run_ranks`: how far a column- and a row-parallel layer, forward and backward, are from the whole ones."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
@@ -37,6 +37,7 @@ def off(is_split: bool, has_main_grad: bool) -> float:
             use_cpu_initialization=True,
             tensor_model_parallel_size=ranks,
             sequence_parallel=is_split,
+            params_dtype=dtype,
         )
         options = {"config": config, "bias": True, "skip_bias_add": False, "init_method": torch.nn.init.xavier_normal_}
         torch.manual_seed(0)
@@ -46,7 +47,9 @@ def off(is_split: bool, has_main_grad: bool) -> float:
             layer.gradient_accumulation_fusion = True  # Megatron's own needs a CUDA extension to be made with it
             layer.weight.main_grad = torch.zeros_like(layer.weight)
         weights = [gathered(up.weight, 0), gathered(down.weight, 1)]
-        whole = torch.randn(ROWS * ranks, BATCH, K, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        whole = (
+            torch.randn(ROWS * ranks, BATCH, K, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+        )
         own = (whole.detach().chunk(ranks)[rank] if is_split else whole.detach()).clone().requires_grad_()
         y, _ = down(up(own)[0].relu())
         wanted = (whole @ weights[0].t()).relu() @ weights[1].t()
@@ -72,6 +75,10 @@ def gathered(part: torch.Tensor, dim: int) -> torch.Tensor:
 @pytest.mark.parametrize(("is_split", "has_main_grad"), [(True, False), (True, True), (False, False)])
 def test_layers_compute_what_the_whole_ones_do(is_split: bool, has_main_grad: bool):
     assert max(run_ranks(off, 2, is_split, has_main_grad)) <= MOST_OFF
+
+
+def test_a_dtype_that_no_operator_takes_is_megatrons():
+    assert max(run_ranks(off, 2, False, False, torch.float64)) <= MOST_OFF
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]):

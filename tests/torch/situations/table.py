@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._functorch import config as autograd_config
 from torch._inductor import config
 from torch.distributed.device_mesh import init_device_mesh
 
 import overweave as ow
 from overweave.adapters import report
 from tests.ranks import run_ranks
-from tests.torch.situations.circumstances import CIRCUMSTANCES, ROUGH, Case, Circumstance
+from tests.torch.situations.circumstances import CIRCUMSTANCES, Case, Circumstance
 from tests.torch.situations.models import MODELS, WIDTH, Situated
 from tests.torch.situations.outside import OUTSIDE
 from tests.torch.situations.ways import WAYS, Way, cut_model, torchs, whole_gradient
@@ -31,6 +32,7 @@ READ_WHOLE = (
     *OUTSIDE,
 )  # of which a plan leaves something to torch whatever the circumstance
 RANKS = 2
+COARSE = 0.15  # relative to the largest element, of layers in fp8, of which ranks may scale their parts by themselves
 MOST_CELLS = 400  # of one run of ranks
 
 
@@ -45,8 +47,10 @@ class Cell(NamedTuple):
 
 # Cells that there are not, by patterns of their names, and why.
 EXCLUDED = {
-    "subclassed / Transformers, whole / a deep copy": "Transformers' forward keeps to the layer that was copied",
+    "[sf]* / Transformers, whole / a deep copy": "Transformers' forward keeps to the layer that was copied",
     "normed / * / selective checkpoint*of all": "torch's norm writes in place: one process raises, too",
+    "fp8 of torchao / *styles, * / no gradient before": "torch's styles raise, too: an inference tensor has no version",
+    "* / install compiled, * / selective checkpoint inside of all": "torch raises, too, without the pass",
     "* / functional, * / fp64": "functions refuse the dtype by name",
     "* / layers, * / fp64": "layers refuse the dtype by name",
     "subclassed / [!st]*, * / parametrized weights that step": "the layer stands within another, which has no weight",
@@ -102,7 +106,7 @@ def verdicts(asked: list[Cell]) -> list[Verdict]:
     if is_installed:
         ow.install(graphs=any(WAYS[cell.way].is_compiled for cell in asked))
     try:
-        with config.patch(fallback_by_default=True, compile_threads=1):
+        with config.patch(fallback_by_default=True, compile_threads=1), autograd_config.patch(donated_buffer=False):
             return [_judged(cell, mesh, other) for cell in asked]
     finally:
         if is_installed:
@@ -136,7 +140,7 @@ def _wrong(cell: Cell, how: tuple[Way, Circumstance], mesh: Any, other: Any) -> 
     wanted = Case(single, whole.clone().requires_grad_(), factors)
     got = Case(model, own[0].clone().requires_grad_(), own[1], mesh, way.sequence)
     got.by_torch = lambda: cut_model(cell.model, torchs(way.sequence), tensor_parallel)[1]
-    tolerance = max(circumstance.tolerance, ROUGH * single.roughly)
+    tolerance = max(circumstance.tolerance, COARSE * single.roughly)
     circumstance.run(wanted)
     circumstance.run(got)
     parameters = {name.replace(".inner", ""): each for name, each in got.model.named_parameters()}

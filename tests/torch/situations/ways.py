@@ -89,7 +89,7 @@ def by_layers(sequence: bool) -> Cut:
 def by_transformers(model: Situated, mesh: DeviceMesh, _: DeviceMesh) -> Situated:
     """By overweave's styles of Transformers, as a model's plan applies them."""
     for name, kind in _layers(model, adapter.Colwise, adapter.Rowwise):
-        layer, style = getattr(model, name), kind()
+        layer, style = model.get_submodule(name), kind()
         for parameter in ("weight", "bias"):
             style.shard_param(layer, parameter, mesh)
         style.install_forward(layer, mesh)
