@@ -3,8 +3,8 @@ torch asks of operators, layers and replaced ops.
 
     python -m campaigns.versions [--only 2.13:3.6.0 2.10.0:3.6.0 ...] [--numpy NUMPY]
 
-Prints a row for each pair of a torch and a Triton, with what its tests say on a CPU; then what GPUs ran, and other days,
-with each version, from the result files, which name their date. What is not installed is put beside (.ci/triton, .ci/torch);
+Prints a row for each pair of a torch and a Triton, with what its tests say on a CPU; then what GPUs ran, and CPUs on
+other days, from the result files, which name their date. What is not installed is put beside (.ci/triton, .ci/torch);
 torch's floor and its roof may be built for CUDA. Exit code 1 if a test failed.
 """
 
