@@ -3,8 +3,8 @@ arithmetic beside a GPU's, and what torch asks of operators, layers and replaced
 
     python -m campaigns.versions [--only 2.13:3.6.0 2.10.0:3.6.0 ...] [--numpy NUMPY]
 
-Prints a row for each pair of a torch and a Triton, with what its tests say on a CPU; then what GPUs ran, with each
-version, from the result files, which name their date. What is not installed is put beside (.ci/triton, .ci/torch);
+Prints a row for each pair of a torch and a Triton, with what its tests say on a CPU; then what GPUs ran, and CPUs on
+other days, from the result files, which name their date. What is not installed is put beside (.ci/triton, .ci/torch);
 torch's floor and its roof may be built for CUDA. Exit code 1 if a test failed.
 """
 
@@ -24,7 +24,7 @@ import triton
 from campaigns.shown import shown
 
 ROOT = Path(__file__).parents[2]
-ON_GPUS = "benchmarks/results/versions.*.txt"
+RESULTS = "benchmarks/results/versions.*.txt"
 LIMIT_S = 3600
 
 
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{'torch':<8} {'Triton':<8}", *(f"{tests.called:<34}" for tests in COLUMNS))
     for row in rows:
         print(f"{str(row.pair).split(':')[0]:<8} {row.pair.triton:<8}", *(f"{each:<34}" for each in row.said))
-    for path in sorted(ROOT.glob(ON_GPUS)):
+    for path in sorted(ROOT.glob(RESULTS)):
         print(f"\n{path.relative_to(ROOT)}\n{path.read_text().rstrip()}")
     return int(not rows or not all(row.is_right for row in rows))
 

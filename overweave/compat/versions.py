@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 # The oldest and the newest version that tests run with: `python -m campaigns.versions` prints which of them.
-TESTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {"torch": ((2, 10), (2, 13)), "triton": ((3, 6), (3, 9))}
+TESTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {"torch": ((2, 10), (2, 15)), "triton": ((3, 6), (3, 9))}
 
 
 def numbers(version: str) -> tuple[int, int]:

@@ -93,7 +93,7 @@ def test_without_torch_it_says_so_and_looks_at_the_rest():
     [
         ("2.13.0+cpu", "2.13.0+cpu", "ok"),
         ("older", "2.9.1", "failed"),
-        ("roof", "2.13.1+cu132", "ok"),
+        ("roof", "2.15.1+cu132", "ok"),
         ("newer", "2.16.0+cu132", "note"),
     ],
 )
