@@ -65,6 +65,9 @@ ALLOWED: dict[tuple[int, int], dict[str, Bytes]] = {
             "bfloat16 128x160x64 4w5s/5 1 addend 3 peers spread": 8,
             "bfloat16 128x256x64 4w3s/2 traced 1 addend 1 peers spread": 12,
             "bfloat16 128x256x64 4w3s/2 bias+silu+residual 1 addend 3 peers spread": 232,
+            "bfloat16 128x256x64 4w3s/2 traced 7 addends 7 peers": 192,
+            "bfloat16 128x192x64 4w4s/3 bias+silu+residual 1 addend 3 peers spread": 4,
+            "bfloat16 256x128x64 4w3s/2 bias+silu+residual 1 addend 3 peers spread": 116,
         },
     },
 }
