@@ -10,7 +10,7 @@ export $(shell sed '/^#/d; s/=.*//' $(NO_MULTICAST))
 # Tests start hundreds of processes: they read what the first has compiled, whatever the machine's habits.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dist docs docs-serve demo test size newest tiers fast slow torch-test nightly nightly-list adapters-test lint format gpu-test bench clean
+.PHONY: dist docs docs-serve demo test size newest tiers fast slow torch-test nightly nightly-newest nightly-list adapters-test lint format gpu-test bench clean
 
 demo: .venv/stamp        ## both operators on emulated ranks or on the GPUs at hand, checked, with a picture
 	$(BIN)/overweave demo
@@ -19,12 +19,13 @@ test: .venv/stamp        ## everything that needs no GPU: lint and types beside 
 	$(MAKE) --jobs 2 lint tiers
 	$(MAKE) newest
 
-# The newest Triton that is tested, beside the torch of .venv: launches, a dozen configurations, interpreted kernels.
+# The newest Triton that is tested, beside the torch of .venv: launches, a dozen configurations, interpreted kernels and arithmetic.
 NEWEST := .triton-3.9.0
 WITH_NEWEST := PYTHONPATH=$(NEWEST) TRITON_CACHE_DIR=$(NEWEST)/cache $(PYTEST) -p no:cacheprovider -W ignore::UserWarning
 newest: $(NEWEST)/triton/__init__.py
 	$(WITH_NEWEST) tests/runtime/gpu/test_launcher.py tests/compat
 	TRITON_INTERPRET=1 $(WITH_NEWEST) --part=1/9 tests/runtime/interpreted_kernels.py
+	TRITON_INTERPRET=1 $(WITH_NEWEST) tests/runtime/interpreted_bits.py
 
 $(NEWEST)/triton/__init__.py: .venv/stamp .ci/triton
 	@if [ -e .venv/offline ]; then echo "no registry here to install from"; exit 1; fi
@@ -44,7 +45,7 @@ slow: .venv/stamp        ## the slow tier alone
 NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "routings" "wave_partitions" "verify_mutations --per-class 1000" \
   "lock --ptx" "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" \
   "heuristic_cases --seed 7" "ficco_tables" "graph_fuzz --count 500" "choice_by_machine" \
-  "lint_authored"
+  "lint_authored" "versions"
 
 # What only nightly tests import: a browser's driver. The browser is playwright's or the machine's.
 NIGHTLY_PACKAGES := 'playwright>=1.50'
@@ -54,8 +55,16 @@ torch-test: .venv/stamp  ## all that torch asks of operators, layers, styles and
 
 nightly: .venv/stamp     ## the long runs, some hours on two cores; `make nightly-list` names them
 	for campaign in $(NIGHTLY); do $(BIN)/python -m campaigns.$$campaign || exit 1; done
+	$(MAKE) nightly-newest
 	$(BIN)/python -m pip install --quiet $(NIGHTLY_PACKAGES)
 	$(PYTEST) -m nightly -rs
+
+# With the newest Triton: every kernel, what the lint finds in mutants of them, and every interpreted kernel. Torch's
+# floor and its roof, each with the Triton that it names and the roof with the newest numpy, are pairs of `versions`.
+nightly-newest: $(NEWEST)/triton/__init__.py ## what `make nightly` runs with the newest Triton
+	PYTHONPATH=$(NEWEST) $(BIN)/python -m campaigns.lint_all
+	$(WITH_NEWEST) tests/compiler/test_lint_compiled.py tests/tools
+	TRITON_INTERPRET=1 $(WITH_NEWEST) tests/runtime/interpreted_kernels.py
 
 nightly-list:            ## what `make nightly` runs
 	@printf 'python -m campaigns.%s\n' $(NIGHTLY); echo 'python -m pytest -m nightly -rs'

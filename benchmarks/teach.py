@@ -19,14 +19,14 @@ import msgspec
 from overweave.ir.problem import Problem
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.outside import OUTSIDE
-from overweave.tuner.caches import encoded, replace_whole
-from overweave.tuner.measure.baselines import NAMED, SEQUENTIAL, row_of
+from overweave.tuner.caches import encode, replace_whole
+from overweave.tuner.measure.baselines import NAMED, SEQUENTIAL, row_name
 from overweave.tuner.space.shapes import ShapeCase
 from overweave.tuner.space.space import Candidate, candidate, candidates, is_member
 from overweave.tuner.store import cache
-from overweave.tuner.store.table import Entry, Time, bucketed
+from overweave.tuner.store.table import Entry, Time, bucket_problem
 
-PLANS = {row_of(plan): plan for plan in (SEQUENTIAL, "per_shard", *OUTSIDE)}
+PLANS = {row_name(plan): plan for plan in (SEQUENTIAL, "per_shard", *OUTSIDE)}
 DEFAULTS = {"pieces": 1}  # of plans with a tile kernel, on a GPU (tuner/space/target.py)
 
 
@@ -39,7 +39,7 @@ def entries(data: bytes) -> Iterator[Entry]:
         problem = msgspec.convert(row["case"], ShapeCase).problem(operator, size, run["dtype"])
         times = {time.candidate: time for time in _times(operator, row["methods"])}
         if times:
-            yield Entry(bucketed(problem), tuple(sorted(times.values(), key=lambda time: time.us)))
+            yield Entry(bucket_problem(problem), tuple(sorted(times.values(), key=lambda time: time.us)))
 
 
 def together(found: Iterable[Entry]) -> tuple[Entry, ...]:
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> None:
         learned += found
         winners = ", ".join(str(entry.times[0].candidate) for entry in found)
         print(f"{result.name}{unfinished(data)}: {len(found)} problems, winners {winners}")
-    replace_whole(path, encoded(table.with_entries(together(learned))))
+    replace_whole(path, encode(table.with_entries(together(learned))))
 
 
 if __name__ == "__main__":

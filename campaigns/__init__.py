@@ -22,5 +22,6 @@ GROUPS = (
     "choices",
     "torch",
     "bits",
+    "races",
 )
 __path__ += [str(Path(__path__[0], group)) for group in GROUPS]

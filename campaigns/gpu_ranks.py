@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import overweave as ow
 from overweave.cli.progress import progress
-from overweave.hardware.multicast import need_off
+from overweave.hardware.multicast import require_off
 from overweave.tuner.measure.bench import SHARED_GPU
 
 _T = TypeVar("_T")
@@ -34,7 +34,7 @@ def need_gpus() -> None:
     """
     if not torch.cuda.device_count():
         sys.exit("this campaign runs on NVIDIA GPUs, and torch sees none")
-    need_off("run a campaign on GPUs", os.environ)
+    require_off("run a campaign on GPUs", os.environ)
 
 
 def join(timeout: timedelta) -> torch.device:

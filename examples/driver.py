@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overweave.hardware.multicast import need_off, switch_off
+from overweave.hardware.multicast import require_off, switch_off
 from overweave.runtime.host.processes import run_ranks
 
 IS_ON_GPUS = "--cuda" in sys.argv
@@ -30,7 +30,7 @@ def on_ranks(function: Callable[[], Any], timeout_s: float = 60.0) -> Any:
         return run_ranks(function, 4, timeout_s=timeout_s)[0]
     if IS_ON_GPUS:
         switch_off(os.environ)
-        need_off("run an example on GPUs", os.environ)
+        require_off("run an example on GPUs", os.environ)
         own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(own)
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=own)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_HOMES = {
+_MODULE_OF = {
     "all_gather_matmul": "overweave.ops.all_gather_matmul",
     "all_to_all_matmul": "overweave.ops.all_to_all_matmul",
     "matmul_all_reduce": "overweave.ops.matmul_all_reduce",
@@ -123,10 +123,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'overweave' has no attribute {name!r}")
     try:
-        value = getattr(import_module(_HOMES[name]), name)
+        value = getattr(import_module(_MODULE_OF[name]), name)
     except ModuleNotFoundError as error:
         raise package_error(f"load overweave.{name}", error) from error
     globals()[name] = value
@@ -134,21 +134,22 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted((*globals(), *_HOMES))
+    return sorted((*globals(), *_MODULE_OF))
 
 
 def _on_torch_import() -> None:
-    """The entry point that torch calls when it is imported: OVERWEAVE_INSTALL=1 installs, see `install`."""
-    if value := _asked_by_environment():
-        import_module(_HOMES["install"]).install_by_environment(value)
+    """Entry point that torch calls when it is imported: OVERWEAVE_INSTALL=1 installs, see `install`."""
+    if value := _install_variable():
+        import_module(_MODULE_OF["install"]).install_by_environment(value)
 
 
 def _on_vllm_start() -> None:
-    """The entry point that vLLM calls in each of its processes: OVERWEAVE_INSTALL=1 registers with vLLM."""
-    if _asked_by_environment():
+    """Entry point that vLLM calls in each of its processes: OVERWEAVE_INSTALL=1 registers with vLLM."""
+    if _install_variable():
         import_module("overweave.adapters.vllm").plugin()
 
 
-def _asked_by_environment() -> str:
+def _install_variable() -> str:
+    """Return OVERWEAVE_INSTALL; empty for 0."""
     value = os.environ.get("OVERWEAVE_INSTALL", "")
     return "" if value == "0" else value

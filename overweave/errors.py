@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 MOST_NAMED = 3
-NEAR = 0.5  # from which share of equal letters on a name is offered
+NEAR = 0.5  # share of equal letters from which on a name is offered
 
 
 class OverweaveError(Exception):
-    """Base of all errors. `asked`, `found` and `cure` are kept apart so that tools can print them as they like."""
+    """Base of all errors. asked: what was attempted. found: what is wrong. cure: what to do."""
 
     def __init__(self, asked: str, found: str, cure: str) -> None:
         self.asked = asked
@@ -24,7 +24,7 @@ class OverweaveError(Exception):
         super().__init__(f"{asked}: {found}. {cure}." if cure else f"{asked}: {found}.")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """As it is, whatever its constructor takes: a worker process hands its errors to whoever waits for it."""
+        """Pickle the attributes, not constructor arguments: a worker process sends its errors to its parent."""
         return _restored, (type(self), self.args, self.__dict__)
 
 
@@ -39,7 +39,7 @@ class InputError(OverweaveError, ValueError):
 
 
 class DirectiveError(InputError):
-    """A directive in an author's kernel, or the code that it speaks of, cannot be used. Names file, line and text."""
+    """A directive in an author's kernel, or the code that it annotates, cannot be used. Names file, line and text."""
 
     def __init__(self, place: tuple[str, int, str], found: str, cure: str) -> None:
         self.file, self.line, self.text = place
@@ -47,15 +47,15 @@ class DirectiveError(InputError):
 
 
 class MachineFileError(InputError):
-    """A machine file describes no machine: a number, a curve or a link that cannot be."""
+    """A machine file has an invalid number, curve or link."""
 
 
 class GroupError(InputError):
-    """The group is not one this process can compute in."""
+    """This process cannot compute in the group."""
 
 
 class RankMismatch(InputError):
-    """Ranks were asked for different things; raised on every rank before anything is launched."""
+    """Ranks made different calls; raised on every rank before anything is launched."""
 
 
 class ScheduleError(OverweaveError, ValueError):
@@ -90,26 +90,31 @@ class MachineError(OverweaveError, RuntimeError):
 
 
 class KernelUnavailable(MachineError):
-    """The Triton or the GPU at hand cannot make a kernel. A call that did not ask for it takes the library path."""
+    """Triton or the GPU cannot compile a kernel. A call that did not name its plan runs cuBLAS and NCCL."""
 
 
 def nearest(kind: str, asked: object, known: Iterable[str], listed_by: str) -> str:
-    """A cure for a name that is unknown: those that are known, or the nearest of many and the command that lists all.
+    """Return the cure for an unknown name: all known names, or the nearest ones and the command that lists all.
 
-    kind: what the names are of, such as `Schedules`. known: names, or `name=what it takes`.
+    kind: of the names, such as `Schedules`. known: names, or `name=what it takes`.
     """
-    names = {each.partition("=")[0]: each for each in known}
+    names = {entry.partition("=")[0]: entry for entry in known}
     if len(names) <= MOST_NAMED:
         return f"{kind}: {', '.join(names.values()) or 'none'}"
-    word = str(asked)[:80]
-    within = [name for name in names if word and (word in name or name in word)]
-    near = [*within, *(name for name in get_close_matches(word, names, MOST_NAMED, NEAR) if name not in within)]
-    if not near:
+    text = str(asked)[:80]
+    substrings = [name for name in names if text and (text in name or name in text)]
+    candidates = [
+        *substrings,
+        *(name for name in get_close_matches(text, names, MOST_NAMED, NEAR) if name not in substrings),
+    ]
+    if not candidates:
         return f"{kind}: `{listed_by}` lists all, and none of them is near"
-    return f"{kind}, nearest first: {', '.join(names[name] for name in near[:MOST_NAMED])}; `{listed_by}` lists all"
+    return (
+        f"{kind}, nearest first: {', '.join(names[name] for name in candidates[:MOST_NAMED])}; `{listed_by}` lists all"
+    )
 
 
-# What a part of the library needs beside the packages that it always has, and where it comes from.
+# Optional package -> how to install it.
 PACKAGES = {
     "bokeh": "pip install 'bokeh>=3.6'",
     "cuda": "pip install 'cuda-bindings>=12.9', of the CUDA that your torch was built for",
@@ -121,7 +126,7 @@ PACKAGES = {
 
 
 def package_error(asked: str, error: ModuleNotFoundError) -> Exception:
-    """What to raise where loading `asked` failed: with a cure if a package is missing that we know of."""
+    """Return the error to raise if loading `asked` failed: a MachineError with a cure for a package of PACKAGES."""
     package = (error.name or "").partition(".")[0]
     if package not in PACKAGES:
         return error
@@ -129,15 +134,15 @@ def package_error(asked: str, error: ModuleNotFoundError) -> Exception:
 
 
 class PeerError(OverweaveError, RuntimeError):
-    """A peer did not do its part. Results of the call are void and its workspace refuses calls until it is reset."""
+    """A peer failed. Results of the call are invalid, and its workspace refuses calls until it is reset."""
 
 
 class PeerDied(PeerError):
-    """A peer's process ended while others counted on it."""
+    """A peer's process ended during a call."""
 
 
 class PeerTimeout(PeerError):
-    """A wait ran past its deadline: a peer is absent, stuck or far behind."""
+    """A wait exceeded its deadline: a peer is absent, stuck or far behind."""
 
 
 class WorkspaceBroken(PeerError):

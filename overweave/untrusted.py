@@ -1,6 +1,6 @@
-"""Files that nobody vouches for: read without waiting, no more than was asked for, and none that mean two things.
+"""Reads untrusted files: without blocking, up to a size, and only JSON with one meaning.
 
-What is told of such a file goes through `printable`: its words reach terminals.
+Text of such a file goes through `printable` before it is printed to a terminal.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class NotAFileError(OSError):
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """What a regular file holds, up to one byte more than it may; nobody is waited for. Raises OSError, NotAFileError
-    for anything else, or ValueError where the name cannot be one."""
+    """Read up to `most` + 1 bytes of a regular file, without blocking. Raises OSError, NotAFileError for anything but a
+    regular file, or ValueError for an impossible name."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise NotAFileError("not a regular file")
@@ -30,12 +30,11 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def check_shallow(data: bytes) -> None:
-    """Raises ValueError where brackets do not match, stand in strings or nest deeper than MAX_DEPTH.
+    """Raise ValueError for brackets that do not match, are in strings or nest deeper than MAX_DEPTH.
 
-    Passes over bytes, without recursion or a tree: what is read into types that nest no deeper is not asked.
-
-    Escapes go first, then all but quotes and brackets, so that strings become pairs of quotes and go too: none of a
-    schedule holds a bracket. Then each pass peels one layer of innermost brackets.
+    It scans bytes, without recursion. Escapes are removed first, then all but quotes and brackets, so that strings
+    become pairs of quotes, which are removed, too: no string of a schedule has a bracket. Each pass then removes the
+    innermost brackets.
     """
     brackets = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_ALL_SQUARE, _NEITHER_QUOTES_NOR_BRACKETS)
     brackets = brackets.replace(b'""', b"")
@@ -46,31 +45,31 @@ def check_shallow(data: bytes) -> None:
 
 
 def check_keys(data: bytes) -> None:
-    """Raises ValueError where a key stands twice in one object of JSON that is shallow."""
+    """Raise ValueError for a key that is twice in one object. data: JSON that passed `check_shallow`."""
     json.loads(data, object_pairs_hook=_refuse_twins)
 
 
 def check_words(value: object) -> None:
-    """Raises ValueError where a string among decoded values is very long, or a terminal would not print it as it is."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            if not each.isprintable() or len(each) > LONGEST_WORD:
-                raise ValueError(f"words that are not printed: {printable(each)[:60]!r}")
-        elif isinstance(each, dict):
-            waiting += [*each, *each.values()]
-        elif isinstance(each, list | tuple):
-            waiting += each
+    """Raise ValueError for a string among decoded values that is very long, or not printable."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            if not item.isprintable() or len(item) > LONGEST_WORD:
+                raise ValueError(f"words that are not printed: {printable(item)[:60]!r}")
+        elif isinstance(item, dict):
+            stack += [*item, *item.values()]
+        elif isinstance(item, list | tuple):
+            stack += item
 
 
 def printable(text: str) -> str:
-    """Words with a question mark for each character that a terminal obeys, or that shows others in another order."""
+    """Replace each control character, or one that reorders text, by a question mark."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
 def _refuse_twins(pairs: list[tuple[str, object]]) -> None:
-    """Called for each object, innermost first; what it keeps of one is nothing."""
+    """Raise for a duplicate key. json calls it for each object, innermost first; it returns nothing, to save memory."""
     if len({key for key, _ in pairs}) != len(pairs):
         keys = [key for key, _ in pairs]
         twin = next(key for position, key in enumerate(keys) if key in keys[:position])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from overweave.errors import MachineError
-from overweave.hardware.multicast import need_off, switch_off
+from overweave.hardware.multicast import require_off, switch_off
 
 GOLDEN = Path(__file__).parent / "golden"
 # What somebody measured on this machine must not decide what a test sees; ranks and subprocesses inherit it.
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     marked = [(item, mark) for item in items if (mark := item.get_closest_marker("gpu")) is not None]
     if marked and gpus():
         try:
-            need_off("run tests on GPUs", os.environ)
+            require_off("run tests on GPUs", os.environ)
         except MachineError as error:
             raise pytest.UsageError(str(error)) from None
     for item, mark in marked:

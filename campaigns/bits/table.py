@@ -17,6 +17,8 @@ from campaigns.bits.kernels import binary_kernel, cast_kernel, dot_kernel, reduc
 from campaigns.bits.operations import Launch
 
 PATH = Path(__file__).with_name("bits_of_one_gpu.xz")
+# By the Triton that computed it: 3.7 computes all as 3.6 does. A later file holds what its Triton computes otherwise.
+KEPT = {"3.6": (PATH,), "3.7": (PATH,), "3.9": (PATH, PATH.with_name("bits_since_3_9.xz"))}
 
 
 class Row(NamedTuple):
@@ -103,8 +105,8 @@ def write(path: Path, table: Table, source: str) -> None:
     path.write_bytes(lzma.compress(json.dumps(head).encode() + b"\n" + body, preset=9 | lzma.PRESET_EXTREME))
 
 
-def read(path: Path = PATH) -> tuple[str, Table]:
-    """Where the table is from, and the table."""
+def read(path: Path) -> tuple[str, Table]:
+    """Where the table of a file is from, and the table."""
     line, _, body = lzma.decompress(path.read_bytes()).partition(b"\n")
     head, at, table = json.loads(line), 0, {}
     for name, (dtype, count) in head["rows"].items():
@@ -112,6 +114,15 @@ def read(path: Path = PATH) -> tuple[str, Table]:
         table[name] = Row(dtype, np.frombuffer(body, kind, count, at))
         at += count * kind.itemsize
     return head["source"], table
+
+
+def kept_with(version: str) -> tuple[str, Table] | None:
+    """What a GPU computes with a version of Triton, and which GPU; None where none has been asked."""
+    paths = KEPT.get(version.rpartition(".")[0])
+    if paths is None:
+        return None
+    told = [read(path) for path in paths]
+    return " and ".join(source for source, _ in told), {name: row for _, table in told for name, row in table.items()}
 
 
 def _tensor(bits: values.Bits, dtype: str, device: torch.device) -> torch.Tensor:

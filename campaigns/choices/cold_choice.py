@@ -24,7 +24,7 @@ from overweave.ir.problem import Problem
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.measure.baselines import SEQUENTIAL
 from overweave.tuner.model.choose import choose
-from overweave.tuner.model.rank import cold_choice, weigh
+from overweave.tuner.model.rank import cold_choice, rank_candidates
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import decode, fingerprint, shipped
 from overweave.tuner.store.table import Entry, Knowledge, Table, Time
@@ -76,7 +76,7 @@ def read(path: Path) -> tuple[Entry, ...]:
 
 def by_model(problem: Problem) -> str:
     """What a first call takes where nothing is known."""
-    return str(cold_choice(weigh(problem, GPU, is_thorough=False), problem).candidate)
+    return str(cold_choice(rank_candidates(problem, GPU, is_thorough=False), problem).candidate)
 
 
 def by_tables(problem: Problem) -> str:

@@ -39,7 +39,7 @@ from overweave.memory.cuda.card import current_gpu
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us
-from overweave.tuner.space.machines import found_machine
+from overweave.tuner.space.machines import machine_of
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FEWEST_ROWS = 1024
@@ -193,7 +193,7 @@ def calibrated_verdict(rows: Sequence[Row]) -> Verdict:
 
 def _calibrated() -> Machine:
     """The machine at hand, as it was calibrated. Raises InputError where it was not."""
-    found = found_machine(current_gpu()) if torch.cuda.is_available() else None
+    found = machine_of(current_gpu()) if torch.cuda.is_available() else None
     machine = machine_for(found, MOST_GPUS) if found and found.basis == "calibrated" else None
     if machine is None:
         here = "no GPU is at hand" if found is None else str(found)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from campaigns.cases import ALL_GATHER, BY_ENGINES, OPERATORS, Named
 from campaigns.shown import shown
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
-from overweave.ir.plan import MOST_WEIGHTS, Plan, numbered
+from overweave.ir.plan import MOST_WEIGHTS, Plan, indexed_name
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group, resolve
@@ -150,9 +150,9 @@ def compute(case: Case, plan: Plan, group: Group, data: Data, depth: Depth) -> t
     """Our result, into outputs of NaN: one for each weight, side by side."""
     inputs, outputs = {"x": data.x}, {}
     for index, w in enumerate(data.w.split(case.problem.widths, dim=1)):
-        inputs[numbered("w", index)] = w.t().contiguous().t() if case.problem.b_is_transposed else w.contiguous()
+        inputs[indexed_name("w", index)] = w.t().contiguous().t() if case.problem.b_is_transposed else w.contiguous()
         shape = len(data.exact), w.shape[1]
-        outputs[numbered("y", index)] = torch.full(shape, torch.nan, dtype=data.x.dtype)
+        outputs[indexed_name("y", index)] = torch.full(shape, torch.nan, dtype=data.x.dtype)
     run_on_host(plan, group, inputs, outputs, depth=depth)
     return torch.cat(list(outputs.values()), dim=1)
 

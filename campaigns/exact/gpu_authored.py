@@ -41,8 +41,10 @@ CHUNKED = (
     "all_gather.ring",
     "all_gather.double_ring",
     "all_gather.islands",
+    "all_gather.packed",
 )
-REDUCED = ("all_reduce.two_shot pieces=2", "all_reduce.one_shot", "all_reduce.collective")
+REDUCED = ("all_reduce.two_shot pieces=2", "all_reduce.one_shot", "all_reduce.collective", "all_reduce.waves")
+PACKED = ("reduce_scatter.packed", "all_reduce.one_shot_packed", "all_reduce.two_shot_packed")
 EVERY = (*GATHERS, *BY_KERNEL, *BY_TILES)
 
 
@@ -122,10 +124,12 @@ def ordinary() -> Iterator[Trial]:
 
 
 def _summed() -> Iterator[Trial]:
-    for how in (*CHUNKED_SUMS, *PUSHED_BEHIND):
+    for how in (*CHUNKED_SUMS, *PUSHED_BEHIND, *PACKED):
         yield Trial("matmul", {"C": how}, runs.reduced if how.startswith("all_reduce") else matmul(False, "C"))
     yield Trial("matmul", {"A": "all_gather.collective", "C": "reduce_scatter.ring"}, matmul(False, "AC"))
     yield Trial("persistent", {"A": "all_gather.ring", "C": "reduce_scatter.mesh"}, matmul(True, "AC"))
+    yield Trial("persistent", {"A": "all_gather.packed", "C": "reduce_scatter.scatter"}, matmul(True, "AC"))
+    yield Trial("matmul", {"A": "all_gather.push", "C": "reduce_scatter.packed"}, matmul(False, "AC"))
     yield from (Trial("persistent", {"C": how}, matmul(True, "C")) for how in PUSHED_BEHIND if "_kernel" in how)
     yield Trial("matmul", {"C": AT_PEERS[0]}, matmul(False, "C"))
     yield Trial("matmul", {"A": BY_TILES[0], "C": AT_PEERS[0]}, matmul(False, "AC"))
@@ -141,6 +145,7 @@ def _exchanged() -> Iterator[Trial]:
     yield Trial("matmul", {"A": "all_to_all.receive", "C": "all_to_all.send"}, runs.exchanged)
     library = {"A": "all_to_all.receive_collective", "C": "all_to_all.send_collective"}
     yield Trial("matmul", library, runs.exchanged)
+    yield Trial("matmul", library | {"C": "all_to_all.send_waves"}, runs.exchanged)
     yield Trial("matmul", {"A": "all_to_all.receive mover=bulk_tiles", "C": AT_PEERS[1]}, runs.exchanged)
 
 

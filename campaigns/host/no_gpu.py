@@ -23,7 +23,7 @@ from overweave.memory.board import records
 from overweave.memory.board.board import Board
 from overweave.memory.board.records import Records
 from overweave.memory.board.shared import SharedFile
-from overweave.memory.cuda import driver
+from overweave.memory.cuda import driver, streams
 from overweave.memory.cuda.streams import Chain
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.fast_empty import Make
@@ -203,7 +203,7 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (torch.cuda, "Event", Stream),
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "get_device_properties", lambda device: GPU),
-            (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
+            (streams, "cuda_getCurrentRawStream", lambda index: 0),
             *((dist.ProcessGroup, name, nothing) for name in COLLECTIVES),
             (torch, "mm", blocks.product),
         ):

@@ -35,7 +35,12 @@ SPREADS = (
     "spread.push mover=bulk_kernel",
     AT_PEERS[2],
 )
-SCATTERS = ("reduce_scatter.scatter pieces=2", "reduce_scatter.ring", "reduce_scatter.collective")
+SCATTERS = (
+    "reduce_scatter.scatter pieces=2",
+    "reduce_scatter.ring",
+    "reduce_scatter.collective",
+    "reduce_scatter.waves",
+)
 CHUNKED_SUMS = (
     "reduce_scatter.mesh pieces=1",
     "reduce_scatter.double_ring",
@@ -168,8 +173,8 @@ def authored_case(folder: Path, file: str, author: Author, wanted: Mapping[str, 
         name: kind for name, kind in author.types.items() if f"overweave_{name}" in parameters_of(fused.kernel, weaving)
     }
     arrived = {f"overweave_{name}": kind for name, kind in own.items()}
-    placed = {"overweave_places": "*i64"} if weaving.away else {}
-    carrying = {"overweave_targets": "*i64", "overweave_slices": "i32"} if weaving.carries else {}
+    placed = {"overweave_places": "*i64"} if weaving.stored_at_peers else {}
+    carrying = {"overweave_targets": "*i64", "overweave_slices": "i32"} if weaving.push_path else {}
     signature = {**author.types, **integers, **arrived, **PROTOCOL, **carrying, **placed}
     divisible = [name for name in integers if author.numbers[name] % 16 == 0]
     aligned = dict.fromkeys((*(name for name, kind in signature.items() if kind.startswith("*")), *divisible), 16)

@@ -91,7 +91,7 @@ def operands_of(tile: Tile) -> Operands:
         bias=out if epilogue.bias else None,
         residual=out if epilogue.residual else None,
         scale_x=scales if epilogue.scaling else None,
-        scales=scales if epilogue.scaling else None,
+        scale_gathered=scales if epilogue.scaling else None,
         scale_w=scales if epilogue.scaling else None,
         gate=b if epilogue.gate else None,
         epilogue=epilogue,

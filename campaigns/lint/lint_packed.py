@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from campaigns.lint.lint_case import DTYPES, OPERANDS, PROTOCOL, SOME, WORDS, Case, case_of
 from overweave.compiler.contract import Packed
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm, Z
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm
+from overweave.ir.operators.forms import Z
 from overweave.ir.plan import PACKED_SUMS, PackedConfig, PackedExchange
 from overweave.ir.problem import Problem
 from overweave.memory.packed_layout import PackedLayout

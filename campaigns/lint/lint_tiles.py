@@ -12,7 +12,7 @@ from campaigns.lint.lint_case import RARE_VARIANTS, SCALED, SUM, VARIANTS, Varia
 from campaigns.lint.lint_matmul import STAYS, Stored, Tile
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
-from overweave.ir.plan import TILE_KERNEL, MatmulConfig, shares_obstacle
+from overweave.ir.plan import TILE_KERNEL, MatmulConfig, split_k_obstacle
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.finished import shapes_of_tiles
 from overweave.schedules.records.record import Adds
@@ -138,4 +138,4 @@ def configs(row: Tiles, kernel: KernelChoice, epilogue: Epilogue, addends: int, 
         size = Problem(operator="matmul_all_reduce", m=1024, n=1024, k=1024, world_size=ranks, dtype=row.dtype)
         known = shapes_of_tiles(replace(size, epilogue=epilogue), kernel, Adds(TILE_KERNEL), "epilogue")
     plain = [dealt(shape) if row.along_k else shape.config for shape in known]
-    return [config for config in plain if not (row.along_k and shares_obstacle(config))]
+    return [config for config in plain if not (row.along_k and split_k_obstacle(config))]

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from overweave.lang.tile_table import carry_slices, claim_tile, read_clock
+from overweave.lang.tile_table import claim_tile, push_slices, read_clock
 
 
 @triton.jit
@@ -11,7 +11,7 @@ def carry_kernel(table, claims, targets, source, tiles, slices, BULK: tl.constex
     """Claims tiles until none is left; before each, moves a slice, as the fused kernels do (compiler/emit/emit.py)."""
     row = claim_tile(claims)
     while row < tiles:
-        carry_slices(table, row, claims, targets, source, tiles, slices, BULK)
+        push_slices(table, row, claims, targets, source, tiles, slices, BULK)
         row = claim_tile(claims)
 
 

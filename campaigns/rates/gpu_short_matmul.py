@@ -34,7 +34,7 @@ from campaigns.verdict import Verdict, tell
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.matmul import Matmul
 from overweave.runtime.kernel_calls.call import KernelCall
-from overweave.tuner.calibrate.alone import made, medians_us, operands, product, rows_of
+from overweave.tuner.calibrate.single_gpu import checked_matmul, medians_us, operands, product, rows_of
 from overweave.tuner.measure.statistics import geometric_mean
 
 SHORT_K = 64
@@ -90,7 +90,7 @@ class Short:
         exact = product(a, b)
         config = chosen((m, n, SHORT_K), sms_here(), 1).config
         self.name = f"{m} x {n} x {SHORT_K}, {config.block_m} x {config.block_n}"
-        self.ours, self.idle = made(config, a, b, exact), made(config, a, b, exact)
+        self.ours, self.idle = checked_matmul(config, a, b, exact), checked_matmul(config, a, b, exact)
         rows = rows_of(m, n, SHORT_K, config)
         self.traced = Matmul(config, rows, a, b, torch.empty_like(exact), traced=True)
         self.tiles = len(rows)
@@ -187,7 +187,7 @@ def bf16(shape: Shape, split_k: int) -> Matmul:
     """In the tile that the model takes where none is dealt out, on normal numbers."""
     m, n, k = shape
     a, b = operands(m, n, k)
-    matmul = made(chosen(shape, sms_here(), 1).config, a, b, product(a, b), split_k)
+    matmul = checked_matmul(chosen(shape, sms_here(), 1).config, a, b, product(a, b), split_k)
     make_normal(a, b)
     return matmul
 

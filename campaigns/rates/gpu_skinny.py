@@ -28,7 +28,7 @@ from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import Moving, stand_in_for
 from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call, skinny_tiles
 from overweave.schedules.tiles.shape import SHAPES, skinny_shape
-from overweave.tuner.calibrate.alone import operands, product
+from overweave.tuner.calibrate.single_gpu import operands, product
 from overweave.tuner.measure.statistics import geometric_mean
 
 # n and k: of `o` and `down` of Llama-3-8B and 70B at tensor parallel 4, then of query, key and value, and gate and up.

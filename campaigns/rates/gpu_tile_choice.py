@@ -35,13 +35,13 @@ from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.operands import check_ragged, make_normal
 from campaigns.rates.tile_times import Candidate, Record, Shape, Times, chosen, efficiencies
 from campaigns.verdict import Verdict, tell
-from overweave.ir.plan import MatmulConfig, shares_obstacle
+from overweave.ir.plan import MatmulConfig, split_k_obstacle
 from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.records.needs import ALIGNED
 from overweave.schedules.records.record import MethodRequest
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes
-from overweave.tuner.calibrate.alone import made, medians_us, operands, product
+from overweave.tuner.calibrate.single_gpu import checked_matmul, medians_us, operands, product
 from overweave.tuner.measure.statistics import geometric_mean
 from overweave.tuner.space.shapes import read_shapes
 from overweave.tuner.space.target import Target
@@ -109,7 +109,7 @@ def candidates(shape: Shape, sms: int, is_chosen: bool = False) -> list[Candidat
         if tiles > MOST_TILES:
             continue
         found[Candidate(config)] = None
-        dealt = () if shares_obstacle(config) else (way for way in WAYS if along_k(config, tiles, sms, k, way).split_k)
+        dealt = () if split_k_obstacle(config) else (way for way in WAYS if along_k(config, tiles, sms, k, way).split_k)
         found |= dict.fromkeys(Candidate(config, way) for way in dealt)
     return list(found)
 
@@ -118,12 +118,12 @@ def compile_one(config: MatmulConfig, is_transposed: bool, tile_rows: int, split
     """Fills Triton's cache, from a process of its own. Kernels differ by whether 16 divides the number of rows."""
     shape = tile_rows * config.block_m, config.block_n, 1024
     a, b = operands(*shape, is_transposed)
-    made(config, a, b, product(a, b), split_k)
+    checked_matmul(config, a, b, product(a, b), split_k)
 
 
 def every_kernel() -> list[Candidate]:
     """Each tile shape, with its tiles whole and dealt out."""
-    return [Candidate(one, way) for one in configs() for way in (1, 3) if way == 1 or not shares_obstacle(one)]
+    return [Candidate(one, way) for one in configs() for way in (1, 3) if way == 1 or not split_k_obstacle(one)]
 
 
 def compile_all(kernels: list[Candidate], is_transposed: bool) -> None:
@@ -162,7 +162,7 @@ def compare(shape: Shape, tried: list[Candidate], is_transposed: bool, pitch: in
     m, n, k = shape
     a, b = (at_pitch(one, pitch) for one in operands(m, n, k, is_transposed))
     exact = product(a, b)
-    matmuls = [made(one.config, a, b, exact, one.split_k) for one in tried]
+    matmuls = [checked_matmul(one.config, a, b, exact, one.split_k) for one in tried]
     other = b.contiguous() if is_transposed else b.t().contiguous().t()
     make_normal(a, b)
     other.copy_(b)

@@ -8,7 +8,7 @@ from overweave.ir.problem import Problem
 from overweave.schedules.records.needs import ALIGNED
 from overweave.schedules.records.record import MethodRequest
 from overweave.schedules.tiles.shape import shapes, tile_shape
-from overweave.tuner.calibrate.alone import made, operands, product
+from overweave.tuner.calibrate.single_gpu import checked_matmul, operands, product
 from overweave.tuner.space.target import Target
 
 # m, n, k: nothing of each; one; primes; multiples of eight and no tile's; what once ended a campaign, n = 2,754.
@@ -35,5 +35,5 @@ def check_size(m: int, n: int, k: int, is_transposed: bool, sms: int) -> str:
         assert torch.equal(torch.mm(a, b), exact), f"{layout} by the library: wrong"
         return f"{layout}: by the library: {why}"
     config = tile_shape((m,), n, sms, shapes("bfloat16", "hopper"), k)
-    made(config, a, b, exact)
+    checked_matmul(config, a, b, exact)
     return f"{layout}: by a tile of {config.block_m} x {config.block_n}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.epilogue import SCALE_W, SCALE_X, Epilogue
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.operators.forms import SCALE_W, SCALE_X
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.runtime.gpu.matmul import Matmul

@@ -33,7 +33,7 @@ from campaigns.tables.table_rows import BEST, CHOSEN, COMPILED, LIBRARY, MATMUL,
 from overweave.memory.group import Group
 from overweave.ops.author.compile_auto import compile_auto
 from overweave.tuner.measure.baselines import TORCH_FUSED, methods_of
-from overweave.tuner.measure.replay import replayed
+from overweave.tuner.measure.replay import capture_graphs
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.measure.trial import CheckedCall
 from overweave.tuner.space.shapes import ShapeCase
@@ -147,7 +147,7 @@ def _split(layer: Layer, scope: Scope) -> Iterator[tuple[tuple[str, str, str], C
         for series, how, multiply in ways:
             call = split.call(int(variant.x) // scope.group.world_size, multiply)
             call(0)  # what is captured must have run
-            yield (series, variant.x, how), replayed(call)
+            yield (series, variant.x, how), capture_graphs(call)
 
 
 def tuner_choice(scope: Scope, known: Sequence[Row]) -> Iterator[list[Row]]:

@@ -11,8 +11,8 @@ import torch.distributed._symmetric_memory as torch_symm_mem
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from overweave.compat.torch_names import all_gather_single
 from overweave.memory.group import process_group_of
-from overweave.runtime.library.library import all_gather_flat
 
 FP8 = torch.float8_e4m3fn
 GATHER, SCATTER = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
@@ -31,7 +31,7 @@ class _PlainGathers(TorchDispatchMode):
         own, ranks, group = args
         sent = own.view(torch.uint8) if own.dtype == FP8 else own
         every = sent.new_empty((ranks * sent.shape[0], *sent.shape[1:]))
-        all_gather_flat(every, sent.contiguous(), group=process_group_of(group))
+        all_gather_single(every, sent.contiguous(), group=process_group_of(group))
         return every.view(own.dtype)
 
 

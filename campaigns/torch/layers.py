@@ -135,7 +135,8 @@ def ours(layer: Layer, tensors: Tensors) -> list[torch.Tensor]:
     beside: dict[str, Any] = {name: tensors[name] for name in layer.extras if name not in ("bias", "norm")}
     if "norm" in tensors:
         beside["norm"] = RmsNorm(tensors["norm"])
-    if layer.gathers and layer.shape[layer.dim] % dist.get_world_size():
+    # Compiled, too, and the compiler of torch 2.10 reads no property of a tuple: not `gathers`.
+    if layer.name == "all_gather_linear" and layer.shape[layer.dim] % dist.get_world_size():
         beside["size"] = layer.shape[layer.dim]
     if layer.name != "linear_all_reduce":
         beside["dim"] = layer.dim

@@ -35,8 +35,8 @@ from overweave.block.llama import COLUMNS, ROWS, TransformerBlock, styles
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.memory.group import Group
 from overweave.ops.call.prepared import CALLS, Tensors
-from overweave.tuner.measure.bench import joined_world
-from overweave.tuner.measure.replay import is_replayed, replayed, settled
+from overweave.tuner.measure.bench import join_world
+from overweave.tuner.measure.replay import capture_graphs, is_replayed, with_graph_warmup
 from overweave.tuner.measure.statistics import paired_ratio
 from overweave.tuner.measure.timer import Effort, compare
 from overweave.tuner.measure.trial import agrees
@@ -64,9 +64,9 @@ class Here(NamedTuple):
 
     def ratio(self, tokens: int, calls: Sequence[Call]) -> float:
         """How much longer the second call takes than the first, which has run. Of few tokens both are graphs."""
-        timed = [replayed(call) for call in calls] if is_replayed(self.device, tokens) else calls
+        timed = [capture_graphs(call) for call in calls] if is_replayed(self.device, tokens) else calls
         named = dict(zip(("plain", "ours"), timed, strict=True))
-        times = compare(named, self.device, None, settled(self.effort, self.device)).device_us
+        times = compare(named, self.device, None, with_graph_warmup(self.effort, self.device)).device_us
         return paired_ratio(times["ours"], times["plain"]).value
 
 
@@ -234,7 +234,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", nargs="+", type=int, default=[*TOKENS])
     asked = parser.parse_args(words)
     os.environ.update({"MASTER_PORT": "0", **ALONE})
-    with joined_world("cuda" if torch.cuda.is_available() else "cpu") as group:
+    with join_world("cuda" if torch.cuda.is_available() else "cpu") as group:
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         models = {name: LLAMAS[name] for name in asked.models}
         codes = [tell([each]) for each in verdicts(models, asked.tokens, Here(device, group, Effort(host_calls=0)))]

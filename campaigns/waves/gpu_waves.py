@@ -29,8 +29,8 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import Collective
 from overweave.memory.device.signals import CLAIMED, STORED
 from overweave.schedules.families.wave_groups import count_waves
-from overweave.tuner.calibrate.alone import medians_us, operands
-from overweave.tuner.space.partition_search import Grouped, costs_on
+from overweave.tuner.calibrate.single_gpu import medians_us, operands
+from overweave.tuner.space.partition_search import Grouped, wave_costs
 
 LIBRARY_SMS = 16
 LEFT_FREE = (8, 16, 24, 32)
@@ -116,7 +116,7 @@ def beside(shape: Shape, machine: Machine) -> list[Timed]:
             world_size=RANKS,
         )  # fmt: skip
         waves = count_waves(tiles, programs, 1)
-        found.append(Timed(sms, waves, us, waves * costs_on(machine, asked).wave_us))
+        found.append(Timed(sms, waves, us, waves * wave_costs(machine, asked).wave_us))
     return found
 
 

@@ -23,7 +23,7 @@ from campaigns.waves.simulated import MEBI, Search, Sized, figure_of, named_us, 
 from overweave.hardware.machine import Machine, load
 from overweave.ir.operators.registry import OPERATORS
 from overweave.schedules.methods.registry import methods_for
-from overweave.tuner.space.space import Candidate, candidate, obstacle
+from overweave.tuner.space.space import Candidate, candidate, reason_unsupported
 
 GROUPED = tuple(name for name in OPERATORS if any(method.name == "waves" for method in methods_for(name)))
 RANKS = (2, 4, 8)
@@ -42,7 +42,9 @@ def speedups(sized: Sized) -> dict[str, float]:
     plain_us, known = sized.sequential_us(), {method.name for method in methods_for(sized.problem.operator)}
     found = {WAVES: plain_us / named_us(Search(sized))}
     for way, plans in OTHERS.items():
-        own = [each for each in plans if each.plan in known and not obstacle(sized.problem, sized.target, each)]
+        own = [
+            each for each in plans if each.plan in known and not reason_unsupported(sized.problem, sized.target, each)
+        ]
         if own:
             found[way] = plain_us / min(map(sized.plan_us, own))
     return found

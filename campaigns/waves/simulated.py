@@ -18,11 +18,18 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.simulate import total_us
-from overweave.tuner.space.partition_search import Grouped, Partition, WaveCosts, best_partitions, costs_on, words_of
+from overweave.tuner.space.partition_search import (
+    Grouped,
+    Partition,
+    WaveCosts,
+    best_partitions,
+    format_partition,
+    wave_costs,
+)
 from overweave.tuner.space.shapes import SETS
 from overweave.tuner.space.space import Candidate, candidate, full_options, library_path
 from overweave.tuner.space.target import Target, target_on
-from overweave.tuner.space.waves import GROUPS, LIBRARY_SMS, tiles_of
+from overweave.tuner.space.waves import GROUPS, LIBRARY_SMS, grouped_matmul
 
 SUMS = tuple(name for name, record in OPERATORS.items() if record.adds)
 RANGES = SETS / "flashoverlap.ranges.json"
@@ -69,13 +76,13 @@ class Sized(NamedTuple):
 
     def grouped(self) -> Grouped:
         """The waves of the tiles that are taken where no partition is named."""
-        grouped = tiles_of(self.problem, self.target, self._candidate())
+        grouped = grouped_matmul(self.problem, self.target, self._candidate())
         assert grouped is not None, "equal shards of several ranks"
         return grouped
 
     def costs(self) -> WaveCosts:
         """What Algorithm 1 is told."""
-        return costs_on(self.machine, self.grouped())
+        return wave_costs(self.machine, self.grouped())
 
     def simulated_us(self, partition: Partition) -> float:
         """A call whose tiles are summed by these groups."""
@@ -94,7 +101,7 @@ class Sized(NamedTuple):
         return build(what.schedule(self.problem.operator), self.problem, options)
 
     def _candidate(self, partition: Partition = ()) -> Candidate:
-        groups = {GROUPS: words_of(partition)} if partition else {}
+        groups = {GROUPS: format_partition(partition)} if partition else {}
         return candidate("waves", {**groups, LIBRARY_SMS: self.machine.sharing.collective.sms})
 
 

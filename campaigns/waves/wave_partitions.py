@@ -23,7 +23,7 @@ from campaigns.shown import shown
 from campaigns.verdict import Verdict, tell
 from campaigns.waves.simulated import MEBI, Search, Sized, drawn, figure_of, named_us, save, write_rows
 from overweave.hardware.machine import load
-from overweave.tuner.space.partition_search import Partition, best_partitions, predicted_us, words_of
+from overweave.tuner.space.partition_search import Partition, best_partitions, format_partition, predicted_us
 
 RANKS, EQUAL = (2, 4), (1, 2, 4)  # ranks of a group; waves of each group of an equal partition
 MOST_WAVES, LARGEST = 10, 32 * MEBI  # of exhaustive searches; elements of the product in the others
@@ -68,7 +68,7 @@ def error_row(sized: Sized, chance: random.Random) -> Row:
     told_us, simulated_us = predicted_us(partition, search.costs), search.us(partition)
     return {
         "size": str(sized),
-        "groups": words_of(partition),
+        "groups": format_partition(partition),
         "algorithm_1_us": round(told_us, 1),
         "simulated_us": round(simulated_us, 1),
         "error": round(abs(told_us - simulated_us) / simulated_us, 4),
@@ -82,7 +82,7 @@ def choice_row(sized: Sized) -> Row:
     named = [partition for _, partition in best_partitions(search.costs)]
     taken, best = search.best(named), search.best(every_partition(waves))
     least_us = search.us(best)
-    row: Row = {"size": str(sized), "waves": waves, "taken": words_of(taken), "best": words_of(best)}
+    row: Row = {"size": str(sized), "waves": waves, "taken": format_partition(taken), "best": format_partition(best)}
     row |= {"best_us": round(least_us, 1), "sequential": round(least_us / sized.sequential_us(), 4)}
     row |= {"reached": round(least_us / search.us(taken), 4), "first": round(least_us / search.us(named[0]), 4)}
     for size in EQUAL:

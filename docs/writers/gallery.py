@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from io import BytesIO
 
-from overweave.cli.outcome import global_shape, simulated
 from overweave.cli.pictures.png import save_png
+from overweave.cli.trial_output import global_shape, simulated
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.methods.registry import methods_for

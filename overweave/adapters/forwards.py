@@ -1,4 +1,4 @@
-"""The forward of a class that others wrote, replaced for a while: of its instances that exist, and of those to come."""
+"""Replaces the forward of another package's class, for its existing and its future instances."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ Forward = Callable[..., Any]
 
 
 class ReplacedForward:
-    """The forward of one class. original: that of its author."""
+    """The forward of one class. original: that of its package."""
 
     def __init__(self, owner: type[nn.Module], forward: Forward) -> None:
         self.original: Forward = owner.forward
         self._owner, self._forward = owner, forward
 
     def register(self) -> None:
-        """From now on overweave's forward answers. Raises InputError where it does already, or someone else's does."""
+        """Replace the forward by overweave's. Raises InputError if it was replaced already, by overweave or another."""
         self._check(self.original, "register", "Call register() once, before others replace it")
         self._owner.forward = self._forward
 
     def unregister(self) -> None:
-        """The author's forward answers again. Raises InputError where overweave's does not answer."""
+        """Restore the original forward. Raises InputError if overweave's is not in place."""
         self._check(self._forward, "unregister", "Take back what was put over it, or call register() first")
         self._owner.forward = self.original
 
     @property
     def is_registered(self) -> bool:
-        """Whether overweave's forward answers."""
+        """Whether overweave's forward is in place."""
         return self._owner.forward is self._forward
 
-    def _check(self, wanted: Forward, asked: str, cure: str) -> None:
-        found = self._owner.forward
-        if found is not wanted:
-            where = f"{self._owner.__name__}.forward is {found.__module__}.{found.__qualname__}"
+    def _check(self, expected: Forward, asked: str, cure: str) -> None:
+        """Raise InputError unless the class has the expected forward."""
+        current = self._owner.forward
+        if current is not expected:
+            where = f"{self._owner.__name__}.forward is {current.__module__}.{current.__qualname__}"
             raise InputError(f"{asked} with {self._owner.__module__}", where, cure)
 
 
 def is_dense(x: torch.Tensor, weight: object) -> bool:
-    """Whether overweave multiplies these: a matrix of the dtype of x, not quantized and not packed."""
+    """Whether overweave multiplies x by this weight: a matrix of the dtype of x, neither quantized nor packed."""
     return isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.dtype == x.dtype and x.dtype in DTYPES

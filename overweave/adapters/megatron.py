@@ -26,10 +26,10 @@ with names_of("megatron"):
 
 
 class ColumnParallelLinear(stock.ColumnParallelLinear):  # type: ignore[misc]  # Megatron is not installed with it
-    """With sequence parallelism rows are gathered while they are multiplied, forward and, for the weight, backward."""
+    """With sequence parallelism rows are gathered while they are multiplied, forward and in the weight's gradient."""
 
     def _forward_impl(self, input: torch.Tensor, weight: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        """The product; Megatron's own where it defers the weight's gradient or gathers the weight."""
+        """Return the product; by Megatron if it defers the weight's gradient or gathers the weight."""
         bias, group = options.get("bias"), options.get("tp_group")
         is_fused = bool(options.get("gradient_accumulation_fusion")) and weight.requires_grad
         if arguments or options.get("grad_output_buffer") is not None or options.get("gtp_remat_size", 1) > 1:
@@ -46,7 +46,7 @@ class RowParallelLinear(stock.RowParallelLinear):  # type: ignore[misc]
     all-reduce."""
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Megatron's: the sum, and the bias where another layer adds it."""
+        """Return what Megatron's forward does: the sum, and the bias if another layer adds it."""
         is_gathered = getattr(self, "gtp_remat_size", 1) > 1
         is_offloaded = self.config._cpu_offloading_context is not None
         if self.explicit_expert_comm or not self.input_is_parallel or is_offloaded or is_gathered:
@@ -78,7 +78,7 @@ _WOVEN = {stock.ColumnParallelLinear: ColumnParallelLinear, stock.RowParallelLin
 
 
 def woven(spec: Any) -> Any:
-    """A layer spec of Megatron's, such as `get_gpt_layer_local_spec` returns, with overweave's linear layers in it."""
+    """Return a layer spec of Megatron's, such as `get_gpt_layer_local_spec()`, with overweave's linear layers."""
     if isinstance(spec, type):
         return _WOVEN.get(spec, spec)
     if isinstance(spec, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What overweave's plugs did in this process: which calls overweave answered, which torch did, and why."""
+"""Counts, for this process, which calls overweave ran for its adapters, which torch ran, and why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Site:
-    """Calls of an operator of torch, or collectives in compiled graphs. by_torch: those left to torch, by reason."""
+    """Counts of calls of an operator, or of collectives in compiled graphs. by_torch: reason -> count."""
 
     by_overweave: int = 0
     by_torch: Counter[str] = field(default_factory=Counter)
@@ -16,7 +16,7 @@ class Site:
 
 @dataclass
 class Report:
-    """What became of calls, and of collectives in compiled graphs, by name. `str` of it is a table in words."""
+    """The counts by name. replaced: operator -> where a kernel over overweave's was registered."""
 
     is_installed: bool = False
     operators: dict[str, Site] = field(default_factory=dict)
@@ -35,5 +35,5 @@ SITES: dict[str, Site] = {}
 
 
 def site(name: str) -> Site:
-    """The counts of an operator, which go on from install to install."""
+    """Return the counts of an operator; they survive `uninstall`."""
     return SITES.setdefault(name, Site())

@@ -1,4 +1,4 @@
-"""Tensors of any rank as matrices whose rows ranks share, and back: the gathered or scattered dimension leads."""
+"""Tensors of any rank as matrices of rows, and back: the gathered or scattered dimension leads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from overweave.compat.torch_names import c10d_functional
 from overweave.ir.shards import shard_rows
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.route import place_of
@@ -14,8 +15,7 @@ GradientResults = list[torch.Tensor | None]
 
 
 class RowGather(NamedTuple):
-    """Which rows of a tensor a rank holds: of dimension `dim`, whose length over all ranks is `size`, what
-    `torch.chunk` deals."""
+    """The split of dimension `dim`, of global length `size`, over the ranks of a group: that of `torch.chunk`."""
 
     dim: int
     group: str
@@ -23,36 +23,36 @@ class RowGather(NamedTuple):
 
     @property
     def uneven_size(self) -> int | None:
-        """The length, where ranks hold unlike numbers of rows."""
+        """The global length if ranks hold unequal numbers of rows, else None."""
         return self.size if self.size % place_of(self.group).world_size else None
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of the whole tensor: a view."""
+        """Return this rank's rows of the whole tensor: a view."""
         place = place_of(self.group)
         lo, hi = shard_rows(self.size, place.world_size, place.rank)
         return whole.narrow(self.dim, lo, hi - lo)
 
 
 def as_rows(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """`[.., S at dim, .., k]` as a contiguous matrix `[S * others, k]`; a copy unless the dimension leads already."""
+    """Return `[.., S at dim, .., k]` as a contiguous matrix `[S * others, k]`; a copy unless `dim` leads already."""
     return x.movedim(dim, 0).flatten(0, -2).contiguous()
 
 
 def as_before(rows: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
-    """A matrix `[S' * others, n]` as `[.., S' at dim, .., n]`: the other dimensions are those of `like`. A view."""
+    """Return a matrix `[S' * others, n]` as `[.., S' at dim, .., n]`, a view, with the other dimensions of `like`."""
     others = [extent for index, extent in enumerate(like.shape[:-1]) if index != dim]
     leading = rows.shape[0] // max(1, torch.Size(others).numel())
     return rows.view(leading, *others, rows.shape[-1]).movedim(0, dim)
 
 
 def averaged(total: torch.Tensor, reduce_op: str, group: str) -> torch.Tensor:
-    """A sum over ranks, or their mean in its place."""
+    """Divide a sum over ranks by their number, in place, if reduce_op is avg."""
     return total.div_(group_of(group).world_size) if reduce_op == "avg" else total
 
 
-def gathered_by_library(shard: torch.Tensor, gather: RowGather) -> torch.Tensor:
+def gathered_by_c10d(shard: torch.Tensor, gather: RowGather) -> torch.Tensor:
     """all_gather(shard, dim), contiguous."""
-    ranks, collectives = group_of(gather.group).world_size, torch.ops._c10d_functional
+    ranks, collectives = group_of(gather.group).world_size, c10d_functional
     missing = -(-gather.size // ranks) - shard.shape[gather.dim]
     rows = shard.movedim(gather.dim, 0)
     if missing:
@@ -62,8 +62,8 @@ def gathered_by_library(shard: torch.Tensor, gather: RowGather) -> torch.Tensor:
     return every
 
 
-def scattered_by_library(whole: torch.Tensor, dim: int, group: str) -> torch.Tensor:
+def scattered_by_c10d(whole: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     """This rank's part of the sum over ranks, contiguous."""
-    ranks, collectives = group_of(group).world_size, torch.ops._c10d_functional
+    ranks, collectives = group_of(group).world_size, c10d_functional
     own = collectives.wait_tensor(collectives.reduce_scatter_tensor(as_rows(whole, dim), "sum", ranks, group))
     return as_before(own, whole, dim).contiguous()

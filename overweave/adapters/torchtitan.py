@@ -25,7 +25,7 @@ with names_of("torchtitan"):
 
 
 class Qkv(stock.AllGatherFusedQKVLinear):  # type: ignore[misc]  # torchtitan is not installed with it
-    """q, k and v of all rows, which are gathered while they are multiplied."""
+    """q, k and v of all rows; rows are gathered while they are multiplied."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(stock.AllGatherFusedQKVLinear.Config):  # type: ignore[misc]
@@ -59,7 +59,7 @@ class RowParallel(stock.RowParallelLinear):  # type: ignore[misc]
 
 
 class FeedForward(stock.AllGatherFusedFeedForward):  # type: ignore[misc]
-    """SwiGLU over rows that are gathered while they are multiplied, and scattered again."""
+    """SwiGLU; rows are gathered while they are multiplied, and reduce-scattered with the last product."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(stock.AllGatherFusedFeedForward.Config):  # type: ignore[misc]
@@ -95,5 +95,5 @@ def feed_forward(config: Any) -> Any:
 
 
 def _group() -> Any:
-    """The group of tensor-parallel ranks; None where torchtitan's modules answer: of one rank, or types are checked."""
+    """Return the tensor-parallel group; None for one rank and for type checking, which torchtitan's modules handle."""
     return None if spmd_types.is_type_checking() else stock._tp_group_from_context()

@@ -4,8 +4,8 @@
     transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, distributed_config=DistributedConfig(tp_size=8))
 
-The styles `colwise` and `rowwise` of Transformers, which the plans of its models name, are replaced under these names:
-PEFT knows no others. Weights stay the DTensors that Transformers makes of them.
+Transformers' styles `colwise` and `rowwise`, which the plans of its models name, are replaced under these names, the
+only ones that PEFT knows. Weights stay the DTensors that Transformers makes of them.
 """
 
 from __future__ import annotations
@@ -35,28 +35,30 @@ class Colwise(stock.ColwiseParallel):  # type: ignore[misc]  # transformers has 
     """Each rank computes its columns; the gradient of the input is summed over ranks while it is computed."""
 
     def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
-        """Replaces the forward of a linear layer whose columns stay apart. Any other is Transformers' own."""
-        is_ours = self.use_local_output and self.output_layouts == Shard(-1) and self.input_layouts == Replicate()
-        reason = _reason(module, is_ours)
+        """Replace the forward of a linear layer whose output stays sharded. Any other layer stays Transformers'."""
+        is_supported = self.use_local_output and self.output_layouts == Shard(-1) and self.input_layouts == Replicate()
+        reason = _reason_layer_unsupported(module, is_supported)
         super().install_forward(module, mesh)
-        return _with_forward(module, _columns, (self, mesh), reason)
+        return _with_forward(module, _column_parallel, (self, mesh), reason)
 
 
 class Rowwise(stock.RowwiseParallel):  # type: ignore[misc]
     """Each rank multiplies its columns of the input; the products are summed over ranks while they are computed."""
 
     def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
-        """Replaces the forward of a linear layer. A quantized one is Transformers' own."""
-        made = self.output_layouts
-        is_made = made == Replicate() or _is_of_rows(made)
-        reason = _reason(module, self.use_local_output and self.input_layouts == Shard(-1) and is_made)
+        """Replace the forward of a linear layer. A quantized one stays Transformers'."""
+        output = self.output_layouts
+        is_output_supported = output == Replicate() or _is_shard(output)
+        reason = _reason_layer_unsupported(
+            module, self.use_local_output and self.input_layouts == Shard(-1) and is_output_supported
+        )
         super().install_forward(module, mesh)
-        return _with_forward(module, _rows, (self, mesh), reason)
+        return _with_forward(module, _row_parallel, (self, mesh), reason)
 
 
 def _with_forward(module: nn.Module, forward: Any, style: tuple[Any, Any], reason: str) -> nn.Module:
-    """The layer with overweave's forward, unless there is a reason against it. A copy of the layer computes with its
-    own weights: what a method is bound to is copied with it."""
+    """Give a layer overweave's forward, unless there is a reason against it. The forward is a bound method, so that a
+    deep copy of the layer computes with the copy's weights."""
     if reason:
         site(type(style[0]).__name__ + SITES).by_torch[reason] += 1
         return module
@@ -65,32 +67,34 @@ def _with_forward(module: nn.Module, forward: Any, style: tuple[Any, Any], reaso
     return module
 
 
-def _columns(module: Any, x: torch.Tensor) -> torch.Tensor:
+def _column_parallel(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """The forward of a column-parallel layer."""
     weight, bias, counts = module.weight, module.bias, site("Colwise" + SITES)
-    reason = _obstacle(x, weight)
+    reason = _reason_call_unsupported(x, weight)
     if reason:
         counts.by_torch[reason] += 1
-        return _theirs(module, x)
+        return _stock_forward(module, x)
     counts.by_overweave += 1
     return replicated_linear(x, local(weight), local(bias), weight.device_mesh)
 
 
-def _rows(module: Any, x: torch.Tensor) -> torch.Tensor:
+def _row_parallel(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """The forward of a row-parallel layer."""
     weight, bias, counts = module.weight, module.bias, site("Rowwise" + SITES)
-    reason = _obstacle(x, weight)
+    reason = _reason_call_unsupported(x, weight)
     if reason:
         counts.by_torch[reason] += 1
-        return _theirs(module, x)
+        return _stock_forward(module, x)
     counts.by_overweave += 1
-    made = module.overweave_style[0].output_layouts
-    if _is_of_rows(made):
-        return linear_reduce_scatter(x, weight, bias, dim=made.dim)
+    output = module.overweave_style[0].output_layouts
+    if _is_shard(output):
+        return linear_reduce_scatter(x, weight, bias, dim=output.dim)
     y: torch.Tensor = linear_all_reduce(x, weight, bias)
     return y
 
 
-def _theirs(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """As Transformers computes it. SOURCE: TensorParallelLayer.install_forward, whose forward keeps to one layer."""
+def _stock_forward(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """Compute as Transformers does. SOURCE: TensorParallelLayer.install_forward, a closure over one layer."""
     style, mesh = module.overweave_style
     arguments, options = style.transform_inputs_pre_forward(module, (x,), {}, mesh)
     with style.context_around_forward(module, mesh):
@@ -100,9 +104,9 @@ def _theirs(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def register() -> None:
-    """Replaces Transformers' styles `colwise` and `rowwise`; models that are loaded afterwards have overweave's.
+    """Replace Transformers' styles `colwise` and `rowwise`; models that are loaded afterwards have overweave's.
 
-    Raises InputError where they were replaced before.
+    Raises InputError if they were replaced before.
     """
     for name, style in (("colwise", Colwise), ("rowwise", Rowwise)):
         if isinstance(ALL_PARALLEL_STYLES[name], style):
@@ -112,23 +116,23 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """Gives Transformers' styles their names back; models that are loaded keep theirs."""
+    """Restore Transformers' styles; models that are loaded keep overweave's."""
     ALL_PARALLEL_STYLES.register("colwise", stock.ColwiseParallel())
     ALL_PARALLEL_STYLES.register("rowwise", stock.RowwiseParallel())
 
 
-def _reason(module: nn.Module, is_ours: bool) -> str:
-    """Why a layer keeps Transformers' forward; empty: it gets overweave's."""
+def _reason_layer_unsupported(module: nn.Module, is_supported: bool) -> str:
+    """Return why a layer keeps Transformers' forward; empty if it gets overweave's."""
     kind = type(module)
     if not isinstance(module, nn.Linear) or getattr(module, "_hf_quantized_needs_local_tp", False):
         return f"a layer that is a {kind.__name__}, or quantized"
     if kind.forward is not nn.Linear.forward or "forward" in vars(module):
         return f"a layer that is a {kind.__name__}, whose forward is its own"
-    return "" if is_ours else "a layer with layouts that no operator of overweave has"
+    return "" if is_supported else "a layer with layouts that no operator of overweave has"
 
 
-def _obstacle(x: object, weight: Any) -> str:
-    """Why a call is computed in DTensors; empty: it is ours."""
+def _reason_call_unsupported(x: object, weight: Any) -> str:
+    """Return why Transformers computes a call; empty if overweave does."""
     if torch.compiler.is_compiling():
         return "a compiler reads it"
     if isinstance(x, DTensor) or not isinstance(weight, DTensor):
@@ -138,5 +142,5 @@ def _obstacle(x: object, weight: Any) -> str:
     return ""
 
 
-def _is_of_rows(placement: Any) -> bool:
+def _is_shard(placement: Any) -> bool:
     return isinstance(placement, Shard) and placement.dim >= 0

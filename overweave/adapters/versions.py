@@ -1,4 +1,4 @@
-"""Which versions of the packages that adapters adapt were tested, and what is said of any other."""
+"""The tested versions of the packages that adapters adapt, and the errors for others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Versions(NamedTuple):
 
     @property
     def wanted(self) -> str:
-        """As pip takes it."""
+        """The requirement for pip."""
         major, minor = self.last.split(".")
         return f"{self.package}>={self.first},<{major}.{int(minor) + 1}"
 
@@ -29,7 +29,7 @@ class Versions(NamedTuple):
         return f"{self.package} {self.first}{newer}"
 
 
-# `make adapters-test` runs the newest of each, and the oldest where it is another.
+# `make adapters-test` runs the newest and the oldest of each.
 ADAPTED = {
     "transformers": Versions("transformers", "5.17", "5.24"),
     "megatron": Versions("megatron-core", "0.15", "0.19"),
@@ -41,19 +41,20 @@ ADAPTED = {
 
 @contextmanager
 def names_of(adapter: str) -> Iterator[None]:
-    """Names of an adapter's package are imported and read inside: of a newer one than was tested, as long as they are
-    there. Raises MachineError, which says what works, where the package is missing, too old, or has other names.
+    """A context in which an adapter imports names of its package; a newer version than tested may still have them.
+
+    Raises MachineError, with the tested versions, if the package is missing, too old, or lacks a name.
     """
     versions = ADAPTED[adapter]
     asked, cure = f"load overweave.adapters.{adapter}", f"It works with {versions}: pip install '{versions.wanted}'"
     try:
-        found = version(versions.package)
+        installed = version(versions.package)
     except PackageNotFoundError:
         raise MachineError(asked, f"{versions.package} is not installed", cure) from None
-    if numbers(found) < numbers(versions.first):
-        raise MachineError(asked, f"{versions.package} {found} is too old", cure)
+    if numbers(installed) < numbers(versions.first):
+        raise MachineError(asked, f"{versions.package} {installed} is too old", cure)
     try:
         yield
     except (ImportError, AttributeError) as error:
-        what = " ".join(str(error).split())[:300]
-        raise MachineError(asked, f"{versions.package} {found} has other names: {what}", cure) from error
+        reason = " ".join(str(error).split())[:300]
+        raise MachineError(asked, f"{versions.package} {installed} has other names: {reason}", cure) from error

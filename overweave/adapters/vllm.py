@@ -1,10 +1,10 @@
-"""vLLM's row-parallel layers with the sum over ranks beside the matmul.
+"""vLLM's row-parallel layers with an overlapped sum over ranks.
 
     OVERWEAVE_INSTALL=1 vllm serve ... --tensor-parallel-size 8
 
 vLLM calls overweave in each of its processes, by the entry point `vllm.general_plugins`; where OVERWEAVE_INSTALL is
-set, `plugin` replaces `RowParallelLinear.forward`. A program that makes its own engine calls `register()` before. What
-is quantized, or not summed at once, stays vLLM's.
+set, `plugin` replaces `RowParallelLinear.forward`. A program that builds its own engine calls `register()` before. vLLM
+runs layers that are quantized, or whose sum is deferred.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ with names_of("vllm"):
 
 
 def _forward(self: Any, input_: torch.Tensor) -> Any:
-    """vLLM's: the sum, and the bias where another layer adds it."""
+    """Return what vLLM's forward does: the sum, and the bias if another layer adds it."""
     if not (_is_summed(self) and is_dense(input_, self.weight)):
         return _REPLACED.original(self, input_)
     bias = None if self.skip_bias_add else self.bias
@@ -37,7 +37,7 @@ def _forward(self: Any, input_: torch.Tensor) -> Any:
 
 
 def _is_summed(layer: Any) -> bool:
-    """Whether a layer multiplies plain weights, and sums at once what ranks have."""
+    """Whether a layer has plain weights and sums over ranks at once."""
     is_plain = type(layer.quant_method) is UnquantizedLinearMethod and not envs.VLLM_BATCH_INVARIANT
     return is_plain and layer.reduce_results and layer.input_is_parallel and layer.tp_size > 1
 
@@ -46,16 +46,16 @@ _REPLACED = ReplacedForward(RowParallelLinear, _forward)
 
 
 def register() -> None:
-    """From now on overweave answers `RowParallelLinear.forward`. Raises InputError where it does already."""
+    """Replace `RowParallelLinear.forward` by overweave's. Raises InputError if it is replaced already."""
     _REPLACED.register()
 
 
 def unregister() -> None:
-    """vLLM's forward answers again. Raises InputError where overweave's does not answer."""
+    """Restore vLLM's forward. Raises InputError if overweave's is not in place."""
     _REPLACED.unregister()
 
 
 def plugin() -> None:
-    """Registers, once: vLLM calls plugins more than once in some processes."""
+    """Register once: vLLM calls plugins more than once in some processes."""
     if not _REPLACED.is_registered:
         register()

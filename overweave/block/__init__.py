@@ -1,1 +1,1 @@
-"""A transformer block as `overweave bench block` times it: its sizes, the ways to compute it, what a model predicts."""
+"""A transformer block as `overweave bench block` times it: sizes, ways to compute it, and predictions."""

@@ -1,4 +1,4 @@
-"""Which collectives of a block torch's own pass over compiled graphs fuses: asked of the pass itself, without GPUs."""
+"""Which collectives of a block torch's pass over compiled graphs fuses: found by running the pass, without GPUs."""
 
 from __future__ import annotations
 
@@ -10,67 +10,71 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor import config
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
-from torch._inductor.virtualized import V
-from torch.distributed import _symmetric_memory as symmetric_memory
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overweave.block.cases import BlockCase, BlockSizes
 from overweave.block.llama import TransformerBlock, styles
+from overweave.compat.torch_names import (
+    FakeStore,
+    V,
+    aot_autograd,
+    config,
+    detect_fake_mode,
+    make_boxed_func,
+    min_cut_rematerialization_partition,
+    post_grad_passes,
+    reset,
+    select_decomp_table,
+    symmetric_memory,
+    view_to_reshape,
+)
 
-HEAD, LENGTH = 8, 4  # of the small block that is compiled in place of a large one: columns of a head, rows of a rank
+HEAD, LENGTH = 8, 4  # columns of a head and rows of a rank, of the small block that is compiled for any size
 _FUSED = ("fused_all_gather", "fused_matmul_reduce_scatter")
 _LOG = logging.getLogger("torch._inductor.fx_passes.micro_pipeline_tp")
 Graphs = list[torch.fx.GraphModule]
 
 
 def backend(graphs: Graphs, is_run: bool = True) -> Callable[..., Any]:
-    """A backend that has Inductor's passes over graphs and none of its code generation; it keeps the graphs.
-
-    is_run: graphs run operator by operator; else they give back tensors of which nothing is known but their shapes.
-    """
+    """Return a backend with Inductor's passes over graphs and none of its code generation; it appends to `graphs`.
+    is_run: graphs run operator by operator; else they return empty tensors of the right shapes."""
 
     def compiled(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         view_to_reshape(module)  # as Inductor does, and torch's pass over tensor parallelism expects
-        with V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):
+        with V.set_fake_mode(detect_fake_mode(inputs)):
             post_grad_passes(module, is_inference=False)
         module.graph.lint()
         module.recompile()
         graphs.append(module)
         return module.forward if is_run else _shapes_of(module)
 
-    return aot_autograd(
+    traced: Callable[..., Any] = aot_autograd(
         fw_compiler=compiled,
         bw_compiler=compiled,
         decompositions=select_decomp_table(),
         partition_fn=min_cut_rematerialization_partition,
     )
+    return traced
 
 
 class FusedCounts(NamedTuple):
-    """How many collectives beside matmuls a pass over a block's graphs has fused."""
+    """How many collectives beside matmuls a pass has fused in a block's graphs."""
 
     gathers: int
     scatters: int
 
 
 def fused_by_torch(case: BlockCase, ranks: int) -> FusedCounts:
-    """What torch's pass fuses in a compiled block: forward and, of training, backward.
+    """Return what torch's pass fuses in a compiled block: forward and, of training, backward.
 
-    A small block of as many sequences stands for the case: what is fused is a matter of form. Its group is a fake one,
-    so that no other may be joined in this process.
+    A small block of as many sequences stands for the case: fusion depends on the form only. It initialises a fake
+    process group, so this process may have no other.
     """
     sizes = BlockSizes(HEAD * ranks, 2 * HEAD * ranks, ranks, ranks)
     graphs: Graphs = []
     with _fake_world(ranks), config.patch(_micro_pipeline_tp=True):
-        torch._dynamo.reset()
+        reset()
         mesh = init_device_mesh("cpu", (ranks,))
         is_split = case.work != "decoding"
         block = parallelize_module(TransformerBlock(sizes).float(), mesh, styles(is_split, by_overweave=False))
@@ -86,7 +90,8 @@ def fused_by_torch(case: BlockCase, ranks: int) -> FusedCounts:
 
 @contextmanager
 def _fake_world(ranks: int) -> Iterator[None]:
-    """A world in which this process is rank 0, and of which torch's pass believes what it wants to know of NCCL."""
+    """Initialise a fake world in which this process is rank 0, and patch the checks for NCCL that torch's pass
+    makes."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         with (
@@ -100,6 +105,7 @@ def _fake_world(ranks: int) -> Iterator[None]:
 
 
 def _shapes_of(module: torch.fx.GraphModule) -> Callable[..., list[Any]]:
+    """Return a function that returns empty tensors with the shapes of a graph's results."""
     results: Any = module.graph.output_node().args[0]
 
     def empty(node: Any) -> Any:

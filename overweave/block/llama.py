@@ -1,4 +1,4 @@
-"""A Llama block of ordinary `nn.Linear`s, and the plans of `parallelize_module` that split it."""
+"""A Llama block of ordinary `nn.Linear`s, and the plans of `parallelize_module` that shard it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ ROWS = ("attention.o", "mlp.down")
 
 
 class Cache(NamedTuple):
-    """Keys and values, `[sequences, heads, context, head]`, and the positions that are written next, in place.
-
-    is_full: the last of them is the last there is, and all are read; else none behind a position.
-    """
+    """Keys and values, `[sequences, heads, context, head]`, and the positions that are written next, in place. is_full:
+    the position is the last one, and all are read; else only those up to it."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -36,7 +34,7 @@ class Cache(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary embedding: of whole sequences, or of one token of each behind a cache."""
+    """Grouped-query attention with rotary embedding: of whole sequences, or of one token of each with a KV cache."""
 
     def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()
@@ -51,7 +49,7 @@ class Attention(nn.Module):
         shape = (*x.shape[:-1], -1, self.head)
         q, k, v = (layer(x).view(shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
         positions = torch.arange(q.shape[2], device=q.device) if cache is None else cache.position
-        q, k = rotated(q, positions), rotated(k, positions)
+        q, k = rotary_embedding(q, positions), rotary_embedding(k, positions)
         if cache is None:
             y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
@@ -92,8 +90,8 @@ class TransformerBlock(nn.Module):
         return result
 
 
-def rotated(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of `[sequences, heads, length, head]`."""
+def rotary_embedding(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return the rotary embedding of `[sequences, heads, length, head]`."""
     half = x.shape[-1] // 2
     frequencies = 10_000.0 ** -(torch.arange(half, device=x.device) / half)
     angles = positions[:, None] * frequencies
@@ -103,19 +101,17 @@ def rotated(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def styles(is_split: bool, by_overweave: bool) -> dict[str, ParallelStyle]:
-    """A plan for `parallelize_module`. is_split: ranks share out each sequence between blocks; else all have all rows.
-
-    by_overweave: styles of overweave's in place of torch's of the same meaning.
-    """
+    """Return a plan for `parallelize_module`. is_split: sequences are sharded between blocks; else replicated.
+    by_overweave: overweave's styles in place of torch's of the same meaning."""
     columns, rows = (Colwise, Rowwise) if by_overweave else (ColwiseParallel, RowwiseParallel)
     whole = Shard(1) if is_split else Replicate()
-    found: dict[str, ParallelStyle] = {name: columns() for name in COLUMNS}
-    found |= {name: rows(output_layouts=whole) for name in ROWS}
+    plan: dict[str, ParallelStyle] = {name: columns() for name in COLUMNS}
+    plan |= {name: rows(output_layouts=whole) for name in ROWS}
     if is_split:
-        found |= {name: SequenceParallel(use_local_output=True) for name in ("norm_1", "norm_2")}
+        plan |= {name: SequenceParallel(use_local_output=True) for name in ("norm_1", "norm_2")}
         for name in ("attention", "mlp"):
             prepared = PrepareModuleInput(
                 input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=True
             )
-            found[name] = PrepareGather(input_layouts=Shard(1)) if by_overweave else prepared
-    return found
+            plan[name] = PrepareGather(input_layouts=Shard(1)) if by_overweave else prepared
+    return plan

@@ -9,15 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch._inductor.compile_fx import compile_fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.distributed import _symmetric_memory as symmetric_memory
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from overweave.adapters.inductor.fusion import FuseCollectives
 from overweave.block.cases import CONTEXT, BlockCase
 from overweave.block.llama import Cache, TransformerBlock, styles
+from overweave.compat.torch_names import CustomGraphPass, compile_fx, symmetric_memory
 from overweave.errors import InputError
 from overweave.memory.group import Group
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
@@ -26,46 +24,47 @@ from overweave.tuner.measure.trial import CallResult
 
 
 class BlockWay(NamedTuple):
-    """A row of the comparison. graph: who fuses collectives in the compiled graph; None: nothing is compiled."""
+    """A row of the comparison. graph: which pass fuses collectives in the compiled graph; None: not compiled."""
 
     name: str
     label: str
     by_overweave: bool = False
-    graph: Literal["nobody", "torch", "overweave"] | None = None
+    graph: Literal["unfused", "torch", "overweave"] | None = None
 
 
 WAYS = (
     BlockWay(SEQUENTIAL, "torch's styles"),
-    BlockWay("compiled", "torch's styles, compiled", graph="nobody"),
+    BlockWay("compiled", "torch's styles, compiled", graph="unfused"),
     BlockWay(TORCH_FUSED, "torch's pass, compiled", graph="torch"),
     BlockWay(OURS, "overweave's styles", by_overweave=True),
     BlockWay("installed", "overweave's pass, compiled", graph="overweave"),
 )
 
 
-class Counted(CustomGraphPass):
-    """Counts collectives of compiled graphs that were fused, and those that were left. before: the pass that fuses."""
+class Counted(CustomGraphPass):  # type: ignore[misc]
+    """Counts collectives of compiled graphs that were fused, and those that were not. before: the pass that fuses."""
 
     def __init__(self, before: FuseCollectives | None = None) -> None:
-        self.before, self.found, self.left = before, 0, 0
+        self.before, self.fused, self.unfused = before, 0, 0
 
     def __call__(self, graph: torch.fx.Graph) -> None:
+        """Run the fusing pass, if any, and count collectives."""
         if self.before is not None:
             self.before(graph)
         names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
-        self.found += sum(name.startswith(("symm_mem.fused", "overweave.")) for name in names)
-        self.left += sum(name.startswith("_c10d_functional.") and "wait" not in name for name in names)
+        self.fused += sum(name.startswith(("symm_mem.fused", "overweave.")) for name in names)
+        self.unfused += sum(name.startswith("_c10d_functional.") and "wait" not in name for name in names)
 
     def uuid(self) -> Any:
-        """None: a graph from a cache would not be counted."""
+        """Return None: a graph from a cache would not be counted."""
         return None
 
     def __str__(self) -> str:
-        return f"{self.found} of {self.found + self.left} fused"
+        return f"{self.fused} of {self.fused + self.unfused} fused"
 
 
 class BlockSetup:
-    """One case on this rank: the same weights and inputs for every way."""
+    """The weights and inputs of one case on this rank, the same for every way."""
 
     def __init__(self, case: BlockCase, group: Group, place: tuple[torch.device, torch.dtype]) -> None:
         self.case, self.group, (self.device, self.dtype) = case, group, place
@@ -78,58 +77,67 @@ class BlockSetup:
         self.gradient = self._random(shape, generator)
         self.cache: Cache | None = None
         if not self.is_split:
-            kept = (case.sequences, sizes.kv_heads // group.world_size, CONTEXT, sizes.head)
+            cache_shape = (case.sequences, sizes.kv_heads // group.world_size, CONTEXT, sizes.head)
             position = torch.full((1,), CONTEXT - 1, dtype=torch.int64, device=self.device)
-            self.cache = Cache(self._random(kept, generator), self._random(kept, generator), position)
+            self.cache = Cache(self._random(cache_shape, generator), self._random(cache_shape, generator), position)
 
     def _random(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
 
     def block(self, by_overweave: bool) -> nn.Module:
-        """The block, whose weights are the same on every rank before they are split."""
+        """Return the parallelized block; its weights are the same on every rank before they are sharded."""
         torch.manual_seed(0)
         with self.device:
-            made = TransformerBlock(self.case.sizes).to(self.dtype)
-        return parallelize_module(made, self.mesh, styles(self.is_split, by_overweave))
+            block = TransformerBlock(self.case.sizes).to(self.dtype)
+        return parallelize_module(block, self.mesh, styles(self.is_split, by_overweave))
 
-    def way(self, way: BlockWay) -> tuple[Callable[[int], CallResult], Counted]:
-        """What is timed, and what is counted of its graphs once it has run. A sample's number names the input."""
+    def timed_call(self, way: BlockWay) -> tuple[Callable[[int], CallResult], Counted]:
+        """Return the call that is timed, and the counter of its graphs. The call's argument, the sample, selects the
+        input."""
         counted = Counted(FuseCollectives() if way.graph == "overweave" else None)
         block: Callable[..., torch.Tensor] = self.block(way.by_overweave)
         parameters = list(block.parameters()) if isinstance(block, nn.Module) else []
         if way.graph is not None:
             patches = {"_micro_pipeline_tp": way.graph == "torch", "post_grad_custom_post_pass": counted}
             block = torch.compile(block, backend=partial(_compiled, patches), dynamic=False)
-        run = partial(self._trained, block, parameters) if self.case.work == "training" else partial(self._run, block)
-        return self._as(way, run, counted), counted
+        run = (
+            partial(self._train_step, block, parameters) if self.case.work == "training" else partial(self._run, block)
+        )
+        return self._with_fusion_check(way, run, counted), counted
 
-    def _as(self, way: BlockWay, run: Callable[[int], CallResult], counted: Counted) -> Callable[[int], CallResult]:
-        """The first call compiles. Raises InputError there where torch's pass fuses nothing: that is no row of it."""
-        seen: list[bool] = []
+    def _with_fusion_check(
+        self, way: BlockWay, run: Callable[[int], CallResult], counted: Counted
+    ) -> Callable[[int], CallResult]:
+        """Return the call, which raises InputError at its first run (the one that compiles) if torch's pass fuses
+        nothing."""
+        checked: list[bool] = []
 
-        def call(turn: int) -> CallResult:
-            if way.graph != "torch" or seen:
-                return run(turn)
+        def call(sample: int) -> CallResult:
+            if way.graph != "torch" or checked:
+                return run(sample)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # torch has deprecated what its own pass asks for
-                symmetric_memory.enable_symm_mem_for_group(self.group.name)  # type: ignore[arg-type]
-            result = run(turn)
-            if not counted.found:
-                raise InputError(way.label, f"its pass fuses none of {counted.left} collectives", "Time the others")
-            seen.append(True)
+                symmetric_memory.enable_symm_mem_for_group(self.group.name)
+            result = run(sample)
+            if not counted.fused:
+                raise InputError(way.label, f"its pass fuses none of {counted.unfused} collectives", "Time the others")
+            checked.append(True)
             return result
 
         return call
 
-    def _run(self, block: Callable[..., torch.Tensor], turn: int) -> CallResult:
+    def _run(self, block: Callable[..., torch.Tensor], sample: int) -> CallResult:
         with torch.no_grad():
-            return block(self.inputs[turn % MOST_INPUT_SETS], self.cache)
+            return block(self.inputs[sample % MOST_INPUT_SETS], self.cache)
 
-    def _trained(self, block: Callable[..., torch.Tensor], parameters: list[nn.Parameter], turn: int) -> CallResult:
-        """Forward and backward, the gradients of weights made anew: what comes out, and the gradient of the input."""
+    def _train_step(
+        self, block: Callable[..., torch.Tensor], parameters: list[nn.Parameter], sample: int
+    ) -> CallResult:
+        """Run forward and backward with new gradients of weights, and return the result and the gradient of the
+        input."""
         for parameter in parameters:
             parameter.grad = None
-        x = self.inputs[turn % MOST_INPUT_SETS].detach().requires_grad_()
+        x = self.inputs[sample % MOST_INPUT_SETS].detach().requires_grad_()
         y = block(x)
         y.backward(self.gradient)
         assert x.grad is not None
@@ -137,5 +145,6 @@ class BlockSetup:
 
 
 def _compiled(patches: dict[str, Any], module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-    """Inductor with a configuration of its own: Dynamo keeps graphs by the backend, which is another for each way."""
+    """Compile with Inductor and a configuration of its own. Dynamo keys graphs by backend, and each way has another
+    one."""
     return compile_fx(module, inputs, config_patches=patches)

@@ -1,1 +1,1 @@
-"""The command line: one file for each command in `commands`, beside what commands print and how they start ranks."""
+"""The command line: one file for each command in `commands`, and what they share: output, and the start of ranks."""

@@ -1,4 +1,4 @@
-"""How a comparison is printed: one table per case, then one line per method over all cases."""
+"""The tables of a comparison: one for each case, then one line per method over all cases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from overweave.ir.operators.registry import OPERATORS
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
-from overweave.tuner.measure.summary import Spread, losses, summarize
+from overweave.tuner.measure.summary import Spread, regressions, summarize
 
 CASE_COLUMNS = (
     "median\nus", "p90\nus", "host\nus", "faster than\nlibrary", "faster than\ntorch fused",
@@ -22,11 +22,11 @@ SUMMARY_COLUMNS = (
 LEAST_WIDTH = 152  # characters; a pipe or a narrow terminal must not cost digits
 
 
-def print_runs(runs: tuple[BenchRun, ...], chosen: int, spreads: dict[str, dict[str, Spread]]) -> None:
-    """Prints the chosen run in full, and the summary with the spread over all runs."""
+def print_runs(runs: tuple[BenchRun, ...], middle_run: int, spreads: dict[str, dict[str, Spread]]) -> None:
+    """Print the middle run in full, and the summary with the spread over all runs."""
     console = Console()
     console.width = max(console.width, LEAST_WIDTH)
-    run = runs[chosen]
+    run = runs[middle_run]
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     where = f"{run.world_size} x {run.devices[0]}, {run.dtype}, {run.date}"
     console.print(f"{run.operator}: {where}; {versions}", markup=False)
@@ -38,13 +38,14 @@ def print_runs(runs: tuple[BenchRun, ...], chosen: int, spreads: dict[str, dict[
     plans = next((line.plans for line in summarize(run) if line.name == OURS), {})
     if plans:
         console.print(f"overweave ran {', '.join(f'{plan} ({cases})' for plan, cases in plans.items())}", markup=False)
-    slower = losses(run, OURS)
+    slower = regressions(run, OURS)
     if slower:
         names = ", ".join(rows.case.name for rows in slower)
         console.print(f"Slower than the library in {len(slower)} cases: {names}", markup=False)
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
+    """Return an empty table with these columns of numbers."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", overflow="fold")  # names of plans take further lines, so that numbers keep their digits
     for column in columns:
@@ -53,18 +54,20 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _case_table(rows: CaseRows, is_matmul: bool) -> Table:
+    """Return the table of all methods on one case."""
     case = rows.case
-    how = ", all methods as captured graphs" if rows.is_replayed else ""
-    what = f": [{case.m}, {case.k}] @ [{case.k}, {case.n}]" if is_matmul else ""
+    mode = ", all methods as captured graphs" if rows.is_replayed else ""
+    product = f": [{case.m}, {case.k}] @ [{case.k}, {case.n}]" if is_matmul else ""
     is_measured = any(row.measures is not None for row in rows.methods)
     columns = CASE_COLUMNS if is_measured else CASE_COLUMNS[:-4]
-    table = _table(f"{case.name}{what}{how}", columns)
+    table = _table(f"{case.name}{product}{mode}", columns)
     for row in rows.methods:
         table.add_row(*_case_cells(row)[: 1 + len(columns)])
     return table
 
 
 def _case_cells(row: MethodRow) -> list[str]:
+    """Return the cells of a method on one case."""
     label = row.label if row.label.endswith(row.plan) else f"{row.label}: {row.plan}"
     cells = [label, f"{row.median_us:.1f}", f"{row.p90_us:.1f}", _number(row.host_us, ".1f")]
     for baseline in (SEQUENTIAL, TORCH_FUSED):
@@ -78,6 +81,7 @@ def _case_cells(row: MethodRow) -> list[str]:
 
 
 def _summary_table(run: BenchRun, spreads: dict[str, dict[str, Spread]], runs: int) -> Table:
+    """Return the table with one line per method over all cases. spreads: method -> number -> spread over runs."""
     title = "all cases" if runs == 1 else f"all cases, the middle of {runs} whole runs (least - largest)"
     table = _table(title, SUMMARY_COLUMNS)
     for line in summarize(run):

@@ -1,7 +1,6 @@
-"""What a command may take to read and prove what nobody vouches for, and how it says that this was not enough.
+"""Limits of processor time and memory for commands that read untrusted files, and the verdict if they are exceeded.
 
-The passes of verify count their work, and give up on their own. This is the fence behind them: whatever a file makes of
-the rest, the processor's time and the memory that it costs are bounded.
+The passes of verify count their work, and give up by themselves. These limits bound all other work on a file.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ import msgspec
 import typer
 
 from overweave.errors import OverweaveError, ScheduleRefused, ScheduleUndecided
-from overweave.ir.text.files import shown
+from overweave.ir.text.files import printable
 from overweave.ir.verify.rules.verdict import FAULT, TOO_LARGE, Refusal
 
-SECONDS, SECONDS_PER_MIB = 1.5, 1.75  # of the processor, beside what a command takes to start and to print
-BYTES, LEAST_BYTES = 2**30, 2**28  # of memory, with what a command takes to start; beside that at least
-_SLACK_BYTES = 2**26  # to end with words
+SECONDS, SECONDS_PER_MIB = 1.5, 1.75  # of processor time, without start and output
+BYTES, LEAST_BYTES = 2**30, 2**28  # of memory: the limit with the start of the command, the least without it
+_SLACK_BYTES = 2**26  # memory left for the error's message
 PROVEN, REFUTED, UNUSABLE, NOT_DECIDED = "proven", "refuted", "unusable", "not decided"
 EXIT_CODES = {PROVEN: 0, REFUTED: 1, UNUSABLE: 2, NOT_DECIDED: 3}
 
 
-_TOLD = OverweaveError, typer.Exit, typer.Abort
+_EXPECTED_ERRORS = OverweaveError, typer.Exit, typer.Abort
 
 
 class _Clock:
-    """Rings when the processor's time is spent."""
+    """The handler of the timer's signal; has_rung: whether the processor time is spent."""
 
     def __init__(self) -> None:
         self.has_rung = False
@@ -44,11 +43,8 @@ class _Clock:
 
 @contextmanager
 def limited(*paths: Path, seconds: float | None = None) -> Iterator[None]:
-    """Raises ScheduleUndecided where what is made of files takes more than their sizes explain, or ends in a fault.
-
-    seconds: of the processor, in place of what the sizes allow. Without a file nothing is limited: it is the caller's
-    own time.
-    """
+    """Raise ScheduleUndecided if the block takes more time or memory than the files' sizes allow, or fails by a bug of
+    ours. seconds: of processor time, in place of what the sizes allow. Without a file nothing is limited."""
     if not paths:
         yield
         return
@@ -60,16 +56,16 @@ def limited(*paths: Path, seconds: float | None = None) -> Iterator[None]:
     clock = _Clock()
     before = signal.signal(signal.SIGPROF, clock.ring)
     try:
-        resource.setrlimit(resource.RLIMIT_AS, (_least(mapped + room, soft, hard), hard))
+        resource.setrlimit(resource.RLIMIT_AS, (_smallest_limit(mapped + room, soft, hard), hard))
         signal.setitimer(signal.ITIMER_PROF, seconds)
         yield
-    except Exception as error:  # what is raised within a library may come out as another
-        name = shown(" and ".join(map(str, paths)))
+    except Exception as error:  # a library may have replaced the TimeoutError by another error
+        name = printable(" and ".join(map(str, paths)))
         if clock.has_rung or isinstance(error, MemoryError):
-            spent = f"{seconds:.1f} s" if clock.has_rung else f"{room >> 20} MiB of memory"
-            found = f"it takes more than {spent} for {mib:.1f} MiB"
-            raise ScheduleUndecided(name, (Refusal(TOO_LARGE, None, None, None, found),)) from None
-        if isinstance(error, (*_TOLD, OSError)):
+            budget = f"{seconds:.1f} s" if clock.has_rung else f"{room >> 20} MiB of memory"
+            reason = f"it takes more than {budget} for {mib:.1f} MiB"
+            raise ScheduleUndecided(name, (Refusal(TOO_LARGE, None, None, None, reason),)) from None
+        if isinstance(error, (*_EXPECTED_ERRORS, OSError)):
             raise
         raise ScheduleUndecided(name, (Refusal(FAULT, None, None, None, _fault(error)),)) from error
     finally:
@@ -79,44 +75,44 @@ def limited(*paths: Path, seconds: float | None = None) -> Iterator[None]:
 
 
 def allowed_s(*paths: Path) -> float:
-    """Seconds of the processor that the sizes of files explain."""
+    """Return the seconds of processor time for files of these sizes."""
     return SECONDS + SECONDS_PER_MIB * sum(map(_size_bytes, paths)) / 2**20
 
 
-def files_of(*names: str | None) -> tuple[Path, ...]:
-    """Of names that users give, those of files that are there."""
+def existing_files(*names: str | None) -> tuple[Path, ...]:
+    """Return those of the user's names that are files."""
     return tuple(path for path in map(Path, filter(None, names)) if _size_bytes(path))
 
 
 def _fault(error: Exception) -> str:
-    """Where a fault of ours lies. No file may cause one, so that whoever meets it should be able to say where."""
+    """Return a message with the place of a bug of ours. No file may cause one, so users should report it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(frame.filename).name}, line {frame.lineno}"
     return f"a fault of overweave's, which proves nothing: {type(error).__name__} in {place}. Please report it"
 
 
 @contextmanager
-def told_as_json(name: object, is_asked: bool) -> Iterator[None]:
-    """Errors also as the JSON object that was asked for in place of words."""
+def errors_as_json(name: object, is_asked: bool) -> Iterator[None]:
+    """Print errors as a JSON object, too, if JSON output was asked for."""
     try:
         yield
     except OverweaveError as error:
         if is_asked:
-            typer.echo(as_object(shown(name), *outcome_of(error)))
+            typer.echo(verdict_json(printable(name), *outcome_of(error)))
         raise
 
 
 def outcome_of(error: OverweaveError) -> tuple[str, tuple[object, ...]]:
-    """What an error says of the file that it is about, and every reason."""
+    """Return the verdict that an error means for its file, and every reason."""
     if isinstance(error, ScheduleRefused):
         return NOT_DECIDED if isinstance(error, ScheduleUndecided) else REFUTED, error.refusals
     return UNUSABLE, ({"message": str(error)},)
 
 
-def as_object(name: str, verdict: str, refusals: object, notes: tuple[str, ...] = ()) -> str:
-    """The one JSON object of a verdict."""
-    found = {"name": name, "verdict": verdict, "refusals": refusals, "notes": notes}
-    return msgspec.json.encode(found).decode()
+def verdict_json(name: str, verdict: str, refusals: object, notes: tuple[str, ...] = ()) -> str:
+    """Return the JSON object of a verdict."""
+    verdict_fields = {"name": name, "verdict": verdict, "refusals": refusals, "notes": notes}
+    return msgspec.json.encode(verdict_fields).decode()
 
 
 def _size_bytes(path: Path) -> int:
@@ -131,5 +127,5 @@ def _mapped_and_resident_bytes() -> tuple[int, int]:
     return int(mapped) * resource.getpagesize(), int(resident) * resource.getpagesize()
 
 
-def _least(*limits: int) -> int:
+def _smallest_limit(*limits: int) -> int:
     return min(limit for limit in limits if limit != resource.RLIM_INFINITY)

@@ -1,7 +1,7 @@
-"""`overweave`: one command per file of this folder, loaded when it is asked for.
+"""`overweave`: one command per file of `commands`, imported when it is called.
 
-A command is a function of its file's name, typed as typer wants it. Loading by name keeps torch out of the commands
-that only read and think: show, verify and simulate start in a fraction of a second on any laptop.
+A command is a function of its file's name, typed for typer. Lazy imports keep torch out of the commands that only read
+and compute: show, verify and simulate start in a fraction of a second on any laptop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from overweave.cli import loaded
+from overweave.cli import user_files
 from overweave.errors import InputError, OverweaveError, ScheduleError, ScheduleUndecided, package_error
 from overweave.untrusted import printable
 
@@ -41,21 +41,22 @@ COMMANDS = {
     "characterize": "Tell what cutting and overlapping matmuls and transfers lose, measured or predicted.",
     "trace": "Record when each tile and chunk ran, beside what was simulated.",
 }
-OF_KERNELS = {"explain": "explain_kernel"}  # where it is asked of FILE.py:KERNEL
+KERNEL_COMMANDS = {"explain": "explain_kernel"}  # command -> its file if an argument is FILE.py:KERNEL
 _KERNEL = re.compile(r".+\.py:\w+", re.DOTALL)
-# Of what ends a command; the first kind that fits.
+# Error -> exit code of the command; the first class that fits.
 EXIT_CODES = {ScheduleUndecided: 3, InputError: 2, ScheduleError: 2, OverweaveError: 1}
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-SIGNALLED = 128  # and the signal's number, as shells say it
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SIGNALLED = 128  # exit code of a signal, plus its number, as of shells
 
 
 class _Later(TyperCommand):
-    """A command known by its name and help; its file is loaded when its arguments are read."""
+    """A command known by its name and help; its file is imported when its arguments are parsed."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Import the command's file and parse the arguments with its function."""
         single = typer.Typer(add_completion=False)
         is_of_kernel = any(_KERNEL.fullmatch(arg) for arg in args)
-        home = OF_KERNELS.get(str(self.name), self.name) if is_of_kernel else self.name
+        home = KERNEL_COMMANDS.get(str(self.name), self.name) if is_of_kernel else self.name
         try:
             function = resolve_name(f"overweave.cli.commands.{home}:{home}")
         except ModuleNotFoundError as error:
@@ -65,16 +66,17 @@ class _Later(TyperCommand):
 
 
 class _Commands(TyperGroup):
-    """Every command of the table whose file is there; our own errors end it without a traceback."""
+    """Every command of the table whose file exists; our own errors end it without a traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for name in COMMANDS if find_spec(f"overweave.cli.commands.{name}")]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         known = cmd_name in self.list_commands(ctx)
-        return _Later(name=cmd_name, help=COMMANDS[cmd_name], callback=_nothing) if known else None
+        return _Later(name=cmd_name, help=COMMANDS[cmd_name], callback=_placeholder) if known else None
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command; print our own errors and exit with their code."""
         try:
             return super().invoke(ctx)
         except OverweaveError as error:
@@ -83,8 +85,8 @@ class _Commands(TyperGroup):
             raise typer.Exit(code) from None
 
 
-def _nothing() -> None:
-    """Stands in for a command's function until its file is loaded."""
+def _placeholder() -> None:
+    """Stand in for a command's function until its file is imported."""
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -108,28 +110,29 @@ def overweave(
 ) -> None:
     """Communication woven into computation: prove, predict, run and measure schedules."""
     for file in load or ():
-        loaded.load(file)
+        user_files.load(file)
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
+def _exit_by_signal(number: int, _frame: FrameType | None) -> None:
+    """End the process with the exit status of a signal; exit handlers end its ranks and delete its temporary files."""
     sys.exit(SIGNALLED + number)
 
 
 def main() -> None:
-    """The console script. A process that is told to end takes its ranks and private files with it."""
+    """Run the console script. If the process is told to end, its ranks and temporary files go with it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # pictures and file names where a terminal knows no more than ASCII
-    if "RANK" not in os.environ:  # a rank has none, and ends at once
+            stream.reconfigure(errors="replace")  # pictures and file names in a terminal with ASCII only
+    if "RANK" not in os.environ:  # a rank has no ranks of its own, and may end at once
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:  # and not ignored, as behind nohup
-                signal.signal(number, _leave)
+            if signal.getsignal(number) is signal.SIG_DFL:  # not if ignored, as by nohup
+                signal.signal(number, _exit_by_signal)
     try:
         app(prog_name="overweave")
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL:
             raise
-        # What is left of the output is dropped: the interpreter would try to write it once more, and complain.
+        # Drop the buffered output: the interpreter would try to write it again at exit, and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         cure = "Free room there, or send the output elsewhere"
         print(f"overweave: write the output: {error.strerror}. {cure}.", file=sys.stderr)

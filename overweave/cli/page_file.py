@@ -1,4 +1,4 @@
-"""The file of `--html`: whether it can be written is judged before the work, and bokeh is loaded only for it."""
+"""The file of `--html`: checked before the work; bokeh is imported only if it is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 
 import typer
 
-from overweave.cli.destination import check_file, write_file
+from overweave.cli.output_file import check_file, write_file
 from overweave.errors import package_error
 from overweave.ir.timeline.timeline import Timeline
 
@@ -16,10 +16,8 @@ HTML_HELP = "Write the timeline to this page, for any browser"
 
 
 def page_writer(file: Path | None) -> Callable[..., None]:
-    """What writes timelines to the file: `write(title, *timelines)`. It does nothing where no file was asked for.
-
-    Raises InputError for a file that cannot be written, and MachineError where bokeh is not installed.
-    """
+    """Return `write(title, *timelines)`, which writes the page; it does nothing if there is no file. Raises InputError
+    for a file that cannot be written, and MachineError if bokeh is not installed."""
     if file is None:
         return _write_nothing
     check_file(file)
@@ -36,4 +34,4 @@ def page_writer(file: Path | None) -> Callable[..., None]:
 
 
 def _write_nothing(title: str, *timelines: Timeline) -> None:
-    """No page was asked for."""
+    """Do nothing: no page was asked for."""

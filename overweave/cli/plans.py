@@ -1,4 +1,4 @@
-"""From words on a command line to Problems and Plans."""
+"""Problems and Plans from arguments and files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from overweave.schedules.methods.registry import method_of
 from overweave.schedules.tiles.order import tile_count, tile_orders
 
 MAX_TILES = 2**22  # of a plan from a file
-OF_SCHEDULES = "of a schedule alone no engine, tile table, kernel's room on the GPU or operator's promise was checked"
+UNCHECKED_IN_SCHEDULES = (
+    "of a schedule alone no engine, tile table, kernel's room on the GPU or operator's promise was checked"
+)
 # What `-o` may say of the problem; everything else is the schedule's.
 PROBLEM_OPTIONS = ("m", "n", "k", "dtype", "b_is_transposed", "returns_gathered")
 
 
 def options_of(words: Iterable[str]) -> dict[str, str]:
-    """`["pieces=2", "order=ring"]` as a mapping. Raises InputError for a word without `=` or a key that comes twice."""
+    """Return `["pieces=2", "order=ring"]` as key -> value. Raises InputError for a word without `=` or a duplicate
+    key."""
     options: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -39,13 +42,11 @@ def options_of(words: Iterable[str]) -> dict[str, str]:
 
 
 def problem_of(name: str, world_size: int, options: dict[str, str]) -> tuple[Problem, dict[str, str]]:
-    """The problem that the options describe, small where they do not, and the options that are left.
-
-    Raises InputError for an unknown schedule and for a value that a Problem cannot have.
-    """
+    """Return the problem that the options describe, small by default, and the other options. Raises InputError for an
+    unknown schedule and for a value that a Problem cannot have."""
     small = {"m": str(256 * world_size), "n": "512", "k": "128", "dtype": "bfloat16"}
-    asked = {key: value for key, value in options.items() if key in PROBLEM_OPTIONS}
-    fields = {"operator": method_of(name).operator, "world_size": world_size, **small, **asked}
+    problem_options = {key: value for key, value in options.items() if key in PROBLEM_OPTIONS}
+    fields = {"operator": method_of(name).operator, "world_size": world_size, **small, **problem_options}
     try:
         problem = convert(fields, Problem, strict=False)
     except MsgspecError as error:
@@ -55,35 +56,32 @@ def problem_of(name: str, world_size: int, options: dict[str, str]) -> tuple[Pro
 
 
 def load(path: Path) -> Schedule | Plan:
-    """A file's schedule or plan, proven again, with its tile tables. Raises ScheduleFileError and ScheduleRefused."""
+    """Return a file's schedule or plan, verified, with its tile tables. Raises ScheduleFileError and
+    ScheduleRefused."""
     value = read_file(path)
     prove(value).raise_if_refused()
     return with_tile_orders(value) if isinstance(value, Plan) else value
 
 
 def prove(value: Schedule | Plan) -> Verdict:
-    """The proof of a schedule; of a plan also that its engines, tables and numbers do what the schedule says.
-
-    Raises ScheduleFileError if there can be no tables.
-    """
+    """Return the verdict on a schedule; of a plan also on its engines, tables and numbers. Raises ScheduleFileError if
+    the plan can have no tables."""
     if isinstance(value, Schedule):
-        return replace(verify_schedule(value), notes=(OF_SCHEDULES,))
-    # Tables are made from a proven schedule only: a hostile one could ask for any number of tiles.
+        return replace(verify_schedule(value), notes=(UNCHECKED_IN_SCHEDULES,))
+    # Tables are made of a proven schedule only: an untrusted one could have any number of tiles.
     verdict = verify_schedule(value.schedule)
     return verify_plan(with_tile_orders(value), MachineLimits()) if verdict.ok else verdict
 
 
 def with_tile_orders(plan: Plan) -> Plan:
-    """A plan of a proven schedule; if it lacks tile tables, with those that schedule and realization imply.
-
-    Raises ScheduleFileError if there can be none, or if they would be too large.
-    """
+    """Return a plan of a proven schedule with tile tables; missing ones follow from schedule and realization. Raises
+    ScheduleFileError if there can be none, or if they would be too large."""
     if plan.tile_orders:
         return plan
-    asked, cure = f"tile order of {plan.name}", "Give every queue an engine that can run it, and larger tiles"
+    request, cure = f"tile order of {plan.name}", "Give every queue an engine that can run it, and larger tiles"
     try:
         if tile_count(plan.schedule, plan.realization) > MAX_TILES:
-            raise ScheduleFileError(asked, f"more than {MAX_TILES} tiles", cure)
+            raise ScheduleFileError(request, f"more than {MAX_TILES} tiles", cure)
         return replace(plan, tile_orders=tile_orders(plan.schedule, plan.realization))
     except LookupError as error:
-        raise ScheduleFileError(asked, f"nothing known of {error}", cure) from None
+        raise ScheduleFileError(request, f"nothing known of {error}", cure) from None

@@ -1,4 +1,4 @@
-"""`overweave bench block --simulate`: blocks by the model, beside the library's way and what torch's pass fuses."""
+"""`overweave bench block --simulate`: predicted times of blocks, beside torch's sequential way and its fusing pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from overweave.block.cases import BLOCK, read_blocks
 from overweave.block.graphs import fused_by_torch
 from overweave.block.predicted import PredictedBlock, predicted
 from overweave.cli.bench_table import LEAST_WIDTH
-from overweave.cli.destination import check_file, write_file
+from overweave.cli.output_file import check_file, write_file
 from overweave.errors import InputError
 from overweave.tuner.space.target import target_named
 
@@ -25,10 +25,8 @@ COLUMNS = (
 
 
 def predict_blocks(subject: str, shapes: str, place: tuple[str, int], file: Path | None) -> None:
-    """Prints a line for each case and a line for each of its matmuls. place: a machine and how many ranks; 0: four.
-
-    Raises InputError for anything but blocks, and for a machine without GPUs for so many ranks.
-    """
+    """Print a line for each case and a line for each of its matmuls. place: a machine and the number of ranks; 0: four.
+    Raises InputError for anything but blocks, and for a machine without GPUs for so many ranks."""
     name, ranks = place[0], place[1] or 4
     if subject != BLOCK:
         cure = f"Ask `overweave simulate` or `overweave explain`, or for {BLOCK}"
@@ -37,25 +35,26 @@ def predict_blocks(subject: str, shapes: str, place: tuple[str, int], file: Path
     if file is not None:
         check_file(file)
     cases = read_blocks(shapes or "llama").cases
-    found = tuple(predicted(case, ranks, target, fused_by_torch(case, ranks)) for case in cases)
+    blocks = tuple(predicted(case, ranks, target, fused_by_torch(case, ranks)) for case in cases)
     if file is not None:
-        write_file(file, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        write_file(file, msgspec.json.format(msgspec.json.encode(blocks), indent=1) + b"\n")
     console = Console()
     console.width = max(console.width, LEAST_WIDTH)
-    console.print(_table(found, f"{BLOCK}: predicted for {ranks} ranks, bf16"))
+    console.print(_table(blocks, f"{BLOCK}: predicted for {ranks} ranks, bf16"))
     console.print(f"Machine: {target.found}", markup=False, soft_wrap=True)
-    for block in found:
+    for block in blocks:
         for site in block.sites:
             console.print(
                 f"{block.case} {site.name}: {site.plan}, {site.overweave_us:.1f} us", markup=False, soft_wrap=True
             )
 
 
-def _table(found: tuple[PredictedBlock, ...], title: str) -> Table:
+def _table(blocks: tuple[PredictedBlock, ...], title: str) -> Table:
+    """Return the table of predicted times, one line for each case."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)
-    for each in found:
+    for each in blocks:
         times = each.sequential_us, each.torch_us, each.overweave_us
         library, torch, ours = (f"{us:.1f}" for us in times)
         ratios = (f"{us / each.overweave_us:.3f}" for us in times[:2])

@@ -1,7 +1,7 @@
-"""Long work shows itself: what is under way, how much of it is done, and how long the rest takes.
+"""The progress bar of long work: the current part, how much is done, and the remaining time.
 
-Drawn on the error stream, and only where that is a terminal. No thread draws it: work that forks its ranks goes on
-being safe, and the bar moves when the work tells.
+It is drawn on the error stream, only if that is a terminal. It has no thread, so that the work can still fork ranks;
+the bar moves when the work reports.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ EVERY_S = 0.1
 
 
 @contextmanager
-def progress(what: str, total: int | None, is_shown: bool = True) -> Iterator[OnPart]:
-    """Gives `tell(part, done)`: which part is under way, and how many of `total` are done; a part may be done in part.
-
-    total: None where nobody knows. is_shown: whether this process draws: of ranks, one does.
-    """
+def progress(title: str, total: int | None, is_shown: bool = True) -> Iterator[OnPart]:
+    """Yield `report(part, done)`, which shows the current part and how many of `total` are done (fractions allowed).
+    total: None if unknown. is_shown: whether this process draws: one of the ranks does."""
     console = Console(stderr=True)
     count = "{task.completed:.0f}" if total is None else "{task.completed:.0f} of {task.total:.0f}"
     columns = (
@@ -31,19 +29,19 @@ def progress(what: str, total: int | None, is_shown: bool = True) -> Iterator[On
         TextColumn(count), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
     is_drawn = is_shown and console.is_terminal
-    redirects = is_drawn and sys.stdout.isatty()  # what is printed to a file goes there, and not above the bar
+    redirects = is_drawn and sys.stdout.isatty()  # stdout to a file must not be printed above the bar
     with Progress(
         *columns, console=console, transient=True, auto_refresh=False, disable=not is_drawn, redirect_stdout=redirects
-    ) as drawn:
-        task = drawn.add_task(what, total=total)
-        drawn.refresh()
+    ) as bar:
+        task = bar.add_task(title, total=total)
+        bar.refresh()
         drawn_s = time.monotonic()
 
         def tell(part: str, done: float) -> None:
             nonlocal drawn_s
-            drawn.update(task, completed=done, description=f"{what} {part}".rstrip())
+            bar.update(task, completed=done, description=f"{title} {part}".rstrip())
             if time.monotonic() - drawn_s > EVERY_S:
-                drawn.refresh()
+                bar.refresh()
                 drawn_s = time.monotonic()
 
         yield tell

@@ -1,4 +1,4 @@
-"""Trials on the ranks at hand: emulated ones forked from this process, or one process per GPU through torchrun."""
+"""The ranks of a command: emulated ones forked from this process, or one process per GPU through torchrun."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from overweave.cli import loaded
+from overweave.cli import user_files
 from overweave.cli.progress import progress
 from overweave.errors import MachineError
 from overweave.hardware import multicast
@@ -25,18 +25,18 @@ from overweave.ops.trial import TrialCase, TrialResult, case_of, try_case, try_o
 from overweave.runtime.backends import load
 from overweave.runtime.diagnosis import reason_without_gpu
 from overweave.runtime.host.processes import die_with_parent, run_ranks
-from overweave.tuner.measure.bench import SHARED_GPU, device_count, joined_world
+from overweave.tuner.measure.bench import SHARED_GPU, device_count, join_world
 from overweave.tuner.space.shapes import ShapeCase as Shape
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 CPU_RANKS = SHARING_RANKS = 4
-LONG_ON_A_CPU = 2**32  # products of one matmul: a tenth of a second, hundreds of times
+LONG_ON_A_CPU = 2**32  # multiplications of one matmul: a tenth of a second, and it runs hundreds of times
 TIMEOUT_S = 600.0
-ENDING_S = 40.0  # torchrun asks its ranks to end, and kills after 30 s those that do not
+STOP_TIMEOUT_S = 40.0  # torchrun kills ranks that do not end within 30 s
 
 
-def warn_of_hours(device: str, cases: Sequence[Shape]) -> None:
-    """Says so where processors of this host would compute for GPUs, again and again."""
+def warn_of_long_runs(device: str, cases: Sequence[Shape]) -> None:
+    """Warn if CPU ranks would compute shapes that are meant for GPUs."""
     largest = max((case.m * case.n * case.k for case in cases), default=0)
     if device == "cpu" and largest > LONG_ON_A_CPU and not is_one_of_the_ranks():
         typer.echo("overweave: on a CPU shapes of this size take hours; --shapes FILE names smaller ones", err=True)
@@ -47,54 +47,57 @@ def is_one_of_the_ranks() -> bool:
     return "RANK" in os.environ
 
 
-def where(device: DeviceChoice, least: int = 2) -> Literal["cpu", "cuda"]:
-    """The device meant by `auto`: a GPU where there are at least so many."""
+def device_for(device: DeviceChoice, least: int = 2) -> Literal["cpu", "cuda"]:
+    """Return the device; `auto` is a GPU if there are at least `least`."""
     if device == "auto":
         return "cuda" if device_count() >= least else "cpu"
     return device
 
 
-def how_many(device: str, asked: int, may_share: bool = False) -> int:
-    """How many ranks; 0 asks for every GPU, or four emulated ones. Raises MachineError for more than there are GPUs.
+def rank_count(device: str, requested: int, may_share: bool = False) -> int:
+    """Return the number of ranks; 0 stands for every GPU, or four emulated ones. Raises MachineError for too few GPUs.
 
-    Where torchrun has started them, as many as there are. may_share: ranks may be more than GPUs, and are four on one.
+    In a rank of torchrun, the size of its world. may_share: more ranks than GPUs share them; on one GPU there are four.
     """
     if is_one_of_the_ranks() and "WORLD_SIZE" in os.environ:
         return int(os.environ["WORLD_SIZE"])
     if device == "cpu":
-        return asked or CPU_RANKS
+        return requested or CPU_RANKS
     gpus = device_count()
-    if may_share and gpus and (gpus == 1 or asked > gpus):
-        return asked or SHARING_RANKS
+    if may_share and gpus and (gpus == 1 or requested > gpus):
+        return requested or SHARING_RANKS
     if not gpus:
-        raise MachineError(f"run on {asked or 'all'} GPUs", *reason_without_gpu())
-    if asked > gpus:
-        raise MachineError(f"run on {asked or 'all'} GPUs", f"torch sees {gpus}", "Ask for fewer ranks, or for the CPU")
-    return asked or gpus
+        raise MachineError(f"run on {requested or 'all'} GPUs", *reason_without_gpu())
+    if requested > gpus:
+        raise MachineError(
+            f"run on {requested or 'all'} GPUs", f"torch sees {gpus}", "Ask for fewer ranks, or for the CPU"
+        )
+    return requested or gpus
 
 
-RequestedPlan = tuple[str, Problem, dict[str, str | int]]  # a schedule, what it computes, and its options
+RequestedPlan = tuple[str, Problem, dict[str, str | int]]  # a schedule, its problem and its options
 
 
-def tried(asked: Sequence[RequestedPlan], device: str, world_size: int, words: Sequence[str]) -> list[TrialResult]:
-    """What came out of trials; nothing in a process of which another one tells it. words: start it as a rank on GPUs.
-
-    Raises MachineError if this process, which would be forked, compiles kernels already.
-    """
+def run_trials(
+    cases: Sequence[RequestedPlan], device: str, world_size: int, arguments: Sequence[str]
+) -> list[TrialResult]:
+    """Return the results of trials; [] in a process whose ranks print them. arguments: of the command, to start ranks.
+    Raises MachineError if this process, which would be forked, has compiled kernels already."""
     if device == "cpu":
-        return _try_emulated([case_of(name, problem, "cpu", options) for name, problem, options in asked], world_size)
+        return _try_emulated([case_of(name, problem, "cpu", options) for name, problem, options in cases], world_size)
     if not is_one_of_the_ranks():
-        start_ranks(words, world_size)
+        start_ranks(arguments, world_size)
         return []
-    with joined_world("cuda") as group:
-        trials = [try_case(case_of(name, problem, "cuda", options), group) for name, problem, options in asked]
+    with join_world("cuda") as group:
+        trials = [try_case(case_of(name, problem, "cuda", options), group) for name, problem, options in cases]
     return [trial for trial in trials if trial is not None]
 
 
 def _try_emulated(cases: Sequence[TrialCase], world_size: int) -> list[TrialResult]:
+    """Run trials on ranks forked from this process."""
     if any(case.depth == "interpreter" for case in cases):
         load("host interpreter")  # once, here: the ranks inherit it
-    told = run_ranks(
+    results = run_ranks(
         try_on_forked_rank,
         world_size,
         tuple(cases),
@@ -102,44 +105,44 @@ def _try_emulated(cases: Sequence[TrialCase], world_size: int) -> list[TrialResu
         group_timeout_s=TIMEOUT_S / 4,
         meanwhile=progress(f"{world_size} emulated ranks run {', '.join(case.schedule for case in cases)}", None),
     )
-    return msgspec.convert(told[0], list[TrialResult])
+    return msgspec.convert(results[0], list[TrialResult])
 
 
-def start_ranks(words: Sequence[str], world_size: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Runs this command again as one process per rank, of which rank 0 prints and writes. Raises Exit if it failed.
-
-    variables: of the environment of the ranks.
-    """
+def start_ranks(arguments: Sequence[str], world_size: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Run this command again as one process per rank; rank 0 prints and writes. Raises Exit if it failed. variables:
+    added to the environment of the ranks."""
     columns, threads = shutil.get_terminal_size().columns, max(1, min(4, (os.cpu_count() or 1) // world_size))
-    usual = {"COLUMNS": str(columns), "OMP_NUM_THREADS": str(threads)}
-    ended = torchrun(["overweave.cli.main", *loaded.words(), *words], world_size, usual | dict(variables))
-    if ended:
-        raise typer.Exit(ended)
+    defaults = {"COLUMNS": str(columns), "OMP_NUM_THREADS": str(threads)}
+    exit_code = torchrun(
+        ["overweave.cli.main", *user_files.load_options(), *arguments], world_size, defaults | dict(variables)
+    )
+    if exit_code:
+        raise typer.Exit(exit_code)
 
 
-def torchrun(words: Sequence[str], world_size: int, variables: Mapping[str, str] | None = None) -> int:
-    """Runs a module with its words as one process per rank; the exit code. No rank outlives this process.
+def torchrun(arguments: Sequence[str], world_size: int, variables: Mapping[str, str] | None = None) -> int:
+    """Run a module with its arguments as one process per rank, and return the exit code. No rank outlives this process.
 
-    variables: of the environment, beside what this process has. Where one library is told to go without NVLink
-    multicast, so are all.
+    variables: added to this process's environment. If that switches NVLink multicast off for one library, it is
+    switched off for all.
     """
     shared = SHARED_GPU if 0 < device_count() < world_size else {}
     launcher = ["-m", "overweave.runtime.torchrun", "--standalone", f"--nproc-per-node={world_size}"]
-    command = [sys.executable, *launcher, "-m", *words]
+    command = [sys.executable, *launcher, "-m", *arguments]
     with subprocess.Popen(
         command,
-        env={**os.environ, **multicast.completed(os.environ), **shared, **(variables or {})},
-        process_group=0,  # Ctrl-C comes to this process alone, which ends torchrun once and waits for it
+        env={**os.environ, **multicast.settings_for_child(os.environ), **shared, **(variables or {})},
+        process_group=0,  # Ctrl-C reaches this process only, which ends torchrun once and waits for it
         preexec_fn=partial(die_with_parent, signal.SIGTERM),
-    ) as started:
+    ) as process:
         try:
-            return started.wait()
+            return process.wait()
         except BaseException:
-            started.terminate()
+            process.terminate()
             try:
-                started.wait(ENDING_S)
+                process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                started.kill()
+                process.kill()
             raise
         finally:
-            Console(stderr=True).show_cursor()  # a rank that was ended has left it hidden, behind its progress bar
+            Console(stderr=True).show_cursor()  # a killed rank's progress bar leaves it hidden

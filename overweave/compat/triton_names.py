@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache, reduce
-from importlib import import_module
+from functools import cache
 from typing import Any, NamedTuple
 
 import triton
 from triton.language import core
 
-from overweave.compat.versions import standing, tested
+from overweave.compat.homes import Home, Names, cure_of, first_found
+from overweave.compat.versions import numbers, standing
 from overweave.errors import KernelUnavailable
 
-VERSIONS_CURE = f"Use a Triton from {tested('triton')}"
+VERSIONS_CURE = cure_of("triton")
 _HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
 _GLUON = "triton.experimental.gluon.language"
 
 
-class Home(NamedTuple):
-    """Where a name stands in some versions."""
-
-    versions: str
-    module: str
-    path: str
-
-
-# The first home that the Triton at hand has is taken.
-NAMES: dict[str, tuple[Home, ...]] = {
+NAMES: Names = {
     "load_tile": (
         Home("3.8 on", _HOPPER, "tma.async_load"),
         Home("3.6, 3.7", _HOPPER, "tma.async_copy_global_to_shared"),
@@ -60,25 +51,16 @@ NAMES: dict[str, tuple[Home, ...]] = {
 
 def __getattr__(name: str) -> Any:
     """The name that this Triton has. Raises KernelUnavailable where it has none of those that are known."""
-    if name not in NAMES:
-        raise AttributeError(name)
-    found = globals()[name] = _first_found(name)
+    found = globals()[name] = first_found(NAMES, name, "triton", triton.__version__)
     return found
-
-
-def _first_found(name: str) -> Any:
-    for home in NAMES[name]:
-        try:
-            return reduce(getattr, home.path.split("."), import_module(home.module))
-        except (ImportError, AttributeError):
-            continue
-    homes = ", ".join(f"{home.module}.{home.path} ({home.versions})" for home in NAMES[name])
-    raise KernelUnavailable(f"use Triton's {name}", f"Triton {triton.__version__} has none of {homes}", VERSIONS_CURE)
 
 
 # Of every compilation. Up to 3.8 that is what is done where nobody says, 3.9 warns, and 3.10 will do the other: bits
 # must not depend on the version.
 COMPILE_OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}
+
+# Whether shared memory is seen in another shape only where that has as many bytes. 3.9 lets a view have fewer, 3.6 any.
+VIEWS_ARE_WHOLE = numbers(triton.__version__) in ((3, 7), (3, 8))
 
 
 def is_tested() -> bool:

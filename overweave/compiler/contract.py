@@ -1,7 +1,7 @@
-"""What a kernel promises to the lint, and what the lint reports.
+"""The contract of a kernel with the PTX lint, and the lint's findings.
 
-A contract names the kernel's pointer arguments, as they stand in its signature. `*table` names what the entries of a
-table of addresses point to. Example, a matmul that waits for its rows and announces its tiles:
+A contract names the kernel's pointer arguments as in its signature. `*table` names the memory that the entries of a
+table of addresses point to. Example, a matmul that waits for its rows and notifies for its tiles:
 
     Contract(
         waits=1, releases=1, wgmma=True, depth=1,
@@ -17,10 +17,10 @@ from msgspec import Struct
 
 
 class Guard(Struct, frozen=True):
-    """A signal and the data it stands for: data is read after the signal was acquired, or written before its release.
+    """A signal and the data that it guards: read behind the acquire of the signal, or written before its release.
 
-    optional: the kernel may find that there is nothing to wait for, or nobody to tell (a table says so); then the
-    decision stands for the wait. Without it, a path around the wait or the release is a finding.
+    optional: a table may say that a tile waits for nothing, or notifies nobody; a branch on that entry then stands for
+    the wait or the release. Otherwise a path around the wait or the release is a finding.
     """
 
     signal: str
@@ -29,7 +29,7 @@ class Guard(Struct, frozen=True):
 
 
 class Packed(Struct, frozen=True):
-    """Messages that carry their flag: where they lie, how many stores push one, and how many loads look for one."""
+    """LL-protocol messages, data and flag in one word. at: their pointers. pushes, looks: stores, loads of one."""
 
     at: tuple[str, ...]
     pushes: int
@@ -39,17 +39,17 @@ class Packed(Struct, frozen=True):
 class Contract(Struct, frozen=True, kw_only=True):
     """What the PTX must show.
 
-    waits: spins on a guarded signal. releases: releases of an announced signal. Both as the source says; a compiler may
-    unroll the loop around them into `unrolls` copies (each number is allowed, beside 1).
-    looks: acquires of a guarded signal that are no waits (a report reads the word once more).
-    guarded, announced: see Guard.
-    alarm: where abort words, reports and peers' abort words lie; a spin must watch one of them if any is named.
-    claims: counters from which a block takes its next tile: there its next turn begins, whatever was waited for before.
-    claims_ahead: the block claims its next tile before it announces this one, so that the release is not waited for.
-    counted: a counter and the shares that blocks of this device leave for whoever counts last.
-    private: words that only blocks of this device touch, claims aside: any scope will do, nobody is told anything.
-    packed: messages in memory that no signal guards.
-    wgmma: tensor cores of Hopper are used; depth: how many of their groups stay in flight in the innermost loop.
+    waits: spin loops on a guarded signal. releases: releases of an announced signal. Both as in the source; the
+    compiler may unroll the loop around them into any of `unrolls` copies.
+    looks: acquires of a guarded signal outside a wait (a timeout report reads the word once more).
+    guarded, announced: signals that are waited for, and that are released; see Guard.
+    alarm: the memory of abort words, timeout reports and peers' abort words; a spin loop must poll one of them.
+    claims: the work counters from which a CTA claims its next tile; a claim ends the effect of earlier waits.
+    claims_ahead: the CTA claims its next tile before it releases this one's signal.
+    counted: a counter, and the partial results of split tiles that the last CTA to count reads.
+    private: words that only CTAs of this device access, work counters aside: any scope will do.
+    packed: LL-protocol messages, which no signal guards.
+    wgmma: Hopper's tensor cores are used; depth: how many wgmma groups stay in flight in the innermost loop.
     """
 
     waits: int = 0
@@ -69,7 +69,7 @@ class Contract(Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """Every argument the contract speaks of, tables without their star."""
+        """The names of all arguments in the contract, tables without their star."""
         guards = (*self.guarded, *self.announced, *self.counted)
         pairs = (name for guard in guards for name in (guard.signal, *guard.data))
         packed = self.packed.at if self.packed else ()
@@ -77,7 +77,7 @@ class Contract(Struct, frozen=True, kw_only=True):
 
 
 class Finding(Struct, frozen=True):
-    """A rule that a kernel breaks. line: of the PTX, 0 if the kernel as a whole. source: `file.py:line`, or empty."""
+    """A rule that a kernel breaks. line: of the PTX, 0 for the whole kernel. source: `file.py:line`, or empty."""
 
     kernel: str
     config: str

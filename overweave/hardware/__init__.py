@@ -1,1 +1,1 @@
-"""What machines give: frozen descriptions, and the machines that were measured."""
+"""Descriptions of machines: rates, latencies and links of GPUs, and the files of measured machines."""

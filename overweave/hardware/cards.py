@@ -1,7 +1,7 @@
-"""Which described machine a GPU belongs to: found by what the GPU is, and by how it is joined to others.
+"""Which described machine a GPU belongs to, by what the driver says of the GPU and its links.
 
-A described machine says of its GPUs what a driver tells of them: names, compute capability, SMs and memory. Where none
-says the same, the nearest one stands in, scaled to the SMs that are there, and every answer says so.
+A described machine lists the names, compute capability, SMs and memory of its GPUs. If no machine matches, the nearest
+one is scaled to the GPU's SMs, and every answer says so.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.hardware.machine import UNKNOWN_LINKS, Card, LinkKind, Machine, load, names
-from overweave.hardware.topology import widened
+from overweave.hardware.topology import with_more_gpus
 
 Basis = Literal["calibrated", "measured", "guess", "nearest"]
-# By how much the margin grows that a plan must be predicted to gain before it is taken unmeasured.
+# Basis -> factor on the margin that a plan must be predicted to gain before it is taken unmeasured.
 DOUBTS: dict[Basis, float] = {"calibrated": 1.0, "measured": 1.0, "guess": 2.0, "nearest": 3.0}
-MOST_GPUS = 8  # of one host, where a described machine has fewer: it stands for a larger one of its kind
-SAME_MEMORY = 1.08  # drivers keep a few percent of it to themselves
-# What tells machines apart, in factors of two of SMs and memory: another compute capability, each generation between,
-# and other links.
+MOST_GPUS = 8  # up to so many GPUs a described machine is extended to a larger one of its kind
+SAME_MEMORY = 1.08  # largest ratio of equal memories: drivers reserve a few percent
+# Distances of machines, in factors of two of SMs and memory: another compute capability, each generation between, and
+# other links.
 OTHER_KIND, A_GENERATION, OTHER_LINKS = 1.0, 0.5, 2.0
 
 
 class Gpu(Struct, frozen=True):
-    """A GPU as its driver tells it. joined: `unknown` where its links are hidden, or it is alone."""
+    """A GPU as its driver reports it. joined: `unknown` if its links are hidden, or it is alone."""
 
     name: str
     capability: tuple[int, int]
@@ -42,7 +42,8 @@ class MachineMatch(Struct, frozen=True):
     """The described machine that predictions are made on: its name, or its file.
 
     basis: `calibrated`, by `overweave calibrate` on this machine; `measured`, on such a machine; `guess`, from data
-    sheets; `nearest`, that of another GPU. gpu: what was looked for; None where a machine was named. digest: of a file.
+    sheets; `nearest`, of another GPU. gpu: the GPU that was looked up; None if the machine was named. digest: of a
+    file.
     """
 
     machine: str
@@ -52,12 +53,12 @@ class MachineMatch(Struct, frozen=True):
 
     @property
     def doubt(self) -> float:
-        """By how much margins grow."""
+        """Return the factor on margins."""
         return DOUBTS[self.basis]
 
     @property
     def is_sure(self) -> bool:
-        """Whether its numbers were measured on such a machine, and the driver tells that it is one."""
+        """Whether its numbers were measured on such a machine, and the driver confirms that this is one."""
         return self.basis in ("calibrated", "measured") and not self._is_hidden
 
     @property
@@ -65,13 +66,13 @@ class MachineMatch(Struct, frozen=True):
         return self.gpu is not None and self.gpu.joined == UNKNOWN_LINKS
 
     def __str__(self) -> str:
-        """The machine, its GPUs, and how well they are known."""
+        """Return the machine, its GPUs, and how well they are known."""
         machine = load(self.machine)
-        told = f"{machine.name} ({machine.title})"
+        name = f"{machine.name} ({machine.title})"
         if self.basis == "nearest" and self.gpu is not None:
             joined = "" if self.gpu.joined == UNKNOWN_LINKS else f" joined by {self.gpu.joined}"
             return (
-                f"{self.gpu.name}{joined} is described nowhere: {told} is the nearest, scaled to {self.gpu.sms} SMs: a "
+                f"{self.gpu.name}{joined} is described nowhere: {name} is the nearest, scaled to {self.gpu.sms} SMs: a "
                 "guess, whose margins are tripled; `overweave calibrate` measures this machine"
             )
         words: dict[Basis, str] = {
@@ -81,48 +82,49 @@ class MachineMatch(Struct, frozen=True):
             "nearest": "the nearest",
         }
         links = "; no links are seen: it is known by its name alone" if self._is_hidden else ""
-        return f"{told}: {words[self.basis]}{links}"
+        return f"{name}: {words[self.basis]}{links}"
 
 
-OF_H200 = MachineMatch("h200x4", "measured")
+H200 = MachineMatch("h200x4", "measured")
 
 
-def named(machine: str) -> MachineMatch:
-    """A machine by its name or file, as a command's `--machine` gives it. Raises InputError and MachineFileError."""
-    found = load(machine)
+def machine_named(machine: str) -> MachineMatch:
+    """Return a machine by its name or file, as `--machine` takes it. Raises InputError and MachineFileError."""
+    described = load(machine)
     digest = file_digest(Path(machine).read_bytes()) if machine.endswith(".json") else ""
-    return MachineMatch(machine, found.basis, digest=digest)
+    return MachineMatch(machine, described.basis, digest=digest)
 
 
 def file_digest(data: bytes) -> str:
-    """Of a machine's file: equal where ranks predict on the same numbers."""
+    """Return the digest of a machine file: equal if ranks predict on the same numbers."""
     return blake2b(data, digest_size=6).hexdigest()
 
 
 @lru_cache(maxsize=64)
 def find(gpu: Gpu) -> MachineMatch:
-    """The described machine of a GPU: the one that says the same of it, or the nearest one."""
-    known = [machine for machine in map(load, names()) if machine.card is not None]
-    same = [machine for machine in known if machine.card and _is_same(gpu, machine, machine.card)]
+    """Return the described machine of a GPU: one that matches, or the nearest one."""
+    described = [machine for machine in map(load, names()) if machine.card is not None]
+    same = [machine for machine in described if machine.card and _is_same(gpu, machine, machine.card)]
     if same:
         return MachineMatch(same[0].name, same[0].basis, gpu)
-    nearest = min(known, key=lambda machine: (_distance(gpu, machine), machine.name))
+    nearest = min(described, key=lambda machine: (_distance(gpu, machine), machine.name))
     return MachineMatch(nearest.name, "nearest", gpu)
 
 
 @lru_cache(maxsize=256)
 def machine_for(found: MachineMatch, world_size: int) -> Machine | None:
-    """The description of a found machine, with GPUs for so many ranks; None where it cannot have as many."""
+    """Return the description of a machine with GPUs for `world_size` ranks; None if it cannot have as many."""
     machine = load(found.machine)
     if found.basis == "nearest" and found.gpu is not None:
-        machine = _stood_in(machine, found.gpu)
+        machine = _scaled_to(machine, found.gpu)
     if world_size <= machine.gpus:
         return machine
-    topology = widened(machine.topology, machine.gpus, world_size) if world_size <= MOST_GPUS else None
+    topology = with_more_gpus(machine.topology, machine.gpus, world_size) if world_size <= MOST_GPUS else None
     return None if topology is None else replace(machine, gpus=world_size, topology=topology)
 
 
 def _is_same(gpu: Gpu, machine: Machine, card: Card) -> bool:
+    """Whether a machine's GPUs match; links may be unknown."""
     apart = gpu.memory_gib / card.memory_gib
     return (
         gpu.name.lower() in [name.lower() for name in card.names]
@@ -134,7 +136,7 @@ def _is_same(gpu: Gpu, machine: Machine, card: Card) -> bool:
 
 
 def _distance(gpu: Gpu, machine: Machine) -> float:
-    """How unlike a machine's GPUs are."""
+    """Return how unlike a machine's GPUs are."""
     card = machine.card
     if card is None:
         return inf
@@ -145,10 +147,9 @@ def _distance(gpu: Gpu, machine: Machine) -> float:
     return kind + A_GENERATION * generations + sizes + links
 
 
-def _stood_in(machine: Machine, gpu: Gpu) -> Machine:
-    """A machine with another GPU's SMs, each as fast as its own; without rates of our kernels where the GPU is of
-    another kind than they were tuned for.
-    """
+def _scaled_to(machine: Machine, gpu: Gpu) -> Machine:
+    """Return a machine with another GPU's SMs, each as fast as its own. It has no rates of our kernels if the GPU has
+    another compute capability than they were tuned for."""
     sms = max(gpu.sms, 1)
     scale = sms / machine.processor.sms
     is_alike = machine.card is not None and machine.card.capability == gpu.capability

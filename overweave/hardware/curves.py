@@ -1,6 +1,6 @@
-"""Curves of measured points: what a transfer reaches by its size, and loads and stores by the SMs that make them.
+"""Curves of measured points: bandwidth of a transfer by its size, and of loads and stores by their number of SMs.
 
-Between its points time grows linearly with size, so a curve is as good as its points and no constant hides a fit.
+Between points time grows linearly with size; there is no fitted constant.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-# Farther apart than anything that was measured, and near enough that no time is endless and no sum of them infinite.
+# Wider than any measured value, and narrow enough that no time and no sum of times is infinite.
 Positive = Annotated[float, Meta(ge=1e-9, le=1e18)]
 Points = Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1, max_length=1000)]
 
@@ -21,13 +21,13 @@ class Bandwidth(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Curve(Struct, frozen=True, forbid_unknown_fields=True):
-    """Points (bytes, GB/s), growing in bytes, of one transfer in a busy queue: launch excluded."""
+    """Points (bytes, GB/s), growing in bytes, of one transfer in a busy queue, without its launch."""
 
     points: Points
     source: str
 
     def time_us(self, size_bytes: float) -> float:
-        """Time of a transfer. Below the first point its time is a floor, beyond the last its rate holds."""
+        """Return the time of a transfer. Below the first point its time holds, beyond the last its rate."""
         return interpolated_us(self.points, size_bytes)
 
     @property
@@ -36,13 +36,14 @@ class Curve(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SmCurve(Struct, frozen=True, forbid_unknown_fields=True):
-    """Points (SMs, GB/s), growing in SMs, of loads and stores between GPUs by a kernel on so many SMs."""
+    """Points (SMs, GB/s), growing in SMs, of loads and stores between GPUs by a kernel on that many SMs."""
 
     points: Points
     source: str
 
     def gb_per_s(self, sms: int) -> float:
-        """In proportion below the first point, linear between points, constant beyond the last."""
+        """Return the bandwidth: in proportion below the first point, linear between points, constant beyond the
+        last."""
         known = ((0.0, 0.0), *self.points)
         for (low, low_rate), (high, high_rate) in pairwise(known):
             if sms <= high:
@@ -51,7 +52,7 @@ class SmCurve(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def interpolated_us(points: Points, size_bytes: float) -> float:
-    """Time of a transfer, linear in bytes between `points` (bytes, GB/s). 1 GB/s is 1e3 bytes/us."""
+    """Return the time of a transfer, linear in bytes between `points` (bytes, GB/s). 1 GB/s is 1e3 bytes/us."""
     times = [(size, size / rate / 1e3) for size, rate in points]
     if size_bytes <= times[0][0]:
         return times[0][1]

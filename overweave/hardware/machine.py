@@ -1,4 +1,4 @@
-"""What a machine gives: frozen numbers, each with its source, and the machines that were measured.
+"""The description of a machine: numbers, each with its source, and the machines that were measured.
 
 A machine is a JSON file: one of the package's in `machines/`, or one that `overweave calibrate` wrote.
 """
@@ -18,27 +18,27 @@ from msgspec import Meta, Struct
 
 from overweave.errors import InputError, MachineFileError
 from overweave.hardware.curves import Bandwidth, Curve, Points, Positive, SmCurve, interpolated_us
-from overweave.hardware.records_of_files import nearest_field, values_of
+from overweave.hardware.json_records import nearest_field, values_of
 from overweave.hardware.topology import Routes, Topology, check, routes
 from overweave.untrusted import read_bytes
 
 NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Whole = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-TileSide = Annotated[int, Meta(ge=8, le=2**31 - 1)]  # tensor cores multiply nothing smaller
+TileSide = Annotated[int, Meta(ge=8, le=2**31 - 1)]  # the smallest side of an MMA tile
 MAX_BYTES = 2**20  # of a file
 MOST_GPUS, MOST_SMS = 1024, 4096
 LinkKind = Literal["nvswitch", "nvlink", "pcie", "unknown"]
 UNKNOWN_LINKS: LinkKind = "unknown"
-OWN = ("basis", "card")  # fields that no machine has from the one that it is `like`
-FARTHEST = 2.0  # powers of two between a layer and the nearest measured one; beyond them nothing is known of it
+NOT_INHERITED = ("basis", "card")  # fields that `like` does not copy
+FARTHEST = 2.0  # powers of two from a layer to the nearest measured one, up to which that one's times are used
 
 
 class CollectiveCurve(Struct, frozen=True, forbid_unknown_fields=True):
-    """Points (total bytes, GB/s) of a library collective alone, as a whole call is timed.
+    """Points (total bytes, GB/s) of an NCCL collective alone, as a whole call is timed.
 
-    Total is what all ranks hold together after an all-gather or before a reduce-scatter has scattered it, and what each
-    holds after an all-reduce; GB/s count the bytes that cross each rank's port, `(world_size - 1) / world_size` of the
-    total. (An all-reduce cannot do with fewer than twice as many.) one_shot, two_shot: torch's, from symmetric memory.
+    Total is what all ranks hold together after an all-gather or before a reduce-scatter, and what each holds after an
+    all-reduce; GB/s count the bytes that cross each rank's port, `(world_size - 1) / world_size` of the total. (An
+    all-reduce moves at least twice as many.) one_shot, two_shot: torch's, on symmetric memory.
     """
 
     function: Literal["all_gather", "reduce_scatter", "all_reduce", "one_shot_all_reduce", "two_shot_all_reduce"]
@@ -48,9 +48,10 @@ class CollectiveCurve(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TileRate(Struct, frozen=True, forbid_unknown_fields=True):
-    """How fast all SMs together run tiles `[block_m, block_n]` of a bf16 matmul by one of our kernels or the library.
+    """Rate of tiles `[block_m, block_n]` of a bf16 matmul on all SMs together, by one of our kernels or cuBLAS
+    (`library`).
 
-    tflops: main loop only. overhead_us: prologue and epilogue of one tile, not hidden behind the next tile.
+    tflops: main loop only. overhead_us: prologue and epilogue of one tile that the next tile does not hide.
     """
 
     kernel: Literal["portable", "hopper", "library"]
@@ -62,7 +63,7 @@ class TileRate(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DtypeRate(Struct, frozen=True, forbid_unknown_fields=True):
-    """Rate of a dtype as a share of bf16's."""
+    """Rate of a dtype as a fraction of bf16's."""
 
     dtype: str
     share: Positive
@@ -75,37 +76,35 @@ class Latency(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Share(Struct, frozen=True, forbid_unknown_fields=True):
-    """A factor by which something gets slower beside something else."""
+    """A factor on time."""
 
     factor: Positive
     source: str
 
 
-UNSLOWED = Share(1.0, "where a file says nothing else: beside a collective a matmul loses SMs alone")
+UNSLOWED = Share(1.0, "the default of files: beside a collective a matmul loses SMs only")
 
 
 class HeldSms(Struct, frozen=True, forbid_unknown_fields=True):
-    """SMs that something holds while it runs."""
+    """SMs that a kernel holds while it runs."""
 
     sms: Whole
     source: str
 
 
 class PeerAccess(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether a GPU reads and writes the memory of the others; without that only libraries move rows."""
+    """Whether a GPU can read and write the memory of the others; if not, only NCCL moves rows."""
 
     is_there: bool
     source: str
 
 
-ADDRESSED = PeerAccess(True, "where a file says nothing else: a paper's plans, or ours, address peers on such GPUs")
+ADDRESSED = PeerAccess(True, "the default of files: plans of ours or of papers address peers on such GPUs")
 
 
 class ElementWise(Struct, frozen=True, forbid_unknown_fields=True):
-    """The library's element-wise kernels that convert between dtypes, bytes read plus bytes written, launch excluded.
-
-    widen: 16 bits to fp32. add: 16 bits onto fp32, in place. narrow: fp32 to 16 bits.
-    """
+    """Bandwidth of torch's element-wise kernels that convert between dtypes: bytes read plus written, without launch.
+    widen: 16 bits to fp32. add: 16 bits onto fp32, in place. narrow: fp32 to 16 bits."""
 
     widen: Bandwidth
     add: Bandwidth
@@ -113,14 +112,14 @@ class ElementWise(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Processor(Struct, frozen=True, forbid_unknown_fields=True):
-    """One GPU's SMs: what Triton calls a program and CUDA a block runs on one of them."""
+    """One GPU's SMs."""
 
     sms: Annotated[int, Meta(ge=1, le=MOST_SMS)]
     source: str
 
 
 class LocalCopies(Struct, frozen=True, forbid_unknown_fields=True):
-    """Copies within a GPU: by a DMA engine of its own, or by a kernel that waits for SMs. GB/s: read plus written."""
+    """Copies within a GPU: by a DMA engine of its own, or by a kernel that needs SMs. GB/s: read plus written."""
 
     by: Literal["dma", "sms"]
     gb_per_s: Positive
@@ -128,9 +127,11 @@ class LocalCopies(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Links(Struct, frozen=True, forbid_unknown_fields=True):
-    """What moves bytes between peers reaches, where the links of the topology allow it. push and pull: one copy by a
-    copy engine over a route, all ranks active. all_peers: the sum over the copies that share a port. strided: factor on
-    time when rows are not contiguous. sm_pull, sm_push: loads and stores by kernels, from and to all peers together.
+    """Bandwidth between peers, as far as the links of the topology allow it.
+
+    push, pull: one copy by a copy engine over a route, all ranks active. all_peers: the sum over the copies that share
+    a port. strided: factor on time if rows are not contiguous. sm_pull, sm_push: loads and stores by kernels, from and
+    to all peers together.
     """
 
     push: Curve
@@ -142,13 +143,15 @@ class Links(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Latencies(Struct, frozen=True, forbid_unknown_fields=True):
-    """call: what lies between the events around any call, beside what runs in it. begin: the kernel at the head of a
-    call that zeroes pads and waits for credits. kernel: from the end of a kernel to the start of the next one of its
-    stream. graph: from the end of `begin` to the first copy of its copy graph. signal: from a kernel's release to its
-    visibility. flag: a stream write behind a copy, in the copy's queue. observe: from visibility to the end of a
-    kernel's wait, also paid where the signal is there already. stream_wait: the same for a stream. join: from the end
-    of a side stream to the caller's stream going on. reduce_tile, copy_tile: a tile of the ordered reduction, or
-    of a push by a kernel, beyond its bytes.
+    """Latencies of the steps of a call.
+
+    call: between the events around any call, beyond what runs in it. begin: the prologue kernel of a call, which zeroes
+    pads and waits for credits. kernel: from the end of a kernel to the start of the next one of its stream. graph: from
+    the end of `begin` to the first copy of its copy graph. signal: from a kernel's release to its visibility. flag: a
+    stream write behind a copy, in the copy's queue. observe: from visibility to the end of a kernel's wait, also if the
+    signal is there already. stream_wait: the same for a stream. join: from the end of a side stream to the caller's
+    stream going on. reduce_tile, copy_tile: a tile of the ordered reduction, or of a push by a kernel, beyond its
+    bytes.
     """
 
     call: Latency
@@ -165,9 +168,11 @@ class Latencies(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
-    """What kernels lose to what runs beside them. copy_engine: how much slower they are while a rank's ports carry full
-    copy-engine traffic. collective: the SMs that a library's collective holds, from its start until it ends.
-    library_matmul: how much slower the tiles of a library's matmul are meanwhile, on the SMs that are left to it.
+    """What kernels lose to concurrent work.
+
+    copy_engine: factor on their time while a rank's ports carry full copy-engine traffic. collective: the SMs that an
+    NCCL collective holds, from its start until its end. library_matmul: factor on the time of cuBLAS tiles meanwhile,
+    on the remaining SMs.
     """
 
     copy_engine: Share
@@ -176,9 +181,8 @@ class Sharing(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Card(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a driver tells of a machine's GPUs, by which they are found (hardware/cards.py). joined: by NVLink to a
-    switch, by NVLink to each other, or by PCIe alone.
-    """
+    """What a driver reports of a machine's GPUs, by which they are found (hardware/cards.py). joined: by NVLink to a
+    switch, by NVLink to each other, or by PCIe alone."""
 
     names: Annotated[tuple[str, ...], Meta(min_length=1)]
     capability: tuple[int, int]
@@ -188,11 +192,11 @@ class Card(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
-    """What our matmul of few rows saves beside the library's in a call of packed messages of one exchange.
+    """Time that our matmul of few rows saves over cuBLAS in a call of packed messages of one exchange.
 
-    Neither is predicted from rates: both read the weight once, and what the library leaves is latencies, by its choice
-    of a kernel for each size. early: as of SkinnyConfig. rows: growing, those that were measured. layers: n and k of
-    one rank, and the microseconds saved with each number of rows.
+    It is measured, not predicted: both read the weight once, and the rest is latencies, which depend on the kernel that
+    cuBLAS picks for each size. early: as of SkinnyConfig. rows: the measured numbers of rows, growing. layers: n and k
+    of one rank, and the microseconds saved with each number of rows.
     """
 
     exchange: Literal["sum", "gather"]
@@ -202,7 +206,8 @@ class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
     def saved_us(self, rows: int, n: int, k: int) -> float:
-        """Of `[rows, k] @ [k, n]`, linear in the logarithm of the rows; 0 where no layer is near."""
+        """Return the time saved for `[rows, k] @ [k, n]`, linear in the logarithm of the rows; 0 if no layer is
+        near."""
 
         def distance(layer: tuple[int, int, tuple[float, ...]]) -> float:
             return abs(log2(n / layer[0])) + abs(log2(k / layer[1]))
@@ -217,10 +222,8 @@ class FewRows(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
-    """Equal GPUs, joined as `topology` says. hbm: bytes read plus bytes written, by kernels that only move.
-
-    basis: where most of its numbers come from: `overweave calibrate`, measurements of such a machine, or data sheets.
-    """
+    """Equal GPUs, joined by `topology`. hbm: bytes read plus bytes written, by kernels that only move. basis: where
+    most of its numbers come from: `overweave calibrate`, measurements of such a machine, or data sheets."""
 
     name: str
     title: str
@@ -243,29 +246,30 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
 
     @property
     def peer_access(self) -> bool:
-        """Whether a GPU reads and writes the memory of the others."""
+        """Whether a GPU can read and write the memory of the others."""
         return self.peers.is_there
 
     @property
     def routes(self) -> Routes:
-        """Which links transfers between its GPUs cross."""
+        """Return the links that transfers between its GPUs cross."""
         return routes(self.topology, self.gpus)
 
     @property
     def engines_gb_per_s(self) -> float:
-        """What copy engines move through a port at most: one of them alone, or several."""
+        """Return the most that copy engines move through a port: one of them alone, or several."""
         return max(self.links.push.peak_gb_per_s, self.links.all_peers.peak_gb_per_s)
 
     def tiles_of(self, kernel: str) -> tuple[TileRate, ...]:
-        """The tile shapes of a kernel. Raises InputError."""
-        found = tuple(tile for tile in self.tiles if tile.kernel == kernel)
-        if not found:
+        """Return the tile shapes of a kernel. Raises InputError."""
+        tiles = tuple(tile for tile in self.tiles if tile.kernel == kernel)
+        if not tiles:
             known = ", ".join(sorted({tile.kernel for tile in self.tiles}))
             raise InputError(f"matmul kernel on {self.name}", kernel, f"Use one of {known}")
-        return found
+        return tiles
 
     def tile(self, kernel: str, block_m: int, block_n: int) -> TileRate:
-        """The rate of a tile shape of a kernel, or of its listed shape nearest in operand reuse. Raises InputError."""
+        """Return the rate of a tile shape of a kernel, or of its listed shape nearest in operand reuse. Raises
+        InputError."""
         reuse = _reuse(block_m, block_n)
 
         def distance(tile: TileRate) -> tuple[float, int]:
@@ -274,18 +278,19 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
         return min(self.tiles_of(kernel), key=distance)
 
     def dtype_share(self, dtype: str) -> float:
-        """Rate of `dtype` over bf16's. Raises InputError."""
+        """Return the rate of `dtype` over bf16's. Raises InputError."""
         for rate in self.dtypes:
             if rate.dtype == dtype:
                 return rate.share
         raise InputError(f"dtype on {self.name}", dtype, f"Use one of {', '.join(rate.dtype for rate in self.dtypes)}")
 
     def has_measured(self, function: str, world_size: int) -> bool:
-        """Whether a collective has a curve for just so many ranks."""
+        """Whether a collective has a curve for exactly this number of ranks."""
         return any((curve.function, curve.world_size) == (function, world_size) for curve in self.collectives)
 
     def collective_us(self, function: str, world_size: int, total_bytes: float) -> float:
-        """Time of a library collective over `world_size` ranks, from the curve of the nearest group size measured."""
+        """Return the time of an NCCL collective, from the curve of the nearest measured group size. Raises
+        InputError."""
         curves = [curve for curve in self.collectives if curve.function == function]
         if not curves:
             known = sorted({curve.function for curve in self.collectives})
@@ -299,14 +304,15 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
 
 
 def names() -> tuple[str, ...]:
-    """The machines that can be loaded."""
+    """Return the machines that can be loaded."""
     return tuple(
         sorted(entry.name.removesuffix(".json") for entry in _folder().iterdir() if entry.name.endswith(".json"))
     )
 
 
 def load(name: str) -> Machine:
-    """The machine called `name`, or the one of a file that ends in .json. Raises InputError and MachineFileError."""
+    """Return the machine called `name`, or the one of a file that ends in .json. Raises InputError and
+    MachineFileError."""
     if name.endswith(".json"):
         try:
             data = read_bytes(Path(name), MAX_BYTES)
@@ -318,9 +324,9 @@ def load(name: str) -> Machine:
 
 
 def decode(data: bytes, name: str) -> Machine:
-    """A machine file's machine. Raises MachineFileError."""
+    """Return the machine of a machine file. Raises MachineFileError."""
     try:
-        machine = msgspec.convert(_completed(values_of(data, MAX_BYTES)), type=Machine)
+        machine = msgspec.convert(_with_base(values_of(data, MAX_BYTES)), type=Machine)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         cure = "`overweave calibrate` writes one, and those of the package show the form"
         raise MachineFileError(
@@ -347,19 +353,19 @@ def decode(data: bytes, name: str) -> Machine:
     return machine
 
 
-def _completed(told: object) -> object:
-    """A file's content, with what the machine that it is `like` has where the file itself says nothing."""
-    if not isinstance(told, dict) or "like" not in told:
-        return told
-    base = str(told.pop("like"))
-    if base not in names():  # a file that is like a file would be read for as long as they name each other
+def _with_base(content: object) -> object:
+    """Return a file's content, completed from the machine that it names as `like`."""
+    if not isinstance(content, dict) or "like" not in content:
+        return content
+    base = str(content.pop("like"))
+    if base not in names():  # two files that were `like` each other would be read forever
         raise ValueError(f"it is like {base[:80]!r}, and no machine of the package has that name")
-    shared = {key: value for key, value in msgspec.to_builtins(load(base)).items() if key not in OWN}
-    return _over(_with_source(shared, base), told)
+    shared = {key: value for key, value in msgspec.to_builtins(load(base)).items() if key not in NOT_INHERITED}
+    return _merged(_with_source(shared, base), content)
 
 
 def _with_source(value: object, base: str) -> object:
-    """A machine's numbers as another's, whose sources say whose they are."""
+    """Return a machine's numbers with sources that name this machine."""
     if isinstance(value, dict):
         return {
             key: f"as {base}: {each}" if key == "source" else _with_source(each, base) for key, each in value.items()
@@ -367,15 +373,15 @@ def _with_source(value: object, base: str) -> object:
     return [_with_source(each, base) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _over(base: object, told: object) -> object:
-    """`told` in place of `base`; of records of records, what is told of each. What has a source is told whole."""
-    if isinstance(base, dict) and isinstance(told, dict) and "source" not in told:
-        return base | {key: _over(base.get(key), value) for key, value in told.items()}
-    return told
+def _merged(base: object, overrides: object) -> object:
+    """Return `base` with overrides; records are merged field by field, but one with a source is replaced whole."""
+    if isinstance(base, dict) and isinstance(overrides, dict) and "source" not in overrides:
+        return base | {key: _merged(base.get(key), value) for key, value in overrides.items()}
+    return overrides
 
 
 def default_for(world_size: int) -> str:
-    """The machine that stands for others where nobody names one: H200s, as many as need be, eight at most."""
+    """Return the machine for predictions if none is named: H200s, for up to eight ranks."""
     return next((name for name in ("h200x4", "h200x8") if load(name).gpus >= world_size), "h200x8")
 
 
@@ -391,5 +397,5 @@ def _folder() -> Traversable:
 
 
 def _reuse(block_m: int, block_n: int) -> float:
-    """Products per loaded operand element: what limits a tile shape's rate."""
+    """Return products per loaded operand element, which limit a tile shape's rate."""
     return block_m * block_n / (block_m + block_n)

@@ -1,6 +1,6 @@
-"""NVLink multicast (NVLS): what tells the libraries of a process to go without it, and whether a process is told so.
+"""NVLink multicast (NVLS): the environment variables that switch it off, and whether they are set.
 
-No method of ours needs it. On shared hosts it can put the GPUs out of service; elsewhere NCCL is quicker by it, so that
+No method of ours needs it. On shared hosts it can put the GPUs out of service; elsewhere NCCL is faster with it, so
 times measured without it do not hold with it.
 """
 
@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from overweave.errors import MachineError
 
-FILE = "no_multicast.env"  # the Makefile reads it, too
+FILE = "no_multicast.env"  # also read by the Makefile
 _LINES = files("overweave.hardware").joinpath(FILE).read_text().splitlines()
 WITHOUT: Mapping[str, str] = MappingProxyType(dict(line.split("=") for line in _LINES if not line.startswith("#")))
 BY_NCCL, BY_TORCH = "NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST"
@@ -22,33 +22,33 @@ FEWEST_RANKS = 3
 
 
 def settings(environment: Mapping[str, str]) -> str:
-    """What an environment says, by variable: `NAME=VALUE, NAME not set, ...`."""
+    """Return the variables of an environment as text: `NAME=VALUE, NAME not set, ...`."""
     return ", ".join(f"{name}={environment[name]}" if name in environment else f"{name} not set" for name in WITHOUT)
 
 
 def is_off(environment: Mapping[str, str]) -> bool:
-    """Whether all libraries are told to go without."""
+    """Whether an environment switches multicast off for all libraries."""
     return WITHOUT.items() <= environment.items()
 
 
 def nccl_uses_it(world_size: int) -> bool:
-    """Whether NCCL uses it for a group of this process, on GPUs that have it."""
+    """Whether NCCL uses multicast for a group of this process, on GPUs that have it."""
     return world_size >= FEWEST_RANKS and os.environ.get(BY_NCCL) != WITHOUT[BY_NCCL]
 
 
-def completed(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a process is told that one with this environment starts: everything, where one library is to go without."""
+def settings_for_child(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for a child process: all of them if the environment has one of them, else none."""
     return dict(WITHOUT) if WITHOUT.items() & environment.items() else {}
 
 
 def switch_off(environment: MutableMapping[str, str]) -> None:
-    """Tells the libraries to go without, where the environment does not say otherwise."""
+    """Set the variables that the environment does not set itself."""
     for name, value in WITHOUT.items():
         environment.setdefault(name, value)
 
 
-def need_off(asked: str, environment: Mapping[str, str]) -> None:
-    """Raises MachineError where a library is not told to go without."""
+def require_off(asked: str, environment: Mapping[str, str]) -> None:
+    """Raise MachineError if an environment does not switch multicast off."""
     if not is_off(environment):
         cure = f"Set {' '.join(f'{name}={value}' for name, value in WITHOUT.items())}"
         raise MachineError(asked, f"NVLink multicast is not switched off: {settings(environment)}", cure)

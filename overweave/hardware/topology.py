@@ -1,7 +1,7 @@
-"""How the GPUs of a machine are joined: links between pairs of places, and the links that a transfer crosses.
+"""The topology of a machine: links between pairs of places, and the links that a transfer crosses.
 
 A place is a GPU, by its rank, or what joins GPUs, by its name: a switch, a PCIe bridge, a network. A transfer takes the
-route of the fewest links and is shared out on each of them.
+route of the fewest links and shares each of them with other transfers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from overweave.errors import MachineFileError
 from overweave.hardware.curves import Bandwidth, Curve
 
 Endpoint = int | str
-EACH_GPU = "gpu"  # in a pair of a file, every GPU in its turn; two of them, every two GPUs
+EACH_GPU = "gpu"  # in a pair of a file: each GPU; twice in a pair: every two GPUs
+MOST_LINKS = 1 << 17  # every two of 512 GPUs
 TopologyKind = Literal["switch", "full_mesh", "closed_ring", "tree", "levels"]
 Hop = tuple[Endpoint, Endpoint]  # a link in one direction
 
 
 class Link(Struct, frozen=True, forbid_unknown_fields=True):
-    """Links that are alike, between pairs of places, each with `curve` in either direction."""
+    """Equal links between pairs of places, each with `curve` in either direction."""
 
     between: tuple[tuple[Endpoint, Endpoint], ...]
     curve: Curve
@@ -34,9 +35,9 @@ class Link(Struct, frozen=True, forbid_unknown_fields=True):
 class Topology(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     """The links of a machine, and the port through which a GPU passes all its bytes in one direction.
 
-    kind, which the links are held against. switch: every GPU has a link to one switch that never blocks. full_mesh:
-    every two GPUs have a link. closed_ring: every GPU has a link to the next. tree: one way between any two places, as
-    PCIe bridges have. levels: islands of GPUs, joined by slower links.
+    kind: checked against the links. switch: every GPU has a link to one switch that never blocks. full_mesh: every two
+    GPUs have a link. closed_ring: every GPU has a link to the next. tree: one route between any two places, as PCIe
+    bridges have. levels: islands of GPUs, joined by slower links.
     """
 
     kind: TopologyKind
@@ -44,13 +45,13 @@ class Topology(Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True)
     links: tuple[Link, ...]
 
     def hops(self, gpus: int) -> dict[Hop, Curve]:
-        """Every link in every direction, for so many GPUs."""
-        found: dict[Hop, Curve] = {}
+        """Return every link in every direction, with its curve."""
+        curves: dict[Hop, Curve] = {}
         for link in self.links:
             for one, other in link.between:
                 for pair in _pairs(one, other, gpus):
-                    found[pair] = found[pair[::-1]] = link.curve
-        return found
+                    curves[pair] = curves[pair[::-1]] = link.curve
+        return curves
 
 
 class Routes:
@@ -58,38 +59,39 @@ class Routes:
 
     def __init__(self, topology: Topology, gpus: int) -> None:
         self.curves = topology.hops(gpus)
-        self._neighbours: dict[Endpoint, list[Endpoint]] = {}
+        self._neighbours: dict[Endpoint, list[Endpoint]] = {}  # place -> the places it has links to
         for one, other in self.curves:
             self._neighbours.setdefault(one, []).append(other)
-        self._towards: dict[int, dict[Endpoint, Endpoint]] = {}
-        self._found: dict[tuple[int, int], tuple[Hop, ...]] = {}
+        self._previous: dict[int, dict[Endpoint, Endpoint]] = {}  # source -> (place -> place before it on the route)
+        self._routes: dict[tuple[int, int], tuple[Hop, ...]] = {}  # (source, target) -> hops
 
     def between(self, source: int, target: int) -> tuple[Hop, ...]:
-        """The fewest links from one GPU to another, in order. Raises MachineFileError where there is no way."""
-        if (source, target) not in self._found:
-            self._found[source, target] = self._route(source, target)
-        return self._found[source, target]
+        """Return the fewest links from one GPU to another, in order. Raises MachineFileError if there is no route."""
+        if (source, target) not in self._routes:
+            self._routes[source, target] = self._route(source, target)
+        return self._routes[source, target]
 
     def alone_gb_per_s(self, source: int, target: int) -> float:
-        """What the slowest link of the route reaches."""
+        """Return the peak of the slowest link of the route."""
         return min(self.curves[hop].peak_gb_per_s for hop in self.between(source, target))
 
     def time_us(self, source: int, target: int, size_bytes: float) -> float:
-        """Of a transfer alone, as far as the links limit it."""
+        """Return the time of a transfer alone, as far as the links limit it."""
         return max(self.curves[hop].time_us(size_bytes) for hop in self.between(source, target))
 
     def are_alike(self, gpus: int) -> bool:
-        """Whether all pairs of GPUs are joined alike: by as many links, as fast."""
+        """Whether all pairs of GPUs are joined by as many links, equally fast."""
         routes = (self.between(one, other) for one, other in combinations(range(gpus), 2))
         return len({tuple(self.curves[hop].peak_gb_per_s for hop in route) for route in routes}) <= 1
 
     def _route(self, source: int, target: int) -> tuple[Hop, ...]:
-        if source not in self._towards:
-            self._towards[source] = self._origins(source)
-        origins = self._towards[source]
+        """Return the hops of `between`, followed back from the target."""
+        if source not in self._previous:
+            self._previous[source] = self._origins(source)
+        origins = self._previous[source]
         if target not in origins:
             cure = "Give the file a link between the two, or to a switch that both have"
-            raise MachineFileError("topology", f"no way from GPU {source} to GPU {target}", cure)
+            raise MachineFileError("topology", f"no route from GPU {source} to GPU {target}", cure)
         hops: list[Hop] = []
         place: Endpoint = target
         while place != source:
@@ -98,7 +100,7 @@ class Routes:
         return tuple(reversed(hops))
 
     def _origins(self, source: int) -> dict[Endpoint, Endpoint]:
-        """From where the nearest way from `source` comes to each place."""
+        """Return place -> the place before it on the shortest route from `source`."""
         origins: dict[Endpoint, Endpoint] = {source: source}
         waiting = deque[Endpoint]([source])
         while waiting:
@@ -112,34 +114,39 @@ class Routes:
 
 @lru_cache(maxsize=64)
 def routes(topology: Topology, gpus: int) -> Routes:
-    """Of a topology with so many GPUs."""
+    """Return the routes of a topology."""
     return Routes(topology, gpus)
 
 
-def widened(topology: Topology, gpus: int, wanted: int) -> Topology | None:
-    """The same with more GPUs: as many more at each switch and bridge, and pairs as the first ones. None for a ring, of
-    which every GPU is a part.
-    """
+def with_more_gpus(topology: Topology, gpus: int, count: int) -> Topology | None:
+    """Return the topology with `count` GPUs: more at each switch and bridge, and pairs like the first ones. None for a
+    ring, which has no place for more."""
     if topology.kind == "closed_ring":
         return None
-    return replace(topology, links=tuple(_repeated(link, gpus, wanted) for link in topology.links))
+    return replace(topology, links=tuple(_repeat_link(link, gpus, count) for link in topology.links))
 
 
-def _repeated(link: Link, gpus: int, wanted: int) -> Link:
+def _repeat_link(link: Link, gpus: int, count: int) -> Link:
+    """Return the link with its pairs repeated for further GPUs."""
     pairs = list(link.between)
-    for first in range(gpus, wanted, gpus):
+    for first in range(gpus, count, gpus):
         for pair in link.between:
-            moved = tuple(place + first if isinstance(place, int) else place for place in pair)
-            if moved != pair and all(place < wanted for place in moved if isinstance(place, int)):
-                pairs.append((moved[0], moved[1]))
+            shifted = tuple(place + first if isinstance(place, int) else place for place in pair)
+            if shifted != pair and all(place < count for place in shifted if isinstance(place, int)):
+                pairs.append((shifted[0], shifted[1]))
     return replace(link, between=tuple(pairs))
 
 
 def check(topology: Topology, gpus: int) -> None:
-    """Raises MachineFileError for a link that is missing, a link faster than its port, a GPU that cannot be reached."""
+    """Raise MachineFileError for a missing link, a link faster than its port, or a GPU that cannot be reached,
+    and for more links than anybody has."""
+    count = sum(_pair_count(one, other, gpus) for link in topology.links for one, other in link.between)
+    if count > MOST_LINKS:
+        raise MachineFileError("topology", f"{count} links", f"Name each link once: at most {MOST_LINKS}")
     hops = topology.hops(gpus)
     for (one, other), curve in hops.items():
-        if {one, other} & set(range(gpus)) and curve.peak_gb_per_s > topology.port.gb_per_s:
+        is_of_gpu = isinstance(one, int) or isinstance(other, int)
+        if is_of_gpu and curve.peak_gb_per_s > topology.port.gb_per_s:
             found = f"{curve.peak_gb_per_s:g} GB/s between {one} and {other}, {topology.port.gb_per_s:g} at the port"
             raise MachineFileError("topology", found, "A GPU passes all its links through its port: raise the port")
     strange = {place for hop in hops for place in hop if isinstance(place, int) and not 0 <= place < gpus}
@@ -153,31 +160,31 @@ def check(topology: Topology, gpus: int) -> None:
 
 
 def _check_kind(kind: TopologyKind, hops: dict[Hop, Curve], gpus: int) -> None:
-    """Whether the links make what the file calls them."""
-    missing = [pair for pair in _WANTED[kind](hops, gpus) if pair not in hops]
+    """Raise MachineFileError if the links are not of the kind."""
+    missing = [pair for pair in _REQUIRED_LINKS[kind](hops, gpus) if pair not in hops]
     if missing:
         found = f"no link between {missing[0][0]} and {missing[0][1]}"
         more = f", and {len(missing) - 1} more are missing" if missing[1:] else ""
         raise MachineFileError(f"{kind} topology", found + more, "Add the pair to a link, or name another kind")
 
 
-def _every_two(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
+def _all_pairs(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
     return list(combinations(range(gpus), 2))
 
 
-def _each_to_the_next(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
+def _ring_pairs(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
     return [(rank, (rank + 1) % gpus) for rank in range(gpus if gpus > 2 else gpus - 1)]
 
 
-def _each_to_one_switch(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
+def _switch_pairs(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
     switches = {place for hop in hops for place in hop if isinstance(place, str)}
     if len(switches) != 1:
         raise MachineFileError("switch topology", f"{len(switches)} switches", "Join all GPUs to one switch")
     return [(rank, min(switches)) for rank in range(gpus)]
 
 
-def _no_second_way(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
-    """A tree wants no link, but fewer links than places."""
+def _check_tree(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
+    """Return no links; raise MachineFileError for a cycle."""
     places = {place for hop in hops for place in hop}
     if len(hops) // 2 >= len(places):
         found = f"{len(hops) // 2} links between {len(places)} places"
@@ -185,22 +192,29 @@ def _no_second_way(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
     return []
 
 
-def _none(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
+def _no_pairs(hops: dict[Hop, Curve], gpus: int) -> list[Hop]:
     return []
 
 
-# The links that each kind must have.
-_WANTED: dict[TopologyKind, Callable[[dict[Hop, Curve], int], list[Hop]]] = {
-    "switch": _each_to_one_switch,
-    "full_mesh": _every_two,
-    "closed_ring": _each_to_the_next,
-    "tree": _no_second_way,
-    "levels": _none,
+# Kind -> the function that returns the links which it must have.
+_REQUIRED_LINKS: dict[TopologyKind, Callable[[dict[Hop, Curve], int], list[Hop]]] = {
+    "switch": _switch_pairs,
+    "full_mesh": _all_pairs,
+    "closed_ring": _ring_pairs,
+    "tree": _check_tree,
+    "levels": _no_pairs,
 }
 
 
+def _pair_count(one: Endpoint, other: Endpoint, gpus: int) -> int:
+    """How many links a pair of a file stands for."""
+    if one == other == EACH_GPU:
+        return gpus * (gpus - 1) // 2
+    return gpus if EACH_GPU in (one, other) else 1
+
+
 def _pairs(one: Endpoint, other: Endpoint, gpus: int) -> list[Hop]:
-    """What a pair of a file stands for."""
+    """Return the pairs of places that a pair of a file stands for."""
     if one == other == EACH_GPU:
         return list(combinations(range(gpus), 2))
     if EACH_GPU in (one, other):

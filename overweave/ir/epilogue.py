@@ -1,4 +1,4 @@
-"""What is done to a product beside: to each element before it is stored, or to each row of a sum once it is whole."""
+"""Epilogues: what a kernel does to each element of a product before it stores it, or to each row of a sum."""
 
 from __future__ import annotations
 
@@ -7,33 +7,31 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from overweave.ir.dtype import Dtype
+from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
 
 EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64, "gate": 128}
-BIAS, RESIDUAL, GATE = "bias", "residual", "gate"
-NORM_WEIGHT, Z = "norm_weight", "z"
-NORM_EPS = 1e-5  # where nobody says another
-MOST_NORM_COLS = 1 << 16  # a row is one tile of the reduction
-SCALE_X, SCALE_W = "scale_x", "scale_w"
+MOST_NORM_COLS = 1 << 16  # a whole row is one tile of the reduction kernel
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 Scaling = Literal["tensor", "rows"]
-SCALE_DTYPE: Dtype = "float32"
 
 
 class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is done to each element of a product before it is stored: `activation(scaled(y) + bias) + residual`.
 
-    scaling: y is multiplied by `scale_x * scale_w`, fp32. tensor: one of each, `[1, 1]`, `scale_x` alike on all ranks
-    that gather rows of one another. rows: `scale_x` for each row of x, `[m/W, 1]` with its owner, or `[m, 1]` where x
-    holds all rows, and `scale_w [1, n]` for each column of w. Of a sum over ranks each part is scaled by its own.
-    bias: `[n]` is added. activation: as torch.nn.functional names them; gelu_tanh is its `approximate="tanh"`.
-    residual: `[m, n]` is added. A kernel computes all of it in fp32 and rounds once; the library rounds at each step.
+    scaling: y is multiplied by `scale_x * scale_w`, fp32.
+    tensor: one of each, `[1, 1]`; ranks that gather rows from one another must pass the same `scale_x`.
+    rows: `scale_x` for each row of x, `[m/W, 1]` with its owner, or `[m, 1]` where x holds all rows, and `scale_w [1,
+    n]` for each column of w. Of a sum over ranks each rank's product is scaled by its own.
+    bias: `[n]` is added.
+    activation: as torch.nn.functional names them; gelu_tanh is its `approximate="tanh"`.
+    residual: `[m, n]` is added. A kernel computes all of it in fp32 and rounds once; torch rounds at each step.
     gate: `y * activation(a @ gate) + residual` instead, without bias, for a second weight `gate [k, n]` of the layout
     of the first: both products of a tile are computed from the same rows of `a`. scale_w has the gate's scales behind
-    those of the first: two elements, `[1, 2]`, or `[1, 2n]`.
+    those of the first weight: two elements, `[1, 2]`, or `[1, 2n]`.
 
-    Where ranks add products, each part is scaled by its own, and the rest is done once, to the whole sum (`of_parts`,
-    `of_sums`): a kernel that adds does it in fp32 before it rounds; where a library adds, to what that rounded.
+    If products are summed over ranks, each is scaled by its own scales (`part_epilogue`), and the rest is applied once
+    to the whole sum (`sum_epilogue`): by the kernel that adds, in fp32 before it rounds, or by torch after NCCL has
+    rounded.
     """
 
     bias: bool = False
@@ -44,28 +42,33 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def bits(self) -> int:
-        """What a kernel is compiled for; 0: nothing is done."""
+        """Return the epilogue as a bit set, which a kernel is compiled for; 0: no epilogue."""
         words = (BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual, self.scaling)
         return sum(EPILOGUE_BITS[word] for word in words if word)
 
     @property
     def products(self) -> int:
-        """How many products it reads, of one shape."""
+        """Return how many products of one shape it reads."""
         return 2 if self.gate else 1
 
     @property
-    def of_parts(self) -> Epilogue:
-        """What is done to each part of a sum."""
+    def makes(self) -> tuple[str, ...]:
+        """Return the names of the results that it leaves beside the product."""
+        return ()
+
+    @property
+    def part_epilogue(self) -> Epilogue:
+        """Return what is applied to each rank's product before the sum over ranks."""
         return Epilogue(scaling=self.scaling) if self.scaling else NO_EPILOGUE
 
     @property
-    def of_sums(self) -> Epilogue:
-        """What is done to a sum of such parts once it is whole."""
+    def sum_epilogue(self) -> Epilogue:
+        """Return what is applied once to the whole sum over ranks."""
         return replace(self, scaling=None) if self.bits else NO_EPILOGUE
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The tensors of the caller's that it reads and no schedule moves. The scales of rows are moved."""
+        """Return the names of the caller's tensors that it reads and no schedule moves. `scale_x` of rows is moved."""
         scales = {None: (), "tensor": (SCALE_X, SCALE_W), "rows": (SCALE_W,)}[self.scaling]
         return (BIAS,) * self.bias + (RESIDUAL,) * self.residual + (GATE,) * self.gate + scales
 
@@ -79,10 +82,10 @@ NO_EPILOGUE = Epilogue()
 
 
 class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is done to each row of a sum once it is whole: `z = y + residual`, then `z / rms(z) * norm_weight`.
+    """RMSNorm of each row of a sum once it is whole: `z = y + residual`, then `z / rms(z) * norm_weight`.
 
-    rms: `sqrt(mean(z ** 2) + eps)`. residual: whether there is one, `[m, n]`; norm_weight is `[1, n]`. `y` holds what
-    was normed, `z` is a second output. Rounded are the sum, z and the result, in kernels as in the library.
+    rms: `sqrt(mean(z ** 2) + eps)`. residual: whether there is one, `[m, n]`; norm_weight is `[1, n]`. Output `y` holds
+    the normed rows, `z` is a second output. The sum, z and the result are rounded, in kernels as in torch.
     """
 
     eps: Annotated[float, Meta(gt=0)]
@@ -90,8 +93,13 @@ class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The tensors of the caller's that it reads."""
+        """Return the names of the caller's tensors that it reads."""
         return (NORM_WEIGHT,) + (RESIDUAL,) * self.residual
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The results that it leaves beside the normed rows: those before."""
+        return (Z,)
 
     def __str__(self) -> str:
         return f"{'residual+' * self.residual}rms_norm eps={self.eps!r}"

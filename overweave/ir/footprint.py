@@ -1,7 +1,7 @@
-"""What the tiles of a kernel read and write, as data: axes, and operands whose dimensions are cut along them.
+"""Which parts of its tensors each tile of a kernel reads and writes, as data: axes, and operands cut along them.
 
-Tiles are numbered in row-major order over the grid axes, in the order in which these stand. Nothing here knows how the
-kernel computes; the compiler fills it from directives, a schedule is woven around it.
+Tiles are numbered in row-major order over the grid axes. Nothing here knows how the kernel computes. The compiler fills
+it in from directives, and a schedule is built around it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ class Axis(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dim(Struct, frozen=True, forbid_unknown_fields=True):
-    """A dimension of `extent` elements. A tile that is block `t` of `axis` touches block `scale * t + shift`.
-
-    axis None: every tile touches all of it. is_of_blocks: it has one entry for each block of the axis.
-    """
+    """A dimension of `extent` elements. A tile that is block `t` of `axis` touches block `scale * t + shift`. axis
+    None: every tile touches all of it. is_of_blocks: it has one entry for each block of the axis."""
 
     extent: AxisExtent
     axis: Name | None = None
@@ -65,7 +63,7 @@ class Operand(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TileSpace(Struct, frozen=True, forbid_unknown_fields=True):
-    """All tiles of one launch of `kernel`, with what they touch."""
+    """All tiles of one launch of `kernel`, with the tensors they load and store."""
 
     kernel: Name
     axes: tuple[Axis, ...]
@@ -74,7 +72,7 @@ class TileSpace(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def grid(self) -> tuple[Axis, ...]:
-        """The axes that tell tiles apart."""
+        """Return the axes that number the tiles."""
         return tuple(axis for axis in self.axes if not axis.is_streamed)
 
     @property
@@ -89,17 +87,18 @@ class TileSpace(Struct, frozen=True, forbid_unknown_fields=True):
         raise KeyError(name)
 
     def coordinates(self) -> Iterator[dict[str, int]]:
-        """Block by axis, of tile 0, 1, 2, ..."""
+        """Yield for tile 0, 1, 2, ... its block on each axis."""
         names = [axis.name for axis in self.grid]
         for blocks in product(*(range(axis.count) for axis in self.grid)):
             yield dict(zip(names, blocks, strict=True))
 
     def entries(self, dim: Dim) -> int:
-        """How many elements of a dimension a block of its axis is; 1 of an extent."""
+        """Return how many elements of a dimension one block of its axis covers; 1 of an extent."""
         return self.axis(dim.axis).block if dim.axis is not None and not dim.is_of_blocks else 1
 
     def touched(self, dim: Dim, tile: dict[str, int]) -> Range:
-        """Elements `[lo, hi)` of a dimension that a tile touches; all that its loop will, where that walks the axis."""
+        """Return the elements `[lo, hi)` of a dimension that a tile touches, those of its whole loop if that walks the
+        axis."""
         if dim.axis is None or dim.axis not in tile:
             return 0, dim.extent
         block = self.entries(dim)

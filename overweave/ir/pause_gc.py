@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept out of where it would do harm or only look in vain."""
+"""Pauses of Python's garbage collector where a collection would do harm or find nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class _Rest:
-    """How many want it to rest now, on any thread, and whether the first of them found it at work."""
+    """Counts the threads that want no collection now; the last one restores the collector if it was enabled."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -35,7 +35,7 @@ _REST = _Rest()
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Nothing is collected meanwhile, whatever other threads do; what is counted away goes as ever."""
+    """Pause the garbage collector for all threads. Reference counting goes on."""
     _REST.begin()
     try:
         yield

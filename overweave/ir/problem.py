@@ -1,29 +1,21 @@
-"""What is asked of an operator: sizes, dtype, ranks, and all that happens to the product."""
+"""The Problem of a call: sizes, dtype, ranks, and the epilogue."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from overweave.ir.counts import COUNTS, COUNTS_DTYPE
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import (
-    BIAS,
-    GATE,
-    NO_EPILOGUE,
-    NORM_WEIGHT,
-    SCALE_DTYPE,
-    SCALE_W,
-    SCALE_X,
-    Epilogue,
-    Norm,
-)
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm
+from overweave.ir.operators.forms import input_of
 from overweave.ir.operators.record import CallMatrix, MatmulDim, Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.schedule import Count, Name, Range
 from overweave.ir.shards import owned_rows, rows_of, shard_rows, strip_rows
-from overweave.ir.tensors import FACTORS, received
+from overweave.ir.tensors import FACTORS, all_to_all_result
 
 LONGEST_LIST = 64  # of weights, in one call
 
@@ -32,14 +24,16 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One call of an operator with one matmul, as every rank sees it: `[m, k] @ [k, n]` of one rank.
 
     m: all rows, after a gather or before a scatter. Of n and k a rank has its part where the record splits them.
-    b_is_transposed: the weight lies in memory as `[n, k]`. epilogue: what happens to the product; where ranks add
-    theirs, its scaling to each rank's part and the rest to the whole sum (`of_products`, `of_sums`).
-    columns: those of each weight, if the `n` columns are those of several, all multiplied by what was gathered once.
-    norm: what happens to the rows of the sum.
-    counted: of each block of the `m` rows that are exchanged, one for each rank, a call fills what its counts say.
-    out_dtype: of the result, where that is not the operands', and of the parts of a sum, which travel in it: products
+    b_is_transposed: the weight lies in memory as `[n, k]`.
+    epilogue: what is applied to the product; where products are summed over ranks, its scaling to each product and the
+    rest to the whole sum (`product_epilogue`, `sum_epilogue`).
+    columns: of each weight, if the `n` columns are those of several weights, which all multiply the rows that were
+    gathered once.
+    norm: RMSNorm of the rows of the sum.
+    counted: each call's counts say how many rows it fills of each block that ranks exchange (ir/counts.py).
+    out_dtype: of the result, if it is not that of the operands, and of the parts of a sum, which travel in it: products
     of fp8 are kept in 16 bits or more.
-    strip: rows of the sum are dealt to ranks in bands, to each a strip of so many rows (`strip_rows`). 0: a shard each.
+    strip: block-cyclic rows of the sum, in strips of so many rows (`strip_rows`). 0: one shard for each rank.
     """
 
     operator: Name
@@ -59,20 +53,21 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def record(self) -> Operator:
-        """What the operator is."""
+        """Return the record of the operator."""
         return record_of(self.operator)
 
     @property
     def sizes(self) -> dict[MatmulDim, int]:
-        """The extents of one rank's matmul."""
+        """Return the extents of one rank's matmul."""
         return {"m": self.m, "n": self.n, "k": self.k}
 
     def start(self, operand: CallMatrix, rank: int) -> tuple[int, int]:
-        """The row and the column of the whole matrix at which a rank's shard of an operand begins."""
+        """Return the row and the column of the whole matrix at which a rank's shard of an operand begins."""
         rows, cols = operand.dims
         return self._start(rows, operand, rank), self._start(cols, operand, rank)
 
     def _start(self, dim: MatmulDim, operand: CallMatrix, rank: int) -> int:
+        """Return where a rank's shard of an operand begins along one dimension."""
         if dim != operand.along:
             return 0
         if dim == "m" or operand.ownership == "gathered":
@@ -80,7 +75,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return rank * self.sizes[dim]
 
     def weight_rows(self, rank: int) -> Range:
-        """Which rows of one rank's weight, as it is multiplied, a rank brings: its shard of those that are gathered."""
+        """Return which rows of the weight a rank passes: all, or its shard if the operator gathers the weight."""
         return shard_rows(self.k, self.world_size, rank) if self.record.gathers_weight else (0, self.k)
 
     @property
@@ -88,103 +83,139 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.record.adds and self.world_size > 1
 
     @property
-    def of_products(self) -> Epilogue:
-        """What is done to each product before it is stored."""
-        return self.epilogue.of_parts if self._adds else self.epilogue
+    def product_epilogue(self) -> Epilogue:
+        """Return what is applied to each product before it is stored."""
+        return self.epilogue.part_epilogue if self._adds else self.epilogue
 
     @property
-    def of_sums(self) -> Epilogue:
-        """What is done, once, to the sum of all ranks' products; nothing in a group of one, whose product is it."""
-        return self.epilogue.of_sums if self._adds else NO_EPILOGUE
-
-    def of_tiles(self, finish: bool) -> Epilogue:
-        """What a tile kernel is compiled for. finish: whether tiles of its queue end sums."""
-        return self.epilogue if finish else self.of_products
+    def sum_epilogue(self) -> Epilogue:
+        """Return what is applied once to the sum of all ranks' products; nothing in a group of one."""
+        return self.epilogue.sum_epilogue if self._adds else NO_EPILOGUE
 
     @property
-    def ends_sums(self) -> bool:
-        """Whether anything is done to a sum once it is whole."""
-        return self.norm is not None or self.of_sums.bits != 0
+    def of_rows(self) -> Norm | None:
+        """What is done, once, to each whole row of the sum."""
+        return self.norm
+
+    @property
+    def has_fixed_sizes(self) -> bool:
+        """Whether it is known before a call how many rows move; else its counts say so."""
+        return not self.counted
+
+    @property
+    def endings(self) -> tuple[Epilogue | Norm, ...]:
+        """What is done to the product, in this order; none of a bare one."""
+        return (self.epilogue,) * bool(self.epilogue.bits) + ((self.norm,) if self.norm else ())
+
+    @property
+    def without_endings(self) -> Problem:
+        """The same with a bare product."""
+        return replace(self, epilogue=NO_EPILOGUE, norm=None)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The caller's tensors that no schedule moves: what follows the product reads them, and counts are such."""
+        return tuple(name for each in self.endings for name in each.inputs) + (COUNTS,) * self.counted
+
+    @property
+    def words(self) -> frozenset[str]:
+        """What is asked beyond a bare product, in the words of forms (`Form.words`)."""
+        options = {"activation": self.epilogue.activation, "return_gathered": self.returns_gathered}
+        return frozenset((*self.beside, *(name for name, is_asked in options.items() if is_asked)))
+
+    @property
+    def also_made(self) -> tuple[str, ...]:
+        """The results beside the products that what follows them makes, each of a product's shape."""
+        return tuple(name for each in self.endings for name in each.makes)
+
+    def tile_epilogue(self, finish: bool) -> Epilogue:
+        """Return what a tile kernel is compiled for. finish: whether tiles of its queue hold whole sums."""
+        return self.epilogue if finish else self.product_epilogue
+
+    @property
+    def has_sum_epilogue(self) -> bool:
+        """Whether anything is applied to the whole sum."""
+        return self.of_rows is not None or self.sum_epilogue.bits != 0
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The columns of each weight."""
+        """Return the columns of each weight."""
         return self.columns or (self.n,)
 
     def columns_of(self, weight: str) -> Range:
-        """Where the columns of a weight, by the name of its buffer, lie among those of all."""
+        """Return where the columns of a weight, given by its buffer, lie among those of all weights."""
         index = int(weight.partition(".")[2] or 0)
         lo = sum(self.widths[:index])
         return lo, lo + self.widths[index]
 
     @property
     def multiplied_columns(self) -> int:
-        """How many columns are multiplied: with a gate, twice those of the result."""
+        """Return how many columns are multiplied: with a gate, twice those of the result."""
         return self.n * self.epilogue.products
 
     @property
     def n_text(self) -> str:
-        """For reports: `1024+256+256`."""
+        """Return n for reports: `1024+256+256`."""
         return "+".join(map(str, self.widths))
 
     @property
     def extents(self) -> str:
-        """For reports: `m=4096 n=1024+256+256 k=4096`."""
-        return f"m={self.m} n={self.n_text} k={self.k}{' counted' if self.counted else ''}"
+        """Return the sizes for reports: `m=4096 n=1024+256+256 k=4096`."""
+        return f"m={self.m} n={self.n_text} k={self.k}{'' if self.has_fixed_sizes else ' counted'}"
 
     @property
     def result_dtype(self) -> Dtype:
-        """Of the result."""
+        """Return the dtype of the result."""
         return self.out_dtype or self.dtype
 
     @property
     def moved_dtype(self) -> Dtype:
-        """Of what travels: the rows of x where they are gathered, else parts of the result."""
+        """Return the dtype of the rows that travel: those of x if they are gathered, else parts of the result."""
         return self.dtype if self.record.gathers else self.result_dtype
 
     @property
     def moved_columns(self) -> int:
-        """Of what travels."""
+        """Return the columns of the rows that travel."""
         return self.k if self.record.gathers else self.n
 
     def operand(self, name: str, rank: int) -> tuple[int, int, str]:
-        """Rows, columns and dtype of what the epilogue or the norm reads or writes and the schedule does not know, and
-        of counts. A residual has the rows of the result: of a reduce-scatter, the rank's own.
-        """
+        """Return rows, columns and dtype of a tensor that the schedule does not know: of an epilogue, of RMSNorm, or
+        counts. A residual has the rows of the result: of a reduce-scatter, the rank's own."""
         if name == COUNTS:
             return self.world_size, self.world_size, COUNTS_DTYPE
-        if name in (SCALE_X, SCALE_W):
-            columns = self.n if (name, self.epilogue.scaling) == (SCALE_W, "rows") else 1
-            return 1, columns * (self.epilogue.products if name == SCALE_W else 1), SCALE_DTYPE
-        if name == GATE:
-            return self.k, self.n, self.dtype
-        return (1 if name in (BIAS, NORM_WEIGHT) else self.result_rows(rank)), self.n, self.result_dtype
+        if (read := input_of(name)) is None:  # a result beside the products
+            return self.result_rows(rank), self.n, self.result_dtype
+        scales = (self.n if self.epilogue.scaling == "rows" else 1) * self.epilogue.products
+        extents = {"1": 1, "k": self.k, "n": self.n, "y": self.result_rows(rank), "of_columns": scales}
+        dtype = {"result": self.result_dtype, "factor": self.dtype}.get(read.dtype, read.dtype)
+        return extents[read.rows], extents[read.cols], dtype
 
     @property
     def block(self) -> int:
-        """Of rows that are exchanged, how many a rank sends another one at most."""
+        """Return the rows of one block of an all-to-all: the most that a rank sends to another."""
         return self.m // self.world_size
 
     def factor(self, rank: int) -> str:
-        """Name of the tensor whose rows a rank multiplies or gets the products of: of exchanged rows one of its own."""
-        return received(FACTORS[0], rank) if self.record.exchanges else FACTORS[0]
+        """Return the name of the tensor whose rows a rank multiplies or gets products of; after an all-to-all one of
+        its own."""
+        return all_to_all_result(FACTORS[0], rank) if self.record.exchanges else FACTORS[0]
 
     def result_rows(self, rank: int) -> int:
-        """The rows of a rank's result."""
+        """Return the rows of a rank's result."""
         return self._rows(rank) if self.record.scatters else self.m
 
     def result_ranges(self, rank: int) -> tuple[Range, ...]:
-        """Which rows of the whole result a rank has, in the order in which they stand in its tensor."""
+        """Return which rows of the whole result a rank has, in the order in which they stand in its tensor."""
         if self.strip and self.m:
             return strip_rows(self.m, self.world_size, rank, self.strip)
         return (shard_rows(self.m, self.world_size, rank) if self.record.scatters else (0, self.m),)
 
     def operand_rows(self, rank: int) -> int:
-        """The rows of x on a rank."""
+        """Return the rows of x on a rank."""
         return rows_of(self.operand_ranges(rank))
 
     def operand_ranges(self, rank: int) -> tuple[Range, ...]:
-        """Which rows of the whole x a rank has, in the order in which they stand in its tensor."""
+        """Return which rows of the whole x a rank has, in the order in which they stand in its tensor."""
         record = self.record
         return owned_rows(self.m, self.world_size, rank, record.x.ranges) if record.has_row_shards else ((0, self.m),)
 

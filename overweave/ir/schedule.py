@@ -1,7 +1,7 @@
 """The Schedule: which chunks move where, which tiles read and write them, and what must happen before what.
 
 Plain frozen data for every rank at once. It knows nothing of kernels, streams or SMs: a `Plan` (ir/plan.py) adds how.
-Everything is told in global terms, so that a value can be followed through buffers:
+Everything is stated in global terms, so that a value can be followed through buffers:
 
 - A *tensor* is a logical matrix that no single rank need hold, such as the gathered `a` or the summed product `a@b`.
 - `InitialContents` say which part of a tensor a region holds at the start; a `Goal`, what it must hold at the end.
@@ -106,10 +106,10 @@ class Notify(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class Queue(Struct, frozen=True, forbid_unknown_fields=True):
-    """In which order one rank's operations of this queue run.
+    """The order in which one rank's operations of this queue run.
 
-    complete: one starts after its predecessor has completed (a stream, a copy engine). This is happens-before.
-    issue: one starts after its predecessor has started (tiles of one persistent kernel). This orders nothing.
+    complete: an operation starts after its predecessor has completed (a stream, a copy engine). This is happens-before.
+    issue: an operation starts after its predecessor has started (tiles of one persistent kernel). This orders nothing.
     after: queues whose earlier launched operations must all have completed first (stream order of whole kernels).
     """
 
@@ -127,12 +127,12 @@ class _Operation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, 
 
     @property
     def instances(self) -> int:
-        """How often the operation adds to each signal it notifies: once, or once per tile."""
+        """Return how many times the operation adds to each signal it notifies: once, or once per tile."""
         return 1
 
     @property
     def all_waits(self) -> tuple[Wait, ...]:
-        """What it waits for before it starts, and what it waits for later."""
+        """Return the waits before it starts and the late ones."""
         return self.waits
 
 
@@ -150,16 +150,14 @@ class _Move(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Put(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="put"):
-    """Push: each source, on this rank, is written to the destination beside it, on a peer.
-
-    tiles: how many instances move it, each its share of the rows, and signal when that is there.
-    """
+    """Push: each source, on this rank, is written to the destination beside it, on a peer. tiles: how many instances
+    move it, each its share of the rows, and signal when that is there."""
 
     tiles: Count = 1
 
     @property
     def peer(self) -> int:
-        """The rank that it pushes to; its own if it pushes nothing."""
+        """Return the rank that it pushes to; its own if it pushes nothing."""
         return self.destinations[0].rank if self.destinations else self.rank
 
     @property
@@ -172,22 +170,20 @@ class Get(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="get
 
 
 class Copy(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="copy"):
-    """Within this rank. With no regions it only waits and signals.
-
-    delay_us: rests so long before it does anything, to make a rank late on purpose.
-    """
+    """Copy within this rank. With no regions it only waits and notifies. delay_us: sleeps this long first, to make a
+    rank late on purpose."""
 
     delay_us: Annotated[int, Meta(ge=0, le=LONGEST_DELAY_US)] = 0
 
 
 class Clear(_Move, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="clear"):
-    """Zeros to each destination, on this rank. Nothing is read."""
+    """Write zeros to each destination, on this rank."""
 
     sources: tuple[Region, ...] = ()
 
 
 class ReducePut(Put, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="reduce_put"):
-    """Push that adds to what the destination holds. unordered: while others may: nobody says whose part comes first."""
+    """Push that adds to the destination. unordered: others may add at the same time, in any order."""
 
     unordered: bool = False
 
@@ -202,11 +198,11 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
     addends: `out = addends[0] + ... + a @ b + ...` in fp32, in that order, rounded once; `place` of them stand before
     the product. They may lie on any rank, and are read when the product is computed and `late_waits` are over.
     scales: for each part of `a` a column `[rows, 1]` by which the rows of its product are multiplied, or none at all.
-    finishes: with addends, their sum is whole: before it is rounded, it is given what the problem's epilogue does to
-    sums. Its rows and columns are those of the result.
+    finishes: with addends, their sum is whole: the problem's epilogue of sums is applied to it before it is rounded.
+    Its rows and columns are those of the result.
     copies: on peers, where the result is stored too, in the same rows and columns of one buffer, `out`'s or another;
     `out` may lie on a peer itself.
-    tiles: how many instances compute it, each waiting for all of `waits` and signalling when its own part is stored.
+    tiles: how many instances compute it, each waiting for all of `waits` and notifying when its own part is stored.
     """
 
     function: Literal["matmul"] = "matmul"
@@ -228,12 +224,17 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     @property
     def stored_at(self) -> set[int]:
-        """The ranks where its result is stored."""
+        """Return the ranks where its result is stored."""
         return {part.rank for part in self.writes}
 
     @property
     def all_waits(self) -> tuple[Wait, ...]:
         return self.waits + self.late_waits
+
+    @property
+    def beside(self) -> tuple[Region, ...]:
+        """What it reads and writes beside its factors and its product."""
+        return self.scales + self.addends + self.copies
 
     @property
     def reads(self) -> tuple[Region, ...]:
@@ -273,9 +274,9 @@ class Reduce(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, 
 class Apply(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="apply"):
     """Tiles of an author's kernel `function`: they rely on `needs`, and what they write is `makes`.
 
-    Nobody looks into the kernel: what it reads must hold what `needs` says, and then holds what `makes` says.
-    late_needs: what is read part by part, each part after its own of `late_waits`. tiles: ranges of tile numbers, one
-    instance each.
+    The kernel is not analysed: the regions it reads must hold what `needs` says, and those it writes then hold what
+    `makes` says. late_needs: regions that are read part by part, each part after its own of `late_waits`. tiles: ranges
+    of tile numbers, one instance each.
     """
 
     function: Name
@@ -303,15 +304,15 @@ class Apply(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, t
 
 
 class Collective(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="collective"):
-    """One rank's part of a library collective; the parts of all `ranks` share `label` and complete together.
+    """One rank's part of a collective of NCCL or gloo; the parts of all `ranks` share `label` and complete together.
 
     all_gather: `sources[0]` of member i lands in `destinations[i]` of every member.
     reduce_scatter: `sources[i]` of every member is summed, in member order, into `destinations[0]` of member i.
     all_reduce: `sources[0]` of all members is summed, in member order, into `destinations[0]` of every member, or into
-    itself. The order is that of the books: which one the library takes is its own affair.
+    itself. Member order is what the terms of Goals name; NCCL's actual order is unspecified.
     all_to_all: `sources[i]` of member j lands in `destinations[j]` of member i. Where blocks are permuted, several
-    regions may stand for each of these: one stretch of memory, in the same order at its other end.
-    finishes: as of a Compute, of what a reduce_scatter or an all_reduce leaves here, which the library has rounded.
+    regions may stand for each of these: one contiguous span of memory, in the same order at its other end.
+    finishes: as of a Compute, of the sums of a reduce_scatter or an all_reduce, which NCCL has rounded.
     """
 
     function: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
@@ -343,9 +344,8 @@ class InitialContents(Struct, frozen=True, forbid_unknown_fields=True, gc=False)
 
 
 class Goal(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """At the end, element `[i, j]` of the region is `tensor[row + i, col + j]`, summed over `terms` in that order.
-
-    No terms: the element was moved. unordered: in any order, so that its bits may differ between calls."""
+    """At the end, element `[i, j]` of the region is `tensor[row + i, col + j]`, summed over `terms` in that order. No
+    terms: the element was moved. unordered: in any order, so that its bits may differ between calls."""
 
     region: Region
     tensor: Name
@@ -356,18 +356,20 @@ class Goal(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class Credit(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """At the head of a call `taker` waits until `giver` has finished the call that used the same slot last."""
+    """A call of `taker` begins only after `giver` has finished its last call in the same slot."""
 
     giver: Index
     taker: Index
 
 
 class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """See the module. `operations` stand in launch order: each rank launches its own in the order they have here.
+    """Operations of all ranks; `operations` stand in launch order: each rank launches its own in the order they have
+    here.
 
-    reuse: how it is known that a later call may overwrite what this one read. credits: its head takes them, and zeroes
-    signals. echoes: a call has no head; two halves of a memory of their own serve calls by turns, signals are epochs,
-    and every rank hears in each call from every other, whose call before that is then over (verify/rules/reuse.py).
+    reuse: why a later call may overwrite memory that this one read. credits: the call's prologue takes the credits, and
+    zeroes signals. echoes (acknowledgements): a call has no prologue; calls alternate between two halves of the memory,
+    signals are epochs, and in each call every rank gets a signal from every other, whose call before that is then over
+    (verify/rules/reuse.py).
     """
 
     name: Name
@@ -382,19 +384,19 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     operations: tuple[Operation, ...]
 
     def of_rank(self, rank: int) -> Iterator[Operation]:
-        """The operations that `rank` launches, in launch order."""
+        """Yield the operations that `rank` launches, in launch order."""
         return (operation for operation in self.operations if operation.rank == rank)
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The buffers by which Computes multiply, in the order of `buffers`."""
+        """Return the buffers by which Computes multiply, in the order of `buffers`."""
         read = {operation.b.buffer for operation in self.operations if isinstance(operation, Compute)}
         return tuple(buffer.name for buffer in self.buffers if buffer.name in read)
 
     def buffer(self, name: str) -> Buffer:
-        """The buffer called `name`. Raises KeyError."""
+        """Return the buffer called `name`. Raises KeyError."""
         return {buffer.name: buffer for buffer in self.buffers}[name]
 
     def pad(self, name: str) -> SignalPad:
-        """The signal pad called `name`. Raises KeyError."""
+        """Return the signal pad called `name`. Raises KeyError."""
         return {pad.name: pad for pad in self.pads}[name]

@@ -48,14 +48,14 @@ class MatmulOutputs(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What an epilogue reads (kernels/epilogue.py). scale_x lies beside the own rows of `a`, scales beside gathered
-    ones.
+    """What an epilogue reads (kernels/epilogue.py). scale_x lies beside the own rows of `a`, scale_gathered beside
+    gathered ones.
     """
 
     bias: Any
     residual: Any
     scale_x: Any
-    scales: Any
+    scale_gathered: Any
     scale_w: Any
 
 

@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from overweave.ir.epilogue import EPILOGUE_BITS
+from overweave.ir.operators import forms
 from overweave.lang.tile_table import FROM_OWN_SHARD, ROW, SOURCE, SOURCE_ROW, read_column
 
 BIAS = tl.constexpr(EPILOGUE_BITS["bias"])
@@ -20,7 +21,7 @@ GELU_TANH = tl.constexpr(EPILOGUE_BITS["gelu_tanh"])
 RESIDUAL = tl.constexpr(EPILOGUE_BITS["residual"])
 BY_TENSOR = tl.constexpr(EPILOGUE_BITS["tensor"])
 BY_ROWS = tl.constexpr(EPILOGUE_BITS["rows"])
-GATE = tl.constexpr(EPILOGUE_BITS["gate"])
+GATE = tl.constexpr(EPILOGUE_BITS[forms.GATE])
 SCALES = tl.constexpr(EPILOGUE_BITS["tensor"] | EPILOGUE_BITS["rows"])
 ENDINGS = tl.constexpr(sum(EPILOGUE_BITS.values()) - EPILOGUE_BITS["tensor"] - EPILOGUE_BITS["rows"])
 
@@ -64,7 +65,7 @@ def scales_beside(ends, table, tile, row, EPILOGUE: tl.constexpr):
         if row is None:
             row = read_column(table, tile, ROW)
         source_row = read_column(table, tile, SOURCE_ROW)
-        beside = tl.where(is_own, ends.scale_x, ends.scales) + (source_row - row)
+        beside = tl.where(is_own, ends.scale_x, ends.scale_gathered) + (source_row - row)
     return beside
 
 

@@ -10,11 +10,11 @@ strips.
 import triton
 import triton.language as tl
 
-from overweave.ir.tile_order import EVERYWHERE
+from overweave.ir.tile_order import ALL_RANKS
 from overweave.lang.tile_table import SIGNAL, SIGNALS_NOBODY, TO, notify, read_column
 from overweave.memory.device.signals import STRIDE
 
-AT_ALL = tl.constexpr(EVERYWHERE)
+AT_ALL = tl.constexpr(ALL_RANKS)
 
 
 @triton.jit

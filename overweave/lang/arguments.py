@@ -1,7 +1,7 @@
-"""What a kernel that uses the tile primitives is given: a channel and symmetric tensors, each as one argument.
+"""Arguments of a kernel that uses the tile primitives: a channel and symmetric tensors, one argument each.
 
-They are tuples with names, which Triton takes apart. `layout` is a constant of the kernel: where Triton compiles,
-`folded`; where it interprets, as it is.
+They are named tuples, which Triton flattens. `layout` is a constexpr: `folded` for the compiler, plain for the
+interpreter.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import triton.language as tl
 
 
 class Channel(NamedTuple):
-    """One rank's view of a TileChannel in one call. What it holds is the library's; kernels pass it on.
+    """One rank's view of a TileChannel in one call. Kernels only pass it on.
 
-    signals: the own ones, int32. peers: where each rank's signals lie, int64. words, limits: of every wait
-    (memory/device/signals.py). tables: a dynamic mapping, int32 (lang/mapping.py), or None where the static one holds;
-    counts: how many tiles add to each counter of a dynamic producer. layout: the TileChannel.
+    signals: this rank's, int32. peers: the address of each rank's signals, int64. words, limits: arguments of waits
+    (memory/device/signals.py). producer_table, consumer_table: a dynamic mapping, int32 (lang/mapping.py), None for the
+    static one. counts: how many tiles add to each counter of a dynamic mapping. number: in timeout reports. layout: the
+    TileChannel.
     """
 
     signals: Any
@@ -33,7 +34,7 @@ class Channel(NamedTuple):
 
 
 class SymmetricTensor(NamedTuple):
-    """A matrix that every rank has one of. own: this rank's, to load and store. addresses: where each rank's lies."""
+    """A symmetric matrix. own: pointer to this rank's. addresses: of each rank's, int64."""
 
     own: Any
     addresses: Any
@@ -42,7 +43,7 @@ class SymmetricTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class SymmetricLayout:
-    """stride: elements from row to row. is_shard: rows are one rank's, counted from the start of its shard."""
+    """stride: elements from row to row. is_shard: each rank holds its own shard's rows only, from row 0 on."""
 
     stride: int
     is_shard: bool
@@ -50,7 +51,7 @@ class SymmetricLayout:
 
 @dataclass(frozen=True)
 class Folded:
-    """Plain data whose every attribute is a constant to Triton's compiler."""
+    """Wraps plain data so that each attribute is a constexpr to Triton's compiler."""
 
     data: Any
 
@@ -61,5 +62,5 @@ class Folded:
 
 
 def folded(value: Any) -> tl.constexpr:
-    """A value as a constant of a kernel that is compiled."""
+    """Return a value as a constexpr."""
     return tl.constexpr(Folded(value) if is_dataclass(value) else value)

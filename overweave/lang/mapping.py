@@ -1,7 +1,7 @@
-"""The static mapping of tiles: which rows a tile covers, whose they are, and which channel announces them.
+"""The static mapping of tiles: the rows of a tile, the rank that owns them, and the counter that it adds to.
 
-A `TileChannel` is plain data that a kernel gets as a constant: what it says is folded into the kernel. Its arithmetic
-is spelled twice, for the host as methods and for the device in `lang/primitives.py`; a test holds them equal.
+A `TileChannel` is plain data that a kernel gets as a constant, folded into its code. The mapping is implemented twice,
+for the host as methods and for the device in `lang/primitives.py`; a test compares them.
 SOURCE: TileLink, section 4.1 (f_S, f_R, f_C; their BlockChannel).
 """
 
@@ -18,10 +18,10 @@ MAPPING_COLUMNS = ("low", "high", "rank", "channel", "channel_end")
 
 @dataclass(frozen=True)
 class Tiles:
-    """A matrix `[rows, cols]` of which each of `shards` ranks owns rows, as torch.chunk deals them, cut into tiles.
+    """A matrix `[rows, cols]` cut into tiles. Each of `shards` ranks owns rows, split as by torch.chunk.
 
-    Tiles are numbered shard by shard, in a shard by rows of tiles, and none straddles two shards. Where rows are few,
-    the last tiles of a shard are short or empty; they exist all the same, and are announced like the others.
+    Tiles are numbered shard by shard, row-major within a shard, and none straddles two shards. If rows are few, the
+    last tiles of a shard are short or empty; they are notified like the others.
     """
 
     rows: int
@@ -61,7 +61,7 @@ class Tiles:
         return self.per_shard * self.shards
 
     def rank_of(self, tile: int) -> int:
-        """f_R: whose rows they are."""
+        """f_R: the rank that owns a tile's rows."""
         return tile // self.per_shard
 
     def rows_of(self, tile: int) -> tuple[int, int]:
@@ -74,12 +74,12 @@ class Tiles:
 
 @dataclass(frozen=True)
 class TileChannel:
-    """The signals between the tiles of producers and those of consumers: TileLink's BlockChannel, as data.
+    """The signals between producers' and consumers' tiles: TileLink's BlockChannel, as data.
 
-    tiles: what producers make, and what is pushed and pulled. consumer: the tiles of consumers, of the same matrix; as
-    the producers' if None. channels: counters for each shard; a producer's tile adds one to the counter of its rows,
-    and a consumer's tile waits for all counters that its rows touch, each to be full. has_peers: there is also a signal
-    for each tile and rank that `peer_tile_notify` raises.
+    tiles: of producers; also the unit of push and pull. consumer: the tiles of consumers, of the same matrix; None: the
+    producers'. channels: counters of each shard. A producer's tile adds one to the counter of its rows; a consumer's
+    tile waits until every counter of its rows is full. has_peers: adds a signal for each tile and rank, for
+    `peer_tile_notify`.
     """
 
     tiles: Tiles
@@ -104,13 +104,13 @@ class TileChannel:
 
     @property
     def is_static(self) -> bool:
-        """Whether producers and consumers cut the same matrix: then the mapping needs no table."""
-        made, read = self.tiles, self.consumed
-        return (made.rows, made.shards) == (read.rows, read.shards)
+        """Whether producers' and consumers' tiles are of the same matrix and shards, so that no table is needed."""
+        produced, consumed = self.tiles, self.consumed
+        return (produced.rows, produced.shards) == (consumed.rows, consumed.shards)
 
     @property
     def is_same(self) -> bool:
-        """Whether a consumers' tile is a producers' tile."""
+        """Whether consumers have the producers' tiles."""
         return self.consumer is None
 
     @property
@@ -125,23 +125,23 @@ class TileChannel:
 
     @property
     def counters(self) -> int:
-        """Counters of all shards. They are the first signals of the channel."""
+        """How many counters all shards have. They are the first signals of the channel."""
         return self.channels * self.world_size
 
     @property
     def signals(self) -> int:
-        """All signals: the counters, and behind them one for each tile and rank if the channel has peers."""
+        """How many signals there are: the counters, then one for each tile and rank if has_peers."""
         return self.counters + (self.tiles.count * self.world_size if self.has_peers else 0)
 
     @property
     def down(self) -> int:
-        """Rows of the producers' tiles that one counter stands for; the last ones may stand for fewer."""
+        """Rows of producers' tiles a counter; the last counters of a shard may have fewer."""
         return -(-self.tiles.down // self.channels)
 
     def counter_of(self, tile: int) -> int:
         """f_C: the counter to which a producer's tile adds one."""
-        inside = tile % self.tiles.per_shard // self.tiles.across
-        return self.tiles.rank_of(tile) * self.channels + inside // self.down
+        row_in_shard = tile % self.tiles.per_shard // self.tiles.across
+        return self.tiles.rank_of(tile) * self.channels + row_in_shard // self.down
 
     def count_of(self, counter: int) -> int:
         """How many tiles add to a counter."""
@@ -154,13 +154,13 @@ class TileChannel:
         return self.counters_of_rows(*self.consumed.rows_of(tile))
 
     def counters_of_rows(self, low: int, high: int) -> tuple[int, int]:
-        """The counters `[low, high)` that stand for rows `[low, high)`."""
+        """The counters `[low, high)` of the rows `[low, high)`."""
         if low == high:
             return 0, 0
         return self._counter_of_row(low), self._counter_of_row(high - 1) + 1
 
     def producer_table(self) -> list[list[int]]:
-        """The mapping of producers as a dynamic one spells it: one row for each row of tiles (MAPPING_COLUMNS)."""
+        """Return the producers' mapping as a dynamic table: one row for each row of tiles, with MAPPING_COLUMNS."""
         first = range(0, self.tiles.count, self.tiles.across)
         return [
             [*self.tiles.rows_of(tile), self.tiles.rank_of(tile), self.counter_of(tile), self.counter_of(tile) + 1]
@@ -168,11 +168,12 @@ class TileChannel:
         ]
 
     def consumer_table(self) -> list[list[int]]:
-        """The mapping of consumers as a dynamic one spells it."""
+        """Return the consumers' mapping as a dynamic table."""
         first = range(0, self.consumed.count, self.consumed.across)
         return [[*self.consumed.rows_of(tile), self.consumed.rank_of(tile), *self.counters_of(tile)] for tile in first]
 
     def _counter_of_row(self, row: int) -> int:
+        """Return the counter of the tile that holds a row."""
         shard = row // self.tiles.shard_rows
-        inside = (row - shard * self.tiles.shard_rows) // self.tiles.tile_rows
-        return shard * self.channels + inside // self.down
+        tile_row = (row - shard * self.tiles.shard_rows) // self.tiles.tile_rows
+        return shard * self.channels + tile_row // self.down

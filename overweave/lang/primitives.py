@@ -7,10 +7,10 @@
 The host's side (`rank_notify`, `rank_wait`, `rank_copy_data`) is in ops/author/tile_program.py. One source for the GPU
 and for the interpreter: memory/device/signals.py has both forms of what waits and notifies.
 
-A notify releases: whatever any thread of the block stored before it is visible to who waits for it. A wait acquires:
-nothing behind it is read before it is over. Triton moves nothing across either, and does not pipeline a loop in which
-one stands: keep waits around the main loop, not in it, and have the lint look. A wait is bounded; its verdict is 0 if
-it is void, and then what depends on it is stored as NaN (`voided`) and not announced.
+A notify is a release: stores of any thread of the CTA before it are visible to the CTA that waits for it. A wait is an
+acquire: no load behind it moves before it. Triton moves no access across either, and does not pipeline a loop that
+contains one: keep waits outside the main loop, and check with the lint. A wait has a deadline. Its verdict is 1, or 0
+if it failed; a tile that depends on a failed wait is stored as NaN (`voided`) and notifies nobody.
 SOURCE: TileLink, table 3 and sections 3.2 and 4.
 """
 
@@ -40,8 +40,8 @@ __all__ = [
     "voided",
 ]
 
-# Whom a notify tells, and where data goes to or comes from.
-LOCAL = tl.constexpr("local")  # this rank: a producer that pulls, or that makes what this rank consumes
+# Which rank a notify signals, and where data goes to or comes from.
+LOCAL = tl.constexpr("local")  # this rank: a producer that pulls, or whose consumer is on this rank
 P2P = tl.constexpr("p2p")  # the rank that owns the tile's rows
 BROADCAST = tl.constexpr("broadcast")  # every rank
 
@@ -51,14 +51,14 @@ HIGH = tl.constexpr(MAPPING_COLUMNS.index("high"))
 RANK = tl.constexpr(MAPPING_COLUMNS.index("rank"))
 CHANNEL = tl.constexpr(MAPPING_COLUMNS.index("channel"))
 CHANNEL_END = tl.constexpr(MAPPING_COLUMNS.index("channel_end"))
-NEVER = tl.constexpr(1 << 30)  # what no signal reaches: a wait for a signal that is none ends by its deadline
+NEVER = tl.constexpr(1 << 30)  # a count that no signal reaches: a wait for an invalid signal ends by its deadline
 
 
 @triton.jit
 def producer_tile_notify(channel, tile, MODE: tl.constexpr, verdict=1):
-    """Marks a producer's tile done: adds one to its counter on this rank, on the rank that owns it, or on every rank.
+    """Mark a producer's tile done: add one to its counter on this rank, on the rank that owns it, or on every rank.
 
-    verdict: of what the tile waited for itself; a void tile is not announced.
+    verdict: of the tile's own wait; 0 notifies nobody.
     """
     counter = _producer_counter(channel, tile)
     if MODE == "local":
@@ -68,75 +68,75 @@ def producer_tile_notify(channel, tile, MODE: tl.constexpr, verdict=1):
     else:
         tl.static_assert(MODE == "broadcast", "MODE is one of LOCAL, P2P, BROADCAST")
         ranks: tl.constexpr = channel.layout.world_size
-        for turn in range(ranks):
-            _raise_signal(channel, (channel.rank + turn) % ranks, counter, verdict)
+        for step in range(ranks):
+            _raise_signal(channel, (channel.rank + step) % ranks, counter, verdict)
 
 
 @triton.jit
 def consumer_tile_wait(channel, tile):
-    """Waits until all producers' tiles that a consumer's tile depends on are done. 1, or 0 if the wait is void."""
+    """Wait until all producers' tiles that a consumer's tile depends on are done. Return 1, or 0 if the wait failed."""
     if channel.layout.is_same and channel.consumer_table is None:
         counter = _producer_counter(channel, tile)
-        verdict = _wait_for_signal(channel, counter, _counted(channel, counter))
+        verdict = _wait_for_signal(channel, counter, _count_of(channel, counter))
     else:
         low, high = _consumer_counters(channel, tile)
         verdict = 1
         for counter in range(low, high):
             if verdict == 1:
-                verdict = _wait_for_signal(channel, counter, _counted(channel, counter))
+                verdict = _wait_for_signal(channel, counter, _count_of(channel, counter))
     return verdict
 
 
 @triton.jit
 def peer_tile_notify(channel, tile, rank, verdict=1):
-    """Tells `rank` that this rank is done with a producers' tile."""
+    """Notify `rank` that this rank is done with a producers' tile."""
     tl.static_assert(channel.layout.has_peers, "the TileChannel needs has_peers=True")
     _raise_signal(channel, rank, _peer_signal(channel, tile, channel.rank), verdict)
 
 
 @triton.jit
 def peer_tile_wait(channel, tile, rank):
-    """Waits until `rank` has told this rank that it is done with a producers' tile. 1, or 0 if the wait is void."""
+    """Wait until `rank` notifies that it is done with a producers' tile. Return 1, or 0 if the wait failed."""
     tl.static_assert(channel.layout.has_peers, "the TileChannel needs has_peers=True")
     return _wait_for_signal(channel, _peer_signal(channel, tile, rank), 1)
 
 
 @triton.jit
 def tile_push_data(channel, tensor, tile, data, MODE: tl.constexpr, rank=None):
-    """Stores a producers' tile of a symmetric tensor on the rank that owns it, or on `rank` (P2P), or on every rank.
+    """Store a producers' tile of a symmetric tensor on the rank that owns it, or on `rank` (P2P), or on every rank.
 
-    data: `[tile_rows, tile_cols]`; what lies beyond the tile's rows and columns is left out.
+    data: `[tile_rows, tile_cols]`; elements beyond the tile's rows and columns are masked.
     """
-    offsets, inside = _elements(channel, tensor, tile)
+    offsets, in_tile = _elements(channel, tensor, tile)
     data = data.to(tensor.own.dtype.element_ty)
     if MODE == "p2p":
         target = producer_rank(channel, tile) if rank is None else rank
-        tl.store(_on_rank(tensor, target) + offsets, data, mask=inside)
+        tl.store(_on_rank(tensor, target) + offsets, data, mask=in_tile)
     else:
         tl.static_assert(MODE == "broadcast", "MODE is one of P2P, BROADCAST")
         ranks: tl.constexpr = channel.layout.world_size
-        for turn in range(ranks):
-            tl.store(_on_rank(tensor, (channel.rank + turn) % ranks) + offsets, data, mask=inside)
+        for step in range(ranks):
+            tl.store(_on_rank(tensor, (channel.rank + step) % ranks) + offsets, data, mask=in_tile)
 
 
 @triton.jit
 def tile_pull_data(channel, tensor, tile, MODE: tl.constexpr, rank=None):
-    """Loads a producers' tile of a symmetric tensor: `[tile_rows, tile_cols]`, zero beyond its rows and columns.
+    """Load a producers' tile of a symmetric tensor: `[tile_rows, tile_cols]`, zero beyond its rows and columns.
 
     P2P: from the rank that owns it, or from `rank`. BROADCAST: every rank's, `[ranks, tile_rows, tile_cols]`, ranks
     rounded up to a power of two with zeros.
     """
-    offsets, inside = _elements(channel, tensor, tile)
+    offsets, in_tile = _elements(channel, tensor, tile)
     if MODE == "p2p":
         source = producer_rank(channel, tile) if rank is None else rank
-        data = tl.load(_on_rank(tensor, source) + offsets, mask=inside, other=0.0)
+        data = tl.load(_on_rank(tensor, source) + offsets, mask=in_tile, other=0.0)
     else:
         tl.static_assert(MODE == "broadcast", "MODE is one of P2P, BROADCAST")
         ranks = tl.arange(0, channel.layout.padded_ranks)
         is_rank = ranks < channel.layout.world_size
         bases = tl.load(tensor.addresses + ranks, mask=is_rank, other=0).to(tensor.own.dtype)
-        inside = is_rank[:, None, None] & inside[None, :, :]
-        data = tl.load(bases[:, None, None] + offsets[None, :, :], mask=inside, other=0.0)
+        in_tile = is_rank[:, None, None] & in_tile[None, :, :]
+        data = tl.load(bases[:, None, None] + offsets[None, :, :], mask=in_tile, other=0.0)
     return data
 
 
@@ -184,8 +184,8 @@ def _producer_counter(channel, tile):
     """f_C of producers: the counter of a tile."""
     tiles: tl.constexpr = channel.layout.tiles
     if channel.producer_table is None:
-        inside = tile % tiles.per_shard // tiles.across
-        counter = tile // tiles.per_shard * channel.layout.channels + inside // channel.layout.down
+        row_in_shard = tile % tiles.per_shard // tiles.across
+        counter = tile // tiles.per_shard * channel.layout.channels + row_in_shard // channel.layout.down
     else:
         counter = _entry(channel.producer_table, tiles, tile, CHANNEL)
     return counter
@@ -208,15 +208,16 @@ def _consumer_counters(channel, tile):
 
 @triton.jit
 def _counter_of_row(channel, row):
+    """Return the counter of the producers' tile that holds a row."""
     tiles: tl.constexpr = channel.layout.tiles
     shard = row // tiles.shard_rows
-    inside = (row - shard * tiles.shard_rows) // tiles.tile_rows
-    return shard * channel.layout.channels + inside // channel.layout.down
+    tile_row = (row - shard * tiles.shard_rows) // tiles.tile_rows
+    return shard * channel.layout.channels + tile_row // channel.layout.down
 
 
 @triton.jit
-def _counted(channel, counter):
-    """How many tiles add to a counter."""
+def _count_of(channel, counter):
+    """Return how many tiles add to a counter."""
     if channel.counts is None:
         tiles: tl.constexpr = channel.layout.tiles
         part = counter % channel.layout.channels
@@ -224,8 +225,8 @@ def _counted(channel, counter):
         high = tl.minimum((part + 1) * channel.layout.down, tiles.down)
         count = (high - low) * tiles.across
     else:
-        is_one = (counter >= 0) & (counter < channel.layout.counters)
-        count = tl.load(channel.counts + counter, mask=is_one, other=0)
+        is_valid = (counter >= 0) & (counter < channel.layout.counters)
+        count = tl.load(channel.counts + counter, mask=is_valid, other=0)
     return count
 
 
@@ -242,6 +243,7 @@ def _rows(table, tiles: tl.constexpr, tile):
 
 @triton.jit
 def _static_rows(tiles: tl.constexpr, tile):
+    """Return the rows `[low, high)` of a tile, by the static mapping."""
     shard = tile // tiles.per_shard
     end = tl.minimum((shard + 1) * tiles.shard_rows, tiles.rows)
     low = tl.minimum(shard * tiles.shard_rows + tile % tiles.per_shard // tiles.across * tiles.tile_rows, end)
@@ -255,51 +257,53 @@ def _column(tiles: tl.constexpr, tile):
 
 @triton.jit
 def _entry(table, tiles: tl.constexpr, tile, COLUMN: tl.constexpr):
-    """A dynamic mapping has one row for each row of tiles."""
+    """Load one entry of a dynamic mapping, which has one row for each row of tiles."""
     return tl.load(table + tile // tiles.across * COLUMNS + COLUMN)
 
 
 @triton.jit
 def _peer_signal(channel, tile, rank):
+    """Return the signal of a tile and a rank for `peer_tile_notify`."""
     return channel.layout.counters + tile * channel.layout.world_size + rank
 
 
 @triton.jit
 def _raise_signal(channel, rank, signal, verdict):
-    """Adds one to a signal of `rank`, behind a block barrier and with release; nothing if it is none of the channel."""
+    """Add one to a signal of `rank`, behind a CTA barrier and with release; do nothing for an invalid signal."""
     signal = tl.full((), 0, tl.int32) + signal
-    is_one = (signal >= 0) & (signal < channel.layout.signals)
-    pad = tl.load(channel.peers + rank).to(channel.signals.dtype)
-    notify(pad + tl.where(is_one, signal, 0) * STRIDE, is_one & (verdict == 1))
+    is_valid = (signal >= 0) & (signal < channel.layout.signals)
+    signals_of_rank = tl.load(channel.peers + rank).to(channel.signals.dtype)
+    notify(signals_of_rank + tl.where(is_valid, signal, 0) * STRIDE, is_valid & (verdict == 1))
 
 
 @triton.jit
-def _wait_for_signal(channel, signal, wanted):
-    """Waits for one own signal; sounds the alarm if the wait is void. 1 or 0."""
+def _wait_for_signal(channel, signal, count):
+    """Wait for a signal of this rank. Return 1, or 0 if the wait failed, which is then reported to all ranks."""
     signal = tl.full((), 0, tl.int32) + signal
-    is_one = (signal >= 0) & (signal < channel.layout.signals)
-    word = channel.signals + tl.where(is_one, signal, 0) * STRIDE
-    wanted = tl.where(is_one, wanted, NEVER)
-    verdict = wait_at_least(word, wanted, channel.words, channel.limits)
+    is_valid = (signal >= 0) & (signal < channel.layout.signals)
+    word = channel.signals + tl.where(is_valid, signal, 0) * STRIDE
+    count = tl.where(is_valid, count, NEVER)
+    verdict = wait_at_least(word, count, channel.words, channel.limits)
     if verdict == 0:
         ranks: tl.constexpr = channel.layout.world_size
-        report_timeout(word, wanted, channel.number, signal, channel.words, channel.limits, ranks)
+        report_timeout(word, count, channel.number, signal, channel.words, channel.limits, ranks)
     return verdict
 
 
 @triton.jit
 def _elements(channel, tensor, tile):
-    """Where the elements of a producers' tile lie in a symmetric tensor, and which of them there are."""
+    """Return (offsets, mask) of the elements of a producers' tile in a symmetric tensor."""
     tiles: tl.constexpr = channel.layout.tiles
     low, high = producer_rows(channel, tile)
     rows = low + tl.arange(0, tiles.tile_rows)
     cols = _column(tiles, tile) + tl.arange(0, tiles.tile_cols)
-    inside = (rows < high)[:, None] & (cols < tiles.cols)[None, :]
+    mask = (rows < high)[:, None] & (cols < tiles.cols)[None, :]
     if tensor.layout.is_shard:
         rows -= producer_rank(channel, tile) * tiles.shard_rows
-    return rows.to(tl.int64)[:, None] * tensor.layout.stride + cols[None, :], inside
+    return rows.to(tl.int64)[:, None] * tensor.layout.stride + cols[None, :], mask
 
 
 @triton.jit
 def _on_rank(tensor, rank):
+    """Return the pointer to a rank's symmetric tensor."""
     return tl.load(tensor.addresses + rank).to(tensor.own.dtype)

@@ -1,4 +1,7 @@
-"""What a fused kernel reads on the device: the columns of its tile table, the tile counter, waits and signals."""
+"""Device functions of a fused kernel: its tile table, the work counter, waits, notifies and pushes.
+
+A verdict is 1, or 0 if a wait failed: then the tile is stored as NaN and nobody is notified.
+"""
 
 import triton
 import triton.language as tl
@@ -36,8 +39,6 @@ __all__ = [
     "announce_tile_at",
     "away",
     "blocks",
-    "carry_slices",
-    "chosen_side",
     "claim_tile",
     "complete_bulk_stores",
     "finish_tile",
@@ -46,10 +47,12 @@ __all__ = [
     "part_high",
     "part_low",
     "place_count",
+    "push_slices",
     "read_clock",
     "read_column",
     "read_duties",
     "record_time",
+    "select_source",
     "tile_number",
     "voided",
     "wait_for_duties",
@@ -86,20 +89,20 @@ FINISHES = tl.constexpr(TileRow._fields.index("finishes"))
 TO = tl.constexpr(TileRow._fields.index("to"))
 SHIFT = tl.constexpr(TileRow._fields.index("shift"))
 
-# Counters of the shares of a tile: how many of each half are there, and how many halves of the sum are stored.
+# Split-K counters of a tile: how many partial sums of each half exist, and how many halves of the result are stored.
 ARRIVALS = tl.constexpr(ARRIVAL_WORDS)
 DONE = tl.constexpr(2)
-VOID_SHARE = tl.constexpr(1 << 16)  # what a void share adds beside its one
+VOID_SHARE = tl.constexpr(1 << 16)  # a partial sum whose wait failed adds this beside its one
 
-# Slices that tiles carry: columns of their tiles' rows, and of the table of addresses (memory/lower.py).
+# Slices that tiles push: columns of the tiles' rows, and of the table of addresses (memory/lower.py).
 SLICES_BEFORE, CLAIMS_SLICES = COL, WIDTH
 SLICE_TARGET = tl.constexpr(0)
 SLICE_SIGNALS = tl.constexpr(1)
 SLICE_ORIGIN = tl.constexpr(2)
 SLICE_WIDTH = tl.constexpr(3)
 SLICE_COLUMNS = tl.constexpr(4)
-SLICE_CLAIMS = tl.constexpr(3)  # their counter, behind those of tiles, sums and pushes
-SLICE_BLOCK = tl.constexpr(4096)  # int32 under way at a time
+SLICE_CLAIMS = tl.constexpr(3)  # their work counter, behind those of tiles, sums and pushes
+SLICE_BLOCK = tl.constexpr(4096)  # int32 a copy step
 
 COMPLETE_ASSEMBLY = tl.constexpr(COMPLETE_BULK_STORES)
 FROM_OWN_SHARD = tl.constexpr(OWN_SHARD)
@@ -109,19 +112,19 @@ ADDS_NOTHING = tl.constexpr(NO_ADDENDS)
 
 @triton.jit
 def claim_tile(claims):
-    """The next row of the table. Rows go out in table order, so a block that runs never waits for one that does not."""
+    """Claim the next row of the table. In table order, so that no running CTA waits for one that is not resident."""
     return tl.atomic_add(claims, 1, sem="relaxed", scope="gpu")
 
 
 @triton.jit
 def read_column(table, tile, COLUMN: tl.constexpr, DIVISOR: tl.constexpr = 1):
-    """One entry of a row of the table, known to be a multiple of DIVISOR: what is loaded tells the compiler nothing."""
+    """Load one entry of a row. DIVISOR: the entry is a multiple of it, which no compiler infers from a load."""
     return tl.multiple_of(tl.load(table + tile * COLUMNS + COLUMN), DIVISOR)
 
 
 @triton.jit
 def wait_for_tile(table, tile, signals, words, limits, world_size):
-    """Prologue: waits for the signals that the row names. 1, or 0 if the wait is void."""
+    """Prologue: wait for the signals of the row. Return 1, or 0 if the wait failed."""
     return wait_for_signals(
         signals,
         read_column(table, tile, WAIT_LO),
@@ -138,7 +141,7 @@ def wait_for_tile(table, tile, signals, words, limits, world_size):
 
 @triton.jit
 def read_duties(table, tile):
-    """What the row waits for, read ahead of the wait: low, high, count, and one more signal with its own count."""
+    """Read the signals of a row's wait, ahead of it: low, high, count, and one more signal with its own count."""
     low, high = read_column(table, tile, WAIT_LO), read_column(table, tile, WAIT_HI)
     count = read_column(table, tile, WAIT_COUNT)
     return low, high, count, read_column(table, tile, ALSO), read_column(table, tile, ALSO_COUNT)
@@ -146,7 +149,7 @@ def read_duties(table, tile):
 
 @triton.jit
 def wait_for_duties(duties, operation, signals, words, limits, world_size):
-    """Waits as a tile's duties say, where they may be many signals: all are polled together. 1, or 0 if it is void."""
+    """Wait for the signals of `read_duties`, polling all of them at once. Return 1, or 0 if the wait failed."""
     low, high, count, also, also_count = duties
     return wait_for_signals_by_lanes(
         signals, low, high, count, also, also_count, operation, words, limits, world_size
@@ -155,7 +158,7 @@ def wait_for_duties(duties, operation, signals, words, limits, world_size):
 
 @triton.jit
 def finish_tile(table, tile, signals, verdict):
-    """Epilogue: signals that the tile is stored, unless nobody asked or the tile is void."""
+    """Epilogue: notify that the tile is stored, unless the row has no signal or a wait failed."""
     signal = read_column(table, tile, SIGNAL)
     if signal != SIGNALS_NOBODY:
         notify(signals + signal * STRIDE, verdict == 1)
@@ -163,26 +166,26 @@ def finish_tile(table, tile, signals, verdict):
 
 @triton.jit
 def announce_tile(table, tile, signals):
-    """Epilogue of a kernel that waits for nothing: signals that the tile is stored, unless nobody asked."""
+    """Epilogue of a kernel that waits for nothing: notify that the tile is stored, unless the row has no signal."""
     finish_tile(table, tile, signals, tl.full((), 1, tl.int32))
 
 
 @triton.jit
 def place_count(table, tile, places, world_size):
-    """At how many places a tile stores what it computed: at its own, at a peer's, or at every rank's."""
+    """Return on how many ranks a tile is stored: one, its own or a peer, or all."""
     return tl.load(_place(table, tile, places, 0, world_size) - 1).to(tl.int32)
 
 
 @triton.jit
 def away(table, tile, places, place, world_size, pointer):
-    """How many elements behind `pointer` a place lies, in bytes of 16."""
+    """Return the distance in elements from `pointer` to the tile on its rank number `place`; 16-byte aligned."""
     distance = tl.load(_place(table, tile, places, place, world_size))
     return tl.multiple_of(distance, 128 // pointer.dtype.element_ty.primitive_bitwidth)
 
 
 @triton.jit
 def finish_tile_at(table, tile, places, verdict, world_size):
-    """Epilogue: signals, wherever somebody waits for it, that the tile is stored there, unless the tile is void."""
+    """Epilogue: notify every rank on which the tile is stored and waited for, unless a wait failed."""
     signal = read_column(table, tile, SIGNAL)
     if signal != SIGNALS_NOBODY:
         for place in range(place_count(table, tile, places, world_size)):
@@ -193,37 +196,36 @@ def finish_tile_at(table, tile, places, verdict, world_size):
 
 @triton.jit
 def announce_tile_at(table, tile, places, world_size):
-    """The same, of a kernel that waits for nothing."""
+    """`finish_tile_at` of a kernel that waits for nothing."""
     finish_tile_at(table, tile, places, tl.full((), 1, tl.int32), world_size)
 
 
 @triton.jit
 def _place(table, tile, places, place, world_size):
-    """Of an operation: how many places, then for each how far away it is and where its signals are."""
+    """Return the entry of a rank in `places`: an operation has a count, then (distance, signals) a rank."""
     return places + read_column(table, tile, OPERATION) * (1 + 2 * world_size) + 1 + 2 * place
 
 
 @triton.jit
-def carry_slices(table, tile, claims, targets, source, first, slices, BULK: tl.constexpr):
-    """Before a tile: moves slices of what goes to peers, at least one while there are any, and as many more as its row
-    says. Each is announced where it lands, after it.
+def push_slices(table, tile, claims, targets, source, first, slices, BULK: tl.constexpr):
+    """Before a tile: claim slices and push them to peers, one or, if the tile's row says so, more, while there are any.
 
-    first: the row of the first slice. source: the tensor of the caller's that slices come from, if any does.
+    first: the row of the first slice. source: the caller's shard, which is read only by slices whose row says so.
     """
     if read_column(table, tile, CLAIMS_SLICES) != 0:
-        before = read_column(table, tile, SLICES_BEFORE)
+        batch = read_column(table, tile, SLICES_BEFORE)
         slice = claim_tile(claims + SLICE_CLAIMS)
         while slice < slices:
             push_slice(table, first + slice, targets, source, BULK)
-            following = slices
-            if slice + 1 < before:
-                following = claim_tile(claims + SLICE_CLAIMS)
-            slice = following
+            next_slice = slices
+            if slice + 1 < batch:
+                next_slice = claim_tile(claims + SLICE_CLAIMS)
+            slice = next_slice
 
 
 @triton.jit
 def push_slice(table, row, targets, source, BULK: tl.constexpr):
-    """Whole rows to a peer, and one more on the peer's signal."""
+    """Copy a slice of whole rows to a peer, then add one to the peer's signal."""
     addresses = targets + read_column(table, row, OPERATION) * SLICE_COLUMNS
     width = tl.multiple_of(tl.load(addresses + SLICE_WIDTH), 4)
     start, source_row = read_column(table, row, ROW), read_column(table, row, SOURCE_ROW)
@@ -241,38 +243,38 @@ def push_slice(table, row, targets, source, BULK: tl.constexpr):
 
 @triton.jit
 def tile_number(table, tile):
-    """The author's number of the tile in a row of the table."""
+    """Return the author's number of the tile in a row of the table."""
     return read_column(table, tile, ROW)
 
 
 @triton.jit
-def chosen_side(table, tile, own, arrived, row_elements):
-    """Where the tile finds its rows of a tensor: the caller's shard, moved back by the rows before it, or `arrived`."""
-    before = read_column(table, tile, SOURCE_ROW).to(tl.int64) * row_elements
-    return tl.where(read_column(table, tile, SOURCE) == FROM_OWN_SHARD, own - before, arrived)
+def select_source(table, tile, shard, arrived, row_elements):
+    """Return the pointer from which a tile loads: the caller's shard, shifted by the rows before it, or `arrived`."""
+    offset = read_column(table, tile, SOURCE_ROW).to(tl.int64) * row_elements
+    return tl.where(read_column(table, tile, SOURCE) == FROM_OWN_SHARD, shard - offset, arrived)
 
 
 @triton.jit
 def blocks(extent, block):
-    """How many blocks cover an axis; the last one may be short."""
+    """Return `cdiv(extent, block)`."""
     return (extent + block - 1) // block
 
 
 @triton.jit
 def part_low(table, part, low):
-    """Where a loop that begins at `low` begins within a part of what it walks."""
+    """Return the start of a loop from `low`, clipped to a part of its axis."""
     return tl.maximum(read_column(table, part, ROW), low)
 
 
 @triton.jit
 def part_high(table, part, high):
-    """Where a loop that ends at `high` ends within a part of what it walks."""
+    """Return the end of a loop to `high`, clipped to a part of its axis."""
     return tl.minimum(read_column(table, part, ROW_END), high)
 
 
 @triton.jit
 def voided(value, verdict):
-    """What a tile stores: its value, or NaN if what it waited for did not come. Integers have no NaN and stay."""
+    """Return the value, or NaN if a wait failed. Integers have no NaN and stay."""
     if value.dtype.is_floating():
         value = tl.where(verdict == 1, value, tl.full(value.shape, float("nan"), tl.float32).to(value.dtype))
     return value
@@ -280,12 +282,12 @@ def voided(value, verdict):
 
 @triton.jit
 def complete_bulk_stores():
-    """Waits until the bulk-tensor stores of this block are complete: only then may they be announced."""
+    """Wait until the bulk-tensor stores of this CTA are complete, as a notify for them requires."""
     tl.inline_asm_elementwise(COMPLETE_ASSEMBLY, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def record_time(trace, tile, COLUMN: tl.constexpr, TRACED: tl.constexpr):
-    """Writes the device clock into the trace, if there is one."""
+    """Write the device clock into the trace, if there is one."""
     if TRACED:
         tl.store(trace + tile * TRACE_COLUMNS + COLUMN, read_clock())

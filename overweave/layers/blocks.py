@@ -1,4 +1,4 @@
-"""What stands between the norms of a transformer: query, key and value over one gather, and the gated MLP."""
+"""Parts of a transformer block: query, key and value over one gather, and the gated MLP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class QkvParallelLinear(nn.Module):
         self.q, self.k, self.v = (ColumnParallelLinear(in_features, n, bias, group, **options) for n in widths)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x: `[.., S/W, .., k]`, or whole without `dim`. Returns this rank's columns of all rows, three times."""
+        """x: `[.., S/W, .., k]`, or whole without `dim`. Returns q, k and v: this rank's columns of all rows."""
         if self.dim is None:
             return self.q(x), self.k(x), self.v(x)
         layers = (self.q, self.k, self.v)
@@ -50,9 +50,9 @@ class QkvParallelLinear(nn.Module):
 
 
 class SwiGluMlp(nn.Module):
-    """`down(silu(gate(x)) * up(x))`: one kernel multiplies by gate and up as rows arrive, one sums as it computes.
+    """`down(silu(gate(x)) * up(x))`: the gather of x overlaps with gate and up, the sum over ranks with down.
 
-    dim: along which ranks share out the rows of x and of the result; None: x and the result are whole on every rank.
+    dim: along which the rows of x and of the result are sharded; None: both are whole on every rank.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class SwiGluMlp(nn.Module):
     ) -> None:
         super().__init__()
         self.group, self.dim, self.save = group, dim, save
-        where: dict[str, Any] = {"dim": dim, "device": device, "dtype": dtype}
-        self.gate = ColumnParallelLinear(features, inner, False, group, save=save, **where)
-        self.up = ColumnParallelLinear(features, inner, False, group, save=save, **where)
-        self.down = RowParallelLinear(inner, features, False, group, **where)
+        options: dict[str, Any] = {"dim": dim, "device": device, "dtype": dtype}
+        self.gate = ColumnParallelLinear(features, inner, False, group, save=save, **options)
+        self.up = ColumnParallelLinear(features, inner, False, group, save=save, **options)
+        self.down = RowParallelLinear(inner, features, False, group, **options)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: `[.., S/W, .., k]`, or `[.., k]` without `dim`; the result has its shape. residual: added to it."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from overweave.errors import InputError
 from overweave.functional import Save, all_gather_linear, linear_all_reduce, linear_reduce_scatter
-from overweave.layers.parts import own_part
+from overweave.layers.parts import own_shard
 from overweave.layers.replicated import replicated_linear
 from overweave.memory.group import GroupLike
 
@@ -17,11 +17,11 @@ from overweave.memory.group import GroupLike
 class ColumnParallelLinear(nn.Module):
     """Each rank computes its columns: `[.., n/W]` of `nn.Linear(k, n)` on all rows.
 
-    dim: the dimension along which ranks share out the rows of x, `[B, S/W, k]` along 1: they are gathered while they
-    are multiplied. None: x is whole on every rank. save: what a gather keeps for the gradient of the weight, see
+    dim: the dimension along which the rows of x are sharded, `[B, S/W, k]` along 1: they are gathered while they are
+    multiplied. None: x is whole on every rank. save: the tensor that is saved for the gradient of the weight, see
     `overweave.functional.all_gather_linear`.
-    weight `[n/W, k]` and bias `[n/W]` are parts of the layer that `nn.Linear(k, n)` makes with the same seed; where the
-    group is a DeviceMesh they are DTensors. Raises InputError where W does not divide n.
+    weight `[n/W, k]` and bias `[n/W]` are shards of those of `nn.Linear(k, n)` with the same seed; with a DeviceMesh as
+    group they are DTensors. Raises InputError where W does not divide n.
     """
 
     def __init__(
@@ -37,23 +37,26 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self._hold(nn.Linear(in_features, out_features, bias, device, dtype), group)
+        self._set_parameters(nn.Linear(in_features, out_features, bias, device, dtype), group)
         self.dim, self.save = dim, save
 
     @classmethod
     def of(cls, whole: nn.Linear, group: GroupLike = None, *, dim: int | None = None, save: Save = "gathered") -> Self:
-        """This rank's part of a layer that is there. Raises InputError where its forward is not `nn.Linear`'s."""
+        """Build this rank's layer from a whole one. Raises InputError for a forward that is not `nn.Linear`'s."""
         check_linear(whole, cls.__name__)
-        made = cls.__new__(cls)
-        nn.Module.__init__(made)
-        made._hold(whole, group)
-        made.dim, made.save = dim, save
-        return made
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._set_parameters(whole, group)
+        layer.dim, layer.save = dim, save
+        return layer
 
-    def _hold(self, whole: nn.Linear, group: GroupLike) -> None:
+    def _set_parameters(self, whole: nn.Linear, group: GroupLike) -> None:
+        """Set this rank's shards of weight and bias."""
         self.group, self.in_features, self.out_features = group, whole.in_features, whole.out_features
-        self.weight = own_part(whole.weight, 0, group, "ColumnParallelLinear: out_features")
-        self.bias = None if whole.bias is None else own_part(whole.bias, 0, group, "ColumnParallelLinear: out_features")
+        self.weight = own_shard(whole.weight, 0, group, "ColumnParallelLinear: out_features")
+        self.bias = (
+            None if whole.bias is None else own_shard(whole.bias, 0, group, "ColumnParallelLinear: out_features")
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: `[.., S/W, .., k]`, or `[.., k]` without `dim`. Returns `[.., n/W]` of all rows."""
@@ -69,8 +72,8 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """Each rank multiplies its columns of x; the products are summed over ranks while they are computed.
 
-    dim: the dimension along which ranks share out the rows of the sum, `[B, S/W, n]` along 1. None: every rank gets all
-    rows. weight `[n, k/W]` is a part of that of `nn.Linear(k, n)`, bias `[n]` is whole, the same on every rank, and
+    dim: the dimension along which the rows of the sum are sharded, `[B, S/W, n]` along 1. None: every rank gets all
+    rows. weight `[n, k/W]` is a shard of that of `nn.Linear(k, n)`, bias `[n]` is whole, the same on every rank, and
     added once. Raises InputError where W does not divide k.
     """
 
@@ -86,22 +89,23 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self._hold(nn.Linear(in_features, out_features, bias, device, dtype), group)
+        self._set_parameters(nn.Linear(in_features, out_features, bias, device, dtype), group)
         self.dim = dim
 
     @classmethod
     def of(cls, whole: nn.Linear, group: GroupLike = None, *, dim: int | None = None) -> Self:
-        """This rank's part of a layer that is there. Raises InputError where its forward is not `nn.Linear`'s."""
+        """Build this rank's layer from a whole one. Raises InputError for a forward that is not `nn.Linear`'s."""
         check_linear(whole, cls.__name__)
-        made = cls.__new__(cls)
-        nn.Module.__init__(made)
-        made._hold(whole, group)
-        made.dim = dim
-        return made
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._set_parameters(whole, group)
+        layer.dim = dim
+        return layer
 
-    def _hold(self, whole: nn.Linear, group: GroupLike) -> None:
+    def _set_parameters(self, whole: nn.Linear, group: GroupLike) -> None:
+        """Set this rank's shard of the weight, and the whole bias."""
         self.group, self.in_features, self.out_features = group, whole.in_features, whole.out_features
-        self.weight = own_part(whole.weight, 1, group, "RowParallelLinear: in_features")
+        self.weight = own_shard(whole.weight, 1, group, "RowParallelLinear: in_features")
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -116,14 +120,14 @@ class RowParallelLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, dim={self.dim}"
 
 
-def check_linear(whole: nn.Module, called: str) -> None:
-    """Raises InputError for a layer that computes anything but `linear`, which its part would not."""
+def check_linear(whole: nn.Module, name: str) -> None:
+    """Raise InputError for a layer with a forward of its own, which a shard of its weight would not compute."""
     kind = type(whole)
     if kind.forward is not nn.Linear.forward or "forward" in vars(whole):
         found = f"the forward of this {kind.__name__} is its own"
-        raise InputError(f"{called}.of an nn.Linear", found, "Cut what it is made of, or subclass overweave's layer")
+        raise InputError(f"{name}.of an nn.Linear", found, "Cut what it is made of, or subclass overweave's layer")
 
 
 def local(parameter: Any) -> Any:
-    """The part of a parameter that lies here, whose gradient is that of the parameter; None stays None."""
+    """Return a parameter's local shard, differentiable; a plain tensor and None as they are."""
     return parameter.to_local() if hasattr(parameter, "device_mesh") else parameter

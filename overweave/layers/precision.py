@@ -1,4 +1,4 @@
-"""What autocast makes of the factors of a matmul, as differentiable operations before it."""
+"""Autocast for the factors of a matmul: differentiable casts before it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import overload
 
 import torch
 
+from overweave.compat.torch_names import is_any_autocast_enabled
+
 _CAST = (torch.bfloat16, torch.float16, torch.float32)  # neither fp64 nor fp8
-is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device: the quick question
+is_autocast: Callable[[], bool] = is_any_autocast_enabled  # on any device: the quick question
 
 
 def autocast_dtype(factor: torch.Tensor) -> torch.dtype | None:
-    """The dtype in which `torch.nn.functional.linear` reads a factor where autocast is on; None: in its own."""
+    """Return the dtype to which autocast casts a factor of `torch.nn.functional.linear`; None: it is not cast."""
     device = factor.device.type
     if factor.dtype not in _CAST or not torch.is_autocast_enabled(device):
         return None
@@ -24,6 +26,6 @@ def cast(factor: torch.Tensor) -> torch.Tensor: ...
 @overload
 def cast(factor: torch.Tensor | None) -> torch.Tensor | None: ...
 def cast(factor: torch.Tensor | None) -> torch.Tensor | None:
-    """A factor as `torch.nn.functional.linear` reads it."""
+    """Cast a factor as autocast does for `torch.nn.functional.linear`."""
     dtype = None if factor is None else autocast_dtype(factor)
     return factor if factor is None or dtype is None else factor.to(dtype)

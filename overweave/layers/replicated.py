@@ -1,4 +1,4 @@
-"""Column-parallel layers whose input is whole on every rank: nothing moves forward, and the gradient is summed."""
+"""Column-parallel layers with a replicated input: no communication forward; the gradient is all-reduced."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ Maybe = torch.Tensor | None
 
 
 class _Replicated(torch.autograd.Function):
-    """`linear(x, weight, bias)`, where every rank has its rows of the whole weight."""
+    """`linear(x, weight, bias)` with this rank's rows of the weight; the gradient of x is summed over ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Maybe, group: str) -> torch.Tensor:
-        wanted = ctx.needs_input_grad
+        needs_grad = ctx.needs_input_grad
         ctx.group = group
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x if wanted[1] else None, weight if wanted[0] else None)
+        ctx.save_for_backward(x if needs_grad[1] else None, weight if needs_grad[0] else None)
         return linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *of_results: Maybe) -> Any:
-        (x, weight), of_y, wanted = ctx.saved_tensors, of_results[0], ctx.needs_input_grad
-        if of_y is None:
+    def backward(ctx: Any, *grads: Maybe) -> Any:
+        (x, weight), grad_y, needs_grad = ctx.saved_tensors, grads[0], ctx.needs_input_grad
+        if grad_y is None:
             return None, None, None, None
         if torch.is_grad_enabled():
-            raise differentiated_twice("replicated_linear", ctx.group)
-        of_x = linear_all_reduce(of_y, weight.t(), group=ctx.group) if wanted[0] else None
-        return of_x, *gradients_of_weights(of_y, x, wanted[1:3]), None
+            raise double_backward_error("replicated_linear", ctx.group)
+        grad_x = linear_all_reduce(grad_y, weight.t(), group=ctx.group) if needs_grad[0] else None
+        return grad_x, *weight_gradients(grad_y, x, needs_grad[1:3]), None
 
 
 def replicated_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: Maybe = None, group: GroupLike = None
 ) -> torch.Tensor:
-    """y = linear(x, weight, bias), of which every rank has its columns; x is the same on every rank.
+    """Return linear(x, weight, bias): this rank's columns of the result. x is the same on every rank.
 
-    x: `[.., k]`. weight: `[n/W, k]`. Returns `[.., n/W]`. The gradient of x is the sum over ranks, by
-    `linear_all_reduce`: the dual of that operator, and equal on all ranks as x is. Its ranks wait for each other in the
-    backward pass only. Raises what the operator raises.
+    x: `[.., k]`. weight: `[n/W, k]`. Returns `[.., n/W]`. `linear_all_reduce` sums the gradient of x over ranks, so it
+    is equal on all of them. Ranks communicate in the backward pass only. Raises what that operator raises.
     """
     if not (torch.is_grad_enabled() and x.requires_grad):
         return linear(x, weight, bias)
@@ -58,15 +57,18 @@ def replicated_linear(
     return y
 
 
-def gradients_of_weights(of_y: torch.Tensor, x: Maybe, wanted: Sequence[bool]) -> tuple[Maybe, Maybe]:
-    """Of the weight and of the bias of `linear(x, weight, bias)`, if they are wanted: local matmuls."""
-    rows = of_y.reshape(-1, of_y.shape[-1])
-    of_weight = rows.t() @ x.reshape(-1, x.shape[-1]).to(rows.dtype) if wanted[0] and x is not None else None
-    return of_weight, rows.sum(0) if wanted[1] else None
+def weight_gradients(grad_y: torch.Tensor, x: Maybe, needs_grad: Sequence[bool]) -> tuple[Maybe, Maybe]:
+    """Return the gradients of weight and bias of `linear(x, weight, bias)`, by local matmuls; None if not needed.
+
+    needs_grad: of (weight, bias).
+    """
+    rows = grad_y.reshape(-1, grad_y.shape[-1])
+    grad_weight = rows.t() @ x.reshape(-1, x.shape[-1]).to(rows.dtype) if needs_grad[0] and x is not None else None
+    return grad_weight, rows.sum(0) if needs_grad[1] else None
 
 
-def differentiated_twice(name: str, group: str) -> Exception:
-    """The error, known to every rank, where backward is asked for a graph of itself."""
+def double_backward_error(name: str, group: str) -> Exception:
+    """Return the error, on every rank, of a backward pass with create_graph=True."""
     cure = "Leave out create_graph=True; gradients of gradients are not computed"
     return refused(group, InputError(f"differentiate {name} twice", "backward is asked for a graph", cure))
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import DeviceMesh, ProcessGroup
-from torch.utils._python_dispatch import _disable_current_modes
 
+from overweave.compat.torch_names import disable_current_modes, resolve_process_group, world
 from overweave.errors import GroupError, PeerDied, PeerError, PeerTimeout
 
 
@@ -46,8 +46,8 @@ class Group:
 
 GroupLike = ProcessGroup | DeviceMesh | str | None
 # Newer torch annotates a name by a type that older torch does not have; at run time both are str.
-_by_name: Callable[[Any], ProcessGroup] = dist.distributed_c10d._resolve_process_group
-LIVE_GROUPS: Collection[ProcessGroup] = dist.distributed_c10d._world.pg_map  # that were not destroyed
+_by_name: Callable[[Any], ProcessGroup] = resolve_process_group
+LIVE_GROUPS: Collection[ProcessGroup] = world.pg_map  # that were not destroyed
 
 
 def resolve(group: GroupLike) -> Group:
@@ -78,7 +78,7 @@ def all_gather_bytes(group: Group, data: bytes, width: int, deadline_s: float | 
         raise GroupError(f"exchange {width} bytes", f"got {len(data)}", "Shorten the message")
     message = len(data).to_bytes(4, "little") + data.ljust(width, b"\0")
     deadline = timedelta(seconds=group.timeout_s if deadline_s is None else deadline_s)
-    with _disable_current_modes():  # a mode of the caller's, such as FakeTensorMode, must not apply to these tensors
+    with disable_current_modes():  # a mode of the caller's, such as FakeTensorMode, must not apply to these tensors
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(group.device)
         gathered = [torch.empty_like(mine) for _ in range(group.world_size)]
         try:

@@ -10,8 +10,8 @@ from msgspec import Struct
 from overweave.errors import ScheduleError
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import Dtype
+from overweave.ir.kernel_limits import SIGNAL_CAPACITY
 from overweave.ir.schedule import LOCAL, SYMMETRIC, Schedule
-from overweave.ir.words import SIGNAL_CAPACITY
 
 ALIGNMENT_BYTES = 256
 # One word per 128-byte line: waiters poll their own line, and no writer shares a word's neighbourhood with another.

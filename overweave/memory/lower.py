@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.ir.dtype import SUM_DTYPE, Dtype, MovedDtype
+from overweave.ir.kernel_limits import INT32_BYTES
 from overweave.ir.schedule import (
     INPUT,
     OUTPUT,
@@ -20,7 +21,6 @@ from overweave.ir.schedule import (
     Schedule,
     Wait,
 )
-from overweave.ir.words import INT32_BYTES
 from overweave.memory.layout import SlotLayout
 from overweave.memory.steps import CopyStep, MemoryRef, StreamStep, WaitStep, WriteStep
 

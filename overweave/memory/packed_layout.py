@@ -12,10 +12,10 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
+from overweave.ir.kernel_limits import INT32_BYTES
 from overweave.ir.plan import MESSAGE_BYTES, MESSAGE_DATA_BYTES, PACKED_KERNEL, PackedConfig, Plan
 from overweave.ir.schedule import Buffer, Copy, Operation, Put, Reduce
 from overweave.ir.shards import shard_rows
-from overweave.ir.words import INT32_BYTES
 from overweave.memory.layout import aligned
 
 SMALLEST_HALF_BYTES = 8 << 20
@@ -64,7 +64,7 @@ def lay_out_packed(plan: Plan) -> PackedLayout:
     whole = plan.schedule.buffer(out if config.exchange == "gather" else source)
     row_bytes = whole.cols * whole.itemsize_bytes(plan.realization.dtype)
     rows = whole.rows if config.exchange == "one_shot" else _shard_size(whole, plan.schedule.world_size)
-    row_words = row_bytes // INT32_BYTES if plan.problem.norm else 0
+    row_words = row_bytes // INT32_BYTES if plan.problem.of_rows else 0
     shard_words = rows * row_bytes // INT32_BYTES
     messages = rows * _message_count(row_words) if row_words else _message_count(shard_words)
     part_bytes = aligned(messages * MESSAGE_BYTES)

@@ -13,7 +13,7 @@ from overweave.ir.tile_order import ARRIVAL_WORDS
 
 def partial_elements(config: MatmulConfig, epilogue: Epilogue) -> int:
     """Return the fp32 elements of a partial sum: a tile's product, and the gate's if the epilogue is gated."""
-    return config.block_m * config.block_n * (2 if epilogue.gate else 1)
+    return config.block_m * config.block_n * epilogue.products
 
 
 class Shares(NamedTuple):

@@ -12,8 +12,8 @@ from overweave.ir.problem import Problem
 from overweave.ops.call.operands import TAKEN, name_of
 from overweave.schedules.catalog.catalog import check_problem
 from overweave.tuner.model.choice import Choice
-from overweave.tuner.model.choose import explained
-from overweave.tuner.space.problem_words import compared, dressed
+from overweave.tuner.model.choose import explain_choice
+from overweave.tuner.space.problem_words import as_benchmarked, with_epilogue
 from overweave.tuner.space.shapes import DTYPES
 from overweave.tuner.space.target import Target, target_of
 
@@ -43,7 +43,7 @@ def explain(
     Raises InputError for an unknown operator, dtype or device, sizes that are none, and what the operator has not.
     """
     problem = problem_to_choose_for("explain", operator, (m, n, k), (world_size, dtype, after))
-    return explained(problem, target_for(device_of("explain", device)))
+    return explain_choice(problem, target_for(device_of("explain", device)))
 
 
 def target_for(device: torch.device) -> Target:
@@ -72,7 +72,7 @@ def problem_to_choose_for(
         raise InputError(f"{asked} {operator}", f"dtype {dtype}", f"Use one of {', '.join(map(str, TAKEN))}")
     problem = Problem(operator=operator, m=m, n=sum(columns), k=k, world_size=world_size, dtype=name_of(known[name]))
     check_problem(f"{asked} {operator}", problem)
-    return dressed(compared(problem), columns, after)
+    return with_epilogue(as_benchmarked(problem), columns, after)
 
 
 def device_of(asked: str, device: torch.device | str) -> torch.device:

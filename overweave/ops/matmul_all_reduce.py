@@ -6,7 +6,7 @@ from typing import overload
 
 import torch
 
-from overweave.ir.epilogue import Z
+from overweave.ir.operators.forms import Z
 from overweave.ir.operators.matmul_all_reduce import OPERATOR
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.call.norm import RmsNorm
@@ -26,10 +26,10 @@ def matmul_all_reduce(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    norm: None = None,
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    norm: None = None,
     plan: str | None = None,
 ) -> torch.Tensor: ...
 
@@ -41,10 +41,10 @@ def matmul_all_reduce(
     group: GroupLike = None,
     *,
     residual: torch.Tensor | None = None,
+    norm: RmsNorm,
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    norm: RmsNorm,
     plan: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
@@ -57,10 +57,10 @@ def matmul_all_reduce(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    norm: RmsNorm | None = None,
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    norm: RmsNorm | None = None,
     plan: str | None = None,
     **others: object,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:

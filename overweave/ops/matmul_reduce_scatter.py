@@ -6,7 +6,7 @@ from typing import Never, overload
 
 import torch
 
-from overweave.ir.epilogue import Z
+from overweave.ir.operators.forms import Z
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.call.norm import RmsNorm
@@ -33,10 +33,10 @@ def matmul_reduce_scatter(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    norm: None = None,
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    norm: None = None,
     plan: None = None,
 ) -> torch.Tensor: ...
 @overload
@@ -48,10 +48,10 @@ def matmul_reduce_scatter(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    norm: None = None,
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    norm: None = None,
     plan: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, RowMap]: ...
 @overload
@@ -61,10 +61,10 @@ def matmul_reduce_scatter(
     group: GroupLike = None,
     *,
     residual: torch.Tensor | None = None,
+    norm: RmsNorm,
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    norm: RmsNorm,
     plan: None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
@@ -74,10 +74,10 @@ def matmul_reduce_scatter(
     group: GroupLike = None,
     *,
     residual: torch.Tensor | None = None,
+    norm: RmsNorm,
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    norm: RmsNorm,
     plan: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, RowMap]: ...
 def matmul_reduce_scatter(
@@ -88,10 +88,10 @@ def matmul_reduce_scatter(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    norm: RmsNorm | None = None,
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    norm: RmsNorm | None = None,
     plan: str | None = None,
     **others: Never,
 ) -> Returned:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from overweave.ir.epilogue import GATE, NORM_WEIGHT, SCALE_W, SCALE_X, Z
+from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, SCALE_W, SCALE_X
 from overweave.ir.problem import Problem
-from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.operands import CallArguments
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.schema import PRODUCTS
-from overweave.tuner.measure.sides import OperatorCall
+from overweave.tuner.measure.baseline_calls import OperatorCall
 from overweave.tuner.measure.trial import CallResult
 
 
@@ -39,22 +38,22 @@ class _Call:
         tensors = call(problem.record, group, {"x": x, "w": operand, **given, "plan": plan})
         if problem.columns:
             return tuple([tensors[name] for name in PRODUCTS[: len(weights)]])
-        return (tensors["y"], tensors[Z]) if problem.norm else tensors["y"]
+        made = [tensors[name] for name in problem.also_made]
+        return (tensors["y"], *made) if made else tensors["y"]
 
     def _beside(self, x: torch.Tensor, w: torch.Tensor, rank: int) -> tuple[list[torch.Tensor], CallArguments]:
-        problem, epilogue, norm = self._problem, self._problem.epilogue, self._problem.norm
+        problem, epilogue = self._problem, self._problem.epilogue
         widths = problem.columns or (problem.n,) * epilogue.products
         weights = [_as_stored(part) for part in w.split(widths, dim=1)] if len(widths) > 1 else [w]
         given: CallArguments = {"activation": epilogue.activation} if epilogue.activation else {}
-        for name in (*epilogue.inputs, *(norm.inputs if norm else ())):
-            given[name] = weights[1] if name == GATE else _made(problem.operand(name, rank), x.device)
+        for name in problem.beside:
+            made = weights[1] if name == GATE else _made(problem.operand(name, rank), x.device)
+            given[name] = made[0] if name in (BIAS, NORM_WEIGHT) else made
         if epilogue.scaling:  # fp8 operands are scaled by rows
             given[SCALE_X] = torch.ones(x.shape[0], 1, dtype=torch.float32, device=x.device)
             given[SCALE_W].fill_(1)
-        if norm:
-            given["norm"] = RmsNorm(given.pop(NORM_WEIGHT)[0].abs(), eps=norm.eps)
-        if "bias" in given:
-            given["bias"] = given["bias"][0]
+        if problem.of_rows:
+            given |= {NORM_WEIGHT: given[NORM_WEIGHT].abs(), "norm_eps": problem.of_rows.eps}
         if problem.record.has_row_shards:
             given["m"] = problem.m
         return weights, given

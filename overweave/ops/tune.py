@@ -15,14 +15,14 @@ from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.ops.call.prepared import calls_of
 from overweave.ops.explain import device_of, problem_to_choose_for
 from overweave.ops.operators import operator_for
+from overweave.tuner.measure.baseline_calls import Setting
 from overweave.tuner.measure.search import EFFORT, OnRound, Tuned, tune_problem
-from overweave.tuner.measure.sides import Setting
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.model.choice import Choice
 from overweave.tuner.model.choose import choose
 from overweave.tuner.space.target import target_of
 from overweave.tuner.store.agreement import agreed_knowledge, learn
-from overweave.tuner.store.cache import fingerprint, keep
+from overweave.tuner.store.cache import fingerprint, save
 
 
 def tune(
@@ -72,7 +72,7 @@ def tune_and_learn(
     learn(group, target, tuned.entry)
     calls_of(group).forget(problem.operator)
     if group.rank == 0:
-        keep((tuned.entry,), fingerprint(target, group.world_size))
+        save((tuned.entry,), fingerprint(target, group.world_size))
     # A rank that goes on to another group reads the file again: not before it is written.
     board = Board.of(group)
     board.agree(b"go on after tuning")

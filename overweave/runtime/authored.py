@@ -11,7 +11,7 @@ import torch
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, Apply
-from overweave.ir.tensors import exchanged
+from overweave.ir.tensors import all_to_all_source
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ def buffers_of_tensors(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> d
     for operation in plan.schedule.operations:
         if isinstance(operation, Apply):
             for need in (*operation.needs, *operation.late_needs):
-                tensor = exchanged(need.tensor)
+                tensor = all_to_all_source(need.tensor)
                 if tensor not in buffers or homes[need.region.buffer] != INPUT:
                     buffers[tensor] = need.region.buffer
             # A kernel finds its stores at peers in a table of addresses.
             own = (output for output in operation.makes if output.region.rank == operation.rank)
-            buffers |= {exchanged(output.tensor): output.region.buffer for output in own}
+            buffers |= {all_to_all_source(output.tensor): output.region.buffer for output in own}
     operands, names = (*space.loads, *space.stores), set(wanted)
     return {one.parameter: (one.tensor, buffers[one.tensor]) for one in operands if one.tensor in names}
 

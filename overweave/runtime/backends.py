@@ -14,9 +14,9 @@ from overweave.errors import PACKAGES, KernelUnavailable
 BACKENDS = {
     "host library": "overweave.runtime.host.emulate:HostCall",
     "host interpreter": "overweave.runtime.host.interpreted:InterpretedCall",
-    "host author": "overweave.runtime.host.authored:AuthoredRun",
+    "host author": "overweave.runtime.host.authored:HostAuthoredRun",
     "gpu author": "overweave.runtime.gpu.authored:AuthoredRun",
-    "host handwritten": "overweave.runtime.host.handwritten:HandwrittenRun",
+    "host handwritten": "overweave.runtime.host.handwritten:HostHandwrittenRun",
     "gpu handwritten": "overweave.runtime.gpu.handwritten:HandwrittenRun",
     "gpu workspace": "overweave.memory.cuda.workspace:Workspace",
     "gpu launch": "overweave.runtime.gpu.launch:bind",

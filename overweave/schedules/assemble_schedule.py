@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from overweave.errors import ScheduleError
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.schedule import Apply, Buffer, Compute, Credit, Goal, Operation, Queue, Region, SignalPad, Wait
-from overweave.schedules.communication import ISSUE, MAIN, TILES
+from overweave.schedules.communication import ISSUE, MAIN, PACKED, TILES
 
 
 def check_stores(space: TileSpace) -> None:
@@ -47,7 +47,8 @@ def queues(given: Iterable[Queue], operations: Iterable[Operation]) -> tuple[Que
     if MAIN in used:
         main = known.get(MAIN, Queue(MAIN, "complete"))
         known[MAIN] = replace(main, after=tuple(dict.fromkeys((TILES, *main.after))))
-    found = {TILES: Queue(TILES, ISSUE, after=(MAIN,))} | {name: queue for name, queue in known.items() if name in used}
+    tiles = Queue(TILES, ISSUE, after=(MAIN, PACKED))
+    found = {TILES: tiles} | {name: queue for name, queue in known.items() if name in used}
     return tuple(
         replace(queue, after=tuple(name for name in queue.after if name in found and name != queue.name))
         for queue in found.values()

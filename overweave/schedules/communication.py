@@ -1,4 +1,4 @@
-"""What every template fills: moves with holes where compute belongs, and the words all templates share."""
+"""The communication of one operator: its moves, with a placeholder wherever the matmul reads or writes a chunk."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ ISSUE: Literal["issue"] = "issue"
 
 MAIN, COPIES, TILES, SUMS, PACKED = "main", "copies", "tiles", "sums", "packed"  # queues
 SCALES = "scales"  # a queue, and the buffer that it fills
-# Queues of a library beside its matmuls: own pieces to where peers' arrive, collectives, products to the result.
+# Queues beside cuBLAS matmuls: copies of own pieces among those that arrive, collectives, copies to the result.
 GATHERS, EXCHANGES, SCATTERS = "gathers", "exchanges", "scatters"
 PUSHES = f"{COPIES}.kernel"  # the queue of the kernel that moves chunks
 X, W, Y = "x", "w", "y"  # the caller's buffers
-# Buffers: what tiles write, what arrives of it, sums that are passed on, and whole ones; and what is gathered.
+# Buffers: partials that tiles write, partials that arrive, running sums, complete sums, gathered rows.
 PARTIAL, SLOTS, RUNNING, TOTAL, GATHERED = "partial", "slots", "running", "total", "gathered"
-STAGED = "staged"  # what tiles write block by block; the buffer of its sums is called as their pad is
-# Pads: it has been brought here; the own tiles have written it; another own step has; a peer's step is complete.
+STAGED = "staged"  # partials that tiles write block by block; the buffer of their sums has the name of the pad
+# Signal pads: data arrived here; own tiles wrote it; another own step wrote it; a step of a peer is complete.
 ARRIVED, COMPUTED, SUMMED, TOLD = "arrived", "computed", "summed", "told"
-KERNELS = (SUMS, PUSHES, PACKED)  # queues: what one launch runs, in no order
+KERNELS = (SUMS, PUSHES, PACKED)  # queues that one kernel launch runs, in no order
 SUMMING = ("reduce_scatter", "all_reduce")  # collectives
 A, B = FACTORS  # the tensors of the global matmul
 
@@ -60,7 +60,7 @@ Sums = Literal["kernel", "epilogue"]  # who adds what peers sent: a kernel of it
 
 
 class MatmulChunk(Struct, frozen=True, kw_only=True):
-    """A hole in the launch order: here a matmul reads (gather) or writes (scatter) `region`. Never empty.
+    """A placeholder in the launch order: here the matmul reads (gather) or writes (scatter) `region`. Never empty.
 
     rows: the rows of the global matmul that the region holds. `notifies` counts the chunk as one; `compose` counts its
     tiles. weight_cols: columns of the weight, if not all are multiplied. places: where tiles store what they write, if
@@ -86,6 +86,11 @@ class MatmulChunk(Struct, frozen=True, kw_only=True):
     into: tuple[Region, ...] = ()
     adds: bool = False
 
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        """Of a gather: what its tiles wait for before they multiply."""
+        return (self.region, *self.scales)
+
 
 ReducedPart = tuple[
     Range, tuple[Range, ...]
@@ -93,12 +98,12 @@ ReducedPart = tuple[
 
 
 class Communication(Struct, frozen=True, kw_only=True):
-    """What moves, and what tiles have to do with it. `steps` stand in launch order.
+    """All steps of a call in launch order, with the queues and buffers that they use.
 
-    tiles_read: whether tiles read the regions of Chunks; else they write them. behind: what must also be written before
-    a step begins, which does not read it, by the step's name. pads: of the signals, which are derived from what steps
-    read and write (schedules/signals.py). reuse: as in Schedule. parts: of each rank, rows of its product that are sums
-    of products of cuts along the reduced axis; a rank without any has one product of the whole axis.
+    tiles_read: whether tiles read the regions of MatmulChunks; else they write them. behind: step's name -> regions
+    that must be written before it starts though it does not read them. pads: of the signals, which are derived from
+    what steps read and write (schedules/signals.py). reuse: as in Schedule. parts: of each rank, rows of its product
+    that are sums of products of cuts along the reduced axis; a rank without any has one product of the whole axis.
     """
 
     world_size: int
@@ -115,13 +120,13 @@ class Communication(Struct, frozen=True, kw_only=True):
 
 
 class Split(Struct, frozen=True, kw_only=True):
-    """How `rows` rows are dealt to ranks, each shard to pieces, and in which order the peers are served.
+    """How `rows` rows are cut into shards, each shard into pieces, and in which order a rank serves its peers.
 
     ring: one peer after the other, one copy queue. all_peers: a piece for every peer, each peer with its own queue.
     rotation: each rank begins with the peer next to it, so that no two serve one peer at a time. off: all begin with
     rank 0, as a matter of study.
     alignment: pieces begin at multiples of so many rows of their shard, so that tiles need not be cut.
-    mover: who carries Puts. A kernel has one queue in either order, and moves `tile_rows` rows at a time.
+    mover: the engine that runs Puts. A kernel has one queue in either order, and moves `tile_rows` rows at a time.
     is_one_wave: whether all tiles of a rank are computed at once, so that no chunk is there long before the others.
     """
 
@@ -144,12 +149,13 @@ class Split(Struct, frozen=True, kw_only=True):
         return shard_rows(self.rows, self.world_size, rank)
 
     def piece(self, rank: int, piece: int) -> Range:
-        """Rows of a piece, in the whole."""
+        """Return the rows of a piece, counted in the whole tensor."""
         return piece_rows(self.shard(rank), self.pieces, self.alignment)[piece]
 
     def steps(self, by_piece: bool = False) -> Iterator[tuple[int, int]]:
-        """(step, piece) in launch order; step 1 to world_size - 1 is the distance to the peer. by_piece: to all peers
-        one piece before the next, in either order.
+        """Yield (step, piece) in launch order; step 1 to world_size - 1 is the distance to the peer.
+
+        by_piece: all peers get one piece before the next, in either order.
         """
         steps, pieces = range(1, self.world_size), range(self.pieces)
         if self.order == "ring" and not by_piece:
@@ -157,28 +163,28 @@ class Split(Struct, frozen=True, kw_only=True):
         return ((step, piece) for piece in pieces for step in steps)
 
     def peer(self, rank: int, step: int) -> int:
-        """Whom a rank serves, or meets, in a step. Negative steps count the other way round."""
+        """Return the peer of a rank in a step. Negative steps count the other way round."""
         if self.rotation == "off":
             return [peer for peer in range(self.world_size) if peer != rank][abs(step) - 1]
         return (rank + step) % self.world_size
 
     def peers(self, rank: int) -> list[int]:
-        """In ring order, the next rank first."""
+        """Return all peers in ring order, the next rank first."""
         return [(rank + step) % self.world_size for step in range(1, self.world_size)]
 
     def copy_queue(self, step: int) -> str:
-        """The queue of the copy engine that serves the peer at a distance."""
+        """Return the copy engine's queue for the peer at a distance."""
         return COPIES if self.order == "ring" else f"{COPIES}.{step}"
 
     def put_queue(self, step: int) -> str:
-        """The queue of whoever carries what tiles write, or a rank begins with."""
+        """Return the queue of the engine that pushes a rank's own rows to the peer at a distance."""
         if self.mover in COPYING_KERNELS:
             return PUSHES
         return TILES if self.mover in CARRYING_TILES else self.copy_queue(step)
 
 
 def region(buffer: Buffer, rank: int, rows: Range) -> Region:
-    """Whole rows of a rank's instance of a buffer."""
+    """Return whole rows of a rank's instance of a buffer."""
     return Region(buffer.name, rank, rows, (0, buffer.cols))
 
 
@@ -191,23 +197,23 @@ def is_empty(rows: Range) -> bool:
 
 
 def common(one: Range, other: Range) -> Range:
-    """What both have, empty if nothing."""
+    """Return the intersection, an empty range if there is none."""
     return max(one[0], other[0]), min(one[1], other[1])
 
 
 def united(ascending: Iterable[Range]) -> tuple[Range, ...]:
-    """The same rows, ranges that touch or overlap as one. None is empty."""
-    found: list[Range] = []
+    """Return the union of ranges, those that touch or overlap as one, without empty ones."""
+    union: list[Range] = []
     for lo, hi in ascending:
-        if found and lo <= found[-1][1]:
-            found[-1] = (found[-1][0], max(hi, found[-1][1]))
+        if union and lo <= union[-1][1]:
+            union[-1] = (union[-1][0], max(hi, union[-1][1]))
         elif lo < hi:
-            found.append((lo, hi))
-    return tuple(found)
+            union.append((lo, hi))
+    return tuple(union)
 
 
 def gathered_by_library(split: Split, own: Region, whole: Buffer, label: str = "all_gather") -> Collective:
-    """A rank's part of a library's all-gather: its own shard, and those of all ranks in `whole`."""
+    """Return a rank's part of an NCCL all-gather of all shards into `whole`."""
     ranks = tuple(range(split.world_size))
     return Collective(
         name=f"{label}.{own.rank}",
@@ -231,9 +237,9 @@ def communicated(
     tiles_read: bool = False,
     has_messages: bool = False,
 ) -> Communication:
-    """The steps, with the queues that they stand in and the buffers that they name beside the caller's.
+    """Return a communication of the steps, with their queues and the workspace buffers that they name.
 
-    has_messages: whether packed messages move, if anything does.
+    callers: the caller's buffers. has_messages: rows move as packed messages, though a group of one has no steps.
     """
     queues = queues_of(steps)
     if has_messages and not steps:
@@ -253,27 +259,28 @@ def communicated(
 def queues_of(
     steps: Iterable[Operation | MatmulChunk], *, sums_behind: bool = False, pushes_behind: bool = False
 ) -> tuple[Queue, ...]:
-    """The queues of the steps, but for the tiles' own. Work of the caller's stream runs in launch order, kernels too.
+    """Return the queues of the steps, without that of the tiles. The caller's stream runs its work in launch order.
 
-    sums_behind: a kernel that sums is launched behind the tiles; behind a kernel that pushes it always is, as sums that
-    wait for peers must not hold the SMs of that. pushes_behind: a kernel that pushes is launched behind the tiles.
+    sums_behind: the reduction kernel is launched behind the tiles. It is always launched behind a kernel that pushes:
+    sums that wait for peers must not hold the SMs that the pushes need. pushes_behind: the kernel that pushes is
+    launched behind the tiles.
     """
-    listed = [step for step in steps if not isinstance(step, MatmulChunk) and step.queue != TILES]
-    names = dict.fromkeys(step.queue for step in listed)
-    # The library's sums hold SMs that kernels may need.
-    is_last = any(isinstance(step, Collective) and step.function in SUMMING for step in listed)
+    queued = [step for step in steps if not isinstance(step, MatmulChunk) and step.queue != TILES]
+    names = dict.fromkeys(step.queue for step in queued)
+    # NCCL's reductions hold SMs that kernels may need.
+    is_last = any(isinstance(step, Collective) and step.function in SUMMING for step in queued)
     after = {
         MAIN: (TILES, SUMS, PUSHES) if is_last else (TILES,),
         SUMS: (MAIN, TILES, PUSHES) if sums_behind or PUSHES in names else (),
         PUSHES: (MAIN, TILES) if pushes_behind else (),
-        PACKED: (MAIN,),
+        PACKED: (MAIN, TILES),
     }
     return tuple(Queue(name, ISSUE if name in KERNELS else COMPLETE, after=after.get(name, ())) for name in names)
 
 
 def in_parts(made: Communication, rows_of: Mapping[str, int]) -> Communication:
-    """The same, the Puts of kernels' queues in as many parts each as the longest needs, since arrivals that count alike
-    can be waited for as one range. rows_of: the rows of a part, by queue.
+    """Cut all Puts of a kernel's queue into as many parts as the longest one needs: then their signals count alike, and
+    one range waits for several. rows_of: queue -> the rows of a part.
     """
     puts = [step for step in made.steps if isinstance(step, Put) and step.queue in rows_of]
     longest: dict[str, int] = {}
@@ -285,7 +292,7 @@ def in_parts(made: Communication, rows_of: Mapping[str, int]) -> Communication:
 
 
 def _workspace(steps: Iterable[Operation | MatmulChunk], callers: set[str]) -> Iterator[Buffer]:
-    """The buffers that steps name and the caller does not have. What peers touch, they must reach."""
+    """Yield the buffers that steps name beside the caller's; those that peers touch are symmetric."""
     sizes: dict[str, tuple[int, int]] = {}
     reached: set[str] = set()
     for step in steps:
@@ -300,12 +307,13 @@ def _workspace(steps: Iterable[Operation | MatmulChunk], callers: set[str]) -> I
 
 
 def used(buffers: Iterable[Buffer], steps: Iterable[Operation | MatmulChunk]) -> tuple[Buffer, ...]:
-    """The buffers that some step names: a group of one moves nothing and needs no workspace."""
+    """Return the caller's buffers, and the others that a step names: a group of one needs no workspace."""
     named = {part.buffer for step in steps for part in _regions(step)}
     return tuple(buffer for buffer in buffers if buffer.name in named or buffer.home in ("input", "output"))
 
 
 def _regions(step: Operation | MatmulChunk) -> tuple[Region, ...]:
+    """Return all regions that a step reads or writes."""
     if isinstance(step, MatmulChunk):
-        return (step.region, *step.addends, *step.places, *step.scales, *step.into)
+        return (*step.reads, *step.addends, *step.places, *step.into)
     return (*step.reads, *step.writes)

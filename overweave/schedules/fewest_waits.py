@@ -1,8 +1,8 @@
-"""The fewest waits: a signal that another one implies is not waited for.
+"""Remove waits that another wait implies.
 
-What a stream or a copy engine announces in order arrives in order: who waits for the later piece has the earlier one.
-Every signal must still be waited for somewhere, so that it can be used again. Where the fewest leave gaps that a tile's
-row cannot tell, all of them stay, and those in the gaps join them.
+A stream or a copy engine notifies in order: a step that waits for a later piece has the earlier ones, too. Every signal
+must still be waited for by some step, so that it can be used again. A row of a tile table holds one range of signals
+and one more signal: if the fewest waits do not fit, all waits stay, and the signals between them join their range.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ LaunchPositions = Mapping[tuple[int, str], int]  # of a rank's operations, by na
 
 
 def fewest(applies: list[Apply], communications: Iterable[Communication], places: LaunchPositions) -> Iterator[Apply]:
-    """The same operations of one rank, without the waits that others of theirs imply; the rest as ranges.
+    """Yield the kernel calls of one rank without waits that others of the same call imply, the rest as ranges.
 
-    places: of all ranks' moves; those of several tensors may share a queue.
+    places: launch positions of all ranks' moves; moves of several tensors may share a queue.
     """
     if not applies:
         return
     known = list(communications)
     senders = _senders(known, applies[0].rank, places)
     pads = [pad.name for communication in known for pad in communication.pads]
-    asked = [_expanded(apply.waits) for apply in applies]
-    left = [_without_implied(waits, senders) for waits in asked]
+    all_waits = [_expanded(apply.waits) for apply in applies]
+    needed = [_without_implied(waits, senders) for waits in all_waits]
     late = {signal for apply in applies for signal in _expanded(apply.late_waits)}
-    awaited = late.union(*left)
-    for waits, kept in zip(asked, left, strict=True):
-        kept |= {signal: count for signal, count in waits.items() if signal not in awaited}
-        awaited |= kept.keys()
-    for apply, waits, everything in zip(applies, left, asked, strict=True):
-        ranges = _as_ranges(waits, pads)
-        yield replace(apply, waits=ranges if fits_tile_row(ranges) else _as_ranges(_filled(everything, senders), pads))
+    awaited = late.union(*needed)
+    for waits, fewer in zip(all_waits, needed, strict=True):
+        fewer |= {signal: count for signal, count in waits.items() if signal not in awaited}
+        awaited |= fewer.keys()
+    for apply, fewer, waits in zip(applies, needed, all_waits, strict=True):
+        ranges = _as_ranges(fewer, pads)
+        yield replace(apply, waits=ranges if fits_tile_row(ranges) else _as_ranges(_without_gaps(waits, senders), pads))
 
 
 def not_twice(operations: Iterable[Operation], queues: Iterable[Queue]) -> Iterator[Operation]:
-    """The same operations, without waits for what their predecessors in a queue have waited for: those are complete."""
+    """Yield the operations without waits that an earlier operation of the same in-order queue has made already."""
     ordered = {queue.name for queue in queues if queue.order == COMPLETE}
     seen: dict[tuple[int, str], set[PadSignal]] = {}
     for operation in operations:
@@ -56,12 +56,13 @@ def not_twice(operations: Iterable[Operation], queues: Iterable[Queue]) -> Itera
 
 
 def fits_tile_row(waits: tuple[Wait, ...]) -> bool:
-    """Whether a row of a table can say it: a range of signals, and one more signal."""
+    """Return whether a row of a tile table holds the waits: a range of signals, and one more signal."""
     lengths = sorted((wait.signals[1] - wait.signals[0] for wait in waits), reverse=True)
     return len(lengths) <= 2 and all(length <= 1 for length in lengths[1:])
 
 
 def _senders(communications: list[Communication], rank: int, places: LaunchPositions) -> dict[PadSignal, list[Sender]]:
+    """Return signal of `rank` -> the steps that notify it. A step outside in-order queues has the queue ""."""
     senders: dict[PadSignal, list[Sender]] = {}
     for communication in communications:
         ordered = {queue.name for queue in communication.queues if queue.order == COMPLETE}
@@ -75,6 +76,7 @@ def _senders(communications: list[Communication], rank: int, places: LaunchPosit
 
 
 def _without_implied(waits: dict[PadSignal, int], senders: dict[PadSignal, list[Sender]]) -> dict[PadSignal, int]:
+    """Return the waits without those whose only sender precedes that of another wait in an in-order queue."""
     latest: dict[tuple[int, str], int] = {}
     for signal in waits:
         for rank, queue, place in senders.get(signal, []):
@@ -87,8 +89,8 @@ def _without_implied(waits: dict[PadSignal, int], senders: dict[PadSignal, list[
     return {signal: count for signal, count in waits.items() if not is_implied(signal)}
 
 
-def _filled(waits: dict[PadSignal, int], senders: dict[PadSignal, list[Sender]]) -> dict[PadSignal, int]:
-    """All waits, and those for signals between them that somebody announces too: pieces without rows, for instance."""
+def _without_gaps(waits: dict[PadSignal, int], senders: dict[PadSignal, list[Sender]]) -> dict[PadSignal, int]:
+    """Return the waits, and those for the signals between them if steps notify all of these (of no rows)."""
     filled = dict(waits)
     for pad in {pad for pad, _ in waits}:
         numbers = [signal for one, signal in waits if one == pad]
@@ -99,10 +101,12 @@ def _filled(waits: dict[PadSignal, int], senders: dict[PadSignal, list[Sender]])
 
 
 def _expanded(waits: Iterable[Wait]) -> dict[PadSignal, int]:
+    """Return signal -> count of all signals in the ranges."""
     return {(wait.pad, signal): wait.count for wait in waits for signal in range(*wait.signals)}
 
 
 def _as_ranges(waits: dict[PadSignal, int], pads: list[str]) -> tuple[Wait, ...]:
+    """Return the waits, consecutive signals of a pad with one count as a range."""
     ranges: list[Wait] = []
     for pad, signal in sorted(waits, key=lambda one: (pads.index(one[0]), one[1])):
         count = waits[pad, signal]

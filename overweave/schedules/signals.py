@@ -1,9 +1,9 @@
-"""Signals that follow from what steps read and write: whoever reads a region waits for the steps that write it.
+"""Derive the waits and notifies of a communication: a step that reads a region waits for the steps that write it.
 
-Every region is written once in a call, or added to. A wait is left out where the order of queues implies it: what a
-stream or a copy engine completes in order is known to be done when a later step of it is. What a kernel writes and
-peers read where it lies is told to them by a stream, which waits for the kernel. Tiles that store at a peer announce it
-there themselves: the tiles that one step waits for add to one signal.
+Every region is written once in a call, or added to. A wait is left out where the order of queues implies it: a stream
+or a copy engine completes its steps in order. A kernel signals on its own rank alone. Where peers read what it wrote,
+a relay notifies them: a step without data on a side stream, which waits for the kernel. Tiles that store at a peer
+notify that peer themselves: all the tiles that one step waits for add to one signal.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from overweave.schedules.communication import (
 )
 
 PADS = (COMPUTED, SUMMED, ARRIVED, TOLD)
-RELAYS = f"{COPIES}.told"  # the queue that tells peers what they may read: it must not stand behind own copies
+RELAYS = f"{COPIES}.told"  # queue of the relays: a relay must not wait behind the copies of its rank
 
 CommunicationStep = Operation | MatmulChunk
 
 
 class Announcement(NamedTuple):
-    """What one signal on `rank` announces: that the steps at these places of the list are done.
+    """What one signal on `rank` says: the steps `by` (indices of the list of steps) are done.
 
-    in_parts: a kernel announces it tile by tile, so that the signal counts higher than one.
+    in_parts: a kernel notifies tile by tile, so that the signal counts higher than one.
     """
 
     pad: str
@@ -49,80 +49,93 @@ class Announcement(NamedTuple):
     in_parts: bool
 
 
-def with_signals(made: Communication) -> Communication:
-    """The same with waits, notifies and pads; or, where steps notify already, as packed messages do, with its pads.
+def with_signals(communication: Communication) -> Communication:
+    """Return the communication with waits, notifies and pads; with pads alone if its steps notify already (packed).
 
-    Raises ScheduleError where other ranks than its peer wait for what a kernel carries.
+    Raises ScheduleError if a kernel pushes what ranks other than its peer wait for.
     """
     sizes: dict[str, int] = {}
-    for notify in (notify for step in made.steps for notify in step.notifies):
+    for notify in (notify for step in communication.steps for notify in step.notifies):
         sizes[notify.pad] = max(sizes.get(notify.pad, 0), notify.signal + 1)
     pads = tuple(SignalPad(pad, size) for pad, size in sizes.items())
-    return replace(made, pads=pads) if pads else _Signals(made).communication()
+    return replace(communication, pads=pads) if pads else _Signals(communication).derived()
 
 
 class _Signals:
-    def __init__(self, made: Communication) -> None:
-        self.made, self.listed = made, made.steps
-        self.after = {queue.name: queue.after for queue in made.queues}
-        self.after.setdefault(TILES, (MAIN,))
-        self.complete = {queue.name for queue in made.queues if queue.order == COMPLETE} - {TILES}
-        self.queues = [TILES if isinstance(step, MatmulChunk) else step.queue for step in self.listed]
-        self.writers = _Writers(self.listed, made.tiles_read)
-        self.written = {at: list(dict.fromkeys(self._written_for(at))) for at in range(len(self.listed))}
-        self.together = self._told_together()
-        self.numbers: dict[Announcement, int] = {}
-        self.counts: dict[tuple[str, int], int] = {}  # signals in use, of a pad and rank
-        self.heard: set[Announcement] = set()
-        self.told: dict[int, list[Announcement]] = {}  # by the steps at these places
-        self.tells: dict[int, list[Announcement]] = {}  # by a stream that waits for the steps at these places
+    """Assigns a signal to every event that a step waits for, and a notify to the steps that cause it.
 
-    def communication(self) -> Communication:
-        waits = {at: self._ranges(self._events(at)) for at in self._in_order_of_readers()}
-        steps = list(self._steps(waits))
-        told = (Queue(RELAYS, COMPLETE),) if self.tells else ()
-        sizes = {pad: max((n for (name, _), n in self.counts.items() if name == pad), default=0) for pad in PADS}
+    steps: in launch order; a step is known by its index. queues: index -> the queue that runs it.
+    predecessors: queue -> the queues whose earlier steps are done when it starts. in_order: queues that complete each
+    step before the next. awaited: index -> the steps that write what it reads, and that may still run when it starts.
+    stores: (chunk, peer) -> all chunks that the same steps wait for at that peer.
+    numbers: event -> its signal. used: (pad, rank) -> how many signals of the pad are in use.
+    notified: events that a step or a relay notifies already. by_step, by_relay: index -> the events that the step
+    itself notifies, or a relay behind it.
+    """
+
+    def __init__(self, communication: Communication) -> None:
+        self.communication, self.steps = communication, communication.steps
+        self.predecessors = {queue.name: queue.after for queue in communication.queues}
+        self.predecessors.setdefault(TILES, (MAIN,))
+        self.in_order = {queue.name for queue in communication.queues if queue.order == COMPLETE} - {TILES}
+        self.queues = [TILES if isinstance(step, MatmulChunk) else step.queue for step in self.steps]
+        self.writers = _Writers(self.steps, communication.tiles_read)
+        self.awaited = {index: list(dict.fromkeys(self._awaited_by(index))) for index in range(len(self.steps))}
+        self.stores = self._stores_by_readers()
+        self.numbers: dict[Announcement, int] = {}
+        self.used: dict[tuple[str, int], int] = {}
+        self.notified: set[Announcement] = set()
+        self.by_step: dict[int, list[Announcement]] = {}
+        self.by_relay: dict[int, list[Announcement]] = {}
+
+    def derived(self) -> Communication:
+        waits = {index: self._waits(self._events(index)) for index in self._numbering_order()}
+        steps = tuple(self._with_signals(waits))
+        relays = (Queue(RELAYS, COMPLETE),) if self.by_relay else ()
+        sizes = {pad: max((n for (name, _), n in self.used.items() if name == pad), default=0) for pad in PADS}
         return replace(
-            self.made,
-            steps=tuple(steps),
-            queues=(*self.made.queues, *told),
+            self.communication,
+            steps=steps,
+            queues=(*self.communication.queues, *relays),
             pads=tuple(SignalPad(pad, size) for pad, size in sizes.items() if size),
         )
 
-    def _in_order_of_readers(self) -> list[int]:
-        """The places of all steps, in the order in which what they wait for is numbered: neighbours make one range.
+    def _numbering_order(self) -> list[int]:
+        """Return all steps in the order in which their events get signals: events in a row make one range to wait for.
 
-        Kernels come first, whose tables can tell little more than one range: tiles, those that read by their rows, so
-        that one that reads several parts waits for one range, too; then sums in launch order.
+        Kernels come first, since a row of a tile table holds little more than one range: tiles, sorted by the rows that
+        they read, so that a tile that reads several parts waits for one range as well; then sums, in launch order.
         """
 
-        def turn(at: int) -> tuple[int, Range]:
-            step = self.listed[at]
+        def rank_of(index: int) -> tuple[int, Range]:
+            step = self.steps[index]
             if isinstance(step, MatmulChunk):
-                return 0, step.rows if self.made.tiles_read else (0, 0)
-            return (2 if step.queue in self.complete else 1), (0, 0)
+                return 0, step.rows if self.communication.tiles_read else (0, 0)
+            return (2 if step.queue in self.in_order else 1), (0, 0)
 
-        return sorted(range(len(self.listed)), key=turn)
+        return sorted(range(len(self.steps)), key=rank_of)
 
-    def _steps(self, waits: dict[int, tuple[Wait, ...]]) -> Iterator[CommunicationStep]:
-        tellers = {at: self._teller(at) for at in self.tells}
-        late = "waits" if self.made.tiles_read else "late_waits"
-        for at, step in enumerate(self.listed):
-            field = late if isinstance(step, MatmulChunk) else "waits"
-            notifies = self._notifies(self.told.get(at, ()))
-            if isinstance(step, Put) and self._tells_more_than_its_peer(step, notifies):
+    def _with_signals(self, waits: dict[int, tuple[Wait, ...]]) -> Iterator[CommunicationStep]:
+        """Yield all steps with waits and notifies, each followed by its relay if it needs one."""
+        relays = {index: self._relay(index) for index in self.by_relay}
+        of_chunk = "waits" if self.communication.tiles_read else "late_waits"
+        for index, step in enumerate(self.steps):
+            field = of_chunk if isinstance(step, MatmulChunk) else "waits"
+            notifies = self._notifies(self.by_step.get(index, ()))
+            if isinstance(step, Put) and self._notifies_beyond_peer(step, notifies):
                 found = f"ranks {sorted({one.rank for one in notifies})} wait for it, and kernels tell the peer alone"
                 raise ScheduleError(f"carry {step.name} by a kernel", found, "Use mover=copy_engine")
-            yield replace(step, **{field: waits[at]}, notifies=notifies)
-            if at in tellers:
-                yield tellers[at]
+            yield replace(step, **{field: waits[index]}, notifies=notifies)
+            if index in relays:
+                yield relays[index]
 
-    def _tells_more_than_its_peer(self, step: Put, notifies: Iterable[Notify]) -> bool:
-        """Of what a kernel carries."""
-        return step.queue not in self.complete and any(one.rank != step.peer for one in notifies)
+    def _notifies_beyond_peer(self, step: Put, notifies: Iterable[Notify]) -> bool:
+        """Return whether a kernel pushes it and would have to notify a rank other than its peer."""
+        return step.queue not in self.in_order and any(one.rank != step.peer for one in notifies)
 
-    def _ranges(self, events: Iterable[Announcement]) -> tuple[Wait, ...]:
-        """Waits for all of the events. Consecutive signals of a pad whose counts are alike become one range."""
+    def _waits(self, events: Iterable[Announcement]) -> tuple[Wait, ...]:
+        """Return the waits for all of the events. Consecutive signals of a pad become one range if both or neither of
+        them count tile by tile."""
         numbered = {(PADS.index(event.pad), self._number(event), event.in_parts) for event in events}
         waits: list[Wait] = []
         before: tuple[int, int, bool] | None = None
@@ -134,48 +147,50 @@ class _Signals:
             before = (pad, signal, in_parts)
         return tuple(waits)
 
-    def _written_for(self, at: int) -> Iterator[int]:
-        """The steps that write what a step reads, in that order, and are not known to be done when it begins."""
-        step = self.listed[at]
-        for part in (*_reads(step, self.made.tiles_read), *self.made.behind.get(step.name, ())):
+    def _awaited_by(self, reader: int) -> Iterator[int]:
+        """Yield the steps that write what `reader` reads, in the order of its regions, unless the order of queues says
+        that they are done when it starts."""
+        step = self.steps[reader]
+        for part in (*_reads(step, self.communication.tiles_read), *self.communication.behind.get(step.name, ())):
             for writer in self.writers.of(part):
-                if writer != at and not self._is_implied(writer, at) and not _add_alike(step, self.listed[writer]):
+                is_other = writer != reader and not _both_add(step, self.steps[writer])
+                if is_other and not self._is_implied(writer, reader):
                     yield writer
 
-    def _told_together(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """For each chunk that tiles store at a peer, and that peer, all those which the same steps wait for there."""
+    def _stores_by_readers(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """For each chunk that tiles store at a peer, and that peer: all chunks that the same steps wait for there."""
         readers: dict[tuple[int, int], list[int]] = {}
-        for at, written in self.written.items():
-            rank = self.listed[at].rank
-            for writer in written:
-                if self._is_stored(writer, rank):
-                    readers.setdefault((writer, rank), []).append(at)
-        alike: dict[tuple[int, ...], list[int]] = {}
+        for index, awaited in self.awaited.items():
+            rank = self.steps[index].rank
+            for writer in awaited:
+                if self._is_stored_at(writer, rank):
+                    readers.setdefault((writer, rank), []).append(index)
+        chunks: dict[tuple[int, ...], list[int]] = {}
         for (writer, _), of_writer in readers.items():
-            alike.setdefault(tuple(of_writer), []).append(writer)
-        return {place: tuple(alike[tuple(of_writer)]) for place, of_writer in readers.items()}
+            chunks.setdefault(tuple(of_writer), []).append(writer)
+        return {store: tuple(chunks[tuple(of_writer)]) for store, of_writer in readers.items()}
 
-    def _is_stored(self, writer: int, rank: int) -> bool:
-        """Whether tiles of another rank store it on this one."""
-        by = self.listed[writer]
+    def _is_stored_at(self, writer: int, rank: int) -> bool:
+        """Return whether it is a chunk that tiles of another rank store on `rank`."""
+        by = self.steps[writer]
         return isinstance(by, MatmulChunk) and by.rank != rank and any(part.rank == rank for part in _writes(by, False))
 
-    def _events(self, at: int) -> list[Announcement]:
-        """What a step waits for; of what a queue completes in order, the last."""
-        rank, written = self.listed[at].rank, self.written[at]
+    def _events(self, index: int) -> list[Announcement]:
+        """Return the events that a step waits for. Of the steps that one in-order queue runs, the last is enough."""
+        rank, awaited = self.steps[index].rank, self.awaited[index]
         last: dict[tuple[int, str], int] = {}
-        for writer in (one for one in written if self.queues[one] in self.complete):
-            queue = self.listed[writer].rank, self.queues[writer]
+        for writer in (one for one in awaited if self.queues[one] in self.in_order):
+            queue = self.steps[writer].rank, self.queues[writer]
             last[queue] = max(last.get(queue, writer), writer)
-        kept = set(last.values())
-        needed = (one for one in written if self.queues[one] not in self.complete or one in kept)
+        last_ones = set(last.values())
+        needed = (one for one in awaited if self.queues[one] not in self.in_order or one in last_ones)
         return [self._event(writer, rank) for writer in needed]
 
     def _event(self, writer: int, rank: int) -> Announcement:
-        """That a step is done, for a rank to wait for."""
-        by, by_one = self.listed[writer], (writer,)
-        if (together := self.together.get((writer, rank))) is not None:
-            return Announcement(ARRIVED, rank, together, True)
+        """Return the event "`writer` is done" as `rank` waits for it."""
+        by, by_one = self.steps[writer], (writer,)
+        if (chunks := self.stores.get((writer, rank))) is not None:
+            return Announcement(ARRIVED, rank, chunks, True)
         if isinstance(by, MatmulChunk):
             return (
                 Announcement(COMPUTED, rank, by_one, True)
@@ -187,44 +202,45 @@ class _Signals:
             return Announcement(ARRIVED, rank, by_one, in_parts)
         if by.rank == rank:
             return Announcement(SUMMED, rank, by_one, in_parts)
-        return Announcement(TOLD, rank, by_one, in_parts and not self._needs_teller(writer))
+        return Announcement(TOLD, rank, by_one, in_parts and not self._needs_relay(writer))
 
-    def _needs_teller(self, writer: int) -> bool:
-        """Whether it is done by a kernel that tells its own rank alone."""
-        return self.queues[writer] not in self.complete and not isinstance(self.listed[writer], Put)
+    def _needs_relay(self, writer: int) -> bool:
+        """Return whether peers learn of it by a relay: a kernel runs it, and that kernel pushes nothing to them."""
+        return self.queues[writer] not in self.in_order and not isinstance(self.steps[writer], Put)
 
     def _number(self, event: Announcement) -> int:
-        """The signal of an event. One that no reader has waited for before gets a new number, and is announced."""
+        """Return the signal of an event. The first step that waits for it assigns a new one, and the notifies."""
         if event not in self.numbers:
-            alike = [event._replace(rank=rank) for rank in self._alike(event)]
-            number = max(self.counts.get((event.pad, one.rank), 0) for one in alike)
-            for one in alike:
+            on_ranks = [event._replace(rank=rank) for rank in self._ranks_of(event)]
+            number = max(self.used.get((event.pad, one.rank), 0) for one in on_ranks)
+            for one in on_ranks:
                 self.numbers[one] = number
-                self.counts[one.pad, one.rank] = number + 1
-        if event not in self.heard:
-            self.heard.add(event)
-            announced = self.tells if event.pad == TOLD and self._needs_teller(event.by[0]) else self.told
+                self.used[one.pad, one.rank] = number + 1
+        if event not in self.notified:
+            self.notified.add(event)
+            notifying = self.by_relay if event.pad == TOLD and self._needs_relay(event.by[0]) else self.by_step
             for writer in event.by:
-                announced.setdefault(writer, []).append(event)
+                notifying.setdefault(writer, []).append(event)
         return self.numbers[event]
 
-    def _alike(self, event: Announcement) -> set[int]:
-        """The ranks on which it has the same number: all at which one tile stores, as a tile announces one signal."""
-        step = self.listed[event.by[0]]
+    def _ranks_of(self, event: Announcement) -> set[int]:
+        """Return the ranks on which the event has one number: all at which one tile stores, since a row of a tile table
+        names one signal."""
+        step = self.steps[event.by[0]]
         if isinstance(step, MatmulChunk) and event.pad == ARRIVED and len(event.by) == 1:
             return {part.rank for part in step.places or (step.region,) if part.rank != step.rank}
         return {event.rank}
 
-    def _teller(self, at: int) -> Copy:
-        """Tells peers that what a kernel has written may be read."""
-        step, pad = self.listed[at], COMPUTED if isinstance(self.listed[at], MatmulChunk) else SUMMED
-        done = Announcement(pad, step.rank, (at,), isinstance(step, MatmulChunk) or step.instances > 1)
+    def _relay(self, index: int) -> Copy:
+        """Return the copy of no data that waits for a kernel and notifies the peers that read what it wrote."""
+        step, pad = self.steps[index], COMPUTED if isinstance(self.steps[index], MatmulChunk) else SUMMED
+        done = Announcement(pad, step.rank, (index,), isinstance(step, MatmulChunk) or step.instances > 1)
         return Copy(
             name=f"tell.{step.name}",
             rank=step.rank,
             queue=RELAYS,
-            waits=self._ranges([done]),
-            notifies=self._notifies(self.tells[at]),
+            waits=self._waits([done]),
+            notifies=self._notifies(self.by_relay[index]),
             sources=(),
             destinations=(),
         )
@@ -233,31 +249,31 @@ class _Signals:
         return tuple(Notify(event.pad, event.rank, self.numbers[event]) for event in events)
 
     def _is_implied(self, writer: int, reader: int) -> bool:
-        """Whether the order of queues says that one step is done before another starts."""
-        if self.listed[writer].rank != self.listed[reader].rank or writer > reader:
+        """Return whether the order of queues says that `writer` is done before `reader` starts."""
+        if self.steps[writer].rank != self.steps[reader].rank or writer > reader:
             return False
         before, queue = self.queues[writer], self.queues[reader]
-        return (before == queue and queue in self.complete) or before in self.after.get(queue, ())
+        return (before == queue and queue in self.in_order) or before in self.predecessors.get(queue, ())
 
 
 class _Writers:
-    """The steps that write a region, by its buffer and rank."""
+    """An index of the regions that steps write. parts: (buffer, rank) -> (first row and column, step, region), sorted;
+    ends: (buffer, rank) -> the last row of all parts up to each one."""
 
     def __init__(self, steps: tuple[CommunicationStep, ...], tiles_read: bool) -> None:
         written: dict[tuple[str, int], list[tuple[tuple[int, int], int, Region]]] = {}
         for at, step in enumerate(steps):
             for part in _writes(step, tiles_read):
                 written.setdefault((part.buffer, part.rank), []).append(((part.rows[0], part.cols[0]), at, part))
-        self.written = {place: sorted(parts, key=lambda one: one[:2]) for place, parts in written.items()}
-        # Of the parts up to each one, where the last ends.
-        ends = {place: (part.rows[1] for _, _, part in parts) for place, parts in self.written.items()}
-        self.ends = {place: list(accumulate(rows, max)) for place, rows in ends.items()}
+        self.parts = {memory: sorted(parts, key=lambda one: one[:2]) for memory, parts in written.items()}
+        ends = {memory: (part.rows[1] for _, _, part in parts) for memory, parts in self.parts.items()}
+        self.ends = {memory: list(accumulate(rows, max)) for memory, rows in ends.items()}
 
     def of(self, read: Region) -> Iterator[int]:
-        """By the rows that they write."""
-        place = read.buffer, read.rank
-        parts, (lo, hi) = self.written.get(place, []), read.rows
-        for at in range(bisect_right(self.ends[place], lo) if parts else 0, len(parts)):
+        """Yield the steps that write any element of `read`, by the first row that they write."""
+        memory = read.buffer, read.rank
+        parts, (lo, hi) = self.parts.get(memory, []), read.rows
+        for at in range(bisect_right(self.ends[memory], lo) if parts else 0, len(parts)):
             (first, _), step, part = parts[at]
             if first >= hi:
                 return
@@ -266,17 +282,17 @@ class _Writers:
 
 
 def _reads(step: CommunicationStep, tiles_read: bool) -> tuple[Region, ...]:
-    if isinstance(step, MatmulChunk):
-        return (step.region, *step.scales) if tiles_read else step.addends
-    return step.reads
+    """Return what a step waits to read; of a chunk that the matmul writes, what is added to it."""
+    return step.addends if isinstance(step, MatmulChunk) and not tiles_read else step.reads
 
 
 def _writes(step: CommunicationStep, tiles_read: bool) -> tuple[Region, ...]:
+    """Return what a step writes that others read; of a matmul's chunk, its product."""
     if isinstance(step, MatmulChunk):
         return step.into if tiles_read else step.places or (step.region,)
     return step.writes
 
 
-def _add_alike(one: CommunicationStep, other: CommunicationStep) -> bool:
-    """Whether both add to what lies there: neither waits for the other."""
+def _both_add(one: CommunicationStep, other: CommunicationStep) -> bool:
+    """Return whether both add to what lies there: then neither waits for the other."""
     return isinstance(one, ReducePut) and isinstance(other, ReducePut)

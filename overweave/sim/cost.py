@@ -17,7 +17,7 @@ from msgspec import Struct
 from overweave.errors import ScheduleError
 from overweave.hardware.machine import Machine, TileRate
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
-from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, numbered
+from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, indexed_name
 from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
 from overweave.sim.order import LaunchStep, QueueRun, tiles_of
 from overweave.sim.split_k import partial_tile_us, sum_partials_us
@@ -159,7 +159,7 @@ class Costs:
         """Return the cost of a cuBLAS matmul, or of our skinny matmul in its place: less by what that saves."""
         shape, realization = self._shape(operation), self._realization
         cost = _cublas_cost(self._machine, shape, self._dtypes(operation), operation.accumulate)
-        first = numbered(operation.b.buffer.partition(".")[0], 0)  # of several weights, one is measured
+        first = indexed_name(operation.b.buffer.partition(".")[0], 0)  # of several weights, one is measured
         if realization.skinny is None or realization.packed is None or not cost.count or operation.b.buffer != first:
             return cost
         kind = "gather" if realization.packed.exchange == "gather" else "sum", realization.skinny.early

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import Dtype
-from overweave.ir.exchange import exchange_of
+from overweave.ir.exchange import packed_exchange
 from overweave.ir.plan import (
     CopyConfig,
     Engine,
@@ -49,7 +49,7 @@ def _exchange(schedule: Schedule) -> PackedExchange:
     """Return the exchange of the schedule's packed kernel, derived from its operations."""
     queues = {queue.name for queue in schedule.queues if queue.order == "issue" and schedule.reuse == ECHOES}
     members = [each for each in schedule.operations if each.queue in queues]
-    return exchange_of(members, {buffer.name: buffer for buffer in schedule.buffers})
+    return packed_exchange(members, {buffer.name: buffer for buffer in schedule.buffers})
 
 
 def _engine(queue: Queue, schedule: Schedule) -> Engine:

@@ -1,1 +1,1 @@
-"""Which Plan a Problem gets: the space of candidates, the model, measurements, and what was kept of them."""
+"""The tuner: which Plan a Problem gets, by the space of candidates, the model, measurements, and their cache."""

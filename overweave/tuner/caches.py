@@ -1,7 +1,7 @@
-"""Where things that were paid for are kept between processes, and how a file of them is read and written.
+"""Cache files: where they lie, and how they are read and written.
 
-A file is input from a stranger, whoever wrote it: its kind, size, form and names are judged, and a file that fails is
-ignored aloud and written anew.
+A cache file is untrusted input: its kind, size, form and names are checked. A file that fails is ignored with a warning
+and rewritten.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from overweave.untrusted import NotAFileError, printable, read_bytes
 T = TypeVar("T")
 
 
-def recall(path: Path, decode: Callable[[bytes], T], most_bytes: int) -> T | None:
-    """What a kept file holds; None where there is none, or, with a warning, none that `decode` takes.
-
-    decode: raises what msgspec raises, or InputError. Raises OSError where a file cannot be read, whatever it holds.
-    """
+def read_cached(path: Path, decode: Callable[[bytes], T], most_bytes: int) -> T | None:
+    """Return the content of a cache file; None if there is none, or, with a warning, none that `decode` accepts.
+    decode: raises msgspec's errors, or InputError. Raises OSError if the file cannot be read."""
     try:
         data = read_bytes(path, most_bytes)
         if len(data) > most_bytes:
@@ -46,42 +44,41 @@ def recall(path: Path, decode: Callable[[bytes], T], most_bytes: int) -> T | Non
         return None
 
 
-def recall_if_readable(path: Path, decode: Callable[[bytes], T], most_bytes: int) -> T | None:
-    """As `recall`, but a file that cannot be read for now is none, with a warning."""
+def read_cached_if_readable(path: Path, decode: Callable[[bytes], T], most_bytes: int) -> T | None:
+    """Return the content as `read_cached`; None, with a warning, if the file cannot be read now."""
     try:
-        return recall(path, decode, most_bytes)
+        return read_cached(path, decode, most_bytes)
     except OSError as error:
         message = f"overweave: {path} is ignored, as it cannot be read: {error}"
         warnings.warn(message, RuntimeWarning, stacklevel=3)
         return None
 
 
-def keep_file(path: Path, made: Callable[[], bytes]) -> None:
-    """Keeps what is made while no other process keeps anything beside it, whole or not at all. Warns where it cannot be
-    written, or, as it is made, not be read.
-    """
+def save_file(path: Path, content: Callable[[], bytes]) -> None:
+    """Write `content()` atomically under the folder's lock. Warns if the file cannot be written or `content` raises
+    OSError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with by_turns(path.parent):
-            replace_whole(path, made())
+        with folder_lock(path.parent):
+            replace_whole(path, content())
     except OSError as error:
         warnings.warn(f"overweave: {path} is not written: {error}", RuntimeWarning, stacklevel=3)
 
 
-def encoded(value: Struct) -> bytes:
-    """As kept files hold it: JSON that people can read."""
+def encode(value: Struct) -> bytes:
+    """Return a value as indented JSON, the form of cache files."""
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
 def cache_folders() -> dict[str, Path]:
-    """Each cache by name: measurements of ours, and the compiled kernels that triton keeps.
+    """Return the folder of each cache by name: our measurements, and Triton's compiled kernels.
 
-    OVERWEAVE_CACHE_DIR moves ours, for ranks that share no home, or a home that is slow. A user without a home has one
-    that ends with the process, and is told so.
+    OVERWEAVE_CACHE_DIR moves ours, for ranks that share no home, or a home that is slow. A user without a home gets a
+    temporary folder, with a warning.
     """
-    triton, own = os.environ.get("TRITON_CACHE_DIR"), os.environ.get("OVERWEAVE_CACHE_DIR")
+    triton, ours = os.environ.get("TRITON_CACHE_DIR"), os.environ.get("OVERWEAVE_CACHE_DIR")
     return {
-        "overweave": Path(own) if own else _own_folder(),
+        "overweave": Path(ours) if ours else _own_folder(),
         "triton": Path(triton) if triton else _home() / ".triton" / "cache",
     }
 
@@ -97,24 +94,23 @@ def _own_folder() -> Path:
     try:
         return user_cache_path("overweave", appauthor=False)
     except RuntimeError:
-        return Path(_without_home().name)
+        return Path(_temporary_folder().name)
 
 
 @cache
-def _without_home() -> TemporaryDirectory[str]:
-    """Nobody else's, since what lies in it is executed."""
+def _temporary_folder() -> TemporaryDirectory[str]:
+    """Return a private folder (mode 700) that ends with the process: its contents are executed."""
     message = "overweave: there is no home to keep measurements in; HOME or OVERWEAVE_CACHE_DIR would name a folder"
     warnings.warn(message, RuntimeWarning, stacklevel=4)
     return TemporaryDirectory(prefix="overweave-")
 
 
-# Files that are there whole or not at all, whoever looks while they are written, and whatever ends the writer.
-
-LONGEST_TURN_S = 5.0  # to add to a file takes some ten milliseconds, and several on a busy machine wait for each other
+LOCK_TIMEOUT_S = 5.0  # adding to a file takes some ten milliseconds; several writers on a busy machine queue up
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Readers see the old file or the new one. What is no plain file, as a pipe, is written to. Raises OSError."""
+    """Write a file atomically: readers see the old file or the new one. A pipe or device is written to. Raises
+    OSError."""
     if path.exists() and not path.is_file():
         path.write_bytes(data)
     else:
@@ -122,7 +118,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def replace_whole(path: Path, data: bytes) -> None:
-    """As `write_whole`, but what is no plain file gives way to one: a pipe would wait for a reader. Raises OSError."""
+    """Write a file as `write_whole`, but replace a pipe or device, which would wait for a reader. Raises OSError."""
     if path.is_file() or not path.exists():
         path = Path(os.path.realpath(path))  # a link stays one
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -139,21 +135,21 @@ def replace_whole(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def by_turns(folder: Path) -> Iterator[None]:
-    """One process at a time does so in a folder, so that none overwrites what another has just added. Who waits longer
-    than LONGEST_TURN_S, or stands on a file system without locks, goes on alone. Raises OSError for no folder.
-    """
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, so that no process overwrites what another has just added. It goes on without the lock
+    after LOCK_TIMEOUT_S, or on a file system without locks. Raises OSError if there is no folder."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        deadline_s = time.monotonic() + LONGEST_TURN_S
-        while not _is_ours(handle) and time.monotonic() < deadline_s:
+        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+        while not _try_lock(handle) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         yield
     finally:
         os.close(handle)  # and the lock with it, as when the process is killed
 
 
-def _is_ours(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
+    """Whether the lock was taken, or the file system has none."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -164,7 +160,7 @@ def _is_ours(handle: int) -> bool:
 
 
 def check_writable(path: Path) -> None:
-    """Whether `write_whole` could: to be asked before the work whose outcome is to be written. Raises OSError."""
+    """Raise OSError if `write_whole` could not write; for a check before long work."""
     if path.is_dir():
         raise IsADirectoryError("it is a folder")
     if not path.exists() or path.is_file():

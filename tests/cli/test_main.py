@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import overweave
-from overweave.cli import loaded, main
+from overweave.cli import main, user_files
 from overweave.errors import InputError, MachineError
 from tests.source_tree import python_path
 
@@ -30,11 +30,11 @@ def test_it_says_which_version_it_is():
 
 
 def test_a_file_is_run_before_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loaded, "_FILES", [])
+    monkeypatch.setattr(user_files, "_FILES", [])
     (tmp_path / "mine.py").write_text("print('here')\n")
     result = RUN.invoke(main.app, ["--load", str(tmp_path / "mine.py"), "show", "all_gather_matmul.push"])
     assert result.output.startswith("here\nschedule")
-    assert loaded.words() == [f"--load={tmp_path / 'mine.py'}"]
+    assert user_files.load_options() == [f"--load={tmp_path / 'mine.py'}"]
     result = RUN.invoke(main.app, ["--load", str(tmp_path), "show"])
     assert (result.exit_code, "it is no Python file" in result.output) == (2, True)
 

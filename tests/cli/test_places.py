@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from overweave.cli import main as command_line
 from overweave.cli.commands.explain import STYLES
 from overweave.cli.main import app
-from overweave.tuner.model.weigh import State
+from overweave.tuner.model.candidate_model import State
 from tests.source_tree import python_path
 
 SIMULATE = ("simulate", "all_gather_matmul.push", "--shape=1024,512,256", "--world=2")

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import pytest
-import triton
 
 from campaigns.gpu_ranks import spread_over
 from campaigns.lint.lint_case import Case
 from campaigns.lint.lint_cases import cases
-from overweave.compat.versions import numbers
+from campaigns.lint.spills import beyond
 from tools.aot import compile_kernel
 from tools.ptx_lint.lint import lint
 
 pytestmark = pytest.mark.slow
 CONFIGURATIONS = 12
-# Tile shapes fit the registers that Triton 3.6's assembler needs. MEASURED: with 3.9, whose assembler is another and is
-# told to try less (--regAllocOptLevel=2), 22 of 411 kernels spill 4 to 596 bytes (python -m campaigns.lint_all).
-TUNED_FOR = (3, 6)
 
 
 def chosen() -> list[Case]:
-    """Of the Hopper kernel half of them: most of what a version of Triton can break is there."""
+    """Of the Hopper kernel half of them: most of what a version of Triton can break is there. The last has rectangles
+    of which as many as there are make no whole wider ones (kernels/hopper/rectangles.py), in operands and in results.
+    """
     every = list(cases())
     hopper = [each for each in every if "hopper" in each.source.name]
     others = [each for each in every if "hopper" not in each.source.name]
-    return [*spread_over(hopper, CONFIGURATIONS // 2), *spread_over(others, CONFIGURATIONS // 2)]
+    uneven = [each for each in hopper if each.source.config.endswith("s/5 1 addend 3 peers")]
+    return [*spread_over(hopper, CONFIGURATIONS // 2), *spread_over(others, CONFIGURATIONS // 2), *uneven]
 
 
 @pytest.mark.parametrize("case", chosen(), ids=lambda case: f"{case.source.name} {case.source.config}")
 def test_a_kernel_compiles_and_keeps_its_contract(case: Case) -> None:
-    findings = lint(compile_kernel(case.source), case.contract)
-    is_tuned = numbers(triton.__version__) == TUNED_FOR
-    assert not [str(each) for each in findings if is_tuned or each.rule != "spills"]
+    compiled = compile_kernel(case.source)
+    assert not [str(each) for each in beyond(compiled, lint(compiled, case.contract))]

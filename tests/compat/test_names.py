@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from overweave.compat import triton_names, versions
+from overweave.compat.homes import Home
 from overweave.compat.versions import TESTED, numbers, standing
 from overweave.errors import KernelUnavailable
 from tests.source_tree import ROOT, nodes
@@ -80,7 +81,7 @@ def test_every_name_is_there(name: str) -> None:
 
 
 def test_a_name_that_is_nowhere_is_said_with_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    homes = (triton_names.Home("3.6 on", "triton.language", "nowhere"),)
+    homes = (Home("3.6 on", "triton.language", "nowhere"),)
     monkeypatch.setitem(triton_names.NAMES, "gone", homes)
     with pytest.raises(KernelUnavailable, match=r"none of triton\.language\.nowhere \(3\.6 on\)\. Use a Triton from"):
         _ = triton_names.gone

@@ -39,7 +39,12 @@ BY_KERNEL = "all_gather.push mover=copy_kernel pieces=2"
 BY_TILES = ("all_gather.push mover=tiles pieces=2", "all_gather.push mover=bulk_tiles order=all_peers")
 IN_BULK = "all_gather.push mover=bulk_kernel"
 EVERY = (*GATHERS, BY_KERNEL, IN_BULK, *BY_TILES)  # every back end
-SCATTERS = ("reduce_scatter.scatter pieces=2", "reduce_scatter.ring", "reduce_scatter.collective")
+SCATTERS = (
+    "reduce_scatter.scatter pieces=2",
+    "reduce_scatter.ring",
+    "reduce_scatter.collective",
+    "reduce_scatter.waves",
+)
 PUSHED = ("reduce_scatter.scatter mover=copy_kernel", "reduce_scatter.scatter mover=bulk_kernel pieces=2")
 SPREADS = (
     "spread.push",
@@ -106,7 +111,7 @@ def gathered_matmul(schedule: str, m: int) -> Errors:
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("is_whole", [False, True])
-@pytest.mark.parametrize("schedule", EVERY)
+@pytest.mark.parametrize("schedule", [*EVERY, "all_gather.packed"])
 def test_a_gathered_matmul_is_exact(schedule: str, is_whole: bool, world_size: int):
     """Shards of whole tiles are read in place; where neither shards nor the last tile are whole, they are copied."""
     m = 32 * world_size if is_whole else 52
@@ -132,7 +137,9 @@ def scattered_matmul(schedule: str | dict[str, str], m: int, with_gather: bool) 
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("schedule", [*SCATTERS, *PUSHED, "reduce_scatter.scatter mover=tiles pieces=2"])
+@pytest.mark.parametrize(
+    "schedule", [*SCATTERS, *PUSHED, "reduce_scatter.packed", "reduce_scatter.scatter mover=tiles pieces=2"]
+)
 def test_a_scattered_matmul_is_right(schedule: str, world_size: int):
     """Partials and, in the ring, sums under way are rounded to bfloat16: by 1 from 256 on."""
     found = run_ranks(scattered_matmul, world_size, schedule, 32 * world_size, False)
@@ -146,6 +153,7 @@ def test_a_scattered_matmul_is_right(schedule: str, world_size: int):
         (PUSH, "reduce_scatter.scatter pieces=2"),
         (BY_TILES[0], "reduce_scatter.scatter mover=tiles"),
         (BY_KERNEL, "reduce_scatter.scatter mover=tiles pieces=2"),
+        (PUSH, "reduce_scatter.packed"),
     ],
 )
 def test_both_sides_of_a_matmul(gather: str, scatter: str, world_size: int):
@@ -171,7 +179,15 @@ def reduced_matmul(schedule: str, rows: int | None = None) -> Errors:
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize(
-    "schedule", ["all_reduce.two_shot pieces=2", "all_reduce.two_shot mover=tiles", "all_reduce.collective"]
+    "schedule",
+    [
+        "all_reduce.two_shot pieces=2",
+        "all_reduce.two_shot mover=tiles",
+        "all_reduce.collective",
+        "all_reduce.waves",
+        "all_reduce.one_shot_packed",
+        "all_reduce.two_shot_packed",
+    ],
 )
 def test_an_all_reduced_matmul(schedule: str, world_size: int):
     found = run_ranks(reduced_matmul, world_size, schedule)
@@ -205,7 +221,8 @@ def exchanged_matmul(schedule: dict[str, str]) -> Errors:
 @pytest.mark.parametrize("how", [" pieces=2", " mover=tiles", "_collective"])
 @pytest.mark.parametrize("tensors", ["A", "C", "AC"])
 def test_an_all_to_all_on_either_side(tensors: str, how: str, world_size: int):
-    both = {"A": f"all_to_all.receive{how}", "C": f"all_to_all.send{how}"}
+    sent = "_waves" if how == "_collective" and tensors == "AC" else how
+    both = {"A": f"all_to_all.receive{how}", "C": f"all_to_all.send{sent}"}
     schedule = {tensor: both[tensor] for tensor in tensors}
     assert run_ranks(exchanged_matmul, world_size, schedule) == [[0.0] * CALLS] * world_size
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -19,12 +18,15 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.ops.trial import TrialCase, try_case
 from overweave.schedules.catalog.catalog import build, names
+from overweave.schedules.methods.by_moves import MoveTemplate, by_moves, method_of_moves
 from overweave.schedules.methods.registry import METHODS, register
+from overweave.schedules.moves import gather_templates
+from overweave.schedules.moves.reduction_templates import across_mesh, round_ring
 from overweave.schedules.records.record import Method
 from overweave.schedules.weave.transports import wanted_of
-from overweave.tuner.model.rank import weigh
+from overweave.tuner.model.rank import rank_candidates
 from overweave.tuner.space.compiled import families
-from overweave.tuner.space.space import candidate, candidates, is_member, obstacle
+from overweave.tuner.space.space import candidate, candidates, is_member, reason_unsupported
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import shipped
 from tests.extending import toy_method, toy_schedule
@@ -43,8 +45,8 @@ NUMBERS = {"M": 144, "N": 24, "K": 32, **STRIDES, **BLOCKS}
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     with kept_registries():
-        toy_schedule.add()
-        toy_method.add()
+        for method in TOYS.values():
+            register(method)
         yield
 
 
@@ -65,7 +67,7 @@ def called(*words: str) -> str:
 
 def test_they_are_short():
     assert len((ROOT / "tests/extending/toy_schedule.py").read_text().splitlines()) <= 40
-    assert len((ROOT / "tests/extending/toy_method.py").read_text().splitlines()) <= 60
+    assert len((ROOT / "tests/extending/toy_method.py").read_text().splitlines()) <= 20
 
 
 @pytest.mark.parametrize("world_size", range(1, 9))
@@ -90,7 +92,7 @@ def test_the_tuner_offers_and_explains_them(toy: Method):
     assert len(offered) == (4 if toy is toy_method.METHOD else 1)
     assert all(is_member(toy.operator, what) for what in offered)
     large = problem(toy, 4, 4096, "bfloat16")
-    assert all(each.predicted_us for each in weigh(large, GPU) if each.candidate == offered[0])
+    assert all(each.predicted_us for each in rank_candidates(large, GPU) if each.candidate == offered[0])
     assert toy.name in called("explain", toy.operator, "--shape", "4096,4096,4096")
     assert toy.name in str(ow.explain(toy.operator, m=4096, n=4096, k=4096, world_size=4))
 
@@ -100,13 +102,13 @@ def test_it_is_weighed_where_others_were_weighed_before(toy: Method):
     large = problem(toy, 4, 4096, "bfloat16")
     with kept_registries():
         del METHODS[toy.full_name]
-        assert toy.name not in {each.candidate.plan for each in weigh(large, GPU)}
-    assert toy.name in {each.candidate.plan for each in weigh(large, GPU)}
+        assert toy.name not in {each.candidate.plan for each in rank_candidates(large, GPU)}
+    assert toy.name in {each.candidate.plan for each in rank_candidates(large, GPU)}
 
 
 def test_its_need_and_its_margin_are_asked_for():
     toy = toy_method.METHOD
-    assert "too far" in obstacle(problem(toy, 9, 4096, "bfloat16"), GPU, candidate(toy.name, {}))
+    assert "8 ranks at most" in reason_unsupported(problem(toy, 9, 4096, "bfloat16"), GPU, candidate(toy.name, {}))
     assert candidate(toy.name, {}).margin(problem(toy, 4)).us == 100.0
 
 
@@ -130,17 +132,21 @@ def test_the_compiler_offers_them_and_takes_no_option_of_tiles(toy: Method):
         wanted_of(["A"], [], f"{woven_name(toy)} block_m=64")
 
 
-def test_a_method_of_sums_is_woven_as_well():
-    mine = msgspec.structs.replace(METHODS["matmul_reduce_scatter.scatter"], name="farthest")
+@pytest.mark.parametrize("operator", ["matmul_reduce_scatter", "matmul_all_reduce"])
+@pytest.mark.parametrize("written", [across_mesh, round_ring])
+def test_a_list_of_sums_is_a_method_of_an_operator_and_of_authors_kernels(written: MoveTemplate, operator: str):
+    mine = method_of_moves(written, operator, write=by_moves(written, gather_templates.round_ring))
     register(mine)
-    plan = ow.compile(KERNEL, "reduce_scatter.farthest").plan(NUMBERS, 4)
+    for m in (0, 3, 37):
+        verify_plan(build(mine.full_name, problem(mine, 4, m, "bfloat16"), {}), MachineLimits()).raise_if_refused()
+    plan = ow.compile(KERNEL, f"{operator.removeprefix('matmul_')}.{mine.name}").plan(NUMBERS, 4)
     assert {step.queue for step in plan.schedule.operations} >= {"tiles", "copies", "sums"}
 
 
 def tried(name: str, m: int) -> bool:
     """Whether integers come out bit for bit, and floats as near as torch has them."""
-    toy_schedule.add()
-    toy_method.add()
+    for method in TOYS.values():
+        register(method)
     group = resolve(None)
     own = problem(METHODS[name], group.world_size, m, "bfloat16")
     trial = try_case(TrialCase(name, own, {"block_m": 16}, "cpu"), group)

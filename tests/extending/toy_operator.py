@@ -12,7 +12,7 @@ from overweave.ir.plan import COPY_ENGINE, TILE_KERNEL
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.dispatch.call import call
 from overweave.schedules.catalog.catalog import register
-from overweave.schedules.methods.gathers import by_moves
+from overweave.schedules.methods.by_moves import by_moves
 from overweave.schedules.moves import gather_templates
 from overweave.schedules.records import options
 from overweave.schedules.records.record import Method

@@ -12,6 +12,7 @@ import overweave as ow  # noqa: E402
 from overweave.ir.problem import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.ops.trial import case_of, try_case  # noqa: E402
+from overweave.schedules.methods.registry import register  # noqa: E402
 from tests.extending import toy_method, toy_operator, toy_schedule  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 from tests.source_tree import ROOT  # noqa: E402
@@ -23,8 +24,8 @@ BLOCKS = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 4}
 
 def is_exact(schedule: str) -> bool:
     """Whether an author's kernel over the registered method computes the product of all ranks' rows."""
-    toy_schedule.add()
-    toy_method.add()
+    register(toy_schedule.METHOD)
+    register(toy_method.METHOD)
     group, a = resolve(None), torch.arange(M * K, dtype=torch.float32).reshape(M, K) % 7
     b, c = torch.arange(K * N, dtype=torch.float32).reshape(K, N) % 5, torch.full((M, N), torch.nan)
     fused = ow.compile(f"{ROOT}/examples/kernels/matmul.py:matmul_kernel", schedule, check=False)

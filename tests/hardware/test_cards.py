@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.hardware.cards import Basis, Gpu, find, machine_for, named
+from overweave.hardware.cards import Basis, Gpu, find, machine_for, machine_named
 from overweave.hardware.machine import load, names
 from overweave.hardware.topology import routes
 
@@ -67,7 +67,7 @@ def test_what_is_not_measured_says_so_and_asks_for_more():
 
 @pytest.mark.parametrize(("machine", "ranks", "gpus"), [("h200x4", 8, 8), ("rtx4090x4", 8, 8), ("gb200x72", 72, 72)])
 def test_a_machine_stands_for_a_larger_one_of_its_kind(machine: str, ranks: int, gpus: int):
-    described = machine_for(named(machine), ranks)
+    described = machine_for(machine_named(machine), ranks)
     assert described.gpus == gpus
     joined = routes(described.topology, gpus)
     assert all(joined.between(0, rank) for rank in range(1, gpus))
@@ -75,11 +75,11 @@ def test_a_machine_stands_for_a_larger_one_of_its_kind(machine: str, ranks: int,
 
 @pytest.mark.parametrize(("machine", "ranks"), [("h200x4", 9), ("rtx4090x4", 16), ("gb200x72", 73)])
 def test_no_host_has_so_many(machine: str, ranks: int):
-    assert machine_for(named(machine), ranks) is None
+    assert machine_for(machine_named(machine), ranks) is None
 
 
 def test_pairs_of_a_larger_machine_are_joined_as_the_first_ones():
-    eight = machine_for(named("a800x4"), 8)
+    eight = machine_for(machine_named("a800x4"), 8)
     assert len(eight.routes.between(4, 5)) == 1
     assert len(eight.routes.between(5, 6)) == 2
     assert not eight.routes.are_alike(8)
@@ -99,4 +99,4 @@ def test_what_is_like_another_is_no_card_of_it_and_was_not_measured():
 
 def test_an_unknown_machine_is_named():
     with pytest.raises(InputError, match="abacus"):
-        named("abacus")
+        machine_named("abacus")

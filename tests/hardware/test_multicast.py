@@ -7,7 +7,15 @@ import os
 import pytest
 
 from overweave.errors import MachineError
-from overweave.hardware.multicast import WITHOUT, completed, is_off, nccl_uses_it, need_off, settings, switch_off
+from overweave.hardware.multicast import (
+    WITHOUT,
+    is_off,
+    nccl_uses_it,
+    require_off,
+    settings,
+    settings_for_child,
+    switch_off,
+)
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import fingerprint, path_of, shipped
 
@@ -23,9 +31,9 @@ def test_one_that_is_missing_or_otherwise_is_refused(name: str):
     for environment in ({**WITHOUT, name: "2"}, {key: value for key, value in WITHOUT.items() if key != name}):
         assert not is_off(environment)
         with pytest.raises(MachineError, match=f"{name}( not set|=2).*Set NCCL_NVLS_ENABLE="):
-            need_off("run", environment)
+            require_off("run", environment)
     assert is_off(WITHOUT)
-    need_off("run", WITHOUT)
+    require_off("run", WITHOUT)
 
 
 def test_nobodys_word_is_overruled():
@@ -36,8 +44,8 @@ def test_nobodys_word_is_overruled():
 
 
 def test_processes_that_are_started_keep_it_off():
-    assert completed({}) == completed({"NCCL_NVLS_ENABLE": "2"}) == {}
-    assert completed({"NVSHMEM_DISABLE_NVLS": "1"}) == completed(WITHOUT) == dict(WITHOUT)
+    assert settings_for_child({}) == settings_for_child({"NCCL_NVLS_ENABLE": "2"}) == {}
+    assert settings_for_child({"NVSHMEM_DISABLE_NVLS": "1"}) == settings_for_child(WITHOUT) == dict(WITHOUT)
 
 
 def test_a_machine_on_which_nccl_uses_it_is_another(monkeypatch: pytest.MonkeyPatch):

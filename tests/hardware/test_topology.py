@@ -11,6 +11,7 @@ from overweave.errors import MachineFileError
 from overweave.hardware.curves import Bandwidth, Curve
 from overweave.hardware.machine import decode, load, names
 from overweave.hardware.topology import Link, Routes, Topology, check
+from tests.clock import ends_within
 
 PORT = Bandwidth(100.0, "paper")
 
@@ -46,7 +47,7 @@ REFUSED = (
     (topology("closed_ring", (50, ((0, 1), (1, 2)))), "no link between 2 and 0"),
     (topology("switch", (50, ((0, "switch"), (2, "switch")))), "no link between 1 and switch"),
     (topology("switch", (50, ((0, "a"), (1, "a"), (2, "b")))), "2 switches"),
-    (topology("levels", (50, ((0, 1), (2, "network")))), "no way from GPU 0 to GPU 2"),
+    (topology("levels", (50, ((0, 1), (2, "network")))), "no route from GPU 0 to GPU 2"),
     (topology("tree", (50, ((0, "cpu"), (1, "cpu"), (2, "cpu"), (0, 1)))), "one way between two places"),
     (topology("full_mesh", (101, (("gpu", "gpu"),))), "101 GB/s between 0 and 1, 100 at the port"),
     (topology("levels", (50, ((0, 1), (1, 2), (2, 3)))), "GPU 3 of 3"),
@@ -127,3 +128,25 @@ def test_what_no_machine_file_holds_is_refused(told: str, changed: Callable[[byt
     assert changed(data) != data
     with pytest.raises(MachineFileError, match=told):
         decode(changed(data), "mine.json")
+
+
+def _joined(kind: str, gpus: int, between: list[list[object]]) -> bytes:
+    told = msgspec.to_builtins(load("h200x4"))
+    links = [{**link, "between": between} for link in told["topology"]["links"]]
+    return msgspec.json.encode(told | {"gpus": gpus, "topology": {**told["topology"], "kind": kind, "links": links}})
+
+
+@pytest.mark.parametrize(
+    "between", [[["gpu", "gpu"]] * 1000, [["gpu", f"s{at}"] for at in range(1000)]], ids=["mesh", "names"]
+)
+def test_more_links_than_anybody_has_are_refused_before_they_are_listed(between: list[list[object]]):
+    def read() -> None:
+        with pytest.raises(MachineFileError, match="at most 131072"):
+            decode(_joined("levels", 1024, between), "mine.json")
+
+    ends_within(0.2, read)
+
+
+@pytest.mark.slow
+def test_every_two_of_512_gpus_may_be_joined():
+    ends_within(1.0, lambda: decode(_joined("full_mesh", 512, [["gpu", "gpu"]]), "mine.json"))

@@ -23,7 +23,7 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.ir.shards import shard_rows
-from overweave.ir.tensors import finished
+from overweave.ir.tensors import epilogue_applied
 from overweave.schedules.assemble_schedule import credits
 from overweave.schedules.communication import Communication, MatmulChunk
 from overweave.schedules.signals import with_signals
@@ -37,7 +37,7 @@ def cut(width: int, chunks: int) -> tuple[Range, ...]:
 def scattered(problem: Problem, chunks: int) -> Plan:
     """A reduce-scatter by column chunks: each rank's product of a chunk is pushed, as strided rows, and added there."""
     size, m, n, k = problem.world_size, problem.m, problem.n, problem.k
-    height, ranks, ends = shard_rows(m, size, 0)[1], range(size), problem.of_sums != NO_EPILOGUE
+    height, ranks, ends = shard_rows(m, size, 0)[1], range(size), problem.sum_epilogue != NO_EPILOGUE
     shards = [shard_rows(m, size, rank) for rank in ranks]
 
     def steps() -> Iterator[Operation]:
@@ -73,7 +73,7 @@ def scattered(problem: Problem, chunks: int) -> Plan:
         Buffer("landed", size * height, n, "symmetric"),
     )
     terms = tuple((rank * k, (rank + 1) * k) for rank in ranks)
-    tensor = finished("a@b") if ends else "a@b"
+    tensor = epilogue_applied("a@b") if ends else "a@b"
     return _plan(
         problem,
         buffers,

@@ -87,7 +87,7 @@ def test_a_chunk_that_nobody_pushes_is_missed():
         ends = [tuple(replace(part, cols=(14, 26)) for part in side) for side in (one.sources, one.destinations)]
         return replace(one, sources=ends[0], destinations=ends[1])
 
-    assert "needs landed@1[0:18,13:26], but is given or written only in part" in refusals(
+    assert "needs landed@1[0:18,13:26], but is held at the start or written only in part" in refusals(
         changed(scattered(SCATTERED, 3), narrower)
     )
 

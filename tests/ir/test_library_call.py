@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir.blocks import Blocks, image_of
-from overweave.ir.library_call import CollectiveSide, is_permuted, library_obstacle, sides_of
+from overweave.ir.blocks import Blocks, memory_image
+from overweave.ir.library_call import CollectiveSide, call_sides, is_permuted, library_obstacle
 from overweave.ir.schedule import Buffer, Collective, Copy, Goal, InitialContents, Queue, Region, Schedule
 from overweave.ir.verify.schedule import verify_schedule
 
@@ -33,23 +33,26 @@ def call(function: str, sources: tuple[Region, ...], destinations: tuple[Region,
 
 def test_blocks_that_lie_side_by_side_are_one_call():
     exchange = call("all_to_all", blocks("staged", 0, 2), blocks("got", 0, 2))
-    assert sides_of(exchange, BUFFERS) == (CollectiveSide("staged", (0, 12), 2), CollectiveSide("got", (12, 24), 2))
+    assert call_sides(exchange, BUFFERS) == (CollectiveSide("staged", (0, 12), 2), CollectiveSide("got", (12, 24), 2))
     assert library_obstacle(exchange, BUFFERS) == ""
     gather = call("all_gather", blocks("staged", 1), blocks("rows", 0, 1))
-    assert sides_of(gather, BUFFERS) == (CollectiveSide("staged", (12, 18), 1), CollectiveSide("rows", (0, 12), 2))
+    assert call_sides(gather, BUFFERS) == (CollectiveSide("staged", (12, 18), 1), CollectiveSide("rows", (0, 12), 2))
     summed = call("all_reduce", blocks("staged", 0, 2), blocks("staged", 0, 2))
-    assert sides_of(summed, BUFFERS) == (CollectiveSide("staged", (0, 12), 1),) * 2
+    assert call_sides(summed, BUFFERS) == (CollectiveSide("staged", (0, 12), 1),) * 2
     scattered = call("reduce_scatter", blocks("staged", 1, 3), blocks("rows", 3))
-    assert sides_of(scattered, BUFFERS) == (CollectiveSide("staged", (12, 24), 2), CollectiveSide("rows", (18, 24), 1))
+    assert call_sides(scattered, BUFFERS) == (
+        CollectiveSide("staged", (12, 24), 2),
+        CollectiveSide("rows", (18, 24), 1),
+    )
 
 
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        (call("all_to_all", blocks("staged", 0, 1), blocks("got", 0, 1)), "needs one stretch of memory"),
-        (call("all_to_all", blocks("staged", 0, 2), blocks("rows", 0, 2)), "needs one stretch of memory"),  # a gap
-        (call("all_to_all", blocks("staged", 2, 0), blocks("got", 2, 0)), "not the same part of its stretch"),
-        (call("all_to_all", (*blocks("staged", 0), *blocks("got", 2)), blocks("got", 0, 2)), "this is 2 buffers"),
+        (call("all_to_all", blocks("staged", 0, 1), blocks("got", 0, 1)), "needs one contiguous span"),
+        (call("all_to_all", blocks("staged", 0, 2), blocks("rows", 0, 2)), "needs one contiguous span"),  # a gap
+        (call("all_to_all", blocks("staged", 2, 0), blocks("got", 2, 0)), "not the same part of its span"),
+        (call("all_to_all", (*blocks("staged", 0), *blocks("got", 2)), blocks("got", 0, 2)), "these are 2 buffers"),
         (call("all_reduce", blocks("staged", 0, 2), blocks("got", 0, 2)), "adds in place"),
         (call("all_reduce", blocks("staged", 0, 2), blocks("staged", 2, 0)), "adds in place"),
         (call("all_reduce", *(blocks("staged", 0),) * 2, finishes=True), "finishes sums in permuted blocks"),
@@ -58,7 +61,7 @@ def test_blocks_that_lie_side_by_side_are_one_call():
     ids=["apart", "gap", "in another order", "two buffers", "elsewhere", "turned", "finished", "sizes"],
 )
 def test_what_is_no_call_is_refused(part: Collective, said: str):
-    assert said in str(sides_of(part, BUFFERS))
+    assert said in str(call_sides(part, BUFFERS))
     assert said in library_obstacle(part, BUFFERS)
 
 
@@ -66,7 +69,7 @@ def test_members_have_equal_parts():
     """Three blocks, two for one member: as many regions for each, and all of it one stretch."""
     buffer = Buffer("staged", 6, 3, "local", blocks=Blocks(2, 3, (0, 1, 2)))
     regions = Region("staged", 0, (0, 4), (0, 3)), Region("staged", 0, (4, 6), (0, 3))
-    said = str(sides_of(call("all_to_all", regions, regions), {"staged": buffer}))
+    said = str(call_sides(call("all_to_all", regions, regions), {"staged": buffer}))
     assert "for member 0 is not the same part" in said
 
 
@@ -100,9 +103,9 @@ def test_shares_of_a_gather_are_as_wide():
 def test_rows_that_lie_further_apart_are_in_another_order():
     """Two rows of three columns, in cells of 3 x 4 and of 6 x 2 elements: as large, and the second row elsewhere."""
     part = (((0, 2), (3, 5)),)
-    wide, narrow = (image_of(Blocks(high, cols, (0, 1)), (high, 5), part, True) for high, cols in ((2, 3), (2, 4)))
+    wide, narrow = (memory_image(Blocks(high, cols, (0, 1)), (high, 5), part, True) for high, cols in ((2, 3), (2, 4)))
     assert wide.order != narrow.order
     whole = (((0, 2), (0, 3)),)
-    cells = [image_of(Blocks(high, wide, (0,)), (2, 3), whole, True) for high, wide in ((3, 4), (2, 6), (4, 3))]
-    assert {image.stretch for image in cells} == {(0, 12)}
+    cells = [memory_image(Blocks(high, wide, (0,)), (2, 3), whole, True) for high, wide in ((3, 4), (2, 6), (4, 3))]
+    assert {image.span for image in cells} == {(0, 12)}
     assert len({image.order for image in cells}) == 3

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.hardware.machine import load
-from overweave.ir.blocks import Blocks, ContiguousRun, image_of, obstacle, runs_of
+from overweave.ir.blocks import Blocks, ContiguousRun, memory_image, memory_runs, permutation_obstacle
 from overweave.ir.plan import COPY_ENGINE, EngineAssignment, Plan
 from overweave.ir.schedule import Buffer, Collective, Put, Region, Schedule
 from overweave.ir.text.files import from_json, to_json
@@ -42,36 +42,36 @@ def places_of(schedule: Schedule) -> tuple[int, ...]:
 def test_a_block_that_is_smaller_than_its_cell_leaves_padding():
     blocks = Blocks(2, 3, (3, 2, 1, 0))  # of a matrix [3, 5]
     assert blocks.stack == (8, 3)
-    assert runs_of(blocks, (3, 5), ((0, 3), (0, 5))) == (
+    assert memory_runs(blocks, (3, 5), ((0, 3), (0, 5))) == (
         ContiguousRun(0, 0, 2, 3, 18, 3),
         ContiguousRun(0, 3, 2, 2, 12, 3),
         ContiguousRun(2, 0, 1, 3, 6, 3),
         ContiguousRun(2, 3, 1, 2, 0, 3),
     )
-    assert runs_of(blocks, (3, 5), ((1, 3), (2, 3))) == (
+    assert memory_runs(blocks, (3, 5), ((1, 3), (2, 3))) == (
         ContiguousRun(0, 0, 1, 1, 23, 3),
         ContiguousRun(1, 0, 1, 1, 8, 3),
     )
-    assert image_of(blocks, (3, 5), (((0, 3), (0, 5)),)).stretch == (0, 24)
+    assert memory_image(blocks, (3, 5), (((0, 3), (0, 5)),)).span == (0, 24)
 
 
 def test_blocks_begin_where_tops_say():
     blocks = Blocks(4, 3, (1, 0), tops=(0, 2))  # of a matrix [6, 3]
-    assert obstacle(blocks, (6, 3)) is None
-    assert runs_of(blocks, (6, 3), ((0, 6), (0, 3))) == (
+    assert permutation_obstacle(blocks, (6, 3)) is None
+    assert memory_runs(blocks, (6, 3), ((0, 6), (0, 3))) == (
         ContiguousRun(0, 0, 2, 3, 12, 3),
         ContiguousRun(2, 0, 4, 3, 0, 3),
     )
     for tops in ((0,), (1, 2), (0, 0), (0, 6), (2, 0)):
-        assert "ascending rows" in str(obstacle(Blocks(4, 3, (1, 0), tops=tops), (6, 3))), tops
+        assert "ascending rows" in str(permutation_obstacle(Blocks(4, 3, (1, 0), tops=tops), (6, 3))), tops
 
 
 def test_a_call_that_has_the_first_rows_of_a_block_moves_its_whole_cell():
     blocks, part = Blocks(4, 3, (1, 0)), (((0, 3), (0, 3)),)
-    assert image_of(blocks, (8, 3), part).stretch == (12, 21)
-    image = image_of(blocks, (8, 3), part, by_cells=True)
-    assert image.stretch == (12, 24)
-    assert image.rest == (((3, 4), (0, 3)),)
+    assert memory_image(blocks, (8, 3), part).span == (12, 21)
+    image = memory_image(blocks, (8, 3), part, by_cells=True)
+    assert image.span == (12, 24)
+    assert image.extra == (((3, 4), (0, 3)),)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_a_call_that_has_the_first_rows_of_a_block_moves_its_whole_cell():
     ],
 )
 def test_the_stretch_of_memory_that_rectangles_fill(parts, stretch):
-    assert image_of(Blocks(4, 4, (2, 0, 1, 3)), (8, 8), parts).stretch == stretch
+    assert memory_image(Blocks(4, 4, (2, 0, 1, 3)), (8, 8), parts).span == stretch
 
 
 def test_a_stack_of_blocks_lies_as_the_matrix_of_their_width_does():
     stack = Blocks(2, 4, (1, 0)), (4, 4), (((0, 2), (0, 4)),)
     dense = None, (2, 4), (((0, 2), (0, 4)),)
-    assert image_of(*stack).order == image_of(*dense).order
-    assert image_of(Blocks(2, 4, (0, 1)), (4, 4), (((0, 4), (0, 4)),)).order == ((0, 0, 0, 4, 4, 0, 4),)
+    assert memory_image(*stack).order == memory_image(*dense).order
+    assert memory_image(Blocks(2, 4, (0, 1)), (4, 4), (((0, 4), (0, 4)),)).order == ((0, 0, 0, 4, 4, 0, 4),)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_stack_of_blocks_lies_as_the_matrix_of_their_width_does():
     [((0, 1, 2), "3 places for 4 blocks"), ((0, 1, 2, 2), "no bijection"), ((0, 1, 2, 4), "no bijection")],
 )
 def test_a_map_that_is_no_bijection_is_refused(places: tuple[int, ...], said: str):
-    assert said in str(obstacle(Blocks(4, 4, places), (8, 8)))
+    assert said in str(permutation_obstacle(Blocks(4, 4, places), (8, 8)))
     schedule = small().schedule
     good = places_of(schedule)
     assert verify_schedule(with_places(schedule, good)).ok
@@ -136,7 +136,7 @@ def test_a_library_call_needs_one_stretch_of_memory():
     schedule = small().schedule
     places = places_of(schedule)
     swapped = (places[-1], *places[1:-1], places[0])  # the first and the last wave exchange a block
-    assert "needs one stretch of memory" in str(verify_schedule(with_places(schedule, swapped)))
+    assert "needs one contiguous span" in str(verify_schedule(with_places(schedule, swapped)))
     dense = tuple(replace(buffer, blocks=None) for buffer in schedule.buffers)
     assert "which share no permutation" in str(verify_schedule(replace(schedule, buffers=dense)))
 

@@ -8,7 +8,7 @@ from overweave.lang.primitives import (
     LOCAL,
     P2P,
     _consumer_counters,
-    _counted,
+    _count_of,
     _producer_counter,
     consumer_column,
     consumer_rows,
@@ -47,7 +47,7 @@ def mapping_kernel(channel, made, read, counted, TILES: tl.constexpr, CONSUMED: 
         tl.store(read + tile * 5 + 3, last)
         tl.store(read + tile * 5 + 4, consumer_column(channel, tile))
     for counter in range(COUNTERS):
-        tl.store(counted + counter, _counted(channel, counter))
+        tl.store(counted + counter, _count_of(channel, counter))
 
 
 @triton.jit

@@ -15,8 +15,8 @@ def test_results_are_made_where_x_lies_on_the_quick_way_where_it_is_the_current_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[tuple[object, ...]] = []
-    monkeypatch.setattr(maker, "_EMPTY_ON_GPU", lambda *given: made.append(given))
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
+    monkeypatch.setattr(maker, "empty_strided_cuda", lambda *given: made.append(given))
+    monkeypatch.setattr(maker, "cuda_getDevice", lambda: 1)
     here, there = (maker_of(torch.device("cuda", index)) for index in (1, 2))
     here((3, 5), torch.float16)
     assert made == [((3, 5), (5, 1), torch.float16)]

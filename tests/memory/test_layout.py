@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
+from overweave.ir.kernel_limits import SIGNAL_CAPACITY
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule, SignalPad
-from overweave.ir.words import SIGNAL_CAPACITY
 from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, lay_out
 from overweave.schedules.catalog.catalog import build, names
 from tests.ir.two_ranks import sums

@@ -20,7 +20,7 @@ from overweave.ops.call import prepared
 from overweave.ops.tune import tune_and_learn
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import decode, fingerprint, keep, path_of
+from overweave.tuner.store.cache import decode, fingerprint, path_of, save
 from overweave.tuner.store.table import Entry, Time
 from tests.clock import slowness
 from tests.ops.calls import Call, is_right
@@ -79,7 +79,7 @@ def calls_of(group_rows: int) -> str:
 
 def write_winner(plan: str) -> Path:
     entry = Entry(problem_of(AG, 2), (Time(plan, {}, 1.0),))
-    return keep((entry,), fingerprint(Target("cpu"), 2))
+    return save((entry,), fingerprint(Target("cpu"), 2))
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_caches_that_differ_are_an_error_at_once_on_every_rank(tmp_path: Path, k
     write_winner("sequential")
     wider = Entry(problem_of(AG, 2, m=96), (Time("sequential", {}, 1.0),))
     other_operator = Entry(problem_of(RS, 2), (Time("sequential", {}, 1.0),))
-    keep((other_operator,) if kind == "operator" else (wider,), fingerprint(Target("cpu"), 2))
+    save((other_operator,) if kind == "operator" else (wider,), fingerprint(Target("cpu"), 2))
     theirs = path_of(fingerprint(Target("cpu"), 2)).read_bytes()
     other = tmp_path / "other"
     monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(other))

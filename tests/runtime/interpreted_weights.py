@@ -15,7 +15,7 @@ interpreter.repair()
 
 from campaigns.exact.exactness import Case, compute, make_data  # noqa: E402
 from overweave.ir.epilogue import Epilogue  # noqa: E402
-from overweave.ir.plan import numbered  # noqa: E402
+from overweave.ir.plan import indexed_name  # noqa: E402
 from overweave.ir.problem import Problem  # noqa: E402
 from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
@@ -128,14 +128,16 @@ def wrong_finished_products() -> list[str]:
         )
         scales = {"rows": (by_row, by_column), "tensor": (torch.full((1, 1), 2.0), torch.full((1, 1), 0.5))}
         inputs = {"x": x[own].to(getattr(torch, dtype)), "bias": bias}
-        inputs |= {numbered("w", at): w.to(getattr(torch, dtype)).t() for at, w in enumerate(weights)}
+        inputs |= {indexed_name("w", at): w.to(getattr(torch, dtype)).t() for at, w in enumerate(weights)}
         exact = product
         if scaling:
             of_x, of_w = scales[scaling]
             inputs |= {"scale_x": of_x[own].contiguous() if scaling == "rows" else of_x, "scale_w": of_w}
             exact = exact * of_x * of_w
         exact = (exact + bias.float()).bfloat16()
-        outputs = {numbered("y", at): torch.full((m, cols), torch.nan).bfloat16() for at, cols in enumerate(columns)}
+        outputs = {
+            indexed_name("y", at): torch.full((m, cols), torch.nan).bfloat16() for at, cols in enumerate(columns)
+        }
         tiles = {"block_m": 16, "block_n": 32, "block_k": 32}
         run_on_host(catalog.build(f"all_gather_matmul.{plan}", problem, tiles), group, inputs, outputs, "interpreter")
         if not torch.equal(torch.cat(list(outputs.values()), dim=1), exact):

@@ -15,7 +15,7 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import CompiledKernel
 
-from overweave.ir.launch.waits_without_deadline import unheard
+from overweave.ir.launch.waits_without_deadline import waits_without_deadline
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.memory.cuda import driver
 from overweave.memory.layout import lay_out
@@ -112,7 +112,7 @@ def check_waits(plan: Plan, space: Any, launched: Sequence[str], waited: list[tu
     layout, rank = lay_out(plan.schedule, plan.realization.dtype), space.group.rank
     by_library = (one for one in plan.schedule.of_rank(rank) if plan.realization.engine_of(one.queue) == LIBRARY)
     needed = 0
-    for waits in (*(one.all_waits for one in by_library), unheard(plan, rank)):
+    for waits in (*(one.all_waits for one in by_library), waits_without_deadline(plan, rank)):
         counts = {layout.signal(wait.pad, at): wait.count for wait in waits for at in range(*wait.signals)}
         needed += len(list(pack_waits(merge_adjacent(counts))))
     assert launched.count("wait_kernel") == needed

@@ -10,7 +10,7 @@ from campaigns.oracle.plans.library_queues import ROWS, K, N, Sizes, gathered_be
 from overweave.hardware.machine import load
 from overweave.ir.launch.order import launch_order
 from overweave.ir.launch.streams import queues_beside
-from overweave.ir.launch.waits_without_deadline import unheard
+from overweave.ir.launch.waits_without_deadline import waits_without_deadline
 from overweave.ir.plan import MatmulConfig, Plan
 from overweave.ir.schedule import Collective, Notify, Wait
 from overweave.ir.verify.plan import MachineLimits, verify_plan
@@ -50,9 +50,9 @@ def test_what_stands_beside_the_tiles_has_a_stream_of_its_own():
 def test_it_is_launched_behind_its_producers_and_a_stream_waits_for_it():
     plan = reduced_beside(2)
     assert [action.queue for action in launch_order(plan, 0)] == ["tiles", "groups", "groups"]
-    assert unheard(plan, 0) == ()  # own tiles come by themselves
+    assert waits_without_deadline(plan, 0) == ()  # own tiles come by themselves
     far = replace(plan.schedule, operations=tuple(_told_by_a_peer(one) for one in plan.schedule.operations))
-    assert unheard(replace(plan, schedule=far), 0) == (Wait("computed", (1, 2), 2),)
+    assert waits_without_deadline(replace(plan, schedule=far), 0) == (Wait("computed", (1, 2), 2),)
 
 
 def _told_by_a_peer(operation):

@@ -31,7 +31,7 @@ RECORDS = (  # of operators, of what torch brings, of authors' kernels
 # Where words that are methods' names mean something else: how packed messages are exchanged, operations of Triton, rows
 # that `bench` compares.
 # Files that follow the calls of an author's kernel, of which `tl.scatter` is one.
-FOLLOWERS = ("places.access", "carried", "walk.evaluate", "walk.follow", "source.language", "rectangles")
+FOLLOWERS = ("addresses.access", "loop_carried", "walk.evaluate", "walk.follow", "source.language", "rectangles")
 EXCHANGES, ROWS = {"scatter", "two_shot"}, {"sequential", "per_shard"}
 OTHER_WORDS = {
     **{f"overweave.compiler.frontend.{name}": {"scatter"} for name in FOLLOWERS},

@@ -15,4 +15,5 @@ def collectives(graphs: list[torch.fx.GraphModule]) -> list[str]:
 def woven(graphs: list[torch.fx.GraphModule]) -> list[str]:
     """Operators of overweave's in graphs, by name."""
     calls = [str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
-    return [call.split(".")[1] for call in calls if call.startswith("overweave.")]
+    ours = [call.split(".")[1] for call in calls if call.startswith(("overweave.", "overweave_graphs."))]
+    return [name for name in ours if name != "beside"]

@@ -9,7 +9,7 @@ import pytest
 
 from overweave.tuner.caches import cache_folders
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import fingerprint, keep, knowledge
+from overweave.tuner.store.cache import fingerprint, knowledge, save
 
 NAMED = ("OVERWEAVE_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
 
@@ -33,7 +33,7 @@ def test_a_user_without_a_home_is_told_and_served():
     assert cache_folders()["overweave"] == folder  # told once
     assert folder.stat().st_mode & 0o077 == 0
     own = fingerprint(Target("cpu"), 2)
-    assert folder in keep((), own).parents
+    assert folder in save((), own).parents
     assert knowledge(Target("cpu"), 2).own.fingerprint == own
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from overweave.ir.problem import Problem
-from overweave.tuner.model.rank import cold_choice, predict_us, weigh
-from overweave.tuner.space.space import candidate, is_replaced
+from overweave.tuner.model.rank import cold_choice, predict_us, rank_candidates
+from overweave.tuner.space.space import candidate, is_removed
 from overweave.tuner.space.target import Target
 
 OPERATOR, WORLD_SIZE = "matmul_all_reduce", 4
@@ -43,7 +43,7 @@ def measured(files: Files, world_size: int = WORLD_SIZE) -> dict[Shape, dict[str
 def is_gone(plan: str) -> bool:
     """Whether the library has no such plan any more."""
     name, *options = plan.split()
-    return is_replaced(OPERATOR, candidate(name, dict(option.split("=") for option in options)))
+    return is_removed(OPERATOR, candidate(name, dict(option.split("=") for option in options)))
 
 
 def ordered(plan: str) -> str:
@@ -62,7 +62,7 @@ def problem_of(shape: Shape, world_size: int = WORLD_SIZE) -> Problem:
 
 def chosen(shape: Shape) -> str:
     problem = problem_of(shape)
-    return str(cold_choice(weigh(problem, GPU, is_thorough=False), problem).candidate)
+    return str(cold_choice(rank_candidates(problem, GPU, is_thorough=False), problem).candidate)
 
 
 @pytest.mark.parametrize(("world_size", "files"), [(2, OF_TWO_RANKS), (4, FILES)])

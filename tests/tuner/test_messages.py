@@ -13,8 +13,8 @@ import pytest
 
 from overweave.ir.problem import Problem
 from overweave.sim.cost import library_matmul_us
-from overweave.tuner.model.rank import cold_choice, predict_us, weigh
-from overweave.tuner.space.space import candidate, obstacle
+from overweave.tuner.model.rank import cold_choice, predict_us, rank_candidates
+from overweave.tuner.space.space import candidate, reason_unsupported
 from overweave.tuner.space.target import Target
 from tests.hardware.test_few_rows import measured
 from tests.source_tree import ROOT
@@ -74,7 +74,7 @@ def shares(world_size: int, operator: str) -> list[float]:
     """Of the quickest plan's speed, what an unmeasured choice has, row by row."""
     found = []
     for row in rows(world_size, operator):
-        taken = cold_choice(weigh(row.problem, GPU, is_thorough=False), row.problem).candidate.plan
+        taken = cold_choice(rank_candidates(row.problem, GPU, is_thorough=False), row.problem).candidate.plan
         found.append(min(row.us.values()) / row.us[taken])
     return found
 
@@ -121,7 +121,7 @@ def test_who_multiplies_is_the_quickest_or_nearly_so():
     for (m, n, k), us in measured().items():
         operator = GATHER if "gather_packed" in us else REDUCE
         problem = Problem(operator=operator, m=m, n=n, k=k, world_size=4, dtype="bfloat16")
-        taken = str(cold_choice(weigh(problem, GPU, is_thorough=False), problem).candidate)
+        taken = str(cold_choice(rank_candidates(problem, GPU, is_thorough=False), problem).candidate)
         assert us[taken] <= 1.03 * min(us.values()), (m, n, k, taken)
 
 
@@ -130,5 +130,5 @@ def test_who_multiplies_is_the_quickest_or_nearly_so():
 )
 def test_four_ranks_send_messages_of_twice_as_many_bytes(world_size: int, rows: int, limit: str):
     problem = Problem(operator=SCATTER, m=rows, n=4096, k=1024, world_size=world_size, dtype="bfloat16")
-    why = obstacle(problem, GPU, candidate("scatter_packed", {}))
+    why = reason_unsupported(problem, GPU, candidate("scatter_packed", {}))
     assert why.endswith(limit) if limit else not why

@@ -8,7 +8,7 @@ import pytest
 
 from campaigns.choices.cold_choice import GPU
 from overweave.ir.problem import Problem
-from overweave.tuner.model.rank import cold_choice, weigh
+from overweave.tuner.model.rank import cold_choice, rank_candidates
 from overweave.tuner.space.shapes import ShapeCase
 from tests.tuner.test_layers import RESULTS
 
@@ -18,7 +18,7 @@ LIBRARY = ("sequential", "torch_fused")
 
 def chosen(problem: Problem) -> str:
     """The plan, and how it sums: pieces and tiles are the tuner's."""
-    taken = cold_choice(weigh(problem, GPU, is_thorough=False), problem).candidate
+    taken = cold_choice(rank_candidates(problem, GPU, is_thorough=False), problem).candidate
     return " ".join([taken.plan, *("sums=epilogue" for name, value in taken.options if value == "epilogue")])
 
 

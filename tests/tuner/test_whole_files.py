@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from overweave.tuner import caches
-from overweave.tuner.caches import by_turns, check_writable, replace_whole, write_whole
+from overweave.tuner.caches import check_writable, folder_lock, replace_whole, write_whole
 from tests.clock import slowness
 
 
@@ -61,10 +61,10 @@ def test_a_pipe_that_nobody_reads_gives_way(tmp_path: Path):
 
 
 def test_nobody_waits_longer_than_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(caches, "LONGEST_TURN_S", 0.05)
-    with by_turns(tmp_path):
+    monkeypatch.setattr(caches, "LOCK_TIMEOUT_S", 0.05)
+    with folder_lock(tmp_path):
         start_s = time.monotonic()
-        with by_turns(tmp_path):
+        with folder_lock(tmp_path):
             assert 0.05 <= time.monotonic() - start_s < 1.0 * slowness()
 
 
@@ -73,5 +73,5 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch:
         raise OSError("no locks available")
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    with by_turns(tmp_path):
+    with folder_lock(tmp_path):
         pass

@@ -7,12 +7,12 @@ of launch that the proof does not state.
 from __future__ import annotations
 
 from overweave.errors import OverweaveError, ScheduleError
-from overweave.ir.launch.gates import gated, launch_obstacle
+from overweave.ir.launch.gates import kernels_on_own_streams, launch_obstacle
 from overweave.ir.launch.order import QueueLaunch, launch_order
-from overweave.ir.launch.waits_without_deadline import unheard
+from overweave.ir.launch.waits_without_deadline import waits_without_deadline
 from overweave.ir.library_call import library_obstacle
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.tile_order import share_places
+from overweave.ir.tile_order import partial_slots
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
     SlotAddresses,
@@ -39,11 +39,11 @@ def obstacle(plan: Plan) -> str:
             addresses = SlotAddresses(plan.schedule, plan.realization.dtype, layout, bases)
             for action in launch_order(plan, rank):
                 _bind(plan, addresses, action, rank)
-            unheard(plan, rank)
+            waits_without_deadline(plan, rank)
     except (OverweaveError, LookupError, ValueError, AssertionError) as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     own = [tuple(plan.schedule.of_rank(rank)) for rank in range(ranks)]
-    gates = (launch_obstacle(plan, operations, queue) for operations in own for queue in gated(plan))
+    gates = (launch_obstacle(plan, operations, queue) for operations in own for queue in kernels_on_own_streams(plan))
     return next(filter(None, gates), "")
 
 
@@ -58,7 +58,7 @@ def _bind(plan: Plan, addresses: SlotAddresses, action: QueueLaunch, rank: int) 
                 raise ScheduleError(f"run {operation.name} by the library", said, "")
             tuple(wait_steps(addresses, operation)), tuple(write_steps(addresses, operation))
     else:
-        share_places(plan.tile_order(rank, queue).rows)
+        partial_slots(plan.tile_order(rank, queue).rows)
     if engine == TILE_KERNEL:
         addend_addresses(addresses, rank, queue)
         addend_row_shifts(plan.schedule, rank, queue)

@@ -221,7 +221,7 @@ def residual_elsewhere(rng: Random, plan: Plan) -> Plan | None:
     results = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
     made = {one.out[0].buffer for one in plan.schedule.operations if isinstance(one, Compute)}
     changed = replace(plan.problem, epilogue=Epilogue(residual=True))
-    return replace(plan, problem=changed) if made - results and changed.of_products.residual else None
+    return replace(plan, problem=changed) if made - results and changed.product_epilogue.residual else None
 
 
 def norm_of_no_row(rng: Random, plan: Plan) -> Plan | None:

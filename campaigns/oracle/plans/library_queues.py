@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from overweave.ir.contract import preconditions
 from overweave.ir.plan import LIBRARY, TILE_KERNEL, Engine, EngineAssignment, MatmulConfig, Plan, Realization
 from overweave.ir.problem import Problem
-from overweave.ir.promise import given_to
 from overweave.ir.schedule import (
     Buffer,
     Collective,
@@ -151,7 +151,7 @@ def problem_of(operator: str, world_size: int, sizes: Sizes = SMALL) -> Problem:
 
 def given_of(problem: Problem) -> tuple[InitialContents, ...]:
     """What the operator's record gives to every rank."""
-    holdings = (one for rank in range(problem.world_size) for one in given_to(problem, rank))
+    holdings = (one for rank in range(problem.world_size) for one in preconditions(problem, rank))
     return tuple(
         InitialContents(region(one.buffer, one.rank, (0, one.shape[0]), one.shape[1]), one.tensor, *one.at)
         for one in holdings

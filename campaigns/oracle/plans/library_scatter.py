@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from overweave.ir.contract import preconditions
 from overweave.ir.plan import (
     COPY_KERNEL,
     LIBRARY,
@@ -14,7 +15,6 @@ from overweave.ir.plan import (
     ReduceConfig,
 )
 from overweave.ir.problem import Problem
-from overweave.ir.promise import given_to
 from overweave.ir.schedule import (
     Buffer,
     Compute,
@@ -74,7 +74,7 @@ def operations_of(rank: int, parts: int) -> list[Operation]:
 def scatter(pushes: Engine, sums_after: tuple[str, ...], *, parts: int = 1) -> Plan:
     """A reduce-scatter of two ranks by library matmuls."""
     problem = Problem(operator="matmul_reduce_scatter", m=2 * HALF, n=N, k=K, world_size=2, dtype="bfloat16")
-    holdings = [one for rank in range(2) for one in given_to(problem, rank)]
+    holdings = [one for rank in range(2) for one in preconditions(problem, rank)]
     schedule = Schedule(
         name="scatter",
         world_size=2,

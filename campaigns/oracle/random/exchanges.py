@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from campaigns.oracle.random.drafts import Draft, Place, cut, every_credit, one, tell
 from overweave.ir.schedule import Collective, Copy, Get, Put, Range, Schedule
-from overweave.ir.tensors import product, received
+from overweave.ir.tensors import all_to_all_result, product
 
 # Of a piece: pushed; from a buffer that is not counted; fetched; into such a buffer; by all of them, one by one; or
 # fetched where another rank brought it back to.
@@ -46,9 +46,9 @@ def exchanged(rng: Random, ranks: int, pieces: int) -> Schedule:
         draft.queue(queue)
     for rank in range(ranks):
         for to in range(ranks):
-            draft.give(places.x(rank, (to * block, (to + 1) * block)), received("a", to), rank * block, 0)
+            draft.give(places.x(rank, (to * block, (to + 1) * block)), all_to_all_result("a", to), rank * block, 0)
         draft.give(places.w(rank), "b", 0, rank)
-        draft.want(places.y(rank), product(received("a", rank), "b"), 0, rank, ((0, cols),))
+        draft.want(places.y(rank), product(all_to_all_result("a", rank), "b"), 0, rank, ((0, cols),))
     if rng.random() < 0.3:
         _at_once(rng, draft, places, block)
     else:

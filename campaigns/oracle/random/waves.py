@@ -7,7 +7,7 @@ from random import Random
 from campaigns.oracle.random.drafts import Draft, Place, Sharding, cut, one, tell
 from overweave.ir.blocks import Blocks
 from overweave.ir.schedule import Collective, Copy, Range, Region, Schedule
-from overweave.ir.tensors import product, received
+from overweave.ir.tensors import all_to_all_result, product
 
 Group = list[tuple[int, int]]  # blocks of a member, by row and column
 
@@ -75,8 +75,8 @@ def exchanged_waves(rng: Random, ranks: int, pieces: int) -> Schedule:
         for member in range(ranks):
             for row in range(grid.high):
                 strip, first = grid.rows_of(member, row), row * grid.height
-                draft.give(x(rank, strip), received("a", member), rank * grid.rows + first, 0)
-                its, made = (member * grid.rows + first, member * grid.cols), product(received("a", rank), "b")
+                draft.give(x(rank, strip), all_to_all_result("a", member), rank * grid.rows + first, 0)
+                its, made = (member * grid.rows + first, member * grid.cols), product(all_to_all_result("a", rank), "b")
                 draft.want(y(rank, strip), made, *its, ((0, depth),))
         for at, group in enumerate(grid.groups):
             tiles, sources = rng.randint(1, 2), grid.parts(staged, rank, ranks, group)

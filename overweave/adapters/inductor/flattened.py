@@ -1,9 +1,9 @@
-"""Products written as `einsum` leaves them, in the form of `linear`: a matmul of two matrices between reshapes.
+"""Rewrites the products of `einsum` into those of `linear`: a matmul of two matrices between reshapes.
 
-    unsqueeze, permute of dimensions of one -> reshape        a reshape of a reshape -> one
-    bmm of a batch of one                   -> mm
+    unsqueeze, permute of dimensions of size 1 -> reshape        reshape of a reshape -> one reshape
+    bmm of a batch of one                      -> mm
 
-So gathers, and sums over ranks, find their matmuls.
+The other passes match only this form.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ SINGLE = frozenset((ATEN.unsqueeze.default, ATEN.squeeze.dim, ATEN.squeeze.dims)
 
 
 def flatten_products(graph: Graph) -> None:
-    """Rewrites matmuls of a batch of one, and reshapes of what they read and give."""
+    """Rewrite matmuls of a batch of one, and the reshapes of their operands and results."""
     products = [node for node in graph.nodes if is_call(node, ATEN.bmm.default) and _is_single(node)]
     for node in products:
-        _as_matrices(graph, node)
+        _bmm_to_mm(graph, node)
     for node in list(graph.nodes) if products else ():
         if _is_reshape(node) and _is_reshape(node.args[0]) and has_sizes(node, 1):
             root = node.args[0]
@@ -29,22 +29,23 @@ def flatten_products(graph: Graph) -> None:
                 root = root.args[0]
             replace(node, Writer(graph, node).shaped(root, node))
     if products:
-        graph.eliminate_dead_code()  # reshapes that nothing reads any more would stand for readers
+        graph.eliminate_dead_code()  # dead reshapes would count as readers
 
 
 def _is_single(bmm: Any) -> bool:
-    """Whether the batch is one, and a reshape can be told the sizes of both factors."""
+    """Whether the batch is one, and the sizes of both factors can be arguments of a reshape."""
     return is_same(value(bmm).shape[0], 1) and all(has_sizes(factor, 1) for factor in bmm.args)
 
 
-def _as_matrices(graph: Graph, bmm: Any) -> None:
+def _bmm_to_mm(graph: Graph, bmm: Any) -> None:
+    """Replace `bmm(a, b)` by `unsqueeze(mm(squeeze(a, 0), squeeze(b, 0)), 0)`."""
     writer = Writer(graph, bmm)
     factors = [writer.call(ATEN.squeeze.dim, factor, 0) for factor in bmm.args]
     replace(bmm, writer.call(ATEN.unsqueeze.default, writer.call(ATEN.mm.default, *factors), 0))
 
 
 def _is_reshape(node: Any) -> bool:
-    """Whether a node has the elements of another one in the same order."""
+    """Whether a node is a view that keeps the order of its input's elements."""
     if is_call(node, ATEN.permute.default):
         shape = value(node.args[0]).shape
         moved = [at % len(shape) for at in node.args[1] if not is_same(shape[at], 1)]

@@ -1,4 +1,4 @@
-"""The pass that Inductor runs on a graph when its own passes are over, beside what else is registered there."""
+"""The pass that Inductor runs on a graph after its own passes, chained to one that was registered before."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._inductor import config
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
 from overweave import errors
-from overweave.adapters.inductor import flattened, gathers, merged_sums, nodes, pieces, reductions
+from overweave.adapters.inductor import agreed, decisions, flattened, gathers, merged_sums, nodes, pieces, reductions
 from overweave.adapters.report import Site, site
+from overweave.compat.torch_names import CustomGraphPass, config, get_hash_for_files, stable_topological_sort
 from overweave.errors import InputError
 from overweave.memory.group import LIVE_GROUPS
-from overweave.ops.dispatch import schema
 
 SITES = {"gathers in compiled graphs": gathers.gathers, "sums in compiled graphs": reductions.reductions}
 _FUSE: dict[str, Callable[[Graph, Node], str]] = {
@@ -26,11 +23,11 @@ _FUSE: dict[str, Callable[[Graph, Node], str]] = {
 }
 # The version, the pass, and what it writes: whoever mends one of them finds no graph that the old one made.
 _VERSION = Path(str(errors.__file__)).with_name("__init__.py")
-_PASS = (flattened, gathers, merged_sums, nodes, pieces, reductions, schema)
+_PASS = (agreed, decisions, flattened, gathers, merged_sums, nodes, pieces, reductions)
 FILES = (str(_VERSION), __file__, *(str(module.__file__) for module in _PASS))
 
 
-class FuseCollectives(CustomGraphPass):
+class FuseCollectives(CustomGraphPass):  # type: ignore[misc]
     """Replaces collectives beside matmuls by overweave's operators, and counts what it replaces and what it leaves.
 
     It fuses what torch's own pass (`_micro_pipeline_tp`) leaves: a batch of one, biases, sums of matmuls, all-reduces.
@@ -42,41 +39,46 @@ class FuseCollectives(CustomGraphPass):
         self.before = before
 
     def __call__(self, graph: Graph) -> None:
+        """Run the chained pass, then rewrite and fuse the collectives of the graph."""
         if self.before is not None:
             self.before(graph)
         if not any(find(graph) for find in SITES.values()):
             return
+        before = decisions.collectives(graph)
         flattened.flatten_products(graph)
         pieces.split_slices(graph)
         merged_sums.merge_sums(graph)
         for name, find in SITES.items():
             for node in find(graph):
-                _count(site(name), _tried(_FUSE[name], graph, node))
+                _count(site(name), _fuse_or_reason(_FUSE[name], graph, node))
         stable_topological_sort(graph)  # an operator stands where the first of its results is read
         graph.eliminate_dead_code()
+        decisions.tell(graph, before)
 
     def uuid(self) -> Any:
-        """What names this pass, and all that it decides by beside a graph's text, in Inductor's caches of graphs;
-        nothing, where the other pass has no name."""
-        own = get_hash_for_files(FILES), _members()
+        """Return the key of this pass in Inductor's graph caches: a digest of its files, and the ranks of all groups.
+
+        None, which disables caching, if the chained pass has no key.
+        """
+        own = get_hash_for_files(FILES), _ranks_of_groups()
         if self.before is None:
             return own
         others = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None
         return None if others is None else (others, *own)
 
 
-def _members() -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The ranks of each group by its name, which is all that a graph's text tells of it."""
+def _ranks_of_groups() -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return (name, ranks) of each group: a graph's text holds only the name."""
     return tuple(sorted((str(each.group_name), tuple(dist.get_process_group_ranks(each))) for each in LIVE_GROUPS))
 
 
 def register() -> None:
-    """Puts the pass behind what `torch._inductor.config.post_grad_custom_post_pass` holds."""
+    """Chain the pass behind the one in `torch._inductor.config.post_grad_custom_post_pass`."""
     config.post_grad_custom_post_pass = FuseCollectives(config.post_grad_custom_post_pass)
 
 
 def unregister() -> None:
-    """Puts back what was there before. Raises InputError where someone has put another pass there since."""
+    """Restore the pass from before. Raises InputError if another pass was registered since."""
     held = config.post_grad_custom_post_pass
     if not isinstance(held, FuseCollectives):
         cure = "Set torch._inductor.config.post_grad_custom_post_pass back first"
@@ -84,8 +86,8 @@ def unregister() -> None:
     config.post_grad_custom_post_pass = held.before
 
 
-def _tried(fuse: Callable[[Graph, Node], str], graph: Graph, node: Node) -> str:
-    """Why a collective stays, or nothing: what an operator's own checks say is a reason, too."""
+def _fuse_or_reason(fuse: Callable[[Graph, Node], str], graph: Graph, node: Node) -> str:
+    """Fuse a collective. Return why it stays, also if an operator's checks refuse it; empty if it was fused."""
     try:
         return fuse(graph, node)
     except InputError as error:

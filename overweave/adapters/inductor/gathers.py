@@ -1,4 +1,4 @@
-"""Gathers whose rows are multiplied: one `all_gather_matmul` by all weights that multiply them."""
+"""Fuses an all-gather and the matmuls that read it into one `all_gather_matmul` with all of their weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from torch.fx import Graph, Node
 
+from overweave.adapters.inductor.agreed import GATHERED
+from overweave.adapters.inductor.decisions import stand_for
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,
@@ -22,28 +24,25 @@ from overweave.adapters.inductor.nodes import (
     value,
 )
 from overweave.adapters.inductor.pieces import pieces_joined
-from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.problem import LONGEST_LIST
-from overweave.ops.dispatch.library import define
 
-_OPERATOR = define(OPERATOR)
 LAST_DIMENSION = "the last dimension, which holds columns, is gathered"
 
 
 class GatheredRows(NamedTuple):
-    """How the rows of all ranks lie in a tensor. lead: how often they follow each other. order: of the ranks."""
+    """The layout of all ranks' rows in a tensor: `[lead, ranks, rest]`. order: of the ranks; empty: ascending."""
 
     lead: Any = 1
     order: tuple[int, ...] = ()
 
     @property
     def is_gathered(self) -> bool:
-        """Whether they lie as a gather leaves them."""
+        """Whether the layout is that of an all-gather."""
         return is_same(self.lead, 1) and [*self.order] == sorted(self.order)
 
 
 class GatheredProduct(NamedTuple):
-    """A matmul of gathered rows. bias: what is added, of any shape. rows: how those of all ranks lie in it."""
+    """A matmul of gathered rows. bias: of any shape. rows: their layout."""
 
     node: Node
     w: Node
@@ -52,7 +51,7 @@ class GatheredProduct(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is computed from a gather: its products, the nodes on the way to them, and why others are none."""
+    """The products of a gather, the nodes between it and them (way), and why a reader is not a product (obstacle)."""
 
     products: list[GatheredProduct]
     way: set[Node]
@@ -60,7 +59,7 @@ class Reading(NamedTuple):
 
 
 def gathers(graph: Graph) -> list[Node]:
-    """The nodes that wait for a gather, of tensors that overweave multiplies."""
+    """Return the nodes that wait for an all-gather."""
     found = [node for node in graph.nodes if is_call(node, COLLECTIVE.wait_tensor.default)]
     return [node for node in found if is_call(node.args[0], COLLECTIVE.all_gather_into_tensor.default)]
 
@@ -71,28 +70,30 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
     shard, ranks, group = gather.args
     if not has_dtype(shard) or value(shard).dim() < 2:
         return f"operands in {value(shard).dtype}, or of one dimension"
-    products, way, obstacle = _reading(wait, ranks)
+    products, way, obstacle = _find_products(wait, ranks)
     if not products:
         return obstacle or "no matmul reads it"
     if (
         not all(has_sizes(shard, product.rows.lead) for product in products) or len(gather.users) > 1
     ):  # sizes are read of it
         return VARIES
-    products = _of_one_layout(products)
+    products = _with_one_layout(products)
     fused = {product.node for product in products}
     writer = Writer(graph, products[0].node)
     biases = [product.bias for product in products]
-    is_biased = all(_is_of_columns(product) for product in products)
+    is_biased = all(_is_column_bias(product) for product in products)
     is_needed = any(user not in way and user not in fused for node in way for user in node.users)
-    bias = _beside(writer, [each for each in biases if each is not None]) if is_biased else None
+    bias = _concatenated(writer, [each for each in biases if each is not None]) if is_biased else None
     results = writer.call(
-        _OPERATOR,
-        [writer.rows(shard)],
+        GATHERED,
+        writer.rows(shard),
         [product.w for product in products],
         bias,
-        group_name=group,
         return_gathered=is_needed,
+        group_name=group,
+        decisions="",
     )
+    stand_for(results, gather)
     for index, product in enumerate(products):
         y = writer.item(results, index)
         if not product.rows.is_gathered:
@@ -112,7 +113,7 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
 
 
 def _erase(nodes: set[Node]) -> None:
-    """Nodes that only each other read."""
+    """Erase nodes that only each other read."""
     while nodes:
         last = {node for node in nodes if not node.users}
         for node in last:
@@ -120,7 +121,8 @@ def _erase(nodes: set[Node]) -> None:
         nodes -= last
 
 
-def _reading(wait: Node, ranks: int) -> Reading:
+def _find_products(wait: Node, ranks: int) -> Reading:
+    """Follow reshapes and re-joined splits from a gather to its matmuls."""
     products: list[GatheredProduct] = []
     way: set[Node] = set()
     obstacle = ""
@@ -132,8 +134,8 @@ def _reading(wait: Node, ranks: int) -> Reading:
             if keeps_rows(user, node):
                 waiting.append((user, rows))
                 continue
-            products += _product(user, node, rows)
-            for cat, onto, order in _joined(user, node, ranks) if rows.is_gathered else ():
+            products += _product_of(user, node, rows)
+            for cat, onto, order in _rejoined_splits(user, node, ranks) if rows.is_gathered else ():
                 shape = value(cat).shape
                 if onto == len(shape) - 1:
                     obstacle = LAST_DIMENSION
@@ -145,8 +147,8 @@ def _reading(wait: Node, ranks: int) -> Reading:
     return Reading(_independent(products), way, obstacle)
 
 
-def _joined(split: Node, gathered: Node, ranks: int) -> Iterator[tuple[Node, int, tuple[int, ...]]]:
-    """Where a split into the ranks' parts is joined again, along which dimension, and in which order of the ranks."""
+def _rejoined_splits(split: Node, gathered: Node, ranks: int) -> Iterator[tuple[Node, int, tuple[int, ...]]]:
+    """Yield (cat, its dimension, order of the ranks) where a split into the ranks' parts is concatenated again."""
     if not is_call(split, ATEN.split.Tensor) or split.args[0] is not gathered:
         return
     for cat in dict.fromkeys(user for part in split.users for user in part.users):  # in an order that all ranks have
@@ -155,8 +157,8 @@ def _joined(split: Node, gathered: Node, ranks: int) -> Iterator[tuple[Node, int
             yield cat, found.onto, found.order
 
 
-def _product(user: Node, matrix: Node, rows: GatheredRows) -> list[GatheredProduct]:
-    """A matmul whose first factor is this matrix."""
+def _product_of(user: Node, matrix: Node, rows: GatheredRows) -> list[GatheredProduct]:
+    """Match a matmul whose first factor is this matrix."""
     if is_call(user, ATEN.mm.default) and user.args[0] is matrix and user.args[1] is not matrix:
         return [GatheredProduct(user, user.args[1], None, rows)]  # type: ignore[arg-type]
     if is_call(user, ATEN.addmm.default) and user.args[1] is matrix and user.args[2] is not matrix and not user.kwargs:
@@ -165,7 +167,7 @@ def _product(user: Node, matrix: Node, rows: GatheredRows) -> list[GatheredProdu
 
 
 def _independent(products: list[GatheredProduct]) -> list[GatheredProduct]:
-    """Those that need no other's result, which one call cannot give."""
+    """Return the products that do not depend on another one's result, which one call could not compute."""
     found: list[GatheredProduct] = []
     for product in products[:LONGEST_LIST]:
         needed = [product.w] if product.bias is None else [product.w, product.bias]
@@ -174,16 +176,16 @@ def _independent(products: list[GatheredProduct]) -> list[GatheredProduct]:
     return found
 
 
-def _of_one_layout(products: list[GatheredProduct]) -> list[GatheredProduct]:
-    """Weights of one call lie alike: those that lie as the first does."""
+def _with_one_layout(products: list[GatheredProduct]) -> list[GatheredProduct]:
+    """Return the products whose weight has the memory layout of the first: one call takes one layout."""
     first = value(products[0].w).is_contiguous()
     return [product for product in products if value(product.w).is_contiguous() == first]
 
 
-def _is_of_columns(product: GatheredProduct) -> bool:
-    """Whether the operator can add the bias: one number for each column."""
+def _is_column_bias(product: GatheredProduct) -> bool:
+    """Whether the operator can add the bias: it is `[n]`."""
     return product.bias is not None and is_same(value(product.bias).shape, value(product.node).shape[1:])
 
 
-def _beside(writer: Writer, biases: list[Node]) -> Node:
+def _concatenated(writer: Writer, biases: list[Node]) -> Node:
     return biases[0] if len(biases) == 1 else writer.call(ATEN.cat.default, biases)

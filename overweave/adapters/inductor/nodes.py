@@ -1,4 +1,4 @@
-"""Reading and writing nodes of a graph behind Inductor's decompositions, each with the tensor that it stands for."""
+"""Reads and writes nodes of a graph behind Inductor's decompositions. Each node has a FakeTensor as its value."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from overweave.compat.torch_names import FakeTensorMode, c10d_functional, pytree
 from overweave.ops.call.operands import DTYPES
 
-ATEN, COLLECTIVE = torch.ops.aten, torch.ops._c10d_functional
+ATEN, COLLECTIVE = torch.ops.aten, c10d_functional
 VARIES = "columns vary from call to call, or a size does that no node of the graph has"
 VIEWS = frozenset((ATEN.view.default, ATEN.reshape.default, ATEN._unsafe_view.default))
 RESHAPES = VIEWS | {ATEN.clone.default}
 
 
 def value(node: Any) -> torch.Tensor:
-    """The tensor without memory that a node stands for."""
+    """Return the FakeTensor of a node."""
     found: torch.Tensor = node.meta["val"]
     return found
 
@@ -31,21 +31,21 @@ def is_call(node: Any, *targets: Any) -> bool:
 
 
 def has_dtype(node: Any) -> bool:
-    """Whether overweave multiplies such tensors, scales aside."""
+    """Whether overweave multiplies a node's dtype without scales."""
     return isinstance(value(node), torch.Tensor) and value(node).dtype in DTYPES
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two sizes, or shapes, are known to be equal; of sizes that vary from call to call nothing is assumed."""
+    """Whether two sizes, or shapes, are statically known to be equal."""
     if isinstance(one, (tuple, list)):
         return len(one) == len(other) and all(map(is_same, one, other))
     return statically_known_true(one == other)
 
 
 def size_node(graph: Graph, size: Any) -> Any:
-    """A size as calls are given it: a number, or, if it varies from call to call, the node that has it, if any has.
+    """Return a size as an argument of a call: an int, or, of a symbolic size, the node that holds it, or None.
 
-    That node is computed of other sizes that the graph is given: no tensor has to be there first.
+    The node depends on sizes alone, so it can stand before any tensor is computed.
     """
     if not isinstance(size, torch.SymInt):
         return size
@@ -55,8 +55,9 @@ def size_node(graph: Graph, size: Any) -> Any:
 
 
 def has_sizes(node: Any, lead: Any) -> bool:
-    """Whether the sizes of a tensor can be told to a reshape, and `lead`: its columns by a number, and those of the
-    others that vary from call to call by nodes, all but the first, which the reshape finds by itself.
+    """Whether a reshape can have the sizes of a tensor, and `lead`, as arguments: columns as int, others as nodes.
+
+    The first symbolic size needs no node, since a reshape infers one size.
     """
     shape: Any = value(node).shape
     *rows, columns = shape
@@ -65,20 +66,20 @@ def has_sizes(node: Any, lead: Any) -> bool:
 
 
 def keeps_rows(node: Any, before: Any) -> bool:
-    """Whether a node has the rows of another one in the same order, however its leading dimensions are cut."""
+    """Whether a node is a reshape of `before` that keeps the last dimension, and so its rows in their order."""
     if not is_call(node, *RESHAPES) or node.args[0] is not before:
         return False
     return value(node).dim() >= 1 and is_same(value(node).shape[-1], value(before).shape[-1])
 
 
 class Writer:
-    """Adds nodes to a graph at one place. Each gets the tensor that it stands for."""
+    """Adds nodes to a graph before one node. Each gets a FakeTensor."""
 
     def __init__(self, graph: Graph, before: Node) -> None:
         self._graph, self._before = graph, before
 
     def call(self, target: Any, *arguments: Any, **options: Any) -> Node:
-        """A call, checked by the operator's own kernel for tensors without memory. Raises what that raises."""
+        """Add a call. Raises what the operator's fake kernel raises for these arguments."""
         plain, named = torch.fx.map_arg((arguments, options), value)
         with _mode_of(plain, named):
             made = target(*plain, **named)
@@ -88,9 +89,9 @@ class Writer:
         return node
 
     def rows(self, x: Node, parts: tuple[Any, ...] = (), orders: Sequence[Sequence[int]] = ()) -> Node:
-        """x as a contiguous matrix. parts `(a, b)`: rows that lie as `[a, b, rest]`, as `[b, a, rest]`.
+        """Return x as a contiguous matrix. parts `(a, b)`: its rows `[a, b, rest]` are permuted to `[b, a, rest]`.
 
-        orders: in which those of a, and those of b, are taken before; empty: as they lie.
+        orders: in which the indices of a, and those of b, are taken before that; empty: as they are.
         """
         columns = value(x).shape[-1]
         if parts:
@@ -111,7 +112,7 @@ class Writer:
         return self.call(ATEN.cat.default, [self.call(ATEN.slice.Tensor, x, dim, at, at + 1) for at in order], dim)
 
     def shaped(self, x: Node, like: Node) -> Node:
-        """x in the shape of another node."""
+        """Reshape x to the shape of another node."""
         shape: Any = value(like).shape
         if is_same(value(x).shape, shape):
             return x
@@ -120,7 +121,7 @@ class Writer:
         return self.call(ATEN.reshape.default, x, sizes)
 
     def item(self, results: Node, index: int) -> Node:
-        """One of several results."""
+        """Return one of several results."""
         with self._graph.inserting_before(self._before):
             node = self._graph.call_function(getitem, (results, index))
         node.meta["val"] = results.meta["val"][index]
@@ -128,13 +129,13 @@ class Writer:
 
 
 def replace(node: Node, by: Node) -> None:
-    """Puts another node in the place of one, which is no more."""
+    """Replace a node by another, and erase it."""
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)
 
 
 def ancestors(nodes: list[Node]) -> Iterator[Node]:
-    """All nodes that these are computed from, themselves included."""
+    """Yield all nodes that these depend on, themselves included."""
     seen: set[Node] = set()
     waiting = list(nodes)
     while waiting:
@@ -146,7 +147,8 @@ def ancestors(nodes: list[Node]) -> Iterator[Node]:
 
 
 def _mode_of(*values: Any) -> Any:
-    for leaf in torch.utils._pytree.tree_leaves(values):
+    """Return the FakeTensorMode of the first fake tensor, else no_grad."""
+    for leaf in pytree.tree_leaves(values):
         if isinstance(getattr(leaf, "fake_mode", None), FakeTensorMode):
             return leaf.fake_mode
     return torch.no_grad()

@@ -1,7 +1,7 @@
-"""Tensors that are cut into pieces of one size, which are joined again along another dimension: what a collective that
-knows the first dimension alone needs for any other.
+"""Tensors that are split into equal pieces and concatenated along another dimension.
 
-Whoever writes `split` has it in the graph; its gradient, and that of `chunk`, is slices.
+A collective along the first dimension needs this for any other dimension. A program's `split` is one node; its
+gradient, and that of `chunk`, are slices, which are rewritten into a split first.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ SLICE, SPLIT, CAT = ATEN.slice.Tensor, ATEN.split.Tensor, ATEN.cat.default
 
 
 def is_even(split: Any, count: int) -> bool:
-    """Whether a node cuts a tensor into so many pieces of one size."""
+    """Whether a split has `count` pieces of one size."""
     pieces = split.meta["val"]
     return len(pieces) == count and is_same(pieces[0].shape, pieces[-1].shape)
 
 
 class JoinedPieces(NamedTuple):
-    """`cat(split(x, size, cut), onto)`. order: of which pieces it is joined, in which ranks may differ."""
+    """`cat(split(x, size, cut), onto)`. order: the indices of the concatenated pieces."""
 
     x: Node
     cut: int
@@ -32,7 +32,7 @@ class JoinedPieces(NamedTuple):
 
 
 def pieces_joined(cat: Any) -> JoinedPieces | None:
-    """Of what a tensor is joined, if it is joined of all pieces of one, each taken once."""
+    """Match a cat of all pieces of one split, each taken once; None for any other node."""
     if not is_call(cat, CAT):
         return None
     parts, joined = cat.args[0], cat.args[1] if len(cat.args) > 1 else 0
@@ -49,9 +49,9 @@ def pieces_joined(cat: Any) -> JoinedPieces | None:
 
 
 def split_slices(graph: Graph) -> None:
-    """Writes slices that are the pieces of one tensor, and are joined beside a collective, as a split."""
+    """Rewrite slices that are all pieces of one tensor, concatenated beside a collective, into a split."""
     for node in list(graph.nodes):
-        order = _order_of(node.args[0]) if is_call(node, CAT) and _is_beside(node) else ()
+        order = _order_of_slices(node.args[0]) if is_call(node, CAT) and _is_beside_collective(node) else ()
         if order:
             parts: Any = tuple(node.args[0])
             x, dim = parts[0].args[:2]
@@ -61,8 +61,8 @@ def split_slices(graph: Graph) -> None:
                 replace(part, writer.item(pieces, at))
 
 
-def _is_beside(cat: Node) -> bool:
-    """Whether a collective stands before the pieces that are joined, or behind these."""
+def _is_beside_collective(cat: Node) -> bool:
+    """Whether the slices are of a collective's result, or a reduce-scatter reads the cat."""
     parts: Any = cat.args[0]
     x = parts[0].args[0] if parts and is_call(parts[0], SLICE) else None
     return is_call(x, COLLECTIVE.wait_tensor.default) or any(
@@ -70,12 +70,12 @@ def _is_beside(cat: Node) -> bool:
     )
 
 
-def _order_of(parts: Any) -> tuple[int, ...]:
-    """Which pieces nodes are, slices of one tensor, all of one size, which together are the whole of it."""
+def _order_of_slices(parts: Any) -> tuple[int, ...]:
+    """Return the index of each slice, if they are equal and together all of one tensor; else ()."""
     if not parts or not all(is_call(part, SLICE) and len(part.args) == 4 and not part.kwargs for part in parts):
         return ()
     x, dim = parts[0].args[:2]
-    size, begins = value(parts[0]).shape[dim], [_told(part.args[2]) for part in parts]
+    size, begins = value(parts[0]).shape[dim], [_argument_value(part.args[2]) for part in parts]
     is_alike = all(part.args[:2] == (x, dim) and is_same(value(part).shape[dim], size) for part in parts)
     if not is_alike or not is_same(value(x).shape[dim], len(parts) * size) or size_node(x.graph, size) is None:
         return ()
@@ -84,6 +84,6 @@ def _order_of(parts: Any) -> tuple[int, ...]:
     return order if sorted(order) == [*places] else ()
 
 
-def _told(size: Any) -> Any:
-    """What an argument says: a number, or that of its node."""
+def _argument_value(size: Any) -> Any:
+    """Return the value of an argument: an int, or that of its node."""
     return value(size) if isinstance(size, Node) else size

@@ -1,4 +1,4 @@
-"""Sums over ranks of matmuls: one `matmul_reduce_scatter` or `matmul_all_reduce`, of several products, too."""
+"""Fuses a sum over ranks and the matmuls before it into one `matmul_reduce_scatter` or `matmul_all_reduce`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
+from overweave.adapters.inductor.agreed import REDUCED, SCATTERED
+from overweave.adapters.inductor.decisions import stand_for
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,
@@ -21,24 +23,30 @@ from overweave.adapters.inductor.nodes import (
     value,
 )
 from overweave.adapters.inductor.pieces import pieces_joined
-from overweave.ir.operators import matmul_all_reduce, matmul_reduce_scatter
 from overweave.memory.group import process_group_of
-from overweave.ops.dispatch.library import define
 
-_SCATTERED, _REDUCED = define(matmul_reduce_scatter.OPERATOR), define(matmul_all_reduce.OPERATOR)
+PARTS = "overweave_parts"
 SCATTER, REDUCE = COLLECTIVE.reduce_scatter_tensor.default, COLLECTIVE.all_reduce.default
 LAST_DIMENSION = "the last dimension, which holds columns, is scattered"
 
 
 class SummedProducts(NamedTuple):
-    """A sum of matmuls, and of biases `[n]`, which need not be the same on all ranks."""
+    """A sum of matmuls, and of biases `[n]`, which need not be the same on all ranks: a W-th of one that all have, say,
+    which no rank's graph can tell."""
 
     products: list[tuple[Node, Node]]
     biases: list[Node]
 
 
+class SumPart(NamedTuple):
+    """How many matmuls and biases of a sum belong to one collective of the program."""
+
+    products: int
+    biases: int
+
+
 def reductions(graph: Graph) -> list[Node]:
-    """The nodes that wait for a sum over ranks."""
+    """Return the nodes that wait for a reduce-scatter or an all-reduce."""
     found = [node for node in graph.nodes if is_call(node, COLLECTIVE.wait_tensor.default)]
     return [node for node in found if is_call(node.args[0], SCATTER, REDUCE)]
 
@@ -73,13 +81,29 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
     is_laid = is_same(lead, 1) and [*order] == sorted(order)
     xs = [writer.rows(x, () if is_laid else (lead, ranks), ((), order)) for x, _ in found.products]
     ws = [_dense(writer, w) for _, w in found.products]
-    y = writer.item(writer.call(_SCATTERED if scatters else _REDUCED, xs, ws, group_name=group), 0)
-    if found.biases:
-        y = writer.call(ATEN.add.Tensor, y, _over_ranks(writer, found.biases, group))
+    parts = parts_of(reduction, found)
+    y = writer.call(
+        SCATTERED if scatters else REDUCED,
+        xs,
+        ws,
+        found.biases,
+        products=[part.products for part in parts],
+        bias_parts=[part.biases for part in parts],
+        group_name=group,
+        decisions="",
+    )
+    stand_for(y, reduction)
     wait.replace_all_uses_with(writer.shaped(y, wait))
     graph.erase_node(wait)
     graph.erase_node(reduction)
     return ""
+
+
+def parts_of(reduction: Node, found: SummedProducts) -> list[SumPart]:
+    """Of the collectives that a sum over ranks was made of, in order."""
+    one = [SumPart(len(found.products), len(found.biases))]
+    parts: list[SumPart] = reduction.meta.get(PARTS, one)
+    return parts
 
 
 def summed(node: Any) -> SummedProducts | None:
@@ -110,18 +134,8 @@ def summed(node: Any) -> SummedProducts | None:
     return None
 
 
-def _over_ranks(writer: Writer, biases: list[Node], group: str) -> Node:
-    """The sum of biases over ranks: a W-th of one that all ranks have, say, which no rank's graph can tell."""
-    total = biases[0]
-    for bias in biases[1:]:
-        total = writer.call(ATEN.add.Tensor, total, bias)
-    if len(biases) == 1:  # Inductor sums in place what nothing reads later, and an earlier reader may run later
-        total = writer.call(ATEN.clone.default, total)
-    return writer.call(COLLECTIVE.wait_tensor.default, writer.call(REDUCE, total, "sum", group))
-
-
 def _is_read_once(cat: Any) -> bool:
-    """Whether nothing but this sum reads the pieces."""
+    """Whether nothing but this cat reads the pieces."""
     parts = cat.args[0]
     return (
         len(cat.users) == 1 and all(len(part.users) == 1 for part in parts) and set(parts[0].args[0].users) == {*parts}

@@ -1,7 +1,7 @@
-"""Tensors that know how their values are computed and wait until somebody reads them.
+"""Lazy tensors: their values are computed when they are first read.
 
-To autograd they are tensors like others: they have a history, a version and hooks, and a view of one is a view. What
-reads one, in Python or below it, comes to `__torch_dispatch__` and gets the values, which are computed once.
+To autograd they are ordinary tensors, with a grad_fn, a version and hooks, and a view of one is a view. An operation
+that reads one, in Python or below, comes to `__torch_dispatch__` and gets the values.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from overweave.compat.torch_names import disabled_torch_function_impl, pytree
 
 
 class Deferred(torch.Tensor):
-    """A tensor without memory of its own. A subclass says in `computed` what its values are."""
+    """A tensor without memory of its own, whose subclass implements `computed`."""
 
     # Shape, dtype and device are read as fast as those of any tensor.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function_impl
 
     def computed(self, reader: str) -> torch.Tensor:
         """The values, contiguous, computed at the first call. reader: the function that asks for them."""
@@ -24,21 +25,21 @@ class Deferred(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """The function of the values. A function that changes them in place returns the tensor that it was given."""
-        given: dict[int, Deferred] = {}
+        """Run a function on the values. An in-place function returns the lazy tensor that it was called with."""
+        lazy_of_values: dict[int, Deferred] = {}
 
         def values(tensor: Deferred) -> torch.Tensor:
-            found = tensor.computed(str(func))
-            given[id(found)] = tensor
-            return found
+            computed = tensor.computed(str(func))
+            lazy_of_values[id(computed)] = tensor
+            return computed
 
         args, kwargs = pytree.tree_map_only(Deferred, values, (args, kwargs or {}))
         results = func(*args, **kwargs)
         if not func._schema.is_mutable:
             return results
-        return pytree.tree_map_only(torch.Tensor, lambda each: given.get(id(each), each), results)
+        return pytree.tree_map_only(torch.Tensor, lambda each: lazy_of_values.get(id(each), each), results)
 
-    # What reads memory past torch's dispatcher.
+    # Methods that read memory without torch's dispatcher.
 
     def data_ptr(self) -> int:
         """Where the values lie."""
@@ -53,10 +54,10 @@ class Deferred(torch.Tensor):
         return self.computed("tolist").tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The values as an array; refused as torch refuses it for a tensor with a history."""
+        """The values as an array; raises for a tensor that requires grad, as torch does."""
         return self.view_as(self).numpy(force=force)
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place; inference tensors do not count it."""
+    """Return how often a tensor was changed in place; 0 for an inference tensor, which does not count."""
     return 0 if tensor.is_inference() else tensor._version

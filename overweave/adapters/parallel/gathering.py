@@ -1,11 +1,11 @@
-"""A tensor of the gathered shape that is gathered at its first matmul, once for all that read it.
+"""A lazily gathered tensor: it has the gathered shape, and its first matmul gathers it for all readers.
 
-Attention reads `hidden_states.shape` before it projects, and calls query, key and value apart. The first projection
-gathers while it multiplies; the others multiply what was gathered. Backward, their gradients meet in one sum of
-matmuls that is scattered while it is computed.
+Attention reads `hidden_states.shape` before it projects, and calls query, key and value separately. The first
+projection gathers while it multiplies; the others reuse the gathered tensor. In backward their gradients are added into
+one sum of matmuls, which is reduce-scattered while it is computed.
 
-One convention holds for gradients: that of a gathered tensor is whole, and the same on every rank, as that of torch's
-`Replicate()`. A matmul of overweave's styles sums its own over ranks, whatever stands before it.
+The gradient of a gathered tensor is whole, and the same on every rank, as that of torch's `Replicate()`. A matmul of
+overweave's styles sums its gradient over ranks, whatever produced its input.
 """
 
 from __future__ import annotations
@@ -16,55 +16,61 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch.nn.functional import linear
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from overweave.adapters.parallel.deferred import Deferred, version_of
 from overweave.adapters.parallel.summing import Summing, WeightProduct
 from overweave.adapters.report import site
-from overweave.adapters.rows import RowGather, gathered_by_library
+from overweave.adapters.rows import RowGather, gathered_by_c10d
+from overweave.compat.torch_names import (
+    disable_current_modes,
+    get_current_dispatch_mode_stack,
+    len_torch_dispatch_stack,
+    make_wrapper_subclass,
+)
 from overweave.errors import InputError
 from overweave.functional import all_gather_linear, linear_all_reduce
 from overweave.layers.precision import autocast_dtype, cast, is_autocast
-from overweave.layers.replicated import differentiated_twice, gradients_of_weights
+from overweave.layers.replicated import double_backward_error, weight_gradients
 
 Maybe = torch.Tensor | None
 SITE, GRADIENT = "PrepareGather", "PrepareGather, its gradient"
-_watchers = torch._C._len_torch_dispatch_stack  # how many modes see what is computed; no function of ours around it
+_watchers = len_torch_dispatch_stack  # how many modes see what is computed; no function of ours around it
 
 
 class Gathering(Deferred):
-    """all_gather(shard, dim), not gathered yet. A matmul of overweave's styles asks `linear`."""
+    """all_gather(shard, dim), gathered at the first read. A matmul of overweave's styles calls `linear`."""
 
-    _shard: Maybe  # until it is gathered in its own dtype, or longer where a mode saw it made
+    _shard: Maybe  # dropped when it is gathered in its own dtype, unless a dispatch mode was active
     _version_of_shard: int
     _gather: RowGather
-    group: str  # whose rows these are
-    _whole: dict[torch.dtype, torch.Tensor]  # under autocast also in the dtype that matmuls read
-    _modes: tuple[ReferenceType[Any], ...]  # of torch's dispatcher, which saw it made
-    _seen: dict[torch.dtype, torch.Tensor]  # of _whole, what matmuls gathered: all of it where no mode saw it made
+    group: str  # name of the process group
+    _whole: dict[torch.dtype, torch.Tensor]  # dtype -> gathered tensor; under autocast also in the matmuls' dtype
+    _modes: tuple[ReferenceType[Any], ...]  # dispatch modes that were active when it was created
+    _seen: dict[torch.dtype, torch.Tensor]  # the part of _whole that matmuls gathered; all of it without modes
 
     @staticmethod
     def __new__(cls, shard: torch.Tensor, gather: RowGather) -> Gathering:
+        """Make a tensor of the gathered shape, with the shard and the active dispatch modes in it."""
         shape = list(shard.shape)
         shape[gather.dim] = gather.size
-        made: Gathering = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
+        made: Gathering = make_wrapper_subclass(cls, shape, dtype=shard.dtype, device=shard.device)
         made._shard, made._gather, made.group, made._whole = shard, gather, gather.group, {}
         made._version_of_shard = version_of(shard)
         made._modes, made._seen = (), made._whole
         if _watchers():
-            made._modes, made._seen = tuple(map(ref, _get_current_dispatch_mode_stack())), {}
+            made._modes, made._seen = tuple(map(ref, get_current_dispatch_mode_stack())), {}
         return made
 
     @property
     def is_as_given(self) -> bool:
-        """Whether nobody changed its values or its history: a gradient of it reaches the shard."""
+        """Whether neither its values nor its grad_fn were changed, so that a gradient of it reaches the shard."""
         if not self.is_inference() and self._version:
             return False
         return not self.requires_grad or self.grad_fn.__class__ is _Gathered._backward_cls
 
     def linear(self, weight: torch.Tensor, bias: Maybe, parameter: torch.Tensor) -> torch.Tensor:
-        """linear(all_gather(shard), weight, bias), of local tensors: the first such call gathers. parameter: of which
-        the weight is this rank's part."""
+        """Return linear(all_gather(shard), weight, bias) of local tensors; the first call gathers. parameter: the
+        DTensor of which the weight is this rank's shard."""
         dtype = self.dtype
         if is_autocast():
             dtype, weight, bias = autocast_dtype(self) or dtype, cast(weight), cast(bias)
@@ -74,17 +80,17 @@ class Gathering(Deferred):
         return self.multiplied(weight, bias, dtype)
 
     def multiplied(self, weight: torch.Tensor, bias: Maybe, dtype: torch.dtype) -> torch.Tensor:
-        """As `linear`, undifferentiated. dtype: that of the factors."""
+        """Return `linear` without autograd. dtype: of the factors."""
         ready = self._seen
         if _watchers() and not self._is_seen_made():
             ready, whole = self._whole, self.computed("a matmul under a mode, which did not see it prepared")
-            with _unseen():
+            with _without_modes():
                 ready[dtype] = whole.to(dtype)
         if dtype not in ready and self.dtype in ready:
             ready[dtype] = ready[self.dtype].to(dtype)
         if dtype in ready:
             return linear(ready[dtype], weight, bias)
-        if _is_fleeting(self):
+        if _would_be_inference(self):
             with torch.inference_mode(False), torch.no_grad():
                 return self.multiplied(weight, bias, dtype)
         site(SITE).by_overweave += 1
@@ -99,22 +105,22 @@ class Gathering(Deferred):
         """The gathered tensor."""
         if self.dtype in self._whole:
             return self._whole[self.dtype]
-        if _is_fleeting(self):
+        if _would_be_inference(self):
             with torch.inference_mode(False), torch.no_grad():
                 return self.computed(reader)
         site(SITE).by_torch[f"read by {reader}"] += 1
-        with _unseen():
-            self._keep(gathered_by_library(self._unchanged(), self._gather))
+        with _without_modes():
+            self._keep(gathered_by_c10d(self._unchanged(), self._gather))
         return self._whole[self.dtype]
 
     def _is_seen_made(self) -> bool:
-        """Whether each mode that sees it read has seen it made, too, and so sees the same at every repetition.
+        """Whether the dispatch modes are those of its creation, so that a rerun under them sees the same operations.
 
-        A selective checkpoint runs its segment again, and wants the operations that it has seen before, of which it
-        skips those whose results it holds. What a segment is given may be gathered then, and what other readers had
-        gathered may not be: a matmul looks only at what earlier matmuls did.
+        A selective checkpoint reruns its segment, expects the same operations, and skips those whose results it saved.
+        A segment's input may be gathered by the time of the rerun, and a tensor that another reader gathered may not
+        be: so a matmul reuses only what earlier matmuls gathered.
         """
-        return [made() for made in self._modes] == _get_current_dispatch_mode_stack()
+        return bool([made() for made in self._modes] == get_current_dispatch_mode_stack())
 
     def _keep(self, whole: torch.Tensor) -> None:
         self._whole[whole.dtype] = whole
@@ -122,6 +128,7 @@ class Gathering(Deferred):
             self._shard = None
 
     def _unchanged(self) -> torch.Tensor:
+        """Return the shard. Raises InputError if it was changed in place."""
         assert self._shard is not None
         if version_of(self._shard) != self._version_of_shard:
             cure = "Change a copy, or read what PrepareGather prepared before: `x + 0`"
@@ -129,8 +136,8 @@ class Gathering(Deferred):
         return self._shard
 
 
-def gathered_later(shard: torch.Tensor, gather: RowGather) -> Gathering:
-    """all_gather(shard, dim) as a function of the shard, gathered when it is read."""
+def gather_lazily(shard: torch.Tensor, gather: RowGather) -> Gathering:
+    """Return a lazy all_gather(shard, dim), differentiable in the shard."""
     if torch.is_grad_enabled() and shard.requires_grad:
         made: Gathering = _apply(_Gathered, shard, gather)
         return made
@@ -138,7 +145,7 @@ def gathered_later(shard: torch.Tensor, gather: RowGather) -> Gathering:
 
 
 class _Gathered(torch.autograd.Function):
-    """The gathered tensor as a function of the shard, whose gradient is this rank's rows of the gathered one's."""
+    """Lazy all_gather; the gradient of the shard is this rank's rows of the gathered tensor's gradient."""
 
     @staticmethod
     def forward(ctx: Any, shard: torch.Tensor, gather: RowGather) -> Any:
@@ -152,7 +159,7 @@ class _Gathered(torch.autograd.Function):
         if gradient is None:
             return None, None
         if torch.is_grad_enabled():
-            raise differentiated_twice("PrepareGather", ctx.gather.group)
+            raise double_backward_error("PrepareGather", ctx.gather.group)
         if isinstance(gradient, Summing) and gradient.is_unread:
             site(GRADIENT).by_overweave += 1
             return gradient.scattered(), None
@@ -161,7 +168,7 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Multiplied(torch.autograd.Function):
-    """linear(gathered, weight, bias). The gradient of the gathered tensor is a sum over ranks that waits to be read."""
+    """linear(gathered, weight, bias). The gradient of the gathered tensor is a lazy sum over ranks."""
 
     @staticmethod
     def forward(
@@ -181,32 +188,32 @@ class _Multiplied(torch.autograd.Function):
         if of_y is None:
             return None, None, None, None
         if torch.is_grad_enabled():
-            raise differentiated_twice("Colwise", ctx.gather.group)
+            raise double_backward_error("Colwise", ctx.gather.group)
         if isinstance(whole, Gathering):
             whole = whole.computed("the gradient of a weight")
         of_x: Maybe = None
-        if wanted[0] and _may_change(ctx.parameter):
+        if wanted[0] and _may_step_early(ctx.parameter):
             of_x = linear_all_reduce(of_y, weight.t(), group=ctx.gather.group).to(ctx.like[1])
         elif wanted[0]:
             of_x = Summing(ctx.like, ctx.gather, (WeightProduct(of_y, weight, ctx.parameter),))
-        return of_x, *gradients_of_weights(of_y, whole, wanted[1:3]), None
+        return of_x, *weight_gradients(of_y, whole, wanted[1:3]), None
 
 
-def _may_change(parameter: torch.Tensor) -> bool:
-    """Whether a hook sees the gradient of a parameter, and may step the optimizer, before the sum is scattered.
+def _may_step_early(parameter: torch.Tensor) -> bool:
+    """Whether a hook of a parameter may step the optimizer before the lazy sum reads the weight.
 
-    A weight that is computed, by a parametrization, say, may be a view of one whose hooks are not seen here.
+    A computed weight, such as a parametrization's, may be a view of a parameter whose hooks are unknown here.
     """
     return parameter.grad_fn is not None or bool(parameter._post_accumulate_grad_hooks or parameter._backward_hooks)
 
 
-def _unseen() -> AbstractContextManager[Any]:
-    """Modes of torch's dispatcher see nothing of what is computed once, and kept."""
-    return _disable_current_modes() if _watchers() else nullcontext()
+def _without_modes() -> AbstractContextManager[Any]:
+    """Disable dispatch modes: they must not see a result that is computed once and reused."""
+    return disable_current_modes() if _watchers() else nullcontext()
 
 
-def _is_fleeting(tensor: torch.Tensor) -> bool:
-    """Whether what is computed here would be an inference tensor, where others need to read it later."""
+def _would_be_inference(tensor: torch.Tensor) -> bool:
+    """Whether a result would be an inference tensor, which later readers outside inference mode could not use."""
     return torch.is_inference_mode_enabled() and not tensor.is_inference()
 
 

@@ -1,6 +1,6 @@
-"""The linear layers of a plan: `nn.Linear`s whose forward is overweave's and whose weights stay DTensors.
+"""The linear layers of a plan: `nn.Linear`s with overweave's forward, whose weights stay DTensors.
 
-A style changes the class of a layer, and nothing that it holds: state dicts, hooks and optimizers see what they saw.
+A style changes the class of a layer and none of its attributes: state dicts, hooks and optimizers see no difference.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.distributed import DeviceMesh
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Placement
 
 from overweave.adapters.parallel.gathering import Gathering
 from overweave.adapters.report import SITES, site
+from overweave.compat.torch_names import AsyncCollectiveTensor
 from overweave.errors import InputError, OverweaveError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import local
@@ -27,23 +27,25 @@ _PLAIN = (torch.Tensor, nn.Parameter, AsyncCollectiveTensor)
 
 
 class LayerPlacement(NamedTuple):
-    """Where a layer of a plan stands. path: in the model that the plan was for. group: the name of the mesh's. given,
-    made: the placements of its input and its result. multiplies: the placement of the input that the matmul itself
-    wants. rows: along which rows are gathered or scattered, if they are."""
+    """The placements of a layer of a plan. path: its name in the model. group: the name of the mesh's group.
+
+    input_placement, output_placement: of its input and its result. matmul_placement: of the matmul's input. rows: the
+    Shard along which rows are gathered or scattered, if they are.
+    """
 
     path: str
     mesh: DeviceMesh
     group: str
-    given: Placement
-    made: Placement
-    multiplies: Placement
+    input_placement: Placement
+    output_placement: Placement
+    matmul_placement: Placement
     rows: Placement | None
 
     @classmethod
     def of(
         cls, path: str, mesh: DeviceMesh, placements: tuple[Placement, Placement, Placement], rows: Placement
     ) -> LayerPlacement:
-        """placements: given, made and multiplies."""
+        """Build it from placements (input, output, matmul)."""
         return cls(path, mesh, place_of(mesh).name, *placements, rows if rows.is_shard() else None)
 
 
@@ -54,7 +56,7 @@ class ColwiseLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input: a `Gathering`, or what the style's `input_layouts` say: rows of all ranks, or this rank's."""
-        return _answered(self, input, "Colwise", _columns)
+        return _forward(self, input, "Colwise", _column_parallel)
 
 
 class RowwiseLinear(nn.Linear):
@@ -64,33 +66,36 @@ class RowwiseLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input: this rank's columns. Returns all rows of the sum, or this rank's, as `output_layouts` say."""
-        return _answered(self, input, "Rowwise", _rows)
+        return _forward(self, input, "Rowwise", _row_parallel)
 
 
 @cache
-def derived(kind: type[nn.Linear], owner: type[nn.Linear]) -> type[nn.Linear]:
-    """The class of a layer of a plan that is of a subclass of `nn.Linear` without a forward of its own."""
+def linear_subclass(kind: type[nn.Linear], owner: type[nn.Linear]) -> type[nn.Linear]:
+    """Return the class for a layer of class `owner`, a subclass of `nn.Linear` without a forward of its own."""
     return kind if owner is nn.Linear else type(f"{kind.__name__}Of{owner.__name__}", (kind, owner), {})
 
 
-def local_part(x: Any, wanted: Placement) -> tuple[torch.Tensor, int | None]:
-    """The local part of a tensor: of a DTensor, once it has the wanted placement, beside the whole length of the
-    dimension along which that is sharded; any other tensor is that part, and does not know the length."""
+def local_shard(x: Any, placement: Placement) -> tuple[torch.Tensor, int | None]:
+    """Return (local shard, global size of the sharded dimension): a DTensor is first redistributed to `placement`.
+
+    A plain tensor is taken as the local shard already; its global size is unknown, None.
+    """
     size = None
     if isinstance(x, DTensor):
-        if x.placements != (wanted,):
-            x = x.redistribute(placements=[wanted])
-        size = x.shape[wanted.dim] if wanted.is_shard() else None  # type: ignore[attr-defined]
+        if x.placements != (placement,):
+            x = x.redistribute(placements=[placement])
+        size = x.shape[placement.dim] if placement.is_shard() else None  # type: ignore[attr-defined]
         x = x.to_local()
-    # A collective of torch's that still runs: a differentiable operation waits for it.
+    # A collective of torch may still run: a differentiable operation waits for it.
     return x.clone() if isinstance(x, AsyncCollectiveTensor) else x, size
 
 
-def _answered(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
+def _forward(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
+    """Run a layer by `compute`, or by torch if overweave does not support the call; count which."""
     if torch.compiler.is_compiling():
         return _by_dtensor(layer, x)
     place, weight, bias, counts = layer.overweave_place, layer.weight, layer.bias, SITES.get(name) or site(name)
-    reason = _obstacle(place, x, weight)
+    reason = _reason_unsupported(place, x, weight)
     if reason:
         counts.by_torch[reason] += 1
         return _by_dtensor(layer, x)
@@ -102,31 +107,33 @@ def _answered(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
         return y
     except InputError as error:
         if place.path and place.path not in error.asked:
-            raise _at(place.path, error) from None
+            raise _naming_layer(place.path, error) from None
         raise
 
 
-def _columns(place: LayerPlacement, x: Any, weight: Any, bias: Any) -> torch.Tensor:
+def _column_parallel(place: LayerPlacement, x: Any, weight: Any, bias: Any) -> torch.Tensor:
+    """Return this rank's columns of all rows."""
     if x.__class__ is Gathering and x.group == place.group and x.is_as_given:
         return x.linear(local(weight), local(bias), weight)
-    part, size = local_part(x, place.given)
-    if not place.given.is_shard():
+    part, size = local_shard(x, place.input_placement)
+    if not place.input_placement.is_shard():
         return replicated_linear(part, local(weight), local(bias), place.group)
     size = size if size is not None and size % place.mesh.size() else None
-    y: torch.Tensor = all_gather_linear(part, weight, bias, place.mesh, dim=_dim(place.given), size=size)
+    y: torch.Tensor = all_gather_linear(part, weight, bias, place.mesh, dim=_dim(place.input_placement), size=size)
     return y
 
 
-def _rows(place: LayerPlacement, x: Any, weight: Any, bias: Any) -> torch.Tensor:
-    part, _ = local_part(x, place.given)
-    if place.made.is_shard():
-        return linear_reduce_scatter(part, weight, bias, place.mesh, dim=_dim(place.made))
+def _row_parallel(place: LayerPlacement, x: Any, weight: Any, bias: Any) -> torch.Tensor:
+    """Return the sum of products over ranks: all rows, or this rank's."""
+    part, _ = local_shard(x, place.input_placement)
+    if place.output_placement.is_shard():
+        return linear_reduce_scatter(part, weight, bias, place.mesh, dim=_dim(place.output_placement))
     y: torch.Tensor = linear_all_reduce(part, weight, bias, place.mesh)
     return y
 
 
-def _obstacle(place: LayerPlacement, x: Any, weight: Any) -> str:
-    """Why a call is torch's; empty: it is ours."""
+def _reason_unsupported(place: LayerPlacement, x: Any, weight: Any) -> str:
+    """Return why torch computes a call; empty if overweave does."""
     if not isinstance(weight, DTensor) or weight._local_tensor.__class__ not in _PLAIN:
         return f"its weight is a {type(getattr(weight, '_local_tensor', weight)).__name__}"
     if weight.dtype not in DTYPES:
@@ -141,20 +148,20 @@ def _obstacle(place: LayerPlacement, x: Any, weight: Any) -> str:
 
 
 def _by_dtensor(layer: Any, x: Any) -> torch.Tensor:
-    """As torch's own styles compute it, which compilers read: its collectives are fused in the graph."""
-    _, mesh, _, given, made, wanted, _ = layer.overweave_place
-    whole = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [given], run_check=False)
-    if whole.placements != (wanted,):
-        whole = whole.redistribute(placements=[wanted])
-    y: Any = nn.functional.linear(whole, layer.weight, layer.bias)
-    if y.placements != (made,):
-        y = y.redistribute(placements=[made])
+    """Compute as torch's own styles do. A compiler traces this, and fuses its collectives in the graph."""
+    _, mesh, _, input_placement, output_placement, matmul_placement, _ = layer.overweave_place
+    dtensor = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [input_placement], run_check=False)
+    if dtensor.placements != (matmul_placement,):
+        dtensor = dtensor.redistribute(placements=[matmul_placement])
+    y: Any = nn.functional.linear(dtensor, layer.weight, layer.bias)
+    if y.placements != (output_placement,):
+        y = y.redistribute(placements=[output_placement])
     result: torch.Tensor = y.to_local()
     return result
 
 
-def _at(path: str, error: InputError) -> OverweaveError:
-    """The error, which names the layer, too."""
+def _naming_layer(path: str, error: InputError) -> OverweaveError:
+    """Return the error with the layer's path in it."""
     return type(error)(f"layer {path!r}: {error.asked}", error.found, error.cure)
 
 

@@ -19,8 +19,14 @@ from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from overweave.adapters.parallel.gathering import SITE, gathered_later
-from overweave.adapters.parallel.linears import ColwiseLinear, LayerPlacement, RowwiseLinear, derived, local_part
+from overweave.adapters.parallel.gathering import SITE, gather_lazily
+from overweave.adapters.parallel.linears import (
+    ColwiseLinear,
+    LayerPlacement,
+    RowwiseLinear,
+    linear_subclass,
+    local_shard,
+)
 from overweave.adapters.report import site
 from overweave.adapters.rows import RowGather
 from overweave.errors import InputError
@@ -31,55 +37,67 @@ from overweave.ops.dispatch.route import place_of
 
 
 class Colwise(ColwiseParallel):
-    """torch's `ColwiseParallel`: each rank has its columns. A gather of the input overlaps with the matmul.
+    """torch's `ColwiseParallel`: each rank computes its columns. A gather of the input overlaps with the matmul.
 
-    input_layouts: `Replicate()`, or `Shard(dim)` of a dimension of rows, which is gathered at this matmul. Behind
-    `PrepareGather` it is left out: layers that read one input share one gather. What overweave does not compute (an
-    embedding, a layer whose forward is not `nn.Linear`'s, an output that is not sharded along its last dimension,
-    DTensor results) is torch's, and `overweave.report()` says so.
+    input_layouts: `Replicate()`, or `Shard(dim)` of a dimension of rows, which is gathered at this matmul. Leave it out
+    behind `PrepareGather`: layers that read one input share one gather. torch computes what overweave does not support
+    (an embedding, a layer whose forward is not `nn.Linear`'s, an output that is not sharded along its last dimension,
+    DTensor results), and `overweave.report()` counts it.
     Raises InputError for a layer that has a style already and for widths that ranks do not divide.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        (given,), (made,) = self.input_layouts, self.output_layouts
-        is_ours = _is_last(made) and not _is_last(given) and not given.is_partial()
-        reason = _reason(module, self.use_local_output, is_ours)
+        (input_placement,), (output_placement,) = self.input_layouts, self.output_layouts
+        is_supported = (
+            _is_last_dim(output_placement) and not _is_last_dim(input_placement) and not input_placement.is_partial()
+        )
+        reason = _reason_unsupported(module, self.use_local_output, is_supported)
         if reason:
             site("Colwise").by_torch[reason] += 1
             return super()._apply(module, device_mesh)
-        path = _checked(module, device_mesh, "out_features")
+        path = _check_layer(module, device_mesh, "out_features")
         distribute_module(module, device_mesh, self._partition_linear_fn)
-        return _become(module, ColwiseLinear, LayerPlacement.of(path, device_mesh, (given, made, Replicate()), given))
+        return _change_class(
+            module,
+            ColwiseLinear,
+            LayerPlacement.of(path, device_mesh, (input_placement, output_placement, Replicate()), input_placement),
+        )
 
 
 class Rowwise(RowwiseParallel):
     """torch's `RowwiseParallel`: each rank multiplies its columns. The sum over ranks overlaps with the matmul.
 
-    output_layouts: `Replicate()`, an all-reduce, or `Shard(dim)` of a dimension of rows, a reduce-scatter. What
-    overweave does not compute (an embedding, a layer whose forward is not `nn.Linear`'s, an input that is not sharded
-    along its last dimension, DTensor results) is torch's, and `overweave.report()` says so. Raises InputError for a
+    output_layouts: `Replicate()`, an all-reduce, or `Shard(dim)` of a dimension of rows, a reduce-scatter. torch
+    computes what overweave does not support (an embedding, a layer whose forward is not `nn.Linear`'s, an input that is
+    not sharded along its last dimension, DTensor results), and `overweave.report()` counts it. Raises InputError for a
     layer that has a style already and for widths that ranks do not divide.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        (given,), (made,) = self.input_layouts, self.output_layouts
-        is_ours = _is_last(given) and not made.is_partial() and not _is_last(made)
-        reason = _reason(module, self.use_local_output, is_ours)
+        (input_placement,), (output_placement,) = self.input_layouts, self.output_layouts
+        is_supported = (
+            _is_last_dim(input_placement) and not output_placement.is_partial() and not _is_last_dim(output_placement)
+        )
+        reason = _reason_unsupported(module, self.use_local_output, is_supported)
         if reason:
             site("Rowwise").by_torch[reason] += 1
             return super()._apply(module, device_mesh)
-        path = _checked(module, device_mesh, "in_features")
+        path = _check_layer(module, device_mesh, "in_features")
         distribute_module(module, device_mesh, self._partition_linear_fn)
-        return _become(module, RowwiseLinear, LayerPlacement.of(path, device_mesh, (given, made, Shard(-1)), made))
+        return _change_class(
+            module,
+            RowwiseLinear,
+            LayerPlacement.of(path, device_mesh, (input_placement, output_placement, Shard(-1)), output_placement),
+        )
 
 
 class PrepareGather(ParallelStyle):
-    """torch's `PrepareModuleInput` from `Shard(dim)` to `Replicate()`, that does not wait for the gather.
+    """torch's `PrepareModuleInput` from `Shard(dim)` to `Replicate()`, with a lazy gather.
 
     The module gets a tensor of the gathered shape. Its first `Colwise` layer gathers it while it multiplies, and the
-    others multiply what was gathered; any other operation gathers it, once, by the library: `overweave.report()` counts
-    both. Its gradient is whole and the same on every rank, as that of torch's `Replicate()`. What reads it, reads it on
-    every rank. input_layouts: of the first positional argument, `Shard(dim)`. input_kwarg_layouts: of arguments by
+    others reuse the gathered tensor; any other operation gathers it, once, by torch.distributed: `overweave.report()`
+    counts both. Its gradient is whole and the same on every rank, as that of torch's `Replicate()`. All ranks read
+    it, or none. input_layouts: of the first positional argument, `Shard(dim)`. input_kwarg_layouts: of arguments by
     name, `{"hidden_states": Shard(1)}`; a module may be called in either way.
     """
 
@@ -92,30 +110,30 @@ class PrepareGather(ParallelStyle):
         super().__init__()
         self.input_layouts, self.input_kwarg_layouts = input_layouts, dict(input_kwarg_layouts or {})
         for placement in (input_layouts, *self.input_kwarg_layouts.values()):
-            if placement is not None and (not placement.is_shard() or _is_last(placement)):
+            if placement is not None and (not placement.is_shard() or _is_last_dim(placement)):
                 cure = "Pass Shard(dim) of a dimension of rows"
                 raise InputError("PrepareGather: input_layouts", f"got {placement}", cure)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        where = device_mesh, place_of(device_mesh)
+        mesh_and_group = device_mesh, place_of(device_mesh)
 
         def before(
-            _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+            _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            first = [_prepared(given[0], self.input_layouts, where)] if given else []
+            first = [_prepare_input(arguments[0], self.input_layouts, mesh_and_group)] if arguments else []
             layouts = self.input_kwarg_layouts
-            found = {name: _prepared(x, layouts.get(name), where) for name, x in named.items()}
-            return (*first, *given[1:]), found
+            prepared = {name: _prepare_input(x, layouts.get(name), mesh_and_group) for name, x in keywords.items()}
+            return (*first, *arguments[1:]), prepared
 
         module.register_forward_pre_hook(before, with_kwargs=True)
         return module
 
 
-def _prepared(x: object, placement: Any, where: tuple[DeviceMesh, RankPlace]) -> object:
-    """An input as the module gets it: gathered, or to be gathered when it is read."""
+def _prepare_input(x: object, placement: Any, mesh_and_group: tuple[DeviceMesh, RankPlace]) -> object:
+    """Return an input as the module gets it: gathered, or a tensor that is gathered when it is read."""
     if placement is None or not isinstance(x, torch.Tensor):
         return x
-    (mesh, place), is_compiled = where, torch.compiler.is_compiling()
+    (mesh, group), is_compiled = mesh_and_group, torch.compiler.is_compiling()
     dim = placement.dim % max(1, x.dim())
     reason = ""
     if dim >= x.dim() - 1 or (isinstance(x, DTensor) and x.device_mesh != mesh):
@@ -130,13 +148,13 @@ def _prepared(x: object, placement: Any, where: tuple[DeviceMesh, RankPlace]) ->
         return whole if is_compiled else whole.to_local()
     if is_transformed():
         check_untransformed("PrepareGather", mesh, (x,))
-    shard, size = local_part(x, placement)
-    whole_size = shard.shape[dim] * place.world_size if size is None else size
-    return gathered_later(shard, RowGather(dim, place.name, whole_size))
+    shard, size = local_shard(x, placement)
+    whole_size = shard.shape[dim] * group.world_size if size is None else size
+    return gather_lazily(shard, RowGather(dim, group.name, whole_size))
 
 
-def _reason(module: nn.Module, is_local: bool, is_ours: bool) -> str:
-    """Why a layer gets torch's style; empty: it gets overweave's."""
+def _reason_unsupported(module: nn.Module, is_local_output: bool, is_supported: bool) -> str:
+    """Return why a layer gets torch's style; empty if it gets overweave's."""
     kind = type(module)
     if not isinstance(module, nn.Linear):
         return f"a layer that is a {kind.__name__}"
@@ -144,26 +162,26 @@ def _reason(module: nn.Module, is_local: bool, is_ours: bool) -> str:
         return f"a layer that is a {kind.__name__}, whose forward is its own"
     if "forward" in vars(module):
         return f"a layer that is a {kind.__name__}, whose forward was replaced"
-    if not is_local:
+    if not is_local_output:
         return "a layer whose result is a DTensor"
-    return "" if is_ours else "a layer with layouts that no operator of overweave has"
+    return "" if is_supported else "a layer with layouts that no operator of overweave has"
 
 
-def _checked(module: Any, mesh: DeviceMesh, called: str) -> str:
-    """The layer's path in the model that the plan is for. Raises InputError, which names it."""
-    path, width, ranks = _path_of(module), getattr(module, called), place_of(mesh).world_size
+def _check_layer(module: Any, mesh: DeviceMesh, dimension_name: str) -> str:
+    """Return the layer's path in the model. Raises InputError for a layer with a style, or with an uneven width."""
+    path, width, ranks = _path_of(module), getattr(module, dimension_name), place_of(mesh).world_size
     asked = f"a style for the linear layer {path!r}"
     if isinstance(module, (ColwiseLinear, RowwiseLinear)) or isinstance(module.weight, DTensor):
         cure = "Name each layer in one plan only"
         raise InputError(asked, f"it has one already: {type(module).__name__}", cure)
     if width % ranks:
         cure = "Choose a width that does, fewer ranks, or torch's own style"
-        raise InputError(f"{asked}: {called}", f"{width} does not divide by {ranks} ranks", cure)
+        raise InputError(f"{asked}: {dimension_name}", f"{width} does not divide by {ranks} ranks", cure)
     return path
 
 
 def _path_of(module: nn.Module) -> str:
-    """A layer's name in the outermost model that `parallelize_module` goes through, which does not pass it on."""
+    """Return a layer's name in the outermost model of `parallelize_module`, read from its frame."""
     path, frame = "", sys._getframe()
     while frame := frame.f_back:  # type: ignore[assignment]
         if frame.f_code is parallelize_module.__code__:
@@ -172,11 +190,12 @@ def _path_of(module: nn.Module) -> str:
     return path
 
 
-def _become(module: nn.Module, kind: type[nn.Linear], place: LayerPlacement) -> nn.Module:
-    module.__class__ = derived(kind, type(module))  # type: ignore[arg-type]
+def _change_class(module: nn.Module, kind: type[nn.Linear], place: LayerPlacement) -> nn.Module:
+    """Make a layer one of overweave's, in place."""
+    module.__class__ = linear_subclass(kind, type(module))  # type: ignore[arg-type]
     module.overweave_place = place  # type: ignore[assignment]
     return module
 
 
-def _is_last(placement: Any) -> bool:
+def _is_last_dim(placement: Any) -> bool:
     return bool(placement.is_shard()) and placement.dim == -1

@@ -1,4 +1,4 @@
-"""torch's fused operators as calls of overweave's: what overweave's take, and what they compute."""
+"""torch's fused operators as calls of overweave's: which calls are supported, and their results."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
 
 @dataclass(frozen=True)
 class FusedOperator:
-    """A fused operator of torch, whose arguments both functions take.
+    """A fused operator of torch. Both functions take its arguments.
 
-    obstacle: why overweave does not take a call, empty if it does. compute: the results in torch's order and shapes;
-    their strides may differ.
+    obstacle: returns why overweave does not support a call, empty if it does. compute: returns the results in torch's
+    order and shapes; their strides may differ.
     """
 
     name: str
@@ -37,6 +37,7 @@ def _gather_obstacle(a: torch.Tensor, bs: Sequence[torch.Tensor], dim: int, grou
 
 
 def _gather(a: torch.Tensor, bs: list[torch.Tensor], dim: int, group: str, *, return_A: bool = True) -> GradientResults:
+    """Return the gathered input, None unless return_A, and all products."""
     if not return_A:
         return [None, *(as_before(y, a, dim) for y in all_gather_matmul(as_rows(a, dim), bs, group))]
     products, gathered = all_gather_matmul(as_rows(a, dim), bs, group, return_gathered=True)

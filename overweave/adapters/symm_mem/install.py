@@ -1,4 +1,4 @@
-"""`install`: programs that call torch's fused symmetric-memory operators run overweave, and are not changed for it."""
+"""`install`: programs that call torch's fused symmetric-memory operators run overweave, without a change."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from overweave.adapters import report as reports
 from overweave.adapters.symm_mem import gradients
 from overweave.adapters.symm_mem.forms import FORMS, FusedOperator
 from overweave.adapters.symm_mem.kernels import FusedKernelEntry, Original
+from overweave.compat.torch_names import dispatch_has_kernel_for_dispatch_key
 from overweave.errors import InputError, MachineError
 
 DEVICES = ("CUDA", "CPU")
@@ -20,9 +21,10 @@ _WITH_GRADIENT = {"fused_all_gather_matmul": gradients.gather, "fused_matmul_red
 
 
 class _Installed(NamedTuple):
-    """library: holds the registrations; they go with it. stands: which kernel answers, by operator and device, as the
-    dispatcher names it. graphs: whether Inductor's graphs are fused, too. is_asked: by a call of `install`, not by the
-    environment."""
+    """An installation. library: owns the registrations. stands: (operator, device) -> kernel, as dispatched.
+
+    graphs: whether Inductor's graphs are fused, too. is_asked: by a call of `install`, not by the environment.
+    """
 
     library: torch.library.Library
     kernels: list[FusedKernelEntry]
@@ -35,48 +37,48 @@ _INSTALLED: list[_Installed] = []  # one at most
 
 
 def install(strict: bool = False, graphs: bool = False) -> None:
-    """Puts overweave behind torch's fused symmetric-memory operators, on GPUs and on CPUs, until `uninstall`.
+    """Replace the kernels of torch's fused symmetric-memory operators, on GPUs and on CPUs, until `uninstall`.
 
     These are `torch.ops.symm_mem.fused_all_gather_matmul`, `fused_matmul_reduce_scatter`,
     `fused_all_gather_scaled_matmul` and `fused_scaled_matmul_reduce_scatter`: what Inductor's asynchronous tensor
     parallelism emits, and torchtitan's `dist_gemm`, with rows of two dimensions. Results have torch's values and
     strides, and the first two operators get gradients, which torch's drop.
-    A call that overweave does not take (a last dimension, float64, a mean in float16, a fake group, torch's own test
-    mode) is answered by torch's kernel. On a CPU torch has none, and its plain collectives answer. `overweave.report()`
-    counts both, with reasons.
+    A call that overweave does not support (a last dimension, float64, a mean in float16, a fake group, torch's own test
+    mode) runs torch's kernel; on a CPU torch has none, and its plain collectives run. `overweave.report()` counts both,
+    with reasons.
     strict: such a call raises InputError, but for torch's test mode.
-    graphs: Inductor's graphs are fused as well: gathers that matmuls read, and sums over ranks of matmuls, a batch of
-    one, biases, several products and all-reduces included. torch's own pass runs before, if it is on.
+    graphs: also fuse Inductor's graphs: gathers that matmuls read, and sums over ranks of matmuls, including a batch of
+    one, biases, several products and all-reduces. torch's own pass runs before, if it is on.
 
-    The variable OVERWEAVE_INSTALL=1 (or =strict, =graphs, =strict,graphs) installs when torch is imported, in programs
-    that nobody edits; a call of `install` later takes that over. Raises InputError where `install` was called before,
+    The variable OVERWEAVE_INSTALL=1 (or =strict, =graphs, =strict,graphs) installs when torch is imported, in
+    unmodified programs; a later call of `install` replaces that. Raises InputError where `install` was called before,
     MachineError for a torch without these operators. Source: torch.distributed._symmetric_memory.
     """
     _install(strict, graphs, is_asked=True)
 
 
 def uninstall() -> None:
-    """Takes overweave from behind torch's operators: what answered before answers again.
+    """Restore the kernels from before `install`.
 
-    Raises InputError where overweave is not installed, and where someone has put a kernel over one of overweave's.
+    Raises InputError if overweave is not installed, or if another kernel was registered over one of overweave's.
     """
     if not _INSTALLED:
         raise InputError("uninstall", "overweave is not installed", "Call install() first")
-    replaced = _replaced(_INSTALLED[0])
+    replaced = _overridden(_INSTALLED[0])
     if replaced:
         name, where = next(iter(replaced.items()))
         raise InputError("uninstall", f"{name} is answered by a kernel {where}", "Take that registration back first")
-    _take_back()
+    _remove()
 
 
 def report() -> reports.Report:
-    """How many calls of torch's operators overweave answered in this process, and how many torch did, and why."""
-    replaced = _replaced(_INSTALLED[0]) if _INSTALLED else {}
+    """Return how many calls of torch's operators overweave ran in this process, and how many torch did, and why."""
+    replaced = _overridden(_INSTALLED[0]) if _INSTALLED else {}
     return reports.Report(bool(_INSTALLED), dict(reports.SITES), replaced)
 
 
 def install_by_environment(value: str) -> None:
-    """What OVERWEAVE_INSTALL asks for: `1`, `strict`, `graphs`, or two of them with a comma between."""
+    """Install as OVERWEAVE_INSTALL says: `1`, `strict`, `graphs`, or two of them with a comma between."""
     words = value.split(",")
     if not {*words} <= {"1", "strict", "graphs"}:
         raise InputError(ENVIRONMENT, f"got {value[:40]!r}", "Set it to 1, strict, graphs, strict,graphs or 0")
@@ -85,17 +87,18 @@ def install_by_environment(value: str) -> None:
 
 
 def _install(strict: bool, graphs: bool, is_asked: bool) -> None:
+    """Register kernels and gradients of all fused operators, and the Inductor pass if graphs."""
     if _INSTALLED and (_INSTALLED[0].is_asked or not is_asked):
         raise InputError("install", "overweave is installed already", "Call uninstall() before, or leave this call out")
     if _INSTALLED:
-        _take_back()
+        _remove()
     library, kernels = torch.library.Library("symm_mem", "IMPL"), []
     for form in FORMS:
         for device in DEVICES:
-            kernel = FusedKernelEntry(form, _answering(form, device), strict)
+            kernel = FusedKernelEntry(form, _current_kernel(form, device), strict)
             kernels.append(kernel)
-            _put(library, form.name, kernel, device)
-        _put(library, form.name, _WITH_GRADIENT.get(form.name) or gradients.refusing(form.name), "Autograd")
+            _register_kernel(library, form.name, kernel, device)
+        _register_kernel(library, form.name, _WITH_GRADIENT.get(form.name) or gradients.refusing(form.name), "Autograd")
     stands = {
         (form.name, device): str(torch.library.get_kernel(form.operator, device))
         for form in FORMS
@@ -106,21 +109,22 @@ def _install(strict: bool, graphs: bool, is_asked: bool) -> None:
     _INSTALLED.append(_Installed(library, kernels, stands, graphs, is_asked))
 
 
-def _take_back() -> None:
+def _remove() -> None:
+    """Undo the installation."""
     if _INSTALLED[0].graphs:
         _fusion().unregister()
     _INSTALLED.pop().library._destroy()
 
 
 def _fusion() -> Any:
-    """Loaded for graphs alone: torch's compiler takes seconds to import, and writes its cache's folder into the
-    environment.
+    """Import the Inductor pass, for graphs=True only: torch's compiler takes seconds to import, and sets an environment
+    variable for its cache.
     """
     return import_module("overweave.adapters.inductor.fusion")
 
 
-def _answering(form: FusedOperator, device: str) -> Original:
-    """What answers an operator today. On a device without a kernel that is the Meta kernel, which is plain torch."""
+def _current_kernel(form: FusedOperator, device: str) -> Original:
+    """Return the kernel of an operator before `install`. A device without one has the Meta kernel: plain torch."""
     if not hasattr(torch.ops.symm_mem, form.name):
         found, cure = (
             f"torch {torch.__version__} has no symm_mem::{form.name}",
@@ -128,27 +132,28 @@ def _answering(form: FusedOperator, device: str) -> Original:
         )
         raise MachineError("install", found, cure)
     name = form.operator.name()
-    key = device if torch._C._dispatch_has_kernel_for_dispatch_key(name, device) else "Meta"
+    key = device if dispatch_has_kernel_for_dispatch_key(name, device) else "Meta"
     answer: Original = torch.library.get_kernel(name, key).call_boxed
     return answer
 
 
-def _put(library: torch.library.Library, name: str, kernel: Any, key: str) -> None:
+def _register_kernel(library: torch.library.Library, name: str, kernel: Any, key: str) -> None:
+    """Override a kernel of an operator, without torch's warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         library.impl(name, kernel, key, with_keyset=key in DEVICES, allow_override=True)
 
 
-def _replaced(installed: _Installed) -> dict[str, str]:
-    """Where the kernel was registered that someone has put over one of overweave's since, by operator and device."""
+def _overridden(installed: _Installed) -> dict[str, str]:
+    """Map each operator and device whose kernel was overridden since `install` to where that was registered."""
     found = {}
     for (name, device), stood in installed.stands.items():
-        stands = _standing(name, device)
+        stands = _kernel_name(name, device)
         if stands != stood:
             found[f"symm_mem::{name} on {device}"] = stands.partition("debug='")[2].rstrip("')") or stands
     return found
 
 
-def _standing(name: str, device: str) -> str:
-    """The kernel that answers, as the dispatcher names it: by the line that registered it."""
+def _kernel_name(name: str, device: str) -> str:
+    """Return the dispatcher's text of an operator's kernel, with the line that registered it."""
     return str(torch.library.get_kernel(f"symm_mem::{name}", device))

@@ -1,7 +1,7 @@
-"""The kernels that `install` puts behind torch's fused operators, and the decision of each call.
+"""The kernels that `install` registers for torch's fused operators.
 
-A decision is made once for each signature: shapes, strides, dtypes, options. A call that overweave does not take goes
-to the kernel that was there before.
+Whether overweave supports a call is decided once for each signature: shapes, strides, dtypes, options. Any other call
+runs the kernel from before.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed._symmetric_memory as torch_symm_mem
 
 from overweave.adapters.report import Site, site
 from overweave.adapters.symm_mem.forms import FusedOperator
 from overweave.adapters.symm_mem.layout import Layout, laid_out, promised
+from overweave.compat.torch_names import is_test_mode
 from overweave.errors import InputError
 from overweave.runtime.library.torch_fused import wants_torch
 
@@ -24,7 +24,7 @@ Original = Callable[..., Any]
 
 
 class Decision(NamedTuple):
-    """obstacle: why torch answers; empty if overweave does, which lays its results out so."""
+    """obstacle: why overweave does not support a call; empty if it does. layouts: of the results."""
 
     obstacle: str
     layouts: tuple[Layout, ...] = ()
@@ -32,9 +32,9 @@ class Decision(NamedTuple):
 
 @dataclass
 class FusedKernelEntry:
-    """Answers a fused operator on one kind of device. original: what answered it before, as `call_boxed` of a kernel.
+    """The kernel of a fused operator on one kind of device. original: `call_boxed` of the kernel from before.
 
-    is_strict: whether a call that overweave does not take is an error.
+    is_strict: whether a call that overweave does not support is an error. decisions: signature -> decision.
     """
 
     form: FusedOperator
@@ -43,8 +43,8 @@ class FusedKernelEntry:
     decisions: dict[object, Decision] = field(default_factory=dict)
 
     def __call__(self, keys: object, *arguments: Any, **options: Any) -> Any:
-        """The results of torch's operator. Raises InputError if it must not fall through, and what the call raises."""
-        if wants_torch() or torch_symm_mem._is_test_mode:
+        """Run the operator. Raises InputError for an unsupported call if is_strict, and what the call raises."""
+        if wants_torch() or is_test_mode():
             return self.original(keys, *arguments, **options)
         counts, decision = site(self.form.name), self._decide(arguments, options)
         if decision.obstacle:
@@ -52,10 +52,11 @@ class FusedKernelEntry:
         with torch.no_grad(), torch.amp.autocast_mode.autocast(_device(arguments), enabled=False):
             results = self.form.compute(*arguments, **options)
         counts.by_overweave += 1
-        return _as_returned(self.form.operator, results, decision.layouts)
+        return _with_promised_strides(self.form.operator, results, decision.layouts)
 
     def _decide(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Decision:
-        key = (*map(_told, arguments), *map(_told, options.items()))
+        """Return the decision for the signature of a call, once computed."""
+        key = (*map(_signature_of, arguments), *map(_signature_of, options.items()))
         known = self.decisions.get(key)
         if known is None:
             if len(self.decisions) >= MOST_SIGNATURES:
@@ -66,6 +67,7 @@ class FusedKernelEntry:
         return known
 
     def _fall_through(self, counts: Site, reason: str, keys: object, *arguments: Any, **options: Any) -> Any:
+        """Run the kernel from before and count why. Raises InputError if is_strict."""
         if self.is_strict:
             cure = "Change the call, or leave strict= out: torch's kernel answers it then"
             raise InputError(f"answer symm_mem::{self.form.name}", f"overweave does not take {reason}", cure)
@@ -73,12 +75,12 @@ class FusedKernelEntry:
         return self.original(keys, *arguments, **options)
 
 
-def _told(argument: Any) -> object:
-    """All of an argument that a decision depends on; of a group, its name."""
+def _signature_of(argument: Any) -> object:
+    """Return the part of an argument that a decision depends on; of a group, its name."""
     if isinstance(argument, torch.Tensor):
         return argument.shape, argument.stride(), argument.dtype, argument.device.type
     if isinstance(argument, (list, tuple)):
-        return tuple(map(_told, argument))
+        return tuple(map(_signature_of, argument))
     return argument
 
 
@@ -86,8 +88,8 @@ def _device(arguments: tuple[Any, ...]) -> str:
     return str(arguments[0].device.type)
 
 
-def _as_returned(operator: Any, results: list[torch.Tensor | None], layouts: tuple[Layout, ...]) -> Any:
-    """Results with the promised strides, in the structure that the operator returns."""
+def _with_promised_strides(operator: Any, results: list[torch.Tensor | None], layouts: tuple[Layout, ...]) -> Any:
+    """Return results with the promised strides, in the structure that the operator returns."""
     promises = iter(layouts)
     placed = [None if each is None else laid_out(each, next(promises)) for each in results]
     return placed[0] if len(operator._schema.returns) == 1 else (placed[0], placed[1:])

@@ -1,6 +1,6 @@
-"""How a fused operator lays out its results: exactly as its Meta kernel does, which compilers believe.
+"""The strides of a fused operator's results: exactly those of its Meta kernel.
 
-A compiled graph holds the strides that the Meta kernel promised, those of dimensions of size 1 too, and refuses others.
+A compiled graph asserts the strides of the Meta kernel, also of dimensions of size 1.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
+
+from overweave.compat.torch_names import OpOverload, pytree
 
 
 class Layout(NamedTuple):
@@ -19,15 +20,15 @@ class Layout(NamedTuple):
     stride: tuple[int, ...]
 
 
-def promised(operator: torch._ops.OpOverload, arguments: Sequence[object], options: dict[str, object]) -> list[Layout]:
-    """Layouts of all result tensors, as the Meta kernel of an operator promises them for these arguments."""
+def promised(operator: OpOverload, arguments: Sequence[object], options: dict[str, object]) -> list[Layout]:
+    """Return the layouts of all result tensors, from the Meta kernel of an operator."""
     arguments, options = pytree.tree_map_only(torch.Tensor, _without_data, (tuple(arguments), options))
     leaves = pytree.tree_leaves(operator(*arguments, **options))
     return [Layout(tuple(each.shape), each.stride()) for each in leaves if isinstance(each, torch.Tensor)]
 
 
 def laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A tensor of the shape of a layout, with the strides of that layout: as it is, or a view, or a copy."""
+    """Return a tensor with the strides of a layout: itself, a view or a copy."""
     own = tensor.stride()
     if own == layout.stride:
         return tensor

@@ -1,4 +1,4 @@
-"""Why overweave does not take a call of a fused operator, so that torch's own kernel answers it: words, or none."""
+"""Reasons why overweave does not support a call of a fused operator. A function returns one, or empty."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from overweave.tuner.space.problem_words import FP8_STEP
 
 DTYPES = (*NAMES,)
 LAST_DIMENSION = "the last dimension, which holds columns, gathered or scattered"
-MOVES_NOTHING = ("fake", "threaded", "undefined")  # backends without ranks of their own
+MOVES_NOTHING = ("fake", "threaded", "undefined")  # backends that do not communicate between processes
 
 
 def of_operands(a: torch.Tensor, bs: Sequence[torch.Tensor], dim: int, group: str) -> str:
-    """Of shapes, layouts and the group."""
+    """Check shapes, memory layouts and the group."""
     if dim in (-1, a.dim() - 1):
         return LAST_DIMENSION
     if a.dim() < 2 or any(b.dim() != 2 or b.shape[0] != a.shape[-1] for b in bs) or not 0 <= dim < a.dim():
@@ -37,12 +37,12 @@ def of_operands(a: torch.Tensor, bs: Sequence[torch.Tensor], dim: int, group: st
 
 
 def of_dtype(a: torch.Tensor) -> str:
-    """Of operands without scales."""
+    """Check the dtype of operands without scales."""
     return "" if a.dtype in DTYPES else f"operands in {a.dtype}"
 
 
 def of_sum(extent: int, group: str, reduce_op: str, dtype: torch.dtype | None) -> str:
-    """extent: of the scattered dimension. dtype: of the result."""
+    """Check a sum over ranks. extent: of the scattered dimension. dtype: of the result."""
     if reduce_op not in ("sum", "avg"):
         return f"the reduction {reduce_op!r}"
     if reduce_op == "avg" and dtype == torch.float16:
@@ -56,7 +56,7 @@ def of_scaled(
     factors: Sequence[torch.Tensor | None],
     out_dtype: torch.dtype | None,
 ) -> str:
-    """Of fp8 weights and their scales. What torch itself refuses is left to torch."""
+    """Check fp8 weights and their scales. A call that torch itself refuses is left to torch."""
     if any(b.dtype != FP8 for b in bs):
         return f"scaled operands in {bs[0].dtype}"
     if out_dtype not in DTYPES:
@@ -75,6 +75,7 @@ def of_scaled(
 
 
 def _of_group(group: str) -> str:
+    """Check the group and its backend."""
     try:
         found = group_of(group)
     except GroupError as error:

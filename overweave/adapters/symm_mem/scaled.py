@@ -7,10 +7,10 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from torch.distributed._symmetric_memory import _maybe_convert_scalar_types_to_dtypes as as_dtypes
 
 from overweave.adapters.rows import GradientResults, as_before, as_rows, averaged
 from overweave.adapters.symm_mem import obstacles
+from overweave.compat.torch_names import maybe_convert_scalar_types_to_dtypes as as_dtypes
 from overweave.ops.all_gather_matmul import all_gather_matmul
 from overweave.ops.call.groups import group_of
 from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
@@ -24,7 +24,7 @@ class ScaledGather(NamedTuple):
     a: torch.Tensor
     bs: list[torch.Tensor]
     scale_a: torch.Tensor
-    scales: list[torch.Tensor]
+    b_scales: list[torch.Tensor]
     dim: int
     group: str
     biases: Optional
@@ -52,13 +52,13 @@ class Scatter(NamedTuple):
 
 
 def gather_obstacle(*arguments: object) -> str:
-    """Why overweave does not take a gather of fp8 operands."""
+    """Return why overweave does not support a gather of fp8 operands; empty if it does."""
     call = ScaledGather(*arguments)  # type: ignore[arg-type]
     if len({*call.out_dtypes}) != 1:
         return "results in several dtypes"
     (out_dtype,), given = as_dtypes(call.out_dtypes[:1]), [bias for bias in call.biases if bias is not None]
     found = obstacles.of_operands(call.a, call.bs, call.dim, call.group)
-    found = found or obstacles.of_scaled(call.bs, [call.scale_a, *call.scales], call.factors, out_dtype)
+    found = found or obstacles.of_scaled(call.bs, [call.scale_a, *call.b_scales], call.factors, out_dtype)
     if found or not given:
         return found
     fits = len(given) == len(call.bs) and all(bias.dtype == out_dtype and bias.dim() == 1 for bias in given)
@@ -66,19 +66,19 @@ def gather_obstacle(*arguments: object) -> str:
 
 
 def gather(*arguments: object) -> GradientResults:
-    """The gathered fp8 rows, and the products of all weights."""
+    """Return the gathered fp8 rows, and the products with all weights."""
     call = ScaledGather(*arguments)  # type: ignore[arg-type]
     a, x, dim = call.a, as_rows(call.a, call.dim), call.dim
     scale_a = call.scale_a
-    if scale_a.numel() > 1 and scale_a.shape[:-1] != a.shape[:-1]:  # the scales of all ranks' rows
+    if scale_a.numel() > 1 and scale_a.shape[:-1] != a.shape[:-1]:  # scales of all ranks' rows were passed
         ranks = group_of(call.group)
         scale_a = scale_a.chunk(ranks.world_size, dim)[ranks.rank]
     is_of_rows = scale_a.shape == (*a.shape[:-1], 1)
     if is_of_rows or len(call.bs) > 1:
         scale_x = (as_rows(scale_a, dim) if is_of_rows else scale_a.reshape(1, 1).expand(x.shape[0], 1)).contiguous()
-        scale_w = _side_by_side(call.scales, call.bs)
+        scale_w = _column_scales(call.b_scales, call.bs)
     else:
-        scale_x, scale_w = scale_a.reshape(1, 1), call.scales[0].reshape(1, 1)
+        scale_x, scale_w = scale_a.reshape(1, 1), call.b_scales[0].reshape(1, 1)
     given = [bias for bias in call.biases if bias is not None]
     products, gathered = all_gather_matmul(
         x,
@@ -94,7 +94,7 @@ def gather(*arguments: object) -> GradientResults:
 
 
 def scatter_obstacle(*arguments: object, **options: object) -> str:
-    """Why overweave does not take a reduce-scatter of fp8 operands."""
+    """Return why overweave does not support a reduce-scatter of fp8 operands; empty if it does."""
     call = Scatter(*arguments, **options)  # type: ignore[arg-type]
     if call.shape is None or call.dim >= len(call.shape) - 1:
         return obstacles.LAST_DIMENSION
@@ -109,14 +109,14 @@ def scatter_obstacle(*arguments: object, **options: object) -> str:
 
 
 def scatter(*arguments: object, **options: object) -> GradientResults:
-    """This rank's part of the sum of scaled products."""
+    """Return this rank's rows of the sum of scaled products."""
     call = Scatter(*arguments, **options)  # type: ignore[arg-type]
     leading = (call.shape or ())[:-1]
     whole = call.a.reshape(*leading, call.a.shape[-1])
     x = as_rows(whole, call.dim)
     if call.scale_a.numel() > 1 or call.scale_b.numel() > 1:
         rows = call.scale_a.reshape(-1, 1).expand(x.shape[0], 1)
-        scale_x, scale_w = as_rows(rows.reshape(*leading, 1), call.dim), _side_by_side([call.scale_b], [call.b])
+        scale_x, scale_w = as_rows(rows.reshape(*leading, 1), call.dim), _column_scales([call.scale_b], [call.b])
     else:
         scale_x, scale_w = call.scale_a.reshape(1, 1), call.scale_b.reshape(1, 1)
     (out_dtype,) = as_dtypes([call.out_dtype])
@@ -124,8 +124,8 @@ def scatter(*arguments: object, **options: object) -> GradientResults:
     return [as_before(averaged(y, call.reduce_op, call.group), whole, call.dim)]
 
 
-def _side_by_side(scales: Sequence[torch.Tensor], bs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One scale for each column of all weights, `[1, n]`."""
+def _column_scales(scales: Sequence[torch.Tensor], bs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return one scale for each column of all weights, `[1, n]`."""
     widths = [b.shape[1] for b in bs]
     parts = [scale.reshape(1, -1).expand(1, width) for scale, width in zip(scales, widths, strict=True)]
     return torch.cat(parts, 1)

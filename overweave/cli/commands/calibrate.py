@@ -1,4 +1,4 @@
-"""`overweave calibrate`: measures the GPU at hand and writes a machine file that every prediction can be made on."""
+"""`overweave calibrate`: measures this GPU and writes a machine file for predictions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from overweave.cli.destination import check_file, write_file
+from overweave.cli.output_file import check_file, write_file
 from overweave.cli.progress import progress
 from overweave.cli.ranks import is_one_of_the_ranks, start_ranks
 from overweave.errors import InputError, MachineError
@@ -15,10 +15,10 @@ from overweave.hardware.cards import find
 from overweave.hardware.machine import load
 from overweave.memory.cuda.card import current_gpu
 from overweave.runtime.diagnosis import reason_without_gpu
-from overweave.tuner.calibrate.calibration import PARTS, calibrated
+from overweave.tuner.calibrate.calibration import PARTS, measure_machine
 from overweave.tuner.calibrate.machine_file import FROM_FILE, machine_file
-from overweave.tuner.measure.bench import device_count, joined_world
-from overweave.tuner.space.machines import keep_calibrated
+from overweave.tuner.measure.bench import device_count, join_world
+from overweave.tuner.space.machines import save_calibrated
 
 
 def calibrate(
@@ -28,7 +28,7 @@ def calibrate(
     ] = "",
     world: Annotated[int, typer.Option("--world", "-w", min=1, max=8, help="GPUs; with several, copies, too")] = 1,
 ) -> None:
-    """Measure this GPU's rates and latencies as a machine file, which calls on this machine predict by from then on."""
+    """Measure this GPU's rates and latencies as a machine file, which later calls on this machine predict with."""
     if out is not None and out.suffix != ".json":
         raise InputError(f"calibrate {out}", "a machine file ends in .json", f"Write {out.with_suffix('.json')}")
     if links:
@@ -43,17 +43,17 @@ def calibrate(
             raise MachineError("calibrate", gpus, "Run it on a machine with that many NVIDIA GPUs, or give --world")
         start_ranks(["calibrate", *([str(out)] if out else []), *([f"--links={links}"] if links else [])], world)
         return
-    with joined_world("cuda") as group:
+    with join_world("cuda") as group:
         is_first = group.rank == 0
         gpu = current_gpu()
         like = load(links or find(gpu).machine)
-        with progress("calibrate", len(PARTS), is_shown=is_first) as tell:
-            found, source = calibrated(like, tell)
+        with progress("calibrate", len(PARTS), is_shown=is_first) as report:
+            measured, source = measure_machine(like, report)
         if is_first:
-            data = machine_file(out.stem if out else "calibrated", found, like, source)
-            kept = keep_calibrated(gpu, data)
+            data = machine_file(out.stem if out else "calibrated", measured, like, source)
+            path = save_calibrated(gpu, data)
             if out is not None:
                 write_file(out, data)
-            taken = [name for name in FROM_FILE if not (name == "links" and found.push_points)]
-            typer.echo(f"{kept}: {found.device}; not measured, and taken from {like.name}: {', '.join(taken)}")
+            copied = [name for name in FROM_FILE if not (name == "links" and measured.push_points)]
+            typer.echo(f"{path}: {measured.device}; not measured, and taken from {like.name}: {', '.join(copied)}")
             typer.echo("Calls on this machine predict by it: overweave explain OP --shape M,N,K")

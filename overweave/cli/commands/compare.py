@@ -1,4 +1,4 @@
-"""`overweave compare A B`: two timelines beside each other, each simulated now or read from a trace file."""
+"""`overweave compare A B`: two timelines, each simulated now or read from a trace file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from overweave.cli.commands.simulate import named_plan, plan_of_file
-from overweave.cli.limits import files_of, limited
+from overweave.cli.limits import existing_files, limited
 from overweave.cli.page_file import HTML_HELP, page_writer
 from overweave.cli.pictures.gantt import print_gantt, print_table, time_text
 from overweave.cli.plans import options_of
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import Plan
-from overweave.ir.text.files import shown
+from overweave.ir.text.files import printable
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, WAIT, Timeline
 from overweave.ir.timeline.trace import MAX_BYTES, from_chrome, is_trace
@@ -39,8 +39,8 @@ def compare(
     ] = None,
     html: Annotated[Path | None, typer.Option(help=HTML_HELP)] = None,
 ) -> None:
-    """Set two timelines beside each other, and say which is quicker and how much communication each leaves exposed."""
-    files = files_of(a, b, machine)
+    """Set two timelines beside each other, and print which is faster and how much communication each leaves exposed."""
+    files = existing_files(a, b, machine)
     with limited(*files):
         write_page, where = page_writer(html), load(machine or default_for(world))
         sides = {"A": _timelines(a, shape, world, where), "B": _timelines(b, shape, world, where)}
@@ -55,28 +55,30 @@ def compare(
 
 
 def verdict(a: Timeline, b: Timeline) -> str:
-    """Which of two calls is quicker, in one sentence; another says what communication each leaves exposed."""
+    """Return which of two calls is faster, and what communication each leaves exposed, as two sentences."""
     quick, slow = ("A", "B") if a.total_us <= b.total_us else ("B", "A")
     times = sorted((a.total_us, b.total_us))
     ratio = times[1] / times[0] if times[0] else 1.0
     took = f"A takes {time_text(a.total_us)} ({a.source}) and B takes {time_text(b.total_us)} ({b.source})"
     which = f"{quick} is {ratio:.2f} times as fast as {slow}" if ratio >= 1.005 else "both are equally fast"
-    left = f"A leaves {a.exposed_us():.1f} us of communication exposed, B leaves {b.exposed_us():.1f} us"
-    return f"{took}: {which}. {left}."
+    exposed = f"A leaves {a.exposed_us():.1f} us of communication exposed, B leaves {b.exposed_us():.1f} us"
+    return f"{took}: {which}. {exposed}."
 
 
-def _timelines(asked: str, shape: str | None, world: int, machine: Machine) -> tuple[Timeline, ...]:
-    """Those of a trace file, or the one that is simulated. Raises InputError and ScheduleError."""
-    name, *options = asked.split()
+def _timelines(argument: str, shape: str | None, world: int, machine: Machine) -> tuple[Timeline, ...]:
+    """Return those of a trace file, or the simulated one. Raises InputError and ScheduleError."""
+    name, *options = argument.split()
     if name in METHODS:
         return (_simulated(named_plan(name, shape, world, options_of(options)), machine),)
-    path = Path(asked)
+    path = Path(argument)
     if path.is_file() and is_trace(data := read_bytes(path, MAX_BYTES)):
-        found = from_chrome(data)
-        if not found:
-            raise InputError(f"compare {shown(asked)}", "a trace of no call", "Give one that `overweave trace` wrote")
-        return found
-    return (_simulated(plan_of_file(asked, (), machine), machine),)
+        timelines = from_chrome(data)
+        if not timelines:
+            raise InputError(
+                f"compare {printable(argument)}", "a trace of no call", "Give one that `overweave trace` wrote"
+            )
+        return timelines
+    return (_simulated(plan_of_file(argument, (), machine), machine),)
 
 
 def _simulated(plan: Plan, machine: Machine) -> Timeline:
@@ -85,7 +87,7 @@ def _simulated(plan: Plan, machine: Machine) -> Timeline:
 
 
 def _table(sides: dict[str, tuple[Timeline, ...]]) -> Table:
-    """One line for each timeline: the rank that is busiest with each thing."""
+    """Return a table with one line for each timeline: in each column the rank with the largest value."""
     table = Table(title="microseconds, of the slowest rank in each column", title_justify="left", title_style="bold")
     table.add_column("")
     table.add_column("timeline", no_wrap=True)
@@ -96,6 +98,6 @@ def _table(sides: dict[str, tuple[Timeline, ...]]) -> Table:
             ranks = range(each.world_size)
             busy = [max(each.busy_us(rank, kinds) for rank in ranks) for kinds in ((COMPUTE,), COMMUNICATION, (WAIT,))]
             numbers = (each.total_us, *busy, each.exposed_us())
-            words = tuple(f"{number:.1f}" for number in numbers)
-            table.add_row(side, Text(f"{each.source}: {each.name}"), *words, f"{each.hidden_share():.1%}")
+            cells = tuple(f"{number:.1f}" for number in numbers)
+            table.add_row(side, Text(f"{each.source}: {each.name}"), *cells, f"{each.hidden_share():.1%}")
     return table

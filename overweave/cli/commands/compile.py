@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from overweave.cli.destination import write_file
+from overweave.cli.kernel_words import schedules_of
 from overweave.cli.limits import limited
-from overweave.cli.of_kernel import schedules_of
+from overweave.cli.output_file import write_file
 from overweave.compiler.emit.fuse import kernel_of
 from overweave.errors import InputError
 from overweave.ops.author.arguments import where_of
@@ -30,16 +30,14 @@ def compile(
         str, typer.Option(help="`M=4096,BLOCK_M=128,eps=1e-5`, and `a_desc=128x64`, the block of a descriptor.")
     ] = "",
 ) -> None:
-    """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself.
-
-    With --check: exit 0 checked, 1 untrue, 2 unusable, 3 not checked.
-    """
+    """Write the fused kernel that a call would run, for two ranks or more. It imports and runs by itself. With --check:
+    exit 0 checked, 1 untrue, 2 unusable, 3 not checked."""
     if check:
         with limited(where_of(kernel)[0]):
             read = kernel_of(*where_of(kernel))
-        found = check_footprint(read, arguments_of(read, shape), anew=True)
-        typer.echo(f"{read.source.name}: directives {found}")
-        raise typer.Exit(0 if found == CHECKED else UNDECIDED)
+        outcome = check_footprint(read, arguments_of(read, shape), anew=True)
+        typer.echo(f"{read.source.name}: directives {outcome}")
+        raise typer.Exit(0 if outcome == CHECKED else UNDECIDED)
     if not schedule:
         raise InputError("compile a kernel", "no schedule", "Name one by --schedule, or pass --check --shape ...")
     with limited(where_of(kernel)[0]):

@@ -1,4 +1,4 @@
-"""`overweave demo`: operators with the real kernels on the ranks at hand, checked and drawn beside the forecast.
+"""`overweave demo`: operators with the real kernels on the ranks at hand, checked and drawn beside the prediction.
 
 On one GPU the ranks share it. Without GPUs the ranks are processes of this machine and the kernels are interpreted.
 """
@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from overweave.cli.destination import make_folder
-from overweave.cli.outcome import print_charts, print_trials, save, simulated
+from overweave.cli.output_file import make_folder
 from overweave.cli.page_file import HTML_HELP, page_writer
-from overweave.cli.ranks import DeviceChoice, RequestedPlan, how_many, tried, where
+from overweave.cli.ranks import DeviceChoice, RequestedPlan, device_for, rank_count, run_trials
+from overweave.cli.trial_output import print_charts, print_trials, save_trace_and_picture, simulate_schedule
 from overweave.hardware.machine import default_for
 from overweave.ir.operators.record import Demo, Operator
 from overweave.ir.operators.registry import OPERATORS
@@ -35,37 +35,41 @@ def demo(
     """Run two operators with the real kernels, check them, and draw what happened; exit 1 if a result is wrong."""
     make_folder(out)
     write_page = page_writer(html)
-    place = where(device, least=1)
-    world_size = how_many(place, ranks, may_share=True)
-    shown = {f"{record.name}.{record.demo.schedule}": record for record in OPERATORS.values() if record.demo}
-    asked: list[RequestedPlan] = [(name, problem_for(record, place, world_size), {}) for name, record in shown.items()]
-    words = ["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"]
-    trials = tried(asked, place, world_size, [*words, *([f"--html={html}"] if html else [])])
+    place = device_for(device, least=1)
+    world_size = rank_count(place, ranks, may_share=True)
+    records = {f"{record.name}.{record.demo.schedule}": record for record in OPERATORS.values() if record.demo}
+    cases: list[RequestedPlan] = [
+        (name, problem_for(record, place, world_size), {}) for name, record in records.items()
+    ]
+    arguments = ["demo", f"--ranks={world_size}", "--device=cuda", f"--out={out}"]
+    trials = run_trials(cases, place, world_size, [*arguments, *([f"--html={html}"] if html else [])])
     if not trials:
-        return  # another rank tells
+        return  # another rank prints
     console = Console()
-    what, times = told_of(place, world_size)
-    print_trials(console, f"{world_size} {what}", trials)
+    title, times = describe_ranks(place, world_size)
+    print_trials(console, f"{world_size} {title}", trials)
     console.print(times)
     forecast = forecast_ranks(place, world_size)
     machine = default_for(forecast)
-    predicted = [simulated(name, problem_for(record, "cuda", forecast), {}, machine) for name, record in shown.items()]
+    predicted = [
+        simulate_schedule(name, problem_for(record, "cuda", forecast), {}, machine) for name, record in records.items()
+    ]
     timelines = [timeline for pair in zip((t.timeline for t in trials), predicted, strict=True) for timeline in pair]
     print_charts(console, *timelines)
-    save(console, out, "demo", *timelines)
-    write_page(f"{world_size} {what}", *timelines)
+    save_trace_and_picture(console, out, "demo", *timelines)
+    write_page(f"{world_size} {title}", *timelines)
     if not all(trial.is_right for trial in trials):
         raise typer.Exit(FAILED)
 
 
 def forecast_ranks(place: str, world_size: int) -> int:
-    """How many GPUs the forecast is for: as many as ran it, each with a GPU of its own; else four."""
+    """Return the number of GPUs of the prediction: as many as ran, if each rank has a GPU of its own; else four."""
     has_own_gpus = place == "cuda" and 2 <= world_size <= min(device_count(), MOST_DESCRIBED)
     return world_size if has_own_gpus else FORECAST_RANKS
 
 
-def told_of(place: str, world_size: int) -> tuple[str, str]:
-    """What the ranks are, and what their times mean."""
+def describe_ranks(place: str, world_size: int) -> tuple[str, str]:
+    """Return what the ranks are, and what their times mean."""
     if place == "cpu":
         return (
             "emulated ranks, kernels interpreted",
@@ -80,7 +84,7 @@ def told_of(place: str, world_size: int) -> tuple[str, str]:
 
 
 def problem_for(record: Operator, place: str, world_size: int) -> Problem:
-    """What one of the operators computes here."""
+    """Return the problem of one of the operators here."""
     sizes, times = (record.demo or EMULATED, 1) if place == "cuda" else (EMULATED, world_size)
     m, n, k = sizes.m * times, sizes.n, sizes.k
     return Problem(operator=record.name, world_size=world_size, dtype="bfloat16", m=m, n=n, k=k)

@@ -1,4 +1,4 @@
-"""`overweave doctor`: what this machine can do, with a cure beside whatever fails."""
+"""`overweave doctor`: checks of this machine, with a cure for each that fails."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from overweave.tuner.caches import cache_folders
 try:
     from overweave.memory.cuda.card import current_gpu
     from overweave.runtime.diagnosis import CHECKS, has_gpu
-    from overweave.tuner.space.machines import found_machine
-except ModuleNotFoundError as error:  # a doctor is asked where something is missing
+    from overweave.tuner.space.machines import machine_of
+except ModuleNotFoundError as error:  # `doctor` must run with missing packages, too
     _missing = str(error.name).partition(".")[0]
 
-    def _not_there() -> DeviceFinding:
+    def _missing_package() -> DeviceFinding:
         return DeviceFinding(
             "failed", f"{_missing} is not installed, and no more can be looked at", CURES.get(_missing, "")
         )
 
     def has_gpu() -> bool:
-        """Nobody knows."""
+        """Return False: without the package it is unknown."""
         return False
 
-    CHECKS = (Check(_missing, _not_there),)
+    CHECKS = (Check(_missing, _missing_package),)
 
 SIGNS = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "failed": "[red]failed[/red]"}
 PACKAGES = ("overweave", "msgspec", "typer", "rich", "platformdirs", "numpy", "matplotlib")
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """One check and what it found, as `--json` prints it."""
+    """One check and its result, as `--json` prints it."""
 
     name: str
     status: str
@@ -51,7 +51,7 @@ def _packages() -> DeviceFinding:
 
 
 def cache_finding(folders: dict[str, Path]) -> DeviceFinding:
-    """Whether every cache is ours to write, and nobody else's: what lies in it is executed."""
+    """Check that we can write every cache and that others cannot: its contents are executed."""
     for name, folder in folders.items():
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
         if not os.access(nearest, os.W_OK):
@@ -66,7 +66,7 @@ def _caches() -> DeviceFinding:
 
 
 def _machine() -> DeviceFinding:
-    found = found_machine(current_gpu())
+    found = machine_of(current_gpu())
     if found.is_sure:
         return DeviceFinding("ok", str(found))
     return DeviceFinding("note", str(found), "" if found.basis == "measured" else "overweave calibrate")
@@ -92,12 +92,13 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 
 
 def examine(checks: tuple[Check, ...]) -> list[CheckResult]:
-    """Runs every check that applies here."""
+    """Run every check that applies here."""
     findings = [(check.name, check.run()) for check in checks if not check.needs_gpu or has_gpu()]
     return [CheckResult(name, finding.status, finding.found, finding.cure) for name, finding in findings]
 
 
 def _print(lines: list[CheckResult]) -> None:
+    """Print the checks with their cures as a table."""
     table = Table(box=None, pad_edge=False)
     for column in ("check", "", "found"):
         table.add_column(column, overflow="fold")

@@ -8,20 +8,20 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from overweave.cli.limits import allowed_s, files_of, limited
-from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of, tell_of_rounding
+from overweave.cli.limits import allowed_s, existing_files, limited
+from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of, report_rounding
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
 from overweave.ops.explain import device_of, target_for
-from overweave.tuner.model.choose import explained
-from overweave.tuner.model.heuristic import advise, serves
-from overweave.tuner.model.weigh import State
+from overweave.tuner.model.candidate_model import State
+from overweave.tuner.model.choose import explain_choice
+from overweave.tuner.model.heuristic import advise, applies_to
 from overweave.tuner.space.shapes import DtypeWord
 from overweave.tuner.space.target import target_named
 
-RANKS_OF_A_FILE = 4  # whose candidates a file's time pays for; more ranks, which the caller asks for, take longer
+RANKS_OF_A_FILE = 4  # ranks that the time for a file's size covers; more ranks get more time
 
-# Of a row, by what is known of its candidate: the words say it, too.
+# State of a candidate -> colour of its row.
 STYLES: dict[State, str] = {"measured": "green", "simulated": "yellow", "impossible": "dim", "unknown": "dim italic"}
 
 
@@ -49,14 +49,14 @@ def explain(
     case = case_of(shape, "residual+rms_norm" if norm else after)
     if machine is not None and device == "cpu":
         raise InputError(f"explain --machine {machine[:60]} --device cpu", "a CPU", "Leave one of the two out")
-    problem, files = case.problem(operator, world, dtype), files_of(machine)
+    problem, files = case.problem(operator, world, dtype), existing_files(machine)
     seconds = allowed_s(*files) * max(1.0, world / RANKS_OF_A_FILE)
     with limited(*files, seconds=seconds):
         target = target_named(machine, world) if machine is not None else target_for(device_of("explain", device))
         where = target.machine(world)
-        advice = advise(problem, where) if where is not None and serves(problem, where) else None
-        choice = explained(problem, target)
-    tell_of_rounding(record, case, world)
+        advice = advise(problem, where) if where is not None and applies_to(problem, where) else None
+        choice = explain_choice(problem, target)
+    report_rounding(record, case, world)
     console = Console(highlight=False, emoji=False)
     for sentence in choice.sentences():
         console.print(sentence, markup=False, soft_wrap=True)

@@ -1,4 +1,6 @@
-"""`overweave explain FILE.py:KERNEL`: which schedule a compiled kernel takes for its numbers, and why no other."""
+"""`overweave explain FILE.py:KERNEL`: which schedule a compiled kernel would take for its integer
+arguments, and why.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from overweave.cli.of_kernel import numbers_of, schedules_of
+from overweave.cli.kernel_words import integers_of, schedules_of
 from overweave.ops.author.compile_auto import compile_auto
 from overweave.tuner.space.shapes import DTYPES, DtypeWord
 
@@ -18,6 +20,7 @@ def explain_kernel(
     world: Annotated[int, typer.Option("--world", "-w", min=1, max=1024, help="How many ranks")] = 4,
     dtype: Annotated[DtypeWord, typer.Option(help="Of the tensors that are exchanged")] = "bf16",
 ) -> None:
-    """Say which schedule a kernel would take for its numbers, and why no other."""
+    """Print the predicted choice of a kernel's schedule (`overweave explain FILE.py:KERNEL`), and why others were
+    rejected."""
     auto = compile_auto(kernel, schedules_of(schedule))
-    typer.echo(auto.explain(numbers_of(numbers), world, DTYPES[dtype]))
+    typer.echo(auto.explain(integers_of(numbers), world, DTYPES[dtype]))

@@ -1,4 +1,4 @@
-"""`overweave show`: the schedules there are, and what each of them says."""
+"""`overweave show`: the list of schedules, and the text of one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from overweave.cli.destination import write_file
 from overweave.cli.limits import limited
+from overweave.cli.output_file import write_file
 from overweave.cli.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import PROBLEM_OPTIONS, options_of, problem_of
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Schedule
-from overweave.ir.text.files import read_file, shown, to_json
+from overweave.ir.text.files import printable, read_file, to_json
 from overweave.ir.text.printed import to_text
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.steps import timeline_of_steps
@@ -26,7 +26,7 @@ from overweave.schedules.records.options import Option
 from overweave.schedules.weave.transports import transports
 
 WIDTH = 36  # of a name
-SOME_DTYPE: Dtype = "bfloat16"  # of which bytes are told where a schedule alone does not say
+SOME_DTYPE: Dtype = "bfloat16"  # for the bytes of a schedule, which has no dtype
 
 
 def show(
@@ -48,13 +48,11 @@ def show(
         typer.echo(listing())
         return
     write_page = page_writer(html)
-    value = (
-        _of_file(Path(name), world, option) if _is_file(name) else _named(name, 4 if world is None else world, option)
-    )
+    value = _read(Path(name), world, option) if _is_file(name) else _build(name, 4 if world is None else world, option)
     schedule, dtype = (value, SOME_DTYPE) if isinstance(value, Schedule) else (value.schedule, value.realization.dtype)
     if html is not None:
         steps = with_contents(timeline_of_steps(schedule), schedule, dtype)
-        write_page(f"{shown(name)} on {schedule.world_size} ranks", steps)
+        write_page(f"{printable(name)} on {schedule.world_size} ranks", steps)
     if json is None:
         if html is None:
             typer.echo(to_text(schedule), nl=False)
@@ -64,29 +62,29 @@ def show(
         typer.echo(data.decode(), nl=False)
         return
     write_file(json, data)
-    typer.echo(f"{shown(name)}: {len(schedule.operations)} operations on {schedule.world_size} ranks -> {json}")
+    typer.echo(f"{printable(name)}: {len(schedule.operations)} operations on {schedule.world_size} ranks -> {json}")
 
 
 def _is_file(name: str) -> bool:
     return name not in METHODS and Path(name).is_file()
 
 
-def _named(name: str, world: int, option: list[str] | None) -> Plan:
-    """The catalog's plan. Tile tables follow from the rest; whoever loads the file makes them anew."""
+def _build(name: str, world: int, option: list[str] | None) -> Plan:
+    """Return the catalog's plan, without tile tables: `load` makes them again."""
     problem, options = problem_of(name, world, options_of(option or []))
     return replace(build(name, problem, options, rank=0), tile_orders=())
 
 
-def _of_file(file: Path, world: int | None, option: list[str] | None) -> Schedule | Plan:
-    """What a file holds, as it is: `overweave verify` proves it. Raises InputError and ScheduleError."""
+def _read(file: Path, world: int | None, option: list[str] | None) -> Schedule | Plan:
+    """Return what a file holds, unverified: `overweave verify` proves it. Raises InputError and ScheduleError."""
     if world is not None or option:
-        raise InputError(f"show {shown(file)}", "--world or -o for a file", "A file says all of that itself")
+        raise InputError(f"show {printable(file)}", "--world or -o for a file", "A file says all of that itself")
     with limited(file):
         return read_file(file)
 
 
 def listing() -> str:
-    """One line per schedule of operators and of annotated kernels: its name, what it does, the options it takes."""
+    """Return one line per schedule of operators and of annotated kernels: its name, summary and options."""
     lines = [_line(name, method.summary, method.options) for name, method in METHODS.items()]
     woven = [_line(name, "", transport.options) for name, transport in transports().items()]
     return "\n".join(
@@ -95,5 +93,5 @@ def listing() -> str:
 
 
 def _line(name: str, summary: str, options: tuple[Option, ...]) -> str:
-    taken = f"[{' '.join(option.name for option in options)}]" if options else ""
-    return " ".join(filter(None, (f"{name:{WIDTH}} ", summary, taken))).rstrip()
+    option_names = f"[{' '.join(option.name for option in options)}]" if options else ""
+    return " ".join(filter(None, (f"{name:{WIDTH}} ", summary, option_names))).rstrip()

@@ -1,4 +1,4 @@
-"""`overweave simulate`: how long a schedule takes on a described machine, and when what happens."""
+"""`overweave simulate`: the predicted time and timeline of a schedule on a described machine."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from overweave.cli.destination import write_file
-from overweave.cli.limits import files_of, limited, told_as_json
+from overweave.cli.limits import errors_as_json, existing_files, limited
+from overweave.cli.output_file import write_file
 from overweave.cli.page_file import HTML_HELP, page_writer
 from overweave.cli.pictures.gantt import print_gantt, print_table
 from overweave.cli.plans import load as load_plan
 from overweave.cli.plans import options_of, problem_of, prove
-from overweave.cli.shape import case_of, tell_of_rounding
+from overweave.cli.shape import case_of, report_rounding
 from overweave.errors import InputError, nearest
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import Compute, Schedule
-from overweave.ir.text.files import shown
+from overweave.ir.text.files import printable
 from overweave.ir.timeline.contents import with_contents
 from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, SpanKind, Timeline
 from overweave.ir.timeline.trace import to_chrome
@@ -48,7 +48,7 @@ class RankReport(Struct, frozen=True):
 
 
 class SimulationReport(Struct, frozen=True, kw_only=True):
-    """What `--json` prints. effective_communication_us: the call less the fastest un-split matmul (Flux, 5.1)."""
+    """The content of `--json`. effective_communication_us: the call less the fastest un-split matmul (Flux, 5.1)."""
 
     plan: str
     machine: str
@@ -78,8 +78,8 @@ def simulate(
 ) -> None:
     """Predict how long a schedule takes on a described machine, and draw it."""
     is_named = schedule in METHODS
-    files = (*(() if is_named else (Path(schedule),)), *files_of(machine))
-    with told_as_json(schedule, json), limited(*files):
+    files = (*(() if is_named else (Path(schedule),)), *existing_files(machine))
+    with errors_as_json(schedule, json), limited(*files):
         ranks = 4 if world is None else world
         write_page, where = page_writer(html), load(machine or default_for(ranks))
         if is_named:
@@ -87,8 +87,8 @@ def simulate(
         else:
             plan = plan_of_file(schedule, (shape, world, option), where)
         if tile_us is not None and AUTHOR_KERNEL not in plan.realization.engine_by_queue.values():
-            found = "the machine's file knows how long the tiles of this plan take"
-            raise InputError(f"simulate {schedule[:60]} --tile-us {tile_us:g}", found, "Leave --tile-us out")
+            reason = "the machine's file knows how long the tiles of this plan take"
+            raise InputError(f"simulate {schedule[:60]} --tile-us {tile_us:g}", reason, "Leave --tile-us out")
         timeline = run(plan, where, author_tile_us=tile_us)
         if trace or html:
             tiles = with_contents(run(plan, where, True, tile_us), plan.schedule, plan.realization.dtype)
@@ -105,7 +105,7 @@ def simulate(
 
 
 def named_plan(name: str, shape: str | None, world_size: int, options: dict[str, str]) -> Plan:
-    """The catalog's plan for a global shape, proven. Raises InputError and ScheduleRefused."""
+    """Return the catalog's plan for a global shape, verified. Raises InputError and ScheduleRefused."""
     if shape is None:
         raise InputError(f"simulate {name}", "no shape", "Give --shape M,N,K of the global matmul")
     case = case_of(shape)
@@ -115,26 +115,27 @@ def named_plan(name: str, shape: str | None, world_size: int, options: dict[str,
         raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
     problem, rest = problem_of(name, world_size, {**options, **{key: str(size) for key, size in sizes.items()}})
     plan = build(name, problem, rest)
-    tell_of_rounding(problem.record, case, world_size)
-    prove(plan).raise_if_refused()  # no time is told of what cannot run, as where rows start at no multiple of 16 bytes
+    report_rounding(problem.record, case, world_size)
+    prove(plan).raise_if_refused()  # no time for a plan that cannot run, as with rows not aligned to 16 bytes
     return plan
 
 
-def plan_of_file(name: str, asked: tuple[object, ...], machine: Machine) -> Plan:
-    """A file's plan, or its schedule realized for the machine; proven. Raises InputError and ScheduleError."""
+def plan_of_file(name: str, file_options: tuple[object, ...], machine: Machine) -> Plan:
+    """Return a file's plan, or its schedule realized for the machine; verified. Raises InputError and ScheduleError.
+    file_options: options of the command that do not go with a file."""
     if not Path(name).is_file():
         cure = nearest("Schedules", name, METHODS, "overweave show")
-        raise InputError(f"simulate {shown(name)}", "neither a schedule nor a file", cure)
-    if any(each not in (None, []) for each in asked):
+        raise InputError(f"simulate {printable(name)}", "neither a schedule nor a file", cure)
+    if any(each not in (None, []) for each in file_options):
         raise InputError(
-            f"simulate {shown(name)}", "--shape, --world or -o for a file", "A file says all of that itself"
+            f"simulate {printable(name)}", "--shape, --world or -o for a file", "A file says all of that itself"
         )
     value = load_plan(Path(name))
     return realize(value, machine) if isinstance(value, Schedule) else value
 
 
 def report_of(plan: Plan, machine: Machine, timeline: Timeline) -> SimulationReport:
-    """The numbers of a simulated call."""
+    """Return the numbers of a simulated call."""
     matmul_us = matmul_alone_us(plan, machine)
     return SimulationReport(
         plan=plan.name,
@@ -150,7 +151,7 @@ def report_of(plan: Plan, machine: Machine, timeline: Timeline) -> SimulationRep
 
 
 def matmul_alone_us(plan: Plan, machine: Machine) -> float:
-    """The slowest rank's whole matmul as one library call."""
+    """Return the time of the slowest rank's whole matmul as one cuBLAS call."""
     slowest = 0.0
     for rank in range(plan.schedule.world_size):
         shapes = [matmul_shape(part) for part in plan.schedule.of_rank(rank) if isinstance(part, Compute)]
@@ -161,6 +162,8 @@ def matmul_alone_us(plan: Plan, machine: Machine) -> float:
 
 
 def _rank_report(timeline: Timeline, rank: int) -> RankReport:
+    """Return the numbers of one rank."""
+
     def busy_us(kind: SpanKind) -> float:
         return round(timeline.busy_us(rank, (kind,)), 3)
 
@@ -177,12 +180,13 @@ def _rank_report(timeline: Timeline, rank: int) -> RankReport:
 
 
 def _table(report: SimulationReport, machine: Machine) -> Table:
+    """Return the table of all ranks."""
     caption = (
         "us in which a rank did each; exposed: did any of it but computing;\n"
         "overlap: (compute + communication - call) / communication\n"
         f"whole call {report.total_us:.1f} us"
     )
-    if report.matmul_us:  # kernels of authors are no matmul of the library's
+    if report.matmul_us:  # authors' kernels have no cuBLAS matmul to compare with
         caption += f", matmul alone {report.matmul_us:.1f} us, "
         caption += f"effective communication {report.effective_communication_us:.1f} us"
     title = Text(f"{report.plan} on {machine.name}: {machine.title}")
@@ -192,6 +196,6 @@ def _table(report: SimulationReport, machine: Machine) -> Table:
         table.add_column(column, justify="right")
     for rank in report.ranks:
         number, *times, ratio = msgspec.structs.astuple(rank)
-        moves = rank.copy_us or rank.collective_us or rank.reduce_us  # by itself: tiles that store at peers compute
+        moves = rank.copy_us or rank.collective_us or rank.reduce_us  # tiles that store at peers count as compute
         table.add_row(str(number), *(f"{time:.1f}" for time in times), f"{ratio:.2f}" if moves else "")
     return table

@@ -1,4 +1,4 @@
-"""`overweave trace`: when each tile waited, ran and ended and when each chunk moved, beside what was simulated."""
+"""`overweave trace`: when each tile waited, ran and ended and when each chunk moved, beside the simulated timeline."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from overweave.cli.destination import make_folder
-from overweave.cli.limits import files_of, limited
-from overweave.cli.outcome import print_charts, print_trials, save, simulated
+from overweave.cli.limits import existing_files, limited
+from overweave.cli.output_file import make_folder
 from overweave.cli.page_file import HTML_HELP, page_writer
 from overweave.cli.plans import options_of
-from overweave.cli.ranks import DeviceChoice, how_many, is_one_of_the_ranks, tried, where
+from overweave.cli.ranks import DeviceChoice, device_for, is_one_of_the_ranks, rank_count, run_trials
 from overweave.cli.shape import case_of as case_of_shape
-from overweave.cli.shape import tell_of_rounding
+from overweave.cli.shape import report_rounding
+from overweave.cli.trial_output import print_charts, print_trials, save_trace_and_picture, simulate_schedule
 from overweave.errors import InputError
 from overweave.hardware.machine import default_for, load
 from overweave.ir.operators.registry import OPERATORS
@@ -39,34 +39,34 @@ def trace(
     out: Annotated[Path, typer.Option(help="Folder for the trace and the picture")] = Path(),
     html: Annotated[Path | None, typer.Option(help=HTML_HELP)] = None,
 ) -> None:
-    """Record when each tile and chunk ran, and draw it beside what was simulated."""
-    place = where(device)
-    world_size = how_many(place, world)
+    """Record when each tile and chunk ran, and draw it beside the simulated timeline."""
+    place = device_for(device)
+    world_size = rank_count(place, world)
     whole = case_of_shape(shape)
     problem = whole.problem(operator, world_size, "bf16")
     name, options = _schedule(problem, place, plan, options_of(option or []))
     described = machine or default_for(world_size)
-    files = files_of(machine)
+    files = existing_files(machine)
     with limited(*files):
         is_large_enough = world_size <= load(described).gpus
-        predicted = [simulated(name, problem, options, described)] if machine or is_large_enough else []
+        predicted = [simulate_schedule(name, problem, options, described)] if machine or is_large_enough else []
     make_folder(out)
     write_page = page_writer(html)
     if not is_one_of_the_ranks():
-        tell_of_rounding(problem.record, whole, world_size)
-    words = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
-    words += [f"--out={out}", *(f"--option={word}" for word in option or [])]
-    words += [*([f"--machine={machine}"] if machine else []), *([f"--html={html}"] if html else [])]
-    trials = tried([(name, problem, options)], place, world_size, words)
+        report_rounding(problem.record, whole, world_size)
+    arguments = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
+    arguments += [f"--out={out}", *(f"--option={word}" for word in option or [])]
+    arguments += [*([f"--machine={machine}"] if machine else []), *([f"--html={html}"] if html else [])]
+    trials = run_trials([(name, problem, options)], place, world_size, arguments)
     if not trials:
-        return  # another rank tells
+        return  # another rank prints
     console = Console()
     depth = "GPUs" if place == "cuda" else f"emulated ranks, depth {trials[0].case.depth}"
     print_trials(console, f"{world_size} {depth}", trials)
     print_charts(console, trials[0].timeline, *predicted)
     if not predicted:
         console.print(f"nothing simulated: {world_size} ranks are more than the GPUs of {described}")
-    save(console, out, f"trace.{name}", trials[0].timeline, *predicted)
+    save_trace_and_picture(console, out, f"trace.{name}", trials[0].timeline, *predicted)
     write_page(f"{name} on {world_size} {depth}", trials[0].timeline, *predicted)
     if not trials[0].is_right:
         raise typer.Exit(FAILED)
@@ -75,13 +75,13 @@ def trace(
 def _schedule(
     problem: Problem, place: str, plan: str | None, options: dict[str, str]
 ) -> tuple[str, dict[str, str | int]]:
-    """The schedule that was asked for, by its short or full name, or the one the operator takes."""
+    """Return the schedule of `--plan`, by its short or full name, or the operator's own choice, and its options."""
     if plan is None:
-        taken = choose(problem, Target(place)).plan
-        if taken in OUTSIDE:
+        chosen_plan = choose(problem, Target(place)).plan
+        if chosen_plan in OUTSIDE:
             cure = "Name a schedule of ours with --plan"
-            raise InputError(f"trace {problem.operator}", f"it takes {taken}, which has no schedule", cure)
-        return taken, dict(options)
+            raise InputError(f"trace {problem.operator}", f"it takes {chosen_plan}, which has no schedule", cure)
+        return chosen_plan, dict(options)
     name = plan if "." in plan else f"{problem.operator}.{plan}"
     method_of(name)
     return name, dict(options)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, KINDS, REDUCE, SpanKind, Timeline, TimelineSpan
 
-# The colours of Okabe and Ito, told apart with any colour vision; the glyphs tell the kinds apart without colour.
+# The colours of Okabe and Ito, distinct with any colour vision; the glyphs are distinct without colour.
 COLOURS: dict[SpanKind, str] = {
     "compute": "#0072B2",
     "copy": "#E69F00",
@@ -30,16 +30,16 @@ GLYPHS: dict[SpanKind, str] = {
     "wait": "·",
     "begin": "▏",
 }
-MANY_US = 10_000  # from here on, milliseconds
+MANY_US = 10_000  # longer times are shown in milliseconds
 WIDEST = 1000  # columns of a table
 MOST_DRAWN = 256  # tracks of a timeline
-COMPARABLE = 5.0  # emulated ranks are a thousand times slower than what is simulated: each then has its own scale
-_SEEN = 0.25  # share of a cell from which on its kind is drawn
+COMPARABLE = 5.0  # up to this ratio timelines share a scale; emulated ranks are a thousand times slower than simulated
+_LEAST_SHARE = 0.25  # share of a cell from which on its kind is drawn
 _PROGRAM = re.compile(r"\.\d{3}$")
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Whole: a narrow terminal breaks its lines, and does not cost digits."""
+    """Print a table whole: a narrow terminal wraps its lines, but no digits are cut."""
     columns = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
     if columns > console.width:
         table.width = columns
@@ -47,11 +47,11 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def print_gantt(console: Console, *timelines: Timeline) -> None:
-    """Draws the timelines one above the other, on one scale, as wide as the console."""
+    """Draw the timelines one above the other, on one scale, as wide as the console."""
     total = max((timeline.total_us for timeline in timelines), default=0.0)
-    rows = [(timeline, gathered(timeline)) for timeline in timelines]
-    drawn = (key for _, tracks in rows for key in islice(tracks, MOST_DRAWN))
-    label = min(max(map(len, map(_label, drawn)), default=0), console.width // 2)
+    rows = [(timeline, spans_by_track(timeline)) for timeline in timelines]
+    keys = (key for _, tracks in rows for key in islice(tracks, MOST_DRAWN))
+    label = min(max(map(len, map(_label, keys)), default=0), console.width // 2)
     width = max(20, console.width - label - 2)
     for timeline, tracks in rows:
         console.print(Text(f"{timeline.source}: {timeline.name}, {time_text(timeline.total_us)}", style="bold"))
@@ -65,8 +65,9 @@ def print_gantt(console: Console, *timelines: Timeline) -> None:
     console.print(_legend(span.kind for timeline in timelines for span in timeline.spans))
 
 
-def gathered(timeline: Timeline) -> dict[tuple[int, str], list[TimelineSpan]]:
-    """Spans by (rank, track), in the order of `Timeline.tracks`; the programs of a kernel share their queue's track."""
+def spans_by_track(timeline: Timeline) -> dict[tuple[int, str], list[TimelineSpan]]:
+    """Return (rank, track) -> spans, in the order of `Timeline.tracks`; a kernel's programs share their queue's
+    track."""
     tracks: dict[tuple[int, str], list[TimelineSpan]] = {}
     for rank, track in timeline.tracks():
         tracks.setdefault((rank, _PROGRAM.sub("", track)), [])
@@ -75,25 +76,27 @@ def gathered(timeline: Timeline) -> dict[tuple[int, str], list[TimelineSpan]]:
     return tracks
 
 
-def standing(row: tuple[str, list[TimelineSpan]]) -> tuple[int, str]:
-    """Copies stand above what computes, reductions below: a chunk arrives, is multiplied, is summed."""
+def lane_order(row: tuple[str, list[TimelineSpan]]) -> tuple[int, str]:
+    """Return the sort key of lanes: copies above compute, reductions below: a chunk arrives, is multiplied, is
+    summed."""
     kinds = {span.kind for span in row[1]}
     return (1 if COMPUTE in kinds else 2 if REDUCE in kinds else 0), row[0]
 
 
 def is_on_one_scale(timelines: Sequence[Timeline]) -> bool:
-    """Whether times of all of them can be read off one axis."""
+    """Whether one axis shows the times of all timelines."""
     times_us = [timeline.total_us for timeline in timelines]
     return not times_us or max(times_us) < COMPARABLE * min(times_us)
 
 
 def time_text(time_us: float) -> str:
-    """In the unit that suits it."""
+    """Return a time in us or ms."""
     return f"{time_us:.1f} us" if time_us < MANY_US else f"{time_us / 1e3:.1f} ms"
 
 
 def _bar(spans: list[TimelineSpan], total_us: float, width: int) -> Text:
-    """Each cell shows the kind that fills most of it, or nothing; outside of kernels no chunk is too short to see."""
+    """Return a row of cells, each with the kind that fills most of it. A lone chunk outside of kernels gets a cell even
+    if it is shorter."""
     cells: list[dict[SpanKind, float]] = [{} for _ in range(width)]
     cell_us = total_us / width if total_us else 1.0
     is_alone = len({span.track for span in spans}) == 1
@@ -107,7 +110,7 @@ def _bar(spans: list[TimelineSpan], total_us: float, width: int) -> Text:
     bar = Text()
     for covers in cells:
         kind = max((kind for kind in KINDS if kind in covers), key=lambda kind: covers[kind], default=None)
-        if kind is None or covers[kind] < _SEEN * cell_us:
+        if kind is None or covers[kind] < _LEAST_SHARE * cell_us:
             bar.append(" ")
         else:
             bar.append(GLYPHS[kind], style=COLOURS[kind])
@@ -115,6 +118,7 @@ def _bar(spans: list[TimelineSpan], total_us: float, width: int) -> Text:
 
 
 def _legend(kinds: Iterable[SpanKind]) -> Text:
+    """Return the glyphs of the kinds that occur."""
     seen = set(kinds)
     legend = Text()
     for kind in KINDS:

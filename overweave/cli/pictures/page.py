@@ -1,4 +1,4 @@
-"""Timelines as one page for a browser, which holds all that it needs. The only module that imports bokeh."""
+"""Timelines as one self-contained page for a browser. The only module that imports bokeh."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from overweave.ir.timeline.timeline import KINDS, WAIT, Timeline
 
 _ROW_PIXELS, _HEAD_PIXELS, _LEAST_PIXELS = 17, 120, 220
 _EXPOSED, _ARROW, _BAND, _WAITING = "#D55E00", "#444444", "#f3f5f8", "#c9ced6"
-_HATCHES = {"collective": "x"}  # a second sign beside colour
-MOST_ARROWS = 400  # drawn from the start: more of them hide what they join
+_HATCHES = {"collective": "x"}  # distinct without colour
+MOST_ARROWS = 400  # more arrows are hidden at first: they would cover the bars
 _TIPS = [
     ("", "@name, @kind"), ("where", "@place"), ("when", "@left{0,0.0} to @right{0,0.0}, @took{0,0.0} UNIT"),
     ("moves", "@moves"), ("writes", "@size"), ("waits for", "@waits_for"), ("waited for by", "@waited_for_by"),
@@ -33,7 +33,8 @@ _HOW = (
 
 
 def page_of(title: str, timelines: Sequence[Timeline]) -> str:
-    """The page, one picture a timeline, the first on top. All move together where they are on one scale."""
+    """Return the page, one picture per timeline, the first on top. All pan and zoom together if they are on one
+    scale."""
     drawings = [drawing_of(timeline) for timeline in timelines]
     is_shared = is_on_one_scale(timelines) and len({drawing.unit for drawing in drawings}) == 1
     longest = max((drawing.total for drawing in drawings), default=0.0)
@@ -48,6 +49,7 @@ def _range(total: float) -> Range1d:
 
 
 def _picture(drawing: Drawing, x_range: Range1d) -> figure:
+    """Return the picture of one timeline."""
     picture = figure(
         title=drawing.title,
         x_range=x_range,
@@ -83,21 +85,23 @@ def _picture(drawing: Drawing, x_range: Range1d) -> figure:
 
 
 def _draw_bars(picture: figure, drawing: Drawing) -> None:
-    drawn: list[DataRenderer] = []
+    """Draw the spans, with tooltips."""
+    renderers: list[DataRenderer] = []
     for kind in sorted(drawing.bars, key=lambda kind: (kind != WAIT, KINDS.index(kind))):  # waits lie under the rest
         colour = _WAITING if kind == WAIT else COLOURS[kind]
-        # A rim of its own colour keeps what is shorter than a pixel visible.
+        # An edge of the same colour keeps bars visible that are shorter than a pixel.
         bars = picture.quad(
             left="left", right="right", top="top", bottom="bottom", source=ColumnDataSource(drawing.bars[kind]),
             fill_color=colour, fill_alpha="alpha", line_color=colour, line_alpha="alpha", line_width=0.5,
             hatch_alpha=0.5, hatch_pattern=_HATCHES.get(kind, " "), legend_label=kind, name=kind,
         )  # fmt: skip
-        drawn.append(bars)
-    tips = [(name, words.replace("UNIT", drawing.unit)) for name, words in _TIPS]
-    picture.add_tools(HoverTool(renderers=drawn, tooltips=tips, point_policy="follow_mouse"))
+        renderers.append(bars)
+    tips = [(name, text.replace("UNIT", drawing.unit)) for name, text in _TIPS]
+    picture.add_tools(HoverTool(renderers=renderers, tooltips=tips, point_policy="follow_mouse"))
 
 
 def _draw_arrows(picture: figure, arrows: TableColumns) -> None:
+    """Draw the arrows; hidden at first if there are many."""
     if not arrows["x0"]:
         return
     source, is_drawn = ColumnDataSource(arrows), len(arrows["x0"]) <= MOST_ARROWS

@@ -1,4 +1,4 @@
-"""A Timeline as a PNG file. The only module that imports matplotlib: import it where a picture is asked for.
+"""Timelines as a PNG file. The only module that imports matplotlib: import it only to draw a picture.
 
 Each rank is a band of rows. A queue that runs one thing at a time is a row of bars; the programs of a kernel share a
 row, whose height is split by how many of them compute, reduce or wait at that time.
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch, Rectangle
 
-from overweave.cli.pictures.gantt import COLOURS, MANY_US, gathered, standing, time_text
+from overweave.cli.pictures.gantt import COLOURS, MANY_US, lane_order, spans_by_track, time_text
 from overweave.errors import InputError
 from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, SpanKind, Timeline, TimelineSpan
 
@@ -24,16 +24,14 @@ from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, SpanKind, Timelin
 _BAR, _KERNEL, _BETWEEN, _GAP = 0.55, 1.15, 0.12, 0.5
 _ROW_INCHES, _HEAD_INCHES, _COLUMN_INCHES, _DPI = 0.23, 0.62, 9.0, 150
 _INK, _DIM, _BAND, _WAITING = "#1b1f24", "#6b7280", "#f3f5f8", "#c9ced6"
-_HATCHES = {"collective": "xxx"}  # a second sign beside colour
+_HATCHES = {"collective": "xxx"}  # distinct without colour
 
 DrawnRows = list[tuple[float, float, str, list[TimelineSpan]]]
 
 
 def save_png(path: Path | BytesIO, *timelines: Timeline, one_scale: bool = True) -> None:
-    """Draws the timelines, two a line if there are more than two, all on one scale or each on its own.
-
-    Raises InputError if there are none or no file.
-    """
+    """Draw the timelines, two a line if there are more than two, all on one scale or each on its own. Raises InputError
+    if there are none, or if the file cannot be written."""
     if not timelines:
         raise InputError(f"picture {path}", "no timeline", "Give at least one")
     columns = 2 if len(timelines) > 2 else 1
@@ -49,8 +47,8 @@ def save_png(path: Path | BytesIO, *timelines: Timeline, one_scale: bool = True)
         axis.set_visible(False)
     for axis, timeline in zip(axes.flat, timelines, strict=False):
         _draw(axis, timeline, ranks[id(timeline)], longest_us if one_scale else timeline.total_us)
-    seen = {span.kind for timeline in timelines for span in timeline.spans}
-    patches = [Patch(facecolor=_colour(kind), label=kind, hatch=_HATCHES.get(kind)) for kind in KINDS if kind in seen]
+    kinds = {span.kind for timeline in timelines for span in timeline.spans}
+    patches = [Patch(facecolor=_colour(kind), label=kind, hatch=_HATCHES.get(kind)) for kind in KINDS if kind in kinds]
     if patches:
         figure.legend(
             handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=9,
@@ -63,6 +61,7 @@ def save_png(path: Path | BytesIO, *timelines: Timeline, one_scale: bool = True)
 
 
 def _draw(axis: Axes, timeline: Timeline, ranks: list[DrawnRows], until_us: float) -> None:
+    """Draw one timeline on an axis, a band for each rank."""
     until_us = until_us or 1.0
     for rank, rows in enumerate(ranks):
         if not rows:
@@ -88,13 +87,14 @@ def _draw(axis: Axes, timeline: Timeline, ranks: list[DrawnRows], until_us: floa
     axis.set_axisbelow(True)
     axis.spines[:].set_visible(False)
     axis.set_title(timeline.name, fontsize=10.5, fontweight="bold", loc="left", color=_INK, pad=5)
-    told = f", {timeline.hidden_share():.1%} of communication hidden"
+    hidden = f", {timeline.hidden_share():.1%} of communication hidden"
     axis.set_title(
-        f"{timeline.source}, {time_text(timeline.total_us)}{told}", fontsize=9, loc="right", color=_DIM, pad=5
+        f"{timeline.source}, {time_text(timeline.total_us)}{hidden}", fontsize=9, loc="right", color=_DIM, pad=5
     )
 
 
 def _draw_row(axis: Axes, place: tuple[float, float], spans: list[TimelineSpan]) -> None:
+    """Draw the spans of one track."""
     low, high = place
     if _is_kernel(spans):
         _draw_programs(axis, place, [span for span in spans if span.kind != BEGIN])
@@ -102,7 +102,7 @@ def _draw_row(axis: Axes, place: tuple[float, float], spans: list[TimelineSpan])
     for kind in sorted(KINDS, key=lambda kind: kind != WAIT):  # waits lie under what ran meanwhile
         bars = [(span.begin_us, span.end_us - span.begin_us) for span in spans if span.kind == kind]
         if bars:
-            # A rim of its own colour keeps what is shorter than a pixel visible.
+            # An edge of the same colour keeps bars visible that are shorter than a pixel.
             colour, thin = _colour(kind), 0.3 * (high - low) if kind == WAIT else 0.0
             axis.broken_barh(
                 bars, (low + thin, high - low - 2 * thin), facecolors=colour, edgecolor=colour, linewidth=0.5,
@@ -130,20 +130,20 @@ def _draw_programs(axis: Axes, place: tuple[float, float], spans: list[TimelineS
 
 
 def _rows(timeline: Timeline) -> list[DrawnRows]:
-    """(top, bottom, label, spans) of each row of each rank."""
+    """Return (top, bottom, label, spans) of each row of each rank."""
     ranks: list[DrawnRows] = []
     tracks_of: list[dict[str, list[TimelineSpan]]] = [{} for _ in range(timeline.world_size)]
-    for (rank, track), spans in gathered(timeline).items():
+    for (rank, track), spans in spans_by_track(timeline).items():
         tracks_of[rank][track] = spans
-    at = 0.0
+    next_top = 0.0
     for tracks in tracks_of:
         rows: DrawnRows = []
-        for track, spans in sorted(tracks.items(), key=standing):
+        for track, spans in sorted(tracks.items(), key=lane_order):
             height = _KERNEL if _is_kernel(spans) else _BAR
-            rows.append((at, at + height, track, spans))
-            at += height + _BETWEEN
+            rows.append((next_top, next_top + height, track, spans))
+            next_top += height + _BETWEEN
         ranks.append(rows)
-        at += _GAP
+        next_top += _GAP
     return ranks
 
 

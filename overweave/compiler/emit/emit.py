@@ -1,9 +1,9 @@
-"""The fused kernel as source text: the author's, with a tile table in place of its own order, waits and signals.
+"""Emits the fused kernel as source text: the author's kernel, with the order of a tile table, with waits and notifies.
 
-What changes, and nothing else does: parameters of the protocol; the tile's number, which is claimed from the table;
-the dispatch region, which the number replaces; one wait above the first load of what arrives; each annotated store,
-which writes NaN if the wait was void; one signal behind the last store. A loop over a streamed axis becomes a loop over
-its parts around the same loop, with one wait for each part.
+Only these change: parameters are added; the tile's number is claimed from the table instead of `tl.program_id`, and the
+blocks are computed from it instead of by the dispatch region; one wait stands above the first load of what arrives; an
+annotated store writes NaN if a wait failed; one notify stands behind the last store. A loop over a streamed axis gets a
+loop over its parts around it, with one wait for each part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from overweave.compiler.frontend.source.author import Statement, is_constant
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
-from overweave.compiler.frontend.source.language import is_value
+from overweave.compiler.frontend.source.language import is_stored_value
 from overweave.compiler.frontend.source.module import fused_module
 from overweave.compiler.frontend.source.names import accesses_in, used_names
 from overweave.compiler.frontend.symbols.expressions import SHAPE
@@ -25,267 +25,284 @@ from overweave.ir.plan import DataPath
 LANG = "overweave_lang"
 PROTOCOL = ("table", "claims", "signals", "words", "limits", "tiles", "parts", "world_size")
 PARAMETERS = tuple(f"overweave_{name}" for name in PROTOCOL)
-CARRYING = ("overweave_targets", "overweave_slices")  # where tiles carry what goes to peers
-PLACES = "overweave_places"  # where tiles store
-_WAITED = "overweave_signals, overweave_words, overweave_limits, overweave_world_size"
+PUSH_PARAMETERS = ("overweave_targets", "overweave_slices")  # of tiles that push slices to peers
+STORE_PLACES = "overweave_places"  # of tiles that store at peers: the table of where
+_WAIT_ARGUMENTS = "overweave_signals, overweave_words, overweave_limits, overweave_world_size"
 
 
 class Weaving(Struct, frozen=True):
-    """What a schedule asks of the kernel. waits: tensors whose rows a tile waits for before its first load of them.
-    chosen: the tensor of which a tile reads the caller's shard or what has arrived, by its row of the table.
+    """What a plan adds to the kernel. waited_tensors: those whose rows a tile waits for before its first load of them.
 
-    streams: whether parts are waited for in the loop. signals: whether a tile is announced when it is stored.
-    carries: how tiles move slices of what goes to peers, if they do. away: the tensor that tiles store at peers.
-    exchanges: tensor and schedule, for the reader.
+    dual_source: the tensor that a tile reads from the caller's shard or from where it arrived, by its row of the table.
+    waits_in_loop: a streamed loop waits for each part. notifies: a tile signals when it is stored. push_path: the data
+    path by which tiles push slices to peers; None if they do not. stored_at_peers: the tensor that tiles store there.
+    exchanges: (tensor, schedule), for the docstring of the module.
     """
 
-    waits: frozenset[str]
-    chosen: str | None
-    streams: bool
-    signals: bool
-    carries: DataPath | None
-    away: str | None
+    waited_tensors: frozenset[str]
+    dual_source: str | None
+    waits_in_loop: bool
+    notifies: bool
+    push_path: DataPath | None
+    stored_at_peers: str | None
     exchanges: tuple[tuple[str, str], ...]
 
     @property
-    def has_verdict(self) -> bool:
-        return bool(self.waits) or self.streams
+    def has_wait_status(self) -> bool:
+        """Whether tiles wait, so that `overweave_verdict` says whether all waits succeeded."""
+        return bool(self.waited_tensors) or self.waits_in_loop
 
 
 def emit(kernel: AnnotatedKernel, weaving: Weaving) -> str:
-    """The text of a module that holds the fused kernel under its author's name, and all it needs."""
+    """Return the text of a module that holds the fused kernel, under its author's name, and all that it needs."""
     tile = _Tile(kernel, weaving)
     body = tile.statements()
     function = kernel.source.function
     statements: list[cst.CSTNode] = list(function.body.body)
-    if kernel.loop is None:
+    if kernel.tile_loop is None:
         statements = list(body)
     else:
-        statements[kernel.loop : kernel.loop + 1] = _persistent(kernel, [*tile.carried(), *body])
+        statements[kernel.tile_loop : kernel.tile_loop + 1] = _claiming_loop(kernel, [*tile.push_slices(), *body])
     fused = function.with_changes(
-        params=_with_protocol(function.params, parameters_of(kernel, weaving)),
+        params=_with_parameters(function.params, parameters_of(kernel, weaving)),
         body=function.body.with_changes(body=statements),
     )
     return fused_module(kernel.source, fused, weaving.exchanges)
 
 
 class _Tile:
-    """The statements of one tile, rewritten."""
+    """Emits the statements of one tile.
+
+    wait_at: index of the statement above which the tile waits, -1 if nowhere. verdict_at: the first statement behind a
+    wait. notify_at: the statement behind which the tile notifies. number: the variable of the tile's number.
+    """
 
     def __init__(self, kernel: AnnotatedKernel, weaving: Weaving) -> None:
         self.kernel, self.weaving = kernel, weaving
-        guarded = [load.index for load in kernel.loads if load.directive.tensor in weaving.waits]
-        parts = [stream.index for stream in kernel.streams] if weaving.streams else []
-        self.wait_at = min([*guarded, *parts]) if guarded else -1
-        begun = [self.wait_at] if guarded else parts
-        self.verdict_at = min(begun, default=len(kernel.body))  # what is stored above has waited for nothing
-        stored_at = max(store.index for store in kernel.stores)
-        self.announced_at = max([stored_at, *begun])  # as in the schedule: all waits, then the signal
-        self.number = kernel.number or "overweave_tile"
+        waited_loads = [load.index for load in kernel.loads if load.directive.tensor in weaving.waited_tensors]
+        streamed_loops = [stream.index for stream in kernel.streams] if weaving.waits_in_loop else []
+        self.wait_at = min([*waited_loads, *streamed_loops]) if waited_loads else -1
+        wait_positions = [self.wait_at] if waited_loads else streamed_loops
+        self.verdict_at = min(wait_positions, default=len(kernel.body))  # a store above it has waited for nothing
+        last_store = max(store.index for store in kernel.stores)
+        self.notify_at = max([last_store, *wait_positions])  # as in the schedule: all waits, then the notify
+        self.number = kernel.tile_variable or "overweave_tile"
 
     def statements(self) -> list[cst.CSTNode]:
-        kernel, made = self.kernel, list[cst.CSTNode]()
-        regions = (*((kernel.dispatch,) if kernel.dispatch else ()), *kernel.again)
+        """Return the author's statements with claim, blocks, wait and notify put in."""
+        kernel, emitted = self.kernel, list[cst.CSTNode]()
+        regions = (*((kernel.dispatch,) if kernel.dispatch else ()), *kernel.repeated_dispatch)
         for index, statement in enumerate(kernel.body):
-            begun = self._claimed() if kernel.loop is None and index == kernel.first else []
-            begun += self._blocks(regions.index(region)) if (region := _begun(regions, index)) else []
-            made += _led(begun, statement) if begun else []
+            inserted = self._claim() if kernel.tile_loop is None and index == kernel.tile_start else []
+            region = _region_starting_at(regions, index)
+            inserted += self._block_indices(regions.index(region)) if region else []
+            emitted += _with_leading_comments(inserted, statement) if inserted else []
             if index == self.wait_at:
-                made += self._waited()
-            if (kernel.loop is None and index == kernel.first) or any(lo <= index < hi for lo, hi in regions):
+                emitted += self._wait()
+            if (kernel.tile_loop is None and index == kernel.tile_start) or any(lo <= index < hi for lo, hi in regions):
                 continue
-            made += self._rewritten(index, statement)
-            if index == self.announced_at:
-                made += self._announced()
-        return made
+            emitted += self._rewrite(index, statement)
+            if index == self.notify_at:
+                emitted += self._notify()
+        return emitted
 
-    def _claimed(self) -> list[cst.CSTNode]:
+    def _claim(self) -> list[cst.CSTNode]:
+        """Emit `overweave_row = overweave_lang.claim_tile(overweave_claims)`, and the start of a tile."""
         claim = _parse(f"overweave_row = {LANG}.claim_tile(overweave_claims)")
-        return [claim, *self.carried(), self._numbered(), *self._chosen()]
+        return [claim, *self.push_slices(), self._tile_number(), *self._select_source()]
 
-    def carried(self) -> list[cst.CSTNode]:
-        """The tile's share of what goes to peers, from the caller's tensor or from where a table says."""
-        if self.weaving.carries is None:
+    def push_slices(self) -> list[cst.CSTNode]:
+        """Emit `overweave_lang.push_slices(...)`: before the tile, claim slices from a counter and push them to peers.
+
+        The source is the dual-source tensor, if there is one; else an argument that the callee does not use.
+        """
+        if self.weaving.push_path is None:
             return []
-        source = _parameter(self.kernel, self.weaving.chosen) or "overweave_targets"
+        source = _parameter_of_load(self.kernel, self.weaving.dual_source) or "overweave_targets"
         table = "overweave_table, overweave_row, overweave_claims, overweave_targets"
-        slices = f"overweave_tiles + overweave_parts, overweave_slices, BULK={self.weaving.carries == 'bulk'}"
-        return [_parse(f"{LANG}.carry_slices(\n    {table},\n    {source}, {slices}\n)")]
+        slices = f"overweave_tiles + overweave_parts, overweave_slices, BULK={self.weaving.push_path == 'bulk'}"
+        return [_parse(f"{LANG}.push_slices(\n    {table},\n    {source}, {slices}\n)")]
 
-    def _chosen(self) -> list[cst.CSTNode]:
-        """The pointer to a tensor that lies in two places, for the tile's rows of it."""
-        access = next((one.directive for one in self.kernel.loads if one.directive.tensor == self.weaving.chosen), None)
+    def _select_source(self) -> list[cst.CSTNode]:
+        """Emit `a = overweave_lang.select_source(overweave_table, overweave_row, a, overweave_a, N)`."""
+        tensor, accesses = self.weaving.dual_source, (load.directive for load in self.kernel.loads)
+        access = next((access for access in accesses if access.tensor == tensor), None)
         if access is None:
             return []
         axes = {axis.name: axis.extent for axis in self.kernel.axes}
-        extents = [_factor(axes.get(str(dim), dim)) for dim in access.dims[1:]] or ["1"]
-        own, arrived, row = access.parameter, f"overweave_{access.parameter}", "overweave_table, overweave_row"
-        return [_parse(f"{own} = {LANG}.chosen_side({row}, {own}, {arrived}, {' * '.join(extents)})")]
+        extents = [_factor_text(axes.get(str(dim), dim)) for dim in access.dims[1:]] or ["1"]
+        own, row = access.parameter, "overweave_table, overweave_row"
+        return [_parse(f"{own} = {LANG}.select_source({row}, {own}, overweave_{own}, {' * '.join(extents)})")]
 
-    def _numbered(self) -> cst.CSTNode:
-        """The author's statement with the table's number in the place of the program's."""
-        numbered = _parse(f"{self.number} = {LANG}.tile_number(overweave_table, overweave_row)")
-        if not self.kernel.number:
-            return numbered
-        asked = self.kernel.body[self.kernel.first]
-        assert isinstance(asked, cst.SimpleStatementLine)
-        return asked.with_changes(leading_lines=()).visit(_Numbering(self.kernel))  # type: ignore[return-value]
+    def _tile_number(self) -> cst.CSTNode:
+        """Emit `pid = overweave_lang.tile_number(overweave_table, overweave_row)` for `pid = tl.program_id(0)`."""
+        assignment = _parse(f"{self.number} = {LANG}.tile_number(overweave_table, overweave_row)")
+        if not self.kernel.tile_variable:
+            return assignment
+        author_statement = self.kernel.body[self.kernel.tile_start]
+        assert isinstance(author_statement, cst.SimpleStatementLine)
+        return author_statement.with_changes(leading_lines=()).visit(_Numbering(self.kernel))  # type: ignore[return-value]
 
-    def _blocks(self, region: int) -> list[cst.CSTNode]:
-        """The tile's block along each axis, from its number: row-major over the grid."""
+    def _block_indices(self, region: int) -> list[cst.CSTNode]:
+        """Emit `pid_m = pid // blocks_n`, `pid_n = pid % blocks_n`: the blocks of a tile, row-major over the grid."""
         counts = [f"{LANG}.blocks({text_of(axis.extent)}, {text_of(axis.block)})" for axis in self.kernel.grid]
-        number, made = self.number, list[cst.CSTNode]()
-        if number in self.kernel.blocks.values():  # the author's number becomes a block: keep it for the others
+        number, emitted = self.number, list[cst.CSTNode]()
+        if number in self.kernel.block_variables.values():  # a block overwrites the number: keep a copy
             number = "overweave_tile"
-            made += [_parse(f"{number} = {self.number}")] if region == 0 else []
-        for place, axis in enumerate(self.kernel.grid):
-            text = number + "".join(f" // {count}" for count in reversed(counts[place + 1 :]))
-            text += f" % {counts[place]}" if place else ""
-            made.append(_parse(f"{self.kernel.blocks[axis.name]} = {text}"))
-        return made
+            emitted += [_parse(f"{number} = {self.number}")] if region == 0 else []
+        for dim, axis in enumerate(self.kernel.grid):
+            text = number + "".join(f" // {count}" for count in reversed(counts[dim + 1 :]))
+            text += f" % {counts[dim]}" if dim else ""
+            emitted.append(_parse(f"{self.kernel.block_variables[axis.name]} = {text}"))
+        return emitted
 
-    def _waited(self) -> list[cst.CSTNode]:
-        return [_parse(f"overweave_verdict = {_waited('overweave_row')}")]
+    def _wait(self) -> list[cst.CSTNode]:
+        """Emit `overweave_verdict = overweave_lang.wait_for_tile(overweave_table, overweave_row, ...)`."""
+        return [_parse(f"overweave_verdict = {_wait_call('overweave_row')}")]
 
-    def _rewritten(self, index: int, statement: Statement) -> list[cst.CSTNode]:
+    def _rewrite(self, index: int, statement: Statement) -> list[cst.CSTNode]:
+        """Return a statement with its annotated stores changed, and with a loop over parts around a streamed loop."""
         stores = [store for store in self.kernel.stores if store.index == index]
-        is_voided = index >= self.verdict_at
-        made: list[cst.CSTNode] = [statement]
-        if stores and (is_voided or self.weaving.away):
-            visited = statement.visit(_Storing(self.kernel, self.weaving.away, is_voided))
-            made = list(visited.nodes) if isinstance(visited, cst.FlattenSentinel) else [visited]  # type: ignore[list-item]
-        for stream in self.kernel.streams if self.weaving.streams else ():
+        is_behind_wait = index >= self.verdict_at
+        emitted: list[cst.CSTNode] = [statement]
+        if stores and (is_behind_wait or self.weaving.stored_at_peers):
+            visited = statement.visit(_Storing(self.kernel, self.weaving.stored_at_peers, is_behind_wait))
+            emitted = list(visited.nodes) if isinstance(visited, cst.FlattenSentinel) else [visited]  # type: ignore[list-item]
+        for stream in self.kernel.streams if self.weaving.waits_in_loop else ():
             if stream.index == index:
-                return self._streamed(made[0])
-        return made
+                return self._loop_over_parts(emitted[0])
+        return emitted
 
-    def _streamed(self, statement: cst.CSTNode) -> list[cst.CSTNode]:
-        """The loop over parts around the author's loop, which keeps to the rows of one part."""
+    def _loop_over_parts(self, statement: cst.CSTNode) -> list[cst.CSTNode]:
+        """Emit `for overweave_part in range(overweave_parts):` with a wait and the loop over one part."""
         assert isinstance(statement, cst.For)
         outer = _parse("for overweave_part in range(overweave_parts):\n    pass\n")
         assert isinstance(statement.iter, cst.Call)
         low, high, *rest = statement.iter.args
-        waited = [
+        part_prologue = [
             _parse("overweave_here = overweave_tiles + overweave_part"),
-            _parse(f"overweave_arrived = {_waited('overweave_here')}"),
+            _parse(f"overweave_arrived = {_wait_call('overweave_here')}"),
             _parse("overweave_verdict = overweave_verdict & overweave_arrived"),
-            _bounded("low", low),
-            _bounded("high", high),
+            _clip_to_part("low", low),
+            _clip_to_part("high", high),
         ]
         assert isinstance(outer, cst.For)
         bounds = [arg.with_changes(value=cst.Name(f"overweave_{end}")) for arg, end in ((low, "low"), (high, "high"))]
-        inner = statement.with_changes(
-            leading_lines=(),
-            iter=statement.iter.with_changes(args=(*bounds, *rest)),
-        )
-        body = outer.body.with_changes(body=(*waited, inner))
-        begun = [] if self.wait_at >= 0 else [_parse("overweave_verdict = 1")]
-        return _led([*begun, outer.with_changes(body=body)], statement)
+        inner = statement.with_changes(leading_lines=(), iter=statement.iter.with_changes(args=(*bounds, *rest)))
+        body = outer.body.with_changes(body=(*part_prologue, inner))
+        initial_status = [] if self.wait_at >= 0 else [_parse("overweave_verdict = 1")]
+        return _with_leading_comments([*initial_status, outer.with_changes(body=body)], statement)
 
-    def _announced(self) -> list[cst.CSTNode]:
+    def _notify(self) -> list[cst.CSTNode]:
+        """Emit `overweave_lang.finish_tile(overweave_table, overweave_row, overweave_signals, overweave_verdict)`.
+
+        A tile that waits for nothing has `announce_tile`, without a verdict; one that is stored at peers has `.._at`.
+        """
+        # Bulk stores complete before a notify; and before the end of a tile that waits, for a timeout report.
         complete = [_parse(f"{LANG}.complete_bulk_stores()")] if stores_in_bulk(self.kernel) else []
-        if not self.weaving.signals:
-            return complete if self.weaving.has_verdict else []
-        if self.weaving.away:
-            tile = "overweave_table, overweave_row, overweave_places"
-            verdict = "overweave_verdict, " if self.weaving.has_verdict else ""
-            call = "finish_tile_at" if verdict else "announce_tile_at"
-            return [*complete, _parse(f"{LANG}.{call}({tile}, {verdict}overweave_world_size)")]
-        tile = "overweave_table, overweave_row, overweave_signals"
-        waited = f"{LANG}.finish_tile({tile}, overweave_verdict)"
-        made = [_parse(waited if self.weaving.has_verdict else f"{LANG}.announce_tile({tile})")]
-        return complete + made
+        waits = self.weaving.has_wait_status
+        if not self.weaving.notifies:
+            return complete if waits else []
+        call, verdict = ("finish_tile", ", overweave_verdict") if waits else ("announce_tile", "")
+        row = "overweave_table, overweave_row"
+        if self.weaving.stored_at_peers:
+            return [*complete, _parse(f"{LANG}.{call}_at({row}, overweave_places{verdict}, overweave_world_size)")]
+        return [*complete, _parse(f"{LANG}.{call}({row}, overweave_signals{verdict})")]
 
 
 def parameters_of(kernel: AnnotatedKernel, weaving: Weaving) -> tuple[str, ...]:
-    """What the fused kernel takes beside the author's: where the chosen tensor arrives, and the protocol's."""
-    arrived = [f"overweave_{one.directive.parameter}" for one in kernel.loads if one.directive.tensor == weaving.chosen]
+    """Return the parameters that the fused kernel adds to the author's."""
+    arrived = [
+        f"overweave_{one.directive.parameter}" for one in kernel.loads if one.directive.tensor == weaving.dual_source
+    ]
     return (
         *dict.fromkeys(arrived),
         *PARAMETERS,
-        *(CARRYING if weaving.carries else ()),
-        *((PLACES,) if weaving.away else ()),
-        *shapes_of(kernel),
+        *(PUSH_PARAMETERS if weaving.push_path else ()),
+        *((STORE_PLACES,) if weaving.stored_at_peers else ()),
+        *shape_parameters(kernel),
     )
 
 
-def shapes_of(kernel: AnnotatedKernel) -> dict[str, tuple[str, int]]:
-    """Parameter that the fused kernel takes -> the tensor of the call and the dimension whose extent it is."""
-    said = [number for axis in kernel.axes for number in (axis.extent, axis.block)]
-    said += [dim for access in kernel.loads for dim in access.directive.dims]
-    names = sorted({name for one in said for name in one.names})
-    found = {name: match for name in names if (match := SHAPE.fullmatch(name))}
-    return {_shape_name(match): (match[1], int(match[2])) for match in found.values()}
+def shape_parameters(kernel: AnnotatedKernel) -> dict[str, tuple[str, int]]:
+    """Map each parameter for a `tensor.shape[dim]` of the directives to (tensor, dim)."""
+    expressions = [number for axis in kernel.axes for number in (axis.extent, axis.block)]
+    expressions += [dim for access in kernel.loads for dim in access.directive.dims]
+    names = sorted({name for expression in expressions for name in expression.names})
+    matches = {name: match for name in names if (match := SHAPE.fullmatch(name))}
+    return {_shape_name(match): (match[1], int(match[2])) for match in matches.values()}
 
 
 def _shape_name(match: re.Match[str]) -> str:
+    """Return the parameter for `tensor.shape[0]`: `overweave_tensor_shape_0`."""
     return f"overweave_{match[1]}_shape_{match[2]}"
 
 
-def text_of(said: Polynomial) -> str:
-    """What a directive says, as the fused kernel reckons it."""
-    return SHAPE.sub(_shape_name, str(said))
+def text_of(expression: Polynomial) -> str:
+    """Return an expression of a directive as the fused kernel spells it."""
+    return SHAPE.sub(_shape_name, str(expression))
 
 
-def _parameter(kernel: AnnotatedKernel, tensor: str | None) -> str | None:
-    """The kernel's parameter that holds a tensor which it loads."""
-    return next((one.directive.parameter for one in kernel.loads if one.directive.tensor == tensor), None)
+def _parameter_of_load(kernel: AnnotatedKernel, tensor: str | None) -> str | None:
+    """Return the kernel's parameter for a tensor that it loads, or None."""
+    return next((load.directive.parameter for load in kernel.loads if load.directive.tensor == tensor), None)
 
 
-def can_choose(kernel: AnnotatedKernel, tensor: str) -> bool:
-    """Whether every load of a tensor is `tl.load` through a pointer that is made anew in each tile."""
+def can_select_source(kernel: AnnotatedKernel, tensor: str) -> bool:
+    """Whether a tile can select the source of a tensor: all loads are `tl.load`, of a pointer used in tiles alone."""
     accesses = [load for load in kernel.loads if load.directive.tensor == tensor]
-    language, parameters = kernel.source.language, {one.directive.parameter for one in accesses}
+    language, parameters = kernel.source.language, {load.directive.parameter for load in accesses}
     calls = [call for load in accesses for call in accesses_in(load.statement, "load", language)]
-    written = any(store.directive.parameter in parameters for store in kernel.stores)
-    used = {name for statement in kernel.body[: kernel.first] for name in used_names(statement)}
-    is_late = kernel.loop is None and not written and not used & parameters
-    return is_late and bool(calls) and all(language.word(call) for call in calls)
+    is_written = any(store.directive.parameter in parameters for store in kernel.stores)
+    used_before = {name for statement in kernel.body[: kernel.tile_start] for name in used_names(statement)}
+    is_used_in_tile = kernel.tile_loop is None and not is_written and not used_before & parameters
+    return is_used_in_tile and bool(calls) and all(language.tl_name(call) for call in calls)
 
 
-def can_store_away(kernel: AnnotatedKernel, tensor: str) -> bool:
-    """Whether a tensor is stored by one `tl.store`, with a line of its own, as peers have no descriptors of theirs."""
+def can_store_at_peers(kernel: AnnotatedKernel, tensor: str) -> bool:
+    """Whether tiles can store a tensor at peers: by one `tl.store` on its own line. Peers have no descriptors."""
     stores = [store for store in kernel.stores if store.directive.tensor == tensor]
     language = kernel.source.language
     calls = [call for store in stores for call in accesses_in(store.statement, "store", language)]
     is_alone = all(len(getattr(store.statement, "body", ())) == 1 for store in stores)
-    return len(calls) == 1 and is_alone and bool(language.word(calls[0]))
+    return len(calls) == 1 and is_alone and bool(language.tl_name(calls[0]))
 
 
 def stores_in_bulk(kernel: AnnotatedKernel) -> bool:
-    """Whether a tile is stored through a descriptor: such stores must be complete before anything is announced, be it
-    only the alarm."""
+    """Whether a tile is stored through a descriptor. Such a store must complete before a notify or a timeout report."""
     language = kernel.source.language
     calls = [call for store in kernel.stores for call in accesses_in(store.statement, "store", language)]
-    return any(language.method(call) for call in calls)
+    return any(language.method_name(call) for call in calls)
 
 
-def _factor(extent: Polynomial) -> str:
+def _factor_text(extent: Polynomial) -> str:
+    """Return an expression as a factor of a product, in parentheses if it is a sum."""
     return text_of(extent) if len(extent.terms) == 1 else f"({text_of(extent)})"
 
 
-def _waited(row: str) -> str:
-    return f"{LANG}.wait_for_tile(\n    overweave_table, {row}, {_WAITED}\n)"
+def _wait_call(row: str) -> str:
+    """Return `overweave_lang.wait_for_tile(overweave_table, ROW, ...)`."""
+    return f"{LANG}.wait_for_tile(\n    overweave_table, {row}, {_WAIT_ARGUMENTS}\n)"
 
 
-def _bounded(end: str, bound: cst.Arg) -> cst.CSTNode:
-    """`overweave_low = part_low(..., LOW)`, where LOW is what the author's loop begins with; or its end."""
+def _clip_to_part(end: str, bound: cst.Arg) -> cst.CSTNode:
+    """Emit `overweave_low = overweave_lang.part_low(overweave_table, overweave_here, LOW)`, or `.._high`."""
     line = cst.parse_statement(f"overweave_{end} = {LANG}.part_{end}(overweave_table, overweave_here, 0)")
     assert isinstance(line, cst.SimpleStatementLine)
-    assigned = line.body[0]
-    assert isinstance(assigned, cst.Assign)
-    assert isinstance(assigned.value, cst.Call)
-    call = assigned.value.with_changes(args=(*assigned.value.args[:2], cst.Arg(bound.value)))
-    return line.with_changes(body=(assigned.with_changes(value=call),))
+    assignment = line.body[0]
+    assert isinstance(assignment, cst.Assign)
+    assert isinstance(assignment.value, cst.Call)
+    call = assignment.value.with_changes(args=(*assignment.value.args[:2], cst.Arg(bound.value)))
+    return line.with_changes(body=(assignment.with_changes(value=call),))
 
 
-def _begun(regions: tuple[tuple[int, int], ...], index: int) -> tuple[int, int] | None:
-    """The dispatch region that begins with a statement."""
+def _region_starting_at(regions: tuple[tuple[int, int], ...], index: int) -> tuple[int, int] | None:
+    """Return the dispatch region that begins at a statement, or None."""
     return next((region for region in regions if region[0] == index), None)
 
 
 class _Numbering(cst.CSTTransformer):
-    """A tile's number from the table, where the author asks for the program's."""
+    """Replaces `tl.program_id(0)` by `overweave_lang.tile_number(overweave_table, overweave_row)`."""
 
     def __init__(self, kernel: AnnotatedKernel) -> None:
         super().__init__()
@@ -293,54 +310,59 @@ class _Numbering(cst.CSTTransformer):
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         numbered = f"{LANG}.tile_number(overweave_table, overweave_row)"
-        return cst.parse_expression(numbered) if self.language.word(original_node) == "program_id" else updated_node
+        return cst.parse_expression(numbered) if self.language.tl_name(original_node) == "program_id" else updated_node
 
 
 class _Storing(cst.CSTTransformer):
-    """Lets annotated stores write NaN if a wait was void, and those of one tensor store at all of the tile's places."""
+    """Rewrites annotated stores.
 
-    def __init__(self, kernel: AnnotatedKernel, away: str | None, is_voided: bool) -> None:
+    Behind a wait: `tl.store(p, overweave_lang.voided(v, overweave_verdict))`. Of the tensor that is stored at peers:
+    `tl.store(p + overweave_away, v)`, in a loop over the ranks that get the tile.
+    """
+
+    def __init__(self, kernel: AnnotatedKernel, tensor: str | None, is_behind_wait: bool) -> None:
         super().__init__()
-        self.is_voided = is_voided
+        self.is_behind_wait = is_behind_wait
         self.calls = [
             (store, call)
             for store in kernel.stores
             for call in accesses_in(store.statement, "store", kernel.source.language)
         ]
-        self.away = [store for store in kernel.stores if store.directive.tensor == away]
+        self.remote_stores = [store for store in kernel.stores if store.directive.tensor == tensor]
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         store = next((store for store, call in self.calls if call is original_node), None)
         if store is None:
             return updated_node
         args = list(updated_node.args)
-        if self.is_voided:
-            at = next(at for at, arg in enumerate(args) if is_value(at, arg))
-            args[at] = args[at].with_changes(value=_voided(args[at].value))
-        if any(store is one for one in self.away):
+        if self.is_behind_wait:
+            at = next(at for at, arg in enumerate(args) if is_stored_value(at, arg))
+            args[at] = args[at].with_changes(value=_voided_call(args[at].value))
+        if any(store is one for one in self.remote_stores):
             at = next((at for at, arg in enumerate(args) if arg.keyword and arg.keyword.value == "pointer"), 0)
-            args[at] = args[at].with_changes(value=_moved(args[at].value))
+            args[at] = args[at].with_changes(value=_displaced_pointer(args[at].value))
         return updated_node.with_changes(args=args)
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
-        """The store stands in a loop over the places, and nothing else does: it may stand in a loop itself."""
-        store = next((one for one in self.away if one.statement is original_node), None)
+        """Put `for overweave_place in range(overweave_count):` around a store at peers, and around nothing else."""
+        store = next((one for one in self.remote_stores if one.statement is original_node), None)
         if store is None:
             return updated_node
-        table, rest = "overweave_table, overweave_row, overweave_places", "overweave_world_size"
-        count = _parse(f"overweave_count = {LANG}.place_count({table}, {rest})")
+        table, world_size = "overweave_table, overweave_row, overweave_places", "overweave_world_size"
+        count = _parse(f"overweave_count = {LANG}.place_count({table}, {world_size})")
         loop = _parse("for overweave_place in range(overweave_count):\n    pass\n")
         pointer = store.directive.parameter
-        away = _parse(f"overweave_away = {LANG}.away(\n    {table}, overweave_place, {rest}, {pointer}\n)")
+        away = _parse(f"overweave_away = {LANG}.away(\n    {table}, overweave_place, {world_size}, {pointer}\n)")
         assert isinstance(loop, cst.For)
-        stored = updated_node.with_changes(leading_lines=())
-        made = [count, loop.with_changes(body=loop.body.with_changes(body=(away, stored)))]
-        return cst.FlattenSentinel(_led(made, original_node))  # type: ignore[arg-type]
+        author_store = updated_node.with_changes(leading_lines=())
+        emitted = [count, loop.with_changes(body=loop.body.with_changes(body=(away, author_store)))]
+        return cst.FlattenSentinel(_with_leading_comments(emitted, original_node))  # type: ignore[arg-type]
 
 
-def _voided(value: cst.BaseExpression) -> cst.Call:
+def _voided_call(value: cst.BaseExpression) -> cst.Call:
+    """Return `overweave_lang.voided(VALUE, overweave_verdict)`: NaN where a wait failed."""
     return cst.Call(
         func=cst.parse_expression(f"{LANG}.voided"),
         args=(
@@ -350,39 +372,39 @@ def _voided(value: cst.BaseExpression) -> cst.Call:
     )
 
 
-def _moved(pointers: cst.BaseExpression) -> cst.BinaryOperation:
-    """Pointers, and how far away a tile is stored."""
+def _displaced_pointer(pointers: cst.BaseExpression) -> cst.BinaryOperation:
+    """Return `POINTERS + overweave_away`."""
     is_plain = isinstance(pointers, cst.Name) or bool(pointers.lpar)
     left = pointers if is_plain else pointers.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
     return cst.BinaryOperation(left, cst.Add(), cst.Name("overweave_away"))
 
 
-def _persistent(kernel: AnnotatedKernel, body: list[cst.CSTNode]) -> list[cst.CSTNode]:
-    """The author's loop over tiles as one that claims them."""
-    assert kernel.loop is not None
-    loop = kernel.source.function.body.body[kernel.loop]
+def _claiming_loop(kernel: AnnotatedKernel, body: list[cst.CSTNode]) -> list[cst.CSTNode]:
+    """Emit `while overweave_row < overweave_tiles:` for the loop over tiles, with a claim before and at its end."""
+    assert kernel.tile_loop is not None
+    loop = kernel.source.function.body.body[kernel.tile_loop]
     claim = _parse(f"overweave_row = {LANG}.claim_tile(overweave_claims)")
-    turn = _parse("while overweave_row < overweave_tiles:\n    pass\n")
-    assert isinstance(turn, cst.While)
+    while_loop = _parse("while overweave_row < overweave_tiles:\n    pass\n")
+    assert isinstance(while_loop, cst.While)
     assert isinstance(loop, cst.For)
-    numbered = _parse(f"{kernel.number} = {LANG}.tile_number(overweave_table, overweave_row)")
-    block = loop.body.with_changes(body=(numbered, *body, claim))
-    return _led([claim, turn.with_changes(body=block)], loop)
+    tile_number = _parse(f"{kernel.tile_variable} = {LANG}.tile_number(overweave_table, overweave_row)")
+    block = loop.body.with_changes(body=(tile_number, *body, claim))
+    return _with_leading_comments([claim, while_loop.with_changes(body=block)], loop)
 
 
-def _with_protocol(params: cst.Parameters, added: tuple[str, ...]) -> cst.Parameters:
-    """The protocol's parameters stand before the first constant, or the first that has a default."""
+def _with_parameters(params: cst.Parameters, added: tuple[str, ...]) -> cst.Parameters:
+    """Insert parameters before the first constexpr, or the first with a default."""
     listed = list(params.params)
-    at = next((i for i, one in enumerate(listed) if one.default or is_constant(one)), len(listed))
+    position = next((i for i, one in enumerate(listed) if one.default or is_constant(one)), len(listed))
     style = listed[0].comma if listed and isinstance(listed[0].comma, cst.Comma) else cst.MaybeSentinel.DEFAULT
-    listed[at:at] = [cst.Param(cst.Name(name), comma=style) for name in added]
+    listed[position:position] = [cst.Param(cst.Name(name), comma=style) for name in added]
     return params.with_changes(params=listed)
 
 
-def _led(made: list[cst.CSTNode], by: Statement) -> list[cst.CSTNode]:
-    """The statements, the first of which takes over the comments above the one that they replace."""
-    lines = by.leading_lines if isinstance(by, cst.SimpleStatementLine | cst.For) else ()
-    return [made[0].with_changes(leading_lines=lines), *made[1:]]
+def _with_leading_comments(emitted: list[cst.CSTNode], replaced: Statement) -> list[cst.CSTNode]:
+    """Move the comments above a replaced statement to the first of the emitted ones."""
+    lines = replaced.leading_lines if isinstance(replaced, cst.SimpleStatementLine | cst.For) else ()
+    return [emitted[0].with_changes(leading_lines=lines), *emitted[1:]]
 
 
 def _parse(text: str) -> cst.CSTNode:

@@ -1,4 +1,4 @@
-"""What a proven plan asks of an annotated kernel, and what the fused kernel promises to the lint."""
+"""From a proven plan: what to emit into an annotated kernel, and the contract of the fused kernel with the lint."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from overweave.compiler.frontend.source.kernel import AnnotatedKernel, read_kern
 from overweave.ir.footprint import TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import INPUT, Apply, Operation, Put
-from overweave.ir.tensors import exchanged
+from overweave.ir.tensors import all_to_all_source
 
 
 def kernel_of(path: Path, name: str, line: int | None = None) -> AnnotatedKernel:
-    """The annotated kernel of a file, in which Python saw it at a line. Raises InputError for the file, DirectiveError
-    for what stands in it."""
+    """Read the annotated kernel of a file. line: where Python saw it begin. Raises InputError, DirectiveError."""
     return _read(path, read_file(path, name), name, line)
 
 
@@ -30,64 +29,73 @@ def _read(path: Path, data: bytes, name: str, line: int | None) -> AnnotatedKern
     return kernel
 
 
-def weaving_of(plan: Plan, space: TileSpace, wanted: Mapping[str, object]) -> Weaving:
-    """What the plan's tiles must do, the same on every rank."""
+def weaving_of(plan: Plan, space: TileSpace, schedules: Mapping[str, object]) -> Weaving:
+    """Return what the tiles of a plan do, the same on every rank. schedules: tensor -> its schedule."""
     applies = [operation for operation in plan.schedule.operations if isinstance(operation, Apply)]
     streamed = {axis.name for axis in space.axes if axis.is_streamed}
-    early = {load.tensor for load in space.loads if load.dims[0].axis not in streamed}
+    tensors_before_loops = {load.tensor for load in space.loads if load.dims[0].axis not in streamed}
     return Weaving(
-        waits=frozenset(early & wanted.keys()) if any(apply.waits for apply in applies) else frozenset(),
-        chosen=_chosen(plan),
-        streams=any(apply.late_waits for apply in applies),
-        signals=any(apply.notifies for apply in applies),
-        carries=plan.realization.slices if any(_is_carried(plan, one) for one in plan.schedule.operations) else None,
-        away=_stored_away(plan),
-        exchanges=tuple((tensor, str(how)) for tensor, how in wanted.items()),
+        waited_tensors=frozenset(tensors_before_loops & schedules.keys())
+        if any(apply.waits for apply in applies)
+        else frozenset(),
+        dual_source=_dual_source_tensor(plan),
+        waits_in_loop=any(apply.late_waits for apply in applies),
+        notifies=any(apply.notifies for apply in applies),
+        push_path=plan.realization.slices
+        if any(_is_pushed_by_tiles(plan, one) for one in plan.schedule.operations)
+        else None,
+        stored_at_peers=_tensor_stored_at_peers(plan),
+        exchanges=tuple((tensor, str(schedule)) for tensor, schedule in schedules.items()),
     )
 
 
-def _is_carried(plan: Plan, operation: Operation) -> bool:
+def _is_pushed_by_tiles(plan: Plan, operation: Operation) -> bool:
+    """Whether the author's kernel pushes a Put, before its tiles."""
     return isinstance(operation, Put) and plan.realization.engine_of(operation.queue) == AUTHOR_KERNEL
 
 
-def _stored_away(plan: Plan) -> str | None:
-    """The tensor that tiles store at peers."""
+def _tensor_stored_at_peers(plan: Plan) -> str | None:
+    """Return the tensor that tiles store at peers, or None."""
     applies = (operation for operation in plan.schedule.operations if isinstance(operation, Apply))
-    made = ((apply, one) for apply in applies for one in apply.makes)
-    return next((exchanged(one.tensor) for apply, one in made if one.region.rank != apply.rank), None)
+    products = ((apply, content) for apply in applies for content in apply.makes)
+    return next(
+        (all_to_all_source(content.tensor) for apply, content in products if content.region.rank != apply.rank), None
+    )
 
 
-def _chosen(plan: Plan) -> str | None:
-    """The tensor that tiles find in two places: with the caller, or where it arrives."""
+def _dual_source_tensor(plan: Plan) -> str | None:
+    """Return the tensor that some tiles read from the caller's shard and others from where it arrived, or None."""
     homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
-    sides: dict[str, set[bool]] = {}
+    reads_input: dict[str, set[bool]] = {}  # tensor -> for each tile, whether it reads the caller's shard
     for operation in plan.schedule.operations:
         for need in operation.needs if isinstance(operation, Apply) else ():
-            sides.setdefault(exchanged(need.tensor), set()).add(homes[need.region.buffer] == INPUT)
-    return next((tensor for tensor, found in sides.items() if len(found) == 2), None)
+            reads_input.setdefault(all_to_all_source(need.tensor), set()).add(homes[need.region.buffer] == INPUT)
+    return next((tensor for tensor, kinds in reads_input.items() if len(kinds) == 2), None)
 
 
 def contract_of(kernel: AnnotatedKernel, weaving: Weaving, tensor_cores: int = 0) -> Contract:
-    """What the PTX must show: exactly the waits and the signals that were emitted, in front of and behind their data.
+    """Return what the PTX must show: exactly the emitted waits, before their loads, and notifies, behind their stores.
 
-    tensor_cores: matmul groups that stay in flight in the main loop; 0 where the kernel promises none.
+    tensor_cores: how many wgmma groups stay in flight in the main loop; 0 for a kernel without them.
     """
     streamed = {axis.name for axis in kernel.axes if axis.is_streamed}
     late = [load.directive for load in kernel.loads if load.directive.dims[0].names & streamed]
-    waited = [load.directive for load in kernel.loads if load.directive.tensor in weaving.waits]
-    early = [f"overweave_{said.parameter}" if said.tensor == weaving.chosen else said.parameter for said in waited]
-    guarded = dict.fromkeys(early + [said.parameter for said in late if weaving.streams])
-    stored = dict.fromkeys(store.directive.parameter for store in kernel.stores)
-    waits = bool(weaving.waits) + weaving.streams
-    signals = "*overweave_places" if weaving.away else "overweave_signals"
+    waited_loads = [load.directive for load in kernel.loads if load.directive.tensor in weaving.waited_tensors]
+    early = [
+        f"overweave_{load.parameter}" if load.tensor == weaving.dual_source else load.parameter for load in waited_loads
+    ]
+    guarded = dict.fromkeys(early + [load.parameter for load in late if weaving.waits_in_loop])
+    stored_pointers = dict.fromkeys(store.directive.parameter for store in kernel.stores)
+    waits = bool(weaving.waited_tensors) + weaving.waits_in_loop
+    signals = "*overweave_places" if weaving.stored_at_peers else "overweave_signals"
     return Contract(
         waits=waits,
-        releases=bool(weaving.signals) + bool(weaving.carries),
+        releases=bool(weaving.notifies) + bool(weaving.push_path),
         looks=waits,
         guarded=(Guard("overweave_signals", tuple(guarded), optional=True),) if waits else (),
         announced=(
-            *((Guard(signals, tuple(stored), optional=True),) if weaving.signals else ()),
-            *((Guard("*overweave_targets", ("*overweave_targets",), optional=True),) if weaving.carries else ()),
+            *((Guard(signals, tuple(stored_pointers), optional=True),) if weaving.notifies else ()),
+            *((Guard("*overweave_targets", ("*overweave_targets",), optional=True),) if weaving.push_path else ()),
         ),
         alarm=("overweave_words", "*overweave_limits"),
         claims=("overweave_claims",),

@@ -1,7 +1,7 @@
-"""Fused kernels as files: written once under the digest of their text, and imported from there.
+"""Fused kernels as files, named after the digest of their text, and imported from there.
 
-Triton reads a kernel's source from its file, so a fused kernel must have one. The file is only trusted if it holds
-exactly the text that was emitted now; anything else is written over.
+Triton reads a kernel's source from its file, so a fused kernel must have one. A file with any other text than
+the one just emitted is overwritten.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 from overweave.errors import InputError, MachineError
 
-_LOADED: dict[Path, Any] = {}
+_LOADED: dict[Path, Any] = {}  # file -> module
 
 
 def generated_path(folder: Path, name: str, text: str) -> Path:
-    """Where the fused kernel `name` stands: the same text in the same file, another text in another."""
+    """Return the file of the fused kernel `name`, by the digest of its text."""
     return folder / f"{name}_{blake2b(text.encode(), digest_size=8).hexdigest()}.py"
 
 
 def write_generated(folder: Path, name: str, text: str) -> Path:
-    """Writes the file unless it stands there already, whole or not at all. Raises MachineError."""
+    """Write the file atomically, unless it exists with this text. Return its path. Raises MachineError."""
     path = generated_path(folder, name, text)
     try:
         if not path.is_file() or path.read_bytes() != text.encode():
@@ -38,7 +38,7 @@ def write_generated(folder: Path, name: str, text: str) -> Path:
 
 
 def load_generated(folder: Path, name: str, text: str) -> Any:
-    """The fused kernel `name`, imported from its file. Raises MachineError, and InputError for names it lacks."""
+    """Import the fused kernel `name` from its file, once. Raises MachineError, and InputError if the import fails."""
     path = write_generated(folder, name, text)
     if path not in _LOADED:
         spec = spec_from_file_location(f"overweave_generated_{path.stem}", path)

@@ -1,7 +1,7 @@
-"""Whether each annotated load and store reaches the rectangle that its directive declares, and nothing beside it.
+"""Checks that each annotated load and store touches the rectangle that its directive declares, and nothing else.
 
-Addresses are compared by the names that stand in them, before a call and in it. A call adds the number of each, and
-leaves nothing open: a stride that is a parameter, an offset, what a loop counts up to.
+Addresses are compared by their names, before a call and in it. A call adds the number of each name, and so decides the
+rest: a stride that is a parameter, an offset, the end of a loop.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from overweave.compiler.frontend.places.access import AccessCheck
-from overweave.compiler.frontend.places.bounds import Bounds, Extents
-from overweave.compiler.frontend.places.dimensions import Dimension
-from overweave.compiler.frontend.places.judged import Open
+from overweave.compiler.frontend.addresses.access import AccessCheck
+from overweave.compiler.frontend.addresses.bounds import Bounds, Extents
+from overweave.compiler.frontend.addresses.dimensions import Dimension
+from overweave.compiler.frontend.addresses.index_check import Open
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.source.language import ATOMIC
 from overweave.compiler.frontend.symbols.directives import AccessDirective, SourceLine
@@ -25,113 +25,119 @@ from overweave.compiler.frontend.symbols.polynomials import (
     OpaqueResult,
     Polynomial,
     TooLarge,
-    divided,
+    ceil_div,
+    divide,
     number,
-    rounded_up,
 )
 from overweave.compiler.frontend.symbols.values import (
-    ELSEWHERE,
-    GREATEST,
-    LEAST,
-    NUMBERED,
+    MAXIMUM,
+    MINIMUM,
+    PROGRAM_ID,
+    UNSEEN_FUNCTION,
     Descriptor,
     Number,
-    comes_from,
+    value_tags,
 )
+from overweave.compiler.frontend.walk.accesses import Begun, Followed, Reached
 from overweave.compiler.frontend.walk.follow import STORES, follow
 from overweave.compiler.frontend.walk.loops import TILES
-from overweave.compiler.frontend.walk.reached import Begun, Followed, Reached
-from overweave.compiler.frontend.walk.words import folded
+from overweave.compiler.frontend.walk.tl_functions import substitute_numbers
 
-ADDING = ("atomic_add", "atomic_max", "atomic_min", "atomic_and", "atomic_or", "atomic_xor")  # in any order
+COMMUTATIVE_ATOMICS = tuple(f"atomic_{name}" for name in ("add", "max", "min", "and", "or", "xor"))
 
 
-def check_places(kernel: AnnotatedKernel, given: Mapping[str, Any] | None = None) -> None:
-    """Raises DirectiveError for the first load or store that is not where its directive says.
+def check_addresses(kernel: AnnotatedKernel, arguments: Mapping[str, Any] | None = None) -> None:
+    """Raise DirectiveError for the first load or store that is not where its directive says.
 
-    given: the arguments of a call that are no tensors, and `NAME.shape[0]`, `NAME.block_shape[0]` of those that are;
+    arguments: those of a call that are not tensors, and `NAME.shape[0]`, `NAME.block_shape[0]` of those that are;
     None before a call.
     """
-    numbers = {name: int(value) for name, value in (given or {}).items() if isinstance(value, int)}
-    _Check(kernel, kernel.source.file_numbers | numbers, given is not None).all(follow(kernel, given))
+    numbers = {name: int(value) for name, value in (arguments or {}).items() if isinstance(value, int)}
+    _Check(kernel, kernel.source.file_numbers | numbers, arguments is not None).check(follow(kernel, arguments))
 
 
 class _Check:
+    """The check of a kernel. variables: axis -> the variable of its block, or of the loop that walks it.
+
+    symbols: the names that directives use for numbers. strides: the parameters that may be strides.
+    """
+
     def __init__(self, kernel: AnnotatedKernel, numbers: Mapping[str, int], is_call: bool) -> None:
         self.kernel, self.numbers, self.is_call = kernel, numbers, is_call
-        walked = {one.directive.axis: kernel.source.module.code_for_node(one.loop.target) for one in kernel.streams}
-        self.variables = dict(kernel.blocks) | walked
+        loops = {one.directive.axis: kernel.source.module.code_for_node(one.loop.target) for one in kernel.streams}
+        self.variables = dict(kernel.block_variables) | loops
         self.lines = kernel.source.text.splitlines()
         self.symbols = kernel.symbols
         self.strides = frozenset(kernel.source.parameters) - kernel.symbols - kernel.source.constants
         axes = {axis.name: Extents(axis.extent, axis.block, axis.is_streamed) for axis in kernel.axes}
-        self.bounds = Bounds(axes, self.known, kernel.symbols)
+        self.bounds = Bounds(axes, self.substitute, kernel.symbols)
 
-    def all(self, followed: Followed) -> None:
-        for line in followed.other_blocks:
+    def check(self, followed: Followed) -> None:
+        """Raise DirectiveError for the first access that breaks a rule."""
+        for line in followed.mismatches:
             raise self._at(line).error("the blocks are not those of the first region", "Reckon them from one number")
-        stored: dict[AccessDirective, list[tuple[range, ...]]] = {}
-        opened: set[str] = set()
-        for begun in followed.begun if self.is_call else ():
-            self._check_begun(begun)
-        for loop in sorted(frozenset[str]().union(*(one.within for one in followed.reached))):
-            self._check_memory(loop, [one for one in followed.reached if loop in one.within])
-        for reached in followed.reached:
-            self._check_number(reached)
-            if reached.said is None:
-                self._check_unsaid(reached)
+        stored_ranges: dict[AccessDirective, list[tuple[range, ...]]] = {}
+        undecided: set[str] = set()
+        for loop_start in followed.loop_starts if self.is_call else ():
+            self._check_loop_start(loop_start)
+        for loop in sorted(frozenset[str]().union(*(one.reordered_loops for one in followed.accesses))):
+            self._check_memory_dependence(loop, [one for one in followed.accesses if loop in one.reordered_loops])
+        for access in followed.accesses:
+            self._check_no_program_id(access)
+            if access.directive is None:
+                self._check_undirected(access)
                 continue
             try:
-                touched = AccessCheck(self, reached, reached.said).touched()
+                ranges = AccessCheck(self, access, access.directive).stored_ranges()
             except (Open, TooLarge):
-                opened.add(reached.said.tensor)
+                undecided.add(access.directive.tensor)
                 continue
-            if reached.said.is_store:
-                stored.setdefault(reached.said, []).append(touched)
-        missing = {one.directive for one in self.kernel.stores} - stored.keys()
-        for said in sorted(missing, key=lambda one: one.place.line):
-            if self.is_call and said.tensor not in opened | {one.tensor for one in stored}:
-                raise said.place.error(
+            if access.directive.is_store:
+                stored_ranges.setdefault(access.directive, []).append(ranges)
+        missing = {one.directive for one in self.kernel.stores} - stored_ranges.keys()
+        for directive in sorted(missing, key=lambda one: one.place.line):
+            if self.is_call and directive.tensor not in undecided | {one.tensor for one in stored_ranges}:
+                raise directive.place.error(
                     "no tile comes to it in this call", "Leave its directive out, or store in every tile"
                 )
-        self._check_whole(stored, opened)
+        self._check_coverage(stored_ranges, undecided)
 
-    def _check_unsaid(self, reached: Reached) -> None:
-        """What a function of the file loads of a tensor that it has a directive for has one too."""
-        for access in self.kernel.loads:
-            if access.helper and isinstance(reached.place, Number) and reached.kind not in STORES:
-                if access.directive.parameter in reached.place.poly.atoms:
-                    found = f"{access.helper} loads {access.directive.parameter} at another place, without a directive"
-                    raise self._at(reached.line).error(found, "Annotate every load of a tensor that is annotated")
+    def _check_undirected(self, access: Reached) -> None:
+        """Raise for a load in a helper function without a directive, of a tensor that has a directive there."""
+        for load in self.kernel.loads:
+            if load.helper and isinstance(access.address, Number) and access.kind not in STORES:
+                if load.directive.parameter in access.address.poly.atoms:
+                    found = f"{load.helper} loads {load.directive.parameter} at another place, without a directive"
+                    raise self._at(access.line).error(found, "Annotate every load of a tensor that is annotated")
 
-    def _check_whole(self, stored: Mapping[AccessDirective, list[tuple[range, ...]]], opened: set[str]) -> None:
-        """What several statements store of a tensor is all of the tile's rectangle."""
+    def _check_coverage(self, stored: Mapping[AccessDirective, list[tuple[range, ...]]], undecided: set[str]) -> None:
+        """Raise if the stores of a tensor do not together cover the tile's rectangle. undecided: tensors to skip."""
         by_tensor: dict[str, list[tuple[AccessDirective, tuple[range, ...]]]] = {}
-        for said, ranges in stored.items():
-            by_tensor.setdefault(said.tensor, []).extend((said, each) for each in ranges)
-        for tensor, found in by_tensor.items():
-            sizes = [self.known(side.size).constant for side in self.sides(found[0][0])]
-            if tensor in opened or None in sizes:
+        for directive, ranges in stored.items():
+            by_tensor.setdefault(directive.tensor, []).extend((directive, each) for each in ranges)
+        for tensor, stores in by_tensor.items():
+            sizes = [self.substitute(dim.size).constant for dim in self.dims(stores[0][0])]
+            if tensor in undecided or None in sizes:
                 continue
-            parts = list(dict.fromkeys(ranges for _, ranges in found))
-            if not _is_covered([size or 0 for size in sizes], parts):
-                said, touched = found[0]
-                named = ", ".join(_named(each) for each in touched)
-                raise said.place.error(
-                    f"a tile stores {named} of its {' x '.join(map(str, sizes))} elements", "Store the whole tile"
+            rectangles = list(dict.fromkeys(ranges for _, ranges in stores))
+            if not _is_covered([size or 0 for size in sizes], rectangles):
+                directive, ranges_of_store = stores[0]
+                range_texts = ", ".join(_range_text(each) for each in ranges_of_store)
+                raise directive.place.error(
+                    f"a tile stores {range_texts} of its {' x '.join(map(str, sizes))} elements", "Store the whole tile"
                 )
 
-    def _check_memory(self, loop: str, inside: list[Reached]) -> None:
-        """Memory carries nothing from turn to turn of a loop whose turns come in another order: what is loaded in it is
-        not stored in it, but at a place of the turn's own."""
-        own = {loop} if loop != TILES else {axis.name for axis in self.kernel.grid}
-        stores = [one for one in inside if one.kind in STORES or one.kind.startswith(ATOMIC)]
-        for load in (one for one in inside if one.kind not in STORES):
+    def _check_memory_dependence(self, loop: str, accesses: list[Reached]) -> None:
+        """Raise if a loop that is reordered carries a value through memory: it loads from an address that it stores to,
+        unless the address belongs to one iteration."""
+        own_axes = {loop} if loop != TILES else {axis.name for axis in self.kernel.grid}
+        stores = [one for one in accesses if one.kind in STORES or one.kind.startswith(ATOMIC)]
+        for load in (one for one in accesses if one.kind not in STORES):
             for store in stores:
-                shared = _pointers(load, self.kernel) & _pointers(store, self.kernel)
-                places = {_poly(load), _poly(store)}
-                is_own = len(places) == 1 and all(BlockOf(axis) in _poly(load).atoms for axis in own)
-                if shared and not is_own and not (load is store and load.kind in ADDING):
+                shared = _pointer_parameters(load, self.kernel) & _pointer_parameters(store, self.kernel)
+                addresses = {_address(load), _address(store)}
+                is_private = len(addresses) == 1 and all(BlockOf(axis) in _address(load).atoms for axis in own_axes)
+                if shared and not is_private and not (load is store and load.kind in COMMUTATIVE_ATOMICS):
                     what = "tiles" if loop == TILES else f"parts of {loop}"
                     found = (
                         f"{sorted(shared)[0]} is loaded and stored in a loop over {what}, which come in another order"
@@ -139,99 +145,100 @@ class _Check:
                     cure = "Carry it in a variable as a sum or a maximum, or give each turn a place of its own"
                     raise self._at(store.line).error(found, cure)
 
-    def _check_number(self, reached: Reached) -> None:
-        """Nothing that is loaded or stored depends on which program it is, or on the number that its tile had."""
-        values = [reached.place, *reached.given[0], *reached.given[1].values(), reached.guard]
-        made = frozenset[str]().union(*map(comes_from, values))
-        what = "its place, or what it stores," if reached.kind in STORES else "its place"
-        place = reached.said.place if reached.said else self._at(reached.line)
-        if NUMBERED in made:
-            blocks = ", ".join(sorted(self.kernel.blocks.values()))
+    def _check_no_program_id(self, access: Reached) -> None:
+        """Raise if an address, or a stored value, depends on the program id: the schedule renumbers tiles."""
+        values = [access.address, *access.arguments[0], *access.arguments[1].values(), access.guard]
+        tags = frozenset[str]().union(*map(value_tags, values))
+        what = "its place, or what it stores," if access.kind in STORES else "its place"
+        place = access.directive.place if access.directive else self._at(access.line)
+        if PROGRAM_ID in tags:
+            blocks = ", ".join(sorted(self.kernel.block_variables.values()))
             found = f"{what} is made from a program's number, and the schedule numbers tiles anew"
             raise place.error(found, f"Reckon it from the blocks, {blocks}, alone")
-        if ELSEWHERE in made:
-            found = f"{what} is made by {ELSEWHERE}: it may ask for a program's number"
+        if UNSEEN_FUNCTION in tags:
+            found = f"{what} is made by {UNSEEN_FUNCTION}: it may ask for a program's number"
             raise place.error(found, "Define it in this file, or in one that this file imports from")
 
-    def _check_begun(self, begun: Begun) -> None:
-        """A streamed loop begins at a whole block: a turn that begins inside of one reads on into the next part."""
-        axis = next(axis for axis in self.kernel.axes if axis.name == begun.said.axis)
-        block = self.known(axis.block)
-        if not _is_multiple(self.known(begun.low), block):
-            found = f"its loop begins at {self.known(begun.low)}, which is not always a whole block of {block}"
-            raise begun.said.place.error(found, "Begin at a multiple of the block, and mask what is loaded")
+    def _check_loop_start(self, start: Begun) -> None:
+        """Raise if a streamed loop may begin within a block: its iterations would read on into the next part."""
+        axis = next(axis for axis in self.kernel.axes if axis.name == start.directive.axis)
+        block = self.substitute(axis.block)
+        if not _is_multiple(self.substitute(start.low), block):
+            found = f"its loop begins at {self.substitute(start.low)}, which is not always a whole block of {block}"
+            raise start.directive.place.error(found, "Begin at a multiple of the block, and mask what is loaded")
 
     def _at(self, line: int) -> SourceLine:
+        """Return a line of the kernel's file, for an error."""
         return SourceLine(self.kernel.source.path.name, line, self.lines[line - 1].strip())
 
-    def known(self, poly: Polynomial) -> Polynomial:
-        """With the numbers in the place of their names."""
-        return folded(poly, self.numbers)
+    def substitute(self, poly: Polynomial) -> Polynomial:
+        """Replace names by their numbers."""
+        return substitute_numbers(poly, self.numbers)
 
-    def sides(self, said: AccessDirective) -> list[Dimension]:
-        """The dimensions of a tensor."""
+    def dims(self, directive: AccessDirective) -> list[Dimension]:
+        """Return the dimensions of a row-major tensor, as a directive declares them."""
         axes = {axis.name: axis for axis in self.kernel.axes}
-        found: list[Dimension] = []
+        dims: list[Dimension] = []
         stride = number(1)
-        for dim in reversed(said.dims):
-            name, scale, shift = affine_in(dim, axes)
-            extent = axes[name].extent if name else dim
-            side = Dimension(extent, stride, extent)
+        for expression in reversed(directive.dims):
+            name, scale, shift = affine_in(expression, axes)
+            extent = axes[name].extent if name else expression
+            dim = Dimension(extent, stride, extent)
             if name:
-                axis, counts = axes[name], is_of_blocks(dim)
-                block = number(1) if counts else axis.block
-                extent = rounded_up(axis.extent, axis.block) if counts else extent
+                axis, counts_blocks = axes[name], is_of_blocks(expression)
+                block = number(1) if counts_blocks else axis.block
+                extent = ceil_div(axis.extent, axis.block) if counts_blocks else extent
                 step = number(1) if axis.is_streamed else number(scale) * block
-                side = Dimension(extent, stride, block, name, step, number(shift) * block)
-            found.insert(0, side)
+                dim = Dimension(extent, stride, block, name, step, number(shift) * block)
+            dims.insert(0, dim)
             stride = stride * extent
-        return found
+        return dims
 
 
-def _poly(reached: Reached) -> Polynomial:
-    """Where it reaches, or begins to."""
-    place = reached.place
-    return place.poly if isinstance(place, Number) else place.pointer if isinstance(place, Descriptor) else ZERO
+def _address(access: Reached) -> Polynomial:
+    """Return the address of an access; of a descriptor its base."""
+    address = access.address
+    return address.poly if isinstance(address, Number) else address.pointer if isinstance(address, Descriptor) else ZERO
 
 
-def _pointers(reached: Reached, kernel: AnnotatedKernel) -> frozenset[str]:
-    """The parameters that it reaches memory through."""
-    return _poly(reached).names & frozenset(kernel.source.parameters) - kernel.symbols - kernel.source.constants
+def _pointer_parameters(access: Reached, kernel: AnnotatedKernel) -> frozenset[str]:
+    """Return the pointer parameters in the address of an access."""
+    return _address(access).names & frozenset(kernel.source.parameters) - kernel.symbols - kernel.source.constants
 
 
 def _is_multiple(low: Polynomial, block: Polynomial) -> bool:
-    """Whether a number is blocks of a size, whatever stands in it."""
-    _, rest = divided(low, block)
-    inside = [atom for atoms, _ in rest.terms for atom in atoms]
-    if len(rest.terms) != 1 or len(inside) != 1:
+    """Whether `low` is a multiple of `block` for all values of its names."""
+    _, rest = divide(low, block)
+    atoms = [atom for atoms, _ in rest.terms for atom in atoms]
+    if len(rest.terms) != 1 or len(atoms) != 1:
         return rest == ZERO
-    chosen = inside[0]
-    is_chosen = isinstance(chosen, OpaqueResult) and chosen.of in (LEAST, GREATEST)
-    return is_chosen and all(_is_multiple(value, block) for value in chosen.inputs)  # type: ignore[union-attr]
+    atom = atoms[0]
+    is_extremum = isinstance(atom, OpaqueResult) and atom.operation in (MINIMUM, MAXIMUM)
+    return is_extremum and all(_is_multiple(value, block) for value in atom.inputs)  # type: ignore[union-attr]
 
 
-def _is_covered(sizes: list[int], parts: list[tuple[range, ...]]) -> bool:
-    """Whether rectangles together are all elements of a box."""
-    for ranges in parts:
+def _is_covered(sizes: list[int], rectangles: list[tuple[range, ...]]) -> bool:
+    """Whether rectangles together cover a box of these sizes."""
+    for ranges in rectangles:
         if all(
             set(range(size)) <= set(each) if len(each) >= size else False
             for size, each in zip(sizes, ranges, strict=True)
         ):
             return True
-    if prod(sizes) > sum(prod(map(len, ranges)) for ranges in parts):
+    if prod(sizes) > sum(prod(map(len, ranges)) for ranges in rectangles):
         return False
-    kinds = [list(_kinds(size, [ranges[at] for ranges in parts])) for at, size in enumerate(sizes)]
-    return all(frozenset.intersection(*each) for each in product(*kinds))
+    covers = [list(_distinct_covers(size, [ranges[at] for ranges in rectangles])) for at, size in enumerate(sizes)]
+    return all(frozenset.intersection(*each) for each in product(*covers))
 
 
-def _kinds(size: int, ranges: list[range]) -> Iterator[frozenset[int]]:
-    """Which of the parts have an element of a dimension, for all that differ in it."""
-    have: list[frozenset[int]] = [frozenset()] * size
+def _distinct_covers(size: int, ranges: list[range]) -> Iterator[frozenset[int]]:
+    """Yield, for each element of a dimension, the set of ranges that hold it; equal sets once."""
+    covering: list[frozenset[int]] = [frozenset()] * size
     for at, each in enumerate(ranges):
         for element in each:
-            have[element] |= {at}
-    yield from set(have)
+            covering[element] |= {at}
+    yield from set(covering)
 
 
-def _named(found: range) -> str:
-    return f"[{found.start}:{found.stop}]" if found.step == 1 else f"[{found.start}:{found.stop}:{found.step}]"
+def _range_text(span: range) -> str:
+    return f"[{span.start}:{span.stop}]" if span.step == 1 else f"[{span.start}:{span.stop}:{span.step}]"

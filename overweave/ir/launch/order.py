@@ -1,4 +1,4 @@
-"""In which order one rank's host launches a plan: producers before those that wait for them."""
+"""The order in which one rank's host launches a plan: producers before the operations that wait for them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class QueueLaunch(Struct, frozen=True):
 
 
 def launch_order(plan: Plan, rank: int) -> tuple[QueueLaunch, ...]:
-    """The launches of a rank, in order. A kernel stands where its first tile does, a copy behind its own producers.
+    """Return the launches of a rank, in order. A kernel is launched at the position of its first tile.
 
-    A stream wait that is enqueued ahead of what satisfies it can block the hardware queue they share (it depends on
-    CUDA_DEVICE_MAX_CONNECTIONS), so a copy that waits for own results follows their launch, and so does what is
-    queued behind it; the same holds for library calls on a stream of their own. Copies that nothing comes between are
-    one launch.
+    A stream wait that is enqueued ahead of the launch that satisfies it can block the hardware queue that both share
+    (it depends on CUDA_DEVICE_MAX_CONNECTIONS). So a copy that waits for results of its own rank follows their launch,
+    and everything queued behind the copy does too. The same holds for library calls on a side stream. Consecutive
+    copies are one launch.
     """
     operations = list(plan.schedule.of_rank(rank))
     engines = {queue.name: plan.realization.engine_of(queue.name) for queue in plan.schedule.queues}
@@ -42,11 +42,11 @@ def launch_order(plan: Plan, rank: int) -> tuple[QueueLaunch, ...]:
 
 
 def _launch_positions(
-    operations: list[Operation], engines: dict[str, Engine], beside: frozenset[str]
+    operations: list[Operation], engines: dict[str, Engine], own_streams: frozenset[str]
 ) -> list[tuple[int, int]]:
-    """Where each operation is launched: (position, 1 if behind what is launched there)."""
-    first_of_queue: dict[str, int] = {}
-    producers: dict[tuple[str, int], int] = {}
+    """Return for each operation its place in launch order: (position, 1 if behind what is launched there else 0)."""
+    first_of_queue: dict[str, int] = {}  # queue -> position of its first operation
+    producers: dict[tuple[str, int], int] = {}  # (pad, signal) -> last position at which a notifier of it is launched
     for position, operation in enumerate(operations):
         first = first_of_queue.setdefault(operation.queue, position)
         launched = position if engines[operation.queue] in (LIBRARY, COPY_ENGINE) else first
@@ -55,15 +55,15 @@ def _launch_positions(
                 key = (notify.pad, notify.signal)
                 producers[key] = max(producers.get(key, -1), launched)
     positions: list[tuple[int, int]] = []
-    behind: dict[str, tuple[int, int]] = {}
+    earliest: dict[str, tuple[int, int]] = {}  # side stream's queue -> place of its last operation so far
     for position, operation in enumerate(operations):
         is_kernel = engines[operation.queue] not in (LIBRARY, COPY_ENGINE)
-        if is_kernel or operation.queue not in beside:
+        if is_kernel or operation.queue not in own_streams:
             positions.append((first_of_queue[operation.queue] if is_kernel else position, 0))
             continue
         waited = [(wait.pad, signal) for wait in operation.all_waits for signal in range(*wait.signals)]
         produced = max((producers.get(key, -1) for key in waited), default=-1)
-        own = (position, 0) if produced < position else (produced, 1)
-        behind[operation.queue] = max(behind.get(operation.queue, (-1, 0)), own)
-        positions.append(behind[operation.queue])
+        position_of_wait = (position, 0) if produced < position else (produced, 1)
+        earliest[operation.queue] = max(earliest.get(operation.queue, (-1, 0)), position_of_wait)
+        positions.append(earliest[operation.queue])
     return positions

@@ -1,4 +1,4 @@
-"""Whether a schedule needs GPUs that reach each other's memory."""
+"""Whether a schedule needs GPUs with peer access to each other's memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ NO_REACH = "do not reach each other's memory, where it reads or writes rows"
 
 
 def addresses_peers(schedule: Schedule) -> bool:
-    """Whether anything but a library's collective reads or writes at another rank, or anything signals there."""
+    """Whether an operation other than an NCCL collective reads or writes on another rank, or any notifies one."""
     return any(map(_is_at_peers, schedule.operations))
 
 
 def _is_at_peers(operation: Operation) -> bool:
+    """Whether an operation notifies, reads or writes on another rank itself."""
     if any(notify.rank != operation.rank for notify in operation.notifies):
         return True
     if isinstance(operation, Collective):

@@ -18,15 +18,16 @@ _MAIN_KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, PACKED_KERNEL)
 
 
 def most_sms(plan: Plan, operation: Operation) -> int:
-    """The SMs that a library call may take: those that tiles leave to what runs beside them; 0: any."""
+    """Return how many SMs a library call (NCCL, cuBLAS) may take: those that tiles leave free; 0: no limit."""
     return plan.realization.library_sms if operation.queue in queues_beside(plan) else 0
 
 
 def queues_beside(plan: Plan) -> frozenset[str]:
-    """The queues with a stream of their own: a copy engine's; a reduction's or a copy kernel's that no kernel boundary
-    precedes; a library's that the caller's stream does not order, as it orders what is after one another.
+    """Return the queues that run on side streams.
 
-    The caller's stream is that of the kernel that computes tiles or packs messages, else of the first library queue.
+    These are those of the copy engine, those of reduction and copy kernels without `after`, and library queues that
+    are neither after another queue nor before one on the caller's stream. The caller's stream runs the kernel that
+    computes tiles or packs messages; if there is none, the first library queue.
     """
     engines = {one.queue: one.engine for one in plan.realization.engines}
     after = {queue.name: queue.after for queue in plan.schedule.queues}

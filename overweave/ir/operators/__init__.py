@@ -1,1 +1,1 @@
-"""The operators: what each takes, gives and can be asked for, as one record in one file each. No torch here."""
+"""The operators, one record in one file each: operands, result, epilogues, baselines. No torch here."""

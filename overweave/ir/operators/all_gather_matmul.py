@@ -1,4 +1,4 @@
-"""`all_gather(x) @ w`: what gathers rows before its matmul."""
+"""`all_gather(x) @ w`: gathers rows before its matmul."""
 
 from __future__ import annotations
 

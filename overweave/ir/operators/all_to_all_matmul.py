@@ -1,4 +1,4 @@
-"""`all_to_all(x) @ w`: what brings rows to the ranks whose weights they are multiplied by, as experts take tokens."""
+"""`all_to_all(x) @ w`: sends rows to the ranks that hold their weights (the dispatch of mixture of experts)."""
 
 from __future__ import annotations
 

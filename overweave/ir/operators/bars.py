@@ -1,4 +1,4 @@
-"""What `overweave bench` must show of an operator on four ranks in bf16, as data: a number, the cases, the limits.
+"""Acceptance limits of an operator's times on four ranks in bf16, as data: a quantity, the cases, the limits.
 
 `campaigns.acceptance` holds result files against the bars of each operator's record.
 """
@@ -9,9 +9,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-# of_ceiling: our time over that of a matmul beside copies. beyond_ceiling_us: our time less that. of_communication: our
-# time over that of communication alone, by NCCL or the copy engine. efficiency: of overlap. against_...: times as quick
-# as the library's calls, as torch's fused operator, as the quicker of all baselines.
+# of_ceiling: our time / that of a matmul beside copies. beyond_ceiling_us: our time - that. of_communication: ours /
+# that of communication alone, by NCCL or the copy engine. efficiency: of overlap. against_...: speedup over cuBLAS and
+# NCCL in sequence, over torch's fused operator, over the fastest of all baselines.
 Quantity = Literal[
     "of_ceiling", "beyond_ceiling_us", "of_communication", "efficiency",
     "against_library", "against_torch", "against_best",
@@ -40,5 +40,5 @@ class Bar(Struct, frozen=True, kw_only=True):
 MLP = Cases(label="mlp", shapes="MLP-")
 MANY_ROWS = Cases(label="1,024 rows on", least_m=1024)
 LINK_BOUND = Cases(label="where the link is the bound", link_bound=True)
-# What both operators with a shard promise against torch and NCCL.
+# Limits of both operators with row shards against torch and NCCL.
 SHARDED = (Bar(of="against_torch", cases=MANY_ROWS, mean=1.12), Bar(of="against_library", cases=MLP, mean=1.3))

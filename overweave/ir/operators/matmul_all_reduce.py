@@ -1,4 +1,4 @@
-"""`all_reduce(x @ w)`: each rank's part of the reduced axis, and all of the sum on every rank."""
+"""`all_reduce(x @ w)`: each rank multiplies its part of the reduced axis; every rank gets the whole sum."""
 
 from __future__ import annotations
 

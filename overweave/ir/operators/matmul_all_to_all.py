@@ -1,4 +1,4 @@
-"""`all_to_all(x @ w)`: what sends rows back to the ranks that they came from, as experts return tokens."""
+"""`all_to_all(x @ w)`: sends rows back to the ranks that they came from (the combine of mixture of experts)."""
 
 from __future__ import annotations
 

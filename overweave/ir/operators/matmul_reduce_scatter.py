@@ -1,4 +1,4 @@
-"""`reduce_scatter(x @ w)`: each rank's part of the reduced axis, and its rows of the sum."""
+"""`reduce_scatter(x @ w)`: each rank multiplies its part of the reduced axis, and gets its rows of the sum."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What an operator is, as data: who owns its operands and its result, what may follow, and what it is compared with.
+"""The record of an operator: who owns its operands and its result, its epilogues, and its baselines.
 
-Every other file asks a record; none asks for an operator by its name.
+All other code reads records; it never compares an operator's name.
 """
 
 from __future__ import annotations
@@ -11,26 +11,18 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from overweave.ir.operators.bars import Bar
+from overweave.ir.operators.forms import FORMS, Form
 
 MatmulDim = Literal["m", "n", "k"]
-KEYWORDS = {  # of each of `Forms`
-    "epilogue": ("bias", "activation", "residual"),
-    "gate": ("gate",),
-    "scaling": ("scale_x", "scale_w", "out_dtype"),
-    "norm": ("norm",),
-    "returns_gathered": ("return_gathered",),
-}
-# gathered: each rank brings a shard, and all ranks need all of it. sharded: each rank has a shard, and keeps to it.
-# summed: each rank has a part of every element, and the sum of all ranks' parts is meant. replicated: every rank has
-# the same. exchanged: each rank brings a block for each rank.
+# gathered: each rank passes a shard, and all ranks need all of it. sharded: each rank has a shard and uses it alone.
+# summed: each rank has a partial sum of every element, and the result is the sum over ranks. replicated: every rank has
+# the same. exchanged: each rank passes a block for each rank (all-to-all).
 Ownership = Literal["gathered", "sharded", "summed", "replicated", "exchanged"]
 
 
 class CallMatrix(Struct, frozen=True):
-    """A matrix of a call. dims: of its rows and its columns. along: the dimension that ranks have shards of, if any.
-
-    ranges: of how many ranges of rows a rank's shard consists (`ir/shards.py`: owned_rows): two are zigzag.
-    """
+    """A matrix of a call. dims: of its rows and its columns. along: the dimension that is sharded over ranks, if any.
+    ranges: of how many ranges of rows a rank's shard consists (`ir/shards.py`: owned_rows): two are zigzag."""
 
     name: str
     dims: tuple[MatmulDim, MatmulDim]
@@ -40,11 +32,11 @@ class CallMatrix(Struct, frozen=True):
 
 
 class Forms(Struct, frozen=True, kw_only=True):
-    """What may be asked of an operator beyond the bare product.
+    """What a caller may ask of an operator beyond the bare product.
 
-    epilogue: a bias, an activation, a residual. scaling: fp8 operands with scales. gate: a second weight. norm: of the
-    rows of the result. several_weights: over one gather. several_products: of as many x and w, summed before the sum
-    travels. returns_gathered: the gathered operand is a result as well.
+    epilogue: a bias, an activation, a residual. scaling: fp8 operands with scales. gate: a second weight. norm: RMSNorm
+    of the rows of the result. several_weights: over one gather. several_products: of as many x and w, summed before the
+    sum travels. returns_gathered: the gathered operand is a result as well.
     """
 
     epilogue: bool = True
@@ -57,15 +49,20 @@ class Forms(Struct, frozen=True, kw_only=True):
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """What a caller passes by name to ask for them."""
-        return tuple(name for form, names in KEYWORDS.items() if getattr(self, form) for name in names)
+        """Return the keywords by which a caller asks for these forms."""
+        return tuple(name for form in self.allowed for name in form.keywords)
+
+    @property
+    def allowed(self) -> tuple[Form, ...]:
+        """The records of those that may be asked of the operator by keywords."""
+        return tuple(form for form in FORMS if getattr(self, form.allowed_by))
 
 
 class SizeRule(Struct, frozen=True):
-    """The overlapped plan of an operator, and its options on a GPU (tuner/model/size_rule.py).
+    """The overlapped plan of an operator, and its options on a GPU (tuner/model/default_plan.py).
 
-    without_kernel: the plan where no tile kernel can run. A scatter of library matmuls would be summed by library
-    passes over memory, hardly faster than NCCL. MEASURED: 0.96 to 1.04 times, mlp, W=4 (4 x H200, 2026-11-20).
+    without_kernel: the plan where no tile kernel can run. A scatter of cuBLAS matmuls would be summed by torch's passes
+    over memory, hardly faster than NCCL. MEASURED: 0.96 to 1.04 times, mlp, W=4 (4 x H200, 2026-11-20).
     """
 
     overlapped: str
@@ -83,22 +80,22 @@ class Demo(Struct, frozen=True):
 
 
 class PlainTorch(Protocol):
-    """What a reference is written in: a matmul, and plain collectives of a group over matrices."""
+    """The language of references: a matmul, and plain collectives of a group over matrices."""
 
     def matmul(self, x: Any, w: Any) -> Any:
         """`x @ w`."""
 
     def all_gather(self, shard: Any, rows: int | None = None) -> Any:
-        """The shards of all ranks, one below the other. rows: of all; None: those of the problem."""
+        """Return the shards of all ranks, one below the other. rows: of all; None: those of the problem."""
 
     def all_reduce(self, part: Any) -> Any:
-        """The sum of all ranks' parts."""
+        """Return the sum of all ranks' partial sums."""
 
     def reduce_scatter(self, part: Any) -> Any:
-        """This rank's rows of the sum of all ranks' parts."""
+        """Return this rank's rows of the sum of all ranks' partial sums."""
 
     def all_to_all(self, blocks: Any) -> Any:
-        """The blocks that all ranks have for this one, one below the other, of equal numbers of rows."""
+        """Return the blocks that all ranks hold for this one, one below the other, of equal numbers of rows."""
 
 
 Reference = Callable[[Mapping[str, Any], PlainTorch], Any]
@@ -110,10 +107,9 @@ class Operator(Struct, frozen=True, kw_only=True):
     summary: one line. x, w: the factors of its matmul; y: their product. sizes: the extents that its Problem states;
     split: the one of which a rank's problem has only the rank's part. matmuls: of one call. groups: over how many a
     call communicates. reference: plain torch on a call's tensors by their names. baselines: plans that `bench` times
-    beside the library's and the chosen one. torch's own (schedules/records/outside.py) are candidates by that.
-    bars: what its times on four ranks are held against.
-    dual: the operator that computes the gradient of x from that of y; empty: a matmul of each rank alone; None: there
-    are no gradients.
+    besides cuBLAS with NCCL and the chosen one. torch's own (schedules/records/outside.py) are candidates by that.
+    bars: limits of its times on four ranks. dual: the operator that computes the gradient of x from that of y; empty: a
+    matmul of each rank alone; None: there are no gradients.
     """
 
     name: str
@@ -135,29 +131,29 @@ class Operator(Struct, frozen=True, kw_only=True):
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """What a call takes beside its operands and the group."""
+        """Return the keywords of a call besides its operands and the group."""
         rows = ("m",) if self.has_row_shards else ("counts", "most") if self.exchanges else ()
         tokens = ("tokens",) if self.exchanges and not self.gathers else ()
         return (*rows, *tokens, *self.forms.keywords, "plan")
 
     @property
     def gathers(self) -> bool:
-        """Whether the left operand travels, to be multiplied where it arrives; else the product does."""
+        """Whether x travels and is multiplied where it arrives; otherwise the product travels."""
         return self.x.ownership in ("gathered", "exchanged")
 
     @property
     def gathers_weight(self) -> bool:
-        """Whether each rank brings a shard of the weight's rows, and multiplies by all of them."""
+        """Whether each rank passes a shard of the weight's rows, and multiplies by all of them."""
         return self.w.ownership == "gathered"
 
     @property
     def exchanges(self) -> bool:
-        """Whether each rank brings a block of rows for each rank: of the left operand, or of the product."""
+        """Whether each rank passes a block of rows for each rank (all-to-all): of x, or of the product."""
         return "exchanged" in (self.x.ownership, self.y.ownership)
 
     @property
     def adds(self) -> bool:
-        """Whether each rank's product is a part of a sum."""
+        """Whether each rank's product is a partial sum."""
         return self.y.ownership == "summed"
 
     @property
@@ -172,18 +168,18 @@ class Operator(Struct, frozen=True, kw_only=True):
 
     @property
     def shares_sums(self) -> bool:
-        """Whether every rank gets all of a sum."""
+        """Whether every rank gets the whole sum (all-reduce)."""
         return self.adds and not self.scatters
 
     def whole_rows(self, m: int, world_size: int) -> int:
-        """The rows of a problem: as many as m, or, of blocks that are exchanged, as m has whole ones for."""
+        """Return the rows of a problem: m, rounded down to a multiple of `world_size` for an all-to-all."""
         return m // world_size * world_size if self.exchanges else m
 
     def parts(self, world_size: int) -> dict[MatmulDim, int]:
-        """In how many parts each extent is, of which a rank's problem has one."""
+        """Return for each extent into how many parts it is split over ranks; a rank's problem has one of them."""
         return {size: world_size if size == self.split else 1 for size in self.sizes}
 
     @property
     def moved(self) -> CallMatrix:
-        """What travels between ranks."""
+        """Return the operand that travels between ranks."""
         return self.x if self.gathers else self.y

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from overweave.errors import InputError
 from overweave.ir.operators import (
     all_gather_matmul,
@@ -12,7 +10,7 @@ from overweave.ir.operators import (
     matmul_all_to_all,
     matmul_reduce_scatter,
 )
-from overweave.ir.operators.record import CallMatrix, Forms, Operator, SizeRule
+from overweave.ir.operators.record import CallMatrix, Operator, SizeRule
 
 OPERATORS: dict[str, Operator] = {
     record.name: record
@@ -37,24 +35,25 @@ LOCAL = Operator(
 
 
 def register(record: Operator) -> None:
-    """From now on this operator is known. Raises InputError for a name that another one has."""
+    """Add an operator. Raises InputError if another one has its name."""
     if OPERATORS.setdefault(record.name, record) is not record:
         raise InputError(f"register {record.name}", "there is such an operator", "Give it a name of its own")
 
 
-def operator_of(name: str, asked: str = "operator") -> Operator:
-    """The operator called `name`. asked: who wants it, for the error. Raises InputError that names all."""
+def operator_of(name: str, request: str = "operator") -> Operator:
+    """Return the operator called `name`. request: what the error says was asked for. Raises InputError that lists all
+    names."""
     if name not in OPERATORS:
-        found, cure = "there is no such operator", f"Operators: {', '.join(OPERATORS)}"
-        raise InputError(f"{asked} {str(name)[:60]}", found, cure)
+        reason, cure = "there is no such operator", f"Operators: {', '.join(OPERATORS)}"
+        raise InputError(f"{request} {str(name)[:60]}", reason, cure)
     return OPERATORS[name]
 
 
 def record_of(name: str) -> Operator:
-    """Of a Problem: the operator called so; or, of an author's kernel and a single matmul, a product no ranks share."""
+    """Return the operator of a Problem. If it names none (an author's kernel, a single matmul): a local matmul."""
     return OPERATORS.get(name, LOCAL)
 
 
-def those_with(form: Callable[[Forms], bool]) -> str:
-    """The operators that have a form, for messages such as `Only X has a gate`."""
-    return ", ".join(name for name, record in OPERATORS.items() if form(record.forms))
+def names_with_form(form: str) -> str:
+    """Return the operators that have a form, by its field of `Forms`, for messages such as `Only X can`."""
+    return ", ".join(name for name, record in OPERATORS.items() if getattr(record.forms, form))

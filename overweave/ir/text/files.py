@@ -1,8 +1,8 @@
-"""The JSON form of Schedules and Plans, and the reading of files that nobody vouches for.
+"""The JSON form of Schedules and Plans, and the reader of untrusted schedule files.
 
-An envelope `{"version": 1, "schedule": {...}}` or `{"version": 1, "plan": {...}}`; keys are the fields of the types.
-A file is refused before anything much larger than itself is allocated: by its size, then its depth, then while its
-values are read straight into the types (which knows no other keys), then for keys that stand twice.
+An envelope `{"version": 1, "schedule": {...}}` or `{"version": 1, "plan": {...}}`; keys are the fields of the types. A
+file is refused before anything much larger than itself is allocated: by its size, then its depth, then while its values
+are read straight into the types (which refuse unknown keys), then for duplicate keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from overweave.ir.text.forms import MAX_BYTES, VERSION
 from overweave.ir.text.parse import from_text
 from overweave.untrusted import check_keys, check_shallow, read_bytes
 
-_ASKED = "read a schedule file"
+_REQUEST = "read a schedule file"
 _CURE = "Write it with `overweave show NAME --world W --json FILE`"
 
 
@@ -31,13 +31,13 @@ class _Envelope(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 def to_json(value: Schedule | Plan) -> bytes:
-    """The JSON form, indented; `from_json` returns an equal value."""
+    """Return the JSON form, indented; `from_json` returns an equal value."""
     envelope = _Envelope(VERSION, schedule=value) if isinstance(value, Schedule) else _Envelope(VERSION, plan=value)
     return msgspec.json.format(msgspec.json.encode(envelope), indent=1) + b"\n"
 
 
 def from_json(data: bytes) -> Schedule | Plan:
-    """What `to_json` wrote. Raises ScheduleFileError. What it returns is well-formed, not proven: verify it."""
+    """Return what `to_json` wrote: well-formed, but not verified. Raises ScheduleFileError."""
     if len(data) > MAX_BYTES:
         raise _error(f"{len(data)} bytes, more than {MAX_BYTES}")
     try:
@@ -56,25 +56,25 @@ def from_json(data: bytes) -> Schedule | Plan:
 
 
 def read_file(path: Path) -> Schedule | Plan:
-    """A JSON or text file's schedule or plan. Raises ScheduleFileError, also when it cannot be read."""
+    """Return the schedule or plan of a JSON or text file. Raises ScheduleFileError, also if the file cannot be read."""
     try:
         data = read_bytes(path, MAX_BYTES)
     except (OSError, ValueError) as error:
-        found = shown(error.strerror or error if isinstance(error, OSError) else error)
-        raise ScheduleFileError(f"open {shown(path)}", found, "Give a file that can be read") from None
+        reason = printable(error.strerror or error if isinstance(error, OSError) else error)
+        raise ScheduleFileError(f"open {printable(path)}", reason, "Give a file that can be read") from None
     try:
         return _value(data)
     except ScheduleFileError as error:
-        raise ScheduleFileError(f"{error.asked} {shown(path)}", error.found, error.cure) from None
+        raise ScheduleFileError(f"{error.asked} {printable(path)}", error.found, error.cure) from None
 
 
-def shown(words: object) -> str:
-    """A name, or what was said of it, in characters that JSON and terminals have: names of files are any bytes."""
-    return str(words)[:200].encode(errors="replace").decode()
+def printable(text: object) -> str:
+    """Return text in characters that JSON and terminals have: names of files are arbitrary bytes."""
+    return str(text)[:200].encode(errors="replace").decode()
 
 
 def _value(data: bytes) -> Schedule | Plan:
-    """What the bytes of a JSON or text file hold. Raises ScheduleFileError."""
+    """Return the value in the bytes of a JSON or text file. Raises ScheduleFileError."""
     if data.lstrip()[:1] in (b"{", b"[", b""):
         return from_json(data)
     if len(data) > MAX_BYTES:
@@ -85,11 +85,12 @@ def _value(data: bytes) -> Schedule | Plan:
         raise _error(str(error)) from None
 
 
-def _error(found: str) -> ScheduleFileError:
-    return ScheduleFileError(_ASKED, found[:300], _CURE)
+def _error(message: str) -> ScheduleFileError:
+    return ScheduleFileError(_REQUEST, message[:300], _CURE)
 
 
 def _check_tables(plan: Plan) -> None:
+    """Raise ScheduleFileError if a tile table has a number out of range."""
     for order in plan.tile_orders:
         for row in order.rows:
             if min(row) < -1 or max(row) > LIMIT:

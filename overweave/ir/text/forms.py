@@ -38,13 +38,12 @@ FieldValues = dict[str, Any]  # a value of a type, by its fields
 
 
 class Refused(Exception):
-    """A line, or a word in it, that says nothing known."""
+    """A line, or a word in it, that cannot be read."""
 
 
 class TextForm:
-    """A word or a line that shows fields of a value: `{pad}@{rank:d}[{signal:d}]`. Fields are names or, with `:d`,
-    numbers.
-    """
+    """A word or a line that shows fields of a value, such as `{pad}@{rank:d}[{signal:d}]`. Fields are names or, with
+    `:d`, numbers."""
 
     def __init__(self, template: str) -> None:
         self._template, self._fields, pattern = template, [], ""
@@ -59,13 +58,13 @@ class TextForm:
         return self._template.format(**asdict(value))
 
     def read(self, text: str) -> FieldValues:
-        """The fields, nested as the template names them. Raises Refused."""
+        """Return the fields, nested as the template names them. Raises Refused."""
         match = self._pattern.fullmatch(text)
         if match is None:
             raise Refused(f"cannot read {text[:60]!r}")
         parts: FieldValues = {}
-        for ((*path, last), is_number), found in zip(self._fields, match.groups(), strict=True):
-            value, at = int(found) if is_number else found, parts
+        for ((*path, last), is_number), group in zip(self._fields, match.groups(), strict=True):
+            value, at = int(group) if is_number else group, parts
             for name in path[:-1] if last.isdigit() else path:
                 at = at.setdefault(name, {})
             if last.isdigit():  # of a range
@@ -80,7 +79,7 @@ _PLACE = "{tensor}[{row:d},{col:d}]"
 REGION = TextForm(_AT.replace("region.", ""))
 WAIT = TextForm("{pad}[{signals[0]:d}:{signals[1]:d}]>={count:d}")
 NOTIFY = TextForm("{pad}@{rank:d}[{signal:d}]")
-HELD = TextForm(f"{_AT}={_PLACE}")
+CONTENT = TextForm(f"{_AT}={_PLACE}")
 SCHEDULE = TextForm("schedule {name} world_size={world_size:d} version={version:d}")
 BUFFER = TextForm("buffer {name} [{rows:d}, {cols:d}] {home}")
 BLOCKS = TextForm("{rows:d}x{cols:d}")
@@ -94,12 +93,12 @@ _NUMBER, _RANGE = TextForm("{number:d}"), TextForm("{range[0]:d}:{range[1]:d}")
 
 
 def number(word: str) -> int:
-    """Raises Refused."""
+    """Return a word as a number. Raises Refused."""
     return int(_NUMBER.read(word)["number"])
 
 
 def numbers(words: str) -> list[int]:
-    """Of `1,0`. Raises Refused."""
+    """Return the numbers of `1,0`. Raises Refused."""
     return [number(word) for word in words.split(",") if word]
 
 
@@ -108,33 +107,35 @@ def range_text(interval: Sequence[int]) -> str:
 
 
 def ranges(words: Sequence[str]) -> list[list[int]]:
-    """Of `0:5 5:9`. Raises Refused."""
+    """Return the ranges of `0:5 5:9`. Raises Refused."""
     return [_RANGE.read(word)["range"] for word in words]
 
 
-def held_text(held: Any) -> str:
-    terms = ",".join(map(range_text, getattr(held, "terms", ())))
-    return HELD.show(held) + (f"/{terms}" if terms else "")
+def content_text(content: Any) -> str:
+    """Return the text of a Given or a Goal of an Apply: `REGION=TENSOR[ROW,COL]`, and `/` with the terms of a sum."""
+    terms = ",".join(map(range_text, getattr(content, "terms", ())))
+    return CONTENT.show(content) + (f"/{terms}" if terms else "")
 
 
-def held(word: str) -> FieldValues:
-    """Only what is made may have terms, which the type checks. Raises Refused."""
+def read_content(word: str) -> FieldValues:
+    """Return the fields of a Given or a Goal of an Apply. Only a Goal may have terms, which msgspec checks. Raises
+    Refused."""
     value, slash, terms = word.partition("/")
-    return HELD.read(value) | ({"terms": ranges(terms.split(","))} if slash else {})
+    return CONTENT.read(value) | ({"terms": ranges(terms.split(","))} if slash else {})
 
 
 class WordListField(NamedTuple):
     """A field of an operation that is a list of words behind a mark; "" stands for those before any mark.
 
-    beside: where this field has words, the mark stands even without any. between: a word between two of them. is_one:
-    it is no list, but one word.
+    shown_with: the mark also stands without words if the field `shown_with` has any. between: the word between two
+    values. is_one: one word, not a list.
     """
 
     mark: str
     field: str
     show: Callable[[Any], str] = REGION.show
     read: Callable[[str], Any] = REGION.read
-    beside: str = ""
+    shown_with: str = ""
     between: str = ""
     is_one: bool = False
 
@@ -149,19 +150,19 @@ class KeyValueField(NamedTuple):
     default: object = None
 
 
-def _said(key: str, field: str, word: str) -> KeyValueField:
-    """A field that is true where `key=word` stands."""
+def _flag(key: str, field: str, word: str) -> KeyValueField:
+    """Return the form of a boolean field: true if `key=word` stands in the line."""
 
-    def read(found: str) -> bool:
-        if found != word:
-            raise Refused(f"{key}={found[:20]}; what has it says {key}={word}, or nothing")
+    def read(value: str) -> bool:
+        if value != word:
+            raise Refused(f"{key}={value[:20]}; what has it says {key}={word}, or nothing")
         return True
 
     return KeyValueField(key, field, lambda is_so: word, read, default=False)
 
 
-_TILES, _THEN = KeyValueField("tiles", "tiles", default=1), _said("then", "finishes", "finished")
-_MOVED = WordListField("", "sources"), WordListField("->", "destinations", beside="sources")
+_TILES, _THEN = KeyValueField("tiles", "tiles", default=1), _flag("then", "finishes", "finished")
+_MOVED = WordListField("", "sources"), WordListField("->", "destinations", shown_with="sources")
 _LATE = WordListField("late", "late_waits", WAIT.show, WAIT.read)
 _COLLECTIVE = (
     KeyValueField("label", "label", read=str),
@@ -173,19 +174,19 @@ _COLLECTIVE = (
 VERBS: dict[str, tuple[WordListField | KeyValueField, ...]] = {
     "put": (*_MOVED, _TILES),
     "get": _MOVED,
-    "reduce_put": (*_MOVED, _TILES, _said("order", "unordered", "any")),
+    "reduce_put": (*_MOVED, _TILES, _flag("order", "unordered", "any")),
     "clear": _MOVED,
     "copy": (KeyValueField("delay_us", "delay_us", default=0), *_MOVED),
     "matmul": (WordListField("and", "copies"), _TILES, _THEN, WordListField("scaled", "scales"), _LATE),
     "reduce": (WordListField("", "operands", between=ADD), WordListField("->", "out", is_one=True), _TILES, _THEN),
     "apply": (
         KeyValueField("function", "function", read=str),
-        WordListField("", "needs", held_text, held),
-        WordListField("->", "makes", held_text, held, beside="name"),
+        WordListField("", "needs", content_text, read_content),
+        WordListField("->", "makes", content_text, read_content, shown_with="name"),
         KeyValueField(
             "tiles", "tiles", lambda tiles: ",".join(map(range_text, tiles)), lambda tiles: ranges(tiles.split(","))
         ),
-        WordListField("reads", "late_needs", held_text, held),
+        WordListField("reads", "late_needs", content_text, read_content),
         _LATE,
     ),
     **dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce", "all_to_all"), _COLLECTIVE),

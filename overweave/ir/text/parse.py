@@ -1,4 +1,4 @@
-"""Reads a Schedule's text form (forms.py). Lines become plain data; the types then check every name and number."""
+"""The parser of a Schedule's text form (forms.py): lines become dicts, and msgspec checks every name and number."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FACTORS = {"@", "->", "+->"}
 
 
 def from_text(text: str) -> Schedule:
-    """The schedule that `to_text` wrote. Raises ScheduleFileError with the first unusable line."""
+    """Return the schedule that `to_text` wrote. Raises ScheduleFileError with the first line that cannot be read."""
     if len(text) > MAX_BYTES:
         raise _file_error(f"{len(text)} characters, more than {MAX_BYTES}")
     parts: FieldValues = {key: [] for key in _LISTS}
@@ -45,12 +45,12 @@ def from_text(text: str) -> Schedule:
         raise _file_error(str(error)) from None
 
 
-def _file_error(found: str) -> ScheduleFileError:
-    return ScheduleFileError("read a schedule's text", found[:300], "`overweave show` prints the form")
+def _file_error(error: str) -> ScheduleFileError:
+    return ScheduleFileError("read a schedule's text", error[:300], "`overweave show` prints the form")
 
 
 def _line(line: str, rank: int | None, parts: FieldValues) -> int | None:
-    """Adds what a line says; returns the rank of the operations that follow."""
+    """Add a line's fields to `parts`, and return the rank of the operations that follow. Raises Refused."""
     words = line.split()
     if line.startswith("rank "):
         return int(forms.RANK.read(line)["rank"])
@@ -71,7 +71,7 @@ def _line(line: str, rank: int | None, parts: FieldValues) -> int | None:
 
 
 def _section(words: list[str], line: str) -> Iterator[tuple[str, Any]]:
-    """The fields of the Schedule to which a line adds. Raises Refused."""
+    """Yield the fields of the Schedule to which a line adds. Raises Refused."""
     match words:
         case ["schedule", *_]:
             head = forms.SCHEDULE.read(line)
@@ -100,15 +100,16 @@ def _section(words: list[str], line: str) -> Iterator[tuple[str, Any]]:
 
 
 def _storage(words: list[str]) -> FieldValues:
-    """`DTYPE counted BLOCKS blocks ROWSxCOLS at PLACES tops ROWS`, each part of it where there is something to say."""
+    """Return the fields of a buffer from the words behind its home, all of them optional. Raises Refused. `DTYPE
+    counted BLOCKS blocks ROWSxCOLS at PLACES tops ROWS`"""
     match words:
         case []:
             return {}
         case ["counted", blocks, *rest]:
             return {"counted": blocks, **_storage(rest)}
         case ["blocks", size, "at", *places]:
-            at = places.index("tops") if "tops" in places else len(places)
-            lists = {"places": places[:at]} | ({"tops": places[at + 1 :]} if places[at:] else {})
+            split = places.index("tops") if "tops" in places else len(places)
+            lists = {"places": places[:split]} | ({"tops": places[split + 1 :]} if places[split:] else {})
             numbered = {name: [number(word) for word in words] for name, words in lists.items()}
             return {"blocks": forms.BLOCKS.read(size) | numbered}
         case [dtype, *rest] if dtype != "blocks" and rest[:1] in ([], ["blocks"], ["counted"]):
@@ -117,6 +118,7 @@ def _storage(words: list[str]) -> FieldValues:
 
 
 def _operation(words: list[str]) -> FieldValues:
+    """Return the fields of an operation from the words of its line. Raises Refused."""
     if len(words) < 3 or not words[1].endswith(":") or words[2] not in VERBS:
         raise Refused(f"cannot read {' '.join(words)[:60]!r}")
     queue, name, verb, *rest = words
@@ -137,10 +139,11 @@ def _operation(words: list[str]) -> FieldValues:
 
 
 def _grouped(words: list[str], marks: set[str], keys: set[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Words by the mark they follow ("" before any), and the values of `key=value` words. Each at most once."""
+    """Return mark -> the words behind it ("" before any mark), and key -> value of `key=value` words. Each at most
+    once."""
     lists: dict[str, list[str]] = {"": []}
     values: dict[str, str] = {}
-    mark = ""
+    mark = ""  # the last one
     for word in words:
         key, equals, value = word.partition("=")
         if word in marks and word not in lists:
@@ -154,6 +157,7 @@ def _grouped(words: list[str], marks: set[str], keys: set[str]) -> tuple[dict[st
 
 
 def _words(slot: WordListField, lists: dict[str, list[str]]) -> object:
+    """Return the value of a field of words: a list, or the only one. Raises Refused."""
     words = lists.get(slot.mark, [])
     if slot.is_one and len(words) != 1:
         raise Refused(f"one region should follow `{slot.mark}`")
@@ -164,15 +168,15 @@ def _words(slot: WordListField, lists: dict[str, list[str]]) -> object:
 
 
 def _product(lists: dict[str, list[str]]) -> FieldValues:
-    """`addend + ... + a... @ b + addend... -> out...`"""
+    """Return the fields of a matmul: `addend + ... + a... @ b + addend... -> out...`. Raises Refused."""
     if "->" in lists and "+->" in lists:
         raise Refused("both `->` and `+->`")
     left, right = lists[""], lists.get("@", [])
     first = len(left) - left[::-1].index(ADD) if ADD in left else 0
-    before, a, b, behind = left[:first], left[first:], right[:1], right[1:]
-    if not b or set(before[1::2] + behind[::2]) - {ADD} or len(before) % 2 or len(behind) % 2:
+    before, a, b, after = left[:first], left[first:], right[:1], right[1:]
+    if not b or set(before[1::2] + after[::2]) - {ADD} or len(before) % 2 or len(after) % 2:
         raise Refused("one region should follow `@`, and addends stand between `+`")
-    regions = {"a": a, "addends": [*before[::2], *behind[1::2]], "out": lists.get("->", lists.get("+->", []))}
+    regions = {"a": a, "addends": [*before[::2], *after[1::2]], "out": lists.get("->", lists.get("+->", []))}
     return {
         **{field: [forms.REGION.read(word) for word in words] for field, words in regions.items()},
         "kind": "compute",

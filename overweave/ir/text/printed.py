@@ -1,4 +1,4 @@
-"""Writes a Schedule's text form (forms.py): one operation per line, exact in both directions."""
+"""The printer of a Schedule's text form (forms.py): one operation per line, exact in both directions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ __all__ = ["from_text", "to_text"]
 
 
 def to_text(schedule: Schedule) -> str:
-    """The schedule as text; `from_text` returns an equal one."""
+    """Return the schedule as text; `from_text` returns an equal one."""
     return "\n".join(_lines(schedule)) + "\n"
 
 
 def _lines(schedule: Schedule) -> Iterator[str]:
+    """Yield the lines of a schedule."""
     yield f"schedule {schedule.name} world_size={schedule.world_size} version={VERSION}"
     yield from map(_buffer, schedule.buffers)
     yield from map(forms.PAD.show, schedule.pads)
@@ -37,6 +38,7 @@ def _lines(schedule: Schedule) -> Iterator[str]:
 
 
 def _buffer(buffer: Buffer) -> str:
+    """Return the line of a buffer."""
     dtype = (buffer.dtype,) if buffer.dtype else ()
     counted = ("counted", buffer.counted) if buffer.counted else ()
     blocks = ("blocks", forms.BLOCKS.show(buffer.blocks), "at", *buffer.blocks.places) if buffer.blocks else ()
@@ -52,32 +54,32 @@ def _goal(goal: Goal) -> str:
 
 
 def _operation(operation: Operation) -> str:
-    """One operation on one line, without its rank."""
+    """Return one operation as a line, without its rank."""
     verb = operation.function if isinstance(operation, Compute | Collective) else operation.__struct_config__.tag
-    said = [word for slot in (*VERBS[str(verb)], *SIGNALS) for word in _said(slot, operation)]
+    fields = [word for slot in (*VERBS[str(verb)], *SIGNALS) for word in _slot_words(slot, operation)]
     product = _product(operation) if isinstance(operation, Compute) else ()
-    return _spaced(operation.queue, f"{operation.name}:", verb, *product, *said)
+    return _spaced(operation.queue, f"{operation.name}:", verb, *product, *fields)
 
 
 def _product(compute: Compute) -> tuple[str, ...]:
-    """`addend + ... + a... @ b + addend... -> out...`"""
+    """Return the words of a matmul: `addend + ... + a... @ b + addend... -> out...`"""
     addends = tuple(map(REGION.show, compute.addends))
     before = [word for part in addends[: compute.place] for word in (part, ADD)]
-    behind = [word for part in addends[compute.place :] for word in (ADD, part)]
+    after = [word for part in addends[compute.place :] for word in (ADD, part)]
     a, out = map(REGION.show, compute.a), map(REGION.show, compute.out)
     arrow = "+->" if compute.accumulate else "->"
-    return (*before, *a, "@", REGION.show(compute.b), *behind, arrow, *out)
+    return (*before, *a, "@", REGION.show(compute.b), *after, arrow, *out)
 
 
-def _said(slot: WordListField | KeyValueField, operation: Operation) -> Iterator[str]:
-    """What an operation says of one field."""
+def _slot_words(slot: WordListField | KeyValueField, operation: Operation) -> Iterator[str]:
+    """Yield the words of one field of an operation."""
     value = getattr(operation, slot.field)
     if isinstance(slot, KeyValueField):
         if value != slot.default:
             yield f"{slot.key}={slot.show(value)}"
         return
     values = (value,) if slot.is_one else value
-    if slot.mark and (values or (slot.beside and getattr(operation, slot.beside))):
+    if slot.mark and (values or (slot.shown_with and getattr(operation, slot.shown_with))):
         yield slot.mark
     for index, each in enumerate(values):
         if index and slot.between:

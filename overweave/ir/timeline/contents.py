@@ -1,4 +1,4 @@
-"""What the operations of a schedule read and write, in words: what a reader of a timeline asks of a span."""
+"""Descriptions of what a schedule's operations read and write, for readers of a timeline."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MOST_REGIONS = 2  # of each side: a fused matmul reads dozens
 
 
 def with_contents(timeline: Timeline, schedule: Schedule, dtype: Dtype) -> Timeline:
-    """The timeline of a schedule's call, which now also says what its operations read and write."""
+    """Return the timeline of a schedule's call with descriptions of its operations."""
     return replace(timeline, contents=contents_of(schedule, dtype))
 
 
 def contents_of(schedule: Schedule, dtype: Dtype) -> tuple[Content, ...]:
-    """One for each operation, in the order of the schedule. dtype: the plan's."""
+    """Return one Content for each operation, in the order of the schedule. dtype: the plan's."""
     itemsizes = {buffer.name: buffer.itemsize_bytes(dtype) for buffer in schedule.buffers}
 
     def written_bytes(operation: Operation) -> int:
@@ -29,12 +29,14 @@ def contents_of(schedule: Schedule, dtype: Dtype) -> tuple[Content, ...]:
 
 
 def _words(operation: Operation) -> str:
-    reads, writes = _some(operation.reads), _some(operation.writes)
+    """Return what an operation reads and writes: `a@0[0:64,0:32] to b@1[0:64,0:32]`."""
+    reads, writes = _first_regions(operation.reads), _first_regions(operation.writes)
     words = " to ".join(filter(None, (reads, writes))) or "nothing: it waits and signals"
     return f"{operation.function} {words}" if isinstance(operation, Collective) else words
 
 
-def _some(regions: Sequence[Region]) -> str:
-    there = [region for region in regions if not region.is_empty]
-    more = f" and {len(there) - MOST_REGIONS} more" if len(there) > MOST_REGIONS else ""
-    return ", ".join(map(str, there[:MOST_REGIONS])) + more
+def _first_regions(regions: Sequence[Region]) -> str:
+    """Return the first regions that are not empty, and how many more there are."""
+    filled = [region for region in regions if not region.is_empty]
+    more = f" and {len(filled) - MOST_REGIONS} more" if len(filled) > MOST_REGIONS else ""
+    return ", ".join(map(str, filled[:MOST_REGIONS])) + more

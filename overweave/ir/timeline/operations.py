@@ -1,4 +1,4 @@
-"""What a timeline takes from a schedule: as what an operation counts, and which operations wait for which."""
+"""What a timeline takes from a schedule: the kind of each operation, and which operations wait for which."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, Ar
 
 
 def kind_of(operation: Operation) -> SpanKind:
-    """What an operation counts as."""
+    """Return the kind of span that an operation is."""
     match operation:
         case Compute() | Apply():
             return COMPUTE
@@ -21,16 +21,16 @@ def kind_of(operation: Operation) -> SpanKind:
 
 
 def notifiers(schedule: Schedule) -> dict[tuple[int, str, int], list[str]]:
-    """Names of the operations that add to each signal, by (rank, pad, signal)."""
-    found: dict[tuple[int, str, int], list[str]] = {}
+    """Return (rank, pad, signal) -> names of the operations that add to the signal."""
+    names: dict[tuple[int, str, int], list[str]] = {}
     for operation in schedule.operations:
         for notify in operation.notifies:
-            found.setdefault((notify.rank, notify.pad, notify.signal), []).append(operation.name)
-    return found
+            names.setdefault((notify.rank, notify.pad, notify.signal), []).append(operation.name)
+    return names
 
 
-def signalled(schedule: Schedule) -> Iterator[tuple[str, str]]:
-    """(source, target) of each operation that waits for a signal of another one, by name."""
+def signal_edges(schedule: Schedule) -> Iterator[tuple[str, str]]:
+    """Yield (source, target), names of operations, for each operation that waits for a signal of another one."""
     sources = notifiers(schedule)
     for operation in schedule.operations:
         for wait in operation.all_waits:
@@ -40,7 +40,8 @@ def signalled(schedule: Schedule) -> Iterator[tuple[str, str]]:
 
 
 def arrows(schedule: Schedule, first: Mapping[str, int], last: Mapping[str, int]) -> Iterator[Arrow]:
-    """From the last span of each operation that signals to the first span of each that waits for it."""
-    for source, target in signalled(schedule):
+    """Yield an arrow from the last span of each operation that notifies to the first span of each that waits for it.
+    first, last: name of an operation -> index of that span."""
+    for source, target in signal_edges(schedule):
         if source in last and target in first:
             yield Arrow(last[source], first[target])

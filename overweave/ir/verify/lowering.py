@@ -1,4 +1,4 @@
-"""Whether the tile tables say what the schedule says: every tile of every operation once, with its waits and signal."""
+"""Whether tile tables match the schedule: every tile of every operation once, with its waits and signal."""
 
 from __future__ import annotations
 
@@ -31,16 +31,22 @@ from overweave.ir.tile_order import (
     TileOrder,
     TileRow,
     outputs,
-    told_of_result,
+    ranks_to_notify,
 )
 from overweave.ir.verify.engines.addends import check_addends
 from overweave.ir.verify.engines.copies import check_copy
-from overweave.ir.verify.engines.finished import finishes
-from overweave.ir.verify.engines.shares import check_partials, without_shares
-from overweave.ir.verify.engines.stored import check_stored, check_stored_blocks
-from overweave.ir.verify.rules.applied import check_applied, check_carried, check_parts, check_slices, note_places
+from overweave.ir.verify.engines.split_k import check_partials, merge_split_k
+from overweave.ir.verify.engines.stores import check_block_stores, check_stores
+from overweave.ir.verify.engines.sum_epilogue import applies_epilogue
+from overweave.ir.verify.rules.author_tables import (
+    check_parts,
+    check_slice_sources,
+    check_slices,
+    check_tile_numbers,
+    note_operand_buffers,
+)
 from overweave.ir.verify.rules.graphs import Graph, SignalIndex
-from overweave.ir.verify.rules.scales import check_places
+from overweave.ir.verify.rules.scales import check_scale_rows
 from overweave.ir.verify.rules.verdict import Findings
 
 OUT = "out"
@@ -48,7 +54,7 @@ LoweredRows = tuple[int, int, int, int, int, int]  # row, row_end, col, source, 
 
 
 def check_tables(plan: Plan, graph: Graph, rank: int | None, findings: Findings) -> None:
-    """One table for each kernel queue of the rank (None: of every rank), and none for another."""
+    """Check one table for each kernel queue of the rank (None: of every rank), and refuse any other table."""
     ranks = range(plan.schedule.world_size) if rank is None else (rank,)
     kernels = {one.queue for one in plan.realization.engines if one.engine in KERNELS}
     tables = {(order.rank, order.queue): order for order in plan.tile_orders}
@@ -58,7 +64,7 @@ def check_tables(plan: Plan, graph: Graph, rank: int | None, findings: Findings)
         findings.add("lowering", None, f"there is a tile table for queue {queue} of rank {table_rank}, which has none")
     for one in ranks:
         for queue in sorted(kernels):
-            positions = [at for at in graph.of_rank[one] if graph.operations[at].queue == queue]
+            positions = [position for position in graph.of_rank[one] if graph.operations[position].queue == queue]
             if (one, queue) in tables:
                 _Table(plan, graph, tables[one, queue], findings).check(positions)
             elif positions:
@@ -73,7 +79,7 @@ class _Table:
         self.buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         self.homes = {name: buffer.home for name, buffer in self.buffers.items()}
         self.weights = plan.schedule.weights
-        self.outs = {weight: outputs(plan.schedule, order.rank, weight) for weight in self.weights}
+        self.outs = {weight: outputs(plan.schedule, order.rank, weight) for weight in self.weights}  # by weight
         self.after = next(queue.after for queue in plan.schedule.queues if queue.name == order.queue)
         self.is_author = plan.realization.engine_of(order.queue) == AUTHOR_KERNEL
         self.is_matmul = plan.realization.engine_of(order.queue) == TILE_KERNEL
@@ -83,105 +89,108 @@ class _Table:
         self.matmul = config if isinstance(config, MatmulConfig) else None
 
     def check(self, positions: list[int]) -> None:
-        own, parts, slices = self._sections()
+        """Compare the table with the operations at these positions, those of its rank and queue."""
+        tile_rows, parts, slices = self._split_sections()
         tiles: list[list[TileRow]] = [[] for _ in positions]
-        if not (self._filed(own, positions, tiles) and self._filed(slices, positions, tiles)):
+        if not all(self._group_by_operation(rows, positions, tiles) for rows in (tile_rows, slices)):
             return
         if self.is_author:
             before = dict(enumerate(accumulate((len(rows) for rows in _slices_only(tiles)), initial=0)))
-            check_slices(own, before, len(slices), self.findings)
-        check_partials(own, self.findings)
+            check_slices(tile_rows, before, len(slices), self.findings)
+        check_partials(tile_rows, self.findings)
         operands: dict[str, set[str]] = {}
-        implied = self._implied(positions)
+        implied = self._implied_waits(positions)
         for position, rows in zip(positions, tiles, strict=True):
             operation = self.graph.operations[position]
-            rows = without_shares(operation, rows, self.matmul, self.findings)
-            self._check_duties(position, rows, implied[position])
+            rows = merge_split_k(operation, rows, self.matmul, self.findings)
+            self._check_signals(position, rows, implied[position])
             base = self.order.rank * self.graph.signals_per_rank
             late = {key - base: self.graph.full[key] for key in self.graph.late.get(position, ())}
             late = {} if isinstance(operation, Apply) else late
             weight = self.weights.index(operation.b.buffer) if isinstance(operation, Compute) else 0
             if any(row.weight != weight for row in rows):
                 self.findings.add("lowering", operation, "a tile multiplies by another weight")
-            into = self._into(operation) if isinstance(operation, Compute) else 0
+            into = self._output_index(operation) if isinstance(operation, Compute) else 0
             if any(row.into != into for row in rows):
                 self.findings.add("lowering", operation, "a tile writes another output")
-            if any(row.finishes != finishes(operation) for row in rows):
+            if any(row.finishes != applies_epilogue(operation) for row in rows):
                 self.findings.add("lowering", operation, "a tile finishes its sum, or does not, against its operation")
-            check_stored(operation, rows, self.plan.schedule.world_size, self.findings)
+            check_stores(operation, rows, self.plan.schedule.world_size, self.findings)
             check_addends(operation, rows, late, self.buffers, self.findings)
             if isinstance(operation, Compute):
                 _note_operands(operation, self.buffers, operands, f"{OUT} of {operation.b.buffer}")
-                self._note_summed(operands, (*operation.addends, *operation.writes) if operation.addends else ())
+                self._note_addend_dtypes(operands, (*operation.addends, *operation.writes) if operation.addends else ())
                 self._check_compute(operation, rows)
-                check_places(operation, self.buffers, self.plan.realization.dtype, self.findings)
+                check_scale_rows(operation, self.buffers, self.plan.realization.dtype, self.findings)
             elif isinstance(operation, Apply):
-                check_applied(operation, rows, self.homes, self.findings)
-                note_places(operation, self.buffers, operands)
+                check_tile_numbers(operation, rows, self.homes, self.findings)
+                note_operand_buffers(operation, self.buffers, operands)
                 check_parts(operation, parts, (self.graph, self.after), self.findings)
             elif isinstance(operation, Reduce):
                 first, *rest = operation.operands
-                self._note_summed(operands, (*rest, operation.out))
-                kept = self.plan.dtype_of(first.buffer)
-                operands.setdefault("dtype of the first operand", set()).add(kept)
+                self._note_addend_dtypes(operands, (*rest, operation.out))
+                dtype = self.plan.dtype_of(first.buffer)
+                operands.setdefault("dtype of the first operand", set()).add(dtype)
                 has_map = self.buffers[first.buffer].blocks is not None
                 operands.setdefault("map of blocks", set()).add(first.buffer if has_map else "none")
                 self._check_reduce(operation, rows)
             elif isinstance(operation, Put | Copy):
-                self._check_moved(operation, rows, operands)
+                self._check_move(operation, rows, operands)
         self._check_weights(positions)
         for role, names in operands.items():
             most = 2 if role.startswith(OUT) and len(self.weights) == 1 else 1
             if len(names) > most:
-                said = f"queue {self.order.queue} on rank {self.order.rank} uses {', '.join(sorted(names))} as {role}"
-                self.findings.add("lowering", None, f"{said}; a kernel has {'two' if most == 2 else 'one'}")
+                uses = f"queue {self.order.queue} on rank {self.order.rank} uses {', '.join(sorted(names))} as {role}"
+                self.findings.add("lowering", None, f"{uses}; a kernel has {'two' if most == 2 else 'one'}")
 
-    def _check_moved(self, move: Put | Copy, rows: list[TileRow], operands: dict[str, set[str]]) -> None:
-        way = "adds" if isinstance(move, ReducePut) else "moves"
-        operands.setdefault("way to push", set()).update((way,) if isinstance(move, Put) else ())
+    def _check_move(self, move: Put | Copy, rows: list[TileRow], operands: dict[str, set[str]]) -> None:
+        """Check the tiles of a Put or a Copy, and note its operands."""
+        mode = "adds" if isinstance(move, ReducePut) else "moves"
+        operands.setdefault("way to push", set()).update((mode,) if isinstance(move, Put) else ())
         homes = () if not self.is_author else (INPUT, OUTPUT)  # elsewhere a table says where
-        known = (part.buffer for part in move.sources)
+        source_buffers = (part.buffer for part in move.sources)
         operands.setdefault("source", set()).update(
-            name for name in known if not homes or self.buffers[name].home in homes
+            name for name in source_buffers if not homes or self.buffers[name].home in homes
         )
         check_copy(move, rows, self.buffers, self.plan.realization.dtype, self.findings)
         if self.is_author and isinstance(move, Put):
             applies = (one for one in self.graph.operations if isinstance(one, Apply))
-            check_carried(move, applies, self.homes, self.findings)
+            check_slice_sources(move, applies, self.homes, self.findings)
 
-    def _into(self, compute: Compute) -> int:
-        """Which of its weight's outputs a Compute writes."""
+    def _output_index(self, compute: Compute) -> int:
+        """Return which of its weight's outputs a Compute writes."""
         return self.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
 
     def _check_weights(self, positions: list[int]) -> None:
-        """A kernel multiplies by so many weights at most, and adds what peers sent to the product of one alone."""
-        computes = [one for at in positions if isinstance(one := self.graph.operations[at], Compute)]
+        """Refuse more weights than a kernel takes: MOST_WEIGHTS, or one if it adds what peers sent."""
+        computes = [one for position in positions if isinstance(one := self.graph.operations[position], Compute)]
         weights = {compute.b.buffer for compute in computes}
         if len(weights) > (1 if any(compute.addends for compute in computes) else MOST_WEIGHTS):
-            said = f"queue {self.order.queue} on rank {self.order.rank} multiplies by {', '.join(sorted(weights))}"
-            self.findings.add("lowering", None, f"{said}: more weights than its kernel takes")
+            message = f"queue {self.order.queue} on rank {self.order.rank} multiplies by {', '.join(sorted(weights))}"
+            self.findings.add("lowering", None, f"{message}: more weights than its kernel takes")
 
-    def _sections(self) -> tuple[list[TileRow], list[TileRow], list[TileRow]]:
-        """Tiles; of an author's kernel also parts, then the slices that its tiles carry. They stand in this order."""
-        own, parts, slices = list(self.order.rows), list[TileRow](), list[TileRow]()
-        while self.is_author and own and own[-1].kind == COPY:
-            slices.insert(0, own.pop())
-        while own and own[-1].kind == PART:
-            parts.insert(0, own.pop())
-        if any(row.kind == PART for row in own):
+    def _split_sections(self) -> tuple[list[TileRow], list[TileRow], list[TileRow]]:
+        """Return the table's rows in three sections: tiles; late parts of an author's kernel; and slices that its tiles
+        push."""
+        tile_rows, parts, slices = list(self.order.rows), list[TileRow](), list[TileRow]()
+        while self.is_author and tile_rows and tile_rows[-1].kind == COPY:
+            slices.insert(0, tile_rows.pop())
+        while tile_rows and tile_rows[-1].kind == PART:
+            parts.insert(0, tile_rows.pop())
+        if any(row.kind == PART for row in tile_rows):
             self.findings.add("lowering", None, f"queue {self.order.queue}: a part stands before a tile")
         if parts and not self.is_author:
-            said = f"queue {self.order.queue} has parts, which its kernel knows nothing of"
-            self.findings.add("lowering", None, said)
-        return own, parts, slices
+            message = f"queue {self.order.queue} has parts, which its kernel knows nothing of"
+            self.findings.add("lowering", None, message)
+        return tile_rows, parts, slices
 
-    def _filed(self, rows: list[TileRow], positions: list[int], tiles: list[list[TileRow]]) -> bool:
-        """Adds rows to the tiles of their operations. Whether all have one, in the order of the launch."""
+    def _group_by_operation(self, rows: list[TileRow], positions: list[int], tiles: list[list[TileRow]]) -> bool:
+        """Add rows to the tiles of their operations. Return whether all have one, in launch order."""
         last = 0
         for row in rows:
             if not 0 <= row.operation < len(positions):
-                said = f"a tile of queue {self.order.queue} on rank {self.order.rank} belongs to operation"
-                self.findings.add("lowering", None, f"{said} {row.operation} of {len(positions)}")
+                message = f"a tile of queue {self.order.queue} on rank {self.order.rank} belongs to operation"
+                self.findings.add("lowering", None, f"{message} {row.operation} of {len(positions)}")
                 return False
             if row.operation < last:
                 operation = self.graph.operations[positions[row.operation]]
@@ -191,79 +200,84 @@ class _Table:
             tiles[row.operation].append(row)
         return True
 
-    def _check_duties(self, position: int, rows: list[TileRow], implied: set[SignalIndex]) -> None:
-        """Waits that the queue's `after` already implies may be left out; everything else must be there."""
+    def _check_signals(self, position: int, rows: list[TileRow], implied: set[SignalIndex]) -> None:
+        """Check waits and notifies of an operation's tiles. Waits in `implied`, by the queue's `after`, may be
+        missing."""
         operation = self.graph.operations[position]
-        base = self.order.rank * self.graph.signals_per_rank
+        base = self.order.rank * self.graph.signals_per_rank  # tables number the own rank's signals from 0
         waited = self.graph.waited[position]
-        asked = {key - base for key in waited[: len(waited) - len(self.graph.late.get(position, ()))]}
-        needed = asked - {key - base for key in implied}
+        early = {key - base for key in waited[: len(waited) - len(self.graph.late.get(position, ()))]}
+        needed = early - {key - base for key in implied}
         signals = [key % self.graph.signals_per_rank for key in self.graph.notified[position]]
-        told, may = {notify.rank for notify in operation.notifies}, self._told(operation)
-        if len(set(signals)) > 1 or not told <= may or (isinstance(operation, Compute) and told and told != may):
+        notified, allowed = {notify.rank for notify in operation.notifies}, self._notifiable_ranks(operation)
+        # Tiles of a Compute have no list of ranks: they notify everywhere they store, or nowhere.
+        is_incomplete = isinstance(operation, Compute) and notified and notified != allowed
+        if len(set(signals)) > 1 or not notified <= allowed or is_incomplete:
             self.findings.add("lowering", operation, "a tile can notify one signal, of its own rank or where it puts")
             return
-        if isinstance(operation, Reduce) and len(told) != len(operation.notifies):
+        if isinstance(operation, Reduce) and len(notified) != len(operation.notifies):
             self.findings.add("lowering", operation, "a tile of a sum notifies a rank once")
             return
         signal = signals[0] if signals else NO_SIGNAL
-        for lo, hi, count, announced, also, also_count in {duties_of(row) for row in rows}:
-            waits = dict.fromkeys(range(lo, hi), count) if 0 <= lo <= hi <= lo + len(asked) else {-1: count}
+        for lo, hi, count, notified_signal, also, also_count in {signal_fields(row) for row in rows}:
+            waits = dict.fromkeys(range(lo, hi), count) if 0 <= lo <= hi <= lo + len(early) else {-1: count}
             waits |= {also: also_count} if also != NO_SIGNAL else {}
-            if not needed <= waits.keys() <= asked:
-                said = f"a tile waits for signals [{lo}:{hi}] and {also}, not {sorted(needed)[:8]}"
-                self.findings.add("lowering", operation, said)
+            if not needed <= waits.keys() <= early:
+                message = f"a tile waits for signals [{lo}:{hi}] and {also}, not {sorted(needed)[:8]}"
+                self.findings.add("lowering", operation, message)
             elif any(self.graph.full[key + base] != value for key, value in waits.items()):
-                said = f"a tile waits until signals [{lo}:{hi}] are {count}"
+                message = f"a tile waits until signals [{lo}:{hi}] are {count}"
                 self.findings.add(
-                    "lowering", operation, f"{said} and signal {also} is {also_count}" if also >= 0 else said
+                    "lowering", operation, f"{message} and signal {also} is {also_count}" if also >= 0 else message
                 )
-            if announced != signal:
-                self.findings.add("lowering", operation, f"a tile notifies signal {announced}, not {signal}")
+            if notified_signal != signal:
+                self.findings.add("lowering", operation, f"a tile notifies signal {notified_signal}, not {signal}")
         if not isinstance(operation, Compute) and any(row.shift for row in rows):
             self.findings.add("lowering", operation, "a tile has columns of a weight, and multiplies by none")
         if signals and len(rows) != operation.instances:
-            said = f"its {len(rows)} tiles add as much to a signal that counts {operation.instances}"
-            self.findings.add("lowering", operation, said)
+            message = f"its {len(rows)} tiles add as much to a signal that counts {operation.instances}"
+            self.findings.add("lowering", operation, message)
 
-    def _told(self, operation: Operation) -> set[int]:
-        """Whom its tiles may tell: the own rank, the one that it puts to, those at whom they store; of a sum, all."""
+    def _notifiable_ranks(self, operation: Operation) -> set[int]:
+        """Return the ranks that tiles of an operation may notify."""
         if isinstance(operation, Put):
             return {operation.peer}
-        if isinstance(operation, Reduce):  # sums are read where they lie: whoever may read them is told
+        if isinstance(operation, Reduce):  # any rank may read the sum in place
             return set(range(self.plan.schedule.world_size))
         if isinstance(operation, Compute):
-            return told_of_result(operation)
+            return ranks_to_notify(operation)
         stored = {region.rank for region in operation.writes} if isinstance(operation, Apply) else set()
         return stored if stored - {operation.rank} else {operation.rank}
 
-    def _implied(self, positions: list[int]) -> dict[int, set[SignalIndex]]:
-        """For each operation, the awaited signals that calls which end before its kernel starts announce in full."""
-        mine, earlier = set(positions), Counter[SignalIndex]()
+    def _implied_waits(self, positions: list[int]) -> dict[int, set[SignalIndex]]:
+        """Return for each operation the awaited signals that are complete when its kernel starts, by the queue's
+        `after`."""
+        own_positions, earlier = set(positions), Counter[SignalIndex]()
         implied: dict[int, set[SignalIndex]] = {}
-        for at in self.graph.of_rank[self.order.rank]:
-            operation = self.graph.operations[at]
-            if at in mine:
-                implied[at] = {key for key in self.graph.waited[at] if earlier[key] == self.graph.full[key]}
+        for position in self.graph.of_rank[self.order.rank]:
+            operation = self.graph.operations[position]
+            if position in own_positions:
+                implied[position] = {key for key in self.graph.waited[position] if earlier[key] == self.graph.full[key]}
             elif operation.queue in self.after:
-                for key in self.graph.notified[at]:
+                for key in self.graph.notified[position]:
                     earlier[key] += operation.instances
         return implied
 
     def _check_compute(self, compute: Compute, rows: list[TileRow]) -> None:
+        """Check the tiles of a Compute: their shape, rows and sources."""
         if len(rows) != compute.tiles:
             self.findings.add("lowering", compute, f"the table has {len(rows)} tiles of {compute.tiles}")
         obstacle = split_obstacle(self.plan.realization.matmul) if self.plan.realization.matmul else ""
         if obstacle:
             self.findings.add("lowering", compute, f"its tiles cannot be cut: {obstacle}")
-        if self.matmul and self.plan.problem.epilogue.gate:
+        if self.matmul and self.plan.problem.epilogue.products > 1:
             obstacle = gate_obstacle(self.matmul, self.plan.realization.dtype)
             if obstacle:
                 self.findings.add("lowering", compute, obstacle)
         if self.matmul and step_obstacle(self.matmul, self.plan.realization.dtype):
             self.findings.add("lowering", compute, step_obstacle(self.matmul, self.plan.realization.dtype))
         if any(self.buffers[part.buffer].blocks for part in compute.out):
-            check_stored_blocks(compute, rows, self.buffers, self.findings)
+            check_block_stores(compute, rows, self.buffers, self.findings)
             return
         if any(row.shift for row in rows):
             self.findings.add("lowering", compute, "a tile multiplies by other columns than it stores")
@@ -271,8 +285,8 @@ class _Table:
         whole = all(part.cols == (0, self.buffers[part.buffer].cols) for part in parts)
         b = self.buffers[compute.b.buffer]
         if not whole or compute.b.shape != (b.rows, b.cols) or compute.accumulate:
-            said = "the kernel multiplies whole rows by a whole `b`, and adds to nothing"
-            self.findings.add("lowering", compute, said)
+            message = "the kernel multiplies whole rows by a whole `b`, and adds to nothing"
+            self.findings.add("lowering", compute, message)
         elif [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
             self.findings.add("lowering", compute, "`a` and `out` are not cut alike")
         else:
@@ -283,6 +297,7 @@ class _Table:
             self._check_rows(compute, MULTIPLY, rows, places)
 
     def _check_reduce(self, reduce: Reduce, rows: list[TileRow]) -> None:
+        """Check the tiles of a Reduce: their rows, homes and dtypes."""
         regions = (*reduce.operands, reduce.out)
         if any(part.cols != (0, self.buffers[part.buffer].cols) for part in regions):
             self.findings.add("lowering", reduce, "the kernel adds whole rows")
@@ -292,13 +307,13 @@ class _Table:
             self.findings.add("lowering", reduce, f"its first operand is neither of its dtype nor in {SUM_DTYPE}")
         self._check_rows(reduce, REDUCE, rows, [(WORKSPACE, 0, reduce.out)])
 
-    def _note_summed(self, operands: dict[str, set[str]], parts: tuple[Region, ...]) -> None:
-        """A kernel reads what it adds as numbers of the dtype that it stores."""
-        known = (self.plan.dtype_of(part.buffer) for part in parts)
-        operands.setdefault("dtype of sums", set()).update(known)
+    def _note_addend_dtypes(self, operands: dict[str, set[str]], parts: tuple[Region, ...]) -> None:
+        """Note the dtypes of the parts: a kernel reads addends in the dtype that it stores."""
+        dtypes = (self.plan.dtype_of(part.buffer) for part in parts)
+        operands.setdefault("dtype of sums", set()).update(dtypes)
 
     def _tiles(self, source: int, source_row: int, out: Region) -> Iterator[LoweredRows]:
-        """The tiles of a rectangle, none cut."""
+        """Yield the tiles of a rectangle, each whole (not cut along columns)."""
         for row in range(*out.rows, self.block_m):
             for col in range(*out.cols, self.block_n):
                 width = narrow_width(out.cols[1] - col, self.matmul) if self.matmul else 0
@@ -307,7 +322,8 @@ class _Table:
     def _check_rows(
         self, operation: Operation, kind: int, rows: list[TileRow], places: list[tuple[int, int, Region]]
     ) -> None:
-        """places: source, its first row and the rectangle, for every part of the result."""
+        """Compare rows with the tiles of the result. places: source, its first row and rectangle, of each part of the
+        result."""
         if any(row.kind != kind for row in rows):
             self.findings.add("lowering", operation, "a tile is of the other kernel")
         heights, widths = zip(*(out.shape for _, _, out in places), strict=True)
@@ -319,23 +335,23 @@ class _Table:
         if not count <= len(rows) <= most:
             self.findings.add("lowering", operation, f"the table has {len(rows)} tiles; its result is {count}")
             return
-        found = [(row.row, row.row_end, row.col, row.source, row.source_row, row.width) for row in rows]
-        expected = self._as_cut({tile for place in places for tile in self._tiles(*place)}, set(found))
-        wrong = set(found) ^ expected
+        actual = [(row.row, row.row_end, row.col, row.source, row.source_row, row.width) for row in rows]
+        expected = self._split_missing_tiles({tile for place in places for tile in self._tiles(*place)}, set(actual))
+        wrong = set(actual) ^ expected
         if wrong:
             row, row_end, col, source, source_row, _ = min(wrong)
             side = "lacks" if min(wrong) in expected else "has"
             where = f"rows [{row}:{row_end}] from column {col}, read from {'workspace' if source else 'own shard'}"
             self.findings.add("lowering", operation, f"the table {side} a tile of {where} row {source_row}")
-        elif len(set(found)) != len(found):
+        elif len(set(actual)) != len(actual):
             self.findings.add("lowering", operation, "the table has a tile twice")
 
-    def _as_cut(self, tiles: set[LoweredRows], found: set[LoweredRows]) -> set[LoweredRows]:
-        """The tiles, whole ones that are missing cut into all their parts, if they may be cut."""
+    def _split_missing_tiles(self, tiles: set[LoweredRows], actual: set[LoweredRows]) -> set[LoweredRows]:
+        """Return the tiles, with missing whole ones cut into all their boxes if they may be cut."""
         part_n = self.matmul.part_n if self.matmul else 0
         if not part_n:
             return tiles
-        cut = {tile for tile in tiles - found if not tile[5]}
+        cut = {tile for tile in tiles - actual if not tile[5]}
         parts = {
             (row, row_end, start, source, source_row, part_n)
             for row, row_end, col, source, source_row, _ in cut
@@ -345,11 +361,12 @@ class _Table:
 
 
 def _slices_only(tiles: list[list[TileRow]]) -> Iterator[list[TileRow]]:
-    """For each operation its slices, none if it is no Put."""
+    """Yield for each operation its slices; none if it is not a Put."""
     return ([row for row in rows if row.kind == COPY] for rows in tiles)
 
 
 def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[str, set[str]], out: str) -> None:
+    """Add the buffers of a Compute by role to `operands`: a kernel has one pointer for each role."""
     for part in compute.a:
         role = "own shard" if buffers[part.buffer].home == INPUT else "workspace"
         operands.setdefault(role, set()).add(part.buffer)
@@ -364,6 +381,6 @@ def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[
         operands.setdefault("number of addends", set()).add(str(len(compute.addends)))
 
 
-def duties_of(row: TileRow) -> tuple[int, int, int, int, int, int]:
-    """What a tile waits for and announces."""
+def signal_fields(row: TileRow) -> tuple[int, int, int, int, int, int]:
+    """Return the waits and the signal of a tile."""
     return row.wait_lo, row.wait_hi, row.wait_count, row.signal, row.also, row.also_count

@@ -5,30 +5,30 @@ from __future__ import annotations
 from msgspec import Struct
 
 from overweave.ir.dtype import ITEMSIZE_BYTES, SUM_DTYPE
-from overweave.ir.launch.gates import gated, launch_obstacle
+from overweave.ir.kernel_limits import SIGNAL_CAPACITY
+from overweave.ir.launch.gates import kernels_on_own_streams, launch_obstacle
 from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, OUTPUT, Compute, Name, Operation, Reduce, Region
 from overweave.ir.verify.engines.assignment import check_engines
-from overweave.ir.verify.engines.finished import check_finished
+from overweave.ir.verify.engines.contract import check_contract
 from overweave.ir.verify.engines.norm import check_norm
 from overweave.ir.verify.engines.packed import check_packed
-from overweave.ir.verify.engines.promised import check_promised
 from overweave.ir.verify.engines.replays import check_replays
 from overweave.ir.verify.engines.skinny import check_skinny
+from overweave.ir.verify.engines.sum_epilogue import check_sum_epilogue
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.residency import check_residency
 from overweave.ir.verify.rules.blocks import check_permuted_engines
-from overweave.ir.verify.rules.collectives import folded
+from overweave.ir.verify.rules.collectives import fold_collectives
 from overweave.ir.verify.rules.counted import check_counted_engines
 from overweave.ir.verify.rules.graphs import Graph, build_graph
 from overweave.ir.verify.rules.scales import check_scaling
 from overweave.ir.verify.rules.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.ir.words import SIGNAL_CAPACITY
 
 BULK_ALIGNMENT_BYTES = 16
-SHARED_BYTES_OF_A_BLOCK = 1024  # what the system takes of each block's shared memory
-REGISTERS_UNIT = 256  # registers are dealt to a warp in such units
+SHARED_BYTES_OF_A_BLOCK = 1024  # reserved by CUDA in each block's shared memory
+REGISTERS_UNIT = 256  # allocation unit of a warp's registers
 
 
 class MachineLimits(Struct, frozen=True, kw_only=True):
@@ -42,7 +42,8 @@ class MachineLimits(Struct, frozen=True, kw_only=True):
 
 
 class KernelResources(Struct, frozen=True, kw_only=True):
-    """What the compiled kernel of a queue takes: of each block, and how many blocks (programs) it is launched with."""
+    """What the compiled kernel of a queue takes of an SM for each block, and how many blocks (programs) are
+    launched."""
 
     queue: Name
     registers_per_thread: int
@@ -51,7 +52,7 @@ class KernelResources(Struct, frozen=True, kw_only=True):
     programs: int
 
     def of_block(self) -> tuple[int, int, int, int]:
-        """Registers, shared bytes, threads and block slots that one block takes of an SM."""
+        """Return registers, shared bytes, threads and block slots that one block takes of an SM."""
         of_warp = -(-self.registers_per_thread * 32 // REGISTERS_UNIT) * REGISTERS_UNIT
         return -(-self.threads // 32) * of_warp, self.shared_bytes + SHARED_BYTES_OF_A_BLOCK, self.threads, 1
 
@@ -59,17 +60,17 @@ class KernelResources(Struct, frozen=True, kw_only=True):
 def verify_plan(
     plan: Plan, machine_limits: MachineLimits, footprints: tuple[KernelResources, ...] = (), rank: int | None = None
 ) -> Verdict:
-    """Proves the plan's schedule, and that engines, tables, integers and SMs do what the schedule says.
+    """Return whether the plan's schedule is proven, and that engines, tables, integers and SMs carry it out.
 
-    footprints: of the kernels, once they are compiled; without one a kernel is not known to fit beside any other.
-    rank: only this rank's tile tables are there and looked at; None: every rank's.
+    footprints: of the compiled kernels; a kernel without one is not assumed to fit beside another. rank: check only
+    this rank's tile tables, the only ones in the plan; None: every rank's.
     """
     verdict = verify_schedule(plan.schedule)
     if not verdict.ok:
         return verdict
     findings = Findings()
     try:
-        graph = build_graph(folded(plan.schedule), findings)
+        graph = build_graph(fold_collectives(plan.schedule), findings)
         check_engines(plan, graph, findings)
         check_permuted_engines(plan, findings)
         check_counted_engines(plan, findings)
@@ -79,17 +80,17 @@ def verify_plan(
         _check_residual(plan, findings)
         _check_whole_rows(plan, findings)
         if not findings.refusals:
-            check_finished(plan, findings)
+            check_sum_epilogue(plan, findings)
             check_norm(plan, findings)
         if not findings.refusals:
             check_tables(plan, graph, rank, findings)
             check_packed(plan, graph, findings)
             check_skinny(plan, findings)
-            _check_room(plan, machine_limits, findings)
-            _check_gates(plan, graph, findings)
+            _check_sms_for_tiles(plan, machine_limits, findings)
+            _check_held_kernels(plan, graph, findings)
             together = fit_together(machine_limits, footprints)
             check_residency(plan, graph, together, machine_limits.sms, findings)
-        check_promised(plan, findings)
+        check_contract(plan, findings)
         _check_rounding(plan, verdict.added_to, findings)
     except Enough:
         pass
@@ -99,10 +100,8 @@ def verify_plan(
 
 
 def fit_together(limits: MachineLimits, footprints: tuple[KernelResources, ...]) -> frozenset[str]:
-    """The queues whose kernels surely have a block resident, however the blocks of the others are placed.
-
-    Kernels claim tiles in table order, so one resident block makes progress. Proven for two kernels at most.
-    """
+    """Return the queues whose kernels surely have a block resident, however the blocks of the others are placed.
+    Kernels claim tiles in table order, so one resident block makes progress. Proven for two kernels at most."""
     if len(footprints) == 1:
         return frozenset(footprint.queue for footprint in footprints)
     if len(footprints) != 2:
@@ -113,7 +112,7 @@ def fit_together(limits: MachineLimits, footprints: tuple[KernelResources, ...])
 
 
 def _always_fits(limits: MachineLimits, newcomer: KernelResources, resident: KernelResources) -> bool:
-    """Whether too few of the resident's blocks exist to keep the newcomer's from every SM."""
+    """Whether the resident kernel has too few blocks to keep the newcomer's from every SM."""
     capacity = (limits.registers_per_sm, limits.shared_bytes_per_sm, limits.threads_per_sm, limits.blocks_per_sm)
     takes, needs = resident.of_block(), newcomer.of_block()
     if any(need > whole for need, whole in zip(needs, capacity, strict=True)):
@@ -125,73 +124,76 @@ def _always_fits(limits: MachineLimits, newcomer: KernelResources, resident: Ker
     return to_block_one_sm > most_per_sm or resident.programs // to_block_one_sm < limits.sms
 
 
-def _check_gates(plan: Plan, graph: Graph, findings: Findings) -> None:
-    """What the launch of a kernel on a stream of its own requires."""
-    queues = gated(plan)
+def _check_held_kernels(plan: Plan, graph: Graph, findings: Findings) -> None:
+    """Refuse kernels on side streams that `launch_obstacle` refuses."""
+    queues = kernels_on_own_streams(plan)
     for rank, positions in enumerate(graph.of_rank if queues else ()):
-        own = [graph.operations[at] for at in positions]
+        operations = [graph.operations[position] for position in positions]
         for queue in queues:
-            if obstacle := launch_obstacle(plan, own, queue):
+            if obstacle := launch_obstacle(plan, operations, queue):
                 findings.add("residency", None, f"queue {queue} on rank {rank}: {obstacle}")
 
 
-def _check_room(plan: Plan, limits: MachineLimits, findings: Findings) -> None:
-    """Pushes that wait for tiles beside them have SMs that the tile kernel leaves free, and so must leave it some."""
+def _check_sms_for_tiles(plan: Plan, limits: MachineLimits, findings: Findings) -> None:
+    """Refuse a plan that leaves all SMs to pushes and library calls, and none to tiles."""
     if plan.sms_beside >= limits.sms:
-        said = f"{plan.sms_beside} of {limits.sms} SMs are left to pushes and library calls, and none to tiles"
-        findings.add("residency", None, said)
+        message = f"{plan.sms_beside} of {limits.sms} SMs are left to pushes and library calls, and none to tiles"
+        findings.add("residency", None, message)
 
 
 def _check_rounding(plan: Plan, added_to: frozenset[str], findings: Findings) -> None:
-    """Sums that are added to again, and products that others are added to, are of fp32, or the realization says that
-    they are rounded in between. MEASURED: products of column cuts that are added in bf16 have 1.20, 1.40 and 1.57 times
-    the error of one matmul (2, 3 and 4 cuts, CPU)."""
+    """Check that sums which are added to again are of fp32, or that the realization allows their rounding.
+
+    MEASURED: products of column cuts that are added in bf16 have 1.20, 1.40 and 1.57 times the error of one matmul (2,
+    3 and 4 cuts, CPU).
+    """
     rounded = sorted(name for name in added_to if ITEMSIZE_BYTES[plan.dtype_of(name)] < ITEMSIZE_BYTES[SUM_DTYPE])
     if not rounded:
         return
-    said = f"sums in {', '.join(f'{name} ({plan.dtype_of(name)})' for name in rounded)} are added to again"
+    message = f"sums in {', '.join(f'{name} ({plan.dtype_of(name)})' for name in rounded)} are added to again"
     if plan.realization.partial_sums == SUM_DTYPE:
-        findings.add("rounding", None, f"{said}, and partial_sums is {SUM_DTYPE}")
+        findings.add("rounding", None, f"{message}, and partial_sums is {SUM_DTYPE}")
     else:
-        findings.notes.append(f"{said}: each addition rounds them")
+        findings.notes.append(f"{message}: each addition rounds them")
 
 
 def _check_residual(plan: Plan, findings: Findings) -> None:
-    """A residual is read at the rows and columns where a product is stored: they are those of the result.
+    """Check that products with a residual are stored where their rows and columns are those of the result.
 
-    So a product is stored in the result itself, or whatever reads it moves it there as it stands.
+    The kernel reads the residual at the rows and columns where it stores. So it stores into the result itself, or every
+    reader of the buffer moves it into the result in place.
     """
-    operations = plan.schedule.operations if plan.problem.of_products.residual else ()
+    operations = plan.schedule.operations if plan.problem.product_epilogue.residual else ()
     results = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
     for operation in operations:
         for part in operation.out if isinstance(operation, Compute) else ():
-            if part.buffer not in results and not _is_carried(part.buffer, operations, results):
+            if part.buffer not in results and not _is_moved_to_result(part.buffer, operations, results):
                 findings.add("form", operation, "adds rows of a residual to a product that lies elsewhere", part)
 
 
-def _is_carried(buffer: Name, operations: tuple[Operation, ...], results: set[Name]) -> bool:
-    """Whether all that reads a buffer moves it into a result, in the same rows and columns."""
-    moved = [(each, one.out) for one in operations if isinstance(one, Reduce) for each in one.operands]
-    moved = [(each, out) for each, out in moved if each.buffer == buffer]
+def _is_moved_to_result(buffer: Name, operations: tuple[Operation, ...], results: set[Name]) -> bool:
+    """Whether all readers of a buffer move it into a result, in the same rows and columns."""
+    moves = [(each, one.out) for one in operations if isinstance(one, Reduce) for each in one.operands]
+    moves = [(each, out) for each, out in moves if each.buffer == buffer]
     readers = sum(each.buffer == buffer for one in operations for each in one.reads)
-    is_placed = all(out.buffer in results and (out.rows, out.cols) == (each.rows, each.cols) for each, out in moved)
-    return len(moved) == readers and is_placed
+    is_placed = all(out.buffer in results and (out.rows, out.cols) == (each.rows, each.cols) for each, out in moves)
+    return len(moves) == readers and is_placed
 
 
 def _check_whole_rows(plan: Plan, findings: Findings) -> None:
-    """Rows that are exchanged are whole blocks, one for each rank: others would be nobody's."""
+    """Refuse rows of an all-to-all that are not whole blocks, one for each rank."""
     problem = plan.problem
     if problem.m != problem.record.whole_rows(problem.m, problem.world_size):
         findings.add("form", None, f"the problem's {problem.m} rows are no whole blocks for {problem.world_size} ranks")
 
 
 def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
-    """World size and dtype as the problem has them; strides for bulk-tensor loads; 32-bit indices in the kernels."""
+    """Check world size and dtype against the problem, strides for bulk-tensor loads, and 32-bit indices of kernels."""
     schedule, realization = plan.schedule, plan.realization
     if (schedule.world_size, realization.dtype) != (plan.problem.world_size, plan.problem.dtype):
         findings.add("form", None, f"the problem has {plan.problem.world_size} ranks and {plan.problem.dtype}")
-    of_products = plan.problem.of_products
-    if of_products != of_products.of_parts and any(len(goal.terms) > 1 for goal in schedule.goal):
+    of_products = plan.problem.product_epilogue
+    if of_products != of_products.part_epilogue and any(len(goal.terms) > 1 for goal in schedule.goal):
         findings.add("form", None, f"epilogue {of_products} of products that are parts of a sum")
     if graph.signals_per_rank > SIGNAL_CAPACITY:
         findings.add("width", None, f"{graph.signals_per_rank} signals; a slot of memory holds {SIGNAL_CAPACITY}")
@@ -217,11 +219,15 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
             for region, stride in [*loads, (operation.b, b_stride)]:
                 if stride % BULK_ALIGNMENT_BYTES and (region.buffer, region.rank) not in seen:
                     seen.add((region.buffer, region.rank))
-                    said = f"rows are {stride} bytes apart; bulk-tensor loads need a multiple of {BULK_ALIGNMENT_BYTES}"
-                    findings.add("alignment", operation, said, region)
+                    message = (
+                        f"rows are {stride} bytes apart; bulk-tensor loads need a multiple of {BULK_ALIGNMENT_BYTES}"
+                    )
+                    findings.add("alignment", operation, message, region)
         if isinstance(operation, Reduce):
             for region in operation.operands:
                 begin = region.rows[0] * strides[region.buffer] + region.cols[0] * itemsizes[region.buffer]
                 if begin % BULK_ALIGNMENT_BYTES:
-                    said = f"an operand begins at byte {begin}; the kernel needs a multiple of {BULK_ALIGNMENT_BYTES}"
-                    findings.add("alignment", operation, said, region)
+                    message = (
+                        f"an operand begins at byte {begin}; the kernel needs a multiple of {BULK_ALIGNMENT_BYTES}"
+                    )
+                    findings.add("alignment", operation, message, region)

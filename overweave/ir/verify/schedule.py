@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overweave.ir.pause_gc import without_collection
 from overweave.ir.schedule import Schedule
-from overweave.ir.verify.rules.blocks import check_rest
+from overweave.ir.verify.rules.blocks import check_extra_rows
 from overweave.ir.verify.rules.counted import check_counted
 from overweave.ir.verify.rules.coverage import check_coverage
 from overweave.ir.verify.rules.deadlock import launch_order
@@ -16,10 +16,11 @@ from overweave.ir.verify.rules.verdict import TOO_LARGE, Enough, Findings, TooMu
 
 
 def verify_schedule(schedule: Schedule) -> Verdict:
-    """Proves that the schedule cannot hang or race, meets its goals, and may be followed by itself on the same slot.
+    """Return whether the schedule is proven not to hang or race, to meet its goals, and to be repeatable on the same
+    slot.
 
     Form and signal counts first, then deadlock, then values, races and reuse: a pass relies on those before it, so it
-    is left out if they refuse. Never raises for what the schedule says.
+    is skipped if they refuse. Never raises for what the schedule says.
     """
     findings = Findings()
     try:
@@ -33,11 +34,12 @@ def verify_schedule(schedule: Schedule) -> Verdict:
 
 
 def _prove(schedule: Schedule, findings: Findings) -> None:
-    told, schedule = schedule, check_form(schedule, findings)
+    """Run all passes in order; each adds its refusals to `findings`."""
+    unfolded, schedule = schedule, check_form(schedule, findings)
     if findings.refusals:
         return
-    check_counted(told, findings)
-    check_rest(schedule, findings)
+    check_counted(unfolded, findings)
+    check_extra_rows(schedule, findings)
     graph = build_graph(schedule, findings)
     if findings.refusals:
         return

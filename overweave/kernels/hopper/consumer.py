@@ -69,13 +69,13 @@ def consume_tile(
 ):  # fmt: skip
     """One consumer's half of a tile of PARTS rectangles; the next step."""
     table, products = work.queue.table, work.products
-    PART_M: gl.constexpr = results.tiles.type.shape[1]
-    PART_N: gl.constexpr = results.tiles.type.shape[2]
+    PART_M: gl.constexpr = results.tiles.first.type.shape[1]
+    PART_N: gl.constexpr = results.tiles.first.type.shape[2]
     PRODUCTS: gl.constexpr = 2 if GATE & traits.epilogue else PARTS  # of rectangles of columns
     WIDE: gl.constexpr = widest(PRODUCTS, PART_N, stages.a.dtype.is_fp8())
     HAS_REST: gl.constexpr = PRODUCTS > WIDE
     LEFT: gl.constexpr = 1 if GATE & traits.epilogue else WIDE
-    SIZE: gl.constexpr = PART_M * PART_N * (2 if GATE & traits.epilogue else results.tiles.type.shape[0] // 2)
+    SIZE: gl.constexpr = PART_M * PART_N * (2 if GATE & traits.epilogue else traits.split_n)
     BELOW: gl.constexpr = 0 if traits.in_columns else HALF * PART_M
     BESIDE: gl.constexpr = HALF * PART_N if traits.in_columns else 0
     tile = message & NUMBER
@@ -219,7 +219,7 @@ def end_tile(
 ):  # fmt: skip
     """The products of all of k, finished and handed over."""
     table, ends, products = work.queue.table, work.ends, work.products
-    PART_N: gl.constexpr = results.tiles.type.shape[2]
+    PART_N: gl.constexpr = results.tiles.first.type.shape[2]
     OF_PRODUCT: gl.constexpr = of_product(traits.epilogue, traits.addends)
     WEIGHTS: gl.constexpr = traits.weights
     if GATE & traits.epilogue:
@@ -253,8 +253,8 @@ def hand_over(
     """
     ROWS: gl.constexpr = result.shape[0]
     COLS: gl.constexpr = result.shape[1]
-    MANY: gl.constexpr = COLS // c_tiles.type.shape[2]
-    DTYPE: gl.constexpr = c_tiles.dtype
+    MANY: gl.constexpr = COLS // c_tiles.first.type.shape[2]
+    DTYPE: gl.constexpr = c_tiles.first.dtype
     EPILOGUE: gl.constexpr = traits.epilogue
     layout: gl.constexpr = result.type.layout
     table, ends, peers = work.queue.table, work.ends, work.peers

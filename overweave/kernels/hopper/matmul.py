@@ -30,10 +30,12 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.consumer import consume
 from overweave.kernels.hopper.producer import produce
+from overweave.kernels.hopper.rectangles import Rectangles, count_first
 from overweave.kernels.hopper.ring import RING
 from overweave.kernels.hopper.shared import Claim, ReductionArgs, Ring, SplitKArgs, StagedResults, Stages, TileArgs
 from overweave.kernels.hopper.start import begin_claim, fetch_maps, fetch_row, place_for_claim
 from overweave.kernels.hopper.storer import store
+from overweave.kernels.hopper.tiles import b_parts
 from overweave.lang.tile_table import read_clock
 
 
@@ -69,7 +71,7 @@ def matmul_hopper_kernel(
     STAGES: gl.constexpr = traits.stages
     A_PARTS: gl.constexpr = 1 if traits.in_columns else 2
     GATED: gl.constexpr = (GATE & traits.epilogue) != 0
-    B_PARTS: gl.constexpr = 2 if traits.in_columns or GATED else traits.split_n
+    B_PARTS: gl.constexpr = b_parts(traits)
     begun = 0
     if traits.traced:
         begun = read_clock()
@@ -77,8 +79,17 @@ def matmul_hopper_kernel(
     fetch_row(queue.table)
     fetch_maps(2 + 2 * traits.weights + (0 if first_k is None and not GATED else 1))
     a_tiles = gl.allocate_shared_memory(DTYPE, [A_PARTS * STAGES, A_SHAPE[0], A_SHAPE[1]], a_shard.layout)
-    b_tiles = gl.allocate_shared_memory(DTYPE, [B_PARTS * STAGES, B_SHAPE[0], B_SHAPE[1]], b.layout)
-    c_tiles = gl.allocate_shared_memory(out.dtype, [2 * traits.split_n, C_SHAPE[0], C_SHAPE[1]], out.layout)
+    FIRST_B: gl.constexpr = count_first(B_PARTS, STAGES)
+    FIRST_C: gl.constexpr = count_first(traits.split_n, 2)
+    b_tiles = gl.allocate_shared_memory(DTYPE, [FIRST_B, B_SHAPE[0], B_SHAPE[1]], b.layout)
+    c_tiles = gl.allocate_shared_memory(out.dtype, [FIRST_C, C_SHAPE[0], C_SHAPE[1]], out.layout)
+    b_rest, c_rest = None, None
+    if FIRST_B < B_PARTS * STAGES:
+        b_rest = gl.allocate_shared_memory(DTYPE, [B_PARTS * STAGES - FIRST_B, B_SHAPE[0], B_SHAPE[1]], b.layout)
+    if 2 * traits.split_n > FIRST_C:
+        c_rest = gl.allocate_shared_memory(
+            out.dtype, [2 * traits.split_n - FIRST_C, C_SHAPE[0], C_SHAPE[1]], out.layout
+        )
     messages = gl.allocate_shared_memory(gl.int32, [RING, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -102,8 +113,9 @@ def matmul_hopper_kernel(
         mbarrier.init(received.index(0), count=1 if addend_tiles is None else 2)
     first, passed = place_for_claim()
     claim = Claim(first, passed)
-    stages, ring = Stages(a_tiles, b_tiles, full, empty), Ring(messages, ring_full, ring_empty)
-    results = StagedResults(c_tiles, c_full, c_empty)
+    stages = Stages(a_tiles, Rectangles(b_tiles, b_rest), full, empty)
+    ring = Ring(messages, ring_full, ring_empty)
+    results = StagedResults(Rectangles(c_tiles, c_rest), c_full, c_empty)
     sums, dealt = ReductionArgs(addends, addend_tiles, verdicts, received), SplitKArgs(shares, told)
     # Tuples of the kernel's arguments stand inline: one kept in a variable would turn its constants into tensors.
     gl.warp_specialize(

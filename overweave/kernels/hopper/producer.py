@@ -9,7 +9,7 @@ from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.rectangles import rectangle
 from overweave.kernels.hopper.ring import LACKS, LAST, VOID, pass_on
 from overweave.kernels.hopper.start import receive_claim
-from overweave.kernels.hopper.tiles import source_of, wait_for_tile
+from overweave.kernels.hopper.tiles import b_parts, source_of, wait_for_tile
 from overweave.kernels.shares import k_range
 from overweave.kernels.weights import of_weight, weight_of
 from overweave.lang.tile_table import (
@@ -34,7 +34,7 @@ def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, rin
     BLOCK_K: gl.constexpr = a_shard.block_type.shape[1]
     PART_N: gl.constexpr = b.block_type.shape[0] if traits.b_is_transposed else b.block_type.shape[1]
     A_PARTS: gl.constexpr = stages.a.type.shape[0] // traits.stages
-    B_PARTS: gl.constexpr = stages.b.type.shape[0] // traits.stages
+    B_PARTS: gl.constexpr = b_parts(traits)
     A_BYTES: gl.constexpr = A_PARTS * a_shard.block_type.nbytes
     B_BYTES: gl.constexpr = b.block_type.nbytes
     step = 0
@@ -70,7 +70,7 @@ def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, rin
                 load_tile(own_a, [top + part * further, at], arrived, stages.a.index(A_PARTS * stage + part))
             for part in gl.static_range(B_PARTS):
                 from_col = col if GATED else col + part * PART_N
-                place = stages.b.index(rectangle(stage, part, B_PARTS, traits.stages))
+                place = rectangle(stages.b, stage, part, traits.stages)
                 side = own_b
                 if GATED and part == 1:
                     side = b_1

@@ -50,9 +50,9 @@ def load_addend(traits: gl.constexpr, sums, c_tiles, table, tile, lacks, verdict
     tile left there the storer has read.
     """
     SPLIT_N: gl.constexpr = traits.split_n
-    STEP_M: gl.constexpr = 0 if traits.in_columns else c_tiles.type.shape[1]
-    STEP_N: gl.constexpr = c_tiles.type.shape[2] if traits.in_columns else 0
-    PART_N: gl.constexpr = c_tiles.type.shape[2]
+    STEP_M: gl.constexpr = 0 if traits.in_columns else c_tiles.first.type.shape[1]
+    STEP_N: gl.constexpr = c_tiles.first.type.shape[2] if traits.in_columns else 0
+    PART_N: gl.constexpr = c_tiles.first.type.shape[2]
     PART_BYTES: gl.constexpr = sums.tiles.block_type.nbytes
     is_there = (read_column(table, tile, PLACE) != ADDS_NOTHING) & (verdict == 1)
     row = read_column(table, tile, ROW) + gl.load(sums.addends + read_column(table, tile, OPERATION)).to(gl.int32)
@@ -65,7 +65,7 @@ def load_addend(traits: gl.constexpr, sums, c_tiles, table, tile, lacks, verdict
         for part in gl.static_range(SPLIT_N):
             load_tile(
                 sums.tiles, [row + half * STEP_M, col + half * STEP_N + part * PART_N], arrived,
-                c_tiles.index(rectangle(half, part, SPLIT_N, 2)), pred=is_there & (lacks < SPLIT_N - part),
+                rectangle(c_tiles, half, part, 2), pred=is_there & (lacks < SPLIT_N - part),
             )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from overweave.compat.triton_names import reinterpret, store_tile, wait_for_stores_read
-from overweave.kernels.hopper.rectangles import rectangle
+from overweave.kernels.hopper.rectangles import place, rectangle
 from overweave.kernels.stored import AT_ALL, signals_of
 from overweave.memory.device.ptx import READ_SHORT_CLOCK, SLEEP_UNTIL
 from overweave.memory.device.signals import STRIDE
@@ -17,10 +17,10 @@ UNREAD = gl.constexpr(1)  # strips that a store may leave behind
 @gluon.jit
 def store_parts(target, c_tiles, half, row, col, lacks, SPLIT_N: gl.constexpr):
     """Stores the rectangles of one consumer's half of a tile, those that it has, from shared memory."""
-    PART_N: gl.constexpr = c_tiles.type.shape[2]
+    PART_N: gl.constexpr = c_tiles.first.type.shape[2]
     for part in gl.static_range(SPLIT_N):
         if part == 0 or lacks < SPLIT_N - part:
-            store_tile(target, [row, col + part * PART_N], c_tiles.index(rectangle(half, part, SPLIT_N, 2)))
+            store_tile(target, [row, col + part * PART_N], rectangle(c_tiles, half, part, 2))
 
 
 @gluon.jit
@@ -30,18 +30,17 @@ def store_parts_away(target, c_tiles, half, row, col, lacks, pace_ns, SPLIT_N: g
 
     A strip is as wide as a row of shared memory, so that those of a rectangle lie behind each other there.
     """
-    PART_N: gl.constexpr = c_tiles.type.shape[2]
+    PART_N: gl.constexpr = c_tiles.first.type.shape[2]
     STRIP_M: gl.constexpr = target.block_type.shape[0]
     STRIP_N: gl.constexpr = target.block_type.shape[1]
-    DOWN: gl.constexpr = c_tiles.type.shape[1] // STRIP_M
+    DOWN: gl.constexpr = c_tiles.first.type.shape[1] // STRIP_M
     STRIPS: gl.constexpr = DOWN * (PART_N // STRIP_N)
-    strips = reinterpret(
-        c_tiles, c_tiles.dtype, [c_tiles.type.shape[0] * STRIPS, STRIP_M, STRIP_N], c_tiles.type.layout
-    )
     for part in gl.static_range(SPLIT_N):
+        tiles, number = place(c_tiles, half, part, 2)
+        strips = reinterpret(tiles, tiles.dtype, [tiles.type.shape[0] * STRIPS, STRIP_M, STRIP_N], tiles.type.layout)
         if part == 0 or lacks < SPLIT_N - part:
             due = gl.inline_asm_elementwise(CLOCK_ASSEMBLY, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-            first = rectangle(half, part, SPLIT_N, 2) * STRIPS
+            first = number * STRIPS
             for strip in range(STRIPS):
                 below, beside = strip % DOWN * STRIP_M, part * PART_N + strip // DOWN * STRIP_N
                 store_tile(target, [row + below, col + beside], strips.index(first + strip))

@@ -43,9 +43,9 @@ COMPLETE_ASSEMBLY = gl.constexpr(COMPLETE_BULK_STORES)
 def store(traits: gl.constexpr, results, ring, outs, work, protocol):
     """Every tile of the ring. outs: hopper/matmul.Outs."""
     table, peers = work.queue.table, work.peers
-    PART_M: gl.constexpr = results.tiles.type.shape[1]
-    STEP_M: gl.constexpr = 0 if traits.in_columns else results.tiles.type.shape[1]
-    STEP_N: gl.constexpr = results.tiles.type.shape[2] if traits.in_columns else 0
+    PART_M: gl.constexpr = results.tiles.first.type.shape[1]
+    STEP_M: gl.constexpr = 0 if traits.in_columns else results.tiles.first.type.shape[1]
+    STEP_N: gl.constexpr = results.tiles.first.type.shape[2] if traits.in_columns else 0
     SPLIT_N: gl.constexpr = traits.split_n
     turn = 0
     message = receive(ring, turn)

@@ -3,6 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from overweave.kernels.epilogue import GATE
 from overweave.kernels.weights import weight_of
 from overweave.lang.tile_table import (
     ALSO,
@@ -32,6 +33,12 @@ def moves_rows(traits):
     the chunk does. Not where tiles add what peers sent: addends are loaded for the tile's own rows.
     """
     return traits.addends == 0
+
+
+@gluon.constexpr_function
+def b_parts(traits):
+    """How many rectangles of b a step of k has: of a gated tile one of each factor."""
+    return 2 if traits.in_columns or traits.epilogue & GATE.value else traits.split_n
 
 
 @gluon.jit

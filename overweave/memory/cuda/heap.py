@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric_memory
 
+from overweave.compat.torch_names import symmetric_memory
 from overweave.errors import MachineError
 from overweave.hardware.multicast import BY_TORCH, WITHOUT
 from overweave.memory.cuda.peer_access import group_has_peer_access
@@ -79,7 +79,7 @@ class CudaHeap:
 
     def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
         try:
-            self.tensor = symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device)
+            self.tensor: torch.Tensor = symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device)
             with _unicast():
                 self._handle = symmetric_memory.rendezvous(self.tensor, group.process_group)
         except RuntimeError as error:

@@ -8,6 +8,8 @@ from typing import ClassVar
 
 import torch
 
+from overweave.compat.torch_names import cuda_getCurrentRawStream
+
 
 class Streams(dict[int, torch.cuda.Stream]):
     """Stream handle -> stream object, of one GPU. handle: returns the handle of torch's current stream."""
@@ -15,7 +17,7 @@ class Streams(dict[int, torch.cuda.Stream]):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        self.handle = partial(torch._C._cuda_getCurrentRawStream, device.index)
+        self.handle = partial(cuda_getCurrentRawStream, device.index)
 
     def current(self) -> torch.cuda.Stream:
         """Return torch's current stream: always the same object for the same stream."""

@@ -14,10 +14,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from overweave.compiler.emit.emit import Weaving, can_choose, can_store_away, emit, shapes_of
+from overweave.compiler.emit.emit import Weaving, can_select_source, can_store_at_peers, emit, shape_parameters
 from overweave.compiler.emit.fuse import kernel_of, weaving_of
 from overweave.compiler.emit.generated import load_generated
-from overweave.compiler.frontend.rectangles import check_places
+from overweave.compiler.frontend.rectangles import check_addresses
 from overweave.compiler.frontend.soundness import check_exchanged
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.errors import InputError, OverweaveError
@@ -185,7 +185,7 @@ class FusedKernel:
         cut = {axis.name for axis in self.kernel.axes if not axis.is_streamed}
         for said in (access.directive for access in self.kernel.loads):
             is_woven = said.tensor in self.wanted and transport_of(self.wanted[said.tensor]).is_woven
-            if is_woven and said.dims[0].names & cut and can_choose(self.kernel, said.tensor):
+            if is_woven and said.dims[0].names & cut and can_select_source(self.kernel, said.tensor):
                 return said.tensor
         return None
 
@@ -199,7 +199,7 @@ class FusedKernel:
         ]
         if len(found) > 1:
             raise InputError(f"store {' and '.join(found)} at peers", "a tile tells one place", "Let tiles store one")
-        if found and not can_store_away(self.kernel, found[0]):
+        if found and not can_store_at_peers(self.kernel, found[0]):
             reason = "it is stored through a descriptor, or in several statements: no pointer leads to a peer"
             raise InputError(f"store {found[0]} at peers", reason, "Use mover=copy_engine")
         return found[0] if found else None
@@ -223,12 +223,12 @@ class FusedKernel:
         loads = [load.directive for load in self.kernel.loads if load.directive.tensor in woven]
         late = {load.tensor for load in loads if load.dims[0].names & streamed}
         return Weaving(
-            waits=frozenset(load.tensor for load in loads) - late,
-            chosen=self.chosen,
-            streams=bool(late),
-            signals=any(store.directive.tensor in woven for store in self.kernel.stores),
-            carries=path_of_slices(self.wanted.values()),
-            away=self._away,
+            waited_tensors=frozenset(load.tensor for load in loads) - late,
+            dual_source=self.chosen,
+            waits_in_loop=bool(late),
+            notifies=any(store.directive.tensor in woven for store in self.kernel.stores),
+            push_path=path_of_slices(self.wanted.values()),
+            stored_at_peers=self._away,
             exchanges=tuple((tensor, str(how)) for tensor, how in self.wanted.items()),
         )
 
@@ -253,7 +253,7 @@ class _Call:
             asked_arguments.check_options(fused.kernel.source.name, options)
             asked_arguments.check_memory(fused.kernel.source.name, given)
             numbers = asked_arguments.numbers_of(given)
-            check_places(fused.kernel, fused.kernel.source.default_numbers | asked_arguments.constants_of(given))
+            check_addresses(fused.kernel, fused.kernel.source.default_numbers | asked_arguments.constants_of(given))
             fused.try_directives(given)
             space = fused.kernel.space(numbers)
             wanted = fused.wanted
@@ -272,10 +272,10 @@ class _Call:
         self.signature = _shared(self.plan, space, wanted, text)
         Board.of(group).agree(self.signature)
         places = buffers_of_tensors(self.plan, space, wanted)
-        chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
-        away = next((store for store in space.stores if store.tensor == weaving.away), None)
+        chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.dual_source), None)
+        away = next((store for store in space.stores if store.tensor == weaving.stored_at_peers), None)
         launch = {name: value for name, value in options.items() if name in asked_arguments.LAUNCH_OPTIONS}
-        persistent, shapes = fused.kernel.loop is not None, shapes_of(fused.kernel)
+        persistent, shapes = fused.kernel.tile_loop is not None, shape_parameters(fused.kernel)
         kernel = AuthoredKernel(function, space, places, chosen, away, persistent, launch, shapes)
         device = _device(given)
         make = load("gpu author") if device.type == "cuda" else load("host author")
@@ -322,7 +322,9 @@ def by_name(
         given[name] = value
     if len(arguments) > len(names):
         raise InputError(asked, f"{len(arguments)} arguments", f"Pass at most {len(names)}")
-    chosen = kernel.source.defaults - kernel.source.tuned  # alone, a tuned kernel has another number than its default
+    chosen = (
+        kernel.source.defaults - kernel.source.autotuned
+    )  # alone, a tuned kernel has another number than its default
     missing = [name for name in names if name not in given and name not in chosen]
     if missing:
         cure = "Pass every parameter that has no default; overweave.compile_auto chooses those of configs"

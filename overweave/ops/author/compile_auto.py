@@ -39,20 +39,20 @@ from overweave.tuner.measure.compiled import (
     RankedWay,
     TimedWay,
     TunedTimes,
-    around,
-    cold,
     content_key,
-    described,
-    judge,
-    recall,
-    remember,
+    predicted_best,
+    prediction_machine,
+    rank_ways,
+    read_tuning,
+    refinements,
+    save_tuning,
     shortlist,
 )
 from overweave.tuner.measure.statistics import median
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.measure.trial import TimedTrial
-from overweave.tuner.model.choice import SOURCES, counted
-from overweave.tuner.space.compiled import Constants, KernelWay, asked_as, directed, is_auto, side_of
+from overweave.tuner.model.choice import SOURCES, candidate_counts
+from overweave.tuner.space.compiled import Constants, KernelWay, close_choices, is_auto, side_of, with_side
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.cache import fingerprint
 
@@ -110,7 +110,7 @@ class AutoFused:
         self.kernel, self.configs, self._tile_us = kernel, configs, tile_us
         loads, stores = ([one.directive.tensor for one in side] for side in (kernel.loads, kernel.stores))
         self.asked = {
-            tensor: directed(how, tensor in loads) if isinstance(how, str) else how for tensor, how in asked.items()
+            tensor: with_side(how, tensor in loads) if isinstance(how, str) else how for tensor, how in asked.items()
         }
         check_asked(kernel.source.name, self.asked)
         wanted_of(loads, stores, {tensor: how for tensor, how in self.asked.items() if not is_auto(how)})
@@ -130,8 +130,8 @@ class AutoFused:
         try:
             call = _Call(self, resolved, arguments, named)
             if call.signature not in self._ways:
-                known = recall(self.kernel.source.name, call.key, self.asked, self.configs)
-                self._ways[call.signature] = known.times[0].way if known else cold(call.judged())
+                known = read_tuning(self.kernel.source.name, call.key, self.asked, self.configs)
+                self._ways[call.signature] = known.times[0].way if known else predicted_best(call.judged())
         except OverweaveError as error:
             raise refuse(resolved, error) from None
         call.run(self._ways[call.signature])
@@ -152,15 +152,15 @@ class AutoFused:
         except OverweaveError as error:
             raise refuse(resolved, error) from None
         if call.device.type != "cuda":
-            first = cold(judged)
+            first = predicted_best(judged)
             self._ways[call.signature] = first
             times = [TimedWay(each.candidate, each.predicted_us) for each in judged if each.predicted_us is not None]
             return tuple(sorted(times, key=lambda one: (one.way != first, one.us)))
         with current(call.device):
-            measured = TunedTimes(call.key, call.tuned(judged))
+            measured = TunedTimes(call.key, call.autotuned(judged))
         self._ways[call.signature] = measured.times[0].way
         if resolved.rank == 0:
-            remember(self.kernel.source.name, measured)
+            save_tuning(self.kernel.source.name, measured)
         return measured.times
 
     def rank(
@@ -179,7 +179,7 @@ class AutoFused:
         if all(one.obstacle for one in judged):
             asked = f"explain {self.kernel.source.name} on {world_size} ranks"
             raise InputError(asked, f"none of {len(judged)} ways can be; {judged[0].obstacle}", "Mend this first")
-        taken = cold(judged)
+        taken = predicted_best(judged)
         width = max(len(str(one.candidate)) for one in judged)
         told = _quickest_first(judged)
         lines = (f"  {'->' if one.candidate == taken else '  '} {one.line(width)}" for one in told)
@@ -188,7 +188,7 @@ class AutoFused:
                 f"{taken} runs. The library's way runs unless another is predicted to be well ahead.",
                 SOURCES["model"],
                 f"Its directives were read and proven of every place; {self.fused(taken).checked}.",
-                *counted(judged),
+                *candidate_counts(judged),
                 *lines,
             ]
         )
@@ -197,8 +197,8 @@ class AutoFused:
         self, numbers: Mapping[str, int], world_size: int, dtype: Dtype, target: Target | None
     ) -> tuple[RankedWay, ...]:
         check_on_paper(self.kernel.source, numbers, world_size, dtype)
-        machine = described(target or Target("cpu"), world_size)
-        return judge(self.asked, self.configs, self._prediction(numbers, world_size, dtype), machine)
+        machine = prediction_machine(target or Target("cpu"), world_size)
+        return rank_ways(self.asked, self.configs, self._prediction(numbers, world_size, dtype), machine)
 
     def _prediction(
         self, numbers: Mapping[str, int], world_size: int, dtype: Dtype | Mapping[str, MovedDtype]
@@ -216,7 +216,7 @@ class AutoFused:
     def fused(self, way: KernelWay) -> FusedKernel:
         """The kernel with the schedules of a way."""
         if way.exchanges not in self._fused:
-            wanted = {tensor: asked_as(self.asked[tensor], how) for tensor, how in way.exchanges}
+            wanted = {tensor: close_choices(self.asked[tensor], how) for tensor, how in way.exchanges}
             self._fused[way.exchanges] = FusedKernel(self.kernel, wanted)
         return self._fused[way.exchanges]
 
@@ -272,17 +272,17 @@ class _Call:
 
     def judged(self) -> tuple[RankedWay, ...]:
         predict = self._auto._prediction(self._numbers, self.group.world_size, self._dtypes)
-        machine = described(self._target, self.group.world_size)
-        return judge(self._auto.asked, self._auto.configs, predict, machine)
+        machine = prediction_machine(self._target, self.group.world_size)
+        return rank_ways(self._auto.asked, self._auto.configs, predict, machine)
 
     def run(self, way: KernelWay) -> None:
         fused, constants = self._auto.fused(way), dict(way.constants)
         fused(*self._arguments, group=self.group.process_group, **self._named, **constants)
 
-    def tuned(self, judged: tuple[RankedWay, ...]) -> tuple[TimedWay, ...]:
+    def autotuned(self, judged: tuple[RankedWay, ...]) -> tuple[TimedWay, ...]:
         """All times, those of the last few first, which were taken side by side. Collective."""
         times = self.measured(shortlist(judged))
-        more = around(judged[0].candidate.constants, times, self._auto.asked)
+        more = refinements(judged[0].candidate.constants, times, self._auto.asked)
         if more:
             anew = self.measured((times[0].way, *more))
             times = tuple(sorted({one.way: one for one in (*times, *anew)}.values(), key=lambda one: one.us))

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import torch
 
-from overweave.compiler.frontend.rectangles import check_places
+from overweave.compiler.frontend.rectangles import check_addresses
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.symbols.polynomials import BlockOf, LaneIndex, TooLarge
 from overweave.compiler.frontend.symbols.values import Number
@@ -73,7 +73,7 @@ def check_footprint(kernel: AnnotatedKernel, given: Mapping[str, Any], anew: boo
 
     Raises DirectiveError for what is untrue, of the call or where it is tried.
     """
-    check_places(kernel, kernel.source.default_numbers | constants_of(given))
+    check_addresses(kernel, kernel.source.default_numbers | constants_of(given))
     trial, why = None, ""
     for extents in (_extents, _same):  # where a smaller problem is no call of the kernel, the call itself may be small
         try:
@@ -103,7 +103,7 @@ def _kept(kernel: AnnotatedKernel, trial: _Trial, anew: bool) -> _Verdict:
     """What was found of a kernel, by this process or an earlier one; others of this machine wait for it."""
     data = msgspec.json.encode(trial)
     problem = msgspec.json.encode([trial.kernel, trial.constants, trial.tensors], order="sorted")
-    text = (*kernel.source.file.texts(), kernel.source.text, sys.version)
+    text = (*kernel.source.file.imported_sources(), kernel.source.text, sys.version)
     digest = blake2b("\0".join(text).encode() + problem, digest_size=12).hexdigest()
     folder = cache_folders()["overweave"] / "footprints"
     path = folder / f"{digest}.json"
@@ -176,7 +176,7 @@ def _reduced(
     described = {name: _described(value, shapes.get(name)) for name, value in tensors.items()}
     sizes = ((name, enumerate(one["block"])) for name, one in described.items())
     blocks = {f"{name}.block_shape[{at}]": size for name, block in sizes for at, size in block}
-    check_places(kernel, kernel.source.default_numbers | constants | smaller | blocks)
+    check_addresses(kernel, kernel.source.default_numbers | constants | smaller | blocks)
     return _Trial(str(kernel.source.path.resolve()), kernel.source.name, constants, described)
 
 
@@ -219,11 +219,11 @@ def _strides(kernel: AnnotatedKernel, old: Mapping[str, int], new: Mapping[str, 
     spaces = [{one.tensor: one for one in (*space.loads, *space.stores)} for space in map(kernel.space, (old, new))]
     found: dict[str, int] = {}
     sized = {name for axis in kernel.axes for name in axis.extent.names | axis.block.names} | kernel.source.constants
-    for reached in follow(kernel).reached:
-        if reached.said is None or not isinstance(reached.place, Number):
+    for access in follow(kernel).accesses:
+        if access.directive is None or not isinstance(access.address, Number):
             continue
-        dims = [_stride_list(each[reached.said.tensor]) for each in spaces]
-        for atoms, _ in reached.place.poly.terms:
+        dims = [_stride_list(each[access.directive.tensor]) for each in spaces]
+        for atoms, _ in access.address.poly.terms:
             names = [atom for atom in atoms if isinstance(atom, str) and atom in old and atom not in sized]
             if not any(isinstance(atom, BlockOf | LaneIndex) for atom in atoms):
                 continue

@@ -12,6 +12,8 @@ from typing import Any, TypeGuard, TypeVar
 
 import torch
 
+from overweave.compat.torch_names import cuda_getDevice
+
 _T = TypeVar("_T")
 ALIGNED_BYTES = 16  # where kernels expect a tensor to begin
 
@@ -21,7 +23,7 @@ def is_away(tensor: object) -> TypeGuard[torch.Tensor]:
     if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
         return False
     # Not is_available, which asks the driver: where no GPU is in use, no tensor lies on one, but for fake ones.
-    return torch.cuda.is_initialized() and torch._C._cuda_getDevice() != tensor.device.index
+    return torch.cuda.is_initialized() and bool(cuda_getDevice() != tensor.device.index)
 
 
 def run_on(device: torch.device, call: Callable[..., _T], *arguments: Any, **options: Any) -> _T:

@@ -16,7 +16,7 @@ from overweave.memory.group import LIVE_GROUPS, Group, process_group_of, resolve
 from overweave.memory.group import GroupLike as GroupLike
 from overweave.ops.call.prepared import CALLS
 
-Refusal = TypeVar("Refusal", bound=Exception)
+ErrorT = TypeVar("ErrorT", bound=Exception)
 _NAMED: dict[object, dist.ProcessGroup] = {}  # what ops of torch, whose groups are names, were called with
 _GROUPS: dict[dist.ProcessGroup, Group] = {}
 atexit.register(lambda: _GROUPS.clear())  # a process group must not outlive the interpreter
@@ -66,7 +66,7 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def refuse(group: Group, error: Refusal) -> Refusal:
+def refuse(group: Group, error: ErrorT) -> ErrorT:
     """Tells the peers, who are about to agree on this call, that this rank cannot take part; the error to raise."""
     with suppress(OverweaveError):
         board = Board.of(group)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from overweave.ir.epilogue import NORM_EPS, NORM_WEIGHT, RESIDUAL
+from overweave.ir.operators.forms import NORM, NORM_EPS, NORM_WEIGHT, RESIDUAL
 
 
 class RmsNorm(NamedTuple):
@@ -22,5 +22,15 @@ class RmsNorm(NamedTuple):
     eps: float = NORM_EPS
 
 
-# The fields, by the names under which plans know them.
-FIELDS = (NORM_WEIGHT, RESIDUAL, "eps")
+def with_norm(given: dict[str, Any]) -> dict[str, Any]:
+    """What a call was passed, its norm in the words of schemas: norm_weight, norm_eps, and residual if it has one.
+
+    As it is where that cannot be said: no RmsNorm, one without a weight, or a second residual.
+    """
+    norm = given[NORM]
+    has_two = isinstance(norm, RmsNorm) and norm.residual is not None and given.get(RESIDUAL) is not None
+    if not isinstance(norm, RmsNorm) or norm.weight is None or has_two:
+        return given
+    words = {name: each for name, each in given.items() if name != NORM}
+    words |= {} if norm.residual is None else {RESIDUAL: norm.residual}
+    return {**words, NORM_WEIGHT: norm.weight, "norm_eps": norm.eps}

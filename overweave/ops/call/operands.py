@@ -11,34 +11,25 @@ from typing import Any, get_args
 import torch
 from torch.autograd import forward_ad
 
+from overweave.compat.torch_names import current_level
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import (
-    BIAS,
-    GATE,
-    NORM_WEIGHT,
-    RESIDUAL,
-    SCALE_W,
-    SCALE_X,
-    Activation,
-    Epilogue,
-    Norm,
-    Scaling,
-)
+from overweave.ir.epilogue import Activation, Epilogue, Norm, Scaling
+from overweave.ir.operators.forms import BIAS, GATE, NORM, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, input_of
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import OPERATORS
-from overweave.ir.plan import W_REST, X_REST, numbered
+from overweave.ir.plan import W_REST, X_REST, indexed_name
 from overweave.ir.problem import LONGEST_LIST, Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
 from overweave.ops.call.counts import RowCounts
-from overweave.ops.call.norm import FIELDS, RmsNorm
+from overweave.ops.call.norm import RmsNorm
 from overweave.schedules.catalog.forms import check_forms
 from overweave.tuner.space.problem_words import FP8_STEP, unaligned
 
 CallArguments = dict[str, Any]  # what a caller passed beside the group, by name: `x`, `w`, `w.1`, ..., and keywords
-WEIGHTS = tuple(numbered("w", index) for index in range(LONGEST_LIST))
+WEIGHTS = tuple(indexed_name("w", index) for index in range(LONGEST_LIST))
 DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 FP8 = torch.float8_e4m3fn
 TAKEN = (*DTYPES, FP8)  # by the operators
@@ -48,7 +39,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "plan": (str, NoneType),
     "activation": (str, NoneType),
     "out_dtype": (torch.dtype, NoneType),
-    "norm": (RmsNorm, NoneType),
+    NORM: (RmsNorm, NoneType),
+    "norm_eps": (float, int),
     COUNTS: (RowCounts, NoneType),
     "most": (int, NoneType),
     "tokens": (NoneType,),  # rows of x stand in their order by now
@@ -68,9 +60,9 @@ def problem_of_call(
     Raises InputError for what the operator does not take.
     """
     check_kinds(operator, given)
-    name, x, weights, norm = operator.name, tensors["x"], weights_of(given), given.get("norm")
+    name, x, weights = operator.name, tensors["x"], weights_of(given)
     is_transposed = check_operands(name, x, *weights, shard_of=group if operator.gathers_weight else None)
-    columns = tuple(w.shape[1] for w in weights)
+    columns, norm = tuple(w.shape[1] for w in weights), _norm(name, given)
     epilogue = Epilogue(
         bias=given.get(BIAS) is not None,
         activation=activation_of(name, given.get("activation")),
@@ -88,7 +80,7 @@ def problem_of_call(
         b_is_transposed=is_transposed,
         returns_gathered=given.get("return_gathered", False),
         epilogue=epilogue,
-        norm=_norm(name, norm, given.get(RESIDUAL)),
+        norm=norm,
         columns=columns if len(columns) > 1 else (),
         out_dtype=name_of(given.get("out_dtype") or torch.bfloat16) if x.dtype == FP8 else None,
         counted=given.get(COUNTS) is not None,
@@ -107,8 +99,9 @@ def check_kinds(operator: Operator, given: CallArguments) -> None:
     """Keywords that the operator has, of the types that it declares, and strided tensors. Raises InputError."""
     name, weights = operator.name, weights_of(given)
     keywords = {keyword: value for keyword, value in given.items() if keyword not in ("x", X_REST, W_REST, *WEIGHTS)}
+    words = [word for form in operator.forms.allowed for word in form.words]
     for keyword in keywords:
-        if keyword not in operator.keywords:
+        if keyword not in operator.keywords and keyword not in words:
             raise _unknown(operator, keyword)
     if operator.forms.several_weights and isinstance(given["w"], (list, tuple)):  # too few or too many
         cure = f"Pass a weight, or a list of 1 to {LONGEST_LIST}"
@@ -123,10 +116,9 @@ def check_kinds(operator: Operator, given: CallArguments) -> None:
             raise InputError(f"{name}: {keyword}", f"got {type(value).__name__}", f"Pass {wanted}")
         if isinstance(value, torch.Tensor):
             check_plain(f"{name}: {keyword}", value)
-        if isinstance(value, RmsNorm):
-            for field, part in zip(FIELDS[:2], value[:2], strict=True):
-                if part is not None or field == NORM_WEIGHT:
-                    check_plain(f"{name}: {field}", part)
+        if isinstance(value, RmsNorm):  # as `with_norm` leaves it
+            check_plain(f"{name}: {NORM_WEIGHT}", value.weight)
+            raise InputError(f"{name}: residual", "the norm has one, too", "Pass one of the two")
 
 
 def _unknown(operator: Operator, keyword: str) -> InputError:
@@ -152,7 +144,7 @@ def check_plain(asked: str, tensor: object) -> None:
     except RuntimeError:
         cure = "Call it outside of torch.func and vmap: it has no rules for them"
         raise InputError(asked, "it has no memory of its own: a transform of torch.func wraps it", cure) from None
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+    if current_level() >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
         raise InputError(asked, "it has a tangent", "Pass the primal: there are no gradients, forward or backward")
 
 
@@ -247,32 +239,31 @@ def activation_of(operator: str, activation: str | None) -> Activation | None:
     return activation  # type: ignore[return-value]
 
 
-def _norm(operator: str, norm: RmsNorm | None, residual: torch.Tensor | None) -> Norm | None:
-    """residual: the one that was passed as a keyword, which stands for that of the norm."""
-    if norm is None:
+def _norm(operator: str, given: CallArguments) -> Norm | None:
+    if given.get(NORM_WEIGHT) is None:
         return None
-    if residual is not None and norm.residual is not None:
-        raise InputError(f"{operator}: residual", "the norm has one, too", "Pass one of the two")
-    if not isinstance(norm.eps, float) or not 0 < norm.eps < math.inf:
-        raise InputError(f"{operator}: norm eps", f"got {norm.eps!r}"[:60], "Pass a float above 0, such as 1e-5")
-    return Norm(eps=norm.eps, residual=residual is not None or norm.residual is not None)
+    eps = given.get("norm_eps", NORM_EPS)
+    if not isinstance(eps, float) or not 0 < eps < math.inf:
+        raise InputError(f"{operator}: norm eps", f"got {eps!r}"[:60], "Pass a float above 0, such as 1e-5")
+    return Norm(eps=eps, residual=given.get(RESIDUAL) is not None)
 
 
 def _check_beside(problem: Problem, rank: int, tensors: dict[str, torch.Tensor]) -> None:
     """What the epilogue and the norm read has the shapes and the dtypes that the problem implies. Raises InputError."""
     operator, x, w = problem.operator, tensors["x"], tensors["w"]
-    for name in (*problem.epilogue.inputs, *(problem.norm.inputs if problem.norm else ())):
-        if name in (SCALE_X, SCALE_W):  # which say themselves what they scale
+    for name in problem.beside:
+        read = input_of(name)
+        if read is None or read.name in (SCALE_X, SCALE_W):  # scales say themselves what they scale
             continue
         tensor, (rows, cols, dtype) = tensors[name], problem.operand(name, rank)
-        wanted = (cols,) if name in (BIAS, NORM_WEIGHT) else (rows, cols)
+        wanted = (cols,) if read.rows == "1" else (rows, cols)
         if (tuple(tensor.shape), name_of(tensor.dtype), tensor.device) != (wanted, dtype, x.device):
             found = f"got {list(tensor.shape)} of {tensor.dtype} on {tensor.device}, strides {tensor.stride()}"
             raise InputError(f"{operator}: {name}", found, f"Pass {list(wanted)} of torch.{dtype} on {x.device}")
-        if name == GATE:
+        if read.dtype == "factor":
             if not (tensor.is_contiguous() if w.is_contiguous() else tensor.t().is_contiguous()):
-                found = f"gate has strides {tensor.stride()}, w {w.stride()}"
-                raise InputError(f"{operator}: gate in the memory layout of w", found, "Lay them out alike")
+                found = f"{name} has strides {tensor.stride()}, w {w.stride()}"
+                raise InputError(f"{operator}: {name} in the memory layout of w", found, "Lay them out alike")
         elif not tensor.is_contiguous():
             found = f"its strides are {tensor.stride()}"
             raise InputError(f"{operator}: {name} row-major", found, f"Pass {name}.contiguous()")

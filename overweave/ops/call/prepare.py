@@ -9,7 +9,6 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from overweave.errors import InputError, KernelUnavailable, MachineError, PeerError, ScheduleError
-from overweave.ir.epilogue import Z
 from overweave.ir.plan import X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
@@ -40,9 +39,9 @@ from overweave.runtime.host.host import run_on_host
 from overweave.runtime.library.run import LibraryRun, is_library_plan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE
-from overweave.tuner.model.choice import Choice, chosen
+from overweave.tuner.model.choice import Choice, make_choice
 from overweave.tuner.model.choose import choose
-from overweave.tuner.space.space import Candidate, library_path, obstacle
+from overweave.tuner.space.space import Candidate, library_path, reason_unsupported
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.agreement import agreed_knowledge
 
@@ -85,7 +84,9 @@ def _prepare(
     try:
         return _prepared(problem, caller, tensors, choice, call)
     except KernelUnavailable as error:
-        library = chosen(problem, target, library_path(problem.operator), ("rule", f"{error.asked}: {error.found}"))
+        library = make_choice(
+            problem, target, library_path(problem.operator), ("rule", f"{error.asked}: {error.found}")
+        )
         if plan is not None or choice.plan == library.plan:
             raise
         warnings.warn(f"overweave: {error} Until then {problem.operator} takes the library path", stacklevel=5)
@@ -130,14 +131,14 @@ def _asked(problem: Problem, target: Target, plan: str) -> Choice:
     why = _cannot(problem, target, what)
     if why:
         raise InputError(f"{problem.operator} with plan {plan!r}", why, "Leave the choice to overweave")
-    return chosen(problem, target, what, ("asked", "the caller asked for it"))
+    return make_choice(problem, target, what, ("asked", "the caller asked for it"))
 
 
 def _cannot(problem: Problem, target: Target, what: Candidate) -> str:
     """Why a plan that was asked for cannot run: what would only be unwise is the caller's affair."""
     if what.is_by_torch and what.options:
         return f"{what.plan} takes no options"
-    return obstacle(problem, target, what, "device")
+    return reason_unsupported(problem, target, what, "device")
 
 
 def _proven(choice: Choice, problem: Problem, rank: int) -> Plan:
@@ -150,8 +151,7 @@ def _proven(choice: Choice, problem: Problem, rank: int) -> Plan:
 def _signature(problem: Problem, choice: Choice, gradients: str) -> bytes:
     layout = " b=[n,k]" if problem.b_is_transposed else ""
     gathered = " with the gathered input" if problem.returns_gathered else ""
-    done = f" then {problem.epilogue}" if problem.epilogue.bits else ""
-    done += f" then {problem.norm}" if problem.norm else ""
+    done = "".join(f" then {ending}" for ending in problem.endings)
     done += f" in {problem.out_dtype}" if problem.out_dtype else ""
     done += f" with gradients of {gradients}" if gradients else ""
     shape = f"{problem.extents} {problem.dtype}{layout}{gathered}{done}"
@@ -225,7 +225,7 @@ def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedRun, Boun
     if tensors["x"].device.type == "cuda":
         return _bind_aligned(plan, group, tensors) if plan.problem.m else (_do_nothing, None)
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
-    outputs |= {Z} if plan.problem.norm else set()
+    outputs |= set(plan.problem.also_made)
     plan = replace(plan, tile_orders=())  # torch computes whole operations here, and the tables are large
 
     def run(moved: Tensors) -> None:

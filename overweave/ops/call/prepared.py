@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd import profiler
 
-from overweave.ir.epilogue import Z
-from overweave.ir.plan import numbered
+from overweave.compat.torch_names import is_profiler_enabled
+from overweave.ir.plan import indexed_name
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.fast_empty import Make, empty_factory
@@ -69,7 +69,7 @@ class Prepared:
         try:
             for name, shape, dtype in self.outputs:
                 tensors[name] = self.make(shape, dtype)
-            if profiler._is_profiler_enabled:
+            if is_profiler_enabled():
                 self._run_named(tensors)
             else:
                 self.run(tensors)
@@ -88,12 +88,10 @@ def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:
     """What a call on a rank gives back."""
     rows = problem.result_rows(rank)
     dtype: torch.dtype = getattr(torch, problem.result_dtype)
-    made: list[Output] = [(numbered("y", index), (rows, cols), dtype) for index, cols in enumerate(problem.widths)]
+    made: list[Output] = [(indexed_name("y", index), (rows, cols), dtype) for index, cols in enumerate(problem.widths)]
     if problem.returns_gathered:
         made.append(("gathered_out", (problem.m, problem.k), getattr(torch, problem.dtype)))
-    if problem.norm is not None:
-        made.append((Z, (rows, problem.n), dtype))
-    return tuple(made)
+    return (*made, *((name, (rows, problem.n), dtype) for name in problem.also_made))
 
 
 def as_matrices(tensors: Tensors) -> Tensors:

@@ -13,7 +13,7 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.operators.record import Operator
-from overweave.ir.operators.registry import those_with
+from overweave.ir.operators.registry import names_with_form
 from overweave.ir.plan import LIBRARY, TILE_KERNEL, W_REST, X_REST, Plan
 from overweave.ir.problem import LONGEST_LIST
 from overweave.ir.schedule import Compute
@@ -86,7 +86,7 @@ def check_pairs(operator: Operator, xs: Sequence[Any], ws: Any) -> None:
     """Raises InputError for products that cannot be added."""
     name = operator.name
     if not operator.forms.several_products:
-        only = those_with(lambda forms: forms.several_products)
+        only = names_with_form("several_products")
         raise InputError(f"{name}: x", f"got a list of {len(xs)}", f"Pass a tensor: only {only} add several")
     if not isinstance(ws, (list, tuple)) or len(ws) != len(xs) or not 1 <= len(xs) <= LONGEST_LIST:
         found = f"got {len(xs)} of x, {len(ws) if isinstance(ws, (list, tuple)) else 'one'} of w"

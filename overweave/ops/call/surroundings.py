@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
+from overweave.compat.torch_names import (
+    AsyncCollectiveTensor,
+    DispatchKey,
+    TorchDispatchModeKey,
+    dispatch_tls_is_dispatch_key_included,
+    get_dispatch_mode,
+    get_tracing_state,
+    len_torch_dispatch_stack,
+)
 from overweave.errors import InputError
 
-_C = torch._C
-_PROXY, PRE_DISPATCH = _C._TorchDispatchModeKey.PROXY, _C.DispatchKey.PreDispatch
+_PROXY, PRE_DISPATCH = TorchDispatchModeKey.PROXY, DispatchKey.PreDispatch
 
 # Whether torch's compiler reads the code that asks, instead of Python running it.
 is_read_by_compiler = torch.compiler.is_dynamo_compiling
@@ -22,9 +29,9 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
 def is_watched() -> bool:
     """Whether a tracer or a mode stands between ops and their kernels, and must see each op."""
     return (
-        _C._len_torch_dispatch_stack() > 0
-        or _C._get_tracing_state() is not None
-        or _C._dispatch_tls_is_dispatch_key_included(PRE_DISPATCH)
+        len_torch_dispatch_stack() > 0
+        or get_tracing_state() is not None
+        or dispatch_tls_is_dispatch_key_included(PRE_DISPATCH)
     )
 
 
@@ -37,5 +44,5 @@ def check_untraced(name: str) -> None:
 
 
 def _is_traced() -> bool:
-    is_in_mode = _C._len_torch_dispatch_stack() > 0
-    return is_watched() and (not is_in_mode or _C._get_dispatch_mode(_PROXY) is not None)
+    is_in_mode = len_torch_dispatch_stack() > 0
+    return is_watched() and (not is_in_mode or get_dispatch_mode(_PROXY) is not None)

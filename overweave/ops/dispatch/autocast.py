@@ -7,19 +7,21 @@ from typing import Any
 
 import torch
 
-_KEYS = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+from overweave.compat.torch_names import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, OpOverload
+
+_KEYS = {"cpu": DispatchKey.AutocastCPU, "cuda": DispatchKey.AutocastCUDA}
 KEYS = {device: key.name for device, key in _KEYS.items()}
 _CAST = (torch.bfloat16, torch.float16, torch.float32)  # neither fp64 nor fp8
 
 
-def autocast_kernel(op: torch._ops.OpOverload, device: str, kept: frozenset[int]) -> Callable[..., Any]:
+def autocast_kernel(op: OpOverload, device: str, kept: frozenset[int]) -> Callable[..., Any]:
     """The kernel of an op for autocast on a device. kept: which of its tensors are never cast, as scales of fp8."""
-    below = torch._C.DispatchKeySet(_KEYS[device])
+    below = DispatchKeySet(_KEYS[device])
 
     def kernel(*tensors: Any, **options: Any) -> Any:
         dtype = torch.get_autocast_dtype(device)
         cast = [each if index in kept else _cast(each, dtype) for index, each in enumerate(tensors)]
-        with torch._C._ExcludeDispatchKeyGuard(below):
+        with ExcludeDispatchKeyGuard(below):
             return op(*cast, **options)
 
     return kernel

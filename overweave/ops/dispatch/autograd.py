@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from overweave.compat.torch_names import AutoDispatchBelowAutograd, OpOverload, any_requires_grad
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
-from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X
+from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X
 from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
 from overweave.ops.call.operands import FP8, activation_of
@@ -47,7 +48,7 @@ DispatchKernel = Callable[..., Any]
 ForwardRun = Callable[
     [OperatorArguments, str], list[torch.Tensor]
 ]  # of a call, undifferentiated, and the names of what has a gradient
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+_below_autograd = AutoDispatchBelowAutograd
 
 
 class _Call(NamedTuple):
@@ -66,7 +67,7 @@ class _Call(NamedTuple):
         return list(flat[: self.xs]), list(flat[self.xs : factors]), dict(zip(self.names, flat[factors:], strict=True))
 
 
-def autograd_kernel(operator: Operator, op: torch._ops.OpOverload, plain: DispatchKernel) -> DispatchKernel:
+def autograd_kernel(operator: Operator, op: OpOverload, plain: DispatchKernel) -> DispatchKernel:
     """The kernel of an operator's op for tensors that may be differentiated. plain: that of all others."""
     names = beside(operator)
 
@@ -79,7 +80,7 @@ def autograd_kernel(operator: Operator, op: torch._ops.OpOverload, plain: Dispat
         return below(*request.tensors, **(request.options | {"gradients": gradients}))
 
     def kernel(*tensors: Any, **options: Any) -> Any:
-        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)):
+        if not (torch.is_grad_enabled() and any_requires_grad(*tensors)):
             return below(*tensors, **options)
         given = dict(zip(("x", "w", *names), tensors, strict=False)) | options
         return _recorded(operator, options["group_name"], given, run)
@@ -103,8 +104,8 @@ def eager_call(operator: Operator) -> Eager:
 def _recorded(operator: Operator, group_name: str, given: OperatorArguments, run: ForwardRun) -> list[torch.Tensor]:
     """The results of a call, which torch records if a tensor of it is differentiated."""
     xs, ws = _listed(given["x"]), _listed(given["w"])
-    others = _beside(operator, given)
-    if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*xs, *ws, *others.values())):
+    others = {name: each for name in DEFINED[operator.name].names if (each := given.get(name)) is not None}
+    if not (torch.is_grad_enabled() and any_requires_grad(*xs, *ws, *others.values())):
         return run(given, "")
     try:
         _check_differentiable(operator, xs, ws, others)
@@ -115,25 +116,14 @@ def _recorded(operator: Operator, group_name: str, given: OperatorArguments, run
     has_norm = NORM_WEIGHT in others  # beside which no activation is taken: the call says so
     if not has_norm and (activation is not None or GATE in others):
         return _composed(given, ws, others, lambda product: _recorded(operator, group_name, product, run))
-    eps = given["norm"].eps if given.get("norm") is not None else given.get("norm_eps", NORM_EPS)
-    of_call = _Call(kept, tuple(others), len(xs), len(ws), bool(given.get("return_gathered")), eps)
+    asks_gathered, eps = bool(given.get("return_gathered")), given.get("norm_eps", NORM_EPS)
+    of_call = _Call(kept, tuple(others), len(xs), len(ws), asks_gathered, eps)
     differentiated: Any = _Differentiated
     return list(differentiated.apply((of_call, given, run), *xs, *ws, *others.values()))
 
 
 def _listed(factor: Any) -> Any:
     return factor if factor.__class__ in (list, tuple) else (factor,)
-
-
-def _beside(operator: Operator, given: OperatorArguments) -> dict[str, torch.Tensor]:
-    """The tensors of a call beside its factors, by name; those of a norm among them."""
-    found = {name: each for name in DEFINED[operator.name].names if (each := given.get(name)) is not None}
-    norm = given.get("norm")
-    if norm is not None:
-        found[NORM_WEIGHT] = norm.weight
-        if norm.residual is not None:
-            found[RESIDUAL] = norm.residual
-    return found
 
 
 def _check_differentiable(operator: Operator, xs: list[Any], ws: list[Any], others: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from overweave.compat.torch_names import all_gather_single, c10d_functional
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
@@ -28,7 +29,6 @@ from overweave.ops.call.surroundings import is_watched
 from overweave.ops.dispatch.flops import tell_counters
 from overweave.ops.dispatch.route import place_of, told_of
 from overweave.ops.dispatch.schema import DEFINED, matrix_of
-from overweave.runtime.library.library import all_gather_flat
 
 Maybe = torch.Tensor | None
 
@@ -164,12 +164,12 @@ def gathered(kept: Kept, rows: torch.Tensor) -> Any:
     most = -(-kept.m // kept.world_size)
     padded = rows if kept.m % kept.world_size == 0 else torch.nn.functional.pad(rows, (0, 0, 0, most - rows.shape[0]))
     if is_watched():
-        collective = torch.ops._c10d_functional
+        collective = c10d_functional
         every = collective.all_gather_into_tensor(padded.contiguous(), kept.world_size, kept.group_name)
         return collective.wait_tensor(every)[: kept.m]
     # The functional collective would do; of tensors on a GPU that gloo gathers, it ends the process (torch 2.11).
     every = rows.new_empty((most * kept.world_size, *rows.shape[1:]))
-    all_gather_flat(every, padded.contiguous(), group=process_group_of(kept.group_name))
+    all_gather_single(every, padded.contiguous(), group=process_group_of(kept.group_name))
     return every[: kept.m]
 
 
@@ -186,7 +186,7 @@ def exchanged(kept: Kept, rows: torch.Tensor, counts: Sequence[int] | None) -> t
         matrix = matrix_of(counts)
         sent, received = matrix[kept.rank], [row[kept.rank] for row in matrix]
     if is_watched():
-        collective = torch.ops._c10d_functional
+        collective = c10d_functional
         every = collective.all_to_all_single(rows.contiguous(), received, sent, kept.group_name)
         waited: torch.Tensor = collective.wait_tensor(every)
         return waited
@@ -200,7 +200,7 @@ def summed(kept: Kept, part: torch.Tensor) -> torch.Tensor:
     if kept.world_size == 1:
         return part
     if is_watched():
-        collective = torch.ops._c10d_functional
+        collective = c10d_functional
         waited: torch.Tensor = collective.wait_tensor(collective.all_reduce(part, "sum", kept.group_name))
         return waited
     dist.all_reduce(part, group=process_group_of(kept.group_name))

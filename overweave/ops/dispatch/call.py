@@ -7,17 +7,24 @@ they are about to do (memory/board/board.py).
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
+from overweave.compat.torch_names import (
+    current_level,
+    dispatch_tls_is_dispatch_key_included,
+    get_tracing_state,
+    is_any_autocast_enabled,
+    len_torch_dispatch_stack,
+)
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
+from overweave.ir.operators.forms import NORM
 from overweave.ir.operators.record import Operator
 from overweave.ir.problem import LONGEST_LIST
 from overweave.memory.group import Group
 from overweave.ops.call.counts import TOKENS, RowCounts, routed
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
-from overweave.ops.call.norm import FIELDS, RmsNorm
+from overweave.ops.call.norm import with_norm
 from overweave.ops.call.operands import WEIGHTS, CallArguments, check_kinds, problem_of_call
 from overweave.ops.call.prepare import prepare
 from overweave.ops.call.prepared import CALLS, CallKey, Prepared, Tensors
@@ -27,8 +34,8 @@ from overweave.ops.call.surroundings import PRE_DISPATCH, is_read_by_compiler, w
 from overweave.ops.dispatch.route import by_dispatcher
 
 # What torch knows of tracers and autocast, without its functions of Python: every call asks.
-_is_recorded, _is_dispatched = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
-_is_before_dispatch, _is_cast = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._is_any_autocast_enabled
+_is_recorded, _is_dispatched = get_tracing_state, len_torch_dispatch_stack
+_is_before_dispatch, _is_cast = dispatch_tls_is_dispatch_key_included, is_any_autocast_enabled
 _Tensor = torch.Tensor  # looked up once
 _LISTS = (list, tuple)
 _PLAIN, _VALUES = frozenset((torch.Tensor, torch.nn.Parameter)), frozenset((bool, int, str))
@@ -43,6 +50,8 @@ def call(operator: Operator, group: GroupLike, given: CallArguments, gradients: 
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled.
     """
+    if given.get(NORM) is not None:
+        given = with_norm(given)
     if is_read_by_compiler():
         return by_dispatcher(operator, group, given)
     x, w, passed = given["x"], given["w"], given
@@ -95,13 +104,12 @@ def look_up(operator: Operator, group: Group, given: CallArguments) -> tuple[Cal
 
     Equal keys need neither checks nor choices again. Raises InputError for tensors that no key can tell apart.
     """
-    needs_gradient, calls, norm = torch.is_grad_enabled(), CALLS.get(group.process_group), given.get("norm")
-    parts = [*given.items(), *zip(FIELDS, norm, strict=True)] if isinstance(norm, RmsNorm) else given.items()
+    needs_gradient, calls = torch.is_grad_enabled(), CALLS.get(group.process_group)
     told: list[object] = [operator.name, len(given)]
     is_counted = given.get(COUNTS) is not None and operator.exchanges
     tensors: Tensors = {}
     try:
-        for name, each in parts:
+        for name, each in given.items():
             if each is None:
                 continue
             kind = each.__class__
@@ -110,7 +118,7 @@ def look_up(operator: Operator, group: Group, given: CallArguments) -> tuple[Cal
                 tensors[name] = each.matrix
                 continue
             if kind in _VALUES or (kind not in _PLAIN and not isinstance(each, _Tensor)):
-                told += (name, kind, None if kind is RmsNorm else each)  # 1, 1.0 and True are equal, and not the same
+                told += (name, kind, each)  # 1, 1.0 and True are equal, and not the same
                 continue
             if kind not in _PLAIN:  # its address may be asked for only with a warning, if at all
                 each = given[name] = waited(each)
@@ -123,6 +131,6 @@ def look_up(operator: Operator, group: Group, given: CallArguments) -> tuple[Cal
         prepared = None if calls is None else calls.get(key)
     except (TypeError, RuntimeError):  # it cannot be a key, or lies nowhere: what checks it will say what is wrong
         return (), tensors, None
-    if prepared is not None and forward_ad._current_level >= 0:  # a tangent is not to be seen in a key
+    if prepared is not None and current_level() >= 0:  # a tangent is not to be seen in a key
         check_kinds(operator, given)
     return key, tensors, prepared

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from overweave.ir.counts import COUNTS
+from overweave.ir.operators.forms import MADE_BY
 from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import process_group_of
@@ -21,8 +22,9 @@ def results_for(operator: Operator, group_name: str, given: OperatorArguments) -
     rows, own_rows = _rows(operator, group_name, x.shape[0], given)
     dtype = (given.get("out_dtype") or torch.bfloat16) if x.dtype == FP8 else x.dtype
     results = [x.new_empty((own_rows, w.shape[1]), dtype=dtype) for w in products]
-    if given.get("norm") is not None:
-        results.append(torch.empty_like(results[0]))
+    for word, made in MADE_BY.items():
+        if given.get(word) is not None:
+            results += [torch.empty_like(results[0]) for _ in made]
     if given.get("return_gathered"):
         results.append(x.new_empty((rows, x.shape[1])))
     return results

@@ -9,9 +9,9 @@ import sys
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from overweave.ir.epilogue import GATE
+from overweave.compat.torch_names import get_current_dispatch_mode_stack
+from overweave.ir.operators.forms import GATE
 from overweave.ir.operators.registry import record_of
 from overweave.ops.dispatch.schema import DEFINED, Defined
 
@@ -23,7 +23,7 @@ def tell_counters() -> None:
     counter = sys.modules.get(_COUNTER)
     if counter is None:
         return
-    modes = [getattr(mode, "counter", mode) for mode in _get_current_dispatch_mode_stack()]
+    modes = [getattr(mode, "counter", mode) for mode in get_current_dispatch_mode_stack()]
     registries = [counter.flop_registry, *(getattr(mode, "flop_registry", None) for mode in modes)]
     for registry in filter(None, registries):
         for name, defined in DEFINED.items():

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from overweave.ir.epilogue import SCALE_W, SCALE_X
+from overweave.compat.torch_names import OpOverload
+from overweave.ir.operators.forms import SCALE_DTYPE
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ops.dispatch.autocast import KEYS, autocast_kernel
@@ -21,7 +22,7 @@ from overweave.ops.dispatch.schema import DEFINED, NAMESPACE, Defined, SchemaCal
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
-def define(operator: Operator) -> torch._ops.OpOverload:
+def define(operator: Operator) -> OpOverload:
     """The op of an operator, defined if it was not."""
     if operator.name not in DEFINED:
         _LIBRARY.define(schema_of(operator))
@@ -46,7 +47,8 @@ def _implemented(operator: Operator) -> Defined:
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     differentiated = autograd_kernel(operator, op, kernel)
     _LIBRARY.impl(name, differentiated, "Autograd")
-    scales = frozenset(2 + index for index, each in enumerate(names) if each in (SCALE_X, SCALE_W))
+    inputs = [each for form in operator.forms.allowed for each in form.inputs]
+    kept = frozenset(2 + index for index, each in enumerate(inputs) if each.dtype == SCALE_DTYPE)
     for device, key in KEYS.items():
-        _LIBRARY.impl(name, autocast_kernel(op, device, scales), key)
+        _LIBRARY.impl(name, autocast_kernel(op, device, kept), key)
     return Defined(op, names, eager_call(operator))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from overweave.compat.torch_names import is_any_autocast_enabled
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
@@ -45,7 +46,7 @@ def by_dispatcher(operator: Operator, group: GroupLike, given: OperatorArguments
     place = place_of(group)
     if is_read_by_compiler():
         return results_of(given, _by_op(defined, place, given))
-    is_seen = is_watched() or torch._C._is_any_autocast_enabled()
+    is_seen = is_watched() or is_any_autocast_enabled()
     if is_seen:
         tell_counters()
     try:

@@ -14,28 +14,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from overweave.compat.torch_names import OpOverload
+from overweave.ir.contract import GATHERED_OUT
 from overweave.ir.counts import COUNTS
-from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z
+from overweave.ir.operators.forms import MADE_BY
 from overweave.ir.operators.record import Operator
-from overweave.ir.plan import numbered
+from overweave.ir.plan import indexed_name
 from overweave.ir.problem import LONGEST_LIST
-from overweave.ir.promise import GATHERED_OUT
-from overweave.ops.call.norm import RmsNorm
 
 NAMESPACE = "overweave"
 OperatorArguments = dict[str, Any]
-# What a keyword of an operator is in a schema: tensors first, in the order in which they are passed.
-_TENSORS = {BIAS: BIAS, RESIDUAL: RESIDUAL, GATE: GATE, "norm": NORM_WEIGHT, SCALE_X: SCALE_X, SCALE_W: SCALE_W}
-_OPTIONS = {
-    "m": "SymInt? m=None",
-    "counts": "SymInt[]? counts=None",
-    "most": "int? most=None",
-    "activation": "str? activation=None",
-    "norm": f"float norm_eps={NORM_EPS}",
-    "out_dtype": "ScalarType? out_dtype=None",
-    "return_gathered": "bool return_gathered=False",
-    "plan": "str? plan=None",
-}
+_ROWS = {"m": "SymInt? m=None", COUNTS: "SymInt[]? counts=None", "most": "int? most=None"}
+_PLAN = "str? plan=None"
 # Of the gradients: what a gather keeps for them; which tensors have one, in which all ranks agree; and the plan of the
 # operator that computes that of x.
 OF_GRADIENTS = ("save", "backward_plan", "gradients")
@@ -43,7 +33,7 @@ _SAVE, _GRADIENTS = 'str save="gathered"', 'str gradients="", str? backward_plan
 # The rank and the world size where a call was recorded. No kernel reads them. Shapes of results follow from them, so
 # that they belong in the text of a graph, by which torch's caches know it.
 PLACE, _PLACE = "place", "int[]? place=None"
-PRODUCTS = tuple(numbered("y", index) for index in range(LONGEST_LIST))
+PRODUCTS = tuple(indexed_name("y", index) for index in range(LONGEST_LIST))
 
 
 class SchemaCall(NamedTuple):
@@ -55,13 +45,14 @@ class SchemaCall(NamedTuple):
 
 def beside(operator: Operator) -> tuple[str, ...]:
     """The tensors that an operator takes beside its factors, in the order of its schema."""
-    return tuple(name for keyword, name in _TENSORS.items() if keyword in operator.keywords)
+    return tuple(each.name for form in operator.forms.allowed for each in form.inputs)
 
 
 def schema_of(operator: Operator) -> str:
     """The schema of an operator, without its namespace."""
     tensors = ", ".join(f"Tensor? {name}=None" for name in beside(operator))
-    options = [text for keyword, text in _OPTIONS.items() if keyword in operator.keywords]
+    options = [text for keyword, text in _ROWS.items() if keyword in operator.keywords]
+    options += [text for form in operator.forms.allowed for text in form.options.values()] + [_PLAN]
     options += [_SAVE, _GRADIENTS] if operator.gathers and not operator.exchanges else [_GRADIENTS]
     options.append(_PLACE)
     factors = ", ".join(("Tensor[] x", "Tensor[] w", *([tensors] if tensors else [])))
@@ -70,19 +61,12 @@ def schema_of(operator: Operator) -> str:
 
 def request_of(names: tuple[str, ...], group_name: str, given: OperatorArguments) -> SchemaCall:
     """A call of the public function, which passed `given`, in the words of the schema. names: `beside(operator)`."""
-    x, w, norm = given["x"], given["w"], given.get("norm")
-    tensors = dict(given)
     options: OperatorArguments = {"group_name": group_name}
-    if isinstance(norm, RmsNorm):
-        tensors[NORM_WEIGHT] = norm.weight
-        if norm.residual is not None:
-            tensors[RESIDUAL] = norm.residual
-        options["norm_eps"] = norm.eps
     for name, value in given.items():
-        if value is not None and name not in ("x", "w", "norm") and name not in names:
+        if value is not None and name not in ("x", "w") and name not in names:
             options[name] = value
-    factors = [[*each] if isinstance(each, (list, tuple)) else [each] for each in (x, w)]
-    return SchemaCall((*factors, *[tensors.get(name) for name in names]), options)
+    factors = [[*each] if isinstance(each, (list, tuple)) else [each] for each in (given["x"], given["w"])]
+    return SchemaCall((*factors, *[given.get(name) for name in names]), options)
 
 
 def given_by(names: tuple[str, ...], request: SchemaCall) -> OperatorArguments:
@@ -91,9 +75,6 @@ def given_by(names: tuple[str, ...], request: SchemaCall) -> OperatorArguments:
     given: OperatorArguments = {"x": xs if len(xs) > 1 else xs[0], "w": list(ws) if len(ws) > 1 else ws[0]}
     given |= dict(zip(names, tensors, strict=False))  # torch leaves out what is None at the end
     given |= request.options
-    weight, eps = given.pop(NORM_WEIGHT, None), given.pop("norm_eps", NORM_EPS)
-    if weight is not None:
-        given["norm"] = RmsNorm(weight, eps=eps)
     for name in ("group_name", PLACE, *OF_GRADIENTS):
         given.pop(name, None)
     if given.get(COUNTS) is not None:
@@ -115,7 +96,9 @@ def results_of(given: OperatorArguments, results: Sequence[torch.Tensor]) -> dic
 def results_named(given: OperatorArguments) -> list[str]:
     """The names of a call's results, in the order in which an op returns them."""
     names = list(PRODUCTS[: _products(given)])
-    names += [Z] if given.get("norm") is not None else []
+    for word, made in MADE_BY.items():
+        if given.get(word) is not None:
+            names += made
     return names + ([GATHERED_OUT] if given.get("return_gathered") else [])
 
 
@@ -138,7 +121,7 @@ class Defined(NamedTuple):
     """An op. names: of the tensors beside its factors. eager: what the op comes to where nothing stands between it and
     its kernels; two ways through torch's dispatcher are most of the host time of a small call."""
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     names: tuple[str, ...]
     eager: Eager
 

@@ -24,6 +24,7 @@ from overweave.ir.plan import (
     COPY_ENGINE,
     COPY_KERNEL,
     LIBRARY,
+    PACKED_KERNEL,
     REDUCE_KERNEL,
     SPINNING,
     TILE_KERNEL,
@@ -36,17 +37,20 @@ from overweave.memory.cuda.heap import sms_for_copies
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import copy_steps, wait_steps, write_steps
+from overweave.memory.packed_layout import lay_out_packed
 from overweave.memory.steps import CopyStep, WaitStep
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName, kernel_call
+from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.matmul import matmul_call
-from overweave.runtime.kernel_calls.protocol import notify_call, prologue_call, require_peer_access
-from overweave.runtime.library.calls import BoundLibraryCall, counted_call, library_call
+from overweave.runtime.kernel_calls.packed import Caller, packed_call
+from overweave.runtime.kernel_calls.protocol import control_words, notify_call, prologue_call, require_peer_access
+from overweave.runtime.library.calls import BoundLibraryCall, call_of
 from overweave.runtime.library.permuted_collectives import permuted_collective_call
 from overweave.runtime.library.views import shapes_of
 
-KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL)
+KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL, PACKED_KERNEL)
 Addresses = dict[str, int]
 EnqueueOperation = Callable[[torch.cuda.Stream, TensorsByName, Addresses], None]
 
@@ -155,8 +159,19 @@ class BoundPlan:
         if action.engine == AUTHOR_KERNEL:
             assert author is not None
             return author.launch(self._binding, action.queue)
+        if action.engine == PACKED_KERNEL:
+            return Launch(self._packed_call())
         call = kernel_call(self._binding, action.queue, matmul_call)
         return call and Launch(call, self._binding.sms if action.engine == TILE_KERNEL else None)
+
+    def _packed_call(self) -> KernelCall:
+        """Return the kernel of packed messages behind a prologue, in a space of its own or a finished plan's."""
+        plan, workspace, config = self._plan, self._workspace, self._plan.realization.packed
+        assert config is not None
+        layout = lay_out_packed(plan)
+        caller = Caller(workspace.group.rank, (control_words(workspace), workspace.limits))
+        ends = {name: self._binding.buffer(name) for name in (layout.source, layout.out)}
+        return packed_call(config, plan.problem, layout, ends, workspace.packed_space(layout.half_bytes), caller)
 
     def _after_queues(self, action: QueueLaunch, earlier: tuple[QueueLaunch, ...]) -> EnqueueOperation:
         """Return an action that waits for earlier work on side streams of the queues that its queue is after.
@@ -253,7 +268,7 @@ class BoundPlan:
 
     def _bind_copies(self, action: QueueLaunch) -> EnqueueOperation:
         """Bind a copy-engine queue: one graph on its side stream."""
-        if self._plan.problem.counted:
+        if not self._plan.problem.has_fixed_sizes:
             return self._bind_counted_copies(action)
         copies = CopyQueue(copy_steps(self._binding.addresses, action.operations), self._workspace.drain)
         side = self._workspace.stream(action.queue).cuda_stream
@@ -297,9 +312,7 @@ class BoundPlan:
         buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
         if is_permuted(operation, buffers):
             return permuted_collective_call(operation, buffers, group, most_sms(plan, operation))
-        if plan.problem.counted:
-            return counted_call(operation, plan, group)
-        return library_call(operation, plan.problem, self._shapes, group)
+        return call_of(operation, plan, self._shapes, group)
 
     def _bind_library_operation(self, operation: Operation) -> EnqueueOperation:
         """Bind a cuBLAS or NCCL call with its waits and notifies: by stream operations on a side stream, by kernels on

@@ -1,4 +1,4 @@
-"""A matmul by a tile kernel alone on one GPU, for calibration (tuner/calibrate/alone.py)."""
+"""A matmul by a tile kernel alone on one GPU, for calibration (tuner/calibrate/single_gpu.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
-from overweave.ir.tile_order import TileRow, share_places
+from overweave.ir.tile_order import TileRow, partial_slots
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.split_k import Shares, partial_elements
@@ -44,7 +44,7 @@ class Matmul:
         trace_size = (len(rows) if traced else 1, TRACE_COLUMNS.value)
         self.trace = torch.zeros(trace_size, dtype=torch.int64, device=device)
         self._claims = torch.zeros(1, dtype=torch.int32, device=device)
-        places, self.out = share_places(rows), out
+        places, self.out = partial_slots(rows), out
         self.shares = Shares.allocate(places, partial_elements(config, epilogue), device) if places else None
         queue = LaunchTiles(table_tensor(rows, device), self._claims, self.trace, len(rows))
         known: dict[str, Any] = {**extras, "epilogue": epilogue, "shares": self.shares}

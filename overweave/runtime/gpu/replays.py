@@ -40,7 +40,7 @@ class _CachedGraph:
 def may_replay(plan: Plan) -> bool:
     """Return whether calls of a plan may become graphs: it has no NCCL collectives, and no counts, which set sizes."""
     has_collectives = any(isinstance(operation, Collective) for operation in plan.schedule.operations)
-    return not has_collectives and not plan.problem.counted
+    return not has_collectives and plan.problem.has_fixed_sizes
 
 
 class Replays:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from overweave.compat.torch_names import sleep
 from overweave.errors import InputError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import ECHOES
@@ -76,7 +77,7 @@ def trace_on_gpu(plan: Plan, workspace: Workspace, tensors: TensorsByName) -> Ti
         stamp()
     workspace.check()
     dist.barrier(workspace.group.process_group)
-    torch.cuda._sleep(SLEEP_CYCLES)
+    sleep(SLEEP_CYCLES)
     stamp()
     stamp()
     after_stamp.record()

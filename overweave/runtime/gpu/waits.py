@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from overweave.ir.launch.waits_without_deadline import unheard
+from overweave.ir.launch.waits_without_deadline import waits_without_deadline
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Operation, Wait
 from overweave.ir.tile_order import NO_SIGNAL
@@ -43,7 +43,7 @@ class PlanWaits:
 
     def at_end(self) -> tuple[Callable[..., None], ...]:
         """Return the last action of a call, if there is one: waits for signals that no kernel waits for."""
-        uncovered = unheard(self._plan, self._rank)
+        uncovered = waits_without_deadline(self._plan, self._rank)
         if not uncovered:
             return ()
         wait = self._bind(uncovered, QUEUE_OPERATION.value)

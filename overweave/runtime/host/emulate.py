@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overweave.ir.blocks import DEALT, dealt, runs_of, stored_shape
+from overweave.ir.blocks import CUT_BY_MEMBER, memory_runs, regions_by_member, stored_shape
 from overweave.ir.counts import COUNTS, Filled
-from overweave.ir.library_call import CollectiveSide, is_permuted, sides_of
+from overweave.ir.library_call import CollectiveSide, call_sides, is_permuted
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import (
     INPUT,
@@ -89,7 +89,7 @@ class HostCall:
     def run(self, layout: SlotLayout, inputs: TensorsByName, outputs: TensorsByName) -> None:
         """Run the call. inputs, outputs: by buffer name, `[rows, cols]`, at least as large as this rank's regions."""
         self.tensors = {**inputs, **outputs}
-        if self.plan.problem.counted:
+        if not self.plan.problem.has_fixed_sizes:
             self._filled = Filled(self.plan.schedule, inputs[COUNTS].tolist())
         try:
             self.slot = self.workspace.begin(layout, self.timeout_s)
@@ -250,7 +250,7 @@ def start_collective(operation: Collective, group: Group, sides: tuple[list[Tens
 
     sides: source and destination tensors, one per member or one for all. Return a function that polls for its end.
     """
-    sources_per_rank, destinations_per_rank = DEALT[operation.function]
+    sources_per_rank, destinations_per_rank = CUT_BY_MEMBER[operation.function]
     sources, targets = [source.contiguous() for source in sides[0]], sides[1]
     if not sources_per_rank:
         sources = sources * group.world_size
@@ -329,12 +329,13 @@ class Permuted:
         Of permuted blocks: equal parts of a contiguous range of memory; else the views of regions.
         """
         if not is_permuted(collective, self._all):
-            pairs = zip((collective.sources, collective.destinations), DEALT[collective.function], strict=True)
+            pairs = zip((collective.sources, collective.destinations), CUT_BY_MEMBER[collective.function], strict=True)
             sent, got = (
-                [view(one) for (one,) in dealt(side, is_dealt, len(collective.ranks))] for side, is_dealt in pairs
+                [view(one) for (one,) in regions_by_member(side, is_dealt, len(collective.ranks))]
+                for side, is_dealt in pairs
             )
             return sent, got
-        sides = sides_of(collective, self._all)
+        sides = call_sides(collective, self._all)
         assert not isinstance(sides, str), f"verify refuses it: {sides}"
         sent, got = (list(self._memory_range(side, collective.rank).tensor_split(side.parts)) for side in sides)
         return sent, got
@@ -346,6 +347,6 @@ class Permuted:
         """Yield each contiguous part of a region's matrix with its view in the buffer's memory."""
         buffer = self._buffers[region.buffer]
         memory = self._memory(region.buffer, region.rank)
-        for run in runs_of(buffer.blocks, (buffer.rows, buffer.cols), (region.rows, region.cols)):
+        for run in memory_runs(buffer.blocks, (buffer.rows, buffer.cols), (region.rows, region.cols)):
             part = matrix[run.row : run.row + run.rows, run.col : run.col + run.cols]
             yield part, memory.as_strided((run.rows, run.cols), (run.pitch, 1), memory.storage_offset() + run.start)

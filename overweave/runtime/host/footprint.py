@@ -25,7 +25,7 @@ interpreter.repair()
 from triton.runtime import interpreter as triton_interpreter  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
-from overweave.compiler.emit.emit import PARAMETERS, Weaving, emit, shapes_of  # noqa: E402
+from overweave.compiler.emit.emit import PARAMETERS, Weaving, emit, shape_parameters  # noqa: E402
 from overweave.compiler.emit.fuse import kernel_of  # noqa: E402
 from overweave.compiler.emit.generated import load_generated  # noqa: E402
 from overweave.ir.footprint import Operand, TileSpace  # noqa: E402
@@ -93,7 +93,9 @@ class _Run:
         self.kernel = kernel_of(Path(trial.file), trial.kernel)
         self.space: TileSpace = self.kernel.space(_integer_values(trial))
         walks = bool(self.kernel.streams)
-        weaving = Weaving(frozenset(), None, streams=walks, signals=False, carries=None, away=None, exchanges=())
+        weaving = Weaving(
+            frozenset(), None, waits_in_loop=walks, notifies=False, push_path=None, stored_at_peers=None, exchanges=()
+        )
         self.function = load_generated(folder, trial.kernel, emit(self.kernel, weaving))
         self.trial = trial
         self.memory, self.tensors = _allocate(trial.tensors, _least_extent(self.space))
@@ -140,7 +142,9 @@ class _Run:
             if tensor.block:
                 arguments[name] = TensorDescriptor.from_tensor(self.tensors[name], list(tensor.block))
         arguments |= dict(zip(PARAMETERS, (*arrays, 1, len(ranges), 1), strict=True))
-        arguments |= {name: self.trial.tensors[of].shape[at] for name, (of, at) in shapes_of(self.kernel).items()}
+        arguments |= {
+            name: self.trial.tensors[of].shape[at] for name, (of, at) in shape_parameters(self.kernel).items()
+        }
         self.function[(1,)](**arguments)
 
     def _check_operand(self, operand: Operand, is_store: bool, number: int, tile: dict[str, int]) -> None:

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError
-from overweave.ir.counts import COUNTS
-from overweave.ir.epilogue import GATE, Z
+from overweave.ir.counts import rows_of_counted
+from overweave.ir.operators.forms import lies_row_by_row
 from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.board.board import REFUSED
 from overweave.memory.group import Group
@@ -73,13 +72,22 @@ def run_on_host(
 
 
 class _Bound(NamedTuple):
-    """What a rank derives from a plan once. extents: tensor -> rows and columns that it must have."""
+    """What a rank derives from a plan once. operands: tensor -> shape, dtype and strides that it must have."""
 
     plan: Plan
     make_call: type[HostCall]
     layout: SlotLayout
     signature: bytes
-    extents: dict[str, tuple[int, int]]
+    operands: dict[str, _Operand]
+
+
+class _Operand(NamedTuple):
+    """At least so many rows and columns, of a dtype."""
+
+    rows: int
+    cols: int
+    dtype: torch.dtype
+    is_contiguous: bool
 
 
 _BOUND: OrderedDict[tuple[int, int, str], _Bound] = OrderedDict()  # (id of a plan, rank, depth) -> bound plan
@@ -98,7 +106,7 @@ def _bind(plan: Plan, rank: int, depth: Depth) -> _Bound:
         make_call: type[HostCall] = load(f"host {depth}")
         make_call.check(plan)
         layout = lay_out(plan.schedule, plan.realization.dtype)
-        bound = _BOUND[key] = _Bound(plan, make_call, layout, _signature(plan, depth), _extents(plan, rank))
+        bound = _BOUND[key] = _Bound(plan, make_call, layout, _signature(plan, depth), _operands(plan, rank))
         while len(_BOUND) > _BOUND_LIMIT:
             _BOUND.popitem(last=False)
     return bound
@@ -112,24 +120,27 @@ def _signature(plan: Plan, depth: Depth) -> bytes:
     return f"{plan.name} {shape} {depth} #{blake2b(shared, digest_size=6).hexdigest()}".encode()
 
 
-def _extents(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
-    """Return tensor -> rows and columns that a rank's operations access."""
+def _operands(plan: Plan, rank: int) -> dict[str, _Operand]:
+    """Return tensor -> what a rank's operations need it to be."""
     extents = {buffer.name: (0, 0) for buffer in plan.schedule.buffers if buffer.home in (INPUT, OUTPUT)}
     for operation in plan.schedule.operations:
         for region in (*operation.reads, *operation.writes):
             if region.buffer in extents and not region.is_empty:
                 _extend_extents(extents, region, operation.rank, rank)
-    for buffer in plan.schedule.buffers:
-        if buffer.home == INPUT and buffer.counted:
-            extents[buffer.name] = 0, buffer.cols  # each call's counts give the rows
-    problem = plan.problem
-    return extents | {name: problem.operand(name, rank)[:2] for name in _epilogue_tensors(problem)}
-
-
-def _epilogue_tensors(problem: Problem) -> tuple[str, ...]:
-    """Return the names of the caller's tensors outside of the schedule: of the epilogue, of the norm, and counts."""
-    counts = (COUNTS,) if problem.counted else ()
-    return (*problem.epilogue.inputs, *((*problem.norm.inputs, Z) if problem.norm else ()), *counts)
+    for name in rows_of_counted(plan.schedule):
+        buffer = plan.schedule.buffer(name)
+        if buffer.home == INPUT:
+            extents[name] = 0, buffer.cols  # of as many rows as a call's counts say
+    dtypes: dict[str, str] = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
+    contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
+    for name in (*plan.problem.beside, *plan.problem.also_made):  # of which no schedule knows
+        rows, cols, dtypes[name] = plan.problem.operand(name, rank)
+        extents[name] = rows, cols
+        contiguous |= {name} if lies_row_by_row(name) else set()
+    return {
+        name: _Operand(rows, cols, getattr(torch, dtypes[name]), name in contiguous)
+        for name, (rows, cols) in extents.items()
+    }
 
 
 def _extend_extents(extents: dict[str, tuple[int, int]], region: Region, actor: int, rank: int) -> None:
@@ -148,22 +159,18 @@ def _check_tensors(plan: Plan, group: Group, bound: _Bound, tensors: dict[str, T
     if plan.schedule.world_size != group.world_size:
         found = f"the plan is for {plan.schedule.world_size} ranks, the group has {group.world_size}"
         raise InputError(asked, found, "Build the plan for this group")
-    if tensors.keys() != bound.extents.keys():
+    if tensors.keys() != bound.operands.keys():
         found = f"got tensors {sorted(tensors)}"
-        raise InputError(asked, found, f"Pass {sorted(bound.extents)}")
-    dtypes: dict[str, str] = {buffer.name: buffer.dtype or plan.realization.dtype for buffer in plan.schedule.buffers}
-    dtypes |= {name: plan.problem.operand(name, group.rank)[2] for name in _epilogue_tensors(plan.problem)}
-    contiguous = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
-    contiguous |= set(_epilogue_tensors(plan.problem)) - {GATE}
-    for name, (rows, cols) in bound.extents.items():
-        tensor, dtype = tensors[name], getattr(torch, dtypes[name])
+        raise InputError(asked, found, f"Pass {sorted(bound.operands)}")
+    for name, (rows, cols, dtype, is_contiguous) in bound.operands.items():
+        tensor = tensors[name]
         found = f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
         cure = f"Pass a CPU tensor of {dtype}, at least [{rows}, {cols}]"
         if tensor.device.type != "cpu" or tensor.dtype != dtype or tensor.dim() != 2:
             raise InputError(asked, found, cure)
         if tensor.shape[0] < rows or tensor.shape[1] < cols:
             raise InputError(asked, found, cure)
-        if name in contiguous and not tensor.is_contiguous():
+        if is_contiguous and not tensor.is_contiguous():
             raise InputError(asked, f"{found}, strides {tensor.stride()}", f"Pass {name}.contiguous()")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.epilogue import GATE
+from overweave.ir.operators.forms import GATE
 from overweave.ir.plan import KERNELS, PACKED_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.group import Group

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from overweave.compiler.emit.emit import CARRYING, PARAMETERS, PLACES
+from overweave.compiler.emit.emit import PARAMETERS, PUSH_PARAMETERS, STORE_PLACES
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.plan import AUTHOR_KERNEL
 from overweave.ir.schedule import Apply, Operation, Put
-from overweave.ir.tensors import exchanged
+from overweave.ir.tensors import all_to_all_source
 from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 from overweave.memory.lower import slice_targets
 from overweave.runtime.authored import AuthoredKernel
@@ -42,10 +42,10 @@ def author_call(
     arguments |= dict(zip(PARAMETERS, (*arrays, tiles, parts, world_size), strict=True))
     if any(isinstance(one, Put) and one.queue == queue for one in plan.schedule.operations):
         targets = binding.table(slice_targets(binding.addresses, rank, queue))
-        arguments |= dict(zip(CARRYING, (targets, count_rows(rows, COPY)), strict=True))
+        arguments |= dict(zip(PUSH_PARAMETERS, (targets, count_rows(rows, COPY)), strict=True))
     if kernel.peer_store is not None:
         operations = (one for one in plan.schedule.of_rank(rank) if one.queue == queue)
-        arguments[PLACES] = binding.table(_peer_store_rows(operations, kernel, binding))
+        arguments[STORE_PLACES] = binding.table(_peer_store_rows(operations, kernel, binding))
     return AuthorCall(arguments, tiles)
 
 
@@ -84,7 +84,7 @@ def _store_targets(apply: Apply, kernel: AuthoredKernel) -> list[tuple[str, int,
     Row shift: first row of the region there, minus first row of the Apply's first tile.
     """
     assert kernel.peer_store is not None
-    regions = [one.region for one in apply.makes if exchanged(one.tensor) == kernel.peer_store.tensor]
+    regions = [one.region for one in apply.makes if all_to_all_source(one.tensor) == kernel.peer_store.tensor]
     lowest: dict[tuple[str, int], int] = {}
     for region in regions:
         key = (region.buffer, region.rank)

@@ -13,12 +13,12 @@ import torch
 
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
+from overweave.ir.kernel_limits import COPY_WORD_BYTES, LEAST_WAVES
+from overweave.ir.operators.forms import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X_REST, Engine, MatmulConfig, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
-from overweave.ir.tile_order import outputs, share_places
-from overweave.ir.words import COPY_WORD_BYTES, LEAST_WAVES
+from overweave.ir.tile_order import outputs, partial_slots
 from overweave.kernels.arguments import AfterSums, LaunchTiles
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
@@ -147,7 +147,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     plan, schedule, config = binding.plan, binding.plan.schedule, binding.plan.realization.matmul
     assert config is not None
     computes, tiles = binding.operations(queue, Compute), binding.tiles(queue)
-    epilogue = plan.problem.of_tiles(any(compute.finishes for compute in computes))
+    epilogue = plan.problem.tile_epilogue(any(compute.finishes for compute in computes))
     shard, gathered = _caller_and_workspace(binding, [compute.a[0] for compute in computes])
     own_scales, gathered_scales = _caller_and_workspace(
         binding, [part for compute in computes for part in compute.scales]
@@ -159,14 +159,14 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     }
     addends = addend_addresses(binding.addresses, binding.rank, queue)
     addend_shifts = addend_row_shifts(schedule, binding.rank, queue)
-    partials = share_places(plan.tile_order(binding.rank, queue).rows)
+    partials = partial_slots(plan.tile_order(binding.rank, queue).rows)
     operands = Operands(
         a_shard=binding.caller_tensor(shard) if shard else None,
         a_workspace=binding.workspace_buffer(gathered) if gathered else None,
         weights=tuple((binding.buffer(name), binding.buffer(output_names[name][0])) for name in schedule.weights),
         b_is_transposed=plan.problem.b_is_transposed,
         **epilogue_tensors,
-        scales=binding.workspace_buffer(gathered_scales) if gathered_scales else None,
+        scale_gathered=binding.workspace_buffer(gathered_scales) if gathered_scales else None,
         rest=binding.second_factors(),
         epilogue=epilogue,
         total=binding.buffer(total) if total else None,
@@ -209,15 +209,18 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
     reduces = binding.operations(queue, Reduce)
     outs = [plan.schedule.buffer(reduce.out.buffer) for reduce in reduces]
     stored = next((out for out in outs if out.home == OUTPUT), outs[0])  # addresses of others are in the table
-    norm, epilogue = plan.problem.norm, plan.problem.of_sums
-    epilogue_tensors = {name: binding.caller_tensor(name) for name in ((*norm.inputs, Z) if norm else epilogue.inputs)}
+    of_rows, epilogue = plan.problem.of_rows, plan.problem.sum_epilogue
+    epilogue_tensors = {
+        name: binding.caller_tensor(name)
+        for name in ((*of_rows.inputs, *of_rows.makes) if of_rows else epilogue.inputs)
+    }
     sums = ReductionCall(
         operands=binding.table(reduction_operands(binding.addresses, binding.rank, queue)),
         widths=reduction_widths(reduces),
         out=binding.buffer(stored.name),
         cols=stored.cols,
         after=AfterSums(*(epilogue_tensors.get(name) for name in (BIAS, RESIDUAL, NORM_WEIGHT, Z))),
-        eps=norm.eps if norm else 0.0,
+        eps=of_rows.eps if of_rows else 0.0,
         sum_first=has_fp32_first_operand(plan.schedule, plan.realization.dtype, reduces),
         epilogue=epilogue.bits,
         **_block_map(binding, reduces),

@@ -28,7 +28,8 @@ class Operands:
     a_shard, a_workspace: `[rows, k]`, either may be None. weights: (weight `[k, n]`, output `[rows, n]`), all in
     the same memory layout; `TileRow.weight` numbers them.
     bias `[n]`, residual `[rows, n]`, scale_x, scale_w: operands of the epilogue, else None. scale_x belongs to the rows
-    of a_shard and scales to those of a_workspace; a scale_x of one element to all rows. gate: a weight of the first
+    of a_shard and scale_gathered to those of a_workspace; a scale_x of one element to all rows. gate: a
+    weight of the first
     one's shape and layout.
     rest: further columns of a_shard and as many rows of the one weight, which extend k; for the Hopper kernel alone.
     total: `[rows, n]`, a second output, chosen by `TileRow.into`; None if there is none.
@@ -46,7 +47,7 @@ class Operands:
     bias: MatrixInput | None = None
     residual: MatrixInput | None = None
     scale_x: MatrixInput | None = None
-    scales: MatrixInput | None = None
+    scale_gathered: MatrixInput | None = None
     scale_w: MatrixInput | None = None
     epilogue: Epilogue = NO_EPILOGUE
     total: MatrixInput | None = None
@@ -81,7 +82,7 @@ class Operands:
     @property
     def epilogue_args(self) -> Ends:
         """The epilogue's operands; a missing tensor of row scales is replaced by the other, and not read."""
-        own, rest = self.scale_x, self.scales
+        own, rest = self.scale_x, self.scale_gathered
         scales = (rest if own is None else own, own if rest is None else rest)
         return Ends(self.bias, self.residual, *scales, self.scale_w)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from overweave.ir.epilogue import BIAS, NORM_WEIGHT, RESIDUAL, Z
+from overweave.ir.operators.forms import BIAS, NORM_WEIGHT, RESIDUAL, Z
 from overweave.ir.plan import PackedConfig
 from overweave.ir.problem import Problem
 from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTraits, ShardSpans, SignalWords
@@ -40,7 +40,7 @@ def packed_call(
 
     tensors: buffers by name, and operands of the norm or of the sums' epilogue by theirs.
     """
-    norm, ranks, adds = problem.norm, problem.world_size, config.exchange != "gather"
+    rows, ranks, adds = problem.of_rows, problem.world_size, config.exchange != "gather"
     span, programs, turns = layout.stretches(config.block)
     traits = PackedTraits(
         exchange=config.exchange,
@@ -48,8 +48,8 @@ def packed_call(
         poll=Assembly(poll_packed(ranks - 1), poll_packed_constraints(ranks - 1)),
         block=config.block,
         chained=caller.is_chained,
-        eps=norm.eps if norm else 0.0,
-        epilogue=problem.of_sums.bits if adds else 0,
+        eps=rows.eps if rows else 0.0,
+        epilogue=problem.sum_epilogue.bits if adds else 0,
     )
     arguments = [
         *(tensors[layout.source], tensors[layout.out]),

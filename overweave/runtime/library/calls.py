@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions, ReduceScatterOptions
 
-from overweave.ir.blocks import DEALT
+from overweave.ir.blocks import CUT_BY_MEMBER
 from overweave.ir.counts import COUNTS, Filled
 from overweave.ir.plan import W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
@@ -28,7 +28,14 @@ BoundLibraryCall = Callable[[TensorsByName], None]
 _Factor = tuple[str, Cut | None, str, Cut | None]  # a buffer, and what of it; its product's, and what of that
 
 
-def counted_call(operation: Operation, plan: Plan, group: Group) -> BoundLibraryCall:
+def call_of(operation: Operation, plan: Plan, shapes: Mapping[str, ViewShape], group: Group) -> BoundLibraryCall:
+    """As `library_call`, of a plan's operation, whatever its sizes follow from."""
+    if plan.problem.has_fixed_sizes:
+        return library_call(operation, plan.problem, shapes, group)
+    return _counted_call(operation, plan, group)
+
+
+def _counted_call(operation: Operation, plan: Plan, group: Group) -> BoundLibraryCall:
     """Bind an operation on the rows that a call's counts fill: each call derives its regions. As `library_call`."""
 
     def call(tensors: TensorsByName) -> None:
@@ -53,7 +60,7 @@ def library_call(
 def is_plain_matmul(operation: Operation, plan: Plan) -> bool:
     """Return whether an operation is plain matmuls of whole rows by one whole weight: then k may be in two parts."""
     shapes = {each.name: (each.rows, each.cols) for each in plan.schedule.buffers}
-    return not plan.problem.counted and bool(_plain_matmuls(operation, plan.problem, shapes))
+    return plan.problem.has_fixed_sizes and bool(_plain_matmuls(operation, plan.problem, shapes))
 
 
 def allocated_output(operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape]) -> str | None:
@@ -69,7 +76,7 @@ def _general_call(
     operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
 ) -> BoundLibraryCall:
     """Bind any operation by `run_with_epilogue` and `finish_sum`."""
-    views, has_sum_epilogue = Views((operation,), shapes), problem.ends_sums
+    views, has_sum_epilogue = Views((operation,), shapes), problem.has_sum_epilogue
 
     def call(tensors: TensorsByName) -> None:
         view = views.of(tensors)
@@ -88,8 +95,8 @@ def _plain_matmuls(operation: Operation, problem: Problem, shapes: Mapping[str, 
     if not isinstance(operation, Compute) or operation.addends or operation.accumulate:
         return []
     if (
-        problem.of_products.bits
-        or (problem.norm and problem.world_size == 1)
+        problem.product_epilogue.bits
+        or (problem.of_rows and problem.world_size == 1)
         or region_index(operation.b, shapes) is not None
     ):
         return []
@@ -137,7 +144,7 @@ def _flat_collective_call(
     operation: Operation, problem: Problem, shapes: Mapping[str, ViewShape], group: Group
 ) -> BoundLibraryCall | None:
     """Bind a collective from one whole buffer to another, both row-major; None for other operations."""
-    if not isinstance(operation, Collective) or problem.norm is not None or problem.epilogue.scaling:
+    if not isinstance(operation, Collective) or problem.of_rows is not None or problem.epilogue.scaling:
         return None
     if operation.finishes:
         return None
@@ -146,7 +153,7 @@ def _flat_collective_call(
         return None
     source, target = (part.buffer for part in parts)
     bind_move, rows, members = MOVES.get(operation.function), [part.shape[0] for part in parts], len(operation.ranks)
-    parts_per_rank = [members if is_dealt else 1 for is_dealt in DEALT[operation.function]]
+    parts_per_rank = [members if is_dealt else 1 for is_dealt in CUT_BY_MEMBER[operation.function]]
     if rows[0] * parts_per_rank[1] != rows[1] * parts_per_rank[0]:
         return None  # a shard of fewer rows: it is padded
     if bind_move is None or (source == target) != (operation.function == "all_reduce"):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as functional
 
-from overweave.ir.epilogue import BIAS, GATE, NO_EPILOGUE, NORM_WEIGHT, RESIDUAL, SCALE_W, Activation, Epilogue, Norm, Z
+from overweave.ir.epilogue import NO_EPILOGUE, Activation, Epilogue, Norm
+from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, Z
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
@@ -34,7 +35,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensor
     if problem.epilogue is NO_EPILOGUE:
         run_operation(operation, view, group)
         return
-    epilogue, sum_epilogue = problem.of_products, _sum_epilogue(problem, tensors)
+    epilogue, sum_epilogue = problem.product_epilogue, _sum_epilogue(problem, tensors)
     if isinstance(operation, Compute):
         first, (lo, hi) = problem.columns_of(operation.b.buffer)[0], operation.b.cols
         tensors = slice_columns(tensors, (first + lo, first + hi), problem.n)
@@ -46,7 +47,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensor
         for part, out in enumerate(operation.out):
             if not out.is_empty:
                 y = view(out)
-                gate = _gate_product(operation, part, view, tensors) if epilogue.gate else None
+                gate = _gate_product(operation, part, view, tensors) if epilogue.products > 1 else None
                 apply_epilogue(y, slice(*out.rows), epilogue, tensors, gate)
 
 
@@ -61,7 +62,7 @@ def finish_collective(operation: Operation, problem: Problem, view: View, tensor
 
 def _sum_epilogue(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
     return lambda total, out: apply_epilogue(
-        total, slice(*out.rows), problem.of_sums, slice_columns(tensors, out.cols, problem.n)
+        total, slice(*out.rows), problem.sum_epilogue, slice_columns(tensors, out.cols, problem.n)
     )
 
 
@@ -120,11 +121,11 @@ def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapp
     Do nothing for other operations. tensors: the caller's, the norm's weight as `[n]` or `[1, n]`.
     """
     finish_collective(operation, problem, view, tensors)
-    if problem.norm is None or not _stores_sums(operation, problem):
+    if problem.of_rows is None or not _stores_sums(operation, problem):
         return
     for out in operation.writes:
         if out.buffer == "y" and not out.is_empty:
-            apply_norm(view(out), slice(*out.rows), problem.norm, tensors)
+            apply_norm(view(out), slice(*out.rows), problem.of_rows, tensors)
 
 
 def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, torch.Tensor]) -> None:

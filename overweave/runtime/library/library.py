@@ -9,28 +9,36 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from overweave.compat.torch_names import (
+    all_gather_single,
+    get_cublas_allow_bf16_reduced_precision_reduction,
+    get_cublas_allow_fp16_reduced_precision_reduction,
+    get_cublas_allow_tf32,
+    is_any_autocast_enabled,
+    reduce_scatter_single,
+    set_cublas_allow_bf16_reduced_precision_reduction,
+    set_cublas_allow_fp16_reduced_precision_reduction,
+    set_cublas_allow_tf32,
+)
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Clear, Collective, Compute, Copy, Operation, Reduce, Region
 from overweave.memory.group import Group
 from overweave.memory.subgroups import subgroup
 
 View = Callable[[Region], torch.Tensor]
-# torch 2.13 renamed the flat collectives, and warns about the old names at every call.
-all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 End = Callable[[torch.Tensor, Region], None]  # applies the epilogue in place to a sum that goes to a region
 
 # The C functions behind torch.backends.cuda.matmul's properties: read and write.
 _Setting = tuple[Callable[[], Any], Callable[..., None]]
 _SHORTCUTS: dict[torch.dtype, _Setting] = {
-    torch.float32: (torch._C._get_cublas_allow_tf32, torch._C._set_cublas_allow_tf32),
+    torch.float32: (get_cublas_allow_tf32, set_cublas_allow_tf32),
     torch.float16: (
-        torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
-        torch._C._set_cublas_allow_fp16_reduced_precision_reduction,
+        get_cublas_allow_fp16_reduced_precision_reduction,
+        set_cublas_allow_fp16_reduced_precision_reduction,
     ),
     torch.bfloat16: (
-        torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
-        torch._C._set_cublas_allow_bf16_reduced_precision_reduction,
+        get_cublas_allow_bf16_reduced_precision_reduction,
+        set_cublas_allow_bf16_reduced_precision_reduction,
     ),
 }
 
@@ -60,7 +68,7 @@ class full_precision:  # noqa: N801 - a context manager, called as torch calls i
             if values[0]:
                 self._previous = values
                 write(False, *values[1:])
-        if torch._C._is_any_autocast_enabled():
+        if is_any_autocast_enabled():
             self._without_autocast = ExitStack()
             self._without_autocast.enter_context(without_autocast())
 
@@ -191,10 +199,10 @@ def _all_gather(collective: Collective, view: View, group: Group) -> None:
         sent[: source.shape[0]] = source
     gathered_in_place = targets[0] if is_joined else equal_parts(targets, size)
     if gathered_in_place is not None:
-        all_gather_flat(gathered_in_place, sent, group=group.process_group)
+        all_gather_single(gathered_in_place, sent, group=group.process_group)
         return
     gathered = source.new_empty((size * len(targets), source.shape[1]))
-    all_gather_flat(gathered, sent, group=group.process_group)
+    all_gather_single(gathered, sent, group=group.process_group)
     for target, part in zip(targets, gathered.split(size), strict=True):
         target.copy_(part[: target.shape[0]])
 
@@ -211,7 +219,7 @@ def _reduce_scatter(collective: Collective, view: View, group: Group) -> None:
             part[: source.shape[0]] = source
     is_landing = target.shape[0] == size and target.is_contiguous()
     summed = target if is_landing else target.new_empty((size, target.shape[1]))
-    reduce_scatter_flat(summed, packed, group=group.process_group)
+    reduce_scatter_single(summed, packed, group=group.process_group)
     if summed is not target:
         target.copy_(summed[: target.shape[0]])
 

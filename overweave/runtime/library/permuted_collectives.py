@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from overweave.errors import ScheduleError
-from overweave.ir.library_call import library_obstacle, sides_of
+from overweave.ir.library_call import call_sides, library_obstacle
 from overweave.ir.schedule import Buffer, Collective, Operation
 from overweave.memory.group import Group
 from overweave.memory.subgroups import subgroup
@@ -21,7 +21,7 @@ def permuted_collective_call(
 
     most_sms: SMs that its kernel may take; 0: no limit.
     """
-    sides = sides_of(operation, buffers) if isinstance(operation, Collective) else ""
+    sides = call_sides(operation, buffers) if isinstance(operation, Collective) else ""
     if not isinstance(operation, Collective) or isinstance(sides, str):
         found = library_obstacle(operation, buffers)
         raise ScheduleError(f"run {operation.name} by the library", found, "Run it on CPU tensors, at depth `library`")

@@ -15,7 +15,7 @@ from overweave.memory.board.board import Board
 from overweave.memory.fast_empty import empty_factory
 from overweave.memory.group import Group
 from overweave.memory.subgroups import create_subgroups
-from overweave.runtime.library.calls import BoundLibraryCall, allocated_output, counted_call, library_call
+from overweave.runtime.library.calls import BoundLibraryCall, allocated_output, call_of
 from overweave.runtime.library.permuted_collectives import permuted_collective_call
 from overweave.runtime.library.views import merge_parts, padded_rows, shapes_of
 
@@ -45,20 +45,18 @@ class LibraryRun:
         create_subgroups(group, plan.schedule.of_rank(group.rank))
         rows, permuted = {each.name: each.rows for each in local}, list[Operation]()
         operations = list(plan.schedule.of_rank(group.rank))
-        if not problem.counted:
+        if problem.has_fixed_sizes:
             permuted = [each for each in operations if is_permuted(each, buffers)]
             operations = [each if each in permuted else merge_parts(each, shapes, rows) for each in operations]
-        allocated = {allocated_output(each, problem, shapes) for each in operations if not problem.counted}
+        allocated = {allocated_output(each, problem, shapes) for each in operations if problem.has_fixed_sizes}
         self.allocated_outputs = frozenset(name for name in allocated if name in example)
 
-        def call_of(operation: Operation) -> BoundLibraryCall:
-            if problem.counted:
-                return counted_call(operation, plan, group)
+        def how(operation: Operation) -> BoundLibraryCall:
             if operation in permuted:
                 return permuted_collective_call(operation, buffers, group)
-            return library_call(operation, problem, shapes, group)
+            return call_of(operation, plan, shapes, group)
 
-        self._calls = [call_of(each) for each in operations]
+        self._calls = [how(each) for each in operations]
         self._empty = empty_factory(example["w"].device)
         self._local = [
             (each.name, allocated_shapes[each.name], _dtype(each, problem.dtype))

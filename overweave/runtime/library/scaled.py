@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from overweave.ir.epilogue import GATE, SCALE_W, SCALE_X
+from overweave.compat.torch_names import scaled_mm
+from overweave.ir.operators.forms import GATE, SCALE_W, SCALE_X
 from overweave.ir.schedule import Compute
 from overweave.runtime.library.library import End, View, add_addends, full_precision
 
@@ -58,10 +59,10 @@ def scaled_matmul(a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.T
         with full_precision(torch.float32):
             out.copy_(torch.mm(a.float(), b.float()) * scales[0] * scales[1])
     elif out.dtype == torch.bfloat16 or scales[1].numel() == 1:
-        torch._scaled_mm(a, b, align_scales(scales[0]), align_scales(scales[1]), out_dtype=out.dtype, out=out)
+        scaled_mm(a, b, align_scales(scales[0]), align_scales(scales[1]), out_dtype=out.dtype, out=out)
     else:
         one = torch.ones(1, 1, dtype=torch.float32, device=a.device)
-        out.copy_(torch._scaled_mm(a, b, one, one, out_dtype=torch.float32) * scales[0] * scales[1])
+        out.copy_(scaled_mm(a, b, one, one, out_dtype=torch.float32) * scales[0] * scales[1])
 
 
 def align_scales(scales: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.operators.registry import register as register_record
-from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, numbered, shares_obstacle, step_obstacle
+from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, indexed_name, split_k_obstacle, step_obstacle
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT, Buffer, Goal, InitialContents, Operation, Queue, Range, Schedule
 from overweave.ir.tensors import product
@@ -24,6 +24,7 @@ from overweave.schedules.catalog.realized import realized, sums_shape
 from overweave.schedules.catalog.scales import of_partials, with_row_scales
 from overweave.schedules.communication import (
     COMPLETE,
+    GATHERED,
     ISSUE,
     MAIN,
     PACKED,
@@ -42,6 +43,7 @@ from overweave.schedules.communication import (
 )
 from overweave.schedules.methods.registry import METHODS, method_of, methods_for
 from overweave.schedules.methods.registry import register as register_method
+from overweave.schedules.moves.transfers import OWN
 from overweave.schedules.records.movers import carried
 from overweave.schedules.records.needs import obstacle
 from overweave.schedules.records.options import Settings, settle
@@ -90,7 +92,7 @@ def _served(record: Operator) -> Iterator[tuple[str, bool, str]]:
     x, w, y = ((each.ownership, each.along) for each in (record.x, record.w, record.y))
     if record.gathers_weight:
         forms = record.forms
-        is_bare = not (forms.epilogue or forms.scaling or forms.gate or forms.several_weights or forms.norm)
+        is_bare = not forms.several_weights and all(form.allowed_by == "returns_gathered" for form in forms.allowed)
         yield "x", x == ("gathered", "m"), "Gather its rows, along m"
         yield "w", w == ("gathered", "k"), "Gather its rows, along k"
         yield "y", y == ("replicated", None), "Make it replicated: every rank multiplies the same"
@@ -127,6 +129,9 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     sums = sums_shape(problem, method, settings)
     work = MethodInputs(problem, settings, config, _split(problem, settings, config), sums, _held(problem), method)
     schedule = _builder(problem.record)(work)
+    if not problem.has_fixed_sizes:
+        buffers = (replace(each, counted=_COUNTED.get(each.name)) for each in schedule.buffers)
+        schedule = replace(schedule, buffers=tuple(buffers))
     realization = realized(schedule, problem, method, settings, config, sums)
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
@@ -164,7 +169,7 @@ def _check(method: Method, problem: Problem, rank: int | None, options: Mapping[
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
     check_forms(asked, problem)
     if found := obstacle(MethodRequest(problem, options), method, "schedule"):
-        norm = f" with {problem.norm}" if problem.norm else ""
+        norm = f" with {problem.of_rows}" if problem.of_rows else ""
         raise InputError(f"{asked}{norm}", found, "Take another plan, such as sequential")
 
 
@@ -194,12 +199,12 @@ def _config(problem: Problem, method: Method, settings: Settings) -> MatmulConfi
         candidates = half_tiles(candidates) or candidates
     may_deal = settings.split_k == BEST
     config = settings.tile(tile_shape(heights, problem.widths, settings.sms, candidates, problem.k, may_deal))
-    if settings.split_k not in (1, BEST) and shares_obstacle(config):
-        raise InputError(f"split_k={settings.split_k}", shares_obstacle(config), "Use split_k=1")
+    if settings.split_k not in (1, BEST) and split_k_obstacle(config):
+        raise InputError(f"split_k={settings.split_k}", split_k_obstacle(config), "Use split_k=1")
     if settings.split_k != 1:
         tiles = count_tiles(heights, problem.widths, config).tiles
         config = along_k(config, tiles, settings.sms, problem.k, settings.split_k)
-    obstacle = gate_obstacle(config, problem.dtype) if problem.epilogue.gate else ""
+    obstacle = gate_obstacle(config, problem.dtype) if problem.epilogue.products > 1 else ""
     if obstacle:
         raise InputError(f"epilogue {problem.epilogue}", obstacle, "Leave the tile shape to overweave")
     obstacle = step_obstacle(config, problem.dtype)
@@ -214,6 +219,8 @@ def _queue(config: MatmulConfig | None) -> Queue:
 
 
 Builder = Callable[[MethodInputs], Schedule]
+# Blocks that a call's counts fill in part, by the buffers that hold them.
+_COUNTED = {X: "sent", OWN: "sent", GATHERED: "received", Y: "received"}
 _BUILDERS: dict[str, Builder] = {}  # of the operators that were registered
 
 
@@ -230,14 +237,11 @@ def _gather_then_matmul(work: MethodInputs) -> Schedule:
     """Of several weights each rank has, of each, its shard: a part of the rank's columns of the whole product."""
     problem = work.problem
     m, k, record, config = problem.m, problem.k, problem.record, work.config
-    ranks, widths, counted = range(problem.world_size), problem.widths, "received" if problem.counted else None
-    own = [Buffer(numbered(W, at), _longest(problem), cols, "input") for at, cols in enumerate(widths)]
+    ranks, widths = range(problem.world_size), problem.widths
+    own = [Buffer(indexed_name(W, at), _longest(problem), cols, "input") for at, cols in enumerate(widths)]
     gathered = record.gathers_weight and problem.world_size > 1
     weights = [Buffer(GATHERED_WEIGHT, k, cols, "local") for cols in widths] if gathered else own
-    outs = [
-        Buffer(numbered(Y, index), m, cols, "output", problem.out_dtype, counted=counted)  # type: ignore[arg-type]
-        for index, cols in enumerate(widths)
-    ]
+    outs = [Buffer(indexed_name(Y, index), m, cols, "output", problem.out_dtype) for index, cols in enumerate(widths)]
     triples = list(zip(own, outs, accumulate(widths[:-1], initial=0), strict=True))
     parts = [(rank, b, y, problem.start(record.w, rank)[1] + before) for rank in ranks for b, y, before in triples]
     communication, whole = _written(work), (((0, m), ((0, k),)),) if m > 0 else ()
@@ -310,7 +314,7 @@ def _matmul_then_exchange(work: MethodInputs) -> Schedule:
     """Every rank has a block of rows for each rank, whose products by its weight go there."""
     problem, config = work.problem, work.config
     block, n, k, ranks = problem.block, problem.n, problem.k, range(problem.world_size if problem.m else 0)
-    a, b = Buffer(X, problem.m, k, "input", counted="sent" if problem.counted else None), Buffer(W, k, n, "input")
+    a, b = Buffer(X, problem.m, k, "input"), Buffer(W, k, n, "input")
     given = []
     for rank, to in product_of(ranks, ranks):
         rows = region(a, rank, (to * block, (to + 1) * block))

@@ -13,7 +13,7 @@ from overweave.ir.dtype import FLOAT8
 from overweave.ir.plan import TILE_KERNEL
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce, Schedule
-from overweave.ir.tensors import finished
+from overweave.ir.tensors import epilogue_applied
 from overweave.schedules.communication import TOTAL, Y
 from overweave.schedules.records.record import Adds
 from overweave.schedules.tiles.shape import KernelChoice, TileShape, shapes
@@ -21,11 +21,11 @@ from overweave.schedules.tiles.shape import KernelChoice, TileShape, shapes
 
 def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:
     """The same, each whole sum finished, if the problem's epilogue does anything to sums."""
-    if not problem.of_sums.bits:
+    if not problem.sum_epilogue.bits:
         return schedule
     permuted = {buffer.name for buffer in schedule.buffers if buffer.blocks}
     operations = (replace(each, finishes=True) if _sums_last(each, permuted) else each for each in schedule.operations)
-    goals = (replace(goal, tensor=finished(goal.tensor)) for goal in schedule.goal)
+    goals = (replace(goal, tensor=epilogue_applied(goal.tensor)) for goal in schedule.goal)
     return replace(schedule, operations=tuple(operations), goal=tuple(goals))
 
 
@@ -35,8 +35,8 @@ def shapes_of_tiles(problem: Problem, kernel: KernelChoice, adds: Adds | None, s
     adds: how the method adds. sums: the option of this name.
     """
     finish = (adds is not None and adds.by == TILE_KERNEL) or sums == "epilogue"
-    candidates = shapes(problem.dtype, kernel, problem.of_tiles(finish), len(problem.widths))
-    if kernel == "portable" or not finish or not problem.of_sums.bits:
+    candidates = shapes(problem.dtype, kernel, problem.tile_epilogue(finish), len(problem.widths))
+    if kernel == "portable" or not finish or not problem.sum_epilogue.bits:
         return candidates
     # The assembler spills a register or two: of fp8, beside a step's product; where a consumer has 128 rows, beside
     # several addends.

@@ -7,7 +7,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.exchange import exchange_of
+from overweave.ir.exchange import packed_exchange
 from overweave.ir.plan import (
     COPY_ENGINE,
     COPY_KERNEL,
@@ -76,7 +76,7 @@ def realized(
         matmul=matmul,
         reduction=sums if SUMS in queues else None,
         copy=copy_config(settings),
-        packed=_packed(schedule, problem, settings.sms) if PACKED in queues else None,
+        packed=packed_config(schedule, problem, settings.sms) if PACKED in queues else None,
         skinny=_skinny(problem, settings) if PACKED in queues and settings.matmul != "library" else None,
         library_sms=settings.library_sms if method.has_library_beside and EXCHANGES in queues else 0,
         partial_sums=method.adds.precision if method.adds else "float32",
@@ -87,9 +87,9 @@ def sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceCo
     """The tiles of the reduction kernel. Beside a tile kernel they are large: it takes what that leaves idle. Where
     tiles add, it only moves sums, on all SMs, behind the tiles.
     """
-    if problem.norm is not None:
+    if problem.of_rows is not None:
         return row_shape(problem.result_rows(0), problem.n, settings.sms)
-    finishes = problem.of_sums.bits != 0
+    finishes = problem.sum_epilogue.bits != 0
     if method.adds is not None and method.adds.by == TILE_KERNEL:
         return reduction_shape(problem.m, problem.n, settings.sms, finishes)
     return SUMS_FINISHED if finishes else ReduceConfig()
@@ -101,14 +101,15 @@ def _skinny(problem: Problem, settings: Settings) -> SkinnyConfig:
     return replace(shape, early=settings.matmul == "early")
 
 
-def _packed(schedule: Schedule, problem: Problem, sms: int) -> PackedConfig:
+def packed_config(schedule: Schedule, problem: Problem, sms: int) -> PackedConfig:
+    """The launch of the kernel of packed messages."""
     members = [each for each in schedule.operations if each.queue == PACKED]
     buffers = {buffer.name: buffer for buffer in schedule.buffers}
-    if problem.norm is not None:
-        return packed_row_shape(problem.n * ITEMSIZE_BYTES[problem.result_dtype], exchange_of(members, buffers))
+    if problem.of_rows is not None:
+        return packed_row_shape(problem.n * ITEMSIZE_BYTES[problem.result_dtype], packed_exchange(members, buffers))
     pushed = [part for each in members if isinstance(each, Put) for part in each.sources]
     sizes = [part.shape[0] * part.shape[1] * buffers[part.buffer].itemsize_bytes(problem.dtype) for part in pushed]
-    return packed_shape(max(sizes, default=0), sms, exchange_of(members, buffers))
+    return packed_shape(max(sizes, default=0), sms, packed_exchange(members, buffers))
 
 
 def _engine(queue: Queue) -> Engine:

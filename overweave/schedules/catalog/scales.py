@@ -13,7 +13,7 @@ from itertools import groupby
 from msgspec import Struct
 from msgspec.structs import replace
 
-from overweave.ir.epilogue import SCALE_DTYPE, SCALE_X
+from overweave.ir.operators.forms import SCALE_DTYPE, SCALE_X
 from overweave.ir.plan import LIBRARY, Engine
 from overweave.ir.schedule import (
     INPUT,

@@ -16,10 +16,10 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from overweave.ir.contract import GATHERED_OUT
 from overweave.ir.dtype import SUM_DTYPE
-from overweave.ir.plan import numbered
+from overweave.ir.plan import indexed_name
 from overweave.ir.problem import Problem
-from overweave.ir.promise import GATHERED_OUT
 from overweave.ir.schedule import Buffer, Collective, Copy, Goal, InitialContents, Operation, Put, Range, Reduce, Region
 from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import (
@@ -59,10 +59,10 @@ def _written(point: Point, work: MethodInputs) -> Communication:
     landed = pieces.landed()
     each = [_Rank(pieces, landed, rank, problem) for rank in range(size if m else 0)]
     is_exchange = problem.record.exchanges
-    x = Buffer(X, m if is_exchange else split.shard_size, k, "input", counted="sent" if problem.counted else None)
+    x = Buffer(X, m if is_exchange else split.shard_size, k, "input")
     gathered = Buffer(GATHERED_OUT, m, k, "output")
     returned = (gathered,) if problem.returns_gathered else ()
-    results = [Buffer(numbered(Y, at), m, cols, "output") for at, cols in enumerate(problem.widths)]
+    results = [Buffer(indexed_name(Y, at), m, cols, "output") for at, cols in enumerate(problem.widths)]
     made = communicated(
         size,
         [step for one in each for step in chain(one.steps(), one.returned() if returned else ())],
@@ -194,14 +194,14 @@ class _Rank:
 
     def _follow(self, group: list[ShardPiece]) -> bool:
         """Whether rows of pieces that lie side by side do so in the result, where filled rows of blocks do not."""
-        if self.problem.counted:
+        if not self.problem.has_fixed_sizes:
             return len(group) == 1
         return all(one.rows[1] == other.rows[0] for one, other in zip(group, group[1:], strict=False))
 
     def _rounded(self) -> Steps:
         """The sums to the result: blocks that are filled in part one by one."""
         shards = [rows for rows in map(self.split.shard, range(len(self.landed))) if not is_empty(rows)]
-        blocks = shards if self.problem.counted else [(0, self.split.rows)]
+        blocks = [(0, self.split.rows)] if self.problem.has_fixed_sizes else shards
         cut = (common(rows, block) for rows in self._added_rows() for block in blocks)
         for index, rows in enumerate(rows for rows in cut if not is_empty(rows)):
             owners = [owner for owner in range(len(self.landed)) if _is_within(self.split.shard(owner), rows)]
@@ -259,7 +259,7 @@ class _Rank:
         return (self._of(buffer, at, rows) for at in range(len(self.widths)))
 
     def _of(self, buffer: str, weight: int, rows: Range) -> Region:
-        return Region(numbered(buffer, weight), self.rank, rows, (0, self.widths[weight]))
+        return Region(indexed_name(buffer, weight), self.rank, rows, (0, self.widths[weight]))
 
     def _copy(self, name: str, queue: str, sources: Iterable[Region], places: Iterable[Region]) -> Copy:
         return Copy(name=name, rank=self.rank, queue=queue, sources=tuple(sources), destinations=tuple(places))

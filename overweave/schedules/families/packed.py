@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from overweave.ir.promise import GATHERED_OUT
+from overweave.ir.contract import GATHERED_OUT
 from overweave.ir.schedule import Buffer, Copy, Goal, InitialContents, Notify, Put, Region, Wait
 from overweave.schedules.communication import (
     ARRIVED,

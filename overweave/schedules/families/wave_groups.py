@@ -52,7 +52,7 @@ MOST_GROUPS = 4
 
 @lru_cache(maxsize=1 << 5)
 def _shared(blocks: Blocks) -> Blocks:
-    """One object for equal ones: what is remembered of blocks (`image_of`) is else found by comparing all places."""
+    """One object for equal ones: what is cached of blocks (`memory_image`) is else found by comparing all places."""
     return blocks
 
 

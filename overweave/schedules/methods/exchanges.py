@@ -11,30 +11,22 @@ from overweave.errors import InputError
 from overweave.ir.operators.all_to_all_matmul import OPERATOR
 from overweave.ir.operators.matmul_all_to_all import OPERATOR as RETURNS
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL
-from overweave.ir.schedule import Collective, Queue
 from overweave.schedules.communication import (
-    COMPLETE,
-    EXCHANGES,
-    GATHERED,
     PUSHES,
+    TILES,
     Communication,
     MatmulChunk,
-    X,
-    Y,
     in_parts,
-    is_empty,
 )
 from overweave.schedules.families.wave_groups import in_groups
+from overweave.schedules.methods.by_moves import beside_tiles, pieces_together
 from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.moves import AllToAll
-from overweave.schedules.moves.moves import Chunk as Rows
-from overweave.schedules.moves.moves import Collective as Together
-from overweave.schedules.moves.transfers import OWN, transferred
+from overweave.schedules.moves.peer_stores import stored_at_peers
+from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import needs, option_sets, options
 from overweave.schedules.records.movers import mesh_of
 from overweave.schedules.records.record import WITH_KERNELS, MarginCase, Method, MethodInputs
-
-_COUNTED = {X: "sent", OWN: "sent", GATHERED: "received", Y: "received"}
 
 
 def by_exchange(by_library: bool) -> Callable[[MethodInputs], Communication]:
@@ -45,9 +37,10 @@ def by_exchange(by_library: bool) -> Callable[[MethodInputs], Communication]:
 def _moved(by_library: bool, work: MethodInputs) -> Communication:
     split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
     moves = all_to_all_of(sends, by_library, mesh_of(split, cols, work.settings))
-    made = in_parts(transferred(moves, split.rows, cols, sends=sends), {PUSHES: split.tile_rows})
-    made = _at_once(made, split.rows) if sends and by_library else made
-    return counted(made) if work.problem.counted else made
+    made = in_parts(transferred(moves, split.rows, cols, sends=sends), dict.fromkeys((PUSHES, TILES), split.tile_rows))
+    if sends:
+        made = _at_once(made, split.rows) if by_library else stored_at_peers(made)
+    return made
 
 
 def _at_once(made: Communication, rows: int) -> Communication:
@@ -60,12 +53,6 @@ def _at_once(made: Communication, rows: int) -> Communication:
     named = {chunk.name: chunk for chunk in first.values()}
     steps = (named.get(step.name) if isinstance(step, MatmulChunk) else step for step in made.steps)
     return replace(made, steps=tuple(step for step in steps if step is not None))
-
-
-def counted(made: Communication) -> Communication:
-    """The same, of blocks that a call fills in part."""
-    buffers = (replace(each, counted=_COUNTED.get(each.name)) for each in made.buffers)
-    return replace(made, buffers=tuple(buffers))
 
 
 def _waves(work: MethodInputs) -> Communication:
@@ -81,17 +68,13 @@ def _waves(work: MethodInputs) -> Communication:
     return in_groups(work, "all_to_all")
 
 
-def _decomposed(work: MethodInputs) -> Communication:
+def decomposed(work: MethodInputs) -> Communication:
     """The same piece of every block at once, by the library, beside the matmuls of the next pieces."""
     split, ranks = work.split, range(work.split.world_size)
     if len(ranks) == 1 or not split.rows:
         return _moved(True, work)
-    pieces = (tuple(Rows(split.piece(rank, piece)) for rank in ranks) for piece in range(split.pieces))
-    moves = tuple(Together(parts) for parts in pieces if not all(is_empty(part.rows) for part in parts))
-    made = transferred(AllToAll(len(ranks), moves, True), split.rows, work.problem.moved_columns, sends=True)
-    steps = (replace(step, queue=EXCHANGES) if isinstance(step, Collective) else step for step in made.steps)
-    made = replace(made, steps=tuple(steps), queues=(Queue(EXCHANGES, COMPLETE),))
-    return counted(made) if work.problem.counted else made
+    moves = AllToAll(len(ranks), pieces_together(split), True)
+    return beside_tiles(transferred(moves, split.rows, work.problem.moved_columns, sends=True))
 
 
 _library, _behind = partial(Method, operator=OPERATOR.name), partial(Method, operator=RETURNS.name)
@@ -124,6 +107,7 @@ _push = partial(
 METHODS = (
     _library(
         name="sequential",
+        transport="all_to_all.receive_collective",
         summary="library all-to-all, then one library matmul",
         write=by_exchange(by_library=True),
         grids=(option_sets.AS_IT_IS,),
@@ -135,11 +119,13 @@ METHODS = (
     ),
     _push(
         operator=OPERATOR.name,
+        transport="all_to_all.receive",
         summary="pieces of blocks pushed by copy engine or kernel, tiles of one kernel wait",
         source="Flux (arXiv 2406.06858) 4.2, of an all-to-all",
     ),
     _behind(
         name="sequential",
+        transport="all_to_all.send_collective",
         summary="one library matmul, then library all-to-all",
         write=by_exchange(by_library=True),
         grids=(option_sets.AS_IT_IS,),
@@ -151,6 +137,7 @@ METHODS = (
     ),
     _push(
         operator=RETURNS.name,
+        transport="all_to_all.send",
         summary="pieces of blocks pushed by copy engine or kernel as soon as tiles of one kernel have them",
         source="Flux (arXiv 2406.06858) 4.2, of an all-to-all",
     ),
@@ -170,7 +157,7 @@ METHODS = (
         name="decomposed",
         summary="one library matmul per piece of each block, whose library all-to-all runs beside the next piece",
         source="FlashOverlap (arXiv 2504.19519) 6.1.3: VanillaDecomposition",
-        write=_decomposed,
+        write=decomposed,
         options=(options.PIECES,),
         grids=(option_sets.PIECES,),
     ),

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, PACKED_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
-from overweave.schedules.communication import PUSHES, Communication, in_parts
+from overweave.schedules.communication import Communication
 from overweave.schedules.families.packed import gather_packed
+from overweave.schedules.methods.by_moves import by_moves
 from overweave.schedules.moves import gather_templates
-from overweave.schedules.moves.gather_templates import Template, gather_of
-from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import option_sets, options
-from overweave.schedules.records.movers import mesh_of
 from overweave.schedules.records.needs import FAR_PAIRS
 from overweave.schedules.records.record import Margin, MarginCase, Method, MethodInputs
 
@@ -25,21 +22,9 @@ from overweave.schedules.records.record import Margin, MarginCase, Method, Metho
 OF_SHARDS_OF_TWO = Margin(5.0, 0.01)
 
 
-def by_moves(written: Template) -> Callable[[MethodInputs], Communication]:
-    """What writes a gather as a list of chunk moves, for a method's `write`."""
-    return partial(_moved, written)
-
-
-def _moved(written: Template, work: MethodInputs) -> Communication:
-    split, k = work.split, work.problem.k
-    gather = gather_of(written, mesh_of(split, k, work.settings))
-    made = transferred(gather, split.rows, k, returns_gathered=work.problem.returns_gathered)
-    return in_parts(made, {PUSHES: split.tile_rows})
-
-
 def _packed(work: MethodInputs) -> Communication:
     if work.split.world_size == 1:
-        return _moved(gather_templates.at_once, work)
+        return by_moves(gather_templates.at_once)(work)
     return gather_packed(work.split, work.problem.k, work.problem.returns_gathered)
 
 
@@ -55,6 +40,7 @@ _messages = partial(
 METHODS = (
     _library(
         name="sequential",
+        transport="all_gather.collective",
         summary="library all-gather, then one library matmul",
         write=by_moves(gather_templates.at_once),
         grids=(option_sets.AS_IT_IS,),
@@ -85,6 +71,7 @@ METHODS = (
     ),
     _messages(
         name="gather_packed",
+        transport="all_gather.packed",
         summary="gathered in packed messages, one matmul",
         source="messages that carry their flag, as in NCCL's LL protocol",
         write=_packed,

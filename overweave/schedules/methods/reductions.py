@@ -35,6 +35,7 @@ _messages = partial(
 METHODS = (
     _library(
         name="sequential",
+        transport="all_reduce.collective",
         summary="one library matmul, then library all-reduce",
         write=sums_by(sums.COLLECTIVE),
         adds=Adds(LIBRARY, "library", "result"),
@@ -43,6 +44,7 @@ METHODS = (
     ),
     _messages(
         name="one_shot_packed",
+        transport="all_reduce.one_shot_packed",
         summary="one matmul, then a kernel pushes packed partials, and sums",
         source="the one-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
         write=sums_by(packed.ONE_SHOT),
@@ -50,6 +52,7 @@ METHODS = (
     ),
     _messages(
         name="two_shot_packed",
+        transport="all_reduce.two_shot_packed",
         summary="one matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
         source="the two-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
         write=sums_by(packed.STRAIGHT),

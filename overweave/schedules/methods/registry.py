@@ -1,12 +1,18 @@
-"""Every method by its full name, in order: those of the package, and those that were registered since."""
+"""Every method, in order: those of the package, and those that were registered since.
+
+Operators' methods stand under their full names. Of a tensor of an author's kernel it is a transport: one of those, or
+one that such kernels alone have.
+"""
 
 from __future__ import annotations
 
 from overweave.errors import InputError, nearest
 from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
-from overweave.schedules.methods import exchanges, finer, gathers, reductions, scatters
+from overweave.ir.plan import AUTHOR_KERNEL
+from overweave.schedules.methods import authored, exchanges, finer, gathers, reductions, scatters
 from overweave.schedules.records.record import Method
 
+AUTHORED: dict[str, Method] = {method.full_name: method for method in authored.METHODS}
 METHODS: dict[str, Method] = {
     method.full_name: method
     for method in (
@@ -18,7 +24,8 @@ METHODS: dict[str, Method] = {
 
 def register(method: Method) -> None:
     """From now on this method is known. Raises InputError for a name that another one has."""
-    if METHODS.setdefault(method.full_name, method) is not method:
+    table = AUTHORED if method.multiplies == AUTHOR_KERNEL else METHODS
+    if table.setdefault(method.full_name, method) is not method:
         raise InputError(f"register {method.full_name}", "there is such a method", "Give it a name of its own")
 
 

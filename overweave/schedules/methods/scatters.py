@@ -38,6 +38,7 @@ _messages = partial(
 METHODS = (
     _library(
         name="sequential",
+        transport="reduce_scatter.collective",
         summary="one library matmul, then library reduce-scatter",
         write=sums_by(sums.COLLECTIVE),
         adds=Adds(LIBRARY, "library", "result"),
@@ -111,6 +112,7 @@ METHODS = (
     ),
     _messages(
         name="scatter_packed",
+        transport="reduce_scatter.packed",
         summary="one matmul, packed parts to their owners, who sum in order",
         source="messages that carry their flag, as in NCCL's LL protocol",
         write=sums_by(packed.STRAIGHT),

@@ -202,6 +202,3 @@ def by_islands(mesh: Mesh) -> Iterator[GatherMove]:
 
 def _at(island: int, place: int, width: int) -> int:
     return island * width + place % width
-
-
-TEMPLATES: tuple[Template, ...] = (at_once, push, pull, across_mesh, round_ring, round_two_rings, by_islands)

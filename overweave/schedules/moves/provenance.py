@@ -1,8 +1,8 @@
-"""What every rank holds of each part of a tensor while chunks of it are passed on and added up.
+"""Follow the partial sums of a reduction through its moves: what each rank has of each part of the tensor, and when.
 
-The tensor is cut at all edges of chunks and shards. Every rank has a part's value, of which its own partial is the
-first; what arrives lies beside until it is added. Values remember in which order they were added, so that it is known
-what is left out, added twice, or added differently on two ranks.
+The tensor is cut into cells at all edges of chunks and shards. For each cell a rank has a current value, at first its
+own partial; values that arrive are pending until a Sum adds them. A value names its partials in the order in which they
+were added. So a partial that is left out, added twice, or added in another order on two ranks is found.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from overweave.schedules.communication import PARTIAL, RUNNING, SLOTS, TOTAL, is
 from overweave.schedules.moves.back_ends import check_ends
 from overweave.schedules.moves.moves import Box, Chunk, Collective, Get, Put, Reduction, Sum
 
-OWN = -1  # stands for the rank's tiles among the moves that bring something
+OWN = -1  # the "move" that brings a rank's own partial: its tiles
 
 PartialSum = int | tuple["PartialSum", ...]  # a rank's partial, or the sum of such, in this order
 
 
 class BufferedValue(Struct, frozen=True):
-    """A value in a buffer. layer: which of several buffers, or of several places for what arrives."""
+    """A value in a buffer. layer: which of several copies of that buffer (slots, or running sums)."""
 
     buffer: str
     layer: int
@@ -33,14 +33,14 @@ class BufferedValue(Struct, frozen=True):
 
 
 class ArrivedPart(Struct, frozen=True):
-    """by: the move that has brought it."""
+    """A value on a rank. by: the index of the move that brought it, or OWN."""
 
     part: BufferedValue
     by: int
 
 
 class SourcedRectangle(Struct, frozen=True):
-    """A rectangle in which all that is asked for is the same. by: the moves that brought it."""
+    """A rectangle of cells with the same values. by: the indices of the moves that brought them."""
 
     box: Box
     parts: tuple[BufferedValue, ...]
@@ -48,7 +48,7 @@ class SourcedRectangle(Struct, frozen=True):
 
 
 class Carried(Struct, frozen=True):
-    """A Put or Get, its sources, and where it lands."""
+    """A Put or Get: its sources, and the buffer that its target writes."""
 
     at: int
     source: int
@@ -59,7 +59,7 @@ class Carried(Struct, frozen=True):
 
 
 class Added(Struct, frozen=True):
-    """A Sum of each piece's parts, and where it is kept."""
+    """A Sum of the parts of each piece, and the buffer that holds the result."""
 
     at: int
     rank: int
@@ -68,7 +68,7 @@ class Added(Struct, frozen=True):
 
 
 class Provenance(Struct):
-    """Where every value of a reduction comes from.
+    """The traced moves of a reduction.
 
     done: the moves and sums in the order of the list; behind them the sums that complete a rank's result. ends: for
     each rank, the pieces of its result. read: pairs (move, rank) whose result on that rank is passed on or added again.
@@ -84,19 +84,20 @@ class Provenance(Struct):
     together: dict[int, tuple[Range, ...]]
 
     def wanted(self, rank: int) -> Box:
-        """What a rank is to have at the end."""
+        """Return the rows and columns of the sum that a rank must have at the end."""
         rows = shard_rows(self.whole.rows[1], self.reduction.world_size, rank)
         return self.whole if self.reduction.everywhere else Box(rows, self.whole.cols)
 
 
 def partials(value: PartialSum) -> tuple[int, ...]:
-    """The ranks whose partials a value is the sum of, in its order."""
+    """Return the ranks whose partials a value adds, in the order of adding."""
     return (value,) if isinstance(value, int) else tuple(rank for part in value for rank in partials(part))
 
 
 def trace_provenance(reduction: Reduction, rows: int, cols: int) -> Provenance:
-    """Follows all moves. Raises ScheduleError for what is left out, added twice, or differently on two ranks."""
-    return _Tracker(reduction, Box((0, rows), (0, cols))).kept()
+    """Trace all moves. Raises ScheduleError if a partial is left out, added twice, or added in another order on two
+    ranks."""
+    return _Tracker(reduction, Box((0, rows), (0, cols))).trace()
 
 
 class _Grid(Struct, frozen=True):
@@ -106,16 +107,19 @@ class _Grid(Struct, frozen=True):
     cols: tuple[Range, ...]
 
     def within(self, box: Box) -> Iterator[tuple[int, list[int]]]:
-        """For each of its lines of cells, their columns."""
-        cols = [at for at, (lo, hi) in enumerate(self.cols) if box.cols[0] <= lo < hi <= box.cols[1]]
-        for at, (lo, hi) in enumerate(self.rows):
+        """Yield each row of cells inside a box: its index, and the indices of its columns."""
+        cols = [index for index, (lo, hi) in enumerate(self.cols) if box.cols[0] <= lo < hi <= box.cols[1]]
+        for index, (lo, hi) in enumerate(self.rows):
             if box.rows[0] <= lo < hi <= box.rows[1]:
-                yield at, cols
+                yield index, cols
 
     def pieces(
         self, box: Box, held: Callable[[tuple[int, int]], list[ArrivedPart]], apart: bool
     ) -> tuple[SourcedRectangle, ...]:
-        """Its largest pieces with the same parts. apart: also brought by the same moves, line by line."""
+        """Return the largest rectangles of cells that hold the same parts.
+
+        apart: rows of cells whose parts were brought by other moves are not merged.
+        """
         found: list[tuple[Range, list[tuple[Range, tuple[BufferedValue, ...]]], list[set[int]]]] = []
         for line, cols in self.within(box):
             runs: list[tuple[Range, tuple[BufferedValue, ...]]] = []
@@ -143,16 +147,20 @@ class _Grid(Struct, frozen=True):
 
 
 class _Tracker:
-    """Every rank's cells: what it has, what lies beside it, and how often something has arrived there."""
+    """The state of every (rank, cell) while moves are followed.
+
+    current: its value. pending: values that arrived and are not added yet. arrived: how many slots are in use.
+    sums: how many running sums were written. library_cells: cells that NCCL sums.
+    """
 
     def __init__(self, reduction: Reduction, whole: Box) -> None:
         self.reduction, self.whole, self.size = reduction, whole, reduction.world_size
         chunks = [one for move in reduction.moves for one in _chunks(move)]
-        for at, move in enumerate(reduction.moves):
+        for index, move in enumerate(reduction.moves):
             if isinstance(move, Collective):
-                self._check_together(at, move)
+                self._check_collective(index, move)
             else:
-                self._check(at, move)
+                self._check(index, move)
         self._check_order()
         shards = [shard_rows(whole.rows[1], self.size, rank) for rank in range(self.size)]
         self.grid = _Grid(
@@ -161,29 +169,31 @@ class _Tracker:
         )
         cells = [(line, col) for line, cols in self.grid.within(whole) for col in cols]
         ranks = range(self.size)
-        self.has = {(rank, cell): ArrivedPart(BufferedValue(PARTIAL, 0, rank), OWN) for rank in ranks for cell in cells}
-        self.beside: dict[tuple[int, tuple[int, int]], list[ArrivedPart]] = {}
+        self.current = {
+            (rank, cell): ArrivedPart(BufferedValue(PARTIAL, 0, rank), OWN) for rank in ranks for cell in cells
+        }
+        self.pending: dict[tuple[int, tuple[int, int]], list[ArrivedPart]] = {}
         self.arrived: dict[tuple[int, tuple[int, int]], int] = {}
         self.sums: dict[tuple[int, tuple[int, int]], int] = {}
-        self.librarys: set[tuple[int, int]] = set()
+        self.library_cells: set[tuple[int, int]] = set()
         self.provenance = Provenance(reduction, whole, [], [], set(), {})
 
-    def kept(self) -> Provenance:
-        # A group of one has nothing to add, and nothing for the library to sum: its tiles write the result.
-        for at, move in enumerate(self.reduction.moves if self.size > 1 else ()):
+    def trace(self) -> Provenance:
+        # A group of one adds nothing: its tiles write the result.
+        for index, move in enumerate(self.reduction.moves if self.size > 1 else ()):
             if isinstance(move, Sum):
-                self._add(at, move.rank, self._box(move.chunk))
+                self._add(index, move.rank, self._box(move.chunk))
             elif isinstance(move, Collective):
-                self._leave(at, move)
+                self._assign_to_library(index, move)
             else:
-                self._carry(at, move)
+                self._transfer(index, move)
         for rank in range(self.size):
-            self._end(rank)
-        self._check_alike()
+            self._finish(rank)
+        self._check_same_order()
         return self.provenance
 
-    def _check(self, at: int, move: Put | Get | Sum) -> None:
-        asked = f"move {at} of a reduction of {self.whole} on {self.size} ranks"
+    def _check(self, index: int, move: Put | Get | Sum) -> None:
+        asked = f"move {index} of a reduction of {self.whole} on {self.size} ranks"
         if not isinstance(move, Sum):
             check_ends(asked, move, self.size)
         elif move.rank not in range(self.size):
@@ -193,8 +203,8 @@ class _Tracker:
             found = f"chunk {move.chunk} is empty, or not inside the tensor"
             raise ScheduleError(asked, found, "Name rows and columns of it")
 
-    def _check_together(self, at: int, move: Collective) -> None:
-        asked = f"move {at} of a reduction of {self.whole} on {self.size} ranks"
+    def _check_collective(self, index: int, move: Collective) -> None:
+        asked = f"move {index} of a reduction of {self.whole} on {self.size} ranks"
         shards = [shard_rows(self.whole.rows[1], self.size, rank) for rank in range(self.size)]
         inside = (lo <= one.rows[0] <= one.rows[1] <= hi for (lo, hi), one in zip(shards, move.chunks, strict=False))
         is_whole = all((one.cols or self.whole.cols) == self.whole.cols for one in move.chunks)
@@ -203,26 +213,26 @@ class _Tracker:
             raise ScheduleError(asked, found, "Give one for each rank")
 
     def _check_order(self) -> None:
-        """Nothing is asked to come after what the library sums, nor that to come after anything."""
+        """Raise ScheduleError if a move names a library sum in `after`, or a library sum has an `after`."""
         moves, places = self.reduction.moves, self.reduction.places()
-        for at, move in enumerate(moves):
-            named = [moves[places.get(one, at)] for one in move.after]
+        for index, move in enumerate(moves):
+            named = [moves[places.get(one, index)] for one in move.after]
             if named and any(isinstance(one, Collective) for one in (move, *named)):
-                asked = f"move {at} of a reduction of {self.whole} after {move.after}"
+                asked = f"move {index} of a reduction of {self.whole} after {move.after}"
                 raise ScheduleError(asked, "the library sums behind all else", "Leave `after` out")
 
-    def _leave(self, at: int, move: Collective) -> None:
-        """To the library: rows of which every rank has its own partial, and no other."""
+    def _assign_to_library(self, index: int, move: Collective) -> None:
+        """Leave rows to NCCL. Raises ScheduleError unless every rank has its own partial of them and nothing else."""
         cells = [cell for chunk in move.chunks for cell in self._cells(self._box(chunk))]
         for rank, cell in ((rank, cell) for rank in range(self.size) for cell in cells):
-            if self.has[rank, cell].by != OWN or self.beside.get((rank, cell)) or cell in self.librarys:
+            if self.current[rank, cell].by != OWN or self.pending.get((rank, cell)) or cell in self.library_cells:
                 found = f"another move carries rows [{self.grid.rows[cell[0]][0]}:{self.grid.rows[cell[0]][1]}] of it"
-                raise ScheduleError(f"move {at}: leave a sum to the library", found, "Leave it all of those rows")
-        self.librarys.update(cells)
-        self.provenance.together[at] = tuple(chunk.rows for chunk in move.chunks)
+                raise ScheduleError(f"move {index}: leave a sum to the library", found, "Leave it all of those rows")
+        self.library_cells.update(cells)
+        self.provenance.together[index] = tuple(chunk.rows for chunk in move.chunks)
 
-    def _check_not_left(self, asked: str, cells: list[tuple[int, int]]) -> None:
-        if not self.librarys.isdisjoint(cells):
+    def _check_not_by_library(self, asked: str, cells: list[tuple[int, int]]) -> None:
+        if not self.library_cells.isdisjoint(cells):
             raise ScheduleError(asked, "an earlier move leaves some of it to the library", "Let one of them carry it")
 
     def _box(self, chunk: Chunk) -> Box:
@@ -234,58 +244,58 @@ class _Tracker:
     def _is_whole(self, value: PartialSum) -> bool:
         return len(partials(value)) == self.size
 
-    def _carry(self, at: int, move: Put | Get) -> None:
+    def _transfer(self, index: int, move: Put | Get) -> None:
         source, target = (move.rank, move.peer) if isinstance(move, Put) else (move.peer, move.rank)
         box = self._box(move.chunk)
         cells = self._cells(box)
-        self._check_not_left(f"move {at}: pass on {box}", cells)
-        values = {self.has[source, cell].part.value for cell in cells}
+        self._check_not_by_library(f"move {index}: pass on {box}", cells)
+        values = {self.current[source, cell].part.value for cell in cells}
         if len(values) > 1:
             found = f"rank {source} has {' and '.join(sorted(map(str, values)))} of it"
-            raise ScheduleError(f"move {at}: pass on {box}", found, "Let a move carry what was added alike")
+            raise ScheduleError(f"move {index}: pass on {box}", found, "Let a move carry what was added alike")
         (value,) = values
-        pieces = self.grid.pieces(box, lambda cell: [self.has[source, cell]], apart=False)
-        self.provenance.read |= {(self.has[source, cell].by, source) for cell in cells}
+        pieces = self.grid.pieces(box, lambda cell: [self.current[source, cell]], apart=False)
+        self.provenance.read |= {(self.current[source, cell].by, source) for cell in cells}
         if self._is_whole(value):
             lands = BufferedValue(TOTAL, 0, value)
             for cell in cells:
-                self._replace(at, target, cell, ArrivedPart(lands, at))
+                self._replace(index, target, cell, ArrivedPart(lands, index))
         else:
             lands = BufferedValue(SLOTS, max(self.arrived.get((target, cell), 0) for cell in cells), value)
             for cell in cells:
-                self._put_beside(at, target, cell, ArrivedPart(lands, at))
-        self.provenance.done.append(Carried(at, source, target, pieces, lands, box))
+                self._add_pending(index, target, cell, ArrivedPart(lands, index))
+        self.provenance.done.append(Carried(index, source, target, pieces, lands, box))
 
-    def _replace(self, at: int, target: int, cell: tuple[int, int], held: ArrivedPart) -> None:
-        if self._is_whole(self.has[target, cell].part.value) or self.beside.get((target, cell)):
+    def _replace(self, index: int, target: int, cell: tuple[int, int], held: ArrivedPart) -> None:
+        if self._is_whole(self.current[target, cell].part.value) or self.pending.get((target, cell)):
             found = f"rank {target} has it already, or addends that it has not used"
-            raise ScheduleError(f"move {at}: bring a sum to rank {target}", found, "Bring every sum once")
-        self.has[target, cell] = held
+            raise ScheduleError(f"move {index}: bring a sum to rank {target}", found, "Bring every sum once")
+        self.current[target, cell] = held
 
-    def _put_beside(self, at: int, target: int, cell: tuple[int, int], held: ArrivedPart) -> None:
-        beside = self.beside.setdefault((target, cell), [])
-        known = {rank for one in (self.has[target, cell], *beside) for rank in partials(one.part.value)}
+    def _add_pending(self, index: int, target: int, cell: tuple[int, int], held: ArrivedPart) -> None:
+        addends = self.pending.setdefault((target, cell), [])
+        known = {rank for one in (self.current[target, cell], *addends) for rank in partials(one.part.value)}
         twice = known.intersection(partials(held.part.value))
         if twice:
             found = f"rank {target} has that of rank {min(twice)} already"
-            raise ScheduleError(f"move {at}: bring partials to rank {target}", found, "Let each be added once")
-        beside.append(held)
+            raise ScheduleError(f"move {index}: bring partials to rank {target}", found, "Let each be added once")
+        addends.append(held)
         self.arrived[target, cell] = held.part.layer + 1
 
     def _addends(self, rank: int, cell: tuple[int, int]) -> list[ArrivedPart]:
-        addends = [self.has[rank, cell], *self.beside.get((rank, cell), ())]
+        addends = [self.current[rank, cell], *self.pending.get((rank, cell), ())]
         return sorted(addends, key=lambda one: min(partials(one.part.value)))
 
-    def _add(self, at: int, rank: int, box: Box) -> None:
+    def _add(self, index: int, rank: int, box: Box) -> None:
         cells = self._cells(box)
-        if not all(self.beside.get((rank, cell)) for cell in cells):
+        if not all(self.pending.get((rank, cell)) for cell in cells):
             found = f"nothing has arrived there for all of {box}"
-            raise ScheduleError(f"move {at}: add on rank {rank}", found, "Put what brings the addends first")
+            raise ScheduleError(f"move {index}: add on rank {rank}", found, "Put what brings the addends first")
         pieces = self.grid.pieces(box, lambda cell: self._addends(rank, cell), apart=True)
         values = {tuple(part.value for part in piece.parts) for piece in pieces}
         if len(values) > 1:
             found = f"of some of it {' and '.join(sorted(map(str, values)))} are here"
-            raise ScheduleError(f"move {at}: add {box} on rank {rank}", found, "Let a sum have the same addends")
+            raise ScheduleError(f"move {index}: add {box} on rank {rank}", found, "Let a sum have the same addends")
         (value,) = values
         is_whole = self._is_whole(value)
         layer = 0 if is_whole else max(self.sums.get((rank, cell), 0) for cell in cells)
@@ -293,46 +303,47 @@ class _Tracker:
         for cell in cells:
             addends = self._addends(rank, cell)
             self.provenance.read |= {(one.by, rank) for one in addends}
-            self.has[rank, cell], self.beside[rank, cell] = ArrivedPart(kept, at), []
+            self.current[rank, cell], self.pending[rank, cell] = ArrivedPart(kept, index), []
             self.sums[rank, cell] = layer + 1
-        self.provenance.done.append(Added(at, rank, pieces, kept))
+        self.provenance.done.append(Added(index, rank, pieces, kept))
 
-    def _end(self, rank: int) -> None:
-        """Adds what is left, and holds a rank to what it is to have."""
+    def _finish(self, rank: int) -> None:
+        """Add what is still pending on a rank. Raises ScheduleError if its result lacks a partial."""
         wanted = self.provenance.wanted(rank)
-        left = {cell: beside for (one, cell), beside in self.beside.items() if one == rank and beside}
+        left = {cell: addends for (one, cell), addends in self.pending.items() if one == rank and addends}
         strange = [cell for cell in left if not Box(self.grid.rows[cell[0]], self.whole.cols).common(wanted).area]
         if strange:
             line = self.grid.rows[strange[0][0]]
             found = f"what arrives for rows [{line[0]}:{line[1]}] is never added, and nothing of rank {rank}'s result"
             raise ScheduleError(f"reduce {self.whole}", found, "Add a Sum, and pass it on")
-        for at, piece in self._at_the_end(rank, wanted, left):
-            self._add(at, rank, piece.box)
-        for cell in (one for one in self._cells(wanted) if one not in self.librarys):
-            lacks = sorted(set(range(self.size)).difference(partials(self.has[rank, cell].part.value)))
+        for index, piece in self._missing_sums(rank, wanted, left):
+            self._add(index, rank, piece.box)
+        for cell in (one for one in self._cells(wanted) if one not in self.library_cells):
+            lacks = sorted(set(range(self.size)).difference(partials(self.current[rank, cell].part.value)))
             if lacks:
                 line = self.grid.rows[cell[0]]
                 found = f"rank {rank} lacks the partials of ranks {lacks} for rows [{line[0]}:{line[1]}] at the end"
                 raise ScheduleError(f"reduce {self.whole}", found, "Every rank's partial must come to every sum")
         ends = self.grid.pieces(
-            wanted, lambda cell: [] if cell in self.librarys else [self.has[rank, cell]], apart=True
+            wanted, lambda cell: [] if cell in self.library_cells else [self.current[rank, cell]], apart=True
         )
         self.provenance.ends.append(tuple(sorted((one for one in ends if one.parts), key=lambda piece: piece.by)))
 
-    def _at_the_end(
+    def _missing_sums(
         self, rank: int, wanted: Box, left: dict[tuple[int, int], list[ArrivedPart]]
     ) -> Iterator[tuple[int, SourcedRectangle]]:
-        """What is still to be added, in the order in which its last addend arrives, numbered behind all moves."""
+        """Return the sums that complete a result, numbered behind all moves, by the arrival of their last addend."""
         pieces = self.grid.pieces(wanted, lambda cell: self._addends(rank, cell) if left.get(cell) else [], apart=True)
         some = sorted((piece for piece in pieces if piece.parts), key=lambda piece: piece.by[-1])
         first = len(self.reduction.moves) + sum(isinstance(one, Added) for one in self.provenance.done)
         return ((first + index, piece) for index, piece in enumerate(some))
 
-    def _check_alike(self) -> None:
-        """Where several ranks have a sum they have its bits: that is, added it alike, or got it from one of them."""
+    def _check_same_order(self) -> None:
+        """Raise ScheduleError if two ranks would have different bits of one sum: each must add it in one order, or get
+        it from one rank."""
         for line, cols in self.grid.within(self.whole) if self.reduction.everywhere else ():
-            for col in (one for one in cols if (line, one) not in self.librarys):
-                values = {self.has[rank, (line, col)].part.value for rank in range(self.size)}
+            for col in (one for one in cols if (line, one) not in self.library_cells):
+                values = {self.current[rank, (line, col)].part.value for rank in range(self.size)}
                 if len(values) > 1:
                     lo, hi = self.grid.rows[line]
                     found = f"rows [{lo}:{hi}] are {' on some ranks, '.join(sorted(map(str, values)))} on others"

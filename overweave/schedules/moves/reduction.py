@@ -1,11 +1,11 @@
 """From a list of moves and sums to operations: tiles write what is sent in the order of sending, sums follow arrivals.
 
-Where sums run is settled by what they wait for (schedules/weave/exchange.py).
+Where sums run is settled by what they wait for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,8 +15,10 @@ from overweave.ir.plan import ReduceConfig
 from overweave.ir.schedule import Buffer, Collective, Get, Goal, Operation, Put, Range, Reduce, Region
 from overweave.ir.tensors import product
 from overweave.schedules.communication import (
+    COMPUTED,
     MAIN,
     PARTIAL,
+    PUSHES,
     RUNNING,
     SLOTS,
     SUMS,
@@ -28,13 +30,17 @@ from overweave.schedules.communication import (
     Y,
     common,
     communicated,
+    in_parts,
     is_empty,
+    queues_of,
     shifted,
     united,
 )
+from overweave.schedules.fewest_waits import fits_tile_row
 from overweave.schedules.moves import moves as chunks
 from overweave.schedules.moves.back_ends import ENGINE, move_obstacle, queue_of, several_lanes
 from overweave.schedules.moves.moves import Box, Reduction, earlier
+from overweave.schedules.moves.peer_stores import stored_at_peers
 from overweave.schedules.moves.provenance import (
     OWN,
     Added,
@@ -46,6 +52,18 @@ from overweave.schedules.moves.provenance import (
     trace_provenance,
 )
 from overweave.schedules.moves.transfers import in_order_of
+from overweave.schedules.signals import with_signals
+
+
+def reduced(
+    reduction: Reduction, rows: int, cols: int, held: tuple[Range, ...], parts: Mapping[str, int]
+) -> Communication:
+    """As `chunked_reduction`, with its signals, sums where they can run, and what tiles carry stored at peers.
+
+    parts: rows that a queue's kernel moves between two signals.
+    """
+    made = stored_at_peers(in_parts(chunked_reduction(reduction, rows, cols, held), parts))
+    return with_placed_sums(made)
 
 
 def chunked_reduction(reduction: Reduction, rows: int, cols: int, held: tuple[Range, ...]) -> Communication:
@@ -247,3 +265,35 @@ class ArrivalLayout(Struct, frozen=True):
                 return shifted(rows, first - lo)
             first += hi - lo
         raise AssertionError(f"nothing arrives for rows {rows} on rank {rank}")
+
+
+# Where the sums of a list of moves run: by what they wait for.
+#
+# In a kernel beside the tiles, where a kernel can tell what they wait for and every rank's first one waits for tiles of
+# its own; behind the tiles where not every one does; and on the caller's stream, by the library, where they are of
+# parts of rows, or wait for more than a kernel can tell.
+
+KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes
+
+
+def with_placed_sums(made: Communication) -> Communication:
+    """The same with its signals, sums where they can run."""
+    sums = [step for step in made.steps if isinstance(step, Reduce)]
+    cols = {buffer.name: buffer.cols for buffer in made.buffers}
+    is_whole = all(one.out.cols == (0, cols[one.out.buffer]) and one.out.cols[1] % KERNEL_COLS == 0 for one in sums)
+    pushes = any(queue.name == PUSHES for queue in made.queues)  # sums beside them could hold the SMs that they need
+    for is_behind in (True,) if pushes else (False, True):
+        placed = with_signals(replace(made, queues=queues_of(made.steps, sums_behind=is_behind)))
+        if is_whole and _is_for_a_kernel(placed, is_behind):
+            return placed
+    steps = tuple(replace(one, queue=MAIN, tiles=1) if isinstance(one, Reduce) else one for one in made.steps)
+    return with_signals(replace(made, steps=steps, queues=queues_of(steps)))
+
+
+def _is_for_a_kernel(placed: Communication, is_behind: bool) -> bool:
+    first: dict[int, Reduce] = {}
+    for one in (step for step in placed.steps if isinstance(step, Reduce)):
+        first.setdefault(one.rank, one)
+        if not fits_tile_row(one.waits):
+            return False
+    return is_behind or all(COMPUTED in {wait.pad for wait in one.waits} for one in first.values())

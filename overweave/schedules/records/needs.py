@@ -7,10 +7,10 @@ from typing import get_args
 
 from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
 from overweave.ir.epilogue import MOST_NORM_COLS, NO_EPILOGUE
+from overweave.ir.kernel_limits import MOST_PEERS
 from overweave.ir.launch.reach import NO_REACH
 from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_WEIGHTS, REDUCE_KERNEL, TILE_KERNEL, Engine
 from overweave.ir.problem import Problem
-from overweave.ir.words import MOST_PEERS
 from overweave.schedules.communication import COPYING_KERNELS
 from overweave.schedules.records import needs
 from overweave.schedules.records.record import Method, MethodRequest, Need, Stage
@@ -95,8 +95,8 @@ def _bare_halves(asked: MethodRequest) -> str:
     problem = asked.problem
     if problem.dtype not in DTYPES:
         return f"the matmul of few rows multiplies numbers of 16 bits, not {problem.dtype}"
-    if problem.of_products != NO_EPILOGUE:
-        return f"the matmul of few rows ends without {problem.of_products}"
+    if problem.product_epilogue != NO_EPILOGUE:
+        return f"the matmul of few rows ends without {problem.product_epilogue}"
     return ""
 
 
@@ -107,12 +107,13 @@ def _few_rows(asked: MethodRequest) -> str:
 
 
 def _whole_blocks(asked: MethodRequest) -> str:
-    return "a tile kernel multiplies whole blocks, and counts fill them in part" if asked.problem.counted else ""
+    found = "a tile kernel multiplies whole blocks, and counts fill them in part"
+    return "" if asked.problem.has_fixed_sizes else found
 
 
 def _known_sizes(asked: MethodRequest) -> str:
     found = "a collective lands pieces whose sizes are known when the plan is built, and counts change them"
-    return found if asked.problem.counted else ""
+    return "" if asked.problem.has_fixed_sizes else found
 
 
 def _peer_memory(asked: MethodRequest) -> str:
@@ -142,7 +143,9 @@ def _plain_parts(asked: MethodRequest) -> str:
     epilogue = asked.problem.epilogue
     if epilogue.scaling == "rows":
         return "products of columns are added as they are, without scales of rows"
-    return "" if epilogue == epilogue.of_parts else f"products of columns are added before anything like {epilogue}"
+    return (
+        "" if epilogue == epilogue.part_epilogue else f"products of columns are added before anything like {epilogue}"
+    )
 
 
 def _no_residual(asked: MethodRequest) -> str:
@@ -163,7 +166,7 @@ def _sums_beside_pushes(asked: MethodRequest) -> str:
 
 def _sums_of_whole_rows(asked: MethodRequest) -> str:
     found = "a tile holds no whole row to norm: use sums=kernel"
-    return f"sums=epilogue: {found}" if asked.problem.norm and asked.problem.record.scatters else ""
+    return f"sums=epilogue: {found}" if asked.problem.of_rows and asked.problem.record.scatters else ""
 
 
 def most_pieces(problem: Problem) -> int:
@@ -188,7 +191,7 @@ def of_norms(engine: Engine | None) -> Need:
 
     def why(asked: MethodRequest) -> str:
         problem = asked.problem
-        if problem.norm is None:
+        if problem.of_rows is None:
             return ""
         if engine is None:
             return "its last step does not norm"
@@ -206,6 +209,16 @@ def from_ranks(fewest: int, instead: str) -> Need:
 
     def why(asked: MethodRequest) -> str:
         return f"of two ranks it is {instead}" if asked.problem.world_size < fewest else ""
+
+    return Need("choice", why)
+
+
+def most_ranks(most: int) -> Need:
+    """Of more ranks a method is not for the choice to take."""
+
+    def why(asked: MethodRequest) -> str:
+        ranks = asked.problem.world_size
+        return f"it is for {most} ranks at most, and there are {ranks}" if ranks > most else ""
 
     return Need("choice", why)
 

@@ -242,5 +242,5 @@ def settle(asked: str, known: tuple[Option, ...], values: Mapping[str, str | int
     parsed = {name: by_name[name].parse(value) for name, value in values.items()}
     settled = {option.name: parsed.get(option.name, option.default) for option in known}
     if settled.get(LIBRARY_SMS.name, 0) is None:
-        settled[LIBRARY_SMS.name] = min(MOST_LIBRARY_SMS, int(str(settled["sms"])) // 2)
+        settled[LIBRARY_SMS.name] = min(MOST_LIBRARY_SMS, int(str(settled.get("sms", 132))) // 2)
     return convert(settled, Settings)

@@ -40,8 +40,7 @@ def _of(name: str, why_off_cuda: str) -> tuple[Need, ...]:
 
 
 def _is_bare(asked: MethodRequest) -> str:
-    extra = asked.problem.norm or (asked.problem.epilogue if asked.problem.epilogue.bits else "")
-    return f"torch's operators do no {extra}" if extra else ""
+    return next((f"torch's operators do no {ending}" for ending in reversed(asked.problem.endings)), "")
 
 
 def _equal_shards(asked: MethodRequest) -> str:

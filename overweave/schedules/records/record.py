@@ -128,9 +128,11 @@ class Method(Struct, frozen=True, kw_only=True):
     """One method of one operator.
 
     source: the paper, or the library, that the method comes from.
-    write: the moves, with a `MatmulChunk` where tiles or a library matmul have their part. None: a builder of the operator's
-    own writes all. multiplies, moves: by which engines. adds: how, if it does. norms: the engine that ends with whole
-    rows of a sum, which it may norm. reuse: the protocol by which buffers are written again.
+    transport: how authors' kernels ask for it, of a tensor; empty: by its collective and name, where it is enough that
+    their tiles wait for it, or signal.
+    write: the moves, with a `MatmulChunk` where tiles or a library matmul have their part. None: a builder of the
+    operator's own writes all. multiplies, moves: by which engines. adds: how, if it does. norms: the engine that ends
+    with whole rows of a sum, which it may norm. reuse: the protocol by which buffers are written again.
     grids: what the tuner tries, the combinations of each grid's values; none: it is run only where it is named.
     dropped: why the source of a design space goes on without this point of it, which the tuner then does not try.
     margins: the first case that holds; none: as `margin` says.
@@ -141,6 +143,7 @@ class Method(Struct, frozen=True, kw_only=True):
     summary: str
     source: str = ""
     dropped: str = ""
+    transport: str = ""
     write: Callable[[MethodInputs], Communication] | None = None
     multiplies: Engine = LIBRARY
     moves: tuple[Engine, ...] = (LIBRARY,)

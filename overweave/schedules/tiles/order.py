@@ -1,7 +1,8 @@
-"""The tables that kernels and simulator read: which tile runs when, what it waits for, what it announces.
+"""Tile tables: the order in which a kernel runs its tiles, which signals each waits for, and which it notifies.
 
-The order of the schedule's Computes is kept: that is the rotation. Within a Compute tiles are grouped for L2: groups of
-`group_m` tile rows, column by column, so that a wave reads few distinct rows of `a` and columns of `b`.
+Kernels and the simulator read them. Tiles follow the order of the schedule's Computes, which holds the rotation over
+peers. Tiles of one Compute are swizzled for L2: groups of `group_m` tile rows, column by column, so that a wave reads
+few distinct rows of `a` and columns of `b`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.blocks import cells_of
+from overweave.ir.blocks import block_cells
 from overweave.ir.plan import (
     COPY_KERNEL,
     KERNELS,
@@ -36,8 +37,8 @@ from overweave.ir.tile_order import (
     TileOrder,
     TileRow,
     outputs,
-    place_of_result,
-    told_of_result,
+    ranks_to_notify,
+    store_target,
 )
 from overweave.schedules.tiles.along_k import with_shares
 
@@ -46,7 +47,7 @@ EVEN_PIECES = "Use pieces=1, or pieces of equally many tiles; by hand, one range
 
 
 class _Blocks(Struct, frozen=True):
-    """A tile's extent and how many rows of tiles run together. matmul: whose tiles may be narrow."""
+    """The tile shape, and how many tile rows a swizzle group has. matmul: set if its last tiles may be narrower."""
 
     block_m: int
     block_n: int
@@ -55,23 +56,27 @@ class _Blocks(Struct, frozen=True):
 
 
 class _Context(Struct, frozen=True):
-    """What a row needs to know of its schedule."""
+    """Lookups of a schedule for the rows of one rank's tables.
+
+    first_signal: pad -> the index of its first signal. homes: buffer -> input, symmetric, ... notified_by: signal ->
+    the queues of this rank that notify it, None for another rank. outs: weight -> its outputs. permuted: buffer of
+    permuted blocks -> its declaration.
+    """
 
     world_size: int
     first_signal: dict[str, int]
     homes: dict[str, str]
-    # Signals that only the rank's own operations in these queues announce.
-    announced_by: dict[tuple[str, int], set[str | None]]
+    notified_by: dict[tuple[str, int], set[str | None]]
     weights: tuple[str, ...]
-    outs: dict[str, tuple[str, ...]]  # of each weight
+    outs: dict[str, tuple[str, ...]]
     permuted: dict[str, Buffer]
 
 
 def tile_orders(schedule: Schedule, realization: Realization, rank: int | None = None) -> tuple[TileOrder, ...]:
-    """The tables of every kernel queue, of every rank or of one.
+    """Return the tables of all kernel queues, of every rank or of one.
 
-    Raises ScheduleError if an operation cannot be told in a table: more to wait for than a range of signals and one
-    signal, a signal on another rank, or an operation that is not its kernel's.
+    Raises ScheduleError for an operation that does not fit a row: it waits for more than a range of signals and one
+    signal, notifies another rank, or does not belong to its queue's kernel.
     """
     ranks = range(schedule.world_size) if rank is None else (rank,)
     queues = [queue.name for queue in schedule.queues if realization.engine_of(queue.name) in KERNELS]
@@ -79,7 +84,7 @@ def tile_orders(schedule: Schedule, realization: Realization, rank: int | None =
 
 
 def tile_order(schedule: Schedule, realization: Realization, rank: int, queue: str) -> TileOrder:
-    """The table of one rank's kernel queue. Raises as `tile_orders` does."""
+    """Return the table of one rank's kernel queue. Raises as `tile_orders` does."""
     context = _context(schedule, rank)
     after = next(candidate.after for candidate in schedule.queues if candidate.name == queue)
     engine = realization.engine_of(queue)
@@ -89,12 +94,12 @@ def tile_order(schedule: Schedule, realization: Realization, rank: int, queue: s
     for position, operation in enumerate(operations):
         if engine == TILE_KERNEL and isinstance(operation, Compute):
             blocks = _Blocks(matmul.block_m, matmul.block_n, matmul.group_m, matmul)
-            rows += _multiply_rows(operation, position, blocks, _duties(operation, context, after), context)
+            rows += _multiply_rows(operation, position, blocks, _signals(operation, context, after), context)
         elif engine == COPY_KERNEL and isinstance(operation, Put | Copy):
-            rows += _copy_rows(operation, position, _duties(operation, context, after), context)
+            rows += _copy_rows(operation, position, _signals(operation, context, after), context)
         elif engine == REDUCE_KERNEL and isinstance(operation, Reduce):
             blocks = _Blocks(reduction.block_m, reduction.block_n, 1)
-            rows += _reduce_rows(operation, position, blocks, _duties(operation, context, after))
+            rows += _reduce_rows(operation, position, blocks, _signals(operation, context, after))
         else:
             raise ScheduleError(f"tile order of queue {queue}", f"{operation.name} is none of its tiles", "Move it")
     computes = [one for one in schedule.of_rank(rank) if isinstance(one, Compute)]
@@ -104,15 +109,15 @@ def tile_order(schedule: Schedule, realization: Realization, rank: int, queue: s
 
 
 def copy_rows(schedule: Schedule, rank: int, position: int, move: Operation) -> tuple[TileRow, ...]:
-    """The rows of a Put that stands among other operations of its queue. Raises as `tile_orders` does."""
+    """Return the rows of one Put of a queue that holds other operations as well. Raises as `tile_orders` does."""
     if not isinstance(move, Put):
         raise ScheduleError(f"tile order of {move.name}", "it is none of the kernel's tiles", "Move it")
     context = _context(schedule, rank)
-    return tuple(_copy_rows(move, position, _duties(move, context, ()), context))
+    return tuple(_copy_rows(move, position, _signals(move, context, ()), context))
 
 
 def tile_count(schedule: Schedule, realization: Realization) -> int:
-    """How many rows the tables of all ranks would have, without making them; or more, if a rank has none."""
+    """Return an upper bound of the rows of all ranks' tables without making them; exact if every rank has rows."""
     matmul, reduction = realization.matmul or MatmulConfig(), realization.reduction or ReduceConfig()
     count = schedule.world_size * matmul.split_tiles * max(0, matmul.split_k - 1)
     for operation in schedule.operations:
@@ -131,72 +136,73 @@ def tile_count(schedule: Schedule, realization: Realization) -> int:
 
 def _context(schedule: Schedule, rank: int) -> _Context:
     starts = accumulate((pad.size for pad in schedule.pads), initial=0)
-    announced_by: dict[tuple[str, int], set[str | None]] = {}
+    notified_by: dict[tuple[str, int], set[str | None]] = {}
     for operation in schedule.operations:
         for notify in operation.notifies:
             if notify.rank == rank:
                 queue = operation.queue if operation.rank == rank else None
-                announced_by.setdefault((notify.pad, notify.signal), set()).add(queue)
+                notified_by.setdefault((notify.pad, notify.signal), set()).add(queue)
     return _Context(
         schedule.world_size,
         {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)},
         {buffer.name: buffer.home for buffer in schedule.buffers},
-        announced_by,
+        notified_by,
         schedule.weights,
         {weight: outputs(schedule, rank, weight) for weight in schedule.weights},
         {buffer.name: buffer for buffer in schedule.buffers if buffer.blocks},
     )
 
 
-class _Duties(NamedTuple):
-    """What every tile of an operation waits for and announces; see TileRow."""
+class _Signals(NamedTuple):
+    """The signals that every tile of an operation waits for and notifies; see TileRow."""
 
     wait: tuple[int, int, int]
     also: tuple[int, int]
     signal: int
 
 
-def _duties(operation: Operation, context: _Context, after: tuple[str, ...]) -> _Duties:
-    """A range of signals, and one more signal with a count of its own, is all that a row can wait for."""
+def _signals(operation: Operation, context: _Context, after: tuple[str, ...]) -> _Signals:
+    """Return the signals of an operation's rows. A row waits for one range of signals, and one more signal that has a
+    count of its own. Raises ScheduleError for an operation that needs more."""
     waits = [wait for wait in operation.waits if not _is_implied(wait, context, after)]
     waits.sort(key=lambda wait: wait.signals[1] - wait.signals[0], reverse=True)
     more, signals = waits[1:], {context.first_signal[one.pad] + one.signal for one in operation.notifies}
     if len(more) > 1 or any(wait.signals[1] - wait.signals[0] > 1 for wait in more) or len(signals) > 1:
         found = "it waits for more than a range and one signal, or signals twice"
         raise ScheduleError(f"tile order of {operation.name}", found, EVEN_PIECES)
-    told = [notify.rank for notify in operation.notifies]
-    is_known = set(told) == _told(operation) or isinstance(operation, Reduce)  # sums tell any ranks
-    if told and not (is_known and len(set(told)) == len(told)):
+    notified = [notify.rank for notify in operation.notifies]
+    may_notify = set(notified) == _notified_ranks(operation) or isinstance(operation, Reduce)  # sums notify any ranks
+    if notified and not (may_notify and len(set(notified)) == len(notified)):
         raise ScheduleError(f"tile order of {operation.name}", "it signals a peer", "Let the copy engine announce it")
     first = context.first_signal
     ranges = [(first[w.pad] + w.signals[0], first[w.pad] + w.signals[1], w.count) for w in waits]
-    return _Duties(
+    return _Signals(
         wait=ranges[0] if ranges else (0, 0, 0),
         also=(ranges[1][0], ranges[1][2]) if more else (NO_SIGNAL, 0),
         signal=next(iter(signals), NO_SIGNAL),
     )
 
 
-def _told(operation: Operation) -> set[int]:
-    """Whom tiles tell that they are stored."""
+def _notified_ranks(operation: Operation) -> set[int]:
+    """Return the ranks that the tiles of an operation notify once they are stored."""
     if isinstance(operation, Put):
         return {operation.peer}
-    return told_of_result(operation) if isinstance(operation, Compute) else {operation.rank}
+    return ranks_to_notify(operation) if isinstance(operation, Compute) else {operation.rank}
 
 
 def _is_implied(wait: Wait, context: _Context, after: tuple[str, ...]) -> bool:
-    """Whether the kernels that must have ended before this one starts already announced all the wait asks for."""
-    announcers = (context.announced_by.get((wait.pad, signal), {None}) for signal in range(*wait.signals))
-    return all(queue in after for queues in announcers for queue in queues)
+    """Return whether kernels that end before this one starts notify all signals of the wait."""
+    notifiers = (context.notified_by.get((wait.pad, signal), {None}) for signal in range(*wait.signals))
+    return all(queue in after for queues in notifiers for queue in queues)
 
 
 def _multiply_rows(
-    compute: Compute, position: int, blocks: _Blocks, duties: _Duties, context: _Context
+    compute: Compute, position: int, blocks: _Blocks, signals: _Signals, context: _Context
 ) -> list[TileRow]:
-    """The Compute's instances beyond its tiles say how many of the last whole ones are cut."""
+    """Return the rows of a Compute. It has more instances than tiles if the last whole tiles are cut in `split_n`."""
     if [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
         raise ScheduleError(f"tile order of {compute.name}", "rows of `a` and `out` differ", "Cut both alike")
-    shared = _fields_of_product(compute, position, duties, context)
+    shared = _fields_of_product(compute, position, signals, context)
     rows: list[TileRow] = []
     for a, out in zip(compute.a, compute.out, strict=True):
         shared = shared._replace(source=OWN_SHARD if context.homes[a.buffer] == "input" else WORKSPACE)
@@ -210,19 +216,19 @@ def _multiply_rows(
     return _with_last_cut(rows, (compute.tiles - len(rows)) // (config.split_n - 1), config)
 
 
-def _shared_fields(kind: int, position: int, duties: _Duties) -> TileRow:
-    """What the tiles of an operation have in common."""
-    return TileRow(kind, 0, 0, 0, WORKSPACE, 0, *duties.wait, duties.signal, position, *duties.also)
+def _shared_fields(kind: int, position: int, signals: _Signals) -> TileRow:
+    """Return a row with the fields that all tiles of an operation share."""
+    return TileRow(kind, 0, 0, 0, WORKSPACE, 0, *signals.wait, signals.signal, position, *signals.also)
 
 
-def _fields_of_product(compute: Compute, position: int, duties: _Duties, context: _Context) -> TileRow:
+def _fields_of_product(compute: Compute, position: int, signals: _Signals, context: _Context) -> TileRow:
     weight = context.weights.index(compute.b.buffer)
     into = context.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
-    to = place_of_result(compute, context.world_size) if compute.out else 0
+    to = store_target(compute, context.world_size) if compute.out else 0
     if to is None:
         found, cure = f"it is stored at ranks {sorted(compute.stored_at)}", "Store at one rank, or at every rank"
         raise ScheduleError(f"tile order of {compute.name}", found, cure)
-    shared = _shared_fields(MULTIPLY, position, duties)._replace(weight=weight, into=into, to=to)
+    shared = _shared_fields(MULTIPLY, position, signals)._replace(weight=weight, into=into, to=to)
     if not compute.addends:
         return shared
     late = _late(compute, context.first_signal)
@@ -232,11 +238,11 @@ def _fields_of_product(compute: Compute, position: int, duties: _Duties, context
 def _stored_rows(
     shared: TileRow, part: tuple[Compute, Region, Region], buffer: Buffer, group_m: int
 ) -> Iterator[TileRow]:
-    """The tiles of a part of a product whose blocks are permuted: each stores a whole cell of their stack."""
+    """Yield the rows of a part of a product whose blocks are permuted: each tile stores a whole cell of the stack."""
     compute, a, out = part
     blocks = buffer.blocks
     assert blocks is not None
-    cells = cells_of(blocks, (buffer.rows, buffer.cols), (out.rows, out.cols))
+    cells = block_cells(blocks, (buffer.rows, buffer.cols), (out.rows, out.cols))
     wide = max(1, -(-(out.cols[1] - out.cols[0]) // blocks.cols))
     bands = ((at // wide // group_m, cell.cols[0], cell.rows[0], cell) for at, cell in enumerate(cells))
     for _, _, _, cell in sorted(bands):
@@ -246,7 +252,8 @@ def _stored_rows(
 
 
 def _late(compute: Compute, first: dict[str, int]) -> dict[str, int]:
-    """The one range of signals that a tile waits for before it adds. Raises ScheduleError for more."""
+    """Return the fields of the range of signals that a tile waits for before it adds. Raises ScheduleError for more
+    than one range."""
     if len(compute.late_waits) > 1:
         found = "it waits late for more than a range"
         raise ScheduleError(f"tile order of {compute.name}", found, "Give it one range of signals at most")
@@ -257,7 +264,7 @@ def _late(compute: Compute, first: dict[str, int]) -> dict[str, int]:
 
 
 def _with_last_cut(rows: list[TileRow], count: int, config: MatmulConfig) -> list[TileRow]:
-    """The last `count` whole tiles as `split_n` each, behind the narrow ones among them, which take longer."""
+    """Cut each of the last `count` whole tiles in `split_n`, behind the narrow tiles among them, which take longer."""
     first = len(rows)
     narrow: list[TileRow] = []
     cut: list[TileRow] = []
@@ -272,15 +279,15 @@ def _with_last_cut(rows: list[TileRow], count: int, config: MatmulConfig) -> lis
     return [*rows[:first], *reversed(narrow), *parts]
 
 
-def _reduce_rows(reduce: Reduce, position: int, blocks: _Blocks, duties: _Duties) -> list[TileRow]:
-    """`source_row` counts from the first row of every operand: their addresses stand beside the table."""
-    shared = _shared_fields(REDUCE, position, duties)._replace(finishes=int(reduce.finishes))
+def _reduce_rows(reduce: Reduce, position: int, blocks: _Blocks, signals: _Signals) -> list[TileRow]:
+    """Return the rows of a Reduce. `source_row` counts from the first row of each operand; addresses are arguments."""
+    shared = _shared_fields(REDUCE, position, signals)._replace(finishes=int(reduce.finishes))
     return _rows(shared, reduce.out, 0, blocks)
 
 
-def _copy_rows(move: Put | Copy, position: int, duties: _Duties, context: _Context) -> Iterator[TileRow]:
-    """One row for each of the tiles of a Put. What only waits is one row without rows."""
-    wait, also, signal = duties
+def _copy_rows(move: Put | Copy, position: int, signals: _Signals, context: _Context) -> Iterator[TileRow]:
+    """Yield one row for each tile of a Put; for a Put without data, one row that only waits and notifies."""
+    wait, also, signal = signals
     if len(move.sources) > 1:
         found, cure = f"it moves {len(move.sources)} rectangles", "Give each a Put of its own"
         raise ScheduleError(f"tile order of {move.name}", found, cure)
@@ -294,7 +301,10 @@ def _copy_rows(move: Put | Copy, position: int, duties: _Duties, context: _Conte
 
 
 def _rows(shared: TileRow, out: Region, source_row: int, blocks: _Blocks) -> list[TileRow]:
-    """A table has up to a million rows, and those of an operation differ in five fields of 27: no name is looked up."""
+    """Return the rows of a rectangle of tiles.
+
+    A table has up to a million rows, which differ in five of 27 fields: so tuples are made without lookups of names.
+    """
     kind, place, narrow = shared.kind, shared.source, blocks.matmul
     last_col = out.cols[1] - (out.cols[1] - out.cols[0] - 1) % blocks.block_n - 1
     last_width = narrow_width(out.cols[1] - last_col, narrow) if narrow else 0
@@ -310,7 +320,7 @@ def _rows(shared: TileRow, out: Region, source_row: int, blocks: _Blocks) -> lis
 
 
 def swizzled(rows: Range, cols: Range, block_m: int, block_n: int, group_m: int) -> Iterator[tuple[int, int]]:
-    """First (row, column) of every tile of a rectangle: groups of `group_m` tile rows, each column by column."""
+    """Yield the first (row, column) of every tile of a rectangle: groups of `group_m` tile rows, column by column."""
     group = block_m * group_m
     for first in range(rows[0], rows[1], group):
         together = range(first, min(first + group, rows[1]), block_m)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
+from overweave.ir.kernel_limits import LEAST_WAVES
 from overweave.ir.plan import (
     MESSAGE_DATA_BYTES,
     MOST_SPLITS,
@@ -26,9 +27,8 @@ from overweave.ir.plan import (
     ReduceConfig,
     SkinnyConfig,
     narrow_width,
-    shares_obstacle,
+    split_k_obstacle,
 )
-from overweave.ir.words import LEAST_WAVES
 from overweave.schedules.tiles.along_k import Deal, deals, dealt_out, is_worthwhile
 
 KernelChoice = Literal["portable", "hopper"]
@@ -152,7 +152,7 @@ def shapes(
 ) -> tuple[TileShape, ...]:
     """The candidates of a tile kernel, the most efficient first. Raises InputError if it cannot compute the dtype."""
     candidates = _shapes(dtype, kernel)
-    if epilogue.gate and dtype != "float32":
+    if epilogue.products > 1 and dtype != "float32":
         return _gated_shapes(dtype, kernel, epilogue)
     if kernel == "portable" and epilogue.residual:
         # Beside the sums of larger tiles the residual does not fit: the assembler spills registers.
@@ -227,7 +227,7 @@ def _ways(shape: TileShape, count: TileCount, sms: int, k: int, may_deal: bool) 
     """A candidate with its time in us: as it is, and with every deal, if k is long enough for any."""
     tile_us = tile_time_us(shape, k)
     yield _waves(count, sms, shape.config) * tile_us, shape.config
-    if not may_deal or shares_obstacle(shape.config):
+    if not may_deal or split_k_obstacle(shape.config):
         return
     for deal in deals(count.tiles, sms, shape.config, k, tile_us):
         yield count.tiles // sms * tile_us + deal.time_us, dealt_out(shape.config, deal)
@@ -241,7 +241,7 @@ def along_k(config: MatmulConfig, tiles: int, sms: int, k: int, split_k: int | L
     if split_k == BEST:
         return min(_ways(shape, TileCount(tiles), sms, k, may_deal=True), key=lambda one: one[0])[1]
     rest = tiles % sms
-    if split_k == 1 or not rest or shares_obstacle(config) or not is_worthwhile(split_k, config, k):
+    if split_k == 1 or not rest or split_k_obstacle(config) or not is_worthwhile(split_k, config, k):
         return shape.config
     return dealt_out(config, Deal(rest, split_k))
 

@@ -15,11 +15,13 @@ from msgspec.structs import replace
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.dtype import SUM_DTYPE, Dtype, MovedDtype
 from overweave.ir.footprint import TileSpace
+from overweave.ir.kernel_limits import COPY_WORD_BYTES
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
     COPY_ENGINE,
     COPY_KERNEL,
     LIBRARY,
+    PACKED_KERNEL,
     REDUCE_KERNEL,
     SPINNING,
     CopyConfig,
@@ -31,11 +33,12 @@ from overweave.ir.plan import (
 )
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Apply, Copy, Put, Queue, Range, Schedule, Wait
-from overweave.ir.tensors import exchanged
+from overweave.ir.tensors import all_to_all_source
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileOrder, TileRow
-from overweave.ir.verify.rules.applied import slices_of, source_of
-from overweave.ir.words import COPY_WORD_BYTES
-from overweave.schedules.communication import COMPLETE, COPIES, PUSHES, SUMS, TILES
+from overweave.ir.verify.rules.author_tables import slice_claims, source_of
+from overweave.schedules.catalog.realized import packed_config
+from overweave.schedules.communication import COMPLETE, COPIES, PACKED, PUSHES, SUMS, TILES
+from overweave.schedules.records.record import MODEL_SMS
 from overweave.schedules.tiles.order import copy_rows, tile_order
 from overweave.schedules.weave.exchange import exchange
 from overweave.schedules.weave.transports import SCATTER, ScheduleChoice, Transport, path_of_slices
@@ -71,6 +74,7 @@ def author_plan(
         raise InputError(f"compile {space.kernel}", found, "There is nothing to compute without")
     exchanges = (exchange(space, tensor, words, world_size) for tensor, words in wanted.items())
     bounds = tuple(bound(one, space, one.operand.tensor == chosen) for one in exchanges)
+    _check_messages(bounds)
     asked = "+".join(str(words).split()[0].split(".")[0] for words in wanted.values())
     dtypes = dict.fromkeys(wanted, dtype) if isinstance(dtype, str) else dict(dtype)
     summed = [one.operand.tensor for one in bounds if is_summed(one.exchange.transport)]
@@ -85,18 +89,31 @@ def author_plan(
         reduction=(ReduceConfig(programs=SPINNING) if is_early else ReduceConfig()) if sums else None,
         copy=_copy_config(bounds) if any(queue.name == PUSHES for queue in schedule.queues) else None,
         slices=path_of_slices(wanted.values()) or "load_store",
+        library_sms=max(one.exchange.library_sms for one in bounds),
         partial_sums="result",  # the schedule that the author names says which sums travel, in the tensor's dtype
     )
+    moved, ranks = bounds[0].operand, range(world_size) if rank is None else (rank,)
+    problem = Problem(operator=space.kernel, m=moved.rows, n=moved.cols, k=0, world_size=world_size, dtype=dtype)
+    if any(queue.name == PACKED for queue in schedule.queues):
+        realization = replace(realization, packed=packed_config(schedule, problem, MODEL_SMS))
     _check_words(schedule, realization)
     tiles = (space, bounds, tile_group)
-    moved, ranks = bounds[0].operand, range(world_size) if rank is None else (rank,)
     return Plan(
         name=schedule.name,
-        problem=Problem(operator=space.kernel, m=moved.rows, n=moved.cols, k=0, world_size=world_size, dtype=dtype),
+        problem=problem,
         schedule=schedule,
         realization=realization,
         tile_orders=tuple(table for one in ranks for table in _tables(schedule, realization, tiles, one)),
     )
+
+
+def _check_messages(bounds: tuple[PlacedExchange, ...]) -> None:
+    """Raises InputError for two tensors that one kernel would exchange by packed messages."""
+    queues = {one.operand.tensor: {queue.name for queue in one.exchange.communication.queues} for one in bounds}
+    packed = [tensor for tensor, names in queues.items() if PACKED in names]
+    if len(packed) > 1:
+        found = "one kernel exchanges the messages of a call, those of one tensor"
+        raise InputError(f"exchange {' and '.join(packed)} by packed messages", found, "Use them for one of the two")
 
 
 def is_summed(transport: Transport) -> bool:
@@ -113,7 +130,8 @@ def _typed(schedule: Schedule, dtypes: Mapping[str, MovedDtype], dtype: Dtype) -
     """With the dtype of each buffer of an exchanged tensor that is not the plan's."""
     of = {name: each for name, each in dtypes.items() if each != dtype}
     buffers = (
-        replace(one, dtype=of[exchanged(one.name)]) if exchanged(one.name) in of else one for one in schedule.buffers
+        replace(one, dtype=of[all_to_all_source(one.name)]) if all_to_all_source(one.name) in of else one
+        for one in schedule.buffers
     )
     return replace(schedule, buffers=tuple(buffers)) if of else schedule
 
@@ -178,7 +196,7 @@ def tile_table(
         for number in sorted(numbers, key=lambda number: _turn(space, number, tile_group)):
             row = _row(APPLY, (number, number + 1), waits, signals[0], position)
             rows.append(row._replace(source=source, source_row=source_row, col=len(slices)))
-    rows = [row._replace(**slices_of(at, row, len(slices))) for at, row in enumerate(rows)]
+    rows = [row._replace(**slice_claims(at, row, len(slices))) for at, row in enumerate(rows)]
     return TileOrder(rank, TILES, (*rows, *_parts(space, bounds, applies, first), *slices))
 
 
@@ -247,5 +265,5 @@ def _shorter(signals: tuple[int, int, int]) -> int:
 def _engine(queue: Queue) -> EngineAssignment:
     kind = queue.name.split(".")[0]
     copies = COPY_ENGINE if queue.order == COMPLETE else COPY_KERNEL
-    engines = {TILES: AUTHOR_KERNEL, COPIES: copies, SUMS: REDUCE_KERNEL}
+    engines = {TILES: AUTHOR_KERNEL, COPIES: copies, SUMS: REDUCE_KERNEL, PACKED: PACKED_KERNEL}
     return EngineAssignment(queue.name, cast("Engine", engines.get(kind, LIBRARY)))

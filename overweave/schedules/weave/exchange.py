@@ -15,16 +15,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
-from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.footprint import Operand, TileSpace
-from overweave.ir.plan import LIBRARY, CopyConfig, ReduceConfig
-from overweave.ir.problem import Problem
-from overweave.ir.schedule import Collective, Notify, Operation, Range, Reduce, Region, SignalPad, Wait
-from overweave.ir.tensors import product, received
+from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, CopyConfig
+from overweave.ir.schedule import Collective, Notify, Operation, Range, Region, SignalPad, Wait
+from overweave.ir.tensors import all_to_all_result, product
 from overweave.schedules.communication import (
     CARRYING_TILES,
-    COMPUTED,
-    MAIN,
+    EXCHANGES,
     PUSHES,
     TILES,
     A,
@@ -35,16 +32,14 @@ from overweave.schedules.communication import (
     X,
     Y,
     in_parts,
-    queues_of,
 )
-from overweave.schedules.families.sums import stored_at_peers
-from overweave.schedules.fewest_waits import fits_tile_row
 from overweave.schedules.moves.moves import Gather, Reduction, Written
-from overweave.schedules.moves.reduction import chunked_reduction
+from overweave.schedules.moves.peer_stores import stored_at_peers
+from overweave.schedules.moves.reduction import KERNEL_COLS, reduced
 from overweave.schedules.moves.transfers import transferred
-from overweave.schedules.records.movers import by_hand_config, copy_config, mesh_of
+from overweave.schedules.records.movers import by_hand_config, copy_config
 from overweave.schedules.records.options import Settings, settle
-from overweave.schedules.records.record import Method, MethodInputs
+from overweave.schedules.records.record import Method
 from overweave.schedules.signals import with_signals
 from overweave.schedules.weave.beside_tiles import slice_rows
 from overweave.schedules.weave.transports import (
@@ -53,6 +48,8 @@ from overweave.schedules.weave.transports import (
     ScheduleChoice,
     Transport,
     check_mover,
+    held_of,
+    moves_of,
     options_of,
     transport_of,
 )
@@ -67,10 +64,11 @@ class TensorExchange(Struct, frozen=True, kw_only=True):
     transport: Transport
     communication: Communication
     copy: CopyConfig | None = None  # of the kernel that moves it, if one does
+    library_sms: int = 0  # that tiles leave to the library's calls beside them
 
     def read(self, rank: int) -> str:
         """The tensor that a rank's tiles read: after an all-to-all every rank has one of its own."""
-        return received(self.operand.tensor, rank) if self.transport.is_traded else self.operand.tensor
+        return all_to_all_result(self.operand.tensor, rank) if self.transport.is_traded else self.operand.tensor
 
     def apart(self, touched: Iterable[Range]) -> Iterator[Range]:
         """Rows that tiles write, cut where they are another rank's: in an all-to-all every block is."""
@@ -85,7 +83,7 @@ class TensorExchange(Struct, frozen=True, kw_only=True):
         name = self.operand.tensor
         if self.transport.is_traded:
             block = self.operand.rows // self.communication.world_size
-            return received(name, row // block), (rank - row // block) * block, ()
+            return all_to_all_result(name, row // block), (rank - row // block) * block, ()
         return (name, rank * self.operand.rows, ()) if self.transport.side == SPREAD else (name, 0, ((rank, rank + 1),))
 
 
@@ -112,22 +110,19 @@ def exchange(space: TileSpace, tensor: str, words: ScheduleChoice, world_size: i
         mover=settings.mover,
         tile_rows=_moved_rows(operand, settings, (space.tile_count, world_size)),
     )
-    if not isinstance(transport.written, Method):
-        assert transport.written is not None, f"{name} has no moves"
-        moves = transport.written(mesh_of(split, operand.cols, settings))
-        return _written(operand, moves, transport, space.tile_count)
-    made = _named(_by_method(transport.written, settings, split, operand.cols), operand)
-    return TensorExchange(operand=operand, transport=transport, communication=made, copy=copy_config(settings))
+    assert transport.method is not None, f"{name} is no method"
+    made = _named(_by_method(transport.method, settings, split, operand.cols), operand)
+    beside = settings.library_sms if any(queue.name == EXCHANGES for queue in made.queues) else 0
+    return TensorExchange(
+        operand=operand, transport=transport, communication=made, copy=copy_config(settings), library_sms=beside
+    )
 
 
 def _by_method(method: Method, settings: Settings, split: Split, cols: int) -> Communication:
-    """The moves of a method's operator, of `cols` columns. A library adds rows that a kernel cannot read."""
-    if method.adds and cols % KERNEL_COLS:
+    """A method's moves. A library adds rows that a kernel cannot read."""
+    if method.adds and method.adds.by == REDUCE_KERNEL and cols % KERNEL_COLS:
         method, settings = replace(method, adds=replace(method.adds, by=LIBRARY)), replace(settings, own_pieces=1)
-    ranks = split.world_size
-    problem = Problem(operator=method.operator, m=split.rows, n=cols, k=cols, world_size=ranks, dtype=SUM_DTYPE)
-    assert method.write is not None, f"{method.full_name} has no moves"
-    return method.write(MethodInputs(problem, settings, None, split, ReduceConfig(), _held(ranks), method))
+    return moves_of(method, split, settings, cols)
 
 
 def _moved_rows(operand: Operand, settings: Settings, tiles_of_ranks: tuple[int, int]) -> int:
@@ -150,15 +145,14 @@ def _check_by_hand(operand: Operand, written: Written, world_size: int) -> None:
 def _written(operand: Operand, written: Written, transport: Transport, tiles: int) -> TensorExchange:
     """tiles: of the kernel."""
     ranks, is_written = written.world_size, transport.side != GATHER
+    slices = slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
+    parts = {PUSHES: max(1, MOVED_TILE // max(1, operand.cols)), TILES: slices}
     if isinstance(written, Reduction):
-        made = chunked_reduction(written, operand.rows, operand.cols, _held(ranks))
+        made = reduced(written, operand.rows, operand.cols, held_of(ranks), parts)
     else:
         rows = operand.rows * (ranks if transport.side == SPREAD and not transport.is_traded else 1)
-        made = transferred(written, rows, operand.cols, sends=is_written)
-    slices = slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
-    made = in_parts(made, {PUSHES: max(1, MOVED_TILE // max(1, operand.cols)), TILES: slices})
-    made = stored_at_peers(made) if is_written else made
-    made = with_placed_sums(made) if isinstance(written, Reduction) else made
+        made = in_parts(transferred(written, rows, operand.cols, sends=is_written), parts)
+        made = stored_at_peers(made) if is_written else made
     return TensorExchange(
         operand=operand, transport=transport, communication=_named(made, operand), copy=by_hand_config(written)
     )
@@ -167,13 +161,8 @@ def _written(operand: Operand, written: Written, transport: Transport, tiles: in
 def _named(made: Communication, operand: Operand) -> Communication:
     """With its signals, under the tensor's own name."""
     name = operand.tensor
-    tensors = {received(A, rank): received(name, rank) for rank in range(made.world_size)}
+    tensors = {all_to_all_result(A, rank): all_to_all_result(name, rank) for rank in range(made.world_size)}
     return renamed(with_signals(made), name, {X: name, Y: name}, {A: name, product(A, B): name} | tensors)
-
-
-def _held(ranks: int) -> tuple[Range, ...]:
-    """What each rank's partial holds of the sum."""
-    return tuple((rank, rank + 1) for rank in range(ranks))
 
 
 def _operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
@@ -237,35 +226,3 @@ class _Names(Struct, frozen=True):
 
     def _part(self, part: Region | Wait | Notify) -> Region | Wait | Notify:
         return self.region(part) if isinstance(part, Region) else replace(part, pad=self.own(part.pad))
-
-
-# Where the sums of a list of moves run: by what they wait for.
-#
-# In a kernel beside the tiles, where a kernel can tell what they wait for and every rank's first one waits for tiles of
-# its own; behind the tiles where not every one does; and on the caller's stream, by the library, where they are of
-# parts of rows, or wait for more than a kernel can tell.
-
-KERNEL_COLS = 8  # the kernel that sums reads words of 16 bytes
-
-
-def with_placed_sums(made: Communication) -> Communication:
-    """The same with its signals, sums where they can run."""
-    sums = [step for step in made.steps if isinstance(step, Reduce)]
-    cols = {buffer.name: buffer.cols for buffer in made.buffers}
-    is_whole = all(one.out.cols == (0, cols[one.out.buffer]) and one.out.cols[1] % KERNEL_COLS == 0 for one in sums)
-    pushes = any(queue.name == PUSHES for queue in made.queues)  # sums beside them could hold the SMs that they need
-    for is_behind in (True,) if pushes else (False, True):
-        placed = with_signals(replace(made, queues=queues_of(made.steps, sums_behind=is_behind)))
-        if is_whole and _is_for_a_kernel(placed, is_behind):
-            return placed
-    steps = tuple(replace(one, queue=MAIN, tiles=1) if isinstance(one, Reduce) else one for one in made.steps)
-    return with_signals(replace(made, steps=steps, queues=queues_of(steps)))
-
-
-def _is_for_a_kernel(placed: Communication, is_behind: bool) -> bool:
-    first: dict[int, Reduce] = {}
-    for one in (step for step in placed.steps if isinstance(step, Reduce)):
-        first.setdefault(one.rank, one)
-        if not fits_tile_row(one.waits):
-            return False
-    return is_behind or all(COMPUTED in {wait.pad for wait in one.waits} for one in first.values())

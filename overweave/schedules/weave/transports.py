@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Final, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError, nearest
-from overweave.ir.operators import matmul_all_reduce, matmul_reduce_scatter
+from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.operators.registry import operator_of
-from overweave.ir.plan import COPY_ENGINE, REDUCE_KERNEL, DataPath
-from overweave.schedules.communication import CARRYING_TILES, Mover
-from overweave.schedules.families import sums
-from overweave.schedules.families.sums import sums_by
-from overweave.schedules.methods.registry import METHODS
-from overweave.schedules.moves import gather_templates as gathers
-from overweave.schedules.moves import reduction_templates as reductions
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, REDUCE_KERNEL, TILE_KERNEL, DataPath, ReduceConfig
+from overweave.ir.problem import Problem
+from overweave.ir.schedule import Get, Put, Range
+from overweave.schedules.communication import CARRYING_TILES, Communication, Mover, Split, X
+from overweave.schedules.methods.registry import AUTHORED, METHODS
 from overweave.schedules.moves.back_ends import FORWARDS, MOVERS, PULLS, REGISTERS
-from overweave.schedules.moves.gather_templates import Mesh, gather_of
-from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, ReductionStep, Written, movers_in
-from overweave.schedules.moves.reduction_templates import reduction_of
+from overweave.schedules.moves.gather_templates import COLS_ALIGNMENT
+from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, Written, movers_in
 from overweave.schedules.records.options import (
     ANY_MOVER,
-    AXIS,
-    COL_PIECES,
     COPY_PROGRAMS,
-    ISLAND,
-    LANES,
-    ORDER,
-    OWN_PIECES,
-    PIECES,
+    MATMUL,
+    MOVER,
+    ROTATION,
     SUMS,
     TILES,
     Option,
+    Settings,
     settle,
 )
-from overweave.schedules.records.record import Adds, Method
+from overweave.schedules.records.record import Method, MethodInputs
 
 TransportDirection = Literal["gather", "scatter", "spread"]
 ScheduleChoice = str | Written  # a schedule by name and options, or written by hand
-HAND_WRITTEN = (Gather, Reduction, AllToAll)
 GATHER: Final = "gather"
 SCATTER: Final = "scatter"
 SPREAD: Final = "spread"
@@ -52,116 +45,107 @@ class Transport(Struct, frozen=True):
     """A way to exchange a tensor; docs/directives.md says what each moves.
 
     side: gather, for what a kernel reads; scatter, for what it writes and ranks sum; spread, for what it writes and
-    ranks get as it is. written: the template of a list of moves, or a method of an operator; None: a caller's own list.
-    gathers_sums: every rank gets all of the sum. is_woven: chunks move beside tiles, which then wait or signal; else
-    all moves before the kernel, or behind. is_traded: an all-to-all, after which every rank has a tensor of its own.
-    refuses, why: the back ends that cannot carry it, for one reason.
+    ranks get as it is. method: whose moves these are; None: a caller's own list. gathers_sums: every rank gets all of
+    the sum. is_traded: an all-to-all, after which every rank has a tensor of its own. refuses, why: the back ends that
+    cannot carry it, for one reason.
     """
 
     side: TransportDirection
-    written: Callable[[Mesh], Written] | Method | None = None
+    method: Method | None = None
     options: tuple[Option, ...] = ()
     gathers_sums: bool = False
-    is_woven: bool = True
     is_traded: bool = False
     refuses: tuple[Mover, ...] = ()
     why: str = ""
 
-
-BY_ANY = (ANY_MOVER, COPY_PROGRAMS)
-PUSHED, CUT = (PIECES, ORDER, *BY_ANY), (PIECES, COL_PIECES)
-
-
-class OnMesh(NamedTuple):
-    """Lists of moves that gather, that sum, and, one behind the other, that gather sums. refuses: of the gather."""
-
-    gathered: gathers.Template
-    summed: Callable[[Mesh], Iterator[ReductionStep]]
-    options: tuple[Option, ...]
-    refuses: tuple[Mover, ...] = CARRYING_TILES
+    @property
+    def is_woven(self) -> bool:
+        """Whether chunks move beside tiles, which wait or signal; else all moves before the kernel, or behind."""
+        return self.method is None or not (self.method.is_plain or self.method.has_messages)
 
 
-ON_MESH = {
-    "mesh": OnMesh(gathers.across_mesh, reductions.across_mesh, (*CUT, ISLAND, AXIS, LANES, *BY_ANY), ()),
-    "ring": OnMesh(gathers.round_ring, reductions.round_ring, (*CUT, LANES, *BY_ANY)),
-    "double_ring": OnMesh(gathers.round_two_rings, reductions.round_two_rings, (*CUT, *BY_ANY)),
-    "islands": OnMesh(gathers.by_islands, reductions.by_islands, (*CUT, ISLAND, *BY_ANY)),
-}
-
-
-def _traded(sends: bool, by_library: bool, options: tuple[Option, ...] = ()) -> Transport:
-    written = partial(gathers.all_to_all_of, sends, by_library)
-    return Transport(SPREAD if sends else GATHER, written, options, is_woven=not by_library, is_traded=True)
-
-
-_RS, _AR = matmul_reduce_scatter.OPERATOR.name, matmul_all_reduce.OPERATOR.name
-_ONE_SHOT = Method(operator=_AR, name="one_shot", summary="", write=sums_by(sums.ONE_SHOT), adds=Adds(REDUCE_KERNEL))
-TRANSPORTS: dict[str, Transport] = {
-    "all_gather.push": Transport(GATHER, partial(gather_of, gathers.push), PUSHED),
-    "all_gather.pull": Transport(
-        GATHER, partial(gather_of, gathers.pull), (PIECES, ORDER, ANY_MOVER), refuses=MOVERS[1:], why=PULLS
-    ),
-    **{
-        f"all_gather.{name}": Transport(GATHER, partial(gather_of, gathered), options, refuses=refuses, why=FORWARDS)
-        for name, (gathered, _, options, refuses) in ON_MESH.items()
-    },
-    "all_gather.collective": Transport(GATHER, partial(gather_of, gathers.at_once), is_woven=False),
-    "reduce_scatter.scatter": Transport(SCATTER, METHODS[f"{_RS}.scatter"], (PIECES, ORDER, OWN_PIECES, *BY_ANY)),
-    **{
-        f"reduce_scatter.{name}": Transport(SCATTER, partial(reduction_of, summed, None), options)
-        for name, (_, summed, options, _) in ON_MESH.items()
-    },
-    "reduce_scatter.collective": Transport(SCATTER, METHODS[f"{_RS}.sequential"], is_woven=False),
-    "all_reduce.two_shot": Transport(SCATTER, METHODS[f"{_AR}.two_shot"], (PIECES, *BY_ANY), gathers_sums=True),
-    "all_reduce.one_shot": Transport(SCATTER, _ONE_SHOT, (ORDER, *BY_ANY), gathers_sums=True),
-    **{
-        f"all_reduce.{name}": Transport(SCATTER, partial(reduction_of, summed, gathered), options, gathers_sums=True)
-        for name, (gathered, summed, options, _) in ON_MESH.items()
-    },
-    "all_reduce.collective": Transport(SCATTER, METHODS[f"{_AR}.sequential"], gathers_sums=True, is_woven=False),
-    "all_to_all.receive": _traded(False, False, PUSHED),
-    "all_to_all.send": _traded(True, False, (PIECES, *BY_ANY)),
-    "all_to_all.receive_collective": _traded(False, True),
-    "all_to_all.send_collective": _traded(True, True),
-    "spread.push": Transport(SPREAD, partial(gather_of, gathers.push_to_all), (PIECES, *BY_ANY)),
-    "spread.collective": Transport(SPREAD, partial(gather_of, gathers.at_once), is_woven=False),
+# Options that say how the tiles of an operator's own kernel compute, or are a matter of study.
+_OF_OPERATORS = frozenset(one.name for one in (*TILES, SUMS, MATMUL, ROTATION, MOVER, COPY_PROGRAMS))
+_SIDES: dict[
+    str, TransportDirection | None
+] = {  # of collectives, in the order of the list; None: of one side or the other
+    "all_gather": GATHER,
+    "reduce_scatter": SCATTER,
+    "all_reduce": SCATTER,
+    "all_to_all": None,
+    "spread": SPREAD,
 }
 
 
 def transports() -> dict[str, Transport]:
-    """Every transport by its name: those above, and each registered method that moves rows beside tiles."""
-    named = dict(TRANSPORTS)
-    for found in map(_of_method, METHODS.values()):
-        if found:
-            named.setdefault(*found)
-    return named
+    """Every transport by its name: each method that a tensor of an author's kernel can be exchanged by."""
+    return _transports((*METHODS, *AUTHORED))
 
 
-def _of_method(method: Method) -> tuple[str, Transport] | None:
-    """A method as authors ask for it; None where its tiles add or store at peers, or its moves are another kernel's."""
-    record, adds = operator_of(method.operator), method.adds
-    is_beside = method.write is not None and method.is_fused and {*method.moves} == {COPY_ENGINE}
-    if not is_beside or record.exchanges or (adds and adds.by != REDUCE_KERNEL):
-        return None
+@lru_cache(maxsize=8)
+def _transports(known: tuple[str, ...]) -> dict[str, Transport]:
+    """known: the names of all methods."""
+    named = {_name(method): method for method in (*METHODS.values(), *AUTHORED.values()) if _is_served(method)}
+    ordered = sorted(named, key=lambda name: list(_SIDES).index(name.partition(".")[0]))
+    return {name: _of_method(name, named[name]) for name in ordered}
+
+
+def _is_served(method: Method) -> bool:
+    """Not where its tiles add or store at peers, or what moves is another kernel's."""
+    if method.transport:
+        return True
+    is_beside = method.multiplies in (TILE_KERNEL, AUTHOR_KERNEL) and {*method.moves} == {COPY_ENGINE}
+    is_summed = method.adds is None or method.adds.by == REDUCE_KERNEL
+    return method.write is not None and is_beside and is_summed and not operator_of(method.operator).exchanges
+
+
+def _name(method: Method) -> str:
+    record = operator_of(method.operator)
     collective = "all_gather" if record.gathers else "all_reduce" if record.shares_sums else "reduce_scatter"
-    taken = tuple(option for option in method.options if option not in (*TILES, SUMS))
-    side: TransportDirection = GATHER if record.gathers else SCATTER
-    return f"{collective}.{method.name}", Transport(side, method, taken, gathers_sums=record.shares_sums)
+    return method.transport or f"{collective}.{method.name}"
 
 
-BY_HAND: dict[type, Transport] = {
-    Gather: Transport(GATHER),
-    Reduction: Transport(SCATTER),
-    AllToAll: Transport(GATHER, is_traded=True),
-}
-SENT_BY_HAND = Transport(SPREAD, is_traded=True)
+def _of_method(name: str, method: Method) -> Transport:
+    record = operator_of(method.operator)
+    side = _SIDES[name.partition(".")[0]] or (GATHER if record.gathers else SPREAD)
+    options = tuple(option for option in method.options if option.name not in _OF_OPERATORS)
+    made = Transport(side, method, options, side == SCATTER and record.shares_sums, record.exchanges)
+    if COPY_ENGINE not in method.moves:
+        return made
+    refuses, why = _refused(method) if side == GATHER else ((), "")
+    return replace(made, options=(*options, ANY_MOVER, COPY_PROGRAMS), refuses=refuses, why=why)
+
+
+def _refused(method: Method) -> tuple[tuple[Mover, ...], str]:
+    """The back ends that cannot carry what a method gathers, and why: by its moves among four ranks."""
+    steps = moves_of(method, Split(rows=4, world_size=4), Settings(), COLS_ALIGNMENT).steps
+    if any(isinstance(step, Get) for step in steps):
+        return MOVERS[1:], PULLS
+    is_passed_on = any(isinstance(step, Put) and step.sources[0].buffer != X for step in steps)
+    return (CARRYING_TILES, FORWARDS) if is_passed_on else ((), "")
+
+
+def moves_of(method: Method, split: Split, settings: Settings, cols: int) -> Communication:
+    """The moves of a method's operator, of `cols` columns."""
+    ranks = split.world_size
+    problem = Problem(operator=method.operator, m=split.rows, n=cols, k=cols, world_size=ranks, dtype=SUM_DTYPE)
+    assert method.write is not None, f"{method.full_name} has no moves"
+    return method.write(MethodInputs(problem, settings, None, split, ReduceConfig(), held_of(ranks), method))
+
+
+def held_of(ranks: int) -> tuple[Range, ...]:
+    """What each rank's partial holds of the sum."""
+    return tuple((rank, rank + 1) for rank in range(ranks))
 
 
 def transport_of(words: object) -> Transport:
     """What a schedule's first word names. Raises InputError."""
-    if isinstance(words, HAND_WRITTEN):
-        by_hand = SENT_BY_HAND if isinstance(words, AllToAll) and words.sends else BY_HAND[type(words)]
-        return replace(by_hand, gathers_sums=True) if isinstance(words, Reduction) and words.everywhere else by_hand
+    if isinstance(words, AllToAll):
+        return Transport(SPREAD if words.sends else GATHER, is_traded=True)
+    if isinstance(words, Reduction):
+        return Transport(SCATTER, gathers_sums=words.everywhere)
+    if isinstance(words, Gather):
+        return Transport(GATHER)
     if not isinstance(words, str):
         found = f"a {type(words).__name__}"
         raise InputError("schedule", found, "Give a name with options, a Gather, Reduction or AllToAll")

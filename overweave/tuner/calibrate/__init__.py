@@ -1,1 +1,1 @@
-"""A machine file measured on the GPU at hand: samples of small steps, rates of memory and tiles, and the file."""
+"""Calibration: samples of a call's small steps, rates of memory and tiles, and the machine file made of them."""

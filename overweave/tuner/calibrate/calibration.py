@@ -1,4 +1,4 @@
-"""All that is measured of a GPU for its machine file, in parts, and the source that each number gets."""
+"""The measurements of a GPU for its machine file, in parts, and the source of each number."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ PARTS = ("latencies", "memory", "library matmuls", "tiles of the kernels")
 Tell = Callable[[str, float], None]  # which part, and how many of them are done
 
 
-def calibrated(like: Machine, tell: Tell) -> tuple[CalibratedGpu, str]:
-    """What was measured, and the source to write beside it. Collective; on one rank, of all but links."""
+def measure_machine(like: Machine, on_part: Tell) -> tuple[CalibratedGpu, str]:
+    """Return the measurements, and the source to write beside them. Collective; on one rank links are not measured.
+    on_part: called with the part, and how many are done."""
     device = torch.device("cuda", torch.cuda.current_device())
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    tell(PARTS[0], 0)
+    on_part(PARTS[0], 0)
     bench = Bench(device)
     queues = Queues(bench)
     raw = measure(bench, queues)
-    found = latencies(raw)
-    call_us = found["call"] + found["kernel"]
+    numbers = latencies(raw)
+    call_us = numbers["call"] + numbers["kernel"]
     pushed = push_points(bench, queues, raw) if bench.world_size > 1 else ()
-    tell(PARTS[1], 1)
+    on_part(PARTS[1], 1)
     passes, memory = element_wise(call_us), rates.memory_gb_per_s(call_us)
-    tell(PARTS[2], 2)
+    on_part(PARTS[2], 2)
     scale = rates.library_scale(like)
     measured = CalibratedGpu(
         device=torch.cuda.get_device_name(device),
         sms=sms,
         memory_gb_per_s=memory,
-        latencies=found,
+        latencies=numbers,
         passes=passes,
-        tiles=_tiles(sms, call_us, tell),
+        tiles=_tiles(sms, call_us, on_part),
         library_scale=scale,
         push_points=pushed,
         peer_access=has_peer_access(device) if torch.cuda.device_count() > 1 else None,
@@ -57,17 +58,18 @@ def calibrated(like: Machine, tell: Tell) -> tuple[CalibratedGpu, str]:
 
 
 def source_of(device: str, world_size: int) -> str:
-    """When, where and with what."""
+    """Return when, where and with which software was measured."""
     versions = f"torch {torch.__version__}, triton {installed('triton')}, CUDA {torch.version.cuda}"
     where = f"{world_size} x {device}, driver {driver_version() or 'unknown'}"
     return f"measured {datetime.now(UTC).date()} on {where}, {versions}: overweave calibrate"
 
 
-def _tiles(sms: int, call_us: float, tell: Tell) -> tuple[tuple[MatmulConfig, Tile], ...]:
+def _tiles(sms: int, call_us: float, on_part: Tell) -> tuple[tuple[MatmulConfig, Tile], ...]:
+    """Return the measured rate of each tile shape of this GPU's kernels."""
     configs = [config for kernel in rates.kernels_here() for config in rates.tile_configs(kernel)]
-    found = []
+    rates_of = []
     for done, config in enumerate(configs):
-        tell(f"{config.kernel} {config.block_m} x {config.block_n}", 3 + done / len(configs))
-        found.append((config, rates.tile_rate(config, sms, call_us)))
+        on_part(f"{config.kernel} {config.block_m} x {config.block_n}", 3 + done / len(configs))
+        rates_of.append((config, rates.tile_rate(config, sms, call_us)))
         torch.cuda.empty_cache()
-    return tuple(found)
+    return tuple(rates_of)

@@ -1,4 +1,4 @@
-"""What a call's small steps take on GPUs, and passes over elements, as the machine file names them.
+"""Latencies of a call's small steps on GPUs, and bandwidths of element-wise passes, by their names in the machine file.
 
 Times between kernels are differences of the device's own clock, read by one-block kernels; `call` and `kernel` are
 differences of whole calls between events. Every number is the mean of the middle half of its samples, on the slowest
@@ -14,22 +14,23 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from overweave.compat.torch_names import sleep
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.tuner.calibrate import samples
-from overweave.tuner.calibrate.alone import medians_us
-from overweave.tuner.calibrate.samples import LOOKS, ROUNDS, WRITES, Bench, Queues
+from overweave.tuner.calibrate.samples import POLLS, ROUNDS, WRITES, Bench, Queues
+from overweave.tuner.calibrate.single_gpu import medians_us
 
 SAMPLES, WARMUP = 60, 5
 ELEMENTS = (2048, 4096)
-SPIN, LAUNCHES = 40_000, 8  # cycles of a kernel of known length, and into how many it is cut
+SPIN, LAUNCHES = 40_000, 8  # cycles of a kernel of known length, and the number of kernels it is cut into
 
 
-def stamped_us(bench: Bench, body: Callable[[int], None]) -> float:
-    """From stamp 0 to stamp 1. Collective."""
+def between_stamps_us(bench: Bench, body: Callable[[int], None]) -> float:
+    """Return the time from stamp 0 to stamp 1. Collective."""
     times = []
-    for turn in range(WARMUP + SAMPLES):
+    for sample in range(WARMUP + SAMPLES):
         bench.align()
-        body(turn)
+        body(sample)
         torch.cuda.synchronize()
         begin, end = bench.stamps[:2].tolist()
         assert end, "a wait ran out of time"
@@ -37,12 +38,13 @@ def stamped_us(bench: Bench, body: Callable[[int], None]) -> float:
     return _middle(times[WARMUP:])
 
 
-def behind_us(bench: Bench, queue: CopyQueue) -> float:
-    return stamped_us(bench, lambda turn: samples.behind(bench, queue))
+def flag_us(bench: Bench, queue: CopyQueue) -> float:
+    """Return the time from a kernel to the flag of a copy queue behind it. Collective."""
+    return between_stamps_us(bench, lambda turn: samples.flag_behind_kernel(bench, queue))
 
 
 def timed_us(bench: Bench, body: Callable[[], None]) -> float:
-    """Between events around a call. Collective."""
+    """Return the time between events around a call. Collective."""
     times = []
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for _ in range(WARMUP + SAMPLES):
@@ -56,7 +58,7 @@ def timed_us(bench: Bench, body: Callable[[], None]) -> float:
 
 
 def _middle(times: list[float]) -> float:
-    """The mean of the middle half, which a coarse clock does not round; the largest over ranks."""
+    """Return the mean of the middle half, which a coarse clock does not round; the largest over ranks."""
     half = sorted(times)[len(times) // 4 : -(len(times) // 4)]
     slowest = torch.tensor(sum(half) / len(half), device="cuda")
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
@@ -65,11 +67,11 @@ def _middle(times: list[float]) -> float:
 
 def _spins(count: int, cycles: int) -> None:
     for _ in range(count):
-        torch.cuda._sleep(cycles)
+        sleep(cycles)
 
 
 class Raw(NamedTuple):
-    """What is measured, in microseconds."""
+    """The measured times, in microseconds."""
 
     one_spin: float
     two_spins: float
@@ -89,43 +91,42 @@ class Raw(NamedTuple):
 
 
 def push_points(bench: Bench, queues: Queues, raw: Raw) -> tuple[tuple[int, float], ...]:
-    """Bytes and GB/s of copies to the peer: a copy and its flag behind a kernel, less the same without the copy."""
-    times = {size: behind_us(bench, queue) - raw.write for size, queue in queues.copies.items()}
+    """Return bytes and GB/s of copies to the peer: a copy and its flag behind a kernel, less the same without the
+    copy."""
+    times = {size: flag_us(bench, queue) - raw.write for size, queue in queues.copies.items()}
     return tuple((size, round(size / max(us, 0.1) / 1e3, 1)) for size, us in times.items())
 
 
 def measure(bench: Bench, queues: Queues) -> Raw:
-    """All of it. Collective."""
-    exchanged = stamped_us(bench, lambda turn: samples.exchange(bench)) if bench.world_size % 2 == 0 else 0.0
+    """Return all times. Collective."""
+    ping_pong_us = between_stamps_us(bench, lambda turn: samples.ping_pong(bench)) if bench.world_size % 2 == 0 else 0.0
     return Raw(
         one_spin=timed_us(bench, lambda: _spins(1, SPIN)),
         two_spins=timed_us(bench, lambda: _spins(2, SPIN)),
         short_spins=timed_us(bench, lambda: _spins(LAUNCHES, SPIN // LAUNCHES)),
-        pair=stamped_us(bench, lambda turn: samples.pair(bench)),
-        begin=stamped_us(bench, lambda turn: samples.begin(bench, turn)),
-        write=behind_us(bench, queues.write),
-        writes=behind_us(bench, queues.writes),
-        signalled=stamped_us(bench, lambda turn: samples.signalled(bench, queues.wait)),
-        launched=stamped_us(bench, lambda turn: samples.launched(bench, bench.wait_by_stream)),
-        launched_by_kernel=stamped_us(bench, lambda turn: samples.launched(bench, bench.wait_by_kernel)),
-        passed=stamped_us(bench, lambda turn: samples.passed(bench, bench.wait_by_stream)),
-        passed_by_kernel=stamped_us(bench, lambda turn: samples.passed(bench, bench.wait_by_kernel)),
-        join=stamped_us(bench, lambda turn: samples.join(bench)),
-        look=stamped_us(bench, lambda turn: samples.looks(bench)) / LOOKS,
-        passing=exchanged / (2 * ROUNDS),
+        pair=between_stamps_us(bench, lambda turn: samples.pair(bench)),
+        begin=between_stamps_us(bench, lambda turn: samples.begin(bench, turn)),
+        write=flag_us(bench, queues.write),
+        writes=flag_us(bench, queues.writes),
+        signalled=between_stamps_us(bench, lambda turn: samples.signal_to_flag(bench, queues.wait)),
+        launched=between_stamps_us(bench, lambda turn: samples.signal_to_kernel(bench, bench.wait_by_stream)),
+        launched_by_kernel=between_stamps_us(bench, lambda turn: samples.signal_to_kernel(bench, bench.wait_by_kernel)),
+        passed=between_stamps_us(bench, lambda turn: samples.satisfied_wait(bench, bench.wait_by_stream)),
+        passed_by_kernel=between_stamps_us(bench, lambda turn: samples.satisfied_wait(bench, bench.wait_by_kernel)),
+        join=between_stamps_us(bench, lambda turn: samples.join(bench)),
+        look=between_stamps_us(bench, lambda turn: samples.polls(bench)) / POLLS,
+        passing=ping_pong_us / (2 * ROUNDS),
     )
 
 
 def latencies(raw: Raw) -> dict[str, float]:
-    """The machine file's numbers, as overweave/hardware/machine.py says what each of them is.
-
-    A pair of stamps is the tail of the first kernel and `kernel`. A pass of an exchange is `signal` and `observe`.
-    """
+    """Return the machine file's latencies (overweave/hardware/machine.py describes them). A pair of stamps measures the
+    tail of the first kernel and `kernel`. A pass of a ping-pong is `signal` and `observe`."""
     kernel = (raw.short_spins - raw.one_spin) / (LAUNCHES - 1)
     tail = raw.pair - kernel
     flag = (raw.writes - raw.write) / WRITES
     signal = max(0.0, raw.passing - raw.look)
-    found = {
+    numbers = {
         "call": 2 * raw.one_spin - raw.two_spins,
         "begin": raw.begin - raw.pair,
         "kernel": kernel,
@@ -140,11 +141,12 @@ def latencies(raw: Raw) -> dict[str, float]:
         "stream_wait, satisfied, by a kernel": raw.passed_by_kernel - raw.pair,
         "join": raw.join - raw.pair,
     }
-    return found if raw.passing else {name: us for name, us in found.items() if name != "signal"}
+    return numbers if raw.passing else {name: us for name, us in numbers.items() if name != "signal"}
 
 
 def element_wise(call_us: float) -> dict[str, float]:
-    """GB/s that the passes of a library sum read and write. call_us: of a call and its kernel, which they take too."""
+    """Return GB/s that the passes of a sum by torch read and write. call_us: of a call and its kernel, which they take
+    too."""
     parts = [torch.randn(ELEMENTS, dtype=torch.float32, device="cuda").bfloat16() for _ in range(8)]
     total, turn = parts[0].float(), itertools.count()
     passes: dict[str, tuple[Callable[[], object], int]] = {

@@ -1,4 +1,4 @@
-"""A machine file from what was measured here; what one GPU cannot measure, its links first, is a named machine's."""
+"""The machine file of a calibration. What one GPU cannot measure, such as links, is copied from a named machine."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from msgspec import Struct
 from overweave.hardware.cards import Gpu
 from overweave.hardware.machine import Latencies, Machine, decode
 from overweave.ir.plan import MatmulConfig
-from overweave.tuner.calibrate.rates import Tile, scaled
+from overweave.tuner.calibrate.rates import Tile, scale_rates
 
 FROM_FILE = ("topology", "links", "collectives", "sharing", "dtypes", "few_rows")
 
 
 class CalibratedGpu(Struct, frozen=True):
-    """What a calibration found on one GPU. latencies: microseconds by their names in the file. passes: GB/s of the
-    library's element-wise kernels. push_points: of copies between GPUs, where there were several.
-    peer_access: as of a Machine; None where there is one GPU. card: the GPU as its driver tells it.
+    """The measurements of one GPU.
+
+    latencies: microseconds by their names in the file. passes: GB/s of torch's element-wise kernels. library_scale:
+    cuBLAS' rate over that of the named machine. push_points: of copies between GPUs, if there are several. peer_access:
+    as of a Machine; None if there is one GPU. card: the GPU as its driver reports it.
     """
 
     device: str
@@ -33,37 +35,38 @@ class CalibratedGpu(Struct, frozen=True):
     card: Gpu | None = None
 
 
-def machine_file(name: str, found: CalibratedGpu, like: Machine, source: str) -> bytes:
-    """The file's content, read back once: it describes a machine. source: date, device, versions, command."""
-    told = msgspec.json.format(msgspec.json.encode(_records(name, found, like, source)), indent=1)
-    decode(told, f"{name}.json")
-    return told + b"\n"
+def machine_file(name: str, measured: CalibratedGpu, like: Machine, source: str) -> bytes:
+    """Return the file's content, decoded once to check it. source: date, device, versions, command."""
+    content = msgspec.json.format(msgspec.json.encode(_records(name, measured, like, source)), indent=1)
+    decode(content, f"{name}.json")
+    return content + b"\n"
 
 
-def _records(name: str, found: CalibratedGpu, like: Machine, source: str) -> dict[str, object]:
-    rate = {"gb_per_s": round(found.memory_gb_per_s), "source": source}
+def _records(name: str, measured: CalibratedGpu, like: Machine, source: str) -> dict[str, object]:
+    """Return the file's content as JSON values."""
+    rate = {"gb_per_s": round(measured.memory_gb_per_s), "source": source}
     latencies = {
         key: {"us": round(max(0.0, us), 2), "source": source}
-        for key, us in found.latencies.items()
+        for key, us in measured.latencies.items()
         if key in Latencies.__struct_fields__
     }
     links: Mapping[str, object] = {}
-    if found.push_points:
-        links = {"links": {"push": {"points": [list(point) for point in found.push_points], "source": source}}}
-    card = {} if found.card is None else {"card": _card(found.card, source)}
-    access = {} if found.peer_access is None else {"peers": {"is_there": found.peer_access, "source": source}}
+    if measured.push_points:
+        links = {"links": {"push": {"points": [list(point) for point in measured.push_points], "source": source}}}
+    card = {} if measured.card is None else {"card": _card(measured.card, source)}
+    access = {} if measured.peer_access is None else {"peers": {"is_there": measured.peer_access, "source": source}}
     return {
         "like": like.name,
         "name": name,
-        "title": f"{found.device}, calibrated; links as {like.title}",
+        "title": f"{measured.device}, calibrated; links as {like.title}",
         "gpus": like.gpus,
         "basis": "calibrated",
         **card,
-        "processor": {"sms": found.sms, "source": source},
+        "processor": {"sms": measured.sms, "source": source},
         "hbm": rate,
         "local_copies": {"by": like.local_copies.by, **rate},
-        "element_wise": {key: {"gb_per_s": round(each), "source": source} for key, each in found.passes.items()},
-        "tiles": [*_tiles(found, source), *_of_library(found, like, source), *_not_measured(found, like)],
+        "element_wise": {key: {"gb_per_s": round(each), "source": source} for key, each in measured.passes.items()},
+        "tiles": [*_tiles(measured, source), *_library_tiles(measured, like, source), *_scaled_tiles(measured, like)],
         "latency": latencies,
         **links,
         **access,
@@ -77,31 +80,34 @@ def _card(gpu: Gpu, source: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _tiles(found: CalibratedGpu, source: str) -> list[dict[str, object]]:
+def _tiles(measured: CalibratedGpu, source: str) -> list[dict[str, object]]:
+    """Return the measured tile rates as records."""
     return [
         {
             "kernel": config.kernel, "block_m": config.block_m, "block_n": config.block_n,
             "tflops": round(tile.tflops, 1), "overhead_us": round(tile.overhead_us, 2), "source": source,
         }
-        for config, tile in found.tiles
+        for config, tile in measured.tiles
     ]  # fmt: skip
 
 
-def _of_library(found: CalibratedGpu, like: Machine, source: str) -> list[dict[str, object]]:
-    times = f"{source}: {found.library_scale:.3f} times the rate of {like.name}, by torch.mm"
-    return scaled(like.tiles_of("library"), found.library_scale, times)
+def _library_tiles(measured: CalibratedGpu, like: Machine, source: str) -> list[dict[str, object]]:
+    times = f"{source}: {measured.library_scale:.3f} times the rate of {like.name}, by torch.mm"
+    return scale_rates(like.tiles_of("library"), measured.library_scale, times)
 
 
-def _not_measured(found: CalibratedGpu, like: Machine) -> list[dict[str, object]]:
-    """Other shapes of the kernels that were measured, in proportion; kernels that the GPU does not run are left out."""
-    made: list[dict[str, object]] = []
-    for kernel in dict.fromkeys(config.kernel for config, _ in found.tiles):
-        known = {(one.block_m, one.block_n): tile for one, tile in found.tiles if one.kernel == kernel}
+def _scaled_tiles(measured: CalibratedGpu, like: Machine) -> list[dict[str, object]]:
+    """Return rates of shapes that were not measured, in proportion to those that were; of measured kernels only."""
+    records: list[dict[str, object]] = []
+    for kernel in dict.fromkeys(config.kernel for config, _ in measured.tiles):
+        measured_tiles = {(one.block_m, one.block_n): tile for one, tile in measured.tiles if one.kernel == kernel}
         theirs = like.tiles_of(kernel) if any(tile.kernel == kernel for tile in like.tiles) else ()
-        both = [rate for rate in theirs if (rate.block_m, rate.block_n) in known]
+        both = [rate for rate in theirs if (rate.block_m, rate.block_n) in measured_tiles]
         if both:
-            factors = [known[rate.block_m, rate.block_n].tflops / rate.tflops for rate in both]
+            factors = [measured_tiles[rate.block_m, rate.block_n].tflops / rate.tflops for rate in both]
             scale = sum(factors) / len(factors)
-            rest = tuple(rate for rate in theirs if (rate.block_m, rate.block_n) not in known)
-            made += scaled(rest, scale, f"estimate: {scale:.3f} times the rate of {like.name}, as its other tiles")
-    return made
+            rest = tuple(rate for rate in theirs if (rate.block_m, rate.block_n) not in measured_tiles)
+            records += scale_rates(
+                rest, scale, f"estimate: {scale:.3f} times the rate of {like.name}, as its other tiles"
+            )
+    return records

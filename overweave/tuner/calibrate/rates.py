@@ -1,4 +1,4 @@
-"""Rates of one GPU: of its memory, of tiles by each kernel, and of the library's matmuls."""
+"""Rates of one GPU: of its memory, of tiles by each kernel, and of cuBLAS."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from overweave.ir.plan import MatmulConfig
 from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.tiles.shape import KernelChoice, shapes
 from overweave.sim.cost import library_matmul_us
-from overweave.tuner.calibrate.alone import medians_us, rows_of
+from overweave.tuner.calibrate.single_gpu import medians_us, rows_of
 
 COPIED_BYTES = 1 << 31
 SHORT_K, LONG_K = 2048, 8192
 WAVES = 2
 DTYPE: Dtype = "bfloat16"
 HOPPER_CAPABILITY = 9
-# Shapes of the library's matmuls, large and of whole and broken waves, by which its rate is scaled.
+# Large shapes of cuBLAS matmuls, with full and partial last waves, by which its rate is scaled.
 LIBRARY_SHAPES = (
     *((8192, 4096, 4096), (8192, 8192, 8192), (4096, 14336, 4096)),
     *((2048, 12288, 12288), (16384, 2048, 8192), (8192, 3584, 4096)),
@@ -29,14 +29,15 @@ LIBRARY_SHAPES = (
 
 
 class Tile(NamedTuple):
-    """A tile shape's rate: of its main loop on all SMs, and what a tile takes beside it."""
+    """A tile shape's rate: of its main loop on all SMs, and the overhead of a tile."""
 
     tflops: float
     overhead_us: float
 
 
 def memory_gb_per_s(call_us: float) -> float:
-    """Bytes read plus written by a copy within the GPU. call_us: of a call and its kernel, which it takes too."""
+    """Return bytes read plus written by a copy within the GPU. call_us: of a call and its kernel, which it takes
+    too."""
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     (us,) = medians_us([lambda: target.copy_(source)])
@@ -44,13 +45,13 @@ def memory_gb_per_s(call_us: float) -> float:
 
 
 def kernels_here() -> tuple[KernelChoice, ...]:
-    """The tile kernels that this GPU runs."""
+    """Return the tile kernels that this GPU runs."""
     is_hopper = torch.cuda.get_device_capability()[0] == HOPPER_CAPABILITY
     return ("hopper", "portable") if is_hopper else ("portable",)
 
 
 def tile_configs(kernel: KernelChoice) -> tuple[MatmulConfig, ...]:
-    """The first config of each tile shape of a kernel, as the catalog knows them."""
+    """Return the first config of each tile shape of a kernel in the catalog."""
     first: dict[tuple[int, int], MatmulConfig] = {}
     for shape in shapes(DTYPE, kernel):
         first.setdefault((shape.config.block_m, shape.config.block_n), shape.config)
@@ -58,28 +59,28 @@ def tile_configs(kernel: KernelChoice) -> tuple[MatmulConfig, ...]:
 
 
 def tile_rate(config: MatmulConfig, sms: int, call_us: float) -> Tile:
-    """From matmuls of whole waves with a short and a long k."""
+    """Return a tile's rate, from matmuls of whole waves with a short and a long k."""
     short_us, long_us = medians_us([_whole_waves(config, sms, k) for k in (SHORT_K, LONG_K)])
     return split_us(config, sms, (short_us - call_us) / WAVES, (long_us - call_us) / WAVES)
 
 
 def split_us(config: MatmulConfig, sms: int, short_us: float, long_us: float) -> Tile:
-    """A tile's rate and the rest, from its times with a short and a long k."""
+    """Return a tile's rate and overhead, from its times with a short and a long k."""
     by_k = (long_us - short_us) / (LONG_K - SHORT_K)
     tflops = 2.0 * config.block_m * config.block_n * sms / by_k / 1e6
     return Tile(tflops, max(0.0, short_us - SHORT_K * by_k))
 
 
 def library_scale(machine: Machine) -> float:
-    """The library's speed here over its speed on a described machine: the median over some shapes."""
+    """Return cuBLAS' speed here over its speed on a described machine: the median over some shapes."""
     return median(
         library_matmul_us(machine, shape, DTYPE) / us
         for shape, us in zip(LIBRARY_SHAPES, medians_us([_library(shape) for shape in LIBRARY_SHAPES]), strict=True)
     )
 
 
-def scaled(rates: tuple[TileRate, ...], scale: float, source: str) -> list[dict[str, object]]:
-    """A machine file's tiles with rates that are so many times as high."""
+def scale_rates(rates: tuple[TileRate, ...], scale: float, source: str) -> list[dict[str, object]]:
+    """Return a machine file's tiles with their rates multiplied by `scale`."""
     return [
         {
             "kernel": rate.kernel, "block_m": rate.block_m, "block_n": rate.block_n,
@@ -90,7 +91,7 @@ def scaled(rates: tuple[TileRate, ...], scale: float, source: str) -> list[dict[
 
 
 def _whole_waves(config: MatmulConfig, sms: int, k: int) -> Matmul:
-    """A matmul whose tiles are so many waves, as square as SMs divide."""
+    """Return a matmul of WAVES full waves of tiles, as square as the number of SMs allows."""
     high = max(side for side in range(1, int((WAVES * sms) ** 0.5) + 1) if WAVES * sms % side == 0)
     m, n = high * config.block_m, WAVES * sms // high * config.block_n
     a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
@@ -102,6 +103,7 @@ def _whole_waves(config: MatmulConfig, sms: int, k: int) -> Matmul:
 
 
 def _library(shape: tuple[int, int, int]) -> Callable[[], object]:
+    """Return a call of torch.mm on this shape."""
     m, n, k = shape
     a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""One sample of each small step of a call: sequences of one-block kernels, copies and flags between two stamps."""
+"""Samples of each small step of a call: sequences of one-block kernels, copies and flags between two stamps."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from overweave.compat.torch_names import sleep
 from overweave.errors import MachineError
+from overweave.ir.kernel_limits import SIGNAL_CAPACITY
 from overweave.ir.tile_order import NO_SIGNAL
-from overweave.ir.words import SIGNAL_CAPACITY
 from overweave.kernels import latency as kernels
 from overweave.kernels.arguments import SignalWords
 from overweave.memory.cuda import driver
@@ -24,16 +25,16 @@ from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import addresses_tensor
 from overweave.runtime.kernel_calls.protocol import control_words, prologue_call, signal_words, wait_call
 
-ALIGNED, HEAD_START = 500_000, 100_000  # cycles that hide the host, and that let a side stream begin to wait
-LOOKS = ROUNDS = 64
+ALIGNED, HEAD_START = 500_000, 100_000  # cycles to hide the host, and for a side stream to begin to wait
+POLLS = ROUNDS = 64
 WRITES = 8
-FLAG, GO, OWN, OTHERS = range(4)  # words, a line each; further writes go to OTHERS and up
+FLAG, GO, OWN, OTHERS = range(4)  # signal words, a cache line each; further writes go to OTHERS and up
 OnStream = Callable[[int], None]
 COPY_BYTES = tuple(1 << power for power in (16, 18, 20, 22, 24, 25))
 
 
 class Bench:
-    """This rank's words, streams and stamps. peer: the rank it exchanges signals with."""
+    """This rank's signal words, streams and time stamps. peer: the rank it exchanges signals with."""
 
     def __init__(self, device: torch.device) -> None:
         group = resolve(None)
@@ -63,16 +64,16 @@ class Bench:
         driver.wait_value(stream, self.word(GO), 1)
 
     def word(self, place: int, rank: int | None = None) -> int:
-        """The address of a word on a rank, or here."""
+        """Return the address of a word on a rank; None: this rank."""
         return self.heap.addresses[self.rank if rank is None else rank] + place * SIGNAL_STRIDE_BYTES
 
     def own(self, place: int) -> torch.Tensor:
         return self.heap.view(place * SIGNAL_STRIDE_BYTES, (1,), torch.int32)
 
     def align(self) -> None:
-        """Hides the host behind a sleep, then lets all ranks go together."""
+        """Hide the host behind a sleep, then let all ranks start together."""
         torch.cuda.synchronize()
-        torch.cuda._sleep(ALIGNED)
+        sleep(ALIGNED)
         dist.all_reduce(self._one, dist.ReduceOp.MAX)
 
     def fork(self) -> None:
@@ -102,7 +103,7 @@ class Bench:
 
 
 class Queues:
-    """The copy queues whose times are told apart."""
+    """The copy queues that are timed."""
 
     def __init__(self, bench: Bench) -> None:
         flag = WriteStep(bench.word(FLAG), 1)
@@ -110,7 +111,7 @@ class Queues:
         self.write = CopyQueue((flag,))
         self.writes = CopyQueue((*more, flag))
         self.wait = CopyQueue((WaitStep(bench.word(GO), 1), flag))
-        self.copies = {size: CopyQueue((_push(bench, size), flag)) for size in COPY_BYTES}
+        self.copies = {size: CopyQueue((_push(bench, size), flag)) for size in COPY_BYTES}  # bytes -> queue
 
 
 def _push(bench: Bench, size: int) -> StreamStep:
@@ -118,7 +119,7 @@ def _push(bench: Bench, size: int) -> StreamStep:
     return CopyStep(MemoryRef(None, bench.sent.data_ptr(), size), MemoryRef(None, target, size), size, 1)
 
 
-# Each of these enqueues one sample, which leaves its begin and end in the stamps 0 and 1.
+# Each of the following functions enqueues one sample, which writes its begin and end to stamps 0 and 1.
 
 
 def pair(bench: Bench) -> None:
@@ -126,14 +127,14 @@ def pair(bench: Bench) -> None:
     bench.stamp(1)
 
 
-def begin(bench: Bench, turn: int) -> None:
+def begin(bench: Bench, sample: int) -> None:
     bench.stamp(0)
     bench.begin(bench.main.cuda_stream)
     bench.stamp(1)
 
 
-def behind(bench: Bench, queue: CopyQueue) -> None:
-    """From a kernel to the flag that a queue on the side stream writes behind it."""
+def flag_behind_kernel(bench: Bench, queue: CopyQueue) -> None:
+    """Time from a kernel to the flag that a queue on the side stream writes behind it."""
     bench.reset()
     queue.prepare(bench.side.cuda_stream, {})
     bench.stamp(0)
@@ -143,31 +144,31 @@ def behind(bench: Bench, queue: CopyQueue) -> None:
     bench.rejoin()
 
 
-def signalled(bench: Bench, queue: CopyQueue) -> None:
-    """From a kernel's signal to the flag of a queue that has waited for it."""
+def signal_to_flag(bench: Bench, queue: CopyQueue) -> None:
+    """Time from a kernel's signal to the flag of a queue that has waited for it."""
     bench.reset()
     queue.prepare(bench.side.cuda_stream, {})
     bench.fork()
-    torch.cuda._sleep(HEAD_START)
+    sleep(HEAD_START)
     kernels.release_kernel[(1,)](bench.stamps, 0, bench.own(GO), num_warps=1)
     queue.launch(bench.side.cuda_stream, {})
     bench.watch(1, FLAG)
     bench.rejoin()
 
 
-def launched(bench: Bench, wait: OnStream) -> None:
-    """From a kernel's signal to the start of a kernel whose stream has waited for it, by itself or by a kernel."""
+def signal_to_kernel(bench: Bench, wait: OnStream) -> None:
+    """Time from a kernel's signal to the start of a kernel behind a wait for it, of the stream or of a kernel."""
     bench.reset()
     bench.fork()
-    torch.cuda._sleep(HEAD_START)
+    sleep(HEAD_START)
     kernels.release_kernel[(1,)](bench.stamps, 0, bench.own(GO), num_warps=1)
     wait(bench.side.cuda_stream)
     bench.stamp(1, bench.side)
     bench.rejoin()
 
 
-def passed(bench: Bench, wait: OnStream) -> None:
-    """The same between two kernels of one stream, where the signal has been there for long."""
+def satisfied_wait(bench: Bench, wait: OnStream) -> None:
+    """Time between two kernels of one stream with a wait between them whose signal is there already."""
     driver.write_value(bench.main.cuda_stream, bench.word(GO), 1)
     bench.stamp(0)
     wait(bench.main.cuda_stream)
@@ -175,19 +176,19 @@ def passed(bench: Bench, wait: OnStream) -> None:
 
 
 def join(bench: Bench) -> None:
-    """From a kernel on the side stream to one on the caller's that follows it."""
+    """Time from a kernel on the side stream to one on the caller's stream that follows it."""
     bench.fork()
     bench.stamp(0, bench.side)
     bench.rejoin()
     bench.stamp(1)
 
 
-def looks(bench: Bench) -> None:
+def polls(bench: Bench) -> None:
     driver.write_value(bench.main.cuda_stream, bench.word(GO), 1)
-    kernels.look_kernel[(1,)](bench.stamps, 0, bench.own(GO), *bench.limits, LOOKS=LOOKS, num_warps=1)
+    kernels.look_kernel[(1,)](bench.stamps, 0, bench.own(GO), *bench.limits, LOOKS=POLLS, num_warps=1)
 
 
-def exchange(bench: Bench) -> None:
+def ping_pong(bench: Bench) -> None:
     words = (bench.own(OWN), bench.peer_word, bench.turns, *bench.limits)
     leads = 1 - bench.rank % 2
     kernels.exchange_kernel[(1,)](bench.stamps, 0, *words, leads, ROUNDS=ROUNDS, num_warps=1)

@@ -1,1 +1,1 @@
-"""Measurement: the one timer, the methods that a comparison holds side by side, the search."""
+"""Measurement: the timer, the methods and baselines of a comparison, the search."""

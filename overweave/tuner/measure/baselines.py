@@ -1,6 +1,6 @@
-"""The methods that a comparison holds side by side: the roofs, what torch ships, and ours.
+"""The rows of a comparison: upper bounds (roofs), torch's operators, and ours.
 
-`methods_of` says which rows an operator has: those of every operator, and the baselines that its record names.
+`methods_of` returns the rows of an operator: those of every operator, and the baselines that its record names.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from overweave.runtime.library.torch_fused import use_torch_kernels
 from overweave.schedules.records import outside
 from overweave.schedules.records.needs import unmet
 from overweave.schedules.records.record import MethodRequest
+from overweave.tuner.measure.baseline_calls import BenchSide
 from overweave.tuner.measure.peer_copies import HAS_COPY_ENGINE
-from overweave.tuner.measure.sides import BenchSide
 from overweave.tuner.measure.trial import CallResult, CheckedCall
 from overweave.tuner.space.target import target_of
 
 
 class BaselineMethod(NamedTuple):
-    """A row of the comparison. call: what is timed of a side, which begins with the number of the sample.
+    """A row of the comparison. call: the timed call of an operator's inputs (Side); its argument is the sample's
+    number.
 
-    is_roof: what a method is held against; the others compute the operator, and are checked before they are timed.
-    lacks: what a side lacks for it, or an empty string. plan: of ours, as the operators' `plan=` takes it.
+    is_roof: an upper bound that others are compared with; the others compute the operator, and are checked before they
+    are timed. lacks: why it cannot run on a side; "" if it can. plan: of ours, as the operators' `plan=` takes it.
     """
 
     name: str
@@ -38,30 +39,30 @@ class BaselineMethod(NamedTuple):
     plan: str = ""
 
     def of(self, side: BenchSide) -> CheckedCall:
-        """Of one side."""
-        return lambda turn: self.call(side, turn)
+        """Return the call on one side."""
+        return lambda sample: self.call(side, sample)
 
 
 def _copy_engine(side: BenchSide) -> str:
     return "" if side.setting.device.type == "cuda" and HAS_COPY_ENGINE else "needs CUDA and cuda-bindings"
 
 
-def _copies(side: BenchSide, turn: int) -> CallResult:
-    sent = side.start_copies(turn)
+def _copies(side: BenchSide, sample: int) -> CallResult:
+    sent = side.start_copies(sample)
     side.join_copies()
     return sent
 
 
-def _ceiling(side: BenchSide, turn: int) -> CallResult:
-    side.start_copies(turn)
-    result = side.matmul(turn)
+def _ceiling(side: BenchSide, sample: int) -> CallResult:
+    side.start_copies(sample)
+    result = side.matmul(sample)
     side.join_copies()
     return result
 
 
 MATMUL, COMMUNICATION, COPIES, CEILING = "matmul", "communication", "copies", "ceiling"
 SEQUENTIAL, OURS = "sequential", "overweave"
-NAMED = "plan."  # before the names of plans that were asked for
+NAMED = "plan."  # prefix of the rows of plans that the caller named
 ROOFS = (
     BaselineMethod(MATMUL, "matmul alone", BenchSide.matmul, True),
     BaselineMethod(COMMUNICATION, "communication: library", BenchSide.communicate, True),
@@ -72,36 +73,36 @@ LIBRARY = BaselineMethod(SEQUENTIAL, "library: collective and matmul", BenchSide
 
 
 @use_torch_kernels()
-def _fused(side: BenchSide, turn: int) -> CallResult:
-    """torch's fused operators: a gather or a reduce-scatter cut into shards beside their matmuls."""
-    (x, w), name, ops = side.factors(turn), side.setting.group.name, torch.ops.symm_mem
+def _fused(side: BenchSide, sample: int) -> CallResult:
+    """Run torch's fused operator: a gather or a reduce-scatter cut into shards beside their matmuls."""
+    (x, w), name, ops = side.factors(sample), side.setting.group.name, torch.ops.symm_mem
     result: torch.Tensor
-    if side.problem.record.gathers and side.scales:
-        own, by_column = side.scales[0][: x.shape[0]], side.scales[1]
-        made = ops.fused_all_gather_scaled_matmul(
-            x, [w], own, [by_column], 0, name, [None], [None], [side.kept], [False]
+    if side.problem.record.gathers and side.ones:
+        own_scales, column_scales = side.ones[0][: x.shape[0]], side.ones[1]
+        outputs = ops.fused_all_gather_scaled_matmul(
+            x, [w], own_scales, [column_scales], 0, name, [None], [None], [side.product_dtype], [False]
         )
-        result = made[1][0]
+        result = outputs[1][0]
     elif side.problem.record.gathers:
         result = ops.fused_all_gather_matmul(x, [w], 0, name, return_A=False)[1][0]
-    elif side.scales:
+    elif side.ones:
         shape = [side.problem.m, w.shape[1]]
         result = ops.fused_scaled_matmul_reduce_scatter(
-            x, w, *side.scales, "sum", 0, 0, name, shape, out_dtype=side.kept
+            x, w, *side.ones, "sum", 0, 0, name, shape, out_dtype=side.product_dtype
         )
     else:
         result = ops.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
     return result
 
 
-def _one_shot(side: BenchSide, turn: int) -> CallResult:
-    side.multiply(*side.factors(turn), side.symmetric)
+def _one_shot(side: BenchSide, sample: int) -> CallResult:
+    side.multiply(*side.factors(sample), side.symmetric)
     result: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(side.symmetric, "sum", side.setting.group.name)
     return result
 
 
-def _two_shot(side: BenchSide, turn: int) -> CallResult:
-    side.multiply(*side.factors(turn), side.symmetric)
+def _two_shot(side: BenchSide, sample: int) -> CallResult:
+    side.multiply(*side.factors(sample), side.symmetric)
     result: torch.Tensor = torch.ops.symm_mem.two_shot_all_reduce_(side.symmetric, "sum", side.setting.group.name)
     return result
 
@@ -113,50 +114,50 @@ _BY_TORCH: dict[str, tuple[str, Callable[[BenchSide, int], CallResult]]] = {
 }
 
 
-def row_of(plan: str) -> str:
-    """The row of a baseline, by its plan."""
+def row_name(plan: str) -> str:
+    """Return the name of a baseline's row, by its plan."""
     return plan.replace(".", "_")
 
 
-TORCH = tuple(map(row_of, _BY_TORCH))
+TORCH = tuple(map(row_name, _BY_TORCH))
 TORCH_FUSED = TORCH[0]
 
 
-def planned(plan: str | None) -> Callable[[BenchSide, int], CallResult]:
-    """Our operator with a named plan of the catalog, or (None) with the plan it chooses."""
-    return lambda side, turn: side.ours(turn, plan)
+def call_of_plan(plan: str | None) -> Callable[[BenchSide, int], CallResult]:
+    """Return the call of our operator with a named plan of the catalog, or (None) with the plan it chooses."""
+    return lambda side, sample: side.ours(sample, plan)
 
 
 def _of_plan(name: str, plan: str) -> BaselineMethod:
-    return BaselineMethod(name, f"overweave, plan {plan}", planned(plan), plan=plan)
+    return BaselineMethod(name, f"overweave, plan {plan}", call_of_plan(plan), plan=plan)
 
 
 def _baseline(plan: str) -> BaselineMethod:
-    """A plan that the record of an operator names."""
+    """Return the row of a plan that the record of an operator names."""
     if plan not in _BY_TORCH:
-        return _of_plan(row_of(plan), plan)
+        return _of_plan(row_name(plan), plan)
     label, by_torch = _BY_TORCH[plan]
 
-    def call(side: BenchSide, turn: int) -> CallResult:
-        return by_torch(side, turn) if side.is_bare else side.ours(turn, plan)
+    def call(side: BenchSide, sample: int) -> CallResult:
+        return by_torch(side, sample) if side.is_bare else side.ours(sample, plan)
 
     def lacks(side: BenchSide) -> str:
-        """Of a bare product torch scales fp8 itself, into what `kept` says."""
-        problem, kept = side.problem, side.problem.result_dtype
-        asked = replace(problem, epilogue=NO_EPILOGUE, dtype=kept, out_dtype=None) if side.is_bare else problem
+        """Return why torch cannot run it. Of a bare product it scales fp8 itself, into `product_dtype`."""
+        problem, product_dtype = side.problem, side.problem.result_dtype
+        bare = replace(problem, epilogue=NO_EPILOGUE, dtype=product_dtype, out_dtype=None) if side.is_bare else problem
         return unmet(
-            MethodRequest(asked, {}, target_of(side.setting.device, side.setting.group)),
+            MethodRequest(bare, {}, target_of(side.setting.device, side.setting.group)),
             outside.OUTSIDE[plan].needs,
             "device",
         )
 
-    return BaselineMethod(row_of(plan), label, call, lacks=lacks)
+    return BaselineMethod(row_name(plan), label, call, lacks=lacks)
 
 
 def methods_of(operator: str, plans: tuple[str, ...] = ()) -> tuple[BaselineMethod, ...]:
-    """The rows of an operator; those of plans asked for by name, if any, in place of the rows of ours."""
+    """Return the rows of an operator. If plans are named, their rows replace those of ours."""
     baselines = [_baseline(plan) for plan in operator_of(operator).baselines]
     if not plans:
-        return (*ROOFS, LIBRARY, *baselines, BaselineMethod(OURS, "overweave", planned(None)))
+        return (*ROOFS, LIBRARY, *baselines, BaselineMethod(OURS, "overweave", call_of_plan(None)))
     named = (_of_plan(f"{NAMED}{plan}", plan) for plan in dict.fromkeys(plans))
     return (*ROOFS, LIBRARY, *(each for each in baselines if not each.plan), *named)

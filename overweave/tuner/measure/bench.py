@@ -1,7 +1,7 @@
-"""One comparison of an operator's methods over a shape set, as one of its ranks runs it.
+"""The comparison of an operator's methods over a shape set, on one rank.
 
-A method that a trial leaves out, or that lacks something, is told with the reason. Errors of a comparison itself (no
-group, no such operator) are raised on every rank.
+A method that cannot run, or is wrong, is reported with the reason. Errors of the comparison itself (no group, no such
+operator) are raised on every rank.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from overweave.errors import InputError, MachineError
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
+from overweave.tuner.measure.baseline_calls import BenchSide, OperatorCall, Setting
 from overweave.tuner.measure.baselines import (
     CEILING,
     COMMUNICATION,
@@ -34,8 +35,7 @@ from overweave.tuner.measure.baselines import (
     methods_of,
 )
 from overweave.tuner.measure.measures import Measures, Roofs, measure
-from overweave.tuner.measure.replay import is_replayed, settled
-from overweave.tuner.measure.sides import BenchSide, OperatorCall, Setting
+from overweave.tuner.measure.replay import is_replayed, with_graph_warmup
 from overweave.tuner.measure.statistics import Ratio, median, p90, paired_ratio
 from overweave.tuner.measure.timer import Effort, Samples
 from overweave.tuner.measure.trial import TimedTrial
@@ -45,7 +45,8 @@ from overweave.tuner.space.target import target_of
 from overweave.tuner.store.agreement import agreed_knowledge
 from overweave.tuner.store.cache import version_of
 
-# Torch maps memory between ranks of one GPU if told to; and what they copy there shares no queue with their kernels.
+# Ranks on one GPU: torch maps memory between them only with the first; copies and kernels get separate queues by the
+# second.
 SHARED_GPU = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 TIMEOUT = timedelta(seconds=120)
 PACKAGES = ("overweave", "torch", "triton", "cuda-bindings")
@@ -65,9 +66,9 @@ class BenchRequest(Struct, frozen=True, kw_only=True):
 class MethodRow(Struct, frozen=True, kw_only=True):
     """One method on one case, in microseconds, slowest rank.
 
-    speedups: paired ratios of a baseline's time over this one's, by the baseline's name; `torch_fused` is the quickest
-    of what torch ships. measures: for methods that compute the operator. plan: of ours, what ran, as the operators'
-    `plan=` takes it; empty for the others, and in files from before it was written.
+    speedups: paired ratios of a baseline's time over this one's, by the baseline's name; `torch_fused` is the fastest
+    of torch's operators. measures: for methods that compute the operator. plan: what ran, as the operators' `plan=`
+    takes it; empty for baselines, and in files from before it was written.
     """
 
     name: str
@@ -81,10 +82,8 @@ class MethodRow(Struct, frozen=True, kw_only=True):
 
 
 class CaseRows(Struct, frozen=True, kw_only=True):
-    """All methods on one case. left_out: reasons by name.
-
-    is_replayed: every method ran as captured graphs, as decoding does; its host cost is that of a replay.
-    """
+    """All methods on one case. left_out: reasons by name. is_replayed: every method ran as captured graphs, as decoding
+    does; its host cost is that of a replay."""
 
     case: ShapeCase
     methods: tuple[MethodRow, ...]
@@ -93,7 +92,7 @@ class CaseRows(Struct, frozen=True, kw_only=True):
 
 
 class BenchRun(Struct, frozen=True, kw_only=True):
-    """One whole run: where, when, with what, and every row."""
+    """One whole run: where, when, with which software, and every row."""
 
     operator: str
     world_size: int
@@ -107,12 +106,9 @@ class BenchRun(Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def joined_world(device: str) -> Iterator[Group]:
-    """This process as a rank of the world that torchrun's variables describe. Raises InputError without them.
-
-    More ranks than GPUs share them, with gloo as the library: NCCL has no two ranks on a GPU. Raises MachineError where
-    the environment does not let them.
-    """
+def join_world(device: str) -> Iterator[Group]:
+    """Join the world that torchrun's variables describe. Raises InputError without them. More ranks than GPUs share
+    them, with gloo: NCCL cannot have two ranks on a GPU. Raises MachineError if the environment does not allow that."""
     if "RANK" not in os.environ:
         raise InputError("join the world", "RANK is not set", "Start under torchrun")
     if device == "cuda":
@@ -135,7 +131,7 @@ def joined_world(device: str) -> Iterator[Group]:
 
 
 def device_count() -> int:
-    """How many GPUs this machine offers."""
+    """Return how many GPUs this machine offers."""
     return torch.cuda.device_count()
 
 
@@ -145,32 +141,30 @@ def runs(
     operator_for: Callable[[Problem], OperatorCall],
     on_progress: Callable[[str, float], None] | None = None,
 ) -> Iterator[BenchRun]:
-    """Compares the methods, and yields the run as far as it is after each case. Collective.
-
-    operator_for: what is called ours on a problem. on_progress: is told the case and which part of it is done.
-    """
+    """Compare the methods, and yield the run so far after each case. Collective. operator_for: returns our operator's
+    call for a problem. on_progress: called with the case and the fraction of it that is done."""
     operator_of(request.operator, "bench")
-    device = own_device(request.device)
+    device = rank_device(request.device)
     setting = Setting(group, device, getattr(torch, DTYPES[request.dtype]), operator_for)
-    so_far = begun(request, group)
+    so_far = new_run(request, group)
     for case in request.cases:
         on_round = partial(on_progress, case.name) if on_progress is not None else None
         so_far = replace(so_far, cases=(*so_far.cases, _rows_of(case, request, setting, on_round)))
         yield so_far
 
 
-def own_device(kind: str) -> torch.device:
-    """This rank's."""
+def rank_device(kind: str) -> torch.device:
+    """Return this rank's device."""
     return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
 
 
 def _devices(kind: str) -> tuple[torch.device, ...]:
-    """All of this machine."""
+    """Return all devices of this machine."""
     return tuple(torch.device(kind, index) for index in range(device_count() if kind == "cuda" else 1))
 
 
-def begun(request: BenchRequest, group: Group) -> BenchRun:
-    """The run before its first case: where, when and with what."""
+def new_run(request: BenchRequest, group: Group) -> BenchRun:
+    """Return the run before its first case: where, when and with which software."""
     return BenchRun(
         operator=request.operator,
         world_size=group.world_size,
@@ -187,11 +181,12 @@ def begun(request: BenchRequest, group: Group) -> BenchRun:
 def _rows_of(
     case: ShapeCase, request: BenchRequest, setting: Setting, on_round: Callable[[float], None] | None
 ) -> CaseRows:
+    """Time all methods on one case."""
     problem = case.problem(request.operator, setting.group.world_size, request.dtype)
     side, methods = BenchSide(problem, setting), methods_of(request.operator, request.plans)
     lacking = {method.name: why for method in methods if (why := method.lacks(side))}
     as_graphs = is_replayed(setting.device, case.m)
-    trial = TimedTrial(setting, settled(request.effort, setting.device), side.sequential(0), as_graphs)
+    trial = TimedTrial(setting, with_graph_warmup(request.effort, setting.device), side.sequential(0), as_graphs)
     calls = {method.name: method.of(side) for method in methods if method.name not in lacking}
     samples = trial.times(calls, [method.name for method in methods if method.is_roof], on_round)
     why_not, roofs = lacking | trial.left_out, _roofs(samples)
@@ -201,7 +196,8 @@ def _rows_of(
 
 
 def _plan(method: BaselineMethod, problem: Problem, setting: Setting) -> str:
-    """What a method of ours ran. The operator chose as is chosen here: by the problem and what the group knows."""
+    """Return the plan that a method of ours ran. The operator's own choice is made again: it depends only on the
+    problem and the group's measurements."""
     if method.name != OURS:
         return method.plan
     target = target_of(setting.device, setting.group)
@@ -209,6 +205,7 @@ def _plan(method: BaselineMethod, problem: Problem, setting: Setting) -> str:
 
 
 def _roofs(samples: Samples) -> Roofs:
+    """Return the medians of the roofs."""
     times = {name: median(values) for name, values in samples.device_us.items()}
     return Roofs(
         matmul_us=times[MATMUL],
@@ -219,14 +216,14 @@ def _roofs(samples: Samples) -> Roofs:
 
 
 def _row(method: BaselineMethod, samples: Samples, roofs: Roofs, plan: str) -> MethodRow:
-    own = row_of((method.name, method.label), samples, plan)
+    row = row_of((method.name, method.label), samples, plan)
     if method.is_roof:
-        return replace(own, speedups={})
-    return replace(own, measures=measure(own.median_us, roofs))
+        return replace(row, speedups={})
+    return replace(row, measures=measure(row.median_us, roofs))
 
 
 def row_of(named: tuple[str, str], samples: Samples, plan: str) -> MethodRow:
-    """The row of what was timed, by its name and label, beside the baselines. plan: what ran."""
+    """Return the row of a method, by its name and label, compared with the baselines. plan: what ran."""
     (name, label), own = named, samples.device_us[named[0]]
     return MethodRow(
         name=name,
@@ -241,7 +238,8 @@ def row_of(named: tuple[str, str], samples: Samples, plan: str) -> MethodRow:
 
 
 def _baselines(samples: Samples) -> dict[str, tuple[float, ...]]:
-    """What methods are compared with: the library, and the quickest of what torch ships for the operator."""
+    """Return the times that methods are compared with: NCCL and cuBLAS in sequence, and the fastest of torch's
+    operators."""
     times = samples.device_us
     by_torch = [times[name] for name in TORCH if name in times]
     fastest = {TORCH_FUSED: min(by_torch, key=median)} if by_torch else {}

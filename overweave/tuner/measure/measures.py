@@ -1,6 +1,6 @@
-"""How well an overlapped method hides its communication: the published measures, each one line of arithmetic.
+"""Measures of how well an overlapped method hides its communication, as published, each one line of arithmetic.
 
-All are formed from medians of one run in which every method took part, never from numbers of different runs.
+All are formed from medians of one run of all methods, never from numbers of different runs.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from msgspec import Struct
 
 
 class Roofs(Struct, frozen=True, kw_only=True):
-    """What a method is held against, in microseconds.
+    """The times that a method is compared with, in microseconds.
 
-    matmul_us: the fastest un-split matmul alone.           communication_us: the library's collective alone.
+    matmul_us: the fastest un-split matmul alone.           communication_us: NCCL's collective alone.
     sequential_us: that matmul and that collective, one after the other, as a user would write it.
-    ceiling_us: the matmul beside an independent transfer of the same size on the copy engine, nothing waiting for
-    anything; None where there is no copy engine.
+    ceiling_us: the matmul beside an independent transfer of the same size on the copy engine, without any waits; None
+    if there is no copy engine.
     """
 
     matmul_us: float
@@ -24,12 +24,12 @@ class Roofs(Struct, frozen=True, kw_only=True):
 
 
 class Measures(Struct, frozen=True, kw_only=True):
-    """A method against its roofs. Ratios have no unit; None where a roof is missing or a denominator vanishes.
+    """The measures of a method. Ratios have no unit; None if a roof is missing or a denominator is zero.
 
-    exposed_us: effective communication time, what the call takes beyond the matmul (Flux 5.1).
+    exposed_us: effective communication time: the call's time beyond the matmul (Flux 5.1).
     overlap_efficiency: the part of the sequential method's communication that is hidden (Flux 5.1).
     overlap_ratio: the part of the collective's own time that is saved (TileLink 5).
-    ceiling_fraction: 1 where the method is as fast as if nothing had to wait for anything.
+    ceiling_fraction: 1 if the method is as fast as without any waits.
     """
 
     exposed_us: float
@@ -39,7 +39,7 @@ class Measures(Struct, frozen=True, kw_only=True):
 
 
 def measure(time_us: float, roofs: Roofs) -> Measures:
-    """The measures of a method that takes `time_us`. Negative ones are losses and are shown as such."""
+    """Return the measures of a method that takes `time_us`. Negative ones are losses and are shown as such."""
     exposed_us = time_us - roofs.matmul_us
     hideable_us = roofs.sequential_us - roofs.matmul_us
     saved_us = roofs.matmul_us + roofs.communication_us - time_us

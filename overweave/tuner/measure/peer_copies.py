@@ -1,6 +1,6 @@
-"""The copy engine alone: every shard to every peer in ring order, with no signals and nothing that waits.
+"""Copies of the copy engine alone: every shard to every peer in ring order, without signals or waits.
 
-This is the roof that overlapped methods are held against, moved by the same machinery that moves their chunks.
+It is the upper bound for overlapped methods, which move their chunks in the same way.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ CopyPiece = tuple[int, int, int]  # offset in the sent tensor, offset in the pee
 
 
 class PeerCopies:
-    """Pushes pieces of one tensor into the peers' landing zones. Built collectively.
-
-    piece: what goes to a peer. landing_bytes: size of the zone that each rank offers, the same on every rank. rounds:
-    how often all of it is pushed.
-    """
+    """Pushes pieces of one tensor into the peers' landing zones. Built collectively. piece: peer -> the piece for it.
+    landing_bytes: size of the zone of each rank, the same on every rank. rounds: how many times all of it is pushed."""
 
     def __init__(
         self, group: Group, device: torch.device, landing_bytes: int, piece: Callable[[int], CopyPiece], rounds: int = 1
@@ -48,7 +45,7 @@ class PeerCopies:
         self._queue = CopyQueue(tuple(steps) * rounds)
 
     def start(self, sent: torch.Tensor) -> None:
-        """Begins to push, on the own stream, behind what the current stream holds."""
+        """Begin to push, on a side stream, behind the work on the current stream."""
         self.stream.wait_stream(torch.cuda.current_stream())
         addresses = {"sent": sent.data_ptr()}
         if not torch.cuda.is_current_stream_capturing():
@@ -56,5 +53,5 @@ class PeerCopies:
         self._queue.launch(self.stream.cuda_stream, addresses)
 
     def join(self) -> None:
-        """What follows on the current stream starts after the pushes."""
+        """Make the current stream wait for the pushes."""
         torch.cuda.current_stream().wait_stream(self.stream)

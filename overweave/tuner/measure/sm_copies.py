@@ -1,4 +1,4 @@
-"""Copies by a kernel on a few SMs alone (kernels/copy.py), with a claim counter of their own for each call."""
+"""Copies by a kernel on a few SMs alone (kernels/copy.py), with a claim counter for each call."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class SmCopies:
         queue = LaunchTiles(table_tensor(table, device), self._claims, limits, len(table))
         tiles = TileKernelArgs(queue, SignalWords(words, words, limits, len(zones) + 1))
         self._launch = Launch(copy_call(config, tiles, Pushes(targets, source, row_bytes // WORD_BYTES)))
-        self._kept = words, limits, targets
+        self._alive = words, limits, targets  # the launch holds their addresses
 
-    def __call__(self, turn: int) -> torch.Tensor:
-        self._claims.address = self._counters.data_ptr() + turn * WORD_BYTES
+    def __call__(self, call: int) -> torch.Tensor:
+        self._claims.address = self._counters.data_ptr() + call * WORD_BYTES
         self._launch.start(torch.cuda.current_stream().cuda_stream)
         return self._counters

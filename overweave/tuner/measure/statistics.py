@@ -1,8 +1,9 @@
-"""What a set of samples says, beyond what the standard library knows: plain arithmetic on lists.
+"""Statistics of samples beyond Python's: plain arithmetic on lists.
 
-Samples of several methods are taken in rounds, so that whatever changes slowly (clocks, heat, neighbours) meets all
-methods of a round alike. Ratios are therefore formed within rounds, and the interval of their median comes from order
-statistics: it assumes nothing about how times are distributed. SOURCE: Le Boudec, "Performance Evaluation", 2.2.
+Samples of several methods are taken in rounds, so that slow changes (clocks, heat, other users) affect all methods of a
+round alike. Ratios are therefore formed within rounds, and the interval of their median comes from order statistics,
+without assumptions about the distribution.
+SOURCE: Le Boudec, "Performance Evaluation", 2.2.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class Ratio(Struct, frozen=True):
 
 
 def p90(values: Sequence[float]) -> float:
-    """What nine samples in ten do not exceed, interpolated between neighbours."""
+    """Return the 90th percentile, interpolated between neighbours."""
     return quantiles(values, n=10, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
 def paired_ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """Median of `above[i] / below[i]` over rounds, with its interval."""
+    """Return the median of `above[i] / below[i]` over rounds, with its interval."""
     if len(above) != len(below):
         raise InputError(
             "paired_ratio", f"{len(above)} samples against {len(below)}", "Pair samples of the same rounds"
@@ -44,11 +45,11 @@ def paired_ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
 
 
 def interval_rank(samples: int) -> int:
-    """How many of the smallest and of the largest ordered samples lie outside the interval of the median.
+    """Return how many of the smallest and of the largest ordered samples lie outside the interval of the median.
 
     Each sample falls below the median with probability one half, so the count below it is binomial, and leaving out
     `skip` on each side misses the median with twice the probability of at most `skip` below it. With fewer than six
-    samples no interval reaches 95 %: nothing is left out, and the whole range is the best there is.
+    samples no interval reaches 95 %: then the whole range is returned.
     """
     skip, at_most_skip = 0, 0.5**samples
     while 2 * (at_most_skip + math.comb(samples, skip + 1) * 0.5**samples) <= 1 - CONFIDENCE:

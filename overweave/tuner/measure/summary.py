@@ -1,4 +1,4 @@
-"""What whole runs say together: one line per method, and which of several runs is the middle one."""
+"""Summaries of whole runs: one line per method, and the middle one of several runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from overweave.tuner.measure.statistics import geometric_mean, median
 
 
 class MethodSummary(Struct, frozen=True, kw_only=True):
-    """A method over all cases in which it took part; None where the baseline took part in none of them.
+    """A method over all cases in which it took part; None if the baseline took part in none of them.
 
-    speedups: geometric mean, by baseline. slowest: the least speed-up over the sequential method, a loss below 1.
-    efficiency: mean overlap efficiency. plans: what ours ran, and in how many cases.
+    speedups: geometric mean, by baseline. slowest: the least speedup over the sequential method. efficiency: mean
+    overlap efficiency. plans: plan -> number of cases in which ours ran it.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Spread(Struct, frozen=True):
 
 
 def summarize(run: BenchRun) -> tuple[MethodSummary, ...]:
-    """One line per method, in the order of the rows."""
+    """Return one line per method, in the order of the rows."""
     by_name: dict[str, list[MethodRow]] = {}
     for case in run.cases:
         for row in case.methods:
@@ -46,25 +46,26 @@ def summarize(run: BenchRun) -> tuple[MethodSummary, ...]:
 
 
 def middle(runs: tuple[BenchRun, ...], method: str) -> int:
-    """Which run is the middle one by the geometric mean of a method's times; of all methods, if it took no part."""
+    """Return the index of the middle run, by the geometric mean of a method's times; if it took no part, of all
+    methods."""
     times = [_time_us(run, method) for run in runs]
     ordered = sorted(range(len(runs)), key=lambda index: times[index])
     return ordered[(len(ordered) - 1) // 2]
 
 
-def spread(runs: tuple[BenchRun, ...], chosen: int) -> dict[str, dict[str, Spread]]:
-    """For each method and each of its summary numbers, how it moved between whole runs."""
+def spread(runs: tuple[BenchRun, ...], middle_run: int) -> dict[str, dict[str, Spread]]:
+    """Return for each method and each of its summary numbers its least, middle and largest value over whole runs."""
     summaries = [{line.name: _numbers(line) for line in summarize(run)} for run in runs]
     table: dict[str, dict[str, Spread]] = {}
-    for name, numbers in summaries[chosen].items():
+    for name, numbers in summaries[middle_run].items():
         for key, value in numbers.items():
-            seen = [other[name][key] for other in summaries if key in other.get(name, {})]
-            table.setdefault(name, {})[key] = Spread(min(seen), value, max(seen))
+            values = [other[name][key] for other in summaries if key in other.get(name, {})]
+            table.setdefault(name, {})[key] = Spread(min(values), value, max(values))
     return table
 
 
-def losses(run: BenchRun, method: str) -> tuple[CaseRows, ...]:
-    """Cases in which a method is slower than the sequential one."""
+def regressions(run: BenchRun, method: str) -> tuple[CaseRows, ...]:
+    """Return the cases in which a method is slower than the sequential one."""
     return tuple(
         case
         for case in run.cases
@@ -74,6 +75,7 @@ def losses(run: BenchRun, method: str) -> tuple[CaseRows, ...]:
 
 
 def _summary(rows: list[MethodRow]) -> MethodSummary:
+    """Return the summary of a method's rows."""
     ratios = {
         baseline: [row.speedups[baseline].value for row in rows if baseline in row.speedups]
         for baseline in (SEQUENTIAL, TORCH_FUSED)

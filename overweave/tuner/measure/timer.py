@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct
 
+from overweave.compat.torch_names import sleep
 from overweave.errors import InputError
 from overweave.ir.pause_gc import without_collection
 from overweave.tuner.measure.statistics import median
@@ -37,11 +38,8 @@ BURST_CALLS = 10
 
 
 class Effort(Struct, frozen=True, kw_only=True):
-    """How often to sample. Fewer than 30 rounds are for tests and for tuning: their intervals are wide.
-
-    warmup: rounds before those that count. host_calls: over how many calls, in bursts, the host's cost is measured; 0:
-    it is not asked for.
-    """
+    """How often to sample. Fewer than 30 rounds are for tests and for tuning: their intervals are wide. warmup: rounds
+    before those that count. host_calls: over how many calls, in bursts, host time is measured; 0: not at all."""
 
     rounds: int = 30
     warmup: int = 5
@@ -49,19 +47,17 @@ class Effort(Struct, frozen=True, kw_only=True):
 
 
 class Samples(Struct, frozen=True):
-    """Microseconds by method. device_us: one per round, slowest rank. host_us: of a call, in the median burst.
-
-    On a CPU a call is host time and nothing else, and `host_us` is empty.
-    """
+    """Microseconds by method. device_us: one per round, slowest rank. host_us: of a call, in the median burst. On a CPU
+    a call is all host time, and `host_us` is empty."""
 
     device_us: dict[str, tuple[float, ...]]
     host_us: dict[str, float]
 
 
 class CallClock(Protocol):
-    """Times one call, ranks aligned."""
+    """Times one call, with ranks aligned."""
 
-    def sample_us(self, call: SampleCall, turn: int) -> float: ...
+    def sample_us(self, call: SampleCall, sample: int) -> float: ...
 
     def host_us(self, call: SampleCall, calls: int) -> float | None: ...
 
@@ -73,10 +69,11 @@ def compare(
     effort: Effort | None = None,
     on_round: Callable[[float], None] | None = None,
 ) -> Samples:
-    """Samples every method in paired rounds. Collective: all ranks of `group` call it with the same names in one order.
+    """Return samples of every method in paired rounds. Collective: all ranks of `group` pass the same names in one
+    order.
 
-    `group` None: this process alone. `on_round` is told after each round, warm-up included, which part of all is done.
-    Raises InputError for no methods or no rounds; whatever a method raises passes through, on this rank only.
+    group: None for this process alone. on_round: called after each round, warm-up included, with the fraction done.
+    Raises InputError for no methods or no rounds; an error of a method passes through, on this rank only.
     """
     effort = effort or Effort()
     if not methods or effort.rounds < 1:
@@ -86,15 +83,15 @@ def compare(
     table: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
     with without_collection():
-        turns = effort.warmup + effort.rounds
-        for turn in range(turns):
-            first = turn % len(names)
+        rounds = effort.warmup + effort.rounds
+        for sample in range(rounds):
+            first = sample % len(names)
             for name in names[first:] + names[:first]:
-                elapsed_us = clock.sample_us(methods[name], turn)
-                if turn >= effort.warmup:
+                elapsed_us = clock.sample_us(methods[name], sample)
+                if sample >= effort.warmup:
                     table[name].append(elapsed_us)
             if on_round is not None:
-                on_round((turn + 1) / turns)
+                on_round((sample + 1) / rounds)
         host = {name: clock.host_us(methods[name], effort.host_calls) for name in names}
     slowest = _slowest([*table.values(), [us or 0.0 for us in host.values()]], device, group)
     host_us = dict(zip(names, slowest[-1], strict=True)) if device.type == "cuda" and effort.host_calls else {}
@@ -107,11 +104,11 @@ class _HostClock:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
 
-    def sample_us(self, call: SampleCall, turn: int) -> float:
+    def sample_us(self, call: SampleCall, sample: int) -> float:
         if self._group is not None:
             dist.barrier(self._group)
         start_ns = time.perf_counter_ns()
-        call(turn)
+        call(sample)
         return (time.perf_counter_ns() - start_ns) / 1e3
 
     def host_us(self, call: SampleCall, calls: int) -> float | None:
@@ -128,15 +125,15 @@ class _CudaClock:
         self._end = torch.cuda.Event(enable_timing=True)
 
     def _align(self) -> None:
-        torch.cuda._sleep(SLEEP_CYCLES)
+        sleep(SLEEP_CYCLES)
         if self._group is not None:
             dist.all_reduce(self._one, dist.ReduceOp.MAX, self._group)
 
-    def sample_us(self, call: SampleCall, turn: int) -> float:
+    def sample_us(self, call: SampleCall, sample: int) -> float:
         torch.cuda.synchronize(self._device)
         self._align()
         self._start.record()
-        call(turn)
+        call(sample)
         self._end.record()
         torch.cuda.synchronize(self._device)
         elapsed_ms: float = self._start.elapsed_time(self._end)
@@ -148,12 +145,12 @@ class _CudaClock:
         return median([self._burst_us(call, first) for first in range(0, calls, BURST_CALLS)])
 
     def _burst_us(self, call: SampleCall, first: int) -> float:
-        """Of each of a few calls behind each other, every rank at once."""
+        """Return the host time of each of a few consecutive calls, all ranks at once."""
         self._align()
         torch.cuda.synchronize(self._device)
         start_ns = time.perf_counter_ns()
-        for turn in range(first, first + BURST_CALLS):
-            call(turn)
+        for sample in range(first, first + BURST_CALLS):
+            call(sample)
         elapsed_ns = time.perf_counter_ns() - start_ns
         torch.cuda.synchronize(self._device)
         return elapsed_ns / BURST_CALLS / 1e3
@@ -162,7 +159,7 @@ class _CudaClock:
 def _slowest(
     table: list[list[float]], device: torch.device, group: dist.ProcessGroup | None
 ) -> list[tuple[float, ...]]:
-    """The largest over ranks of each entry. Rows may differ in length."""
+    """Return the largest value over ranks of each entry. Rows may differ in length."""
     flat = torch.tensor([entry for row in table for entry in row], dtype=torch.float64, device=device)
     if group is not None:
         dist.all_reduce(flat, dist.ReduceOp.MAX, group)

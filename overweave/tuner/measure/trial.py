@@ -1,4 +1,4 @@
-"""Calls held side by side: each is tried once on every rank, and those that are right are timed together.
+"""A trial of calls that compute one thing: each runs once on every rank, and those that are right are timed together.
 
 A call that cannot run, or whose result is wrong, on any rank is left out on all, with the reason.
 """
@@ -13,17 +13,17 @@ import torch.distributed as dist
 
 from overweave.errors import OverweaveError
 from overweave.memory.group import Group
-from overweave.tuner.measure.replay import replayed
+from overweave.tuner.measure.replay import capture_graphs
 from overweave.tuner.measure.timer import Effort, Samples, compare
 
-# Relative error of a result against the sequential one, in norm: two roundings of the narrowest dtype, with room.
+# Largest relative error (norm) of a result against the sequential one: two roundings of the narrowest dtype, and more.
 LARGEST_ERROR = 2e-2
 CallResult = torch.Tensor | tuple[torch.Tensor, ...]  # of a call: one tensor, or one for each weight
 CheckedCall = Callable[[int], CallResult]  # its argument says which input set to use
 
 
 class TrialSetting(Protocol):
-    """Where a method runs."""
+    """The group and device of a trial."""
 
     @property
     def group(self) -> Group: ...
@@ -33,17 +33,17 @@ class TrialSetting(Protocol):
 
 
 class TimedTrial:
-    """Calls that compute one thing. left_out: why a call was not timed, by its name. Collective.
+    """Calls that compute one thing. Collective. left_out: name -> why the call was not timed.
 
-    expected: what calls must give back, on input set 0; None: what the first one that runs gives back.
-    as_graphs: each call is captured once it has run, and timed as graphs (`replay.replayed`).
+    expected: the right result on input set 0; None: that of the first call that runs. as_graphs: each call is captured
+    once it has run, and timed as graphs (`replay.capture_graphs`).
     """
 
     def __init__(
         self, place: TrialSetting, effort: Effort, expected: CallResult | None = None, as_graphs: bool = False
     ) -> None:
         self._place, self._effort, self._as_graphs = place, effort, as_graphs
-        self._expected = None if expected is None else _copied(expected)
+        self._expected = None if expected is None else _clone(expected)
         self.left_out: dict[str, str] = {}
 
     def times(
@@ -52,37 +52,35 @@ class TimedTrial:
         roofs: Container[str] = (),
         on_round: Callable[[float], None] | None = None,
     ) -> Samples:
-        """Samples of those that run and are right, in paired rounds. roofs: calls of whose result nothing is known.
-
-        on_round: is told which part of the rounds is done.
-        """
+        """Return samples of the calls that run and are right, in paired rounds. roofs: names of calls that are not
+        checked. on_round: called with the fraction of rounds that is done."""
         usable = {}
         for name, call in calls.items():
-            found, why = self._tried(call, name not in roofs)
-            if why:
-                self.left_out[name] = why
+            timed, reason = self._try(call, name not in roofs)
+            if reason:
+                self.left_out[name] = reason
             else:
-                usable[name] = found
+                usable[name] = timed
         if not usable:
             return Samples({}, {})
         return compare(usable, self._place.device, self._place.group.process_group, self._effort, on_round)
 
-    def _tried(self, call: CheckedCall, is_checked: bool) -> tuple[CheckedCall, str]:
-        """A call as it is timed, and why it must be left out, or an empty string."""
-        why = self._attempt(call, is_checked)
-        if why or not self._as_graphs:
-            return call, why
-        made: list[CheckedCall] = []
+    def _try(self, call: CheckedCall, is_checked: bool) -> tuple[CheckedCall, str]:
+        """Return the call as it is timed, and why it must be left out ("" if it need not)."""
+        reason = self._attempt(call, is_checked)
+        if reason or not self._as_graphs:
+            return call, reason
+        captured: list[CheckedCall] = []
 
-        def capture(turn: int) -> CallResult:
-            made.append(replayed(call))
-            return made[0](turn)
+        def capture(sample: int) -> CallResult:
+            captured.append(capture_graphs(call))
+            return captured[0](sample)
 
-        why = self._attempt(capture, is_checked)
-        return (made[0] if made else call), (f"as a captured graph: {why}" if why else "")
+        reason = self._attempt(capture, is_checked)
+        return (captured[0] if captured else call), (f"as a captured graph: {reason}" if reason else "")
 
     def _attempt(self, call: CheckedCall, is_checked: bool) -> str:
-        """Runs a call once; why it must be left out, or an empty string. Every rank comes to the same verdict."""
+        """Run a call once. Return why it must be left out ("" if it need not), the same on every rank."""
         reason, result, device = "", None, self._place.device
         try:
             result = call(0)
@@ -96,22 +94,23 @@ class TimedTrial:
         dist.all_reduce(verdict, dist.ReduceOp.MAX, self._place.group.process_group)
         reason = reason or ("it failed on another rank" if int(verdict) else "")
         if is_checked and self._expected is None and result is not None and not reason:
-            self._expected = _copied(result)
+            self._expected = _clone(result)
         return reason
 
 
 def agrees(result: CallResult, expected: CallResult) -> bool:
-    """Whether a result is the expected one but for rounding."""
+    """Whether a result is the expected one up to rounding."""
     ours, theirs = (each if isinstance(each, tuple) else (each,) for each in (result, expected))
     return len(ours) == len(theirs) and all(map(_agrees, ours, theirs))
 
 
-def _copied(result: CallResult) -> CallResult:
-    """A result that later calls leave alone."""
+def _clone(result: CallResult) -> CallResult:
+    """Return a copy of a result, which later calls do not overwrite."""
     return tuple(each.clone() for each in result) if isinstance(result, tuple) else result.clone()
 
 
 def _agrees(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a tensor is the expected one up to rounding."""
     if result.shape != expected.shape:
         return False
     error = torch.linalg.vector_norm(result.float() - expected.float())

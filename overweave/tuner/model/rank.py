@@ -1,6 +1,6 @@
-"""Which candidate the model takes, before anything is measured: each is simulated on the described machine.
+"""The model's choice before anything is measured: each candidate is simulated on the described machine.
 
-The library path wins unless another is predicted to gain more than what the model is known to miss.
+The library path wins unless another candidate is predicted to gain more than the model's known error.
 """
 
 from __future__ import annotations
@@ -24,62 +24,60 @@ from overweave.sim.cost import library_matmul_us
 from overweave.sim.link_floor import busiest_link
 from overweave.sim.order import tiles_of
 from overweave.sim.simulate import total_us
-from overweave.tuner.model.weigh import Model, Weighed
+from overweave.tuner.model.candidate_model import Model, Weighed
 from overweave.tuner.space.space import (
     Candidate,
     candidates,
     families,
     full_options,
     library_path,
-    obstacle,
+    reason_unsupported,
 )
 from overweave.tuner.space.target import Target
-from overweave.tuner.space.waves import regrouped, wave_families
-from overweave.tuner.store.table import bucketed
+from overweave.tuner.space.waves import fit_groups, wave_families
+from overweave.tuner.store.table import bucket_problem
 
-# What is simulated, since a first call must not wait long: elements of the products of all ranks, and tiles of what
-# kernels gather, or sum, which more candidates do; and no fewer rows. MEASURED: a choice takes 0.1 to 0.5 s of a
+# Limits of a simulation, since a first call must not wait long: elements of the products of all ranks, and tiles of
+# gathers, and of sums, which have more candidates; and the least rows. MEASURED: a choice takes 0.1 to 0.5 s of a
 # processor (campaigns.choice_by_machine).
 MOST_ELEMENTS, MOST_GATHERED, MOST_ADDED, MOST_SUMMED, FEWEST_ROWS = 1 << 28, 1 << 19, 3 << 26, 1 << 16, 2048
 
 
-# Where `CLOSER` times fewer rows are simulated, so many plans that take at most `NEAR` times the quickest one's time
-# are simulated whole, too. Of yet larger problems a choice would take too long.
-FINALISTS, NEAR, CLOSER = 2, 1.35, 2
+# If a problem is simulated with RESIMULATED times fewer rows, up to FINALISTS plans within a factor NEAR of the fastest
+# are simulated whole, too. For larger problems that would take too long.
+FINALISTS, NEAR, RESIMULATED = 2, 1.35, 2
 
 
-def weigh(problem: Problem, target: Target, is_thorough: bool = True) -> tuple[Weighed[Candidate], ...]:
-    """Every candidate in the order of the space. Predictions are those of the problem's bucket, made once.
+def rank_candidates(problem: Problem, target: Target, is_thorough: bool = True) -> tuple[Weighed[Candidate], ...]:
+    """Return every candidate in the order of the space, with predictions for the problem's bucket, which are cached.
 
-    is_thorough: simulate them all; else, as a first call does, go from the first of each family that is not far behind
-    to its best, option by option. Both say the same of a candidate.
+    is_thorough: simulate them all; else, as in a first call, search from the first of each family that is not far
+    behind to its best, option by option. Both predict the same for a candidate.
     """
-    return _weigh(bucketed(problem), target, is_thorough, tuple(METHODS))
+    return _rank_candidates(bucket_problem(problem), target, is_thorough, tuple(METHODS))
 
 
 def cold_choice(weighed: tuple[Weighed[Candidate], ...], problem: Problem, doubt: float = 1.0) -> Weighed[Candidate]:
-    """The quickest, as `judged_us` judges it. Raises InputError if not even the library path can.
-
-    doubt: of the machine that was predicted on (hardware/cards.py).
-    """
+    """Return the candidate with the least `handicapped_us`. Raises InputError if not even the library path can run.
+    doubt: of the machine that was predicted on (hardware/cards.py)."""
     library = next(each for each in weighed if each.candidate.is_plain(problem.operator))
     if library.predicted_us is None:
         raise InputError(f"choose a plan of {problem.operator}", library.obstacle, "Split the problem, or name a plan")
     base_us = library.predicted_us
-    return min(weighed, key=lambda each: judged_us(each.candidate, each.us, (problem, base_us, doubt)))
+    return min(weighed, key=lambda each: handicapped_us(each.candidate, each.us, (problem, base_us, doubt)))
 
 
-def judged_us(what: Candidate, us: float, beside: tuple[Problem, float, float]) -> float:
-    """A candidate's time and what the library path is given ahead of it. beside: the problem, what the library path
-    takes, and the doubt of the machine.
+def handicapped_us(candidate: Candidate, us: float, baseline: tuple[Problem, float, float]) -> float:
+    """Return a candidate's time plus the margin that it must gain over the library path.
 
-    On a machine that nobody measured a candidate must gain so many times as much; between those that do, margins that
-    measurements of another machine gave say nothing, and the quickest by prediction is taken.
+    baseline: the problem, the library path's time, and the doubt of the machine. On a machine that was not measured the
+    margin is multiplied by the doubt; candidates that gain it are compared without it, since margins come from another
+    machine's measurements.
     """
-    problem, base_us, doubt = beside
-    if what.is_plain(problem.operator):
+    problem, base_us, doubt = baseline
+    if candidate.is_plain(problem.operator):
         return us
-    margin = what.margin(problem)
+    margin = candidate.margin(problem)
     ahead_us = margin.us + margin.share * base_us
     if doubt <= 1.0:
         return us + ahead_us
@@ -87,62 +85,64 @@ def judged_us(what: Candidate, us: float, beside: tuple[Problem, float, float]) 
 
 
 def predict_us(
-    problem: Problem, target: Target, what: Candidate, machine: Machine, limit_us: float = inf
+    problem: Problem, target: Target, candidate: Candidate, machine: Machine, limit_us: float = inf
 ) -> float | None:
-    """The time of a call, simulated; for torch's all-reduces, a library matmul and what was measured of them. None, and
-    sooner told, where bytes alone keep a link busy for longer than a limit.
-    """
-    if what.is_by_torch:
+    """Return the simulated time of a call; of torch's all-reduces, that of a cuBLAS matmul and the measured curve.
+    None, without a simulation, if bytes alone keep a link busy for longer than `limit_us`."""
+    if candidate.is_by_torch:
         size_bytes = problem.m * problem.n * ITEMSIZE_BYTES[problem.result_dtype]
         matmul_us = library_matmul_us(machine, (problem.m, problem.n, problem.k), problem.dtype)
-        sum_us = machine.collective_us(OUTSIDE[what.plan].curve, problem.world_size, size_bytes)
+        sum_us = machine.collective_us(OUTSIDE[candidate.plan].curve, problem.world_size, size_bytes)
         return matmul_us + sum_us - machine.latency.call.us
-    plan = build(what.schedule(problem.operator), problem, full_options(problem, target, what))
+    plan = build(candidate.schedule(problem.operator), problem, full_options(problem, target, candidate))
     return None if busiest_link(plan, machine)[0] > limit_us else total_us(plan, machine)
 
 
-def forget() -> None:
-    """What was weighed is weighed anew."""
-    _weigh.cache_clear()
+def clear_predictions() -> None:
+    """Clear the cache of predictions."""
+    _rank_candidates.cache_clear()
 
 
 @lru_cache(maxsize=1024)
-def _weigh(
+def _rank_candidates(
     problem: Problem, target: Target, is_thorough: bool, registered: tuple[str, ...]
 ) -> tuple[Weighed[Candidate], ...]:
-    """registered: the names of all methods, so that what is registered later is weighed, too."""
+    """Return `rank_candidates`. registered: the names of all methods, so that a later registration is not cached
+    away."""
 
-    def handicap(what: Candidate) -> float:
+    def handicap(candidate: Candidate) -> float:
         base_us = model(library_path(problem.operator)).predicted_us or 0.0
-        return 0.0 if target.found.doubt > 1.0 else judged_us(what, 0.0, (problem, base_us, 1.0))
+        return 0.0 if target.found.doubt > 1.0 else handicapped_us(candidate, 0.0, (problem, base_us, 1.0))
 
-    model: Model[Candidate] = Model(predictor(problem, target), lambda what: obstacle(problem, target, what), handicap)
+    model: Model[Candidate] = Model(
+        predictor(problem, target), lambda what: reason_unsupported(problem, target, what), handicap
+    )
     machine = target.machine(problem.world_size)
     waves = () if machine is None else tuple(wave_families(problem, target, machine, is_thorough))
-    known = (*candidates(problem.operator), *(member for family in waves for member in family.members()))
-    with without_collection():  # tables have some hundred thousand rows, through which it would look in vain
+    every = (*candidates(problem.operator), *(member for family in waves for member in family.members()))
+    with without_collection():  # a collection would scan hundreds of thousands of table rows for nothing
         if is_thorough:
-            first = {each.candidate: each for each in _weigh(problem, target, False, registered)}
-            model.known.update({what: each for what, each in first.items() if each.predicted_us is not None})
-            return tuple(map(model, known))
+            first = {each.candidate: each for each in _rank_candidates(problem, target, False, registered)}
+            model.results.update({what: each for what, each in first.items() if each.predicted_us is not None})
+            return tuple(map(model, every))
         model.explore((*families(problem.operator), *waves))
-        _look_closer(model, problem, target)
-    return tuple(map(model.unasked, known))
+        _resimulate_finalists(model, problem, target)
+    return tuple(map(model.without_prediction, every))
 
 
-def _look_closer(model: Model[Candidate], problem: Problem, target: Target) -> None:
-    """Where half of a problem is simulated, the quickest of each plan that may be the quickest of all, whole.
+def _resimulate_finalists(model: Model[Candidate], problem: Problem, target: Target) -> None:
+    """Simulate the whole problem for the fastest of each plan that may win, if only half of it was simulated.
 
-    In part a plan looks slower than it is: what it does before its first tile and behind its last, and a wave of tiles
-    that does not fill the GPU, count as often as there are parts. MEASURED: without this look the choice for MLP-4's
-    all-reduce of eight ranks is 0.868 of the best on h100x8 (python -m campaigns.choice_by_machine).
+    In part a plan looks slower than it is: time before its first tile and behind its last, and a partly filled wave of
+    tiles, count once for each part. MEASURED: without this the choice for MLP-4's all-reduce of eight ranks is 0.868 of
+    the best on h100x8 (python -m campaigns.choice_by_machine).
     """
-    if problem.m != CLOSER * _fewer_rows(problem, target):
+    if problem.m != RESIMULATED * _simulated_rows(problem, target):
         return
     library = library_path(problem.operator)
     base_us = model(library).us
     by_plan: dict[str, Weighed[Candidate]] = {}
-    for each in sorted(model.known.values(), key=lambda one: one.us):
+    for each in sorted(model.results.values(), key=lambda one: one.us):
         if each.us < inf and each.candidate != library:
             by_plan.setdefault(each.candidate.plan, each)
     quickest = list(by_plan.values())[:FINALISTS]
@@ -150,43 +150,42 @@ def _look_closer(model: Model[Candidate], problem: Problem, target: Target) -> N
     rivals = [each.candidate for each in quickest if each.us <= NEAR * least_us]
     may_win = len(rivals) + (base_us <= NEAR * least_us)
     if rivals and may_win > 1:
-        model.predict_anew((library, *rivals), predictor(problem, target, is_whole=True))
+        model.predict_again((library, *rivals), predictor(problem, target, is_whole=True))
 
 
 def predictor(problem: Problem, target: Target, is_whole: bool = False) -> Callable[[Candidate, float], float | None]:
-    """The time of a candidate by the model, None where nothing is known of it.
-
-    Of a large problem only some rows are simulated, for all candidates alike, and the time is scaled up; is_whole: all.
-    """
+    """Return the function that predicts a candidate's time, None if nothing is known of it. Of a large problem only
+    some rows are simulated, for all candidates alike, and the time is scaled up; is_whole: all."""
     machine = target.machine(problem.world_size)
-    simulated = problem if is_whole else replace(problem, m=_fewer_rows(problem, target))
+    simulated = problem if is_whole else replace(problem, m=_simulated_rows(problem, target))
 
-    def predict(what: Candidate, limit_us: float = inf) -> float | None:
-        """torch's operators have no schedule, and only some have a measured curve."""
+    def predict(candidate: Candidate, limit_us: float = inf) -> float | None:
+        """Return the time, None if unknown: torch's operators have no schedule, and only some a measured curve."""
         if machine is None:
             return None
-        if what.is_by_torch and not machine.has_measured(OUTSIDE[what.plan].curve, problem.world_size):
+        if candidate.is_by_torch and not machine.has_measured(OUTSIDE[candidate.plan].curve, problem.world_size):
             return None
-        what = regrouped(simulated, target, what)
+        candidate = fit_groups(simulated, target, candidate)
         share = simulated.m / max(problem.m, 1)
-        us = predict_us(simulated, target, what, machine, limit_us * share)
+        us = predict_us(simulated, target, candidate, machine, limit_us * share)
         return None if us is None else us / share
 
     return predict
 
 
-def _fewer_rows(problem: Problem, target: Target) -> int:
-    """How many rows of a problem are simulated in a first look."""
+def _simulated_rows(problem: Problem, target: Target) -> int:
+    """Return how many rows of a problem are simulated at first."""
     while _is_large(problem, target.sms) and problem.m > FEWEST_ROWS:
         problem = replace(problem, m=problem.record.whole_rows(problem.m // 2, problem.world_size))
     return problem.m
 
 
 def _is_large(problem: Problem, sms: int) -> bool:
+    """Whether a simulation of the problem would take too long for a first call."""
     cols, gathers = problem.moved_columns, problem.record.gathers
     tile = reduction_shape(problem.m, cols, sms)
     ranks = problem.world_size
     tiles = ranks * tiles_of(problem.m, cols, tile.block_m, tile.block_n)
-    gathered = MOST_ELEMENTS * max(1, ranks // 4)  # copies of more ranks take as long, whatever their rows
+    gathered = MOST_ELEMENTS * max(1, ranks // 4)  # simulating copies takes as long for any number of rows
     most_elements, most_tiles = (gathered, MOST_GATHERED) if gathers else (MOST_ADDED, MOST_SUMMED)
     return ranks * problem.m * problem.n > most_elements or tiles > most_tiles

@@ -1,1 +1,1 @@
-"""What the tuner searches: the candidates of a problem, and the words that name problems."""
+"""The search space: the candidates of a problem, and the words that name problems."""

@@ -1,6 +1,6 @@
-"""The machine that predictions for a GPU are made on: a calibrated file of this machine first, then a described one.
+"""The machine for predictions on a GPU: a calibrated file of this machine, else a described one.
 
-`overweave calibrate` keeps its file in the user's cache, under the name of the GPU and of what it is joined by.
+`overweave calibrate` writes its file to the user's cache, named after the GPU and its links.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from overweave.hardware.cards import Gpu, MachineMatch, file_digest, find
 from overweave.hardware.machine import decode
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
-from overweave.tuner.caches import cache_folders, keep_file, recall_if_readable
+from overweave.tuner.caches import cache_folders, read_cached_if_readable, save_file
 
 LARGEST_BYTES = 1 << 20
 _AGREED: WeakKeyDictionary[ProcessGroup, dict[Gpu, MachineMatch]] = WeakKeyDictionary()
@@ -26,41 +26,43 @@ atexit.register(_AGREED.clear)  # a process group must not outlive the interpret
 
 
 def calibrated_path(gpu: Gpu) -> Path:
-    """Where the calibrated file of a GPU is kept: readable, and another file for another card or other links."""
+    """Return the path of a GPU's calibrated file: readable, and different for another card or other links."""
     words = f"{gpu.name} {gpu.sms} {round(gpu.memory_gib)} {gpu.joined}"
     return (
         cache_folders()["overweave"] / "machines" / f"{re.sub('[^a-z0-9]+', '-', words.lower()).strip('-')[:96]}.json"
     )
 
 
-def keep_calibrated(gpu: Gpu, data: bytes) -> Path:
-    """Keeps a machine file for the calls to come. Warns where it cannot be written."""
+def save_calibrated(gpu: Gpu, data: bytes) -> Path:
+    """Save a machine file for later calls. Warns if it cannot be written."""
     path = calibrated_path(gpu)
-    keep_file(path, lambda: data)
+    save_file(path, lambda: data)
     return path
 
 
-def found_machine(gpu: Gpu) -> MachineMatch:
-    """The machine of a GPU. Warns of a calibrated file that is ignored."""
+def machine_of(gpu: Gpu) -> MachineMatch:
+    """Return the machine of a GPU. Warns of a calibrated file that is ignored."""
     path = calibrated_path(gpu)
-    found = recall_if_readable(path, partial(_calibrated, path, gpu), LARGEST_BYTES)
+    found = read_cached_if_readable(path, partial(_decode_calibrated, path, gpu), LARGEST_BYTES)
     return found or find(gpu)
 
 
 def agreed_machine(group: Group, gpu: Gpu) -> MachineMatch:
-    """What all ranks of a group take: the calibrated file, if all have the same one; else a described machine. The
-    first call is collective; later ones look nowhere.
+    """Return the machine that all ranks of a group use: the calibrated file if all have the same one; else a described
+    one.
 
-    Ranks on unlike GPUs take the machine of the first name, as one that is nearest. Raises PeerError.
+    The first call is collective; later ones return the same. Ranks on unlike GPUs use the machine of the first name, as
+    `nearest`. Raises PeerError.
     """
-    known = _AGREED.setdefault(group.process_group, {})
-    if gpu not in known:
-        known[gpu] = found_machine(gpu) if group.world_size == 1 else _agreed(Board.of(group), gpu)
-    return known[gpu]
+    agreed = _AGREED.setdefault(group.process_group, {})
+    if gpu not in agreed:
+        agreed[gpu] = machine_of(gpu) if group.world_size == 1 else _agreed(Board.of(group), gpu)
+    return agreed[gpu]
 
 
 def _agreed(board: Board, gpu: Gpu) -> MachineMatch:
-    own, described = found_machine(gpu), find(gpu)
+    """Return the machine that the ranks agree on by comparing digests. Collective."""
+    own, described = machine_of(gpu), find(gpu)
     files = {*board.all_gather_bytes(own.digest.encode())}
     machines = sorted({*board.all_gather_bytes(described.machine.encode())})
     if len(machines) > 1:
@@ -68,8 +70,8 @@ def _agreed(board: Board, gpu: Gpu) -> MachineMatch:
     return own if len(files) == 1 else described
 
 
-def _calibrated(path: Path, gpu: Gpu, data: bytes) -> MachineMatch:
-    """Raises InputError for what is no machine, or of another GPU."""
+def _decode_calibrated(path: Path, gpu: Gpu, data: bytes) -> MachineMatch:
+    """Return the machine of a calibrated file. Raises InputError if it is not a machine, or of another GPU."""
     machine = decode(data, path.name)
     if machine.processor.sms != gpu.sms:
         raise InputError("calibrated machine", f"it has {machine.processor.sms} SMs, the GPU {gpu.sms}", "")

@@ -1,4 +1,4 @@
-"""What is tuned, explained and compared beside a bare product: several weights over one gather, extras, a norm."""
+"""The words that name a problem beyond a bare product: several weights over one gather, an epilogue, RMSNorm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.epilogue import BIAS, GATE, NORM_EPS, RESIDUAL, Activation, Epilogue, Norm
+from overweave.ir.epilogue import Activation, Epilogue, Norm
+from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, RESIDUAL
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.forms import check_forms
 
@@ -18,8 +19,8 @@ FP8_STEP = 16  # k and n of fp8 operands are multiples of it, for torch's scaled
 WORDS = (BIAS, *ACTIVATIONS, GATE, RESIDUAL, RMS_NORM)
 
 
-def dressed(problem: Problem, columns: tuple[int, ...] = (), after: str = "") -> Problem:
-    """A bare problem, its n columns those of several weights, and what happens to the product. Raises InputError.
+def with_epilogue(problem: Problem, columns: tuple[int, ...] = (), after: str = "") -> Problem:
+    """Return a bare problem with several weights and an epilogue. Raises InputError.
 
     columns: of each weight, if there are several. after: words joined by `+`: `bias`, an activation (`silu`, `gelu`,
     `gelu_tanh`), `gate`, `residual`, as the keywords of operators, or `residual+rms_norm`, as `ow.RmsNorm`.
@@ -48,27 +49,28 @@ def dressed(problem: Problem, columns: tuple[int, ...] = (), after: str = "") ->
 
 
 def check_sizes(problem: Problem, columns: tuple[int, ...] = ()) -> None:
-    """Raises InputError where nobody multiplies fp8 of such sizes. columns: of each of several weights."""
+    """Raise InputError for fp8 of sizes that torch cannot multiply. columns: of each of several weights."""
     for n in columns or (problem.n,):
         if problem.dtype == FLOAT8 and (n % FP8_STEP or problem.k % FP8_STEP):
             raise unaligned(problem.operator, n, problem.k)
 
 
 def unaligned(operator: str, n: int, k: int) -> InputError:
-    """What is raised for fp8 operands of such sizes."""
+    """Return the error for fp8 operands of such sizes."""
     cure = f"Pad both to multiples of {FP8_STEP}, as torch._scaled_mm wants them"
     return InputError(f"{operator}: fp8 operands", f"k={k}, n={n}", cure)
 
 
-def compared(problem: Problem) -> Problem:
-    """A bare problem as it is measured and explained: fp8 scaled by rows, w stored as `[n, k]`, into bf16."""
+def as_benchmarked(problem: Problem) -> Problem:
+    """Return a bare problem in the form in which it is measured: fp8 scaled by rows, w stored as `[n, k]`, into
+    bf16."""
     if problem.dtype != FLOAT8:
         return problem
     return replace(problem, b_is_transposed=True, epilogue=Epilogue(scaling="rows"), out_dtype="bfloat16")
 
 
-def bare(problem: Problem) -> Problem:
-    """The product alone, of one weight: what `dressed` was given."""
-    kept = problem.operator, problem.m, problem.n, problem.k, problem.world_size, problem.dtype
-    operator, m, n, k, world_size, dtype = kept
-    return compared(Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=dtype))
+def bare_product(problem: Problem) -> Problem:
+    """Return the product alone, of one weight: the inverse of `with_epilogue`."""
+    fields = problem.operator, problem.m, problem.n, problem.k, problem.world_size, problem.dtype
+    operator, m, n, k, world_size, dtype = fields
+    return as_benchmarked(Problem(operator=operator, m=m, n=n, k=k, world_size=world_size, dtype=dtype))

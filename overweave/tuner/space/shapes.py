@@ -1,10 +1,10 @@
-"""Shape sets: the global matmuls that a comparison runs over, as files of one form.
+"""Shape sets: the global matmuls of a comparison, as files of one form.
 
     {"operator": "all_gather_matmul", "source": "...", "note": "...", "cases": [{"name", "m", "n", "k"}, ...]}
 
 `m` counts rows after the gather or before the scatter; `n` and `k` are the sizes before tensor parallelism. A case may
-have `columns`, those of each of several weights, and `after`, what happens to the product. Only
-`cases` is required. The sets of the repository lie in `benchmarks/shapes/SET.OPERATOR.json`.
+have `columns`, those of each of several weights, and `after`, its epilogue. Only `cases` is required. The sets of the
+repository lie in `benchmarks/shapes/SET.OPERATOR.json`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import LONGEST_LIST, Problem
-from overweave.tuner.space.problem_words import compared, dressed
+from overweave.tuner.space.problem_words import as_benchmarked, with_epilogue
 from overweave.untrusted import check_keys, check_words, read_bytes
 
 SETS = Path("benchmarks/shapes")
-USUAL = ("mlp", "moe")  # the sets of which an operator has one
+USUAL = ("mlp", "moe")  # the default sets: each operator has one of them
 LARGEST_FILE_BYTES = 1 << 20
 _CURE = 'Give a file such as {"cases": [{"name": "a", "m": 8192, "n": 14336, "k": 4096}]}'
-# As commands and results say.
+# The names in commands and results.
 DtypeWord = Literal["bf16", "fp16", "fp32", "fp8"]
 DTYPES: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": FLOAT8}
 Extent = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -35,9 +35,8 @@ _Set = TypeVar("_Set")
 
 
 class ShapeCase(Struct, frozen=True, forbid_unknown_fields=True):
-    """One global matmul `[m, k] @ [k, n]`. columns: of each of several weights, n in all. after: what happens to the
-    product, in the words of `endings.dressed`.
-    """
+    """One global matmul `[m, k] @ [k, n]`. columns: of each of several weights, n in all. after: its epilogue, in the
+    words of `problem_words.with_epilogue`."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     m: Extent
@@ -47,16 +46,16 @@ class ShapeCase(Struct, frozen=True, forbid_unknown_fields=True):
     after: Annotated[str, Meta(max_length=128)] = ""
 
     def problem(self, operator: str, world_size: int, dtype: str) -> Problem:
-        """One rank's part of it, as every comparison splits it. dtype: a key of DTYPES. Raises InputError."""
+        """Return one rank's problem. dtype: a key of DTYPES. Raises InputError."""
         record = operator_of(operator)
-        cut, rows = record.parts(world_size), record.whole_rows(self.m, world_size)
-        columns, k = tuple(-(-cols // cut["n"]) for cols in self.columns or (self.n,)), -(-self.k // cut["k"])
-        own = Problem(operator=operator, m=rows, n=sum(columns), k=k, world_size=world_size, dtype=DTYPES[dtype])
-        return dressed(compared(own), columns, self.after)
+        parts, rows = record.parts(world_size), record.whole_rows(self.m, world_size)
+        columns, k = tuple(-(-cols // parts["n"]) for cols in self.columns or (self.n,)), -(-self.k // parts["k"])
+        bare = Problem(operator=operator, m=rows, n=sum(columns), k=k, world_size=world_size, dtype=DTYPES[dtype])
+        return with_epilogue(as_benchmarked(bare), columns, self.after)
 
 
 class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A named list of cases, where they come from, and for which operator they are meant (any, if empty)."""
+    """A list of cases, their source, and the operator that they are for (any, if empty)."""
 
     cases: Annotated[tuple[ShapeCase, ...], Meta(min_length=1, max_length=10_000)]
     operator: str = ""
@@ -65,7 +64,8 @@ class ShapeSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_shapes(name: str, operator: str) -> ShapeSet:
-    """Reads a file, or the repository's set `name` for `operator`. Raises InputError for anything but a shape set."""
+    """Return the shape set of a file, or the repository's set `name` for `operator`. Raises InputError for anything
+    else."""
     path, shapes = read_set(name, operator, ShapeSet, _CURE)
     if shapes.operator not in ("", operator):
         raise InputError(f"shapes {name}", f"{path} is meant for {shapes.operator}", f"Give a set for {operator}")
@@ -80,47 +80,46 @@ def read_shapes(name: str, operator: str) -> ShapeSet:
 
 
 def read_set(name: str, kind: str, form: type[_Set], cure: str) -> tuple[Path, _Set]:
-    """A file, or the repository's set `name` of a kind, and where it lies. cure: what to do about one of another form.
-
-    Raises InputError for what cannot be read.
-    """
+    """Return the path and content of a file, or of the repository's set `name` of a kind. cure: of the error for a bad
+    file. Raises InputError if it cannot be read."""
     path = _find(name, kind)
-    asked = f"shapes {name}" if path == Path(name) else f"shapes {name}, {path}"
+    subject = f"shapes {name}" if path == Path(name) else f"shapes {name}, {path}"
     try:
         data = read_bytes(path, LARGEST_FILE_BYTES)
         if len(data) > LARGEST_FILE_BYTES:
-            raise InputError(asked, "it is larger than 1 MiB", cure)
-        found = msgspec.json.decode(data, type=form)
+            raise InputError(subject, "it is larger than 1 MiB", cure)
+        shapes = msgspec.json.decode(data, type=form)
         check_keys(data)
-        check_words(msgspec.to_builtins(found))
-        return path, found
+        check_words(msgspec.to_builtins(shapes))
+        return path, shapes
     except InputError:
         raise
     except OSError as error:
-        raise InputError(asked, error.strerror or str(error), "Give a file that can be read") from None
+        raise InputError(subject, error.strerror or str(error), "Give a file that can be read") from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InputError(asked, str(error)[:300], cure) from error
+        raise InputError(subject, str(error)[:300], cure) from error
 
 
 def set_names(operator: str) -> tuple[str, ...]:
-    """The sets that the repository holds for `operator`."""
+    """Return the sets of the repository for `operator`."""
     ending = f".{operator}.json"
-    found = {path.name.removesuffix(ending) for folder in _folders() for path in folder.glob(f"*{ending}")}
-    return tuple(sorted(found))
+    names = {path.name.removesuffix(ending) for folder in _folders() for path in folder.glob(f"*{ending}")}
+    return tuple(sorted(names))
 
 
 def usual_set(operator: str) -> str:
-    """What is read where nobody names a set."""
+    """Return the set that is read if none is named."""
     known = set_names(operator)
     return next((name for name in USUAL if name in known), USUAL[0])
 
 
 def _folders() -> tuple[Path, ...]:
-    """Below the working directory, and beside the package where it runs from a clone."""
+    """Return the folders of sets: below the working directory, and beside the package if it runs from a clone."""
     return SETS, Path(__file__).parents[3] / SETS
 
 
 def _find(name: str, operator: str) -> Path:
+    """Return the path of a file or set. Raises InputError."""
     for path in (Path(name), *(folder / f"{name}.{operator}.json" for folder in _folders())):
         if path.is_file():
             return path

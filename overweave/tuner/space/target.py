@@ -1,4 +1,4 @@
-"""What a plan will run on, and the options that plans take there."""
+"""The target of a plan: device, GPU and links, and the options of plans there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.hardware.cards import OF_H200, MachineMatch, machine_for, named
+from overweave.hardware.cards import H200, MachineMatch, machine_for, machine_named
 from overweave.hardware.machine import Machine, PeerAccess, load
 from overweave.hardware.multicast import nccl_uses_it
 from overweave.memory.cuda.card import gpu_of
@@ -17,13 +17,15 @@ from overweave.memory.cuda.multicast import has_multicast
 from overweave.memory.cuda.peer_access import group_has_peer_access, has_peer_access
 from overweave.memory.group import Group
 from overweave.schedules.records.record import Method
-from overweave.tuner.space.machines import agreed_machine, found_machine
+from overweave.tuner.space.machines import agreed_machine, machine_of
 
 
 class Target(Struct, frozen=True):
-    """What a plan will run on. is_hopper: sm_90. name: the GPU's, as its driver tells it; of no meaning on a CPU.
-    peer_access: as of a Machine. found: the described machine that predictions are made on. has_multicast: NVLink
-    multicast, which NCCL uses unless it is told not to.
+    """The device that a plan runs on.
+
+    is_hopper: sm_90. name: the GPU's, as its driver reports it; ignored on a CPU. peer_access: as of a Machine. found:
+    the described machine that predictions are made on. has_multicast: NVLink multicast, which NCCL uses unless it is
+    switched off.
     """
 
     kind: str
@@ -31,13 +33,12 @@ class Target(Struct, frozen=True):
     is_hopper: bool = True
     name: str = "NVIDIA H200"
     peer_access: bool = True
-    found: MachineMatch = OF_H200
+    found: MachineMatch = H200
     has_multicast: bool = False
 
     def machine(self, world_size: int) -> Machine | None:
-        """The description that predictions for so many ranks are made on; None for a CPU, and for more ranks than such
-        a machine can have.
-        """
+        """Return the description for predictions of `world_size` ranks; None for a CPU, and for more ranks than it can
+        have."""
         machine = machine_for(self.found, world_size) if self.kind == "cuda" else None
         if machine is None or machine.peer_access == self.peer_access:
             return machine
@@ -51,16 +52,17 @@ class Target(Struct, frozen=True):
 
     @property
     def has_far_pairs(self) -> bool:
-        """Whether some pairs of its GPUs are joined by other links than the rest: rows may go by way of others."""
+        """Whether some pairs of its GPUs are joined by slower links than others: rows may be forwarded by other
+        ranks."""
         return self.kind == "cuda" and _has_far_pairs(self.found)
 
     @property
     def kernel(self) -> str:
-        """Which of our tile kernels it runs."""
+        """Return which of our tile kernels it runs."""
         return "hopper" if self.is_hopper else "portable"
 
     def device(self, world_size: int) -> str:
-        """What a measurement of so many ranks is made on. NCCL by NVLink multicast is another machine's."""
+        """Return the key of measurements. With NVLink multicast in use by NCCL it is another one."""
         if self.kind != "cuda":
             return self.kind
         return f"{self.name}, NVLink multicast" if self.has_multicast and nccl_uses_it(world_size) else self.name
@@ -73,19 +75,19 @@ def _has_far_pairs(found: MachineMatch) -> bool:
 
 
 def target_of(device: torch.device, group: Group | None = None) -> Target:
-    """What a device means to the choice of a plan. With a group, what its ranks agree on: the first call of a group on
-    a GPU is collective, and raises RankMismatch and PeerError."""
+    """Return the target of a device. With a group, what its ranks agree on. The first call of a group on a GPU is
+    collective, and raises RankMismatch and PeerError."""
     if device.type == "cpu":
         return Target("cpu")
     gpu = gpu_of(device)
     reaches = has_peer_access(device) if group is None else group_has_peer_access(group, device)
-    found = found_machine(gpu) if group is None else agreed_machine(group, gpu)
+    found = machine_of(gpu) if group is None else agreed_machine(group, gpu)
     hopper, multicast = gpu.capability[0] == 9, has_multicast(device)
     return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast)
 
 
 def target_on(machine: Machine, found: MachineMatch | None = None) -> Target:
-    """A GPU of a described machine. found: under which name, where that is no name of the package."""
+    """Return a GPU of a described machine as target. found: its name, if it is not one of the package's."""
     is_hopper = any(tile.kernel == "hopper" for tile in machine.tiles)
     name = machine.card.names[0] if machine.card else machine.title
     found = found or MachineMatch(machine.name, machine.basis)
@@ -93,10 +95,9 @@ def target_on(machine: Machine, found: MachineMatch | None = None) -> Target:
 
 
 def target_named(machine: str, world_size: int = 1) -> Target:
-    """A GPU of the machine of a name or file. Raises InputError where it has no GPUs for so many ranks, and
-    MachineFileError.
-    """
-    found = named(machine)
+    """Return a GPU of a machine, by name or file, as target. Raises InputError if it has no GPUs for so many ranks, and
+    MachineFileError."""
+    found = machine_named(machine)
     described = machine_for(found, world_size)
     if described is None:
         asked = f"{world_size} ranks on {machine[:200]}"
@@ -105,7 +106,7 @@ def target_named(machine: str, world_size: int = 1) -> Target:
 
 
 def tile_options(target: Target, method: Method) -> dict[str, str | int]:
-    """Options that every plan of a method with a tile kernel takes on a target."""
+    """Return the options of every plan of a method with a tile kernel on a target."""
     if target.kind == "cpu":
         return {}
     own: dict[str, str | int] = {"pieces": 1} if method.takes("pieces") else {}

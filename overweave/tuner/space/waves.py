@@ -1,7 +1,7 @@
-"""Partitions of waves as candidates: of every method whose tiles are summed group by group, those of Algorithm 1.
+"""Partitions of waves as candidates, by Algorithm 1, for every method whose tiles are summed group by group.
 
-They depend on a problem's number of waves, and so are no part of the fixed space. A partition that was found for one
-problem serves a near one by the shares that its groups have of the waves.
+They depend on a problem's number of waves, so they are not in the fixed space. A partition that was measured for one
+problem is scaled to another in proportion to its waves.
 """
 
 from __future__ import annotations
@@ -22,57 +22,60 @@ from overweave.tuner.space.partition_search import (
     Partition,
     WaveCosts,
     best_partitions,
-    costs_on,
-    partition_of,
-    stretched,
-    words_of,
+    format_partition,
+    parse_partition,
+    scale_partition,
+    wave_costs,
 )
-from overweave.tuner.space.space import Candidate, MethodFamily, full_options, obstacle
+from overweave.tuner.space.space import Candidate, MethodFamily, full_options, reason_unsupported
 from overweave.tuner.space.target import Target
 
 GROUPS, LIBRARY_SMS = "groups", "library_sms"
-MOST_WAVES = 128  # that are searched: of more, these are partitioned, and the groups stretched
-PLAIN_SMS = 16  # that tiles leave to the library where no machine says how many it takes
+MOST_WAVES = 128  # searched waves: partitions of more are scaled from these
+DEFAULT_LIBRARY_SMS = 16  # SMs that tiles leave to NCCL if the candidate has no such option
 
 
 def wave_families(problem: Problem, target: Target, machine: Machine, is_thorough: bool) -> Iterator[MethodFamily]:
-    """The best partitions of each method, if Algorithm 1 says that they gain more than its margin; or anyway."""
+    """Yield the best partitions of each method, if Algorithm 1 predicts a gain above its margin;
+    is_thorough: always.
+    """
     for method in methods_for(problem.operator):
         if not method.takes(GROUPS):
             continue
         library_sms = machine.sharing.collective.sms
         base = Candidate(method.name, ((LIBRARY_SMS, library_sms),))
-        grouped = None if obstacle(problem, target, base) else tiles_of(problem, target, base)
+        grouped = None if reason_unsupported(problem, target, base) else grouped_matmul(problem, target, base)
         if grouped is None:
             continue
         waves = count_waves(grouped.tiles, grouped.per_wave, 1)
         grouped = replace(grouped, tiles=min(grouped.tiles, MOST_WAVES * grouped.per_wave))
-        costs = costs_on(machine, grouped)
-        found = best_partitions(costs)
-        if is_thorough or _gains(found[0][0], costs, grouped, method, problem, target):
-            words = tuple(dict.fromkeys(words_of(stretched(partition, waves)) for _, partition in found))
+        costs = wave_costs(machine, grouped)
+        partitions = best_partitions(costs)
+        if is_thorough or _gains(partitions[0][0], costs, grouped, method, problem, target):
+            words = tuple(
+                dict.fromkeys(format_partition(scale_partition(partition, waves)) for _, partition in partitions)
+            )
             yield MethodFamily(method.name, {GROUPS: words, LIBRARY_SMS: (library_sms,)})
 
 
 def _gains(
     predicted_us: float, costs: WaveCosts, grouped: Grouped, method: Method, problem: Problem, target: Target
 ) -> bool:
-    """Whether a prediction is below that of the matmul on all SMs and its collective, by the method's margin, which
-    grows by the doubt of the machine.
-    """
+    """Whether the predicted gain over the matmul on all SMs and its collective exceeds the method's margin times the
+    doubt."""
     waves = -(-grouped.tiles // target.sms)
     plain_us, margin = waves * costs.wave_us + costs.last_us[-1], method.margin(problem, {})
     return predicted_us + target.found.doubt * (margin.us + margin.share * plain_us) < plain_us
 
 
-def tiles_of(problem: Problem, target: Target, what: Candidate) -> Grouped | None:
-    """The waves of a candidate on a problem; None where its shards have different numbers of them, or none."""
-    options, record = full_options(problem, target, what), problem.record
-    config = matmul_config(what.schedule(problem.operator), problem, options)
+def grouped_matmul(problem: Problem, target: Target, candidate: Candidate) -> Grouped | None:
+    """Return the waves of a candidate on a problem; None if its shards have different numbers of them, or none."""
+    options, record = full_options(problem, target, candidate), problem.record
+    config = matmul_config(candidate.schedule(problem.operator), problem, options)
     ranks = problem.world_size
     shards = [(0, problem.m)] if record.shares_sums else [shard_rows(problem.m, ranks, rank) for rank in range(ranks)]
     heights = {-(-(hi - lo) // config.block_m) for lo, hi in shards}
-    sms = int(options.get("sms", target.sms)) - int(options.get(LIBRARY_SMS, PLAIN_SMS))
+    sms = int(options.get("sms", target.sms)) - int(options.get(LIBRARY_SMS, DEFAULT_LIBRARY_SMS))
     if ranks == 1 or len(heights) > 1 or not problem.m or sms < 1:
         return None
     return Grouped(
@@ -87,15 +90,17 @@ def tiles_of(problem: Problem, target: Target, what: Candidate) -> Grouped | Non
     )
 
 
-def regrouped(problem: Problem, target: Target, what: Candidate) -> Candidate:
-    """A candidate with its groups stretched to the waves of this problem: as it is, if it has none."""
-    options = dict(what.options)
+def fit_groups(problem: Problem, target: Target, candidate: Candidate) -> Candidate:
+    """Return a candidate with its groups scaled to the waves of this problem; unchanged if it has none."""
+    options = dict(candidate.options)
     if GROUPS not in options:
-        return what
-    grouped = tiles_of(problem, target, what)
-    partition = partition_of(str(options[GROUPS]))
+        return candidate
+    grouped = grouped_matmul(problem, target, candidate)
+    partition = parse_partition(str(options[GROUPS]))
     if grouped is None:
-        return replace(what, options=tuple((name, value) for name, value in what.options if name != GROUPS))
+        return replace(candidate, options=tuple((name, value) for name, value in candidate.options if name != GROUPS))
     waves = count_waves(grouped.tiles, grouped.per_wave, 1)
-    fitted: Partition = partition if sum(partition) == waves else stretched(partition, waves)
-    return replace(what, options=tuple((n, words_of(fitted) if n == GROUPS else v) for n, v in what.options))
+    fitted: Partition = partition if sum(partition) == waves else scale_partition(partition, waves)
+    return replace(
+        candidate, options=tuple((n, format_partition(fitted) if n == GROUPS else v) for n, v in candidate.options)
+    )

@@ -1,1 +1,1 @@
-"""What was measured, kept: tables of the package and files of the user's cache."""
+"""Stored measurements: tables of the package and files of the user's cache."""

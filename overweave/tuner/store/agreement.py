@@ -1,7 +1,7 @@
-"""One knowledge for all ranks of a group: they compare what they know before they first choose by it.
+"""Agreement of a group's ranks on measurements: they compare theirs before their first choice.
 
-Each group keeps what its ranks agreed on, so that a cache which changes on disk, or a tuning in another group, cannot
-make them choose differently later on.
+Each group stores what its ranks agreed on. So a cache that changes on disk, or a tuning in another group, cannot make
+them choose differently later.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ atexit.register(_AGREED.clear)  # a process group must not outlive the interpret
 
 
 def agreed_knowledge(group: Group, target: Target, operator: str) -> Knowledge:
-    """What the ranks of a group know of an operator together. The first call is collective; later ones look nowhere.
-
-    Raises RankMismatch on every rank if one knows other measurements, and PeerError.
-    """
-    known = _AGREED.setdefault(group.process_group, {})
-    if (target, operator) not in known:
+    """Return the measurements of an operator that a group's ranks agree on. The first call is collective; later ones
+    are not. Raises RankMismatch on every rank if their measurements differ, and PeerError."""
+    agreed = _AGREED.setdefault(group.process_group, {})
+    if (target, operator) not in agreed:
         own = knowledge(target, group.world_size, operator)
         _agree(group, own, operator)
-        known[target, operator] = own
-    return known[target, operator]
+        agreed[target, operator] = own
+    return agreed[target, operator]
 
 
 def learn(group: Group, target: Target, entry: Entry) -> None:
-    """From now on the group knows this entry, too. Every rank calls it with the same entry."""
+    """Add an entry to a group's measurements. Every rank passes the same entry."""
     operator = entry.problem.operator
-    known = agreed_knowledge(group, target, operator)
-    _AGREED[group.process_group][target, operator] = Knowledge(known.own.with_entries((entry,)), known.shipped)
+    agreed = agreed_knowledge(group, target, operator)
+    _AGREED[group.process_group][target, operator] = Knowledge(agreed.own.with_entries((entry,)), agreed.shipped)
 
 
 def _agree(group: Group, own: Knowledge, operator: str) -> None:
+    """Compare measurements over the ranks. Raises RankMismatch with a cure."""
     path = path_of(own.own.fingerprint)
     count = len(own.own.entries)
     subject = f"a plan of {operator} chosen by what was measured"

@@ -1,6 +1,6 @@
-"""Where measurements are kept: one JSON file per fingerprint in the user's cache, and the tables of the package.
+"""The files of measurements: one JSON file per fingerprint in the user's cache, and the tables of the package.
 
-A cache of other software has another name and is never looked at.
+A cache of other software has another name and is never read.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT
-from overweave.tuner.caches import cache_folders, encoded, keep_file, recall, recall_if_readable
-from overweave.tuner.space.space import is_member, is_replaced
+from overweave.tuner.caches import cache_folders, encode, read_cached, read_cached_if_readable, save_file
+from overweave.tuner.space.space import is_member, is_removed
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.table import FORMAT, MOST_ENTRIES, Entry, Fingerprint, Knowledge, Table, bucketed
+from overweave.tuner.store.table import FORMAT, MOST_ENTRIES, Entry, Fingerprint, Knowledge, Table, bucket_problem
 
 LARGEST_BYTES = 4 << 20
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -31,7 +31,7 @@ _DRIVER_NUMBER = re.compile(r"\b\d{3}\.\d+(?:\.\d+)?\b")
 
 
 def fingerprint(target: Target, world_size: int) -> Fingerprint:
-    """Of this process's software, for measurements of `world_size` ranks on a target."""
+    """Return the key of this process's software, for measurements of `world_size` ranks on a target."""
     on_gpu = target.kind == "cuda"
     return Fingerprint(
         device=target.device(world_size),
@@ -44,66 +44,62 @@ def fingerprint(target: Target, world_size: int) -> Fingerprint:
 
 
 def knowledge(target: Target, world_size: int, operator: str | None = None) -> Knowledge:
-    """What is known on this machine, of one operator or (None) of all, read from the files anew.
-
-    Warns of a file that is ignored.
-    """
-    own = fingerprint(target, world_size)
-    table = load(path_of(own), own, operator)
-    return Knowledge(table or Table(fingerprint=own), shipped(target.device(world_size), world_size, operator))
+    """Return the measurements on this machine, of one operator or (None) of all, read from the files anew. Warns of a
+    file that is ignored."""
+    current = fingerprint(target, world_size)
+    table = load(path_of(current), current, operator)
+    return Knowledge(table or Table(fingerprint=current), shipped(target.device(world_size), world_size, operator))
 
 
-def keep(entries: tuple[Entry, ...], own: Fingerprint) -> Path:
-    """Adds entries to the user's cache, beside what other processes wrote since. Warns if it cannot be written, or not
-    be read for now: what is known may be there still. What does not fit any more goes, the oldest first.
-    """
-    path = path_of(own)
+def save(entries: tuple[Entry, ...], current: Fingerprint) -> Path:
+    """Add entries to the user's cache, merged with what other processes wrote since. The oldest go if it grows too
+    large. Warns if the file cannot be written, or cannot be read now: it may still hold measurements."""
+    path = path_of(current)
 
-    def made() -> bytes:
-        table = recall(path, partial(_table_of, own, None), LARGEST_BYTES) or Table(fingerprint=own)
-        return encoded(_fitting(table.with_entries(entries)))
+    def merged_table() -> bytes:
+        table = read_cached(path, partial(_table_of, current, None), LARGEST_BYTES) or Table(fingerprint=current)
+        return encode(_without_oldest(table.with_entries(entries)))
 
-    keep_file(path, made)
+    save_file(path, merged_table)
     return path
 
 
-def _fitting(table: Table) -> Table:
-    """Without the oldest entries that would make it more than is read again."""
-    while len(encoded(table)) > LARGEST_BYTES:
+def _without_oldest(table: Table) -> Table:
+    """Return the table without the oldest entries that would exceed LARGEST_BYTES."""
+    while len(encode(table)) > LARGEST_BYTES:
         table = replace(table, entries=table.entries[1 + len(table.entries) // 8 :])
     return table
 
 
-def path_of(own: Fingerprint) -> Path:
-    """`nvidia-h200x4.1a2b3c4d5e6f.json`: readable, and another file for any other software."""
-    name = re.sub(r"[^a-z0-9]+", "-", own.device.lower()).strip("-")[:64]
-    return cache_folders()["overweave"] / "tuner" / f"{name}x{own.world_size}.{own.digest}.json"
+def path_of(key: Fingerprint) -> Path:
+    """Return `nvidia-h200x4.1a2b3c4d5e6f.json`: readable, and different for any other software."""
+    name = re.sub(r"[^a-z0-9]+", "-", key.device.lower()).strip("-")[:64]
+    return cache_folders()["overweave"] / "tuner" / f"{name}x{key.world_size}.{key.digest}.json"
 
 
-def load(path: Path, own: Fingerprint, operator: str | None = None) -> Table | None:
-    """The table in a file, or its rows of one operator. None where there is none that this machine may use: a warning
-    says why a file is ignored.
-    """
-    return recall_if_readable(path, partial(_table_of, own, operator), LARGEST_BYTES)
+def load(path: Path, current: Fingerprint, operator: str | None = None) -> Table | None:
+    """Return the table in a file, or its rows of one operator; None if there is none for this machine. Warns of a bad
+    file."""
+    return read_cached_if_readable(path, partial(_table_of, current, operator), LARGEST_BYTES)
 
 
-def _table_of(own: Fingerprint, operator: str | None, data: bytes) -> Table:
-    """Raises InputError for what is no table of this machine's."""
+def _table_of(current: Fingerprint, operator: str | None, data: bytes) -> Table:
+    """Return the table of a file's content. Raises InputError if it is not a table of this machine."""
     table = decode(data, operator)
-    if table.fingerprint != own:
+    if table.fingerprint != current:
         raise InputError("tuner cache", f"it was measured elsewhere: {table.fingerprint}", "")
     return table
 
 
 def decode(data: bytes, operator: str | None = None) -> Table:
-    """The table that was `encoded`, or its rows of one operator. Raises InputError for any other bytes."""
+    """Return the table that was encoded, or its rows of one operator. Raises InputError for any other bytes."""
     try:
         table = _rows_of(data, operator)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InputError("tuner cache", f"it holds no table: {error}", "") from None
-    table = replace(table, entries=tuple(filter(None, map(_without_replaced, table.entries))))
+    table = replace(table, entries=tuple(filter(None, map(_without_removed, table.entries))))
     for entry in table.entries:
-        if not _belongs(entry.problem, table.fingerprint):
+        if not _is_measurable(entry.problem, table.fingerprint):
             raise InputError("tuner cache", f"{entry.problem} does not belong there", "")
         for time in entry.times:
             if not is_member(entry.problem.operator, time.candidate):
@@ -111,47 +107,49 @@ def decode(data: bytes, operator: str | None = None) -> Table:
     return table
 
 
-def _without_replaced(entry: Entry) -> Entry | None:
-    """The entry without times of schedules that are gone; None where no time is left."""
-    times = tuple(time for time in entry.times if not is_replaced(entry.problem.operator, time.candidate))
+def _without_removed(entry: Entry) -> Entry | None:
+    """Return the entry without times of removed schedules; None if no time is left."""
+    times = tuple(time for time in entry.times if not is_removed(entry.problem.operator, time.candidate))
     return replace(entry, times=times) if times else None
 
 
-def _belongs(problem: Problem, fingerprint: Fingerprint) -> bool:
-    """Whether somebody can have measured it, and under that name."""
+def _is_measurable(problem: Problem, fingerprint: Fingerprint) -> bool:
+    """Whether the tuner could have measured the problem, under that fingerprint."""
     extents = problem.m, problem.n, problem.k
     is_possible = min(extents) >= 1 and max(extents) <= LIMIT and sum(problem.columns) in (0, problem.n)
-    return is_possible and problem.world_size == fingerprint.world_size and problem == bucketed(problem)
+    return is_possible and problem.world_size == fingerprint.world_size and problem == bucket_problem(problem)
 
 
 @cache
 def shipped(device: str, world_size: int, operator: str | None = None) -> Table | None:
-    """The package's table for a device and number of ranks, or its rows of one operator. Its software may be another:
-    the table is a first guess. Tests hold its rows to what `decode` asks of a file; a lookup does not ask again.
+    """Return the package's table for a device and number of ranks, or its rows of one operator; None if there is none.
+
+    Its software may be another: the table is a first guess. A test checks all its rows as `decode` does; a look-up does
+    not.
     """
     for data in shipped_files().values():
-        found = msgspec.json.decode(data, type=_UnreadTable).fingerprint
-        if (found.device, found.world_size) == (device, world_size):
+        key = msgspec.json.decode(data, type=_UnreadTable).fingerprint
+        if (key.device, key.world_size) == (device, world_size):
             return _rows_of(data, operator)
     return None
 
 
 @cache
 def shipped_files() -> dict[str, bytes]:
-    """The tables of the package as they lie there, by file name."""
+    """Return file name -> content of the package's tables."""
     folder = files("overweave.tuner") / "tables"
-    named = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
-    return {file.name: file.read_bytes() for file in named}
+    tables = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
+    return {file.name: file.read_bytes() for file in tables}
 
 
 class _Operator(Struct, frozen=True):
-    """Of a problem, its operator alone."""
+    """The operator of a problem."""
 
     operator: str
 
 
 class _RowOperator(Struct, frozen=True):
-    """Of a row, its operator alone."""
+    """The operator of a row."""
 
     problem: _Operator
 
@@ -165,18 +163,18 @@ class _UnreadTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def _rows_of(data: bytes, operator: str | None) -> Table:
-    """The table with the rows of one operator: no others are decoded. Raises what msgspec raises."""
+    """Return the table with the rows of one operator; others are not decoded. Raises msgspec's errors."""
     if operator is None:
         return msgspec.json.decode(data, type=Table)
     unread = msgspec.json.decode(data, type=_UnreadTable)
-    told = msgspec.json.Decoder(_RowOperator)
-    rows = b",".join(bytes(row) for row in unread.entries if told.decode(row).problem.operator == operator)
+    operators = msgspec.json.Decoder(_RowOperator)
+    rows = b",".join(bytes(row) for row in unread.entries if operators.decode(row).problem.operator == operator)
     entries = msgspec.json.decode(b"[" + rows + b"]", type=tuple[Entry, ...]) if rows else ()
     return Table(fingerprint=unread.fingerprint, entries=entries)
 
 
 def version_of(package: str) -> str:
-    """Of a package, as results tell it."""
+    """Return the version of a package, for results."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -185,6 +183,7 @@ def version_of(package: str) -> str:
 
 @cache
 def _driver() -> str:
+    """Return the version of the NVIDIA driver."""
     try:
         number = _DRIVER_NUMBER.search(_DRIVER.read_text())
     except OSError:

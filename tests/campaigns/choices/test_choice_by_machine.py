@@ -6,8 +6,8 @@ import pytest
 
 from campaigns.choices import choice_by_machine
 from campaigns.choices.choice_by_machine import LEAST_SHARE, Row, main, row, verdicts
-from overweave.tuner.model.rank import forget
-from overweave.tuner.model.weigh import Model
+from overweave.tuner.model.candidate_model import Model
+from overweave.tuner.model.rank import clear_predictions
 from overweave.tuner.space.shapes import read_shapes
 from tests.clock import slowness
 
@@ -46,9 +46,17 @@ def test_a_choice_that_looks_at_too_little_is_seen(monkeypatch: pytest.MonkeyPat
         Model, "explore", lambda self, families: explore(self, [each for each in families if "ring" not in each.plan])
     )
     each = found("a100_pciex8", GATHER, "gpt3", "m=2048", 8)
-    forget()
+    clear_predictions()
     assert each.share < LEAST_SHARE
     assert verdicts([each])[0].holds is False
+
+
+def test_a_choice_that_takes_too_long_is_made_anew_and_the_least_counts(monkeypatch: pytest.MonkeyPatch):
+    seconds = [0.9, 0.4, 0.1]
+    monkeypatch.setattr(choice_by_machine, "_first_call", lambda problem, target: ("", seconds.pop(0), 2.0))
+    assert choice_by_machine._quickest_try(None, None) == ("", 0.4, 2.0)
+    seconds[:] = [0.9, 0.8, 0.7, 0.1]
+    assert choice_by_machine._quickest_try(None, None) == ("", 0.7, 2.0)
 
 
 def test_nothing_to_judge_is_no_pass_and_an_unknown_machine_is_named(capsys: pytest.CaptureFixture[str]):

@@ -16,7 +16,7 @@ from campaigns.lint.authored_cases import AUTHORS, KERNELS
 from overweave.ops.author.compile import FusedKernel, by_name, compile
 from overweave.schedules.moves.back_ends import MOVERS
 from overweave.schedules.moves.moves import Collective, Sum
-from overweave.schedules.weave.transports import TRANSPORTS, legal, transport_of
+from overweave.schedules.weave.transports import legal, transport_of, transports
 
 
 class Planned:
@@ -98,4 +98,4 @@ def test_every_schedule_of_a_name_is_in_a_trial(world_size: int):
     words = [str(one) for trial in ordinary() for one in trial.schedule.values()]
     tried = {each.split()[0] for each in words}
     others = {"all_reduce.double_ring", "all_reduce.islands"}  # their reduce-scatters and all-gathers are
-    assert set(TRANSPORTS) - tried == others
+    assert set(transports()) - tried == others

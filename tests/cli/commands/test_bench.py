@@ -168,7 +168,7 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
             patched.setenv("RANK", "0")
             patched.setenv("WORLD_SIZE", str(world_size))
             patched.setattr(bench, "runs", as_rank)
-            patched.setattr(bench, "joined_world", lambda device: nullcontext())
+            patched.setattr(bench, "join_world", lambda device: nullcontext())
             result = CliRunner().invoke(app, words, catch_exceptions=False)
         assert (result.exit_code, result.stdout) == (0, "")  # whoever started the ranks prints
         if len(seen) == 2:
@@ -179,7 +179,7 @@ def test_runs_are_started_one_by_one_and_each_knows_those_before(shapes, tmp_pat
     result = CliRunner().invoke(app, [*asked, f"--json={out}"])
     assert result.exit_code == 7
     assert "is unfinished: 1 of 2 cases of run 2 of 3" in " ".join(result.output.split())
-    assert seen == [([*asked, f"--json={out}"], 2, {bench.TURN: str(turn)}) for turn in (1, 2)]
+    assert seen == [([*asked, f"--json={out}"], 2, {bench.RUN_NUMBER: str(turn)}) for turn in (1, 2)]
     report = json.loads(out.read_text())
     assert report["command"] == shlex.join(["overweave", *asked])
     assert (report["middle"], [len(run["cases"]) for run in report["runs"]]) == (0, [2, 1])
@@ -198,15 +198,15 @@ def test_ranks_are_told_to_go_without_multicast(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.delenv("RANK", raising=False)
     asked = ["bench", "all_gather_matmul", f"--shapes={shapes}", "--world=2", "--device=cpu", *options]
     assert CliRunner().invoke(app, asked).exit_code == 7
-    assert seen == [{bench.TURN: "1", **variables}]
+    assert seen == [{bench.RUN_NUMBER: "1", **variables}]
 
 
 @pytest.mark.nightly
 def test_an_operator_of_a_file_is_benched(shapes, tmp_path):
     (tmp_path / "mine.py").write_text("from tests.extending import toy_operator\ntoy_operator.add()\n")
     options = ["--shapes", str(shapes), "--world", "2", "--device", "cpu", "--dtype", "fp32"]
-    shown = called([*COMMAND[:-1], "--load", str(tmp_path / "mine.py"), "bench", "matmul_all_gather", *options])
-    assert "matmul_all_gather: 2 x cpu" in shown
+    shown = called([*COMMAND[:-1], "--load", str(tmp_path / "mine.py"), "bench", "all_gather_both_matmul", *options])
+    assert "all_gather_both_matmul: 2 x cpu" in shown
     assert shown.count("even: [64, 64] @ [64, 64]") == 1
 
 

@@ -15,7 +15,7 @@ from overweave.cli.commands import calibrate as command
 from overweave.cli.main import app
 from overweave.hardware.cards import Gpu, machine_for
 from overweave.hardware.machine import load
-from overweave.tuner.space.machines import found_machine
+from overweave.tuner.space.machines import machine_of
 from tests.tuner.calibrate.test_machine_file import FOUND, SOURCE
 
 GPU = Gpu("NVIDIA H200", (9, 0), FOUND.sms, 139.8, "nvswitch")
@@ -34,8 +34,8 @@ def run(*words: str, exit_code: int = 0) -> str:
 
 def as_a_rank(monkeypatch: pytest.MonkeyPatch, calibrated: object) -> None:
     monkeypatch.setattr(command, "is_one_of_the_ranks", lambda: True)
-    monkeypatch.setattr(command, "joined_world", lambda device: nullcontext(SimpleNamespace(rank=0, world_size=1)))
-    monkeypatch.setattr(command, "calibrated", calibrated)
+    monkeypatch.setattr(command, "join_world", lambda device: nullcontext(SimpleNamespace(rank=0, world_size=1)))
+    monkeypatch.setattr(command, "measure_machine", calibrated)
     monkeypatch.setattr(command, "current_gpu", lambda: GPU)
 
 
@@ -48,9 +48,9 @@ def test_a_file_is_written_whole_and_what_it_takes_from_elsewhere_is_said(tmp_pa
 
 def test_without_a_file_it_is_kept_where_calls_find_it(monkeypatch: pytest.MonkeyPatch):
     as_a_rank(monkeypatch, lambda like, tell: (FOUND, SOURCE))
-    assert found_machine(GPU).basis == "nearest"  # of 114 SMs
+    assert machine_of(GPU).basis == "nearest"  # of 114 SMs
     run("--links", "h200x4")
-    found = found_machine(GPU)
+    found = machine_of(GPU)
     assert (found.basis, found.doubt, machine_for(found, 2).hbm.source) == ("calibrated", 1.0, SOURCE)
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from overweave.cli.main import app
-from overweave.tuner.model.losses import BESIDE, MATMULS, TRANSFER
+from overweave.tuner.model.overlap_losses import BESIDE, MATMULS, TRANSFER
 
 SHAPES = """{"cases": [
  {"name": "tall", "m": 65536, "n": 8192, "k": 4096},

@@ -52,7 +52,7 @@ def test_ranks_run_on_the_gpus_that_there_are(
     result = CliRunner().invoke(app, ["demo", f"--out={tmp_path}", *words], catch_exceptions=False)
     assert result.exit_code == 0
     assert started == [(["demo", f"--ranks={ranks}", "--device=cuda", f"--out={tmp_path}"], ranks)]
-    what, times = command.told_of("cuda", ranks)
+    what, times = command.describe_ranks("cuda", ranks)
     assert what.endswith(told)
     assert ("say nothing of overlap" in times) == ("share" in told)
 
@@ -69,11 +69,11 @@ def test_the_forecast_is_for_as_many_gpus_as_ran(
 
 
 def test_the_times_of_interpreted_kernels_are_told_for_what_they_are():
-    assert "say nothing of a GPU" in command.told_of("cpu", 4)[1]
+    assert "say nothing of a GPU" in command.describe_ranks("cpu", 4)[1]
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_ranks_start(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(command, "tried", lambda *asked: pytest.fail("nothing may be started"))
+    monkeypatch.setattr(command, "run_trials", lambda *asked: pytest.fail("nothing may be started"))
     result = CliRunner().invoke(app, ["demo", "--device", "cpu", "--out", "/proc/no/such"])
     assert result.exit_code == 2
     assert "Name a folder that can be made" in result.output

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import overweave
 from overweave.cli.commands import doctor
 from overweave.cli.main import app
-from overweave.cli.ranks import how_many
+from overweave.cli.ranks import rank_count
 from overweave.errors import KernelUnavailable, MachineError
 from overweave.hardware.multicast import WITHOUT
 from overweave.runtime import diagnosis, finding
@@ -165,7 +165,7 @@ def test_a_torch_that_sees_no_gpu_beside_a_driver(monkeypatch, cuda: str | None,
     finding = diagnosis._gpus()
     assert (finding.status, found in finding.found, cure in finding.cure) == ("failed", True, True)
     with pytest.raises(MachineError, match=found):
-        how_many("cuda", 2)
+        rank_count("cuda", 2)
 
 
 @pytest.mark.parametrize(

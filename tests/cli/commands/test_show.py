@@ -12,7 +12,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.text.files import from_json, read_file
 from overweave.ir.text.printed import from_text
 from overweave.schedules.catalog.catalog import names
-from overweave.schedules.weave.transports import TRANSPORTS
+from overweave.schedules.weave.transports import transports
 
 
 def show(*words: str):
@@ -24,7 +24,7 @@ def test_without_a_name_every_schedule_has_one_line():
     assert result.exit_code == 0
     of_operators, _, of_kernels = result.output.partition("\n\n")
     assert [line.split()[0] for line in of_operators.splitlines()] == list(names())
-    assert [line.split()[0] for line in of_kernels.splitlines()[1:]] == list(TRANSPORTS)
+    assert [line.split()[0] for line in of_kernels.splitlines()[1:]] == list(transports())
 
 
 def test_a_schedule_is_printed_in_the_form_that_can_be_read():

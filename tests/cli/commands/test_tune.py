@@ -20,7 +20,7 @@ from overweave.tuner.measure.search import Tuned
 from overweave.tuner.space.shapes import ShapeCase
 from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import decode, fingerprint, keep, path_of
+from overweave.tuner.store.cache import decode, fingerprint, path_of, save
 from overweave.tuner.store.table import Entry, Time
 from tests import forked
 
@@ -112,15 +112,15 @@ def test_what_it_tells(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     problem = Problem(operator="all_gather_matmul", m=64, n=16, k=16, world_size=2, dtype="bfloat16")
     times = (Time("push", {"pieces": 2}, 8.0), Time("sequential", {}, 12.0), Time("per_shard", {}, 16.0))
     tuned = Tuned(Entry(problem, times), Candidate("per_shard"), {"torch.fused": "RuntimeError: no"})
-    command._tell("a case", tuned, OWN, tmp_path / "table.json")
+    command._report_case("a case", tuned, OWN, tmp_path / "table.json")
     told = capsys.readouterr().out
     assert "8.0 us, library 12.0 us, 1.50 times; the model's choice has 0.50 of its speed" in told
     assert 'ow.all_gather_matmul(x, w, group, plan="push pieces=2")' in told
     assert "left out: torch.fused: RuntimeError: no" in told
     assert decode((tmp_path / "table.json").read_bytes()).entries == (tuned.entry,)
     assert f"not kept: {path_of(OWN)}" in told
-    keep((tuned.entry,), OWN)
-    command._tell("a case", tuned, OWN, None)
+    save((tuned.entry,), OWN)
+    command._report_case("a case", tuned, OWN, None)
     assert f"\n    kept in {path_of(OWN)}" in capsys.readouterr().out
     assert tuned.winner == candidate("push", {"pieces": 2})
 

@@ -102,7 +102,7 @@ def test_a_function_that_asks_for_the_programs_number_is_refused(tmp_path: Path,
 def test_an_alias_of_the_language_is_the_language(tmp_path: Path):
     text = SCALE.replace("import triton.language as tl", "from triton import language as T").replace("tl.", "T.")
     text = text.replace("T.load(", "triton.language.load(")
-    assert "x_ptr = overweave_lang.chosen_side(" in fused(tmp_path, text, GATHER).source()
+    assert "x_ptr = overweave_lang.select_source(" in fused(tmp_path, text, GATHER).source()
     assert "T.store(y_ptr + at, overweave_lang.voided(x, " in fused(tmp_path, text, GATHER).source()
     away = fused(tmp_path, text, "spread.push mover=tiles").source()
     assert "T.store((y_ptr + at) + overweave_away, x)" in away

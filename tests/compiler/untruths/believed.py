@@ -6,6 +6,7 @@ from tests.compiler.annotated import SCALE, STREAMED
 from tests.compiler.untruths.lies import BEHIND, LOAD, PERSISTENT, ROWS, SIZED, STORE, STORED, STREAM, Lie
 
 NUMBER = "a program's number"
+OF_ASSEMBLY = "'=r', args=[], dtype=tl.int32, is_pure=True, pack=1"
 SQUARE = SIZED | {"M": 96, "N": 96}
 DATA = "    far = tl.load(z_ptr).to(tl.int32)\n"
 LOADED = "    # @overweave.load X=x_ptr[M, N]\n    x = tl.load(x_ptr + at)\n"
@@ -53,6 +54,9 @@ NUMBERS = [
     of_number("    bonus = 0.5 + pid\n"),
     of_number("    bonus = tl.sum(tl.full((16,), 1.0, tl.float32) * pid)\n"),
     of_number("    bonus = 0.0\n    if pid > 3:\n        bonus = 1.0\n"),
+    of_number("    bonus = tl.atomic_add(z_ptr, 1.0)\n"),
+    of_number(f"    bonus = tl.inline_asm_elementwise('mov.u32 $0, %ctaid.x;', {OF_ASSEMBLY})\n"),
+    of_number(f"    bonus = tl.inline_asm_elementwise(asm='mov.u32 $0, %smid;', constraints={OF_ASSEMBLY})\n"),
 ]
 COLUMNS_OF = [
     of_columns("for k in range(0, N + EXTRA, BLOCK_N):", "it reaches 0 to 111", FLAT),

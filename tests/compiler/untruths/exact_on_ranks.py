@@ -249,6 +249,7 @@ PLACES = [
     *(one_head(*sizes) for sizes in ((44, 1, 2), (1, 1, 2), (33, 2, 4))),
     constants(44, 40),
     *map(from_right, (40, 48)),
+    moved(true_places.masks, (44, 40), (44, 40), (3,), M=44, N=40, BM=16, BN=16),
     *(slabs(*sizes) for sizes in ((44, 40, 96, 3), (1, 40, 96, 2), (40, 40, 40, 2))),
 ]
 PUBLIC = [

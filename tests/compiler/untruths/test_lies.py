@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overweave.compiler.emit.fuse import kernel_of
-from overweave.compiler.frontend.rectangles import check_places
+from overweave.compiler.frontend.rectangles import check_addresses
 from overweave.errors import DirectiveError
 from tests.compiler.annotated import SCALE as TRUE
 from tests.compiler.annotated import changed
@@ -22,7 +22,7 @@ def read(folder: Path, text: str, call: object = None) -> None:
     jitted = re.findall(r"@triton\.jit\ndef (\w+)", text)
     kernel = kernel_of(path, jitted[-1])
     if call is not None:
-        check_places(kernel, call)  # type: ignore[arg-type]
+        check_addresses(kernel, call)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

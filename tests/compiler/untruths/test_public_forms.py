@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overweave.compiler.emit.fuse import kernel_of
-from overweave.compiler.frontend.rectangles import check_places
+from overweave.compiler.frontend.rectangles import check_addresses
 from overweave.errors import DirectiveError
 from overweave.ops.author.arguments import constants_of
 from tests.compiler.annotated import changed
@@ -18,7 +18,7 @@ from tests.compiler.untruths.public_rows import HEAD, Form
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=range(len(FORMS)))
 def test_a_true_kernel_is_believed(tmp_path: Path, form: Form):
-    check_places(form.read(tmp_path), constants_of(form.given()))
+    check_addresses(form.read(tmp_path), constants_of(form.given()))
 
 
 @pytest.mark.slow

@@ -216,3 +216,20 @@ def from_right(x_ptr, y_ptr, M, N, BM: tl.constexpr, BN: tl.constexpr):
         total += tl.sum(x, 1)
     # @overweave.store Y=y_ptr[M]
     tl.store(y_ptr + rows, total, mask=rows < M)
+
+
+@triton.jit
+def masks(x_ptr, y_ptr, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    # @overweave.axis M block=BM
+    # @overweave.tile_id
+    pm = tl.program_id(0)
+    rows = tl.reshape(pm * BM + tl.arange(0, BM), (BM, 1))
+    start = 0
+    while start < N:
+        cols = (start + tl.arange(0, BN)).reshape(1, BN)
+        outside = (rows >= M) | (cols >= N)
+        # @overweave.load X=x_ptr[M, N]
+        x = tl.load(x_ptr + rows * N + cols, mask=(rows < M) * (cols < N), other=0.0)
+        # @overweave.store Y=y_ptr[M, N]
+        tl.store(y_ptr + rows * N + cols, x * 2, mask=~outside)
+        start += BN

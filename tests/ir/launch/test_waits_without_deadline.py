@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from overweave import Reduction
-from overweave.ir.launch.waits_without_deadline import unheard
+from overweave.ir.launch.waits_without_deadline import waits_without_deadline
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import COPY_ENGINE, Plan
 from overweave.ir.problem import Problem
@@ -74,7 +74,7 @@ def check_unheard(plan: Plan) -> None:
                 makers = [maker for maker, told in enumerate(graph.notified) if keys & set(told)]
                 if any(graph.operations[one].rank != rank and not past.has(before, one) for one in makers):
                     missed.add(wait)
-        assert set(unheard(plan, rank)) == missed
+        assert set(waits_without_deadline(plan, rank)) == missed
 
 
 def test_what_has_no_rows_is_neither_sent_nor_waited_for():
@@ -82,4 +82,4 @@ def test_what_has_no_rows_is_neither_sent_nor_waited_for():
     plan = planned("all_gather_matmul.push", 4)
     assert all(part.shape[0] for operation in plan.schedule.operations for part in operation.writes)
     assert {operation.name for operation in plan.schedule.operations if operation.name.endswith(".1")} == set()
-    assert not unheard(plan, 0)
+    assert not waits_without_deadline(plan, 0)

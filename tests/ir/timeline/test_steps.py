@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Notify, Schedule
-from overweave.ir.timeline.operations import signalled
+from overweave.ir.timeline.operations import signal_edges
 from overweave.ir.timeline.steps import timeline_of_steps
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import method_of
@@ -28,7 +28,7 @@ def test_every_schedule_of_the_catalog_runs_in_steps():
             timeline = timeline_of_steps(schedule)
             begins = {span.name: span.begin_us for span in timeline.spans}
             assert len(begins) == len(schedule.operations)
-            assert all(begins[source] < begins[target] for source, target in signalled(schedule)), name
+            assert all(begins[source] < begins[target] for source, target in signal_edges(schedule)), name
             for queue in schedule.queues:
                 for rank in range(world_size):
                     own = [begins[each.name] for each in schedule.of_rank(rank) if each.queue == queue.name]

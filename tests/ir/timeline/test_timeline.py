@@ -7,7 +7,7 @@ import random
 import pytest
 
 from overweave.errors import InputError
-from overweave.ir.timeline.timeline import Arrow, TimelineSpan, length_us, make_timeline, union, without
+from overweave.ir.timeline.timeline import Arrow, TimelineSpan, length_us, make_timeline, subtract, union
 
 
 def spans(*rows: tuple[int, str, float, float]) -> list[TimelineSpan]:
@@ -23,7 +23,7 @@ def test_unions_and_what_is_left_of_them_agree_with_points_counted_one_by_one():
         left, right = ([tuple(sorted(chance.sample(range(40), 2))) for _ in range(chance.randrange(6))] for _ in "ab")
         cover = [{cell for begin, end in side for cell in range(begin, end)} for side in (left, right)]
         assert length_us(union(left)) == len(cover[0])
-        rest = without(union(left), union(right))
+        rest = subtract(union(left), union(right))
         assert {cell for begin, end in rest for cell in range(int(begin), int(end))} == cover[0] - cover[1]
         assert rest == union(rest)
 

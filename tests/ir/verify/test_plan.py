@@ -197,7 +197,7 @@ def test_a_reduction_may_leave_out_what_the_kernel_boundary_implies():
     loose = tuple(
         replace(queue, after=tuple(name for name in queue.after if name != "tiles")) for queue in plan.schedule.queues
     )
-    refused(replace(plan, schedule=replace(plan.schedule, queues=loose)), "race", "announces nothing")
+    refused(replace(plan, schedule=replace(plan.schedule, queues=loose)), "race", "notifies nothing")
 
 
 def test_engines():

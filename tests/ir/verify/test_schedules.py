@@ -140,7 +140,7 @@ def test_all_reduce(apart: bool):
     assert verify_schedule(good).ok
     backwards = tuple(replace(goal, terms=goal.terms[::-1]) for goal in good.goal)
     refused(replace(good, goal=backwards), "contribution_order", "sums [0:4] + [4:8]")
-    refused(altered(good, multiply_1=None), "unwritten", "nobody gives or writes it")
+    refused(altered(good, multiply_1=None), "unwritten", "no input or operation writes it")
     shorter = (whole("y", 1, (0, 1)),)
     refused(reduced_by_library(apart=apart, sources=shorter, destinations=shorter), "form", "does not fit")
     refused(reduced_by_library(apart=apart, destinations=(whole("y", 1),) * 2), "form", "has 1 and 1")
@@ -200,7 +200,9 @@ def test_ownership_of_local_buffers():
 
 
 def test_signal():
-    refused(exchange(put(0, notifies=()), put(1), take(0), take(1)), "signal", "arrived@1[0], which nobody notifies")
+    refused(
+        exchange(put(0, notifies=()), put(1), take(0), take(1)), "signal", "arrived@1[0], which no operation notifies"
+    )
     miscounted = take(0, waits=(Wait("arrived", (0, 1), 2),))
     refused(exchange(put(0), put(1), miscounted, take(1)), "signal", "until arrived@0[0] is 2, but put.1 add 1")
     deaf = take(0, waits=())
@@ -222,7 +224,7 @@ def test_race_tells_the_missing_path():
     silent = exchange(put(0, notifies=()), put(1), take(0), take(1, waits=()))
     said = refused(silent, "race", "take.1, rank 1, slot@1[0:2,0:4]").message
     assert "take.1 reads what put.0 on rank 0 writes, and no path leads from one to the other" in said
-    assert "put.0 announces nothing, take.1 waits for nothing" in said
+    assert "put.0 notifies nothing, take.1 waits for nothing" in said
 
 
 def test_issue_order_is_not_completion_order():

@@ -28,7 +28,7 @@ class Stream:
 def caller(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What torch has as the caller's stream: `handle`, which tests set."""
     now = SimpleNamespace(handle=1)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: now.handle, raising=False)
+    monkeypatch.setattr("overweave.memory.cuda.streams.cuda_getCurrentRawStream", lambda index: now.handle)
     monkeypatch.setattr(Chain, "_of", {})
     return now
 

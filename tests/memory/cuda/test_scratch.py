@@ -33,7 +33,7 @@ class Stream:
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Scratch:
     monkeypatch.setattr(scratch, "CudaHeap", Heap)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr("overweave.memory.cuda.streams.cuda_getCurrentRawStream", lambda index: 0)
     return Scratch(None, CPU)  # type: ignore[arg-type]
 
 

@@ -203,7 +203,7 @@ def test_a_tuning_goes_on_around_what_was_best_and_times_the_last_few_anew(monke
     fused = ow.compile_auto(MATMUL, "reduce_scatter.auto", configs=configs)
     given = {**ARGUMENTS, "a_ptr": torch.zeros(2048, 4096), "c_ptr": torch.zeros(512, 2048)}
     call = compile_auto._Call(fused, group, (), given)
-    times = call.tuned(call.judged())
+    times = call.autotuned(call.judged())
     assert "mover=tiles" in str(times[0].way)
     assert dict(times[0].way.constants)["BLOCK_N"] == 128
     assert len(asked[-1]) == 4

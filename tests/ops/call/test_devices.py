@@ -28,7 +28,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Two of them; `now` is the current one."""
     found = SimpleNamespace(now=0)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: found.now, raising=False)
+    monkeypatch.setattr(devices, "cuda_getDevice", lambda: found.now)
     return found
 
 

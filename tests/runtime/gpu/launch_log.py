@@ -234,9 +234,8 @@ def logged(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
         patch.setattr(KernelInterface, "__getitem__", by_triton)
         patch.setattr(launcher, "PackedLaunch", pack)
         patch.setattr(triton.runtime.driver, "_active", Driver())
-        for module in ("bound", "packed"):
-            patch.setattr(f"overweave.runtime.gpu.{module}.library_call", library)
-        patch.setattr("overweave.runtime.gpu.bound.counted_call", library)
+        for name in ("bound.call_of", "packed.library_call"):
+            patch.setattr(f"overweave.runtime.gpu.{name}", library)
         _say_stretches(log, patch)
         properties = SimpleNamespace(multi_processor_count=SMS, major=9)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

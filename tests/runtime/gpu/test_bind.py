@@ -16,7 +16,8 @@ import torch
 
 from campaigns.rates.gpu_paces import noted_peers
 from overweave.ir.counts import COUNTS
-from overweave.ir.epilogue import Epilogue, Norm, Z
+from overweave.ir.epilogue import Epilogue, Norm
+from overweave.ir.operators.forms import Z
 from overweave.ir.plan import LIBRARY, W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
@@ -313,8 +314,10 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     )
     check_waits(plan, space, launched, waited)
     assert sum("tell" in each for each in launched) == sum(bool(each.notifies) for each in by_library)
-    if plan.problem.of_sums.bits and any(getattr(each, "finishes", False) for each in plan.schedule.of_rank(case.rank)):
-        assert {addresses[name] for name in plan.problem.of_sums.inputs} <= found
+    if plan.problem.sum_epilogue.bits and any(
+        getattr(each, "finishes", False) for each in plan.schedule.of_rank(case.rank)
+    ):
+        assert {addresses[name] for name in plan.problem.sum_epilogue.inputs} <= found
     kinds = {"tile_kernel": "matmul", "reduce_kernel": "reduction", "copy_kernel": "copy"}
     for assignment in plan.realization.engines:
         kind = kinds.get(assignment.engine)
@@ -397,5 +400,5 @@ def test_packed_kernels_compile_with_the_arguments_of_a_launch(
     own.packed_space = HostSpace
     PlanRun(own, PackedPlan(plan, own, tensors_of(plan, case.rank)), (), True)(others)
     assert ["packed" in each for each in launched] == [True]
-    read = plan.problem.of_sums.inputs if others["y"].numel() else ()
+    read = plan.problem.sum_epilogue.inputs if others["y"].numel() else ()
     assert {others[name].data_ptr() for name in ("y", *read)} <= launched[0].addresses

@@ -17,7 +17,7 @@ import overweave as ow
 from examples.tile_kernels.all_gather_experts import AllGatherExperts
 from examples.tile_kernels.gathered_attention import GatheredAttention
 from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter
-from overweave.compiler.emit.emit import emit, shapes_of
+from overweave.compiler.emit.emit import emit, shape_parameters
 from overweave.compiler.emit.fuse import weaving_of
 from overweave.compiler.emit.generated import load_generated
 from overweave.errors import ScheduleError
@@ -140,9 +140,9 @@ def fused(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     weaving = weaving_of(plan, space, fused.wanted)
     function = load_generated(folder, fused.kernel.source.name, emit(fused.kernel, weaving))
     places = buffers_of_tensors(plan, space, fused.wanted)
-    chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.chosen), None)
-    away = next((store for store in space.stores if store.tensor == weaving.away), None)
-    persistent, shapes = fused.kernel.loop is not None, shapes_of(fused.kernel)
+    chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.dual_source), None)
+    away = next((store for store in space.stores if store.tensor == weaving.stored_at_peers), None)
+    persistent, shapes = fused.kernel.tile_loop is not None, shape_parameters(fused.kernel)
     return plan, AuthoredKernel(function, space, places, chosen, away, persistent, LAUNCH, shapes)
 
 
@@ -231,7 +231,9 @@ def test_what_no_kernel_would_hear_of_is_waited_for_at_the_end(
 ) -> None:
     case = Case("matmul", {"A": "all_gather.push"})
     given = matmul(case.exchanges)
-    monkeypatch.setattr(waits, "unheard", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),))
+    monkeypatch.setattr(
+        waits, "waits_without_deadline", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),)
+    )
     call = bound(case, tmp_path, given)
     for enqueue in call.bound.enqueue:
         enqueue(CALLER, {"A": given["a_ptr"]}, addresses_of({"A": given["a_ptr"]}, given))

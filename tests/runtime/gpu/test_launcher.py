@@ -16,6 +16,7 @@ from triton.backends.nvidia import driver as nvidia
 from campaigns.lint.lint_case import PLAIN
 from campaigns.lint.lint_matmul import Stored, Tile, call_of
 from overweave.compat import triton_names
+from overweave.compat.homes import Home
 from overweave.errors import KernelUnavailable
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig
@@ -155,7 +156,7 @@ def test_a_launch_keeps_the_tensors_alive_whose_addresses_it_hands_on(c_launcher
 
 def without_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Triton that has renamed what encodes descriptors."""
-    monkeypatch.setitem(triton_names.NAMES, "encode_tensor_map", (triton_names.Home("", "triton", "elsewhere"),))
+    monkeypatch.setitem(triton_names.NAMES, "encode_tensor_map", (Home("", "triton", "elsewhere"),))
     monkeypatch.delitem(vars(triton_names), "encode_tensor_map", raising=False)
 
 

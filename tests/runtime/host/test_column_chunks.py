@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import BIAS, GATE, RESIDUAL, SCALE_W, SCALE_X, Epilogue
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.operators.forms import BIAS, GATE, RESIDUAL, SCALE_W, SCALE_X
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.memory.group import resolve

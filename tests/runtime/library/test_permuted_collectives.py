@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
-from overweave.ir.blocks import Blocks, runs_of, stored_shape
+from overweave.ir.blocks import Blocks, memory_runs, stored_shape
 from overweave.ir.schedule import Buffer, Collective, Copy, Region
 from overweave.memory.group import Group, resolve
 from overweave.memory.subgroups import create_subgroups
@@ -50,7 +50,7 @@ def moved(function: str, rank: int, members: int, col: int) -> Collective:
 def in_memory(buffer: Buffer, matrix: torch.Tensor) -> torch.Tensor:
     """A buffer's memory with this matrix in it."""
     memory = torch.full(stored_shape(buffer), -1.0, dtype=matrix.dtype)
-    for run in runs_of(buffer.blocks, (buffer.rows, buffer.cols), ((0, buffer.rows), (0, buffer.cols))):
+    for run in memory_runs(buffer.blocks, (buffer.rows, buffer.cols), ((0, buffer.rows), (0, buffer.cols))):
         place = memory.as_strided((run.rows, run.cols), (run.pitch, 1), run.start)
         place.copy_(matrix[run.row : run.row + run.rows, run.col : run.col + run.cols])
     return memory
@@ -58,7 +58,7 @@ def in_memory(buffer: Buffer, matrix: torch.Tensor) -> torch.Tensor:
 
 def matrix_of(buffer: Buffer, memory: torch.Tensor) -> torch.Tensor:
     found = torch.empty(buffer.rows, buffer.cols, dtype=memory.dtype)
-    for run in runs_of(buffer.blocks, (buffer.rows, buffer.cols), ((0, buffer.rows), (0, buffer.cols))):
+    for run in memory_runs(buffer.blocks, (buffer.rows, buffer.cols), ((0, buffer.rows), (0, buffer.cols))):
         place = memory.as_strided((run.rows, run.cols), (run.pitch, 1), run.start)
         found[run.row : run.row + run.rows, run.col : run.col + run.cols] = place
     return found

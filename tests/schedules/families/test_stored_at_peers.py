@@ -16,7 +16,7 @@ from overweave.ir.text.files import from_json, to_json
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.moves.back_ends import MOVERS
 from overweave.schedules.weave.author_plan import author_plan
-from overweave.schedules.weave.transports import TRANSPORTS, legal, obstacle, wanted_of
+from overweave.schedules.weave.transports import legal, obstacle, transports, wanted_of
 from tests.schedules.weave.test_weave import BLOCK, PUSH, matmul
 
 SCATTER = "reduce_scatter.scatter mover=tiles pieces=2"
@@ -109,9 +109,11 @@ def test_a_tile_that_tells_another_than_it_stores_at_is_refuted():
     assert refusals(replace(plan, schedule=replace(plan.schedule, operations=tuple(operations))))
 
 
-@pytest.mark.parametrize("name", [name for name, transport in TRANSPORTS.items() if "mover" in str(transport.options)])
+@pytest.mark.parametrize(
+    "name", [name for name, transport in transports().items() if "mover" in str(transport.options)]
+)
 def test_every_back_end_is_planned_or_refused_with_its_reason(name: str):
-    transport = TRANSPORTS[name]
+    transport = transports()[name]
     tensor = "A" if transport.side == "gather" else "C"
     for mover in MOVERS:
         words, found = f"{name} mover={mover}", obstacle(name, mover)

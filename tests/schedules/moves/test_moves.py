@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 import overweave as ow
+from campaigns.oracle.random.chunks import TEMPLATES
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.plan import Plan
@@ -14,7 +15,6 @@ from overweave.ir.schedule import Copy, Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.communication import MatmulChunk
 from overweave.schedules.moves.gather_templates import (
-    TEMPLATES,
     Mesh,
     Template,
     across_mesh,

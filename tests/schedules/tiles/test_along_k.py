@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.plan import MatmulConfig, Plan, shares_obstacle
+from overweave.ir.plan import MatmulConfig, Plan, split_k_obstacle
 from overweave.ir.problem import Problem
-from overweave.ir.tile_order import TileRow, share_places
+from overweave.ir.tile_order import TileRow, partial_slots
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.along_k import LEAST_STEPS, is_worthwhile
@@ -40,7 +40,7 @@ def test_the_last_tiles_of_a_table_are_dealt_out_and_nothing_else_changes():
         assert [(row.k_lo, row.k_hi, row.share) for row in group] == [(0, 320, 0), (320, 640, 1), (640, 1000, 2)]
         assert {row._replace(k_lo=0, k_hi=0, share=0, shares=0, partial=0) for row in group} == {tile}
         assert {row.partial for row in group} == {3 * at}
-    assert share_places(after) == 36
+    assert partial_slots(after) == 36
     assert dealt.schedule == whole.schedule  # a tile is announced once, however many share it
     assert verify_plan(dealt, MachineLimits()).ok
     assert tile_count(dealt.schedule, dealt.realization) == 2 * len(after)
@@ -66,8 +66,8 @@ def test_a_full_last_wave_or_a_short_k_is_left_whole():
 def test_a_kernel_that_cannot_is_refused():
     with pytest.raises(InputError, match="split_k=2"):
         plan(2, block_n=256, split_n=4)
-    assert shares_obstacle(HOPPER[1].config)
-    assert not shares_obstacle(MatmulConfig())
+    assert split_k_obstacle(HOPPER[1].config)
+    assert not split_k_obstacle(MatmulConfig())
 
 
 def test_the_model_deals_out_where_k_is_long_and_the_last_wave_small():

@@ -14,7 +14,7 @@ from overweave.ir.schedule import Apply, Put, Wait
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.tile_order import APPLY, COPY
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.rules.applied import check_slices
+from overweave.ir.verify.rules.author_tables import check_slices
 from overweave.ir.verify.rules.verdict import Findings
 from overweave.schedules.weave.author_plan import author_plan
 from overweave.schedules.weave.beside_tiles import LEAST_SLICE

@@ -18,7 +18,7 @@ from overweave.ir.text.printed import from_text, to_text
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, OWN_SHARD, PART, TileRow
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.weave.author_plan import author_plan
-from overweave.schedules.weave.transports import TRANSPORTS, legal, wanted_of
+from overweave.schedules.weave.transports import legal, transports, wanted_of
 
 PUSH, PULL, LIBRARY = "all_gather.push pieces=2", "all_gather.pull order=all_peers", "all_gather.collective"
 EXCHANGED = {"A": "all_to_all.receive pieces=2", "C": "all_to_all.send pieces=2"}
@@ -48,7 +48,7 @@ def attention(length: int, width: int = 8) -> TileSpace:
 def plans(world_size: int) -> Iterator[Plan]:
     """Every transport, and several at once; gathers also with shards that are no whole blocks."""
     whole, ragged = matmul(2 * BLOCK * world_size), matmul(100)
-    for name, transport in TRANSPORTS.items():
+    for name, transport in transports().items():
         tensor = "A" if transport.side == "gather" else "C"
         yield author_plan(whole, {tensor: name}, world_size, "bfloat16")
         if not transport.is_traded:
@@ -98,10 +98,10 @@ def test_moves_of_two_tensors_that_share_a_queue_imply_each_other_as_they_are_la
     verify_plan(author_plan(matmul(128, n=16), wanted, 4, "bfloat16"), MachineLimits()).raise_if_refused()
 
 
-@pytest.mark.parametrize("how", [name for name, one in TRANSPORTS.items() if one.side != "gather"])
+@pytest.mark.parametrize("how", [name for name, one in transports().items() if one.side != "gather"])
 def test_the_library_may_gather_for_any_schedule_of_results(how: str):
     """By every back end: what runs beside the tiles must not keep the collective, which runs first, from the SMs."""
-    movers = legal(how) if any(one.name == "mover" for one in TRANSPORTS[how].options) else ("copy_engine",)
+    movers = legal(how) if any(one.name == "mover" for one in transports()[how].options) else ("copy_engine",)
     for mover in movers:
         words = how if mover == "copy_engine" else f"{how} mover={mover}"
         plan = author_plan(matmul(96, k=64), {"A": LIBRARY, "C": words}, 3, "bfloat16")
@@ -281,6 +281,7 @@ def test_tiles_whose_rows_lie_beyond_the_tensor_wait_for_nothing():
         (matmul(100), {"A": EXCHANGED["A"]}, InputError, "no whole blocks"),
         (moved(2, 1), {"A": PUSH}, ScheduleError, "no tile reads its rows"),
         (matmul(96), {}, InputError, "no tensor is exchanged"),
+        (matmul(96), {"A": "all_gather.packed", "C": "reduce_scatter.packed"}, InputError, "those of one tensor"),
         (matmul(0), {"A": PUSH}, InputError, "no tiles"),
         (attention(72), {"K": PUSH, "V": PUSH}, ScheduleError, "begin inside a block"),
         (attention(96), {"K": PUSH, "V": "all_gather.push pieces=1"}, ScheduleError, "other parts"),

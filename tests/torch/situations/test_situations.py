@@ -56,12 +56,12 @@ FAULTS = {
         ("a scale between", "a function between", "full backward hooks", "CommDebugMode"),
     ),
     "what is gathered has no history": (
-        (styles, "gathered_later", lambda shard, gather: gathering.Gathering(shard.detach(), gather)),
+        (styles, "gather_lazily", lambda shard, gather: gathering.Gathering(shard.detach(), gather)),
         ("plain", "a look under no_grad", "full backward pre-hooks", "checkpoint inside, reentrant"),
     ),
-    "a subclass loses its forward": ((styles, "_reason", lambda *_: ""), ("plain",)),
+    "a subclass loses its forward": ((styles, "_reason_unsupported", lambda *_: ""), ("plain",)),
     "factors are not cast": ((replicated, "is_autocast", lambda: False), ("autocast",)),
-    "a weight is read after its step": ((gathering, "_may_change", lambda _: False), ("optimizer in backward",)),
+    "a weight is read after its step": ((gathering, "_may_step_early", lambda _: False), ("optimizer in backward",)),
     "a mode sees what is computed once": (
         (gathering.Gathering, "_is_seen_made", lambda _: True),
         ("selective checkpoint inside", "selective checkpoint of layers"),

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 import overweave as ow
 from overweave.errors import MachineError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
-from overweave.layers.parts import own_part
+from overweave.layers.parts import own_shard
 from overweave.layers.replicated import replicated_linear
 from tests.torch.situations.models import MODELS, Attention, Scaled, Situated, Tied
 
@@ -111,13 +111,13 @@ class Called(nn.Module):
     def __init__(self, whole: nn.Linear, mesh: DeviceMesh, is_column: bool, sequence: bool) -> None:
         super().__init__()
         self.group, self.is_column, self.sequence = mesh.get_group(), is_column, sequence
-        self.weight = own_part(whole.weight, 0 if is_column else 1, self.group, "weight")
+        self.weight = own_shard(whole.weight, 0 if is_column else 1, self.group, "weight")
         self.bias = self._own_bias(whole.bias)
 
     def _own_bias(self, whole: torch.Tensor | None) -> nn.Parameter | None:
         if whole is None:
             return None
-        return own_part(whole, 0, self.group, "bias") if self.is_column else nn.Parameter(whole.detach().clone())
+        return own_shard(whole, 0, self.group, "bias") if self.is_column else nn.Parameter(whole.detach().clone())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Called:
         made = self.__class__.__new__(self.__class__)

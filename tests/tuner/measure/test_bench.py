@@ -25,7 +25,7 @@ from overweave.tuner.measure.baselines import (
     methods_of,
 )
 from overweave.tuner.measure.bench import BenchRequest, BenchRun, MethodRow, runs
-from overweave.tuner.measure.summary import losses, middle, spread, summarize
+from overweave.tuner.measure.summary import middle, regressions, spread, summarize
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.measure.trial import CheckedCall, agrees
 from overweave.tuner.space.shapes import ShapeCase
@@ -283,8 +283,8 @@ def test_the_middle_run_and_how_far_the_others_were():
 
 
 def test_losses_are_named():
-    assert losses(told_run(1.0), OURS) == ()
-    assert [rows.case.name for rows in losses(told_run(1.3), OURS)] == ["c"]
+    assert regressions(told_run(1.0), OURS) == ()
+    assert [rows.case.name for rows in regressions(told_run(1.3), OURS)] == ["c"]
 
 
 @pytest.mark.parametrize(("ranks", "backend"), [(1, "cpu:gloo,cuda:nccl"), (4, "gloo")])
@@ -301,11 +301,11 @@ def test_ranks_beyond_the_gpus_share_them(ranks: int, backend: str, monkeypatch:
         monkeypatch.delenv(name, raising=False)
     if ranks > 1:
         with pytest.raises(MachineError, match=r"more ranks than GPUs.*TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1"):
-            bench.joined_world("cuda").__enter__()
+            bench.join_world("cuda").__enter__()
         for name, value in bench.SHARED_GPU.items():
             monkeypatch.setenv(name, value)
     before = dict(os.environ)
-    with bench.joined_world("cuda"):
+    with bench.join_world("cuda"):
         assert asked == [backend]
         assert devices == [torch.device("cuda", 0)]
         assert dict(os.environ) == before

@@ -8,20 +8,20 @@ import pytest
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine, load
-from overweave.schedules.weave.transports import TRANSPORTS, wanted_of
+from overweave.schedules.weave.transports import transports, wanted_of
 from overweave.tuner.measure.compiled import (
     RankedWay,
     TimedWay,
     TunedTimes,
-    around,
-    cold,
     content_key,
-    described,
-    judge,
-    kept_path,
-    recall,
-    remember,
+    predicted_best,
+    prediction_machine,
+    rank_ways,
+    read_tuning,
+    refinements,
+    save_tuning,
     shortlist,
+    tuning_path,
 )
 from overweave.tuner.space.compiled import KernelWay, families, is_auto, is_member, side_of
 from overweave.tuner.space.target import Target, target_named
@@ -34,7 +34,7 @@ MACHINE = load("h200x4")
 def test_a_collective_stands_for_all_its_schedules():
     found = [family.name for family in families("all_gather.auto")]
     assert found[0] == "all_gather.collective"
-    assert set(found) == {name for name in TRANSPORTS if name.startswith("all_gather.")}
+    assert set(found) == {name for name in transports() if name.startswith("all_gather.")}
     assert [family.name for family in families("reduce_scatter.ring pieces=4")] == ["reduce_scatter.ring pieces=4"]
     with pytest.raises(InputError, match=r"all_reduce\.auto"):
         families("nothing.auto")
@@ -70,11 +70,11 @@ def predict(way: KernelWay, machine: Machine) -> float:
 
 
 def test_the_search_goes_along_schedules_options_and_constants():
-    judged = judge(ASKED, CONFIGS, predict, MACHINE)
+    judged = rank_ways(ASKED, CONFIGS, predict, MACHINE)
     assert str(judged[0].candidate) == "A=all_gather.collective; C=reduce_scatter.scatter; BLOCK=64"
     best = min((each for each in judged if each.predicted_us), key=lambda each: each.predicted_us or 0.0)
     assert str(best.candidate) == "A=all_gather.push pieces=4; C=reduce_scatter.scatter; BLOCK=128"
-    assert cold(judged) == best.candidate
+    assert predicted_best(judged) == best.candidate
     assert [each.obstacle for each in judged if "pull" in str(each.candidate)] == ["pull: it cannot be"]
     assert len(judged) < 60  # one option after the other: their product would be hundreds
     chosen = shortlist(judged)
@@ -84,14 +84,14 @@ def test_the_search_goes_along_schedules_options_and_constants():
 
 
 def test_each_back_end_of_a_schedule_is_measured_once():
-    chosen = [dict(one.exchanges)["A"] for one in shortlist(judge(ASKED, CONFIGS, predict, MACHINE))]
+    chosen = [dict(one.exchanges)["A"] for one in shortlist(rank_ways(ASKED, CONFIGS, predict, MACHINE))]
     movers = {word for how in chosen if how.startswith("all_gather.push") for word in how.split() if "mover=" in word}
     assert len(movers) >= 2
 
 
 def test_what_was_best_is_varied_along_one_coordinate_after_the_other():
     measured = (TimedWay(way("all_gather.mesh"), 50.0), TimedWay(way("all_gather.push pieces=4", 128), 55.0))
-    found = around(CONFIGS[0], measured, ASKED)
+    found = refinements(CONFIGS[0], measured, ASKED)
     assert way("all_gather.mesh", 128) in found  # the best exchange, with constants that were good beside another
     options = [dict(one.exchanges)["A"] for one in found]
     assert all(how.split()[0] == "all_gather.mesh" for how in options)
@@ -105,15 +105,15 @@ def test_what_was_best_is_varied_along_one_coordinate_after_the_other():
 def test_the_librarys_way_has_a_start():
     library, push = (KernelWay((("A", how),)) for how in ("all_gather.collective", "all_gather.push"))
     for us, taken in ((95.0, library), (85.0, push)):
-        assert cold((RankedWay(library, 100.0), RankedWay(push, us))) == taken
-    assert cold((RankedWay(library), RankedWay(push))) == library  # no machine is described
+        assert predicted_best((RankedWay(library, 100.0), RankedWay(push, us))) == taken
+    assert predicted_best((RankedWay(library), RankedWay(push))) == library  # no machine is described
 
 
 def test_where_no_machine_is_described_nothing_is_predicted():
-    assert described(target_named("a100x8"), 4).name == "a100x8"
-    assert described(Target("cuda"), 64) is None
-    assert described(Target("cpu"), 8).gpus == 8
-    judged = judge(ASKED, CONFIGS, predict, None)
+    assert prediction_machine(target_named("a100x8"), 4).name == "a100x8"
+    assert prediction_machine(Target("cuda"), 64) is None
+    assert prediction_machine(Target("cpu"), 8).gpus == 8
+    judged = rank_ways(ASKED, CONFIGS, predict, None)
     assert {each.predicted_us for each in judged} == {None}
     assert len(shortlist(judged)) > 3
 
@@ -133,10 +133,10 @@ def test_a_tuning_is_kept_by_content(cache: Path):
     measured = TunedTimes(
         key, (TimedWay(way("all_gather.push pieces=4", 128), 80.0), TimedWay(way("all_gather.collective"), 99.0))
     )
-    remember("kernel", measured)
-    assert recall("kernel", key, ASKED, CONFIGS) == measured
-    assert recall("kernel", content_key("text", ASKED, 8), ASKED, CONFIGS) is None
-    assert kept_path("kernel", key).is_relative_to(cache)
+    save_tuning("kernel", measured)
+    assert read_tuning("kernel", key, ASKED, CONFIGS) == measured
+    assert read_tuning("kernel", content_key("text", ASKED, 8), ASKED, CONFIGS) is None
+    assert tuning_path("kernel", key).is_relative_to(cache)
 
 
 @pytest.mark.parametrize(
@@ -151,17 +151,17 @@ def test_a_tuning_is_kept_by_content(cache: Path):
 )
 def test_a_file_that_names_what_nobody_tried_is_ignored_aloud(cache: Path, stranger: KernelWay):
     assert not is_member(stranger, ASKED, CONFIGS)
-    remember("kernel", TunedTimes("key", (TimedWay(stranger, 1.0),)))
+    save_tuning("kernel", TunedTimes("key", (TimedWay(stranger, 1.0),)))
     with pytest.warns(RuntimeWarning, match="is ignored"):
-        assert recall("kernel", "key", ASKED, CONFIGS) is None
+        assert read_tuning("kernel", "key", ASKED, CONFIGS) is None
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[1]", b'{"key": "key", "times": []}', b"\xff" * 9, b'{"key": "\xff"}']
 )
 def test_a_broken_file_is_ignored_aloud(cache: Path, content: bytes):
-    path = kept_path("kernel", "key")
+    path = tuning_path("kernel", "key")
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with pytest.warns(RuntimeWarning, match="is ignored"):
-        assert recall("kernel", "key", ASKED, CONFIGS) is None
+        assert read_tuning("kernel", "key", ASKED, CONFIGS) is None

@@ -7,8 +7,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from overweave.tuner.measure.replay import REPLAYED_ROWS, SIGHTS, is_replayed, replayed, settled
-from overweave.tuner.measure.sides import CACHE_BYTES, _input_sets
+from overweave.tuner.measure.baseline_calls import CACHE_BYTES, _input_sets
+from overweave.tuner.measure.replay import REPLAYED_ROWS, SIGHTS, capture_graphs, is_replayed, with_graph_warmup
 from overweave.tuner.measure.timer import Effort
 
 
@@ -24,7 +24,7 @@ def test_decoding_sizes_are_replayed_on_gpus(device: str, rows: int, wanted: boo
 def test_rounds_that_count_begin_when_eager_calls_are_graphs(bytes_per_set: int):
     """A call becomes a graph when its tensors come for the second time; sets take turns."""
     sets = _input_sets(bytes_per_set)
-    warmup = settled(Effort(rounds=15, warmup=3), torch.device("cuda")).warmup
+    warmup = with_graph_warmup(Effort(rounds=15, warmup=3), torch.device("cuda")).warmup
     seen = [turn % sets for turn in range(warmup)]
     assert sets * bytes_per_set >= min(CACHE_BYTES, 4 * bytes_per_set)
     for turn in range(warmup, warmup + 2 * sets):
@@ -34,7 +34,7 @@ def test_rounds_that_count_begin_when_eager_calls_are_graphs(bytes_per_set: int)
 def test_a_longer_warm_up_and_a_cpu_stay_as_asked():
     long, short = Effort(warmup=20), Effort(warmup=1)
     for effort, device in ((long, "cuda"), (long, "cpu"), (short, "cpu")):
-        assert settled(effort, torch.device(device)) == effort
+        assert with_graph_warmup(effort, torch.device(device)) == effort
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_what_a_call_owns_lives_as_long_as_its_graphs(monkeypatch: pytest.Monkey
             return torch.tensor(turn)
 
     owner = Owner()
-    alive, replay = weakref.ref(owner), replayed(owner)
+    alive, replay = weakref.ref(owner), capture_graphs(owner)
     del owner
     gc.collect()
     assert alive() is not None
@@ -64,5 +64,5 @@ def test_each_set_of_inputs_runs_before_any_is_captured(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", MagicMock)
     monkeypatch.setattr(torch.cuda, "graph", capture)
-    replayed(lambda turn: said.append(str(turn)))
+    capture_graphs(lambda turn: said.append(str(turn)))
     assert said == ["0", "1", "2", "3", *(word for turn in range(4) for word in ("capture", str(turn)))]

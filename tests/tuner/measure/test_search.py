@@ -13,10 +13,10 @@ from overweave.ir.problem import Problem
 from overweave.schedules.methods.finer import METHODS as FINER
 from overweave.schedules.records.outside import TORCH_FUSED
 from overweave.tuner.measure import search
+from overweave.tuner.measure.baseline_calls import BenchSide, Setting
 from overweave.tuner.measure.search import MOST_BY_MODEL, WORTH_VARYING, Tuned, shortlist
-from overweave.tuner.measure.sides import BenchSide, Setting
-from overweave.tuner.model.rank import weigh
-from overweave.tuner.model.weigh import Weighed
+from overweave.tuner.model.candidate_model import Weighed
+from overweave.tuner.model.rank import rank_candidates
 from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.table import Entry, Time
@@ -30,7 +30,7 @@ LIBRARY, PUSH, PULL = Candidate("sequential"), candidate("push", {"pieces": 1}),
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_shortlist_holds_the_best_by_model_and_all_that_need_no_kernel(operator: str):
-    weighed = weigh(replace(PROBLEM, operator=operator), GPU)
+    weighed = rank_candidates(replace(PROBLEM, operator=operator), GPU)
     listed = shortlist(weighed, operator)
     fused = [what for what in listed if what.is_fused(operator)]
     times = {each.candidate: each.predicted_us for each in weighed if each.predicted_us is not None}
@@ -50,10 +50,10 @@ def test_the_models_own_choice_is_always_measured():
 
 
 def test_what_cannot_be_is_not_measured():
-    listed = shortlist(weigh(replace(PROBLEM, n=1001), GPU), PROBLEM.operator)
+    listed = shortlist(rank_candidates(replace(PROBLEM, n=1001), GPU), PROBLEM.operator)
     finer = [Candidate(method.name) for method in FINER if method.grids and method.operator == PROBLEM.operator]
     assert listed == [LIBRARY, Candidate(TORCH_FUSED), Candidate("per_shard"), *finer]
-    assert Candidate(TORCH_FUSED) not in shortlist(weigh(PROBLEM, CPU), PROBLEM.operator)
+    assert Candidate(TORCH_FUSED) not in shortlist(rank_candidates(PROBLEM, CPU), PROBLEM.operator)
 
 
 def test_tile_shapes_are_varied_where_that_may_win():

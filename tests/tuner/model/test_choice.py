@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from overweave.tuner.model.choice import Choice, counted
-from overweave.tuner.model.weigh import Weighed
+from overweave.tuner.model.candidate_model import Weighed
+from overweave.tuner.model.choice import Choice, candidate_counts
 
 WEIGHTS = (
     Weighed("sequential", predicted_us=30.0, measured_us=24.0),
@@ -42,4 +42,4 @@ def test_the_library_path_gains_nothing_over_itself():
         "all_gather_matmul.sequential", {}, "why", text="sequential", weights=WEIGHTS, library="sequential"
     )
     assert len(library.sentences()) == 3
-    assert counted(()) == []
+    assert candidate_counts(()) == []

@@ -9,10 +9,10 @@ from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE, TORCH_FUSED
-from overweave.tuner.model.choose import choose, explained
+from overweave.tuner.model.choose import choose, explain_choice
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import fingerprint, keep, path_of
-from overweave.tuner.store.table import Entry, Knowledge, Table, Time, bucketed
+from overweave.tuner.store.cache import fingerprint, path_of, save
+from overweave.tuner.store.table import Entry, Knowledge, Table, Time, bucket_problem
 
 GPU, CPU = Target("cuda"), Target("cpu")
 PROBLEM = Problem(operator="all_gather_matmul", m=4096, n=3840, k=5120, world_size=4, dtype="bfloat16")
@@ -20,7 +20,7 @@ NOTHING = Knowledge(Table(fingerprint=fingerprint(GPU, 4)), None)
 
 
 def knowing(*times: Time) -> Knowledge:
-    return Knowledge(NOTHING.own.with_entries((Entry(bucketed(PROBLEM), times),)), None)
+    return Knowledge(NOTHING.own.with_entries((Entry(bucket_problem(PROBLEM), times),)), None)
 
 
 @pytest.mark.slow
@@ -114,15 +114,15 @@ def test_on_a_cpu_the_overlapped_schedule_is_emulated_until_somebody_measures():
 def test_explained_weighs_every_candidate(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(tmp_path))
     own = fingerprint(GPU, 4)
-    keep((Entry(bucketed(PROBLEM), (Time("pull", {"pieces": 2}, 95.5), Time("sequential", {}, 100.5))),), own)
-    text = str(explained(PROBLEM, GPU))
+    save((Entry(bucket_problem(PROBLEM), (Time("pull", {"pieces": 2}, 95.5), Time("sequential", {}, 100.5))),), own)
+    text = str(explain_choice(PROBLEM, GPU))
     assert path_of(own).exists()
     assert "-> pull pieces=2" in text
     assert "measured 95.5 us" in text
     assert "measured 100.5 us" in text
     assert text.count("predicted") > 5
     assert "torch.fused" in text
-    ragged = str(explained(replace(PROBLEM, n=3841), GPU))
+    ragged = str(explain_choice(replace(PROBLEM, n=3841), GPU))
     kept_back = "push", "gather_packed", "pull", "ring", "double_ring", "islands"
     assert ragged.count("multiples of 8") == len(kept_back)  # once for each
     assert "on the nearest known problem" in ragged

@@ -10,7 +10,7 @@ from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.simulate import total_us
 from overweave.tuner.model import heuristic
-from overweave.tuner.model.heuristic import advise, memory_traffic, op_to_byte, paper_rule, serves
+from overweave.tuner.model.heuristic import advise, applies_to, memory_traffic, op_to_byte, paper_rule
 
 MESH, SWITCH = load("mi300x8"), load("h200x4")
 TALL = Problem(operator="all_gather_matmul", m=131072, n=2048, k=16384, world_size=8, dtype="bfloat16")
@@ -52,8 +52,8 @@ def test_nothing_is_simulated(monkeypatch: pytest.MonkeyPatch):
 
 def test_it_says_nothing_where_gpus_do_not_reach_each_other():
     problem = replace(TALL, world_size=4)
-    assert serves(problem, SWITCH)
-    assert not serves(problem, replace(SWITCH, peers=PeerAccess(False, "")))
+    assert applies_to(problem, SWITCH)
+    assert not applies_to(problem, replace(SWITCH, peers=PeerAccess(False, "")))
 
 
 def test_the_path_is_told():
@@ -75,8 +75,8 @@ def test_the_papers_rule_goes_by_operations_where_m_is_more_than_k():
 
 
 def test_it_serves_operators_that_have_its_schedules_and_machines_that_have_the_gpus():
-    assert serves(TALL, MESH)
-    assert not serves(TALL, SWITCH)
-    assert not serves(replace(TALL, operator="matmul_all_reduce"), MESH)
-    assert not serves(replace(TALL, world_size=1), MESH)
+    assert applies_to(TALL, MESH)
+    assert not applies_to(TALL, SWITCH)
+    assert not applies_to(replace(TALL, operator="matmul_all_reduce"), MESH)
+    assert not applies_to(replace(TALL, world_size=1), MESH)
     assert {each.plan for each in heuristic.SIGNATURES} >= {"sequential", "per_shard"}

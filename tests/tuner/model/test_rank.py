@@ -17,8 +17,8 @@ from overweave.schedules.records.option_sets import OF_STORES
 from overweave.schedules.records.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 from overweave.schedules.records.record import WITH_KERNELS
 from overweave.tuner.model import rank
-from overweave.tuner.model.rank import cold_choice, weigh
-from overweave.tuner.model.weigh import Weighed
+from overweave.tuner.model.candidate_model import Weighed
+from overweave.tuner.model.rank import cold_choice, rank_candidates
 from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target, target_named
 from tests.clock import ends_within
@@ -37,7 +37,7 @@ def problem_of(operator: str, **changes: object) -> Problem:
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_candidate_is_weighed_or_refused(operator: str):
-    for each in weigh(problem_of(operator), GPU):
+    for each in rank_candidates(problem_of(operator), GPU):
         only_measured = each.candidate.plan == TORCH_FUSED
         assert (each.predicted_us is not None) + bool(each.obstacle) + only_measured == 1
         assert each.predicted_us is None or 1 < each.predicted_us < 1e5
@@ -46,7 +46,7 @@ def test_every_candidate_is_weighed_or_refused(operator: str):
 @pytest.mark.slow
 def test_a_first_call_looks_at_less():
     problem = problem_of("all_gather_matmul", m=8192)
-    few, all_of_them = (weigh(problem, GPU, is_thorough) for is_thorough in (False, True))
+    few, all_of_them = (rank_candidates(problem, GPU, is_thorough) for is_thorough in (False, True))
     assert [each.candidate for each in few] == [each.candidate for each in all_of_them]
     predicted = [sum(each.predicted_us is not None for each in weighed) for weighed in (few, all_of_them)]
     assert predicted[0] < predicted[1]
@@ -56,7 +56,7 @@ def test_a_first_call_looks_at_less():
 @pytest.mark.parametrize(("m", "n", "k", "is_quicker"), [(1024, 3584, 5120, True), (2048, 5120, 8192, False)])
 def test_gathers_of_one_wave_in_all_are_quicker_in_half_tiles(m: int, n: int, k: int, is_quicker: bool):
     """MEASURED: 71 us for 86, and 259 for 257 (two H200s, benchmarks/results/push_tiles.*)."""
-    weighed = weigh(problem_of("all_gather_matmul", m=m, n=n, k=k, world_size=2), GPU)
+    weighed = rank_candidates(problem_of("all_gather_matmul", m=m, n=n, k=k, world_size=2), GPU)
     whole, halves = (
         next(each.predicted_us for each in weighed if each.candidate == candidate("push", {"pieces": 1} | options))
         for options in ({}, {"half_tiles": "on"})
@@ -72,14 +72,14 @@ def test_a_gather_of_two_by_one_weight_is_the_librarys_shard_by_shard_where_its_
 ):
     """MEASURED: 238 us for 258 (two H200s, benchmarks/results/llm_layers_80.all_gather_matmul.*)."""
     problem = problem_of("all_gather_matmul", m=2048, n=5120, k=8192, world_size=2, columns=columns)
-    assert cold_choice(weigh(problem, GPU, is_thorough=False), problem).candidate.plan == plan
+    assert cold_choice(rank_candidates(problem, GPU, is_thorough=False), problem).candidate.plan == plan
 
 
 @pytest.mark.slow
 def test_both_ways_to_weigh_say_the_same_of_a_large_problem():
     """So that `explain` tells what the choice went by."""
     problem = replace(LARGEST, operator="all_gather_matmul")
-    few, all_of_them = (weigh(problem, GPU, is_thorough) for is_thorough in (False, True))
+    few, all_of_them = (rank_candidates(problem, GPU, is_thorough) for is_thorough in (False, True))
     both = [pair for pair in zip(few, all_of_them, strict=True) if pair[0].predicted_us is not None]
     assert len(both) > 4
     assert all(one == other for one, other in both)
@@ -99,18 +99,20 @@ def test_both_ways_to_weigh_say_the_same_of_a_large_problem():
     ids=str,
 )
 def test_a_large_problem_is_weighed_in_time(operator: str, changes: dict[str, int]):
-    rank.forget()
-    weigh(problem_of(operator), GPU, is_thorough=False)  # machine files and tables of tile shapes are read
+    rank.clear_predictions()
+    rank_candidates(problem_of(operator), GPU, is_thorough=False)  # machine files and tables of tile shapes are read
     large = replace(LARGEST, **({"operator": operator} | changes))
 
     def anew() -> None:
-        rank.forget()
-        weigh(large, GPU, is_thorough=False)
+        rank.clear_predictions()
+        rank_candidates(large, GPU, is_thorough=False)
 
     ends_within(EAGER_S * 2, anew)  # twice: CPUs that are shared
-    weighed = weigh(large, GPU, is_thorough=False)
+    weighed = rank_candidates(large, GPU, is_thorough=False)
     assert len(weighed) > 4
-    assert weigh(replace(large, m=large.m - large.m // 100), GPU, is_thorough=False) is weighed  # of one bucket
+    assert (
+        rank_candidates(replace(large, m=large.m - large.m // 100), GPU, is_thorough=False) is weighed
+    )  # of one bucket
 
 
 def test_the_library_path_wins_unless_the_gain_is_worth_it():
@@ -163,7 +165,7 @@ def test_what_not_even_the_library_can_compute_is_refused():
 
 def test_torchs_all_reduces_have_the_times_of_a_measured_number_of_ranks():
     small = problem_of("matmul_all_reduce", m=512, n=8192)
-    four, two, three = (weigh(replace(small, world_size=size), GPU, is_thorough=False) for size in (4, 2, 3))
+    four, two, three = (rank_candidates(replace(small, world_size=size), GPU, is_thorough=False) for size in (4, 2, 3))
     times = {each.candidate.plan: each.predicted_us for each in four}
     assert times[TORCH_TWO_SHOT] < times["sequential"] < times[TORCH_ONE_SHOT]
     assert cold_choice(four, small).candidate.plan == TORCH_TWO_SHOT
@@ -191,11 +193,13 @@ def test_rows_go_round_rings_where_links_are_slow_between_some():
     """On a PCIe tree a ring crosses the trunk once; on a switch nobody is far."""
     problem = problem_of("all_gather_matmul", m=8192, n=6144, k=12288, world_size=8)
     tree, switch = target_named("a100_pciex8"), target_named("a100x8")
-    weighed = weigh(problem, tree, is_thorough=False)
+    weighed = rank_candidates(problem, tree, is_thorough=False)
     times = {each.candidate.plan: each.us for each in weighed}
     assert cold_choice(weighed, problem, tree.found.doubt).candidate.plan == "ring"
     assert times["ring"] < 0.75 * times["push"]
-    assert {each.candidate.plan for each in weigh(problem, switch, is_thorough=False) if "alike" in each.obstacle} == {
+    assert {
+        each.candidate.plan for each in rank_candidates(problem, switch, is_thorough=False) if "alike" in each.obstacle
+    } == {
         "ring",
         "double_ring",
         "islands",
@@ -204,7 +208,7 @@ def test_rows_go_round_rings_where_links_are_slow_between_some():
 
 def test_where_no_kernel_of_ours_is_tuned_plans_are_the_librarys_and_the_copy_engines():
     problem, target = problem_of("all_gather_matmul"), target_named("b200x8")
-    able = [each.candidate for each in weigh(problem, target, is_thorough=False) if not each.obstacle]
+    able = [each.candidate for each in rank_candidates(problem, target, is_thorough=False) if not each.obstacle]
     plans = {what.plan for what in able if not what.is_by_torch}
     assert {"sequential", "per_shard"} <= plans
     assert all(METHODS[f"all_gather_matmul.{plan}"].engines <= {LIBRARY, COPY_ENGINE} for plan in plans)
@@ -226,5 +230,5 @@ def test_what_half_a_problem_leaves_open_is_decided_by_the_whole(machine: str, p
     """Of the library path's time two_shot takes 0.98 in part and 0.87 whole; the ring on h800x8 1.04 and 0.73."""
     problem = problem_of("matmul_all_reduce", m=8192, n=4608, k=4608, world_size=8)
     target = target_named(machine, 8)
-    chosen = cold_choice(weigh(problem, target, is_thorough=False), problem, target.found.doubt)
+    chosen = cold_choice(rank_candidates(problem, target, is_thorough=False), problem, target.found.doubt)
     assert chosen.candidate.plan == plan

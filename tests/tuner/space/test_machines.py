@@ -10,7 +10,7 @@ import pytest
 from overweave.hardware.cards import Gpu, find, machine_for
 from overweave.tuner.calibrate.machine_file import machine_file
 from overweave.tuner.space import machines
-from overweave.tuner.space.machines import agreed_machine, calibrated_path, found_machine, keep_calibrated
+from overweave.tuner.space.machines import agreed_machine, calibrated_path, machine_of, save_calibrated
 from tests.tuner.calibrate.test_machine_file import FOUND, LIKE, SOURCE
 
 GPU = Gpu("NVIDIA H200", (9, 0), FOUND.sms, 139.8, "nvswitch")
@@ -23,13 +23,13 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_calibrated_file_comes_first_and_predictions_use_it():
-    assert found_machine(GPU) == find(GPU)
-    keep_calibrated(GPU, FILE)
-    found = found_machine(GPU)
+    assert machine_of(GPU) == find(GPU)
+    save_calibrated(GPU, FILE)
+    found = machine_of(GPU)
     assert found.basis == "calibrated"
     assert machine_for(found, 4).latency.call.us == 4.5
-    keep_calibrated(GPU, FILE.replace(b"4.5", b"9.5"))
-    assert machine_for(found_machine(GPU), 4).latency.call.us == 9.5
+    save_calibrated(GPU, FILE.replace(b"4.5", b"9.5"))
+    assert machine_for(machine_of(GPU), 4).latency.call.us == 9.5
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", FILE.replace(b'"sms": 114', b'"sms": 132'), b"\xff" * 64])
@@ -37,7 +37,7 @@ def test_what_is_no_file_of_this_machine_is_ignored_aloud(data: bytes):
     calibrated_path(GPU).parent.mkdir(parents=True)
     calibrated_path(GPU).write_bytes(data)
     with pytest.warns(RuntimeWarning, match="is ignored"):
-        assert found_machine(GPU) == find(GPU)
+        assert machine_of(GPU) == find(GPU)
 
 
 class Boards:
@@ -46,7 +46,7 @@ class Boards:
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
 
-    def exchange(self, own: bytes) -> list[bytes]:
+    def all_gather_bytes(self, own: bytes) -> list[bytes]:
         return [own, self.answers.pop(0).encode()]
 
 
@@ -59,8 +59,8 @@ class Boards:
     ],
 )
 def test_all_ranks_take_the_same(theirs: tuple[str, str], machine: str, basis: str, monkeypatch: pytest.MonkeyPatch):
-    keep_calibrated(GPU, FILE)
-    own = found_machine(GPU)
+    save_calibrated(GPU, FILE)
+    own = machine_of(GPU)
     assert find(GPU).machine == "h200x4"
     board = Boards(own.digest if theirs[0] == "same" else theirs[0], theirs[1])
     monkeypatch.setattr(machines, "Board", SimpleNamespace(of=lambda group: board))

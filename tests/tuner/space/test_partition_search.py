@@ -12,17 +12,17 @@ from overweave.hardware.machine import load
 from overweave.ir.plan import MatmulConfig
 from overweave.tuner.space import partition_search
 from overweave.tuner.space.partition_search import (
-    KEPT,
+    MOST_COMPARED,
     MOST_FIRST,
     MOST_LAST,
     Grouped,
     Partition,
     WaveCosts,
     best_partitions,
-    costs_on,
     predicted_us,
-    slowest,
-    stretched,
+    scale_partition,
+    slowest_costs,
+    wave_costs,
 )
 from tests.clock import ends_within
 
@@ -51,9 +51,9 @@ def test_the_path_is_what_enumeration_finds(waves: int):
         costs = random_costs(waves, chance)
         known = sorted(predicted_us(partition, costs) for partition in all_partitions(waves))
         found = best_partitions(costs)
-        assert [us for us, _ in found] == pytest.approx(known[:KEPT])
-        assert [predicted_us(partition, costs) for _, partition in found] == pytest.approx(known[:KEPT])
-        assert len({partition for _, partition in found}) == len(found) == min(KEPT, len(known))
+        assert [us for us, _ in found] == pytest.approx(known[:MOST_COMPARED])
+        assert [predicted_us(partition, costs) for _, partition in found] == pytest.approx(known[:MOST_COMPARED])
+        assert len({partition for _, partition in found}) == len(found) == min(MOST_COMPARED, len(known))
 
 
 @pytest.mark.parametrize("waves", range(1, 13))
@@ -61,7 +61,7 @@ def test_the_first_group_and_the_last_are_small(waves: int):
     every = all_partitions(waves)
     assert len(set(every)) == len(every)
     assert all(sum(groups) == waves and groups[0] <= MOST_FIRST and groups[-1] <= MOST_LAST for groups in every)
-    for _, groups in best_partitions(random_costs(waves, random.Random(1)), kept=10**6 if waves < 7 else KEPT):
+    for _, groups in best_partitions(random_costs(waves, random.Random(1)), most=10**6 if waves < 7 else MOST_COMPARED):
         assert groups in every
 
 
@@ -98,10 +98,10 @@ def test_a_partition_of_other_waves_is_refused(partition: tuple[int, ...]):
 
 def test_the_slowest_rank_counts():
     quick, slow = WaveCosts(1.0, (5.0, 6.0), (5.0, 6.0)), WaveCosts(2.0, (3.0, 8.0), (3.0, 4.0))
-    assert slowest([quick, slow]) == WaveCosts(2.0, (5.0, 8.0), (5.0, 6.0))
+    assert slowest_costs([quick, slow]) == WaveCosts(2.0, (5.0, 8.0), (5.0, 6.0))
     for differing in ([], [quick, WaveCosts(1.0, (1.0,), (1.0,))]):
         with pytest.raises(InputError, match="waves"):
-            slowest(differing)
+            slowest_costs(differing)
 
 
 def test_128_waves_take_less_than_5_ms():
@@ -112,7 +112,7 @@ def test_128_waves_take_less_than_5_ms():
 
 @pytest.mark.parametrize(("waves", "shares"), [(10, (2, 4, 4)), (5, (1, 2, 2)), (2, (1, 1)), (1, (1,)), (7, (1, 3, 3))])
 def test_a_partition_of_a_near_size_keeps_its_shares(waves: int, shares: tuple[int, ...]):
-    assert stretched((1, 2, 2), waves) == shares
+    assert scale_partition((1, 2, 2), waves) == shares
 
 
 def test_costs_are_those_of_the_machine():
@@ -121,7 +121,7 @@ def test_costs_are_those_of_the_machine():
     asked = Grouped(
         tiles=528, per_wave=116, config=config, k=4096, dtype="bfloat16", function="all_reduce", world_size=4
     )
-    costs = costs_on(machine, asked)
+    costs = wave_costs(machine, asked)
     assert costs.waves == 5
     rate = machine.tile("hopper", 128, 256)
     assert costs.wave_us == pytest.approx(2 * 128 * 256 * 4096 * 132 / rate.tflops / 1e6 + rate.overhead_us)

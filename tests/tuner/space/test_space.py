@@ -19,7 +19,7 @@ from overweave.tuner.space.space import (
     candidates,
     full_options,
     is_member,
-    obstacle,
+    reason_unsupported,
     variations,
 )
 from overweave.tuner.space.target import Target
@@ -49,13 +49,13 @@ def test_the_portable_kernel_was_never_clearly_the_quickest_nor_best_in_another_
 def test_without_peer_access_only_plans_whose_rows_the_library_moves_can_run(operator: str):
     apart, problem = replace(GPU, peer_access=False), problem_of(operator)
     refused = "the GPUs do not reach each other's memory"
-    left = [what for what in candidates(operator) if not obstacle(problem, apart, what, "device")]
+    left = [what for what in candidates(operator) if not reason_unsupported(problem, apart, what, "device")]
     for what in left:
         assert not METHODS[what.schedule(operator)].addresses_peers(dict(what.options))
     assert any(what.is_plain(operator) for what in left)
-    lost = {what for what in candidates(operator) if not obstacle(problem, GPU, what, "device")} - {*left}
+    lost = {what for what in candidates(operator) if not reason_unsupported(problem, GPU, what, "device")} - {*left}
     assert lost
-    assert all(obstacle(problem, apart, what, "device").startswith(refused) for what in lost)
+    assert all(reason_unsupported(problem, apart, what, "device").startswith(refused) for what in lost)
     taken = choose(problem, apart)
     assert not METHODS[taken.plan].addresses_peers(taken.options)
 
@@ -63,7 +63,7 @@ def test_without_peer_access_only_plans_whose_rows_the_library_moves_can_run(ope
 def test_messages_to_owners_are_taken_with_a_norm_behind_them():
     normed = replace(problem_of("matmul_reduce_scatter", m=16), norm=Norm(eps=1e-5))
     (packed,) = (what for what in candidates("matmul_reduce_scatter") if what == candidate("scatter_packed", {}))
-    assert not obstacle(normed, GPU, packed)
+    assert not reason_unsupported(normed, GPU, packed)
     assert "packed" in choose(normed, GPU).plan
 
 
@@ -92,7 +92,7 @@ def test_what_nothing_stands_against_can_be_built(operator: str, target: Target)
     problem = problem_of(operator)
     built = 0
     for what in candidates(operator):
-        if not what.is_by_torch and not obstacle(problem, target, what):
+        if not what.is_by_torch and not reason_unsupported(problem, target, what):
             options = full_options(problem, target, what)
             assert build(what.schedule(operator), problem, options, rank=0).name == what.schedule(operator)
             built += 1
@@ -101,7 +101,7 @@ def test_what_nothing_stands_against_can_be_built(operator: str, target: Target)
 
 def test_the_library_path_stands_against_everything(operator: str):
     for changes in ({"m": 0}, {"world_size": 1}, {"n": 3}, {"dtype": "float32"}, {"m": 7}):
-        assert obstacle(problem_of(operator, **changes), GPU, Candidate("sequential")) == ""
+        assert reason_unsupported(problem_of(operator, **changes), GPU, Candidate("sequential")) == ""
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_the_library_path_stands_against_everything(operator: str):
     ],
 )
 def test_what_cannot_be_says_why(changes: dict[str, object], what: Candidate, why: str):
-    assert why in obstacle(problem_of("all_gather_matmul", **changes), GPU, what)
-    assert obstacle(problem_of("all_gather_matmul"), GPU, what) == ""
+    assert why in reason_unsupported(problem_of("all_gather_matmul", **changes), GPU, what)
+    assert reason_unsupported(problem_of("all_gather_matmul"), GPU, what) == ""
 
 
 @pytest.mark.parametrize(
@@ -129,16 +129,16 @@ def test_what_cannot_be_says_why(changes: dict[str, object], what: Candidate, wh
 )
 @pytest.mark.parametrize("plan", [TORCH_ONE_SHOT, TORCH_TWO_SHOT])
 def test_what_torchs_all_reduces_cannot_sum(plan: str, changes: dict[str, object], why: str):
-    assert why in obstacle(problem_of("matmul_all_reduce", **changes), GPU, Candidate(plan))
-    assert obstacle(problem_of("matmul_all_reduce", m=3), GPU, Candidate(plan)) == ""
-    assert "is no all_gather_matmul" in obstacle(problem_of("all_gather_matmul"), GPU, Candidate(plan))
+    assert why in reason_unsupported(problem_of("matmul_all_reduce", **changes), GPU, Candidate(plan))
+    assert reason_unsupported(problem_of("matmul_all_reduce", m=3), GPU, Candidate(plan)) == ""
+    assert "is no all_gather_matmul" in reason_unsupported(problem_of("all_gather_matmul"), GPU, Candidate(plan))
 
 
 def test_torch_needs_cuda_and_the_hopper_kernel_a_hopper():
-    assert "CUDA" in obstacle(problem_of("all_gather_matmul"), CPU, Candidate(TORCH_FUSED))
+    assert "CUDA" in reason_unsupported(problem_of("all_gather_matmul"), CPU, Candidate(TORCH_FUSED))
     pinned = candidate("push", {"kernel": "hopper"})
     for target in (CPU, replace(GPU, is_hopper=False)):
-        assert "sm_90" in obstacle(problem_of("all_gather_matmul"), target, pinned)
+        assert "sm_90" in reason_unsupported(problem_of("all_gather_matmul"), target, pinned)
 
 
 def test_what_a_kernel_pushes_is_tried_in_bulk_too():
@@ -150,8 +150,8 @@ def test_what_a_kernel_pushes_is_tried_in_bulk_too():
     assert not is_member(problem.operator, candidate("push", {"pieces": 1, "mover": "bulk_kernel", "copy_programs": 9}))
     whole = [what for what in candidates(problem.operator) if dict(what.options).get("mover") == "bulk_kernel"]
     for what in (in_bulk, *whole):
-        assert obstacle(problem, GPU, what) == ""
-        assert "sm_90" in obstacle(problem, replace(GPU, is_hopper=False), what)
+        assert reason_unsupported(problem, GPU, what) == ""
+        assert "sm_90" in reason_unsupported(problem, replace(GPU, is_hopper=False), what)
         build(what.schedule(problem.operator), problem, full_options(problem, GPU, what), rank=0)
     assert not whole
 
@@ -243,6 +243,6 @@ def test_tiles_are_dealt_out_along_k_where_the_model_says_so():
 def test_of_two_ranks_a_reduce_scatter_that_is_another_is_left_out():
     two, four = (problem_of("matmul_reduce_scatter", world_size=size) for size in (2, 4))
     for plan, other in (("scatter_stored", "ring_stored"), ("fused_ring", "scatter sums=epilogue")):
-        assert obstacle(two, GPU, Candidate(plan)) == f"of two ranks it is {other}"
-        assert obstacle(four, GPU, Candidate(plan)) == ""
-    assert obstacle(two, GPU, Candidate("ring_stored")) == ""
+        assert reason_unsupported(two, GPU, Candidate(plan)) == f"of two ranks it is {other}"
+        assert reason_unsupported(four, GPU, Candidate(plan)) == ""
+    assert reason_unsupported(two, GPU, Candidate("ring_stored")) == ""

@@ -10,12 +10,18 @@ from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
-from overweave.tuner.model.choose import choose, explained
-from overweave.tuner.model.rank import weigh
-from overweave.tuner.space.partition_search import MOST_FIRST, MOST_LAST, partition_of, stretched, words_of
+from overweave.tuner.model.choose import choose, explain_choice
+from overweave.tuner.model.rank import rank_candidates
+from overweave.tuner.space.partition_search import (
+    MOST_FIRST,
+    MOST_LAST,
+    format_partition,
+    parse_partition,
+    scale_partition,
+)
 from overweave.tuner.space.space import Candidate, candidate, full_options, is_member
 from overweave.tuner.space.target import Target
-from overweave.tuner.space.waves import regrouped, tiles_of, wave_families
+from overweave.tuner.space.waves import fit_groups, grouped_matmul, wave_families
 
 GPU, MACHINE = Target("cuda", name="NVIDIA H200", is_hopper=True), load("h200x4")
 SUMS = [name for name, record in OPERATORS.items() if record.adds]
@@ -34,15 +40,15 @@ def test_the_best_partitions_can_be_built_and_are_weighed(operator: str):
     members = list(family.members())
     assert 1 <= len(members) <= 3
     for what in members:
-        groups = partition_of(str(dict(what.options)["groups"]))
+        groups = parse_partition(str(dict(what.options)["groups"]))
         assert groups[0] <= MOST_FIRST
         assert groups[-1] <= MOST_LAST
         plan = build(what.schedule(operator), problem, full_options(problem, GPU, what), rank=0)
         assert len({one.label for one in plan.schedule.operations if hasattr(one, "label")}) == len(groups)
         assert is_member(operator, what)
-    known = {each.candidate: each for each in weigh(problem, GPU)}
+    known = {each.candidate: each for each in rank_candidates(problem, GPU)}
     assert all(known[what].predicted_us for what in members)
-    assert {str(what) for what in members} <= {each.candidate for each in explained(problem, GPU).weights}
+    assert {str(what) for what in members} <= {each.candidate for each in explain_choice(problem, GPU).weights}
 
 
 def test_what_cannot_gain_by_algorithm_1_is_not_simulated_before_a_first_call():
@@ -72,17 +78,20 @@ def test_groups_serve_another_number_of_waves_by_their_shares():
     what = candidate("waves", {"groups": "1+2+2", "library_sms": 24})
     for m in (1024, 4096, 16384):
         problem = sized(SUMS[0], m=m)
-        fitted = regrouped(problem, GPU, what)
-        grouped = tiles_of(problem, GPU, what)
+        fitted = fit_groups(problem, GPU, what)
+        grouped = grouped_matmul(problem, GPU, what)
         assert grouped is not None
         waves = -(-grouped.tiles // grouped.per_wave)
-        assert dict(fitted.options) == {"groups": words_of(stretched((1, 2, 2), waves)), "library_sms": 24}
-        assert regrouped(problem, GPU, fitted) == fitted
+        assert dict(fitted.options) == {
+            "groups": format_partition(scale_partition((1, 2, 2), waves)),
+            "library_sms": 24,
+        }
+        assert fit_groups(problem, GPU, fitted) == fitted
         build(fitted.schedule(problem.operator), problem, full_options(problem, GPU, fitted), rank=0)
     other = Candidate("sequential")
-    assert regrouped(SIZE, GPU, other) is other
+    assert fit_groups(SIZE, GPU, other) is other
     uneven = sized(next(name for name in SUMS if OPERATORS[name].scatters), m=2049, world_size=4)
-    assert dict(regrouped(uneven, GPU, what).options) == {"library_sms": 24}
+    assert dict(fit_groups(uneven, GPU, what).options) == {"library_sms": 24}
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,16 @@ from overweave.errors import InputError
 from overweave.ir.problem import Problem
 from overweave.tuner import caches
 from overweave.tuner.caches import replace_whole
-from overweave.tuner.space.space import candidate, obstacle
+from overweave.tuner.space.space import candidate, reason_unsupported
 from overweave.tuner.space.target import Target
 from overweave.tuner.store import cache
 from overweave.tuner.store.cache import (
     decode,
     fingerprint,
-    keep,
     knowledge,
     load,
     path_of,
+    save,
     shipped,
     shipped_files,
 )
@@ -48,8 +48,8 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_kept_is_known_and_files_are_readable():
-    keep((ENTRY,), OWN)
-    path = keep((OTHER,), OWN)
+    save((ENTRY,), OWN)
+    path = save((OTHER,), OWN)
     assert load(path, OWN).entries == (ENTRY, OTHER)
     assert knowledge(CPU, 4).find(PROBLEM).entry == ENTRY
     assert path.name.startswith("cpux4.")
@@ -65,7 +65,7 @@ def test_no_cache_is_no_news():
 
 
 def test_other_software_has_another_file(monkeypatch: pytest.MonkeyPatch):
-    path = keep((ENTRY,), OWN)
+    path = save((ENTRY,), OWN)
     monkeypatch.setattr(cache, "version_of", lambda package: "9.9")
     assert path_of(fingerprint(CPU, 4)) != path
     assert knowledge(CPU, 4).find(PROBLEM) is None
@@ -126,7 +126,7 @@ def test_a_bad_file_is_ignored_aloud_and_written_anew(name: str):
     with pytest.warns(RuntimeWarning, match=path.name):
         assert knowledge(CPU, 4).find(PROBLEM) is None
     with pytest.warns(RuntimeWarning, match="ignored"):
-        keep((ENTRY,), OWN)
+        save((ENTRY,), OWN)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert knowledge(CPU, 4).find(PROBLEM).entry == ENTRY
@@ -156,7 +156,7 @@ def test_what_is_no_file_neither_hangs_nor_counts(kind: str):
     with pytest.warns(RuntimeWarning, match="ignored"):
         assert knowledge(CPU, 4).find(PROBLEM) is None
     with pytest.warns(RuntimeWarning, match="ignored|is not written"):
-        keep((ENTRY,), OWN)
+        save((ENTRY,), OWN)
     assert path.is_file() == (kind in ("pipe", "endless"))  # what can be told to hold no table gives way to one
 
 
@@ -165,13 +165,13 @@ def test_a_link_stays_one(tmp_path: Path):
     path.parent.mkdir(parents=True)
     path.symlink_to(there)
     for entry in (ENTRY, OTHER):
-        keep((entry,), OWN)
+        save((entry,), OWN)
     assert path.is_symlink()
     assert load(there, OWN) == load(path, OWN) == replace(TABLE, entries=(ENTRY, OTHER))
 
 
 def test_what_cannot_be_read_for_now_is_not_overwritten(monkeypatch: pytest.MonkeyPatch):
-    path = keep((ENTRY,), OWN)
+    path = save((ENTRY,), OWN)
 
     def fail(*anything: object) -> int:
         raise PermissionError("not today")
@@ -183,16 +183,16 @@ def test_what_cannot_be_read_for_now_is_not_overwritten(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(caches, "read_bytes", fail)
         with pytest.warns(RuntimeWarning, match="is not written: not today"):
-            keep((OTHER,), OWN)
+            save((OTHER,), OWN)
     assert load(path, OWN) == TABLE
 
 
 def test_more_than_is_read_is_not_written(monkeypatch: pytest.MonkeyPatch):
     """Or all would be lost at the next look."""
     many = tuple(replace(ENTRY, problem=replace(PROBLEM, n=8 * n)) for n in range(1, 41))
-    monkeypatch.setattr(cache, "LARGEST_BYTES", len(caches.encoded(replace(TABLE, entries=many))) // 2)
+    monkeypatch.setattr(cache, "LARGEST_BYTES", len(caches.encode(replace(TABLE, entries=many))) // 2)
     for entry in many:
-        keep((entry,), OWN)
+        save((entry,), OWN)
     kept = load(path_of(OWN), OWN).entries
     assert 10 < len(kept) < 30
     assert kept == many[-len(kept) :]
@@ -203,7 +203,7 @@ def test_a_full_cache_is_read_in_time():
     pins = {"kernel": "hopper", "block_m": 128, "block_n": 256, "block_k": 64, "group_m": 16, "stages": 3, "warps": 4}
     times = tuple(Time("push", pins | {"pieces": 2, "split_n": 2}, 8.0 + us) for us in range(12))
     many = tuple(Entry(replace(PROBLEM, n=8 * n), times) for n in range(1, 4097))
-    path = keep(many, OWN)
+    path = save(many, OWN)
     assert cache.LARGEST_BYTES // 2 < path.stat().st_size <= cache.LARGEST_BYTES
     assert knowledge(CPU, 4).find(many[-1].problem) is not None
     ends_within(1.0, lambda: knowledge(CPU, 4).find(many[-1].problem))
@@ -224,12 +224,12 @@ def test_processes_that_write_at_once_lose_nothing():
 
 def _keep_one_by_one(entries: list[Entry]) -> None:
     for entry in entries:
-        keep((entry,), OWN)
+        save((entry,), OWN)
 
 
 @pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_a_whole_file_and_nobody_waits():
-    keep((ENTRY,), OWN)
+    save((ENTRY,), OWN)
     for wait_s in (0.001, 0.003, 0.01, 0.03):
         writer = get_context("fork").Process(target=_keep_for_ever)
         writer.start()
@@ -239,26 +239,26 @@ def test_a_writer_that_is_killed_leaves_a_whole_file_and_nobody_waits():
         start_s = time.monotonic()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            keep((OTHER,), OWN)
+            save((OTHER,), OWN)
             assert {ENTRY.problem, OTHER.problem} <= {entry.problem for entry in knowledge(CPU, 4).own.entries}
         assert time.monotonic() - start_s < 1.0 * slowness()
 
 
 def _keep_for_ever() -> None:
     while True:
-        keep((ENTRY,), OWN)
+        save((ENTRY,), OWN)
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_survived(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "occupied").write_text("a file")
     monkeypatch.setenv("OVERWEAVE_CACHE_DIR", str(tmp_path / "occupied"))
     with pytest.warns(RuntimeWarning) as told:
-        keep((ENTRY,), OWN)
+        save((ENTRY,), OWN)
     assert "not written" in str(told[-1].message)
 
 
 def test_a_writer_that_fails_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch):
-    path = keep((ENTRY,), OWN)
+    path = save((ENTRY,), OWN)
     before = path.read_bytes()
 
     def fail(*anything: object) -> None:
@@ -266,7 +266,7 @@ def test_a_writer_that_fails_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
-        replace_whole(path, caches.encoded(Table(fingerprint=OWN)))
+        replace_whole(path, caches.encode(Table(fingerprint=OWN)))
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
@@ -287,7 +287,7 @@ def test_tables_forget_what_was_measured_without_packed_messages(world_size: int
     packed = {"all_gather_matmul": "gather_packed", "matmul_reduce_scatter": "scatter_packed"}
     for entry in shipped(GPU.name, world_size).entries:
         plan = packed.get(entry.problem.operator)
-        if plan is not None and not obstacle(entry.problem, GPU, candidate(plan, {})):
+        if plan is not None and not reason_unsupported(entry.problem, GPU, candidate(plan, {})):
             assert plan in [time.plan for time in entry.times], entry.problem
 
 
@@ -310,4 +310,4 @@ def test_no_table_for_what_nobody_measured():
 def test_rows_of_schedules_that_are_gone_are_passed_over():
     gone = Entry(replace(PROBLEM, n=2048), (Time("gather", {"order": "ring"}, 1.0),))
     both = replace(ENTRY, times=(Time("gather_pull", {}, 1.0), *ENTRY.times))
-    assert decode(caches.encoded(Table(fingerprint=OWN, entries=(gone, both)))).entries == (ENTRY,)
+    assert decode(caches.encode(Table(fingerprint=OWN, entries=(gone, both)))).entries == (ENTRY,)

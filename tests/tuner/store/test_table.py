@@ -23,7 +23,7 @@ from overweave.tuner.store.table import (
     Table,
     Time,
     bucket,
-    bucketed,
+    bucket_problem,
     distance,
     ranked,
 )
@@ -112,7 +112,7 @@ def test_new_entries_take_the_place_of_old_ones_and_the_oldest_go():
 
 
 def test_the_bucket_of_a_problem_keeps_the_rest():
-    assert bucketed(replace(PROBLEM, m=1000)) == PROBLEM
+    assert bucket_problem(replace(PROBLEM, m=1000)) == PROBLEM
 
 
 def test_the_quickest_wins_and_the_least_host_work_takes_ties():

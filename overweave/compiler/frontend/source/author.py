@@ -1,6 +1,6 @@
-"""An author's kernel as the compiler knows it: its source tree, its directives, and which statement each speaks of.
+"""An author's kernel as source: its syntax tree, its directives, and the statement below each.
 
-The kernel is read from its file with LibCST, so that all the author wrote survives. Nothing of it is run.
+LibCST reads the file, so that comments and layout survive. Nothing of the file is run.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from overweave.compiler.frontend.symbols.directives import (
 )
 from overweave.compiler.frontend.symbols.polynomials import Polynomial, number
 from overweave.errors import InputError
-from overweave.ir.text.files import shown
+from overweave.ir.text.files import printable
 from overweave.untrusted import read_bytes
 
 Statement = cst.BaseStatement
 Kind = TypeVar("Kind", bound=Directive)
-MOST_BYTES = 1 << 17
-MOST_DEPTH = 100
+MAX_BYTES = 1 << 17
+MAX_DEPTH = 100
 
 
 class Marked(Struct, Generic[Kind], frozen=True):
-    """A directive, the statement below it, and its path: indices from block to block, from the function's body on.
+    """A directive, the statement below it, and its path: the index in each block around it, outermost first.
 
-    helper: the function that it stands in, which the statement of that path calls; empty for the kernel itself.
+    helper: the function that holds the directive, called by the kernel's statement at that path; empty for the kernel.
     """
 
     directive: Kind
@@ -50,9 +50,9 @@ class Marked(Struct, Generic[Kind], frozen=True):
 
 
 class KernelSource(Struct, frozen=True):
-    """A kernel's file and function, all that is marked in it, in the order of the text, and what it calls `tl`.
+    """A kernel's file and function. marks: its directives, in the order of the text. language: its names for `tl`.
 
-    text: the file. module: as LibCST reads it, with comments. file: as Python does, with what it imports.
+    text: the file. module: its LibCST tree, with comments. file: its Python tree, with its imports. line: of the `def`.
     """
 
     path: Path
@@ -79,61 +79,62 @@ class KernelSource(Struct, frozen=True):
     @property
     def defaults(self) -> frozenset[str]:
         """The parameters that have a default."""
-        return frozenset(one.name.value for one in listed(self.function) if one.default is not None)
+        return frozenset(one.name.value for one in all_params(self.function) if one.default is not None)
 
     @property
     def default_numbers(self) -> dict[str, int]:
-        """The defaults that are whole numbers, by parameter."""
-        numbers = ((one.name.value, one.default) for one in listed(self.function))
+        """Parameter -> its default, where that is an integer."""
+        numbers = ((one.name.value, one.default) for one in all_params(self.function))
         return {name: number.evaluated_value for name, number in numbers if isinstance(number, cst.Integer)}
 
     def default_of(self, name: str) -> ast.expr | None:
         """The default of a parameter."""
         arguments = self.file.functions[self.name].args
-        given = zip(reversed([*arguments.posonlyargs, *arguments.args]), reversed(arguments.defaults), strict=False)
-        return next((value for one, value in given if one.arg == name), None)
+        pairs = zip(reversed([*arguments.posonlyargs, *arguments.args]), reversed(arguments.defaults), strict=False)
+        return next((value for argument, value in pairs if argument.arg == name), None)
 
     @property
-    def tuned(self) -> frozenset[str]:
-        """The constants that `@triton.autotune` sets: those that its configs name, or all where nothing tells them."""
+    def autotuned(self) -> frozenset[str]:
+        """The constexprs that `@triton.autotune` sets: those of its configs, or all if the configs cannot be read."""
         for decorator in self.file.functions[self.name].decorator_list:
-            named = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if isinstance(decorator, ast.Call) and ast.unparse(named).split(".")[-1] == "autotune":
+            function = decorator.func if isinstance(decorator, ast.Call) else decorator
+            if isinstance(decorator, ast.Call) and ast.unparse(function).split(".")[-1] == "autotune":
                 configs = next((one.value for one in decorator.keywords if one.arg == "configs"), None)
                 configs = configs or (decorator.args[0] if decorator.args else None)
                 if isinstance(configs, ast.Name):
                     configs = self.file.constant(configs.id)
-                listed = [one for one in ast.walk(configs) if isinstance(one, ast.Dict)] if configs else []
-                keys = [key.value if isinstance(key, ast.Constant) else None for one in listed for key in one.keys]
+                dicts = [one for one in ast.walk(configs) if isinstance(one, ast.Dict)] if configs else []
+                keys = [key.value if isinstance(key, ast.Constant) else None for one in dicts for key in one.keys]
                 return frozenset(map(str, keys)) if keys and None not in keys else self.constants
         return frozenset()
 
     @property
     def file_numbers(self) -> dict[str, int]:
-        """The whole numbers at the top of the file that no parameter hides."""
+        """Integer constants of the file, name -> value, that no parameter shadows."""
         return {name: value for name, value in self.file.numbers.items() if name not in self.parameters}
 
     @property
     def constants(self) -> frozenset[str]:
-        """The parameters that are constants of the compiled kernel."""
-        return frozenset(one.name.value for one in listed(self.function) if is_constant(one))
+        """The parameters that are `tl.constexpr`."""
+        return frozenset(one.name.value for one in all_params(self.function) if is_constant(one))
 
-    def of_kind(self, kind: type[Kind]) -> list[Marked[Kind]]:
+    def marks_of(self, kind: type[Kind]) -> list[Marked[Kind]]:
+        """Return the directives of one kind."""
         return [cast("Marked[Kind]", mark) for mark in self.marks if isinstance(mark.directive, kind)]
 
     def place(self) -> SourceLine:
-        """The function itself, for what is wrong with all of it."""
+        """Return the line of the `def`, for an error about the whole kernel."""
         return SourceLine(self.path.name, self.line, f"def {self.name}")
 
 
-def listed(function: cst.FunctionDef) -> tuple[cst.Param, ...]:
-    """The parameters of a function, in their order."""
+def all_params(function: cst.FunctionDef) -> tuple[cst.Param, ...]:
+    """Return the parameters of a function in order."""
     params = function.params
     return (*params.posonly_params, *params.params, *params.kwonly_params)
 
 
 def is_constant(param: cst.Param) -> bool:
-    """Whether a parameter is a `constexpr`, whatever the language is called."""
+    """Whether a parameter is annotated `constexpr`, under any name of `tl`."""
     annotation = param.annotation.annotation if param.annotation else None
     return (
         isinstance(annotation, cst.Attribute | cst.Name)
@@ -142,54 +143,52 @@ def is_constant(param: cst.Param) -> bool:
 
 
 def parameter_names(function: cst.FunctionDef) -> tuple[str, ...]:
-    """Their names."""
-    return tuple(one.name.value for one in listed(function))
+    """Return the names of a function's parameters in order."""
+    return tuple(one.name.value for one in all_params(function))
 
 
-def _parsed(data: bytes) -> tuple[str, ast.Module]:
-    """The text of a file, and what Python reads in it.
+def _parse(data: bytes) -> tuple[str, ast.Module]:
+    """Return the text of a file and its Python tree. Raises ValueError, and what Python's parser raises.
 
-    Raises ValueError for what is no sensible one, and whatever Python's parser raises.
-
-    The concrete parser has no limits: nested text takes its stack, minutes or all memory. Python's own has some.
+    This bounds size and nesting before LibCST parses the text, since LibCST has no limits of its own.
     """
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES} bytes")
     text = data.decode()
     tree = ast.parse(text)
     level: list[ast.AST] = [tree]
     depth = 0
     while level:
         depth += 1
-        if depth > MOST_DEPTH:
-            raise ValueError(f"it nests more than {MOST_DEPTH} deep")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it nests more than {MAX_DEPTH} deep")
         level = [child for node in level for child in ast.iter_child_nodes(node)]
     return text, tree
 
 
 def read_file(path: Path, name: str) -> bytes:
-    """The file of a kernel. Raises InputError."""
+    """Read the file of a kernel. Raises InputError."""
     try:
-        return read_bytes(path, MOST_BYTES)
+        return read_bytes(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         raise _unreadable(path, name, error) from None
 
 
 def _unreadable(path: Path, name: str, error: BaseException) -> InputError:
-    found = "it nests too deep" if isinstance(error, MemoryError) else shown(str(error).split("\n", maxsplit=1)[0])
+    """Return the error for a file that cannot be read or parsed."""
+    found = "it nests too deep" if isinstance(error, MemoryError) else printable(str(error).split("\n", maxsplit=1)[0])
     return InputError(f"read kernel {name[:80]} of {path.name}", found, "Give a Python file that can be parsed")
 
 
 def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> KernelSource:
-    """The kernel `name` of a file that holds `data`, with its directives. line: where Python saw the function that is
-    meant begin.
+    """Parse the kernel `name` of a file that holds `data`, with its directives. line: where that function begins.
 
     Raises InputError for a file that cannot be parsed or has no such function, DirectiveError for a directive that
-    cannot be read or stands where it speaks of nothing.
+    cannot be parsed or stands above no statement.
     """
     asked = f"read kernel {name[:80]} of {path.name}"
     try:
-        text, tree = _parsed(data)
+        text, tree = _parse(data)
         wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     except (SyntaxError, cst.ParserSyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _unreadable(path, name, error) from None
@@ -206,76 +205,78 @@ def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> 
         found = f"the one that is meant began in line {line}, and this one in line {first}"
         raise InputError(asked, found, "Define the kernel once, and import it again if its file has changed")
     reader = _Reader(path.name, lines)
-    marks = (*reader.block(body, ()), *reader.called(function, wrapper.module))
+    marks = (*reader.block(body, ()), *reader.helper_marks(function, wrapper.module))
     reader.refuse_strays(function)
     language = language_of(wrapper.module)
     source = KernelSource(
         path, text, File(path, tree, language), wrapper.module, function, marks, lines[function].start.line, language
     )
-    return replace(source, marks=tuple(_in_numbers(mark, source.file_numbers) for mark in marks))
+    return replace(source, marks=tuple(_with_file_constants(mark, source.file_numbers) for mark in marks))
 
 
-def _in_numbers(mark: Marked[Directive], numbers: Mapping[str, int]) -> Marked[Directive]:
-    """A directive with the constants of the file in the place of their names."""
+def _with_file_constants(mark: Marked[Directive], numbers: Mapping[str, int]) -> Marked[Directive]:
+    """Replace the names of constants of the file in a directive by their values."""
 
-    def put(said: Polynomial) -> Polynomial:
-        return said.replaced(lambda atom: number(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
+    def fold(expression: Polynomial) -> Polynomial:
+        return expression.substitute(lambda atom: number(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
 
-    said = mark.directive
-    if isinstance(said, AxisDirective):
-        return replace(mark, directive=replace(said, extent=put(said.extent), block=put(said.block)))
-    if isinstance(said, AccessDirective):
-        return replace(mark, directive=replace(said, dims=tuple(map(put, said.dims))))
+    directive = mark.directive
+    if isinstance(directive, AxisDirective):
+        return replace(mark, directive=replace(directive, extent=fold(directive.extent), block=fold(directive.block)))
+    if isinstance(directive, AccessDirective):
+        return replace(mark, directive=replace(directive, dims=tuple(map(fold, directive.dims))))
     return mark
 
 
 class _Reader:
-    """Walks the blocks of a function."""
+    """Collects the directives of a function. parsed_comments: those that became directives."""
 
     def __init__(self, file: str, lines: object) -> None:
         self.file, self.lines = file, lines
-        self.read: list[cst.Comment] = []
+        self.parsed_comments: list[cst.Comment] = []
 
     def block(self, block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[Marked[Directive]]:
+        """Yield the directives of a block and of the blocks inside it. Raises DirectiveError for a misplaced one."""
         for index, statement in enumerate(block.body):
-            here = (*path, index)
+            statement_path = (*path, index)
             for line in statement.leading_lines if hasattr(statement, "leading_lines") else ():
                 if line.comment and is_directive(line.comment.value):
-                    yield Marked(self.parsed(line.comment), statement, here)
+                    yield Marked(self.parse(line.comment), statement, statement_path)
             self.refuse(_trailing(statement), "it stands behind a statement", "Give it a line of its own, above it")
             for inner in _blocks(statement):
-                yield from self.block(inner, here)
+                yield from self.block(inner, statement_path)
         footer = [line.comment for line in block.footer if line.comment]
         self.refuse(footer, "no statement follows it in its block", "Put it above the statement that it speaks of")
 
-    def called(self, function: cst.FunctionDef, module: cst.Module) -> Iterator[Marked[Directive]]:
-        """Directives of the functions that a kernel calls, as if they stood above the statement that calls them."""
+    def helper_marks(self, function: cst.FunctionDef, module: cst.Module) -> Iterator[Marked[Directive]]:
+        """Yield the directives of functions that a kernel calls, with the path of the statement that calls them."""
         helpers = {
             one.name.value: one for one in module.body if isinstance(one, cst.FunctionDef) and one is not function
         }
-        inside = {name: [*self._of(one)] for name, one in helpers.items()}
+        marks_of_helper = {name: [*self._marks_of_helper(one)] for name, one in helpers.items()}
         assert isinstance(function.body, cst.IndentedBlock)
-        for path, statement in _simple(function.body, ()):
-            for name in sorted(_reached(statement, helpers)):
-                yield from (Marked(one.directive, one.statement, path, name) for one in inside[name])
+        for path, statement in _leaf_statements(function.body, ()):
+            for name in sorted(_transitive_callees(statement, helpers)):
+                yield from (Marked(one.directive, one.statement, path, name) for one in marks_of_helper[name])
 
-    def _of(self, helper: cst.FunctionDef) -> Iterator[Marked[Directive]]:
+    def _marks_of_helper(self, helper: cst.FunctionDef) -> Iterator[Marked[Directive]]:
         return self.block(helper.body, ()) if isinstance(helper.body, cst.IndentedBlock) else iter(())
 
-    def parsed(self, comment: cst.Comment) -> Directive:
-        self.read.append(comment)
+    def parse(self, comment: cst.Comment) -> Directive:
+        self.parsed_comments.append(comment)
         return parse_directive(comment.value, self.file, self._line(comment))
 
     def refuse(self, comments: Sequence[cst.Comment], found: str, cure: str) -> None:
+        """Raise DirectiveError if one of the comments is a directive."""
         for comment in comments:
             if is_directive(comment.value):
                 raise SourceLine(self.file, self._line(comment), comment.value).error(found, cure)
 
     def refuse_strays(self, function: cst.FunctionDef) -> None:
-        """Nothing that is meant for us goes unread: inside brackets, above the function, in one defined inside."""
-        found = _Comments()
-        function.visit(found)
-        strays = [one for one in found.comments if not any(one is read for read in self.read)]
+        """Raise for a directive above no statement of the kernel: inside brackets, or in a nested function."""
+        visitor = _Comments()
+        function.visit(visitor)
+        strays = [one for one in visitor.comments if not any(one is parsed for parsed in self.parsed_comments)]
         self.refuse(strays, "it stands above no statement of the kernel", "Put it right above the whole statement")
 
     def _line(self, comment: cst.Comment) -> int:
@@ -293,7 +294,7 @@ class _Comments(cst.CSTVisitor):
 
 
 def _blocks(statement: Statement) -> Iterator[cst.IndentedBlock]:
-    """The blocks inside a statement, in the order of the text; not those of functions defined inside."""
+    """Yield the blocks of a compound statement in the order of the text; none of a nested function or class."""
     if isinstance(statement, cst.FunctionDef | cst.ClassDef):
         return
     part: object = statement
@@ -304,31 +305,32 @@ def _blocks(statement: Statement) -> Iterator[cst.IndentedBlock]:
         part = getattr(part, "orelse", None)
 
 
-def _simple(block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Statement]]:
-    """The statements of a block that have no blocks of their own, and those in the blocks of others."""
+def _leaf_statements(block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Statement]]:
+    """Yield (path, statement) of all statements without blocks of their own, at any depth."""
     for index, statement in enumerate(block.body):
         inner = list(_blocks(statement))
         if not inner:
             yield (*path, index), statement
         for each in inner:
-            yield from _simple(each, (*path, index))
+            yield from _leaf_statements(each, (*path, index))
 
 
-def _reached(node: cst.CSTNode, helpers: Mapping[str, cst.FunctionDef]) -> set[str]:
-    """The functions that a node calls, and those that they call."""
-    found, more = set[str](), _called(node) & helpers.keys()
-    while more:
-        found |= more
-        more = set[str]().union(*(_called(helpers[one].body) & helpers.keys() for one in more)) - found
-    return found
+def _transitive_callees(node: cst.CSTNode, helpers: Mapping[str, cst.FunctionDef]) -> set[str]:
+    """Return the helpers that a node calls, directly or through other helpers."""
+    callees, new = set[str](), _callee_names(node) & helpers.keys()
+    while new:
+        callees |= new
+        new = set[str]().union(*(_callee_names(helpers[one].body) & helpers.keys() for one in new)) - callees
+    return callees
 
 
-def _called(node: cst.CSTNode) -> set[str]:
-    """The names of functions that are called."""
+def _callee_names(node: cst.CSTNode) -> set[str]:
+    """Return the names of functions that a node calls."""
     return {call.func.value for call in calls_in(node) if isinstance(call.func, cst.Name)}
 
 
 def _trailing(statement: Statement) -> list[cst.Comment]:
+    """Return the comments at the end of a statement's line, or of its block's header."""
     comments: list[cst.Comment | None] = []
     if isinstance(statement, cst.SimpleStatementLine):
         comments.append(statement.trailing_whitespace.comment)

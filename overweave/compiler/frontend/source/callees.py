@@ -1,7 +1,7 @@
-"""The functions of an author's file that a kernel calls: what each does to the pointers that it is given.
+"""What the functions that a kernel calls do with its pointers.
 
-A directive stands above a load or store of the kernel itself. What a function loads or stores for it no directive can
-name, so no wait would stand above it and no signal behind it; the compiler must know of it, and refuse.
+A directive names a load or store of the kernel itself. A helper's access that no directive names would get no wait and
+no notify; the compiler must find it, and refuse.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from overweave.compiler.frontend.source.names import Origins, assigned_names, as
 
 
 class Touch(Struct, frozen=True):
-    """A call that reaches memory through a parameter. by: the function that does, empty for the kernel itself.
+    """A call that accesses memory through a parameter. by: the helper that does so, empty for the kernel itself.
 
-    kind None: nobody can see what is done, as the function stands elsewhere.
+    kind: None if the source of the called function is unknown.
     """
 
     parameter: str
@@ -30,7 +30,7 @@ class Touch(Struct, frozen=True):
 
 
 class Callees:
-    """What the functions at the top level of a file do."""
+    """The memory accesses of the functions at the top level of a file. _touches: function -> its touches."""
 
     def __init__(self, source: KernelSource) -> None:
         self._language = source.language
@@ -42,51 +42,56 @@ class Callees:
         self._touches: dict[str, tuple[Touch, ...]] = {}
 
     def touches(self, function: cst.FunctionDef, origins: Origins) -> Iterator[Touch]:
-        """Every call of a function that reaches memory through one of its parameters, or may."""
-        local = {*parameter_names(function), *assigned_names([function.body])}
+        """Yield every call in a function that accesses memory through one of its parameters, or may do so."""
+        local_names = {*parameter_names(function), *assigned_names([function.body])}
         for call in calls_in(function.body):
-            kind = self._language.kind(call)
+            kind = self._language.memory_kind(call)
             if kind is not None:
-                nodes = [self._language.place(call)]
-                if not self._language.word(call):  # who knows what stands before the dot
+                nodes = [self._language.address_of(call)]
+                if not self._language.tl_name(call):  # a method of an unknown object: an argument may be the pointer
                     nodes += [arg.value for arg in call.args]
-                yield from (Touch(name, kind, call) for name in sorted(origins.of(*nodes)))
-            elif name := self.named(call):
-                for inner in self._of(name):
-                    given = origins.of(*_given(call, self._functions[name], inner.parameter))
-                    yield from (Touch(one, inner.kind, call, name) for one in sorted(given))
-            elif not self._is_known(call, local):
-                given = origins.of(*(arg.value for arg in call.args))
-                yield from (Touch(one, None, call, dotted(call.func)) for one in sorted(given))
+                yield from (Touch(name, kind, call) for name in sorted(origins.parameters_of(*nodes)))
+            elif name := self.helper_name(call):
+                for touch in self._touches_of(name):
+                    passed = origins.parameters_of(*_passed_for(call, self._functions[name], touch.parameter))
+                    yield from (Touch(parameter, touch.kind, call, name) for parameter in sorted(passed))
+            elif not self._is_known(call, local_names):
+                passed = origins.parameters_of(*(arg.value for arg in call.args))
+                yield from (Touch(parameter, None, call, dotted(call.func)) for parameter in sorted(passed))
 
-    def named(self, call: cst.Call) -> str:
-        """The function of the file that is called, if it is one."""
+    def helper_name(self, call: cst.Call) -> str:
+        """Return the function of the file that is called; empty for any other call."""
         name = dotted(call.func)
         return name if name in self._functions else ""
 
-    def _of(self, name: str) -> tuple[Touch, ...]:
+    def _touches_of(self, name: str) -> tuple[Touch, ...]:
+        """Return the touches of a helper, once computed."""
         if name not in self._touches:
-            self._touches[name] = ()  # one that calls itself does nothing more by that
+            self._touches[name] = ()  # ends the recursion of a function that calls itself
             function = self._functions[name]
             origins = Origins(assignments(function.body), parameter_names(function), self._language)
             self._touches[name] = tuple(self.touches(function, origins))
         return self._touches[name]
 
-    def _is_known(self, call: cst.Call, local: set[str]) -> bool:
-        """Whether a call is of the language, of Python, or a method of a value."""
+    def _is_known(self, call: cst.Call, local_names: set[str]) -> bool:
+        """Whether a call is of `tl`, of a builtin, or a method of a local value."""
         name = dotted(call.func)
         root = name.split(".")[0]
-        is_ours = any(name.startswith(f"{module}.") for module in self._language.modules)  # `tl.math.exp2`
-        is_method = isinstance(call.func, cst.Attribute) and (not root or root in local)
-        return bool(self._language.word(call)) or is_ours or is_method or hasattr(builtins, root)
+        is_tl = any(name.startswith(f"{module}.") for module in self._language.modules)  # `tl.math.exp2`
+        is_method = isinstance(call.func, cst.Attribute) and (not root or root in local_names)
+        return bool(self._language.tl_name(call)) or is_tl or is_method or hasattr(builtins, root)
 
 
-def _given(call: cst.Call, function: cst.FunctionDef, parameter: str) -> list[cst.CSTNode]:
-    """What a call passes for a parameter: what is unpacked may be for any."""
-    found: list[cst.CSTNode] = []
+def _passed_for(call: cst.Call, function: cst.FunctionDef, parameter: str) -> list[cst.CSTNode]:
+    """Return what a call passes for a parameter; a starred argument may be for any."""
+    values: list[cst.CSTNode] = []
     names = parameter_names(function)
     position = names.index(parameter) if parameter in names else -1
-    for at, arg in enumerate(call.args):
-        if arg.star or (arg.keyword and arg.keyword.value == parameter) or (not arg.keyword and at == position):
-            found.append(arg.value)
-    return found
+    for position_of_arg, arg in enumerate(call.args):
+        if (
+            arg.star
+            or (arg.keyword and arg.keyword.value == parameter)
+            or (not arg.keyword and position_of_arg == position)
+        ):
+            values.append(arg.value)
+    return values

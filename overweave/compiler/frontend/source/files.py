@@ -1,6 +1,6 @@
-"""A kernel's file and those that it imports from: their functions, and the numbers at their top.
+"""A kernel's file and those that it imports from: their functions and integer constants.
 
-Files are found as Python finds them, and read; none of them is run.
+Files are found as Python finds modules, and parsed; none of them is run.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from functools import cached_property, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from overweave.compiler.frontend.source.language import CUSTOMARY, LANGUAGE, Language
+from overweave.compiler.frontend.source.language import DEFAULT_ALIAS, LANGUAGE, Language
 
-MOST_BYTES, MOST_LINKS = 1 << 19, 6
+MAX_BYTES, MAX_ALIASES = 1 << 19, 6
 TRITON = "triton"
 
 
 class File:
-    """What the top level of a file binds."""
+    """The top-level names of a file. _imported: name here -> (module, name there). _constants: name -> expression."""
 
     def __init__(self, path: Path, tree: ast.Module, language: Language) -> None:
         self.path, self.tree, self.language = path, tree, language
@@ -29,120 +29,123 @@ class File:
         self._imported = dict(_imports(tree))
 
     def function(self, name: str) -> tuple[ast.FunctionDef, File] | None:
-        """The function that a dotted name is, with the file that it stands in."""
-        found, file, rest = self._resolved(name)
-        return (file.functions[rest], file) if found and file is not None and rest in file.functions else None
+        """Return the function that a dotted name refers to, with the file that defines it; else None."""
+        is_found, file, local = self._resolve(name)
+        return (file.functions[local], file) if is_found and file is not None and local in file.functions else None
 
     def is_of_triton(self, name: str) -> bool:
-        """Whether a dotted name is one of Triton's own, or Python's."""
+        """Whether a dotted name belongs to Triton, the standard library or builtins."""
         root = name.split(".")[0]
-        whole = self._imported.get(root)
-        if whole is not None:
-            return whole[0] == TRITON or whole[0].startswith(f"{TRITON}.") or whole[0] in sys.stdlib_module_names
+        binding = self._imported.get(root)
+        if binding is not None:
+            return binding[0] == TRITON or binding[0].startswith(f"{TRITON}.") or binding[0] in sys.stdlib_module_names
         return root not in self.functions and (
             hasattr(builtins, root) or any(f"{root}." in f"{module}." for module in self.language.modules)
         )
 
-    def texts(self) -> list[str]:
-        """The files that it imports from, as far as they are not Python's or Triton's own."""
+    def imported_sources(self) -> list[str]:
+        """Return the source of every file that this one imports from, those of Python and Triton aside."""
         modules = sorted({module for module, _ in self._imported.values() if module not in sys.stdlib_module_names})
-        files = (found_file(module, self.path) for module in modules)
+        files = (imported_file(module, self.path) for module in modules)
         return [ast.unparse(file.tree) for file in files if file is not None]
 
-    def rebinds(self, name: str) -> bool:
-        """Whether the file binds a name of Python's itself."""
-        return name in self.functions or name in self._imported or name in self._assigned or self._starred(name)
+    def shadows_builtin(self, name: str) -> bool:
+        """Whether the file binds a builtin's name itself."""
+        return name in self.functions or name in self._imported or name in self._constants or self._from_any_star(name)
 
     def constant(self, name: str) -> ast.expr | None:
-        """What a name of the file is bound to, once and for all, be it in the file that it is imported from."""
-        found, file, rest = self._resolved(name)
-        return file._assigned.get(rest) if found and file is not None else None
+        """Return the expression that a name is bound to, also by an import; None if it is bound more than once."""
+        is_found, file, name_there = self._resolve(name)
+        return file._constants.get(name_there) if is_found and file is not None else None
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """The whole numbers at the top of the file."""
-        names = [*self._assigned, *(name for name, whole in self._imported.items() if whole[1])]
-        found = ((name, number_of(self.constant(name), self)) for name in names)
-        return {name: value for name, value in found if value is not None}
+        """Name -> value of the file's integer constants."""
+        names = [*self._constants, *(name for name, binding in self._imported.items() if binding[1])]
+        values = ((name, number_of(self.constant(name), self)) for name in names)
+        return {name: value for name, value in values if value is not None}
 
     @cached_property
-    def _assigned(self) -> dict[str, ast.expr]:
-        """What is bound once, by a statement at the top of the file."""
-        bound = Counter(one.id for one in ast.walk(self.tree) if isinstance(one, ast.Name) and self._is_bound(one))
-        found: dict[str, ast.expr] = {}
+    def _constants(self) -> dict[str, ast.expr]:
+        """Name -> expression, of names that one top-level statement binds and no other."""
+        counts = Counter(
+            one.id for one in ast.walk(self.tree) if isinstance(one, ast.Name) and self._is_global_store(one)
+        )
+        values: dict[str, ast.expr] = {}
         for node in self.tree.body:
             target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
             target = node.target if isinstance(node, ast.AnnAssign) else target
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            if isinstance(target, ast.Name) and value is not None and bound[target.id] == 1:
-                found[target.id] = value
-        return found
+            if isinstance(target, ast.Name) and value is not None and counts[target.id] == 1:
+                values[target.id] = value
+        return values
 
-    def _is_bound(self, node: ast.Name) -> bool:
+    def _is_global_store(self, node: ast.Name) -> bool:
         return isinstance(node.ctx, ast.Store) and not self._is_local(node)
 
     def _is_local(self, node: ast.Name) -> bool:
         return any(one.lineno <= node.lineno <= (one.end_lineno or 0) for one in self.functions.values())
 
-    def _resolved(self, name: str) -> tuple[bool, File | None, str]:
-        """(whether it is known, the file that binds it, its name there)."""
+    def _resolve(self, name: str) -> tuple[bool, File | None, str]:
+        """Follow imports. Return (whether it was found, the file that binds the name, its name there)."""
         file: File | None = self
-        for _ in range(MOST_LINKS):
+        for _ in range(MAX_ALIASES):
             if file is None:
                 return False, None, name
             root, _, rest = name.partition(".")
             if root in file._imported:
                 module, attribute = file._imported[root]
-                link = found_file(f"{module}.{attribute}" if attribute else module, file.path) if rest else None
-                if link is not None:
-                    file, name = link, rest
+                submodule = imported_file(f"{module}.{attribute}" if attribute else module, file.path) if rest else None
+                if submodule is not None:
+                    file, name = submodule, rest
                 else:
-                    file, name = found_file(module, file.path), attribute or rest
+                    file, name = imported_file(module, file.path), attribute or rest
                 continue
-            if not rest and (name in file.functions or name in file._assigned):
+            if not rest and (name in file.functions or name in file._constants):
                 return True, file, name
-            starred = file._from_star(name)
-            if starred is None:
+            star_file = file._from_star(name)
+            if star_file is None:
                 return False, None, name
-            file = starred
+            file = star_file
         return False, None, name
 
-    def _starred(self, name: str) -> bool:
+    def _from_any_star(self, name: str) -> bool:
         return self._from_star(name) is not None
 
     def _from_star(self, name: str) -> File | None:
+        """Return the file from which `from m import *` takes a name, or None."""
         modules = [module for local, (module, _) in self._imported.items() if local.startswith("*")]
         for module in modules:
-            file = found_file(module, self.path)
-            if file is not None and (name in file.functions or name in file._assigned):
+            file = imported_file(module, self.path)
+            if file is not None and (name in file.functions or name in file._constants):
                 return file
         return None
 
 
-def number_of(node: ast.expr | None, file: File, links: int = MOST_LINKS) -> int | None:
-    """The whole number that an expression of a file is: literals, other such names, `tl.constexpr(16)`."""
-    again: Callable[[ast.expr], int | None] = lambda inner: number_of(inner, file, links - 1)  # noqa: E731
+def number_of(node: ast.expr | None, file: File, links: int = MAX_ALIASES) -> int | None:
+    """Evaluate an integer expression of literals, constants of the file and `tl.constexpr(16)`; None for any other."""
+    evaluate: Callable[[ast.expr], int | None] = lambda inner: number_of(inner, file, links - 1)  # noqa: E731
     if links < 0 or node is None:
         return None
     if isinstance(node, ast.Constant):
         return node.value if type(node.value) is int else None
     if isinstance(node, ast.Name):
-        return again(made) if (made := file.constant(node.id)) is not None else None
+        return evaluate(value_node) if (value_node := file.constant(node.id)) is not None else None
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -value if (value := again(node.operand)) is not None else None
+        return -value if (value := evaluate(node.operand)) is not None else None
     if isinstance(node, ast.Attribute) and node.attr == "value":
-        return again(node.value)
+        return evaluate(node.value)
     if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "constexpr" and len(node.args) == 1:
-        return again(node.args[0])
+        return evaluate(node.args[0])
     if isinstance(node, ast.BinOp):
-        left, right = again(node.left), again(node.right)
-        rule = OPERATORS.get(type(node.op))
-        if left is not None and right is not None and rule is not None:
-            return rule(left, right)
+        left, right = evaluate(node.left), evaluate(node.right)
+        operator = OPERATORS.get(type(node.op))
+        if left is not None and right is not None and operator is not None:
+            return operator(left, right)
     return None
 
 
-def _shifted(left: int, right: int) -> int | None:
+def _shift_left(left: int, right: int) -> int | None:
     return left << right if 0 <= right <= 64 else None
 
 
@@ -152,7 +155,7 @@ OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int | None]] = {
     ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: lambda a, b: a // b if b else None,
     ast.Mod: lambda a, b: a % b if b else None,
-    ast.LShift: _shifted,
+    ast.LShift: _shift_left,
     ast.RShift: lambda a, b: a >> b if 0 <= b <= 64 else None,
     ast.Pow: lambda a, b: a**b if 0 <= b <= 32 and abs(a) < 1 << 16 else None,
     ast.BitAnd: lambda a, b: a & b,
@@ -161,7 +164,7 @@ OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int | None]] = {
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
-    """(name here, (module, name there)); of `from m import *` a name that begins with a star."""
+    """Yield (name here, (module, name there)) of each import; `from m import *` has the name `*m`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -170,18 +173,12 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             for alias in node.names:
-                yield (
-                    (f"*{module}", (module, ""))
-                    if alias.name == "*"
-                    else (
-                        alias.asname or alias.name,
-                        (module, alias.name),
-                    )
-                )
+                star = alias.name == "*"
+                yield (f"*{module}", (module, "")) if star else (alias.asname or alias.name, (module, alias.name))
 
 
-def found_file(module: str, importer: Path) -> File | None:
-    """The file of a module that another file imports, if Python would find one."""
+def imported_file(module: str, importer: Path) -> File | None:
+    """Return the file of a module that `importer` imports; None if Python finds none, or it belongs to Triton."""
     dots = len(module) - len(module.lstrip("."))
     if module.lstrip(".").split(".")[0] == TRITON and not dots:
         return None
@@ -189,19 +186,20 @@ def found_file(module: str, importer: Path) -> File | None:
     for _ in range(dots - 1):
         folder = folder.parent
     names = module.lstrip(".").split(".") if module.lstrip(".") else ["__init__"]
-    places: list[str] | None = [str(folder)] if dots else [str(folder), *sys.path]
+    search_path: list[str] | None = [str(folder)] if dots else [str(folder), *sys.path]
     spec: ModuleSpec | None = None
     for name in names:
-        spec = PathFinder.find_spec(name, places) if places else None
-        places = list(spec.submodule_search_locations or ()) if spec else None
+        spec = PathFinder.find_spec(name, search_path) if search_path else None
+        search_path = list(spec.submodule_search_locations or ()) if spec else None
     origin = Path(spec.origin) if spec and spec.origin else None
-    if origin is None or origin.suffix != ".py" or not origin.is_file() or origin.stat().st_size > MOST_BYTES:
+    if origin is None or origin.suffix != ".py" or not origin.is_file() or origin.stat().st_size > MAX_BYTES:
         return None
-    return _parsed(origin, origin.read_bytes())
+    return _parse(origin, origin.read_bytes())
 
 
 @lru_cache(maxsize=64)
-def _parsed(path: Path, data: bytes) -> File | None:
+def _parse(path: Path, data: bytes) -> File | None:
+    """Parse a file, once for each content; None if it cannot be parsed."""
     try:
         tree = ast.parse(data.decode())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -210,11 +208,12 @@ def _parsed(path: Path, data: bytes) -> File | None:
 
 
 def _language(tree: ast.Module) -> Language:
-    modules, words = {CUSTOMARY, LANGUAGE}, {}
+    """Read from the imports of a file how it names `triton.language`."""
+    modules, tl_names = {DEFAULT_ALIAS, LANGUAGE}, {}
     for name, (module, attribute) in _imports(tree):
-        whole = f"{module}.{attribute}" if attribute else module
-        if f"{LANGUAGE}.".startswith(f"{whole}."):
-            modules.add(name + LANGUAGE.removeprefix(whole))
+        imported = f"{module}.{attribute}" if attribute else module
+        if f"{LANGUAGE}.".startswith(f"{imported}."):
+            modules.add(name + LANGUAGE.removeprefix(imported))
         if module == LANGUAGE and attribute:
-            words[name] = attribute
-    return Language(frozenset(modules), words)
+            tl_names[name] = attribute
+    return Language(frozenset(modules), tl_names)

@@ -1,4 +1,4 @@
-"""What the directives of a kernel say together: its axes, where its tiles begin, what each tile reads and writes."""
+"""The directives of a kernel put together: its axes, its tile loop or program id, what each tile loads and stores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from overweave.compiler.frontend.source.author import KernelSource, Marked, Statement
 from overweave.compiler.frontend.source.language import Language
-from overweave.compiler.frontend.source.names import assigned_names, called, calls_in
+from overweave.compiler.frontend.source.names import assigned_names, callee_name, calls_in
 from overweave.compiler.frontend.symbols.directives import (
     AccessDirective,
     AxisDirective,
@@ -32,9 +32,9 @@ from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 
 
 class AnnotatedAccess(Struct, frozen=True):
-    """An annotated load or store. index: of its statement, or the one around it, in the body of a tile.
+    """An annotated load or store. index: of its statement, or of the one around it, in the body of a tile.
 
-    helper: the function of the file that it stands in, which that statement calls; empty for the kernel itself.
+    helper: the function of the file that holds it, called by that statement; empty for the kernel itself.
     """
 
     directive: AccessDirective
@@ -44,7 +44,7 @@ class AnnotatedAccess(Struct, frozen=True):
 
 
 class StreamedLoop(Struct, frozen=True):
-    """The loop that walks a streamed axis. index: as in Access; it stands in the body of a tile itself."""
+    """The loop that walks a streamed axis. index: of the loop in the body of a tile."""
 
     directive: StreamDirective
     loop: cst.For
@@ -52,44 +52,45 @@ class StreamedLoop(Struct, frozen=True):
 
 
 class AnnotatedKernel(Struct, frozen=True, kw_only=True):
-    """A source whose directives fit together.
+    """A source whose directives fit together. Indices are those of statements.
 
-    loop: index of the loop over tiles; None for one tile per program. body: the statements of a tile. number: the
-    variable that holds the tile's number, if the author has one. first: index of the statement that a program's number
-    comes from. dispatch: the statements `[lo, hi)` of the body that turn it into blocks; again: others that do so once
-    more. regions: the lines of their directives. blocks: axis -> variable.
+    tile_loop: index of the loop over tiles, None for one tile per program. body: the statements of a tile.
+    tile_variable: the variable that holds the tile's number, if there is one. tile_start: index of the statement that
+    reads the program id, or of the tile loop. dispatch: the range `[lo, hi)` of the body that computes the blocks from
+    the tile's number; repeated_dispatch: ranges that do so again. dispatch_lines: (begin, end) lines of each range.
+    block_variables: axis -> the variable of its block index.
     """
 
     source: KernelSource
     axes: tuple[AxisDirective, ...]
-    loop: int | None
-    number: str | None
-    first: int
+    tile_loop: int | None
+    tile_variable: str | None
+    tile_start: int
     dispatch: tuple[int, int] | None
-    again: tuple[tuple[int, int], ...]
-    regions: tuple[tuple[int, int], ...]
-    blocks: Mapping[str, str]
+    repeated_dispatch: tuple[tuple[int, int], ...]
+    dispatch_lines: tuple[tuple[int, int], ...]
+    block_variables: Mapping[str, str]
     loads: tuple[AnnotatedAccess, ...]
     stores: tuple[AnnotatedAccess, ...]
     streams: tuple[StreamedLoop, ...]
 
     @property
     def body(self) -> Sequence[Statement]:
-        return _body(self.source, () if self.loop is None else (self.loop,))
+        return _body(self.source, () if self.tile_loop is None else (self.tile_loop,))
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The names that directives use for numbers."""
-        said = [one for axis in self.axes for one in (axis.extent, axis.block)]
-        said += [dim for access in (*self.loads, *self.stores) for dim in access.directive.dims]
-        return frozenset[str]().union(*(one.names for one in said))
+        """The names in the directives' expressions."""
+        expressions = [one for axis in self.axes for one in (axis.extent, axis.block)]
+        expressions += [dim for access in (*self.loads, *self.stores) for dim in access.directive.dims]
+        return frozenset[str]().union(*(one.names for one in expressions))
 
     @property
     def grid(self) -> tuple[AxisDirective, ...]:
         return tuple(axis for axis in self.axes if not axis.is_streamed)
 
     def space(self, numbers: Mapping[str, int]) -> TileSpace:
-        """The tiles of a call. numbers: the kernel's integer arguments by name; defaults stand for those it lacks.
+        """Return the tiles of a call. numbers: the kernel's integer arguments by name; a missing one has its default.
 
         Raises DirectiveError for an argument that is missing and for a dimension that is not affine in one axis.
         """
@@ -109,66 +110,70 @@ class AnnotatedKernel(Struct, frozen=True, kw_only=True):
 def _operands(
     accesses: tuple[AnnotatedAccess, ...], axes: tuple[Axis, ...], numbers: Mapping[str, int]
 ) -> tuple[Operand, ...]:
-    found: dict[str, Operand] = {}
+    """Return one operand for each tensor; a tensor has the same dimensions in all of its accesses."""
+    by_tensor: dict[str, Operand] = {}
     for access in accesses:
-        said = access.directive
-        dims = tuple(_dim(said.place, dim, axes, numbers) for dim in said.dims)
-        found.setdefault(said.tensor, Operand(said.tensor, said.parameter, dims))
-    return tuple(found.values())
+        directive = access.directive
+        dims = tuple(_dim(directive.place, dim, axes, numbers) for dim in directive.dims)
+        by_tensor.setdefault(directive.tensor, Operand(directive.tensor, directive.parameter, dims))
+    return tuple(by_tensor.values())
 
 
-def _dim(place: SourceLine, said: Polynomial, axes: tuple[Axis, ...], numbers: Mapping[str, int]) -> Dim:
+def _dim(place: SourceLine, expression: Polynomial, axes: tuple[Axis, ...], numbers: Mapping[str, int]) -> Dim:
+    """Return a dimension of a call: an extent, or an affine function of one axis."""
     by_name = {axis.name: axis for axis in axes}
-    name, scale, shift = _affine(place, said, by_name)
+    name, scale, shift = _affine(place, expression, by_name)
     if name is None:
-        return Dim(_value(place, said, numbers))
-    counts = is_of_blocks(said)
+        return Dim(_value(place, expression, numbers))
+    counts = is_of_blocks(expression)
     return Dim(by_name[name].count if counts else by_name[name].extent, name, scale, shift, counts)
 
 
-def _affine(place: SourceLine, said: Polynomial, axes: Mapping[str, object]) -> tuple[str | None, int, int]:
+def _affine(place: SourceLine, expression: Polynomial, axes: Mapping[str, object]) -> tuple[str | None, int, int]:
+    """Return `affine_in`. Raises DirectiveError for an expression that is not."""
     try:
-        return affine_in(said, axes)
+        return affine_in(expression, axes)
     except ExpressionError as error:
         raise place.error(
             str(error), "Write an axis, `2 * M + 1` blocks along one, or an extent without axes"
         ) from None
 
 
-def _value(place: SourceLine, said: Polynomial, numbers: Mapping[str, int], least: int = 0) -> int:
-    missing = sorted(said.names - numbers.keys())
+def _value(place: SourceLine, expression: Polynomial, numbers: Mapping[str, int], least: int = 0) -> int:
+    """Evaluate an expression. Raises DirectiveError for a missing argument or a value below `least`."""
+    missing = sorted(expression.names - numbers.keys())
     if missing:
         raise place.error(f"{missing[0]} is no whole number in this call", "Pass an int for it")
     try:
-        value = said.value(numbers)
+        value = expression.value(numbers)
     except ZeroDivisionError:
-        raise place.error(f"{said} divides by zero", "Pass another number") from None
+        raise place.error(f"{expression} divides by zero", "Pass another number") from None
     if not least <= value < 2**31:
-        raise place.error(f"{said} is {value}", f"It must be at least {least} and fit 31 bits")
+        raise place.error(f"{expression} is {value}", f"It must be at least {least} and fit 31 bits")
     return value
 
 
 def read_kernel(source: KernelSource) -> AnnotatedKernel:
-    """What the directives of a source say. Raises DirectiveError where they do not fit together."""
+    """Put the directives of a source together. Raises DirectiveError where they contradict each other."""
     axes = _axes(source)
-    loop, number, first = _tile(source)
-    path = () if loop is None else (loop,)
-    (dispatch, *again), blocks = _dispatch(source, path, axes, number)
-    lines = [mark.directive.place.line for mark in source.of_kind(DispatchDirective)]
-    marks = source.of_kind(AccessDirective)
+    tile_loop, tile_variable, tile_start = _tile_position(source)
+    path = () if tile_loop is None else (tile_loop,)
+    (dispatch, *repeated), block_variables = _dispatch(source, path, axes, tile_variable)
+    lines = [mark.directive.place.line for mark in source.marks_of(DispatchDirective)]
+    marks = source.marks_of(AccessDirective)
     for stray in (mark for mark in source.marks if mark.helper and not isinstance(mark.directive, AccessDirective)):
         raise stray.directive.place.error(f"it stands in {stray.helper}", "Put it into the kernel itself")
     accesses = [AnnotatedAccess(mark.directive, mark.statement, _index(mark, path), mark.helper) for mark in marks]
     return AnnotatedKernel(
         source=source,
         axes=axes,
-        loop=loop,
-        number=number,
-        first=first,
+        tile_loop=tile_loop,
+        tile_variable=tile_variable,
+        tile_start=tile_start,
         dispatch=dispatch,
-        again=tuple(one for one in again if one),
-        regions=tuple(zip(lines[::2], lines[1::2], strict=True)),
-        blocks=blocks,
+        repeated_dispatch=tuple(one for one in repeated if one),
+        dispatch_lines=tuple(zip(lines[::2], lines[1::2], strict=True)),
+        block_variables=block_variables,
         loads=tuple(access for access in accesses if not access.directive.is_store),
         stores=tuple(access for access in accesses if access.directive.is_store),
         streams=_streams(source, path, axes),
@@ -176,26 +181,27 @@ def read_kernel(source: KernelSource) -> AnnotatedKernel:
 
 
 def _axes(source: KernelSource) -> tuple[AxisDirective, ...]:
-    axes = [mark.directive for mark in source.of_kind(AxisDirective)]
+    """Return the axes. Raises DirectiveError for a name twice, or if no axis tells tiles apart."""
+    axes = [mark.directive for mark in source.marks_of(AxisDirective)]
     names: set[str] = set()
     for axis in axes:
         if axis.name in names:
             raise axis.place.error(f"axis {axis.name} stands twice", "Name every axis once")
         names.add(axis.name)
-        for said in (axis.extent, axis.block):
-            check_names(axis.place, said, source)
+        for expression in (axis.extent, axis.block):
+            check_names(axis.place, expression, source)
     if all(axis.is_streamed for axis in axes):
         raise source.place().error("it names no axis that tells tiles apart", "Add `# @overweave.axis M block=BLOCK_M`")
     return tuple(axes)
 
 
 def check_names(
-    place: SourceLine, said: Polynomial, source: KernelSource, others: frozenset[str] = frozenset()
+    place: SourceLine, expression: Polynomial, source: KernelSource, others: frozenset[str] = frozenset()
 ) -> None:
-    """Raises DirectiveError for a name that is neither a parameter of the kernel nor one of `others`."""
-    if not can_be_positive(said):
-        raise place.error(f"{said} is never more than 0", "Write a number of elements")
-    shapes = {name: SHAPE.fullmatch(name) or BLOCKS.fullmatch(name) for name in said.names}
+    """Raise DirectiveError for a name that is neither a parameter of the kernel nor one of `others`."""
+    if not can_be_positive(expression):
+        raise place.error(f"{expression} is never more than 0", "Write a number of elements")
+    shapes = {name: SHAPE.fullmatch(name) or BLOCKS.fullmatch(name) for name in expression.names}
     names = {match[1] if match else name for name, match in shapes.items()}
     unknown = sorted(names - set(source.parameters) - others)
     if unknown:
@@ -203,10 +209,10 @@ def check_names(
         raise place.error(f"{unknown[0]} is unknown", f"Use parameters of the kernel or axes: {known[:160]}")
 
 
-def _tile(source: KernelSource) -> tuple[int | None, str | None, int]:
-    """(index of the loop over tiles, variable of the tile's number, index of the statement it comes from)."""
-    marks = source.of_kind(TileIdDirective)
-    begins = [mark for mark in source.of_kind(DispatchDirective) if mark.directive.begins]
+def _tile_position(source: KernelSource) -> tuple[int | None, str | None, int]:
+    """Return (tile_loop, tile_variable, tile_start) of AnnotatedKernel."""
+    marks = source.marks_of(TileIdDirective)
+    begins = [mark for mark in source.marks_of(DispatchDirective) if mark.directive.begins]
     if not marks and len(begins) == 1 and len(begins[0].path) == 1:
         return None, None, begins[0].path[0]
     if len(marks) != 1:
@@ -222,80 +228,91 @@ def _tile(source: KernelSource) -> tuple[int | None, str | None, int]:
 
 
 def _loop_variable(place: SourceLine, statement: Statement) -> str:
+    """Return the variable of `for NAME in tl.range(...):`. Raises DirectiveError for any other statement."""
     if isinstance(statement, cst.For) and isinstance(statement.iter, cst.Call) and statement.orelse is None:
         target, is_block = statement.target, isinstance(statement.body, cst.IndentedBlock)
-        if called(statement.iter) == "range" and is_block and isinstance(target, cst.Name):
+        if callee_name(statement.iter) == "range" and is_block and isinstance(target, cst.Name):
             return str(target.value)
     raise place.error("no loop over a range follows it", "Put it above `for NAME in tl.range(...):`")
 
 
 def _program_variable(place: SourceLine, statement: Statement, language: Language) -> str:
-    parts = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
-    part = parts[0] if len(parts) == 1 else None
-    if isinstance(part, cst.Assign) and len(part.targets) == 1 and isinstance(part.targets[0].target, cst.Name):
-        calls = calls_in(part.value)
-        words = [language.word(call) or language.method(call) for call in calls]
-        if sorted(words) in (["program_id"], ["program_id", "to"], ["cast", "program_id"]) and calls[0] is part.value:
-            return part.targets[0].target.value
+    """Return the variable of `NAME = tl.program_id(0)`. Raises DirectiveError for any other statement."""
+    statements = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
+    statement_part = statements[0] if len(statements) == 1 else None
+    if (
+        isinstance(statement_part, cst.Assign)
+        and len(statement_part.targets) == 1
+        and isinstance(statement_part.targets[0].target, cst.Name)
+    ):
+        calls = calls_in(statement_part.value)
+        names = [language.tl_name(call) or language.method_name(call) for call in calls]
+        if (
+            sorted(names) in (["program_id"], ["program_id", "to"], ["cast", "program_id"])
+            and calls[0] is statement_part.value
+        ):
+            return statement_part.targets[0].target.value
     raise place.error(
         "no `pid = tl.program_id(0)` follows it", "Put it above that statement, or above the loop over tiles"
     )
 
 
 def _dispatch(
-    source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirective, ...], number: str | None
+    source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirective, ...], tile_variable: str | None
 ) -> tuple[list[tuple[int, int] | None], dict[str, str]]:
-    """The regions that turn a number into blocks, the same in each, and the variable of every axis' block."""
-    marks = source.of_kind(DispatchDirective)
-    maps = source.of_kind(PidMapDirective)
+    """Return (dispatch regions `[lo, hi)`, block variables by axis); the regions must set the same variables."""
+    marks = source.marks_of(DispatchDirective)
+    maps = source.marks_of(PidMapDirective)
     grid = [axis.name for axis in axes if not axis.is_streamed]
-    if not marks and not maps and len(grid) == 1 and number is not None:
-        return [None], {grid[0]: number}
-    turns = [mark.directive.begins for mark in marks]
-    if turns != [True, False] * len(maps) or not maps:
+    if not marks and not maps and len(grid) == 1 and tile_variable is not None:
+        return [None], {grid[0]: tile_variable}
+    begins = [mark.directive.begins for mark in marks]
+    if begins != [True, False] * len(maps) or not maps:
         places = [*(mark.directive.place for mark in marks), *(mark.directive.place for mark in maps)]
         place = places[0] if places else source.place()
-        found = f"{turns.count(True)} `dispatch begin`, {turns.count(False)} `dispatch end`, {len(maps)} `pid_map`"
+        found = f"{begins.count(True)} `dispatch begin`, {begins.count(False)} `dispatch end`, {len(maps)} `pid_map`"
         raise place.error(found, "Put one `dispatch begin`, one `pid_map` and one `dispatch end` there, in this order")
-    blocks = dict(maps[0].directive.variables)
+    block_variables = dict(maps[0].directive.variables)
     regions = [
-        _region(source, path, (begin, end), named)
-        for begin, end, named in zip(marks[::2], marks[1::2], maps, strict=True)
+        _dispatch_region(source, path, (begin, end), pid_map)
+        for begin, end, pid_map in zip(marks[::2], marks[1::2], maps, strict=True)
     ]
-    for named in maps:
-        if dict(named.directive.variables) != blocks or set(blocks) != set(grid):
-            found = f"it maps {', '.join(f'{axis}={name}' for axis, name in named.directive.variables)}"
+    for pid_map in maps:
+        if dict(pid_map.directive.variables) != block_variables or set(block_variables) != set(grid):
+            found = f"it maps {', '.join(f'{axis}={name}' for axis, name in pid_map.directive.variables)}"
             cure = f"Map every axis, {', '.join(grid)}, to the same variables in every region"
-            raise named.directive.place.error(found, cure)
-    return [*regions], blocks
+            raise pid_map.directive.place.error(found, cure)
+    return [*regions], block_variables
 
 
-def _region(
+def _dispatch_region(
     source: KernelSource,
     path: tuple[int, ...],
-    ends: tuple[Marked[DispatchDirective], Marked[DispatchDirective]],
-    named: Marked[PidMapDirective],
+    marks: tuple[Marked[DispatchDirective], Marked[DispatchDirective]],
+    pid_map: Marked[PidMapDirective],
 ) -> tuple[int, int]:
-    for mark in ends:
+    """Return the statements `[lo, hi)` of a dispatch region. Raises DirectiveError if its directives do not fit."""
+    for mark in marks:
         if mark.path[:-1] != path:
             raise mark.directive.place.error("it is not in the body of the tile", "Put it beside the tile id")
-    lo, hi = (mark.path[-1] for mark in ends)
-    if named.path[: len(path)] != path or not lo <= named.path[len(path)] < hi:
-        raise named.directive.place.error(
+    lo, hi = (mark.path[-1] for mark in marks)
+    if pid_map.path[: len(path)] != path or not lo <= pid_map.path[len(path)] < hi:
+        raise pid_map.directive.place.error(
             "it is outside of the dispatch region", "Put it between `dispatch begin` and `dispatch end`"
         )
-    made = assigned_names(_body(source, path)[lo:hi])
-    for axis, variable in named.directive.variables:
-        if variable not in made:
+    assigned = assigned_names(_body(source, path)[lo:hi])
+    for axis, variable in pid_map.directive.variables:
+        if variable not in assigned:
             found = f"{variable}, the block of {axis}, is not assigned in the dispatch region"
-            raise named.directive.place.error(found, "Assign it between `dispatch begin` and `dispatch end`")
+            raise pid_map.directive.place.error(found, "Assign it between `dispatch begin` and `dispatch end`")
     return lo, hi
 
 
 def _streams(source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirective, ...]) -> tuple[StreamedLoop, ...]:
+    """Return the loops that walk streamed axes, one for each. Raises DirectiveError."""
     streamed = {axis.name: axis for axis in axes if axis.is_streamed}
     streams: list[StreamedLoop] = []
-    for mark in source.of_kind(StreamDirective):
+    for mark in source.marks_of(StreamDirective):
         directive = mark.directive
         if directive.axis not in streamed:
             known = ", ".join(streamed) or "none"
@@ -315,6 +332,7 @@ def _streams(source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirect
 
 
 def _index(mark: Marked[AccessDirective], path: tuple[int, ...]) -> int:
+    """Return the index, in the body of a tile, of the statement that holds a directive. path: of that body."""
     if mark.path[: len(path)] != path or len(mark.path) <= len(path):
         raise mark.directive.place.error(
             "it is outside of the loop over tiles", "Put it where each tile loads or stores"
@@ -323,6 +341,7 @@ def _index(mark: Marked[AccessDirective], path: tuple[int, ...]) -> int:
 
 
 def _body(source: KernelSource, path: tuple[int, ...]) -> Sequence[Statement]:
+    """Return the statements of the block at a path."""
     statements = source.function.body.body
     for index in path:
         statements = statements[index].body.body  # type: ignore[union-attr]

@@ -10,8 +10,8 @@
     # @overweave.store C=c_ptr[M, N]               above a store
     # @overweave.stream S                          above the loop that walks a streamed axis
 
-A dimension is an axis, `2 * M + 1` blocks along one, `blocks(M)`, or an extent of its own. What a comment says becomes
-data here.
+A dimension is an axis, `2 * M + 1` blocks along one, `blocks(M)`, or an extent of its own. This file parses comments
+into data.
 SOURCE: the annotations of AutoOverlap, listing 1.
 """
 
@@ -30,24 +30,25 @@ from overweave.errors import DirectiveError
 MARK = "@overweave."
 RESERVED = "overweave"
 LONGEST_NAME, MOST_CHARACTERS = 24, 1000
-LIKE = 0.8  # how much of a word is `overweave` where it is meant: two letters lost, swapped or changed
+MIN_SIMILARITY = 0.8  # to RESERVED, from which on a word is a misspelling of it: two letters lost, swapped or changed
 _COMMENT = re.compile(r"#\s*@overweave\.([A-Za-z_]*)(?:\s+(.*))?", re.ASCII)
 _UNMARKED = re.compile(r"[#\s@]*overweave\s*\.\s*(axis|tile_id|dispatch|pid_map|load|store|stream)\b", re.ASCII)
 _MARKED = re.compile(r"#[\s#]*@\s*(\w+)", re.ASCII)
-_BETWEEN = re.compile(r",(?![^()]*\))", re.ASCII)  # dimensions: a comma in no parentheses
+_COMMA = re.compile(r",(?![^()]*\))", re.ASCII)  # between dimensions: a comma outside parentheses
 _ACCESS = re.compile(r"([A-Za-z_]\w*)\s*=\s*([A-Za-z_]\w*)\s*\[(.*)\]", re.ASCII)
 _AXIS = re.compile(r"([A-Za-z_]\w*)\s*(?:=\s*(.*?))?(?:\s+block\s*=\s*(.*?))?(\s+streamed)?", re.ASCII)
 FORM = "; docs/directives.md shows the form"
 
 
 class SourceLine(Struct, frozen=True):
-    """Where a directive stands."""
+    """A line of an author's file: where a directive stands."""
 
     file: str
     line: int
     text: str
 
     def error(self, found: str, cure: str) -> DirectiveError:
+        """Return the error that names this line."""
         return DirectiveError((self.file, self.line, self.text[:120]), found[:300], cure)
 
 
@@ -103,15 +104,15 @@ Directive = AxisDirective | TileIdDirective | DispatchDirective | PidMapDirectiv
 
 
 def is_directive(comment: str) -> bool:
-    """Whether a comment is meant for us, be it that its mark is spoiled. Prose about us is not."""
+    """Whether a comment is a directive, also if `@overweave.` is misspelled. Prose that mentions overweave is not."""
     if MARK in comment or _UNMARKED.match(comment):
         return True
     marked = _MARKED.match(comment)
-    return marked is not None and SequenceMatcher(None, marked[1].lower(), RESERVED).ratio() >= LIKE
+    return marked is not None and SequenceMatcher(None, marked[1].lower(), RESERVED).ratio() >= MIN_SIMILARITY
 
 
 def parse_directive(comment: str, file: str, line: int) -> Directive:
-    """What a comment says. Raises DirectiveError."""
+    """Parse a directive. Raises DirectiveError."""
     place = SourceLine(file, line, "".join(one if one.isprintable() else "?" for one in comment.strip()))
     if len(comment) > MOST_CHARACTERS:
         found = f"{len(comment)} characters"
@@ -120,12 +121,13 @@ def parse_directive(comment: str, file: str, line: int) -> Directive:
     if match is None or not comment.isascii():
         raise place.error("no directive has this form", f"Write `# {MARK}WORD ...`" + FORM)
     word, rest = match[1], (match[2] or "").strip()
-    if word not in _READERS:
-        raise place.error(f"no directive is called {word!r}", f"Use one of {', '.join(_READERS)}")
-    return _READERS[word](place, rest)
+    if word not in _PARSERS:
+        raise place.error(f"no directive is called {word!r}", f"Use one of {', '.join(_PARSERS)}")
+    return _PARSERS[word](place, rest)
 
 
 def _axis(place: SourceLine, rest: str) -> AxisDirective:
+    """Parse `NAME[=EXTENT] block=SIZE [streamed]`."""
     match = _AXIS.fullmatch(rest)
     if match is None:
         raise place.error("cannot read it", "Write `axis NAME block=SIZE`" + FORM)
@@ -150,6 +152,7 @@ def _dispatch(place: SourceLine, rest: str) -> DispatchDirective:
 
 
 def _pid_map(place: SourceLine, rest: str) -> PidMapDirective:
+    """Parse `AXIS=variable ...`."""
     pairs: list[tuple[str, str]] = []
     for word in rest.split():
         axis, equals, variable = word.partition("=")
@@ -169,10 +172,11 @@ def _pid_map(place: SourceLine, rest: str) -> PidMapDirective:
 
 
 def _access(place: SourceLine, rest: str, is_store: bool) -> AccessDirective:
+    """Parse `TENSOR=parameter[DIM, ...]`."""
     match = _ACCESS.fullmatch(rest)
     if match is None:
         raise place.error("cannot read it", "Write `TENSOR=parameter[DIM, DIM]`" + FORM)
-    dims = tuple(_expression(place, dim) for dim in _BETWEEN.split(match[3]))
+    dims = tuple(_expression(place, dim) for dim in _COMMA.split(match[3]))
     return AccessDirective(place, is_store, _name(place, match[1]), match[2], dims)
 
 
@@ -181,6 +185,7 @@ def _stream(place: SourceLine, rest: str) -> StreamDirective:
 
 
 def _name(place: SourceLine, name: str) -> str:
+    """Return the name of an axis or a tensor. Raises DirectiveError if it cannot be one."""
     if not IDENTIFIER.fullmatch(name) or len(name) > LONGEST_NAME or name.startswith(RESERVED):
         found = f"{name[:40]!r} is no name for an axis or a tensor"
         raise place.error(found, f"Use up to {LONGEST_NAME} letters, digits and _, not beginning with {RESERVED}")
@@ -188,6 +193,7 @@ def _name(place: SourceLine, name: str) -> str:
 
 
 def _expression(place: SourceLine, text: str) -> Polynomial:
+    """Parse an integer expression. Raises DirectiveError."""
     try:
         return parse_expression(text)
     except ExpressionError as error:
@@ -195,7 +201,7 @@ def _expression(place: SourceLine, text: str) -> Polynomial:
         raise place.error(f"{text.strip()[:40]!r} is no integer expression: {error}", cure) from None
 
 
-_READERS: dict[str, Callable[[SourceLine, str], Directive]] = {
+_PARSERS: dict[str, Callable[[SourceLine, str], Directive]] = {
     "axis": _axis,
     "tile_id": _tile_id,
     "dispatch": _dispatch,

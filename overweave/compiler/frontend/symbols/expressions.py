@@ -1,8 +1,8 @@
 """Integer expressions of directives: names, numbers, `+`, `-`, `*`, `//`, `cdiv(a, b)`, `tensor.shape[0]`, `blocks(S)`,
 parentheses.
 
-What a comment says is parsed here, never evaluated by Python: a `Polynomial` is data, and the text that reaches
-generated code is written anew from it.
+The text of a comment is parsed here and never evaluated by Python: a `Polynomial` is data, and generated code gets
+text that is written from it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from overweave.compiler.frontend.symbols.polynomials import Polynomial, Quotient, TooLarge, number, one, quotient
+from overweave.compiler.frontend.symbols.polynomials import Polynomial, Quotient, TooLarge, atom_poly, floor_div, number
 
 MOST_CHARACTERS, MOST_TOKENS, MOST_TERMS = 200, 60, 16
 LARGEST = 2**31 - 1
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}", re.ASCII)
 SHAPE = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,39})\.shape\[([0-7])\]", re.ASCII)
 BLOCKS = re.compile(r"blocks\(([A-Za-z_][A-Za-z0-9_]{0,39})\)", re.ASCII)
-ROUNDED_UP = "cdiv"
+CEIL_DIV = "cdiv"
 _TOKEN = re.compile(
     r"\s*(blocks\([A-Za-z_][A-Za-z0-9_]{0,39}\)|[A-Za-z_][A-Za-z0-9_]{0,39}(?:\.shape\[[0-7]\])?|[0-9]{1,10}"
     r"|//|[-+*(),])",
@@ -26,55 +26,56 @@ _TOKEN = re.compile(
 
 
 class ExpressionError(Exception):
-    """A text that is no integer expression. The message says why."""
+    """Raised for a text that is not an integer expression. The message says why."""
 
 
-def affine_in(said: Polynomial, axes: Iterable[str]) -> tuple[str | None, int, int]:
-    """(axis, scale, shift) of `scale * axis + shift` over one of the axes, or of its `blocks(axis)`; or (None, 0, 0) if
-    none is named.
+def affine_in(expression: Polynomial, axes: Iterable[str]) -> tuple[str | None, int, int]:
+    """Return (axis, scale, shift) of `scale * axis + shift`, or of `scale * blocks(axis) + shift`; (None, 0, 0) for an
+    expression without axes.
 
-    Raises ExpressionError for anything else over an axis.
+    Raises ExpressionError for any other expression over an axis.
     """
     names = {name: axis for axis in axes for name in (axis, f"blocks({axis})")}
-    used = sorted(said.names & names.keys())
+    used = sorted(expression.names & names.keys())
     if not used:
         return None, 0, 0
     scale = shift = 0
-    for atoms, factor in said.terms:
+    for atoms, factor in expression.terms:
         if atoms == (used[0],):
             scale = factor
         elif not atoms:
             shift = factor
         else:
-            raise ExpressionError(f"{said} is not affine in one axis with constant numbers")
+            raise ExpressionError(f"{expression} is not affine in one axis with constant numbers")
     return names[used[0]], scale, shift
 
 
-def is_of_blocks(said: Polynomial) -> bool:
-    """Whether a dimension has one entry for each block of its axis."""
-    return any(BLOCKS.fullmatch(name) for name in said.names)
+def is_of_blocks(expression: Polynomial) -> bool:
+    """Whether a dimension is of `blocks(AXIS)`: it has one entry for each block of the axis."""
+    return any(BLOCKS.fullmatch(name) for name in expression.names)
 
 
-def can_be_positive(said: Polynomial) -> bool:
-    """Whether names that are numbers of at least 1 can make it more than 0."""
-    return any(factor > 0 for _, factor in said.terms)
+def can_be_positive(expression: Polynomial) -> bool:
+    """Whether the expression can be above 0 if every name is at least 1."""
+    return any(factor > 0 for _, factor in expression.terms)
 
 
 def parse_expression(text: str) -> Polynomial:
-    """The expression that `text` spells. Raises ExpressionError."""
+    """Parse an integer expression. Raises ExpressionError."""
     if len(text) > MOST_CHARACTERS:
         raise ExpressionError(f"{len(text)} characters, more than {MOST_CHARACTERS}")
     tokens = _tokens(text)
     try:
-        made, rest = _sum(tokens)
+        parsed, rest = _sum(tokens)
     except TooLarge:
         raise ExpressionError("it is too large") from None
     if rest:
         raise ExpressionError(f"cannot read {rest[0]!r} there")
-    return made
+    return parsed
 
 
 def _tokens(text: str) -> list[str]:
+    """Split a text into names, numbers and signs."""
     tokens: list[str] = []
     at = 0
     while text[at:].strip():
@@ -87,58 +88,63 @@ def _tokens(text: str) -> list[str]:
 
 
 def _sum(tokens: list[str]) -> tuple[Polynomial, list[str]]:
+    """Parse `[-] term {(+ | -) term}`. Return the expression and the tokens behind it."""
     negative = tokens[:1] == ["-"]
     total, rest = _term(tokens[1:] if negative else tokens)
-    total = _small(number(0) - total) if negative else total
+    total = _check_size(number(0) - total) if negative else total
     while rest[:1] in (["+"], ["-"]):
         sign = rest[0]
         part, rest = _term(rest[1:])
-        total = _small(total + part if sign == "+" else total - part)
+        total = _check_size(total + part if sign == "+" else total - part)
     return total, rest
 
 
 def _term(tokens: list[str]) -> tuple[Polynomial, list[str]]:
+    """Parse `factor {(* | //) factor}`."""
     total, rest = _factor(tokens)
     while rest[:1] in (["*"], ["//"]):
         sign = rest[0]
         part, rest = _factor(rest[1:])
-        total = _small(total * part) if sign == "*" else _divided(total, part)
+        total = _check_size(total * part) if sign == "*" else _divide(total, part)
     return total, rest
 
 
 def _factor(tokens: list[str]) -> tuple[Polynomial, list[str]]:
+    """Parse a name, a number, `(sum)` or `cdiv(sum, sum)`."""
     if not tokens:
         raise ExpressionError("it ends where a name or a number should follow")
     first, rest = tokens[0], tokens[1:]
     if first == "(":
         inner, rest = _sum(rest)
-        return inner, _after(rest, ")")
-    if first == ROUNDED_UP and rest[:1] == ["("]:
+        return inner, _expect(rest, ")")
+    if first == CEIL_DIV and rest[:1] == ["("]:
         over, rest = _sum(rest[1:])
-        by, rest = _sum(_after(rest, ","))
-        return _divided(over + by - number(1), by), _after(rest, ")")
+        by, rest = _sum(_expect(rest, ","))
+        return _divide(over + by - number(1), by), _expect(rest, ")")
     if first.isdecimal():
-        return _small(number(int(first))), rest
+        return _check_size(number(int(first))), rest
     if any(form.fullmatch(first) for form in (IDENTIFIER, SHAPE, BLOCKS)):
-        return one(first), rest
+        return atom_poly(first), rest
     raise ExpressionError(f"cannot read {first!r} there")
 
 
-def _after(tokens: list[str], wanted: str) -> list[str]:
-    if tokens[:1] != [wanted]:
-        raise ExpressionError("a parenthesis is not closed" if wanted == ")" else f"{wanted!r} is missing")
+def _expect(tokens: list[str], expected: str) -> list[str]:
+    """Drop one token. Raises ExpressionError if it is another."""
+    if tokens[:1] != [expected]:
+        raise ExpressionError("a parenthesis is not closed" if expected == ")" else f"{expected!r} is missing")
     return tokens[1:]
 
 
-def _divided(over: Polynomial, by: Polynomial) -> Polynomial:
+def _divide(over: Polynomial, by: Polynomial) -> Polynomial:
     if not can_be_positive(by):
         raise ExpressionError(f"it divides by {by}")
-    return _small(quotient(over, by))
+    return _check_size(floor_div(over, by))
 
 
-def _small(made: Polynomial) -> Polynomial:
-    inside = [inner for atom in made.atoms if isinstance(atom, Quotient) for inner in (atom.over, atom.by)]
-    for each in (made, *inside):
-        if len(each.terms) > MOST_TERMS or any(abs(factor) > LARGEST for _, factor in each.terms):
+def _check_size(expression: Polynomial) -> Polynomial:
+    """Return the expression. Raises ExpressionError for one with too many terms or too large factors."""
+    nested = [inner for atom in expression.atoms if isinstance(atom, Quotient) for inner in (atom.over, atom.by)]
+    for polynomial in (expression, *nested):
+        if len(polynomial.terms) > MOST_TERMS or any(abs(factor) > LARGEST for _, factor in polynomial.terms):
             raise ExpressionError("it is too large")
-    return made
+    return expression

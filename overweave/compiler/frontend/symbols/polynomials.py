@@ -1,8 +1,8 @@
-"""Integer polynomials: what directives say of extents, and the normal form of every address that a kernel reckons.
+"""Integer polynomials: the extents of directives, and the normal form of every address that a kernel computes.
 
-A polynomial is a sum of products of atoms. An atom is a name, or a value that is no polynomial of names: a quotient
-that is rounded down, the block of a tile, a lane of a block of lanes, the turn of a loop, the result of anything else.
-Two addresses are the same wherever the kernel runs if their polynomials are equal.
+A polynomial is a sum of products of atoms. An atom is a name, or a value that is not a polynomial of names: a floor
+division, the block of a tile, a lane of an arange, the iteration of a loop, the result of any other operation.
+Two addresses are equal wherever the kernel runs if their polynomials are equal.
 """
 
 from __future__ import annotations
@@ -18,75 +18,75 @@ MOST_TERMS = 400
 
 
 class TooLarge(Exception):
-    """A product of polynomials that no kernel's address is."""
+    """Raised for a polynomial with more terms than any kernel's address has."""
 
 
 class Polynomial(Struct, frozen=True):
-    """terms: (atoms, coefficient), sorted, no coefficient zero; no atoms: the constant."""
+    """A sum. terms: (atoms, coefficient), sorted, no coefficient zero; the constant term has no atoms."""
 
     terms: tuple[tuple[Monomial, int], ...]
 
     def __add__(self, other: Polynomial) -> Polynomial:
-        return summed([*self.terms, *other.terms])
+        return sum_terms([*self.terms, *other.terms])
 
     def __sub__(self, other: Polynomial) -> Polynomial:
-        return summed([*self.terms, *((atoms, -factor) for atoms, factor in other.terms)])
+        return sum_terms([*self.terms, *((atoms, -factor) for atoms, factor in other.terms)])
 
     def __mul__(self, other: Polynomial) -> Polynomial:
         pairs = ((left, right) for left in self.terms for right in other.terms)
-        return summed((tuple(sorted((*a[0], *b[0]), key=_order)), a[1] * b[1]) for a, b in pairs)
+        return sum_terms((tuple(sorted((*a[0], *b[0]), key=_sort_key)), a[1] * b[1]) for a, b in pairs)
 
     def __str__(self) -> str:
-        """Python text, written from the terms."""
+        """Return the polynomial as a Python expression."""
         if not self.terms:
             return "0"
-        text = " + ".join(_product(atoms, factor) for atoms, factor in self.terms)
+        text = " + ".join(_term_text(atoms, factor) for atoms, factor in self.terms)
         return text.replace("+ -", "- ")
 
     @property
     def constant(self) -> int | None:
-        """Its value, if it has no atoms."""
+        """The value of a polynomial without atoms, else None."""
         if not self.terms:
             return 0
         return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
 
     @property
     def atoms(self) -> frozenset[Atom]:
-        """The atoms of its terms, and those inside of these."""
+        """The atoms of all terms, and the atoms nested inside them."""
         outer = {atom for monomial, _ in self.terms for atom in monomial}
-        return frozenset(outer).union(*(inner.atoms for atom in outer for inner in _parts(atom)))
+        return frozenset(outer).union(*(inner.atoms for atom in outer for inner in _inner_polynomials(atom)))
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(atom for atom in self.atoms if isinstance(atom, str))
 
     def value(self, bindings: Mapping[str, int]) -> int:
-        """Its value. Raises KeyError for a name that is not bound, ZeroDivisionError."""
-        return sum(factor * prod(_bound(atom, bindings) for atom in atoms) for atoms, factor in self.terms)
+        """Evaluate with a number for each name. Raises KeyError for a name without one, ZeroDivisionError."""
+        return sum(factor * prod(_atom_value(atom, bindings) for atom in atoms) for atoms, factor in self.terms)
 
-    def replaced(self, by: Callable[[Atom], Polynomial | None]) -> Polynomial:
-        """With another polynomial in the place of some atoms, also inside of others. by: None for what stays."""
+    def substitute(self, by: Callable[[Atom], Polynomial | None]) -> Polynomial:
+        """Replace atoms by polynomials, also inside other atoms. by: returns None for an atom that stays."""
         if not self.terms:
             return self
-        made = ZERO
+        total = ZERO
         for atoms, factor in self.terms:
             term = number(factor)
             for atom in atoms:
-                term = term * (by(atom) or _rebuilt(atom, by))
-            made = made + term
-        return made
+                term = term * (by(atom) or _substitute_inside(atom, by))
+            total = total + term
+        return total
 
-    def of(self, atom: Atom) -> Polynomial:
-        """What stands before an atom, which no term has twice. Raises TooLarge where one has."""
-        found = []
+    def coefficient(self, atom: Atom) -> Polynomial:
+        """Return the coefficient of an atom: a polynomial. Raises TooLarge for a term with a power of the atom."""
+        rest_terms = []
         for atoms, factor in self.terms:
             if atom in atoms:
                 rest = list(atoms)
                 rest.remove(atom)
                 if atom in rest:
                     raise TooLarge
-                found.append((tuple(rest), factor))
-        return summed(found)
+                rest_terms.append((tuple(rest), factor))
+        return sum_terms(rest_terms)
 
 
 class Quotient(Struct, frozen=True):
@@ -97,29 +97,29 @@ class Quotient(Struct, frozen=True):
 
 
 class BlockOf(Struct, frozen=True):
-    """A tile's block along an axis; of a streamed axis, the element at which a turn of its loop begins."""
+    """A tile's block index along an axis; along a streamed axis, the element at which an iteration begins."""
 
     axis: str
 
 
 class LaneIndex(Struct, frozen=True):
-    """0 to `length` - 1 along one dimension of a tensor: an arange. place: that dimension."""
+    """0 to `length` - 1 along one dimension of a tensor: an arange. dim: that dimension."""
 
     length: Polynomial
-    place: int
+    dim: int
 
 
 class LoopIndex(Struct, frozen=True):
-    """The turn of a loop, 0 to `count` - 1. loop: the line in which it stands."""
+    """The iteration of a loop, 0 to `count` - 1. line: where the loop stands in the source."""
 
-    loop: int
+    line: int
     count: Polynomial
 
 
 class OpaqueResult(Struct, frozen=True):
-    """What `of` makes of its inputs: the same for the same inputs. tags: what it comes from, that no place may."""
+    """The result of an operation: equal for equal inputs. tags: its origins that no address may have (`values.py`)."""
 
-    of: str
+    operation: str
     inputs: tuple[Polynomial, ...] = ()
     tags: frozenset[str] = frozenset()
 
@@ -129,77 +129,78 @@ Monomial = tuple[Atom, ...]
 
 
 def number(value: int) -> Polynomial:
-    """A constant."""
+    """Return a constant polynomial."""
     return Polynomial((((), value),)) if value else ZERO
 
 
-def one(atom: Atom) -> Polynomial:
-    """An atom alone."""
+def atom_poly(atom: Atom) -> Polynomial:
+    """Return the polynomial that is one atom."""
     return Polynomial((((atom,), 1),))
 
 
-def quotient(over: Polynomial, by: Polynomial) -> Polynomial:
-    """`over // by`, as a number where both are."""
+def floor_div(over: Polynomial, by: Polynomial) -> Polynomial:
+    """Return `over // by`: a constant if both are constants."""
     if by.constant == 1:
         return over
     if over.constant is not None and by.constant:
         return number(over.constant // by.constant)
-    return one(Quotient(over, by))
+    return atom_poly(Quotient(over, by))
 
 
-def rounded_up(over: Polynomial, by: Polynomial) -> Polynomial:
-    """How many blocks of `by` cover `over`."""
-    return quotient(over + by - number(1), by)
+def ceil_div(over: Polynomial, by: Polynomial) -> Polynomial:
+    """Return `cdiv(over, by)`: how many blocks of `by` cover `over`."""
+    return floor_div(over + by - number(1), by)
 
 
-def summed(parts: Iterable[tuple[Monomial, int]]) -> Polynomial:
-    """The sum of terms. Raises TooLarge."""
-    terms: dict[Monomial, int] = {}
-    for atoms, factor in parts:
-        terms[atoms] = terms.get(atoms, 0) + factor
-    if len(terms) > MOST_TERMS:
+def sum_terms(terms: Iterable[tuple[Monomial, int]]) -> Polynomial:
+    """Add terms, and drop those that cancel. Raises TooLarge."""
+    coefficients: dict[Monomial, int] = {}
+    for atoms, factor in terms:
+        coefficients[atoms] = coefficients.get(atoms, 0) + factor
+    if len(coefficients) > MOST_TERMS:
         raise TooLarge
-    kept = (item for item in terms.items() if item[1])
-    return Polynomial(tuple(sorted(kept, key=lambda item: (-len(item[0]), [_order(atom) for atom in item[0]]))))
+    nonzero = (item for item in coefficients.items() if item[1])
+    return Polynomial(tuple(sorted(nonzero, key=lambda item: (-len(item[0]), [_sort_key(atom) for atom in item[0]]))))
 
 
-def divided(over: Polynomial, by: Polynomial) -> tuple[Polynomial, Polynomial]:
-    """(quotient, rest), where `quotient * by + rest` is `over`; terms that `by` does not divide are the rest."""
+def divide(over: Polynomial, by: Polynomial) -> tuple[Polynomial, Polynomial]:
+    """Return (quotient, rest) with `quotient * by + rest == over`; the rest has the terms that `by` does not divide."""
     if by.constant == 1:
         return over, ZERO
     lead, factor = by.terms[0]
-    made, rest = ZERO, over
+    quotient, rest = ZERO, over
     for _ in range(MOST_TERMS):
-        parts = ((_without(atoms, lead), each) for atoms, each in rest.terms if abs(each) >= abs(factor))
-        atoms, each = next(((left, each) for left, each in parts if left is not None), ((), 0))
-        if not each:
-            return made, rest
-        times = abs(each) // abs(factor)
-        step = Polynomial(((atoms, times if (each > 0) == (factor > 0) else -times),))
-        made, rest = made + step, rest - step * by
+        candidates = ((_remove_atoms(atoms, lead), value) for atoms, value in rest.terms if abs(value) >= abs(factor))
+        atoms, value = next(((left, value) for left, value in candidates if left is not None), ((), 0))
+        if not value:
+            return quotient, rest
+        multiple = abs(value) // abs(factor)
+        step = Polynomial(((atoms, multiple if (value > 0) == (factor > 0) else -multiple),))
+        quotient, rest = quotient + step, rest - step * by
     raise TooLarge
 
 
-def _without(atoms: Monomial, taken: Monomial) -> Monomial | None:
+def _remove_atoms(atoms: Monomial, removed: Monomial) -> Monomial | None:
+    """Divide a monomial by another; None if it is not divisible."""
     rest = list(atoms)
-    for atom in taken:
+    for atom in removed:
         if atom not in rest:
             return None
         rest.remove(atom)
     return tuple(rest)
 
 
-def least(poly: Polynomial, positive: frozenset[str]) -> int | None:
-    """The least value that terms tell, where `positive` names are at least 1 and all but names at least 0."""
-    made = poly.replaced(lambda atom: one(atom) + number(1) if atom in positive else None)
-    unknown = [atom for atoms, _ in made.terms for atom in atoms if isinstance(atom, str) and atom not in positive]
-    if unknown or any(factor < 0 for atoms, factor in made.terms if atoms):
+def lower_bound(poly: Polynomial, positive: frozenset[str]) -> int | None:
+    """Return a lower bound, or None. `positive` names are at least 1; atoms that are not names are at least 0."""
+    shifted = poly.substitute(lambda atom: atom_poly(atom) + number(1) if atom in positive else None)
+    unknown = [atom for atoms, _ in shifted.terms for atom in atoms if isinstance(atom, str) and atom not in positive]
+    if unknown or any(factor < 0 for atoms, factor in shifted.terms if atoms):
         return None
-    return sum(factor for atoms, factor in made.terms if not atoms)
+    return sum(factor for atoms, factor in shifted.terms if not atoms)
 
 
 def tags_of(*values: Polynomial) -> frozenset[str]:
-    """What values come from."""
+    """Return the tags of all operations that the values are computed from."""
     results = (atom for value in values for atom in value.atoms if isinstance(atom, OpaqueResult))
     return frozenset[str]().union(*(result.tags for result in results))
 
@@ -208,12 +209,13 @@ ZERO = Polynomial(())
 
 
 @cache
-def _order(atom: Atom) -> tuple[int, str]:
+def _sort_key(atom: Atom) -> tuple[int, str]:
+    """Order names before other atoms."""
     return (0, atom) if isinstance(atom, str) else (1, repr(atom))
 
 
-def _parts(atom: Atom) -> tuple[Polynomial, ...]:
-    """The polynomials inside of an atom."""
+def _inner_polynomials(atom: Atom) -> tuple[Polynomial, ...]:
+    """Return the polynomials that an atom is built of."""
     if isinstance(atom, Quotient):
         return atom.over, atom.by
     if isinstance(atom, LaneIndex):
@@ -223,32 +225,35 @@ def _parts(atom: Atom) -> tuple[Polynomial, ...]:
     return atom.inputs if isinstance(atom, OpaqueResult) else ()
 
 
-def _rebuilt(atom: Atom, by: Callable[[Atom], Polynomial | None]) -> Polynomial:
+def _substitute_inside(atom: Atom, by: Callable[[Atom], Polynomial | None]) -> Polynomial:
+    """Rebuild an atom with the polynomials inside it substituted."""
     if isinstance(atom, Quotient):
-        return quotient(atom.over.replaced(by), atom.by.replaced(by))
+        return floor_div(atom.over.substitute(by), atom.by.substitute(by))
     if isinstance(atom, LaneIndex):
-        return one(replace(atom, length=atom.length.replaced(by)))
+        return atom_poly(replace(atom, length=atom.length.substitute(by)))
     if isinstance(atom, LoopIndex):
-        return one(replace(atom, count=atom.count.replaced(by)))
+        return atom_poly(replace(atom, count=atom.count.substitute(by)))
     if isinstance(atom, OpaqueResult):
-        return one(replace(atom, inputs=tuple(value.replaced(by) for value in atom.inputs)))
-    return one(atom)
+        return atom_poly(replace(atom, inputs=tuple(value.substitute(by) for value in atom.inputs)))
+    return atom_poly(atom)
 
 
-def _bound(atom: Atom, bindings: Mapping[str, int]) -> int:
+def _atom_value(atom: Atom, bindings: Mapping[str, int]) -> int:
+    """Evaluate a name or a floor division."""
     if isinstance(atom, Quotient):
         return atom.over.value(bindings) // atom.by.value(bindings)
     return bindings[atom]  # type: ignore[index]
 
 
-def _product(atoms: Monomial, factor: int) -> str:
-    text = " * ".join(map(_text, atoms))
+def _term_text(atoms: Monomial, factor: int) -> str:
+    text = " * ".join(map(_atom_text, atoms))
     if not atoms:
         return str(factor)
     return text if factor == 1 else f"-{text}" if factor == -1 else f"{factor} * {text}"
 
 
-def _text(atom: Atom) -> str:
+def _atom_text(atom: Atom) -> str:
+    """Return the text of an atom: Python for names and divisions, words for others."""
     if isinstance(atom, str):
         return atom
     if isinstance(atom, Quotient):
@@ -259,7 +264,7 @@ def _text(atom: Atom) -> str:
     return (
         f"arange({atom.length})"
         if isinstance(atom, LaneIndex)
-        else "turn"
+        else "iteration"
         if isinstance(atom, LoopIndex)
-        else f"{atom.of}()"
+        else f"{atom.operation}()"
     )

@@ -1,4 +1,7 @@
-"""The values of an author's kernel as the compiler reckons with them: polynomials, conditions, descriptors."""
+"""The symbolic values of an author's kernel: polynomials, conditions, descriptors.
+
+A tag says from what a value is computed that no address may depend on, such as loaded data.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from overweave.compiler.frontend.symbols.polynomials import (
     OpaqueResult,
     Polynomial,
     Quotient,
+    atom_poly,
     number,
-    one,
     tags_of,
 )
 
-LOADED, CHOSEN, CARRIED, NUMBERED, CALLERS, ELSEWHERE = (
+LOADED, CONDITIONAL, LOOP_CARRIED, PROGRAM_ID, CALLER_CHOICE, UNSEEN_FUNCTION = (
     "what is loaded",
     "a condition",
     "a variable that goes on from turn to turn",
@@ -30,9 +33,9 @@ LOADED, CHOSEN, CARRIED, NUMBERED, CALLERS, ELSEWHERE = (
     "a choice that the caller makes",
     "a function that no file here shows",
 )
-CLAMP = "clamp"  # Result of (value, bound): the value where it is less than the bound, something below it elsewhere
-LEAST, GREATEST = "minimum", "maximum"  # Results of numbers
-CASTS = {  # Result of one number -> the whole numbers that the type holds exactly
+CLAMP = "clamp"  # operation on (value, bound): the value if it is below the bound, else anything below the bound
+MINIMUM, MAXIMUM = "minimum", "maximum"  # operations on numbers
+CASTS = {  # operation (the dtype) -> (low, high) of the integers that the dtype represents exactly
     "int1": (0, 1),
     "int8": (-(1 << 7), (1 << 7) - 1),
     "uint8": (0, (1 << 8) - 1),
@@ -47,40 +50,44 @@ CASTS = {  # Result of one number -> the whole numbers that the type holds exact
     "float32": (-(1 << 24), 1 << 24),
     "float64": (-(1 << 53), 1 << 53),
 }
-WIDE = ("int32", "int64")  # what Triton reckons addresses in
-_fresh = count()
+ADDRESS_DTYPES = ("int32", "int64")  # dtypes in which Triton computes addresses
+_next_id = count()
 
 
 class Number(Struct, frozen=True):
-    """A whole number, or a tensor of `rank` dimensions of such: a polynomial; pointers are those of their parameter."""
+    """An integer, or a tensor of `rank` dimensions of integers. A pointer is its parameter's name plus an offset."""
 
     poly: Polynomial
     rank: int = 0
 
 
 class Condition(Struct, frozen=True):
-    """True where every part is above zero. is_exact: whether the parts are all that it says. tags: of the rest."""
+    """A condition that implies `part > 0` for every part; equivalent to that if is_exact. tags: of what is left out.
+
+    Without parts it is True; `(ZERO,)` is False. negation: known of some conditions that are not exact themselves.
+    """
 
     parts: tuple[Polynomial, ...]
     rank: int = 0
     is_exact: bool = True
     tags: frozenset[str] = frozenset()
+    negation: Condition | None = None
 
     @property
     def truth(self) -> bool | None:
-        """Whether it holds wherever it is asked; None if that depends."""
-        known = [part.constant for part in self.parts]
-        if any(part is not None and part <= 0 for part in known):
+        """True if it always holds, False if it never does, None if that depends."""
+        constants = [part.constant for part in self.parts]
+        if any(part is not None and part <= 0 for part in constants):
             return False
-        return True if self.is_exact and all(part is not None for part in known) else None
+        return True if self.is_exact and all(part is not None for part in constants) else None
 
     @property
-    def comes_from(self) -> frozenset[str]:
+    def all_tags(self) -> frozenset[str]:
         return self.tags | tags_of(*self.parts)
 
 
 class Constant(Struct, frozen=True):
-    """None, a text or a fraction that a call passes, or a word of the language."""
+    """A value that is not an integer: None, a string or a float that a call passes, or a name such as a dtype."""
 
     value: Any
 
@@ -92,7 +99,7 @@ class Several(Struct, frozen=True):
 
 
 class Descriptor(Struct, frozen=True):
-    """A tensor descriptor or block pointer: elements `offset + lane` of dimensions, `stride` apart, up to `shape`."""
+    """A tensor descriptor or block pointer: elements `offset + lane` below `shape`, `stride` apart."""
 
     pointer: Polynomial
     strides: tuple[Polynomial, ...]
@@ -100,101 +107,129 @@ class Descriptor(Struct, frozen=True):
     offsets: tuple[Polynomial, ...]
     shape: tuple[Polynomial, ...]
 
-    def place(self, offsets: Sequence[Polynomial]) -> Number:
-        """Where a block lies."""
-        made = self.pointer
+    def address(self, offsets: Sequence[Polynomial]) -> Number:
+        """Return the addresses of the block at these offsets: a Number of the block's rank."""
+        address = self.pointer
         for at, (stride, length, offset) in enumerate(zip(self.strides, self.block, offsets, strict=True)):
-            lane = ZERO if length.constant == 1 else one(LaneIndex(length, at))
-            made = made + (offset + lane) * stride
-        return Number(made, len(self.block))
+            lane = ZERO if length.constant == 1 else atom_poly(LaneIndex(length, at))
+            address = address + (offset + lane) * stride
+        return Number(address, len(self.block))
 
 
 SymbolicValue = Number | Condition | Constant | Several | Descriptor
 
 
-def unknown(of: str, *values: SymbolicValue, tags: frozenset[str] = frozenset()) -> Number:
-    """What an operation makes that is no polynomial: the same for the same numbers, another thing each time else."""
+def opaque(of: str, *values: SymbolicValue, tags: frozenset[str] = frozenset()) -> Number:
+    """Return an opaque result. It equals another result only if all inputs are equal Numbers and no tag is given.
+
+    of: names the operation.
+    """
     inputs = [value.poly for value in values if isinstance(value, Number)]
     if len(inputs) == len(values) and values and not tags:
         rank = max(value.rank for value in values if isinstance(value, Number))
         aligned = (broadcast(value, rank) for value in values if isinstance(value, Number))
-        return Number(one(OpaqueResult(of, tuple(aligned), tags_of(*inputs))), rank)
-    made = tags.union(*map(comes_from, values))
-    return Number(one(OpaqueResult(f"{of} {next(_fresh)}", (), made)))
+        return Number(atom_poly(OpaqueResult(of, tuple(aligned), tags_of(*inputs))), rank)
+    all_tags = tags.union(*map(value_tags, values))
+    return Number(atom_poly(OpaqueResult(f"{of} {next(_next_id)}", (), all_tags)))
 
 
-def comes_from(value: SymbolicValue) -> frozenset[str]:
-    """The tags of what a value is made from."""
+def value_tags(value: SymbolicValue) -> frozenset[str]:
+    """Return the tags of everything that a value is computed from."""
     if isinstance(value, Number):
         return tags_of(value.poly)
     if isinstance(value, Condition):
-        return value.comes_from
+        return value.all_tags
     if isinstance(value, Several):
-        return frozenset[str]().union(*map(comes_from, value.values))
+        return frozenset[str]().union(*map(value_tags, value.values))
     if isinstance(value, Descriptor):
         return tags_of(value.pointer, *value.strides, *value.offsets)
     return frozenset()
 
 
-def placed(poly: Polynomial, places: Mapping[int, int]) -> Polynomial:
-    """The same lanes along other dimensions."""
+def move_lanes(poly: Polynomial, dims: Mapping[int, int]) -> Polynomial:
+    """Move lanes to other dimensions. dims: old dimension -> new dimension."""
 
-    def moved(atom: Atom) -> Polynomial | None:
-        return one(LaneIndex(atom.length, places[atom.place])) if isinstance(atom, LaneIndex) else None
+    def moved_lane(atom: Atom) -> Polynomial | None:
+        return atom_poly(LaneIndex(atom.length, dims[atom.dim])) if isinstance(atom, LaneIndex) else None
 
-    return poly if all(old == new for old, new in places.items()) else poly.replaced(moved)
+    return poly if all(old == new for old, new in dims.items()) else poly.substitute(moved_lane)
 
 
 def broadcast(value: Number, rank: int) -> Polynomial:
-    """Its polynomial as that of a tensor of more dimensions, which come before its own."""
-    behind = rank - value.rank
-    return placed(value.poly, {at: at + behind for at in range(value.rank)}) if behind > 0 else value.poly
+    """Broadcast to `rank` dimensions: new dimensions lead, so lanes move back. Return the polynomial."""
+    added = rank - value.rank
+    return move_lanes(value.poly, {at: at + added for at in range(value.rank)}) if added > 0 else value.poly
 
 
-def combined(left: Number, right: Number, sign: str) -> Number:
-    """Sum, difference or product."""
+def arithmetic(left: Number, right: Number, sign: str) -> Number:
+    """Return `left sign right`; sign: `+`, `-` or `*`."""
     rank = max(left.rank, right.rank)
     a, b = broadcast(left, rank), broadcast(right, rank)
     return Number(a + b if sign == "+" else a - b if sign == "-" else a * b, rank)
 
 
 def remainder(left: Number, right: Number) -> Number:
-    """`left % right`, by the quotient: where both come together again they are the number itself."""
+    """Return `left % right` as `left - right * (left // right)`, so that `x % n + n * (x // n)` cancels to x."""
     rank = max(left.rank, right.rank)
     a, b = broadcast(left, rank), broadcast(right, rank)
     if a.constant is not None and b.constant:
         return Number(number(a.constant % b.constant), rank)
-    return Number(ZERO if b.constant == 1 else a - b * one(Quotient(a, b)), rank)
+    return Number(ZERO if b.constant == 1 else a - b * atom_poly(Quotient(a, b)), rank)
 
 
-def compared(left: Number, right: Number, sign: str) -> Condition:
-    """A comparison of numbers."""
+def compare(left: Number, right: Number, sign: str) -> Condition:
+    """Return the condition `left sign right`."""
     rank = max(left.rank, right.rank)
     a, b = broadcast(left, rank), broadcast(right, rank)
     if sign in ("<", "<="):
-        return _told(b - a + number(int(sign == "<=")), rank)
+        return _positive(b - a + number(int(sign == "<=")), rank)
     if sign in (">", ">="):
-        return _told(a - b + number(int(sign == ">=")), rank)
+        return _positive(a - b + number(int(sign == ">=")), rank)
     difference = (a - b).constant
     if difference is not None:
         return Condition(() if (difference == 0) == (sign == "==") else (ZERO,), rank)
-    return Condition((), rank, is_exact=False, tags=tags_of(a, b) | ({CHOSEN} if differs(a - b) else set()))
+    return Condition((), rank, is_exact=False, tags=tags_of(a, b) | ({CONDITIONAL} if varies(a - b) else set()))
 
 
-def _told(part: Polynomial, rank: int) -> Condition:
+def _positive(part: Polynomial, rank: int) -> Condition:
+    """Return the condition `part > 0`."""
     return Condition(() if (part.constant or 0) > 0 else (part,), rank)
 
 
-def both(left: Condition, right: Condition) -> Condition:
-    """What holds where both do."""
+def logical_and(left: Condition, right: Condition) -> Condition:
+    """Return the conjunction of two conditions."""
     rank = max(left.rank, right.rank)
     parts = [broadcast(Number(part, each.rank), rank) for each in (left, right) for part in each.parts]
-    exact = left.is_exact and right.is_exact
-    return Condition(tuple(dict.fromkeys(parts)), rank, exact, left.tags | right.tags)
+    is_exact = left.is_exact and right.is_exact
+    return Condition(tuple(dict.fromkeys(parts)), rank, is_exact, left.tags | right.tags)
+
+
+def logical_not(value: Condition) -> Condition:
+    """Return the negation; exact for a single inequality: `not (p > 0)` is `1 - p > 0`."""
+    if value.negation is not None:
+        return value.negation
+    if value.is_exact and len(value.parts) == 1:
+        return Condition(() if value.truth is False else (number(1) - value.parts[0],), value.rank)
+    if value.truth is not None:
+        return Condition((ZERO,) if value.truth else (), value.rank)
+    return logical_or(value, value)
+
+
+def logical_or(left: Condition, right: Condition) -> Condition:
+    """Return the disjunction. Its tags are known, and its negation if each side is one inequality."""
+    if left.truth or right.truth:
+        return Condition(())
+    if left.truth is False or right.truth is False:
+        return right if left.truth is False else left
+    conjunction = logical_and(left, right)
+    tags = conjunction.all_tags | ({CONDITIONAL} if conjunction.parts else set())
+    are_single = all((each.is_exact and len(each.parts) == 1) or each.negation is not None for each in (left, right))
+    negation = logical_and(logical_not(left), logical_not(right)) if are_single else None
+    return Condition((), conjunction.rank, is_exact=False, tags=tags, negation=negation)
 
 
 def as_condition(value: SymbolicValue) -> Condition:
-    """A value where a condition is asked for."""
+    """Convert a value to a condition: its truth."""
     if isinstance(value, Condition):
         return value
     if isinstance(value, Constant):
@@ -202,12 +237,12 @@ def as_condition(value: SymbolicValue) -> Condition:
     if isinstance(value, Number) and value.poly.constant is not None:
         return Condition(() if value.poly.constant else (ZERO,), value.rank)
     rank = value.rank if isinstance(value, Number) else 0
-    is_callers = isinstance(value, Number) and not differs(value.poly)
-    return Condition((), rank, is_exact=False, tags=comes_from(value) | (set() if is_callers else {CHOSEN}))
+    is_uniform_number = isinstance(value, Number) and not varies(value.poly)
+    return Condition((), rank, is_exact=False, tags=value_tags(value) | (set() if is_uniform_number else {CONDITIONAL}))
 
 
-def differs(poly: Polynomial) -> bool:
-    """Whether a number may differ from tile to tile, turn to turn or lane to lane."""
+def varies(poly: Polynomial) -> bool:
+    """Whether a number may differ between tiles, iterations or lanes."""
     return any(
         isinstance(atom, BlockOf | LaneIndex | LoopIndex)
         or (isinstance(atom, OpaqueResult) and (bool(atom.tags) or not atom.inputs))
@@ -215,14 +250,14 @@ def differs(poly: Polynomial) -> bool:
     )
 
 
-def is_callers(condition: Condition) -> bool:
-    """Whether a condition is the same in every tile, turn and lane of a call."""
-    return not condition.comes_from and not any(map(differs, condition.parts))
+def is_uniform(condition: Condition) -> bool:
+    """Whether a condition is the same in every tile, iteration and lane of a call."""
+    return not condition.all_tags and not any(map(varies, condition.parts))
 
 
-def joined(left: SymbolicValue | None, right: SymbolicValue | None, by: Condition) -> SymbolicValue:
-    """A variable that one of two ways has left there. by: what decides which."""
+def merge_branches(left: SymbolicValue | None, right: SymbolicValue | None, by: Condition) -> SymbolicValue:
+    """Return the value of a variable behind an `if` whose branches set it to left and right. by: the condition."""
     if left == right and left is not None:
         return left
-    tags = frozenset({CALLERS}) if is_callers(by) else by.comes_from | {CHOSEN}
-    return unknown("a choice", *(each for each in (left, right) if each is not None), tags=tags)
+    tags = frozenset({CALLER_CHOICE}) if is_uniform(by) else by.all_tags | {CONDITIONAL}
+    return opaque("a choice", *(each for each in (left, right) if each is not None), tags=tags)

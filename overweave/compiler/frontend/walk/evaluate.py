@@ -1,4 +1,4 @@
-"""What an expression of an author's kernel is worth: a polynomial wherever it is one, else what it comes from."""
+"""Symbolic evaluation of an author's expressions: a polynomial wherever possible, else an opaque value with tags."""
 
 from __future__ import annotations
 
@@ -6,73 +6,70 @@ import ast
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from overweave.compiler.frontend.symbols.polynomials import (
-    ZERO,
-    number,
-    quotient,
-    rounded_up,
-)
+from overweave.compiler.frontend.symbols.polynomials import ZERO, ceil_div, floor_div, number
 from overweave.compiler.frontend.symbols.values import (
-    CHOSEN,
     LOADED,
+    PROGRAM_ID,
     Condition,
     Constant,
     Number,
     Several,
     SymbolicValue,
+    arithmetic,
     as_condition,
-    both,
     broadcast,
-    combined,
-    compared,
-    joined,
+    compare,
+    logical_and,
+    logical_not,
+    logical_or,
+    merge_branches,
+    opaque,
     remainder,
-    unknown,
 )
-from overweave.compiler.frontend.walk.words import FOLDED, WORDS, transposed, widened
+from overweave.compiler.frontend.walk.tl_functions import CONSTANT_FOLDS, TL_FUNCTIONS, expand_axes, transpose
 
-SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
-COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
+ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 Arguments = tuple[list[SymbolicValue], dict[str, SymbolicValue]]
 
 
 class Reader(Protocol):
-    """What knows the kernel around an expression."""
+    """The walk around an expression, which knows names, functions and loops (see `follow.py`)."""
 
-    def word(self, call: ast.Call) -> str:
-        """The word of the language that is called, or Python's own of the same meaning."""
+    def tl_name(self, call: ast.Call) -> str:
+        """Return the function of `tl` that is called, or that a builtin stands for; empty for any other call."""
 
-    def called(self, call: ast.Call, arguments: Arguments) -> SymbolicValue | None:
-        """What a function of the file returns; None if it is none."""
+    def call_helper(self, call: ast.Call, arguments: Arguments) -> SymbolicValue | None:
+        """Return what an author's function returns; None for a function of Triton or Python."""
 
-    def named(self, name: str) -> SymbolicValue:
-        """What a name is that no variable has."""
+    def global_value(self, name: str) -> SymbolicValue:
+        """Return the value of a name that is not a local variable."""
 
     def truth(self, test: ast.expr, condition: Condition) -> bool | None:
-        """Whether a condition holds wherever it is asked; None if that depends."""
+        """True if a condition always holds, False if never, None if that depends."""
 
-    def reached(self, call: ast.Call, kind: str, place: SymbolicValue, arguments: Arguments) -> None:
-        """Sees a load or store."""
+    def record_access(self, call: ast.Call, kind: str, address: SymbolicValue, arguments: Arguments) -> None:
+        """Record a load, store or atomic."""
 
 
 class Expressions:
-    """Evaluates expressions over variables."""
+    """Evaluates expressions. variables: name -> value. One method a node type, `_binop` for ast.BinOp."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.variables: dict[str, SymbolicValue] = {}
 
     def value(self, node: ast.expr) -> SymbolicValue:
-        """The worth of an expression."""
+        """Evaluate an expression."""
         kind = type(node).__name__
         rule: Callable[[Any], SymbolicValue] | None = getattr(self, f"_{kind.lower()}", None)
-        return rule(node) if rule else unknown(kind, *(self.value(one) for one in _inner(node)), tags=frozenset())
+        return rule(node) if rule else opaque(kind, *map(self.value, _child_expressions(node)))
 
     def _constant(self, node: ast.Constant) -> SymbolicValue:
         return Number(number(int(node.value))) if isinstance(node.value, int) else Constant(node.value)
 
     def _name(self, node: ast.Name) -> SymbolicValue:
-        return self.variables[node.id] if node.id in self.variables else self.reader.named(node.id)
+        return self.variables[node.id] if node.id in self.variables else self.reader.global_value(node.id)
 
     def _tuple(self, node: ast.Tuple | ast.List) -> SymbolicValue:
         return Several(tuple(self.value(element) for element in node.elts))
@@ -84,149 +81,148 @@ class Expressions:
         if isinstance(node.op, ast.USub) and isinstance(inner, Number):
             return Number(ZERO - inner.poly, inner.rank)
         if isinstance(node.op, ast.Not | ast.Invert):
-            return _denied(as_condition(inner))
-        return inner if isinstance(node.op, ast.UAdd) else unknown("-", inner)
+            return logical_not(as_condition(inner))
+        return inner if isinstance(node.op, ast.UAdd) else opaque("-", inner)
 
     def _binop(self, node: ast.BinOp) -> SymbolicValue:
         left, right = self.value(node.left), self.value(node.right)
-        return operated(left, right, node.op)
+        return binary_op(left, right, node.op)
 
     def _boolop(self, node: ast.BoolOp) -> SymbolicValue:
-        made = as_condition(self.value(node.values[0]))
-        for each in node.values[1:]:
-            other = as_condition(self.value(each))
-            made = both(made, other) if isinstance(node.op, ast.And) else _either(made, other)
-        return made
+        result = as_condition(self.value(node.values[0]))
+        for operand in node.values[1:]:
+            other = as_condition(self.value(operand))
+            result = logical_and(result, other) if isinstance(node.op, ast.And) else logical_or(result, other)
+        return result
 
     def _compare(self, node: ast.Compare) -> SymbolicValue:
-        made = Condition(())
+        result = Condition(())
         left = self.value(node.left)
-        for sign, each in zip(node.ops, node.comparators, strict=True):
-            right = self.value(each)
-            made = both(made, _compared(left, right, sign))
+        for sign, operand in zip(node.ops, node.comparators, strict=True):
+            right = self.value(operand)
+            result = logical_and(result, _compare_values(left, right, sign))
             left = right
-        return made
+        return result
 
     def _ifexp(self, node: ast.IfExp) -> SymbolicValue:
+        """Evaluate the branch that is taken, or merge both."""
         test = as_condition(self.value(node.test))
         truth = self.reader.truth(node.test, test)
         if truth is not None:
             return self.value(node.body if truth else node.orelse)
-        return joined(self.value(node.body), self.value(node.orelse), test)
+        return merge_branches(self.value(node.body), self.value(node.orelse), test)
 
     def _attribute(self, node: ast.Attribute) -> SymbolicValue:
         if node.attr == "T":
-            return transposed(self.value(node.value))
+            return transpose(self.value(node.value))
         return Constant(node.attr) if node.attr != "value" else self.value(node.value)
 
     def _subscript(self, node: ast.Subscript) -> SymbolicValue:
+        """Evaluate an item of a tuple, or `x[:, None]`."""
         inner = self.value(node.value)
         index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if isinstance(inner, Several) and len(index) == 1:
-            at = self.value(index[0])
-            if isinstance(at, Number) and at.poly.constant is not None and at.poly.constant < len(inner.values):
-                return inner.values[at.poly.constant]
+            index_value = self.value(index[0])
+            if (
+                isinstance(index_value, Number)
+                and index_value.poly.constant is not None
+                and index_value.poly.constant < len(inner.values)
+            ):
+                return inner.values[index_value.poly.constant]
         if isinstance(inner, Number | Condition) and all(_is_axis(one) for one in index):
-            return widened(inner, [isinstance(one, ast.Slice) for one in index])
-        return unknown("[]", inner)
+            return expand_axes(inner, [isinstance(one, ast.Slice) for one in index])
+        return opaque("[]", inner)
 
     def _starred(self, node: ast.Starred) -> SymbolicValue:
-        return unknown("*", self.value(node.value))
+        return opaque("*", self.value(node.value))
 
     def _call(self, node: ast.Call) -> SymbolicValue:
+        """Evaluate a call of `tl` by TL_FUNCTIONS, of a helper by a walk into it; record loads and stores."""
         arguments = [self.value(arg) for arg in node.args], {str(k.arg): self.value(k.value) for k in node.keywords}
-        word = self.reader.word(node)
+        word = self.reader.tl_name(node)
         if not word:
-            made = self.reader.called(node, arguments)
-            if made is not None:
-                return made
+            result = self.reader.call_helper(node, arguments)
+            if result is not None:
+                return result
             if isinstance(node.func, ast.Attribute):
                 return self._method(node, node.func, arguments)
             return _opaque(ast.unparse(node.func), arguments)
         if word in ("load", "store") or word.startswith("atomic_"):
-            place = arguments[0][0] if arguments[0] else arguments[1].get("pointer", Constant(None))
-            self.reader.reached(node, word, place, arguments)
-            return unknown("load", tags=frozenset({LOADED}))
-        rule = WORDS.get(word)
-        made = rule(*arguments) if rule else None
-        return made or _opaque(word, arguments)
+            address = arguments[0][0] if arguments[0] else arguments[1].get("pointer", Constant(None))
+            self.reader.record_access(node, word, address, arguments)
+            return _loaded(word)
+        rule = TL_FUNCTIONS.get(word)
+        result = rule(*arguments) if rule else None
+        return result or _opaque(word, arguments)
 
     def _method(self, node: ast.Call, function: ast.Attribute, arguments: Arguments) -> SymbolicValue:
+        """Evaluate a method as the function of `tl` with the value as first argument."""
         inner, name = self.value(function.value), function.attr
         if name in ("load", "store", "gather", "scatter") or name.startswith("atomic_"):
-            self.reader.reached(node, name, inner, arguments)
-            return unknown("load", tags=frozenset({LOADED}))
-        rule = WORDS.get(name)
-        made = rule([inner, *arguments[0]], arguments[1]) if rule else None
-        return made or _opaque(name, ([inner, *arguments[0]], arguments[1]))
+            self.reader.record_access(node, name, inner, arguments)
+            return _loaded(name)
+        rule = TL_FUNCTIONS.get(name)
+        result = rule([inner, *arguments[0]], arguments[1]) if rule else None
+        return result or _opaque(name, ([inner, *arguments[0]], arguments[1]))
 
 
-def operated(left: SymbolicValue, right: SymbolicValue, sign: ast.operator) -> SymbolicValue:
-    """What an operator makes of two values."""
+def _loaded(word: str) -> SymbolicValue:
+    """Return what a load gives; an atomic's result counts the programs before this one, so it is a program id, too."""
+    return opaque("load", tags=frozenset({LOADED, PROGRAM_ID} if word.startswith("atomic_") else {LOADED}))
+
+
+def binary_op(left: SymbolicValue, right: SymbolicValue, sign: ast.operator) -> SymbolicValue:
+    """Return `left sign right`."""
     if isinstance(left, Condition) or isinstance(right, Condition):
-        if isinstance(sign, ast.BitAnd):
-            return both(as_condition(left), as_condition(right))
-        return _either(as_condition(left), as_condition(right))
+        are_conditions = isinstance(left, Condition) and isinstance(right, Condition)
+        if isinstance(sign, ast.BitAnd) or (isinstance(sign, ast.Mult) and are_conditions):
+            return logical_and(as_condition(left), as_condition(right))
+        return logical_or(as_condition(left), as_condition(right))
     if not (isinstance(left, Number) and isinstance(right, Number)):
-        return unknown(type(sign).__name__, left, right)
-    if word := SIGNS.get(type(sign)):
-        return combined(left, right, word)
+        return opaque(type(sign).__name__, left, right)
+    if sign_text := ARITHMETIC.get(type(sign)):
+        return arithmetic(left, right, sign_text)
     rank = max(left.rank, right.rank)
-    over, by = broadcast(left, rank), broadcast(right, rank)
-    if isinstance(sign, ast.FloorDiv) and by.constant != 0:
-        return Number(rounded_up(over - by + number(1), by), rank)
-    if isinstance(sign, ast.Mod) and by.constant != 0:
+    dividend, divisor = broadcast(left, rank), broadcast(right, rank)
+    if isinstance(sign, ast.FloorDiv) and divisor.constant != 0:
+        return Number(ceil_div(dividend - divisor + number(1), divisor), rank)
+    if isinstance(sign, ast.Mod) and divisor.constant != 0:
         return remainder(left, right)
-    if isinstance(sign, ast.LShift | ast.RShift) and by.constant is not None and 0 <= by.constant < 64:
-        power = number(1 << by.constant)
-        return Number(over * power if isinstance(sign, ast.LShift) else quotient(over, power), rank)
-    word = type(sign).__name__
-    if over.constant is not None and by.constant is not None and word in FOLDED:
-        return Number(number(FOLDED[word](over.constant, by.constant)), rank)
-    return unknown(type(sign).__name__, left, right)
+    if isinstance(sign, ast.LShift | ast.RShift) and divisor.constant is not None and 0 <= divisor.constant < 64:
+        power = number(1 << divisor.constant)
+        return Number(dividend * power if isinstance(sign, ast.LShift) else floor_div(dividend, power), rank)
+    sign_text = type(sign).__name__
+    if dividend.constant is not None and divisor.constant is not None and sign_text in CONSTANT_FOLDS:
+        return Number(number(CONSTANT_FOLDS[sign_text](dividend.constant, divisor.constant)), rank)
+    return opaque(type(sign).__name__, left, right)
 
 
-def _inner(node: ast.expr) -> list[ast.expr]:
+def _child_expressions(node: ast.expr) -> list[ast.expr]:
     return [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
 
 
 def _is_axis(node: ast.expr) -> bool:
+    """Whether an index is `:` or `None`."""
     is_all = isinstance(node, ast.Slice) and node.lower is None and node.upper is None and node.step is None
     return is_all or (isinstance(node, ast.Constant) and node.value is None)
 
 
-def _denied(value: Condition) -> Condition:
-    if value.is_exact and len(value.parts) == 1:
-        return Condition(() if value.truth is False else (number(1) - value.parts[0],), value.rank)
-    if value.truth is not None:
-        return Condition((ZERO,) if value.truth else (), value.rank)
-    return _either(value, value)
-
-
-def _either(left: Condition, right: Condition) -> Condition:
-    if left.truth or right.truth:
-        return Condition(())
-    if left.truth is False or right.truth is False:
-        return right if left.truth is False else left
-    met = both(left, right)
-    tags = met.comes_from | ({CHOSEN} if met.parts else set())
-    return Condition((), met.rank, is_exact=False, tags=tags)
-
-
-def _compared(left: SymbolicValue, right: SymbolicValue, sign: ast.cmpop) -> Condition:
-    word = COMPARED.get(type(sign))
-    if isinstance(left, Number) and isinstance(right, Number) and word:
-        return compared(left, right, word)
+def _compare_values(left: SymbolicValue, right: SymbolicValue, sign: ast.cmpop) -> Condition:
+    """Return the condition `left sign right`, for values that may not be numbers."""
+    sign_text = COMPARISONS.get(type(sign))
+    if isinstance(left, Number) and isinstance(right, Number) and sign_text:
+        return compare(left, right, sign_text)
     if isinstance(left, Constant) and isinstance(right, Constant):
-        same = left.value is right.value or left.value == right.value
+        is_same = left.value is right.value or left.value == right.value
         if isinstance(sign, ast.Is | ast.Eq | ast.IsNot | ast.NotEq):
-            return Condition(() if same == isinstance(sign, ast.Is | ast.Eq) else (ZERO,))
+            return Condition(() if is_same == isinstance(sign, ast.Is | ast.Eq) else (ZERO,))
     if isinstance(sign, ast.Is | ast.IsNot) and isinstance(right, Constant) and right.value is None:
         return Condition((), is_exact=False)
-    met = both(as_condition(left), as_condition(right))
-    return Condition((), met.rank, is_exact=False, tags=met.comes_from)
+    conjunction = logical_and(as_condition(left), as_condition(right))
+    return Condition((), conjunction.rank, is_exact=False, tags=conjunction.all_tags)
 
 
-def _opaque(of: str, arguments: Arguments) -> SymbolicValue:
-    given = (*arguments[0], *arguments[1].values())
-    return unknown(of, *(value for value in given if not isinstance(value, Constant)))
+def _opaque(operation: str, arguments: Arguments) -> SymbolicValue:
+    """Return the opaque result of a call."""
+    values = (*arguments[0], *arguments[1].values())
+    return opaque(operation, *(value for value in values if not isinstance(value, Constant)))

@@ -1,8 +1,8 @@
-"""Follows an author's kernel through one tile: where its loads and stores reach, as polynomials.
+"""Interprets an author's kernel symbolically for one tile: the addresses of its loads and stores, as polynomials.
 
-The kernel is walked, never run. Loops are walked once, with the number of the turn as an atom; what goes on from turn
-to turn by a step is found by a walk before. Functions of the same file are followed into. The regions that turn a
-tile's number into blocks give the blocks themselves.
+The kernel is never run. A loop body is walked twice: a probing walk finds induction variables and their steps, a second
+one records accesses, with the iteration as an atom. Calls of the author's functions are walked into. Behind a dispatch
+region, which turns the tile's number into blocks, the block variables are the atoms `BlockOf(axis)`.
 """
 
 from __future__ import annotations
@@ -23,94 +23,101 @@ from overweave.compiler.frontend.symbols.polynomials import (
     OpaqueResult,
     Polynomial,
     TooLarge,
+    atom_poly,
+    ceil_div,
     number,
-    one,
-    rounded_up,
 )
 from overweave.compiler.frontend.symbols.values import (
-    CARRIED,
-    ELSEWHERE,
-    NUMBERED,
+    LOOP_CARRIED,
+    PROGRAM_ID,
+    UNSEEN_FUNCTION,
     Condition,
     Constant,
     Number,
     Several,
     SymbolicValue,
     as_condition,
-    both,
-    comes_from,
-    compared,
-    joined,
-    unknown,
+    compare,
+    logical_and,
+    merge_branches,
+    opaque,
+    value_tags,
 )
-from overweave.compiler.frontend.walk.evaluate import Arguments, Expressions, operated
-from overweave.compiler.frontend.walk.loops import Loop, after_turns, marked, step_of
-from overweave.compiler.frontend.walk.reached import Begun, Followed, Reached
-from overweave.compiler.frontend.walk.tree import assigned, below, defaults, dotted, names_in
-from overweave.compiler.frontend.walk.words import folded
+from overweave.compiler.frontend.walk.accesses import Begun, Followed, Reached
+from overweave.compiler.frontend.walk.evaluate import Arguments, Expressions, binary_op
+from overweave.compiler.frontend.walk.loops import Loop, after_iterations, loop_marker, step_per_iteration
+from overweave.compiler.frontend.walk.tl_functions import substitute_numbers
+from overweave.compiler.frontend.walk.tree import assigned_in, defaults, directives_by_line, dotted, names_in
 
-MOST_DEEP = 12
+MAX_CALL_DEPTH = 12
 BUILTINS = {"min": "minimum", "max": "maximum", "range": "range", "int": "int"}
 STORES = ("store", "scatter")
 
 
-def follow(kernel: AnnotatedKernel, given: Mapping[str, Any] | None = None) -> Followed:
-    """What a tile reaches. given: the arguments of a call that are no tensors; None before one."""
-    walk = _Walk(kernel, given)
+def follow(kernel: AnnotatedKernel, arguments: Mapping[str, Any] | None = None) -> Followed:
+    """Return the loads and stores of a tile. arguments: those of a call that are not tensors; None before a call."""
+    walk = _Walk(kernel, arguments)
     walk.block(walk.function.body)
-    return Followed(tuple(walk.found), tuple(walk.other_blocks), tuple(walk.begun))
+    return Followed(tuple(walk.accesses), tuple(walk.mismatches), tuple(walk.loop_starts))
 
 
 class _Walk:
-    """The state of a walk: variables, what was found, and where it stands."""
+    """The state of a walk. One method a statement type, `_for` for ast.For, which returns whether it certainly returns.
 
-    def __init__(self, kernel: AnnotatedKernel, given: Mapping[str, Any] | None) -> None:
-        self.kernel, self.is_call = kernel, given is not None
+    guard: the condition under which the current statement runs. access_directives, streams: line -> the directives
+    above it. directives: of the current statement. region_blocks: block variable -> its value in the first dispatch
+    region. returns: the (value, guard) of each return of the function that is walked.
+    """
+
+    def __init__(self, kernel: AnnotatedKernel, arguments: Mapping[str, Any] | None) -> None:
+        self.kernel, self.is_call = kernel, arguments is not None
         self.file = kernel.source.file
         functions = list(self.file.functions.values())
         self.function = self.file.functions[kernel.source.name]
-        whole = {name: value for name, value in (given or {}).items() if isinstance(value, int)}
-        self.numbers = {name: int(value) for name, value in whole.items()}
+        integers = {name: value for name, value in (arguments or {}).items() if isinstance(value, int)}
+        self.numbers = {name: int(value) for name, value in integers.items()}
         self.expressions = Expressions(self)
         for name in kernel.source.parameters:
-            self.expressions.variables[name] = self._argument(name, given or {})
-        self.found: list[Reached] = []
-        self.other_blocks: list[int] = []
-        self.begun: list[Begun] = []
+            self.expressions.variables[name] = self._argument(name, arguments or {})
+        self.accesses: list[Reached] = []
+        self.mismatches: list[int] = []
+        self.loop_starts: list[Begun] = []
         self.guard = Condition(())
-        self.within: frozenset[str] = frozenset()
-        self.is_probing = 0
-        self.depth = 0
-        self.returned: list[tuple[SymbolicValue, Condition]] = []
-        self.forms: dict[str, SymbolicValue] = {}
+        self.reordered_loops: frozenset[str] = frozenset()
+        self.probe_depth = 0
+        self.call_depth = 0
+        self.returns: list[tuple[SymbolicValue, Condition]] = []
+        self.region_blocks: dict[str, SymbolicValue] = {}
         statements = [node for one in functions for node in ast.walk(one) if isinstance(node, ast.stmt)]
-        self.said = below(statements, [one.directive for one in (*kernel.loads, *kernel.stores)])
-        self.streams = below(statements, [one.directive for one in kernel.streams])
-        tile_ids = [mark.directive for mark in kernel.source.of_kind(TileIdDirective) if kernel.loop is not None]
-        self.tiles = next(iter(below(statements, tile_ids)), -1)
-        self.current: Sequence[Any] = ()
+        self.access_directives = directives_by_line(
+            statements, [one.directive for one in (*kernel.loads, *kernel.stores)]
+        )
+        self.streams = directives_by_line(statements, [one.directive for one in kernel.streams])
+        tile_ids = [mark.directive for mark in kernel.source.marks_of(TileIdDirective) if kernel.tile_loop is not None]
+        self.tile_loop_line = next(iter(directives_by_line(statements, tile_ids)), -1)
+        self.directives: Sequence[Any] = ()
 
-    def _argument(self, name: str, given: Mapping[str, Any]) -> SymbolicValue:
-        """A parameter: what directives name, and what may be a stride, keeps its name in a call, too."""
-        kernel, value = self.kernel, given.get(name)
+    def _argument(self, name: str, arguments: Mapping[str, Any]) -> SymbolicValue:
+        """Return a parameter's value. Numbers that directives name, and possible strides, stay names in a call, too."""
+        kernel, value = self.kernel, arguments.get(name)
         default = kernel.source.default_of(name)
-        if name not in given and self.is_call and default is not None:
+        if name not in arguments and self.is_call and default is not None:
             return self.expressions.value(default)
-        if name not in given or (type(value) is int and name in kernel.symbols):
-            return Number(one(name))
+        if name not in arguments or (type(value) is int and name in kernel.symbols):
+            return Number(atom_poly(name))
         if type(value) is int and name not in kernel.source.constants:
-            return Number(one(name))
+            return Number(atom_poly(name))
         return Number(number(int(value))) if isinstance(value, int) else Constant(value)
 
     # statements
 
     def block(self, statements: Sequence[ast.stmt]) -> bool:
-        """Walks statements in order. Whether they certainly return."""
+        """Walk statements in order. Return whether they certainly return."""
         at = 0
         while at < len(statements):
-            region = self._region(statements, at)
+            region = self._region_end(statements, at)
             if region > at:
-                self._dispatched(statements[at:region])
+                self._dispatch_region(statements[at:region])
                 at = region
             elif self._statement(statements[at]):
                 return True
@@ -118,48 +125,50 @@ class _Walk:
                 at += 1
         return False
 
-    def _region(self, statements: Sequence[ast.stmt], at: int) -> int:
-        """Where the dispatch region that begins at a statement ends; `at` if none does."""
-        for begin, end in self.kernel.regions:
+    def _region_end(self, statements: Sequence[ast.stmt], at: int) -> int:
+        """Return the end index of the dispatch region that begins at a statement; `at` if none does."""
+        for begin, end in self.kernel.dispatch_lines:
             if begin < statements[at].lineno < end and (at == 0 or statements[at - 1].lineno < begin):
                 return next((i for i, each in enumerate(statements) if each.lineno > end), len(statements))
         return at
 
-    def _dispatched(self, statements: Sequence[ast.stmt]) -> None:
-        """The blocks are those of the tile; a region behind the first must make the same of the number."""
+    def _dispatch_region(self, statements: Sequence[ast.stmt]) -> None:
+        """Walk a dispatch region, then set block variables. A later region must compute what the first one does."""
         for statement in statements:
             self._statement(statement)
         variables = self.expressions.variables
-        made = {name: variables[name] for name in self.kernel.blocks.values() if name in variables}
-        if not self.is_probing:
-            self.forms = self.forms or made
-            self.other_blocks += [statements[0].lineno] if made != self.forms else []
-        self._blocks()
+        blocks = {name: variables[name] for name in self.kernel.block_variables.values() if name in variables}
+        if not self.probe_depth:
+            self.region_blocks = self.region_blocks or blocks
+            self.mismatches += [statements[0].lineno] if blocks != self.region_blocks else []
+        self._set_block_variables()
 
-    def _blocks(self) -> None:
-        for axis, name in self.kernel.blocks.items():
-            self.expressions.variables[name] = Number(one(BlockOf(axis)))
+    def _set_block_variables(self) -> None:
+        for axis, name in self.kernel.block_variables.items():
+            self.expressions.variables[name] = Number(atom_poly(BlockOf(axis)))
 
     def _statement(self, node: ast.stmt) -> bool:
-        before, self.current = self.current, self.said.get(node.lineno, ())
+        """Walk a statement. Return whether it certainly returns. Too large values become opaque."""
+        before, self.directives = self.directives, self.access_directives.get(node.lineno, ())
         rule = getattr(self, f"_{type(node).__name__.lower()}", None)
         try:
             return bool(rule(node)) if rule else False
         except TooLarge:
-            for name in assigned([node]):
-                self.expressions.variables[name] = unknown("a long expression", tags=frozenset({CARRIED}))
+            for name in assigned_in([node]):
+                self.expressions.variables[name] = opaque("a long expression", tags=frozenset({LOOP_CARRIED}))
             return False
         finally:
-            self.current = before
+            self.directives = before
 
     def _assign(self, node: ast.Assign) -> None:
+        """Assign; `pid = tl.program_id(0)` without a dispatch region also sets the block variables."""
         value = self.expressions.value(node.value)
         for target in node.targets:
             self._set(target, value)
         is_number = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-        if self.kernel.loop is None and not self.kernel.regions and is_number and not self.depth:
-            if node.targets[0].id == self.kernel.number and NUMBERED in comes_from(value):  # type: ignore[attr-defined]
-                self._blocks()
+        if self.kernel.tile_loop is None and not self.kernel.dispatch_lines and is_number and not self.call_depth:
+            if node.targets[0].id == self.kernel.tile_variable and PROGRAM_ID in value_tags(value):  # type: ignore[attr-defined]
+                self._set_block_variables()
 
     def _annassign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
@@ -168,223 +177,248 @@ class _Walk:
     def _augassign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
             old = self.expressions.value(node.target)
-            self._set(node.target, operated(old, self.expressions.value(node.value), node.op))
+            self._set(node.target, binary_op(old, self.expressions.value(node.value), node.op))
 
     def _set(self, target: ast.expr, value: SymbolicValue) -> None:
+        """Assign a value to a name, or to the names of a tuple."""
         if isinstance(target, ast.Name):
             self.expressions.variables[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
             values = value.values if isinstance(value, Several) else ()
             for at, element in enumerate(target.elts):
                 fits = len(values) == len(target.elts)
-                self._set(element, values[at] if fits else unknown(f"part {at}", value))
+                self._set(element, values[at] if fits else opaque(f"part {at}", value))
 
     def _expr(self, node: ast.Expr) -> None:
         self.expressions.value(node.value)
 
     def _return(self, node: ast.Return) -> bool:
-        self.returned.append((self.expressions.value(node.value) if node.value else Constant(None), self.guard))
+        self.returns.append((self.expressions.value(node.value) if node.value else Constant(None), self.guard))
         return True
 
     def _if(self, node: ast.If) -> bool:
+        """Walk the branch that is taken, or both: their variables are merged, and the guard holds inside."""
         test = as_condition(self.expressions.value(node.test))
         truth = self.truth(node.test, test)
         if truth is not None:
             return self.block(node.body if truth else node.orelse)
         start, guard = dict(self.expressions.variables), self.guard
-        self.guard = both(guard, test)
-        ends = self.block(node.body)
-        taken, self.expressions.variables = self.expressions.variables, start
-        self.guard = both(guard, Condition((), is_exact=False, tags=test.comes_from))
-        other_ends = self.block(node.orelse)
+        self.guard = logical_and(guard, test)
+        then_returns = self.block(node.body)
+        then_variables, self.expressions.variables = self.expressions.variables, start
+        self.guard = logical_and(guard, Condition((), is_exact=False, tags=test.all_tags))
+        else_returns = self.block(node.orelse)
         self.guard = guard
-        other = self.expressions.variables
-        if ends or other_ends:
-            self.expressions.variables = other if ends else taken
+        else_variables = self.expressions.variables
+        if then_returns or else_returns:
+            self.expressions.variables = else_variables if then_returns else then_variables
         else:
-            names = taken.keys() | other.keys()
+            names = then_variables.keys() | else_variables.keys()
             self.expressions.variables = {
-                name: joined(taken.get(name), other.get(name), test) for name in sorted(names)
+                name: merge_branches(then_variables.get(name), else_variables.get(name), test) for name in sorted(names)
             }
-        return ends and other_ends
+        return then_returns and else_returns
 
     def truth(self, test: ast.expr, condition: Condition) -> bool | None:
-        """Whether a condition holds wherever it is asked, by its names or their numbers; None if it depends."""
+        """True if a condition always holds, with the numbers of the call; False if never, None if that depends."""
         if condition.truth is not None or not self.is_call:
             return condition.truth
-        kept, before = self.expressions.variables, self.current
+        variables, directives = self.expressions.variables, self.directives
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-        known = {name: in_numbers(kept[name], self.numbers) for name in names & kept.keys()}
-        self.expressions.variables, self.current, self.is_probing = {**kept, **known}, (), self.is_probing + 1
-        made = as_condition(self.expressions.value(test)).truth
-        self.expressions.variables, self.current, self.is_probing = kept, before, self.is_probing - 1
-        return made
+        numbers = {name: with_numbers(variables[name], self.numbers) for name in names & variables.keys()}
+        self.expressions.variables, self.directives = {**variables, **numbers}, ()
+        self.probe_depth += 1
+        truth = as_condition(self.expressions.value(test)).truth
+        self.probe_depth -= 1
+        self.expressions.variables, self.directives = variables, directives
+        return truth
 
     def _while(self, node: ast.While) -> None:
-        tags = comes_from(self.expressions.value(node.test)) | {CARRIED}
-        loop = Loop(node.lineno, one(OpaqueResult(f"the turns of line {node.lineno}", (), tags)))
-        before = self._before(node)
-        counted = self._counted(node, self._steps(node, loop, before), before)
-        self._turn(node, loop if counted is None else Loop(node.lineno, counted), before)
+        """Walk a loop whose iteration count is unknown unless `_while_count` finds it."""
+        tags = value_tags(self.expressions.value(node.test)) | {LOOP_CARRIED}
+        loop = Loop(node.lineno, atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags)))
+        before = self._values_before(node)
+        counted = self._while_count(node, self._steps_per_iteration(node, loop, before), before)
+        self._walk_loop(node, loop if counted is None else Loop(node.lineno, counted), before)
 
-    def _counted(
+    def _while_count(
         self, node: ast.While, steps: Mapping[str, Any], before: Mapping[str, SymbolicValue]
     ) -> Polynomial | None:
-        """How many turns `while n < end` has, where n goes on by a number and the end stays."""
+        """Return the iteration count of `while n < end` with a constant step of n and an invariant end; else None."""
         test = node.test
         if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Lt)):
             return None
         name, end = ast.unparse(test.left), self.expressions.value(test.comparators[0])
-        begun, step = before.get(name), steps.get(name)
-        is_steady = not names_in(test.comparators[0]) & set(assigned(node.body))
-        if not (is_steady and isinstance(begun, Number) and isinstance(end, Number) and step):
+        start, step = before.get(name), steps.get(name)
+        is_invariant = not names_in(test.comparators[0]) & set(assigned_in(node.body))
+        if not (is_invariant and isinstance(start, Number) and isinstance(end, Number) and step):
             return None
-        return rounded_up(end.poly - begun.poly, step[0]) if (step[0].constant or 0) > 0 else None
+        return ceil_div(end.poly - start.poly, step[0]) if (step[0].constant or 0) > 0 else None
 
     def _for(self, node: ast.For) -> None:
-        loop = self._loop(node)
-        count = folded(loop.count, self.numbers).constant if self.is_call else None
+        loop = self._range_loop(node)
+        count = substitute_numbers(loop.count, self.numbers).constant if self.is_call else None
         if count is not None and count <= 0:
             return
-        self._turn(node, loop, self._before(node))
+        self._walk_loop(node, loop, self._values_before(node))
 
-    def _before(self, node: ast.For | ast.While) -> dict[str, SymbolicValue]:
-        known = self.expressions.variables
-        return {name: known[name] for name in assigned(node.body) if name in known}
+    def _values_before(self, node: ast.For | ast.While) -> dict[str, SymbolicValue]:
+        variables = self.expressions.variables
+        return {name: variables[name] for name in assigned_in(node.body) if name in variables}
 
-    def _turn(self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, SymbolicValue]) -> None:
-        """Walks a loop once, for all of its turns."""
-        steps, guard = self._steps(node, loop, before), self.guard
-        inside = {name: after_turns(before[name], steps[name], loop, loop.turn) for name in before}
-        self.expressions.variables |= inside
+    def _walk_loop(self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, SymbolicValue]) -> None:
+        """Walk a loop body once, for all iterations, and set the variables behind it."""
+        steps, guard = self._steps_per_iteration(node, loop, before), self.guard
+        iteration_values = {name: after_iterations(before[name], steps[name], loop, loop.iteration) for name in before}
+        self.expressions.variables |= iteration_values
         if loop.is_guard:
-            self.guard = both(guard, compared(Number(loop.count), Number(ZERO), ">"))
-        self._enter(node, loop)
-        within, self.within = self.within, self.within | loop.reordered
+            self.guard = logical_and(guard, compare(Number(loop.count), Number(ZERO), ">"))
+        self._enter_iteration(node, loop)
+        outer_loops, self.reordered_loops = self.reordered_loops, self.reordered_loops | loop.reordered_loops
         self.block(node.body)
-        self.guard, self.within = guard, within
-        for name in assigned(node.body):
+        self.guard, self.reordered_loops = guard, outer_loops
+        for name in assigned_in(node.body):
             if name in before:
-                self.expressions.variables[name] = after_turns(before[name], steps[name], loop, loop.count)
+                self.expressions.variables[name] = after_iterations(before[name], steps[name], loop, loop.count)
             else:
-                left = self.expressions.variables.get(name, Constant(None))
-                self.expressions.variables[name] = unknown(name, left, tags=loop.tags)
+                last_value = self.expressions.variables.get(name, Constant(None))
+                self.expressions.variables[name] = opaque(name, last_value, tags=loop.tags)
 
-    def _steps(self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, SymbolicValue]) -> dict[str, Any]:
-        """By how much each variable goes on in a turn; None for what does so in another way."""
-        marks = {name: marked(name, value) for name, value in before.items()}
-        kept, self.is_probing = dict(self.expressions.variables), self.is_probing + 1
-        self.expressions.variables |= marks
-        self._enter(node, loop)
+    def _steps_per_iteration(
+        self, node: ast.For | ast.While, loop: Loop, before: Mapping[str, SymbolicValue]
+    ) -> dict[str, Any]:
+        """Map each variable to its step per iteration (see `step_per_iteration`), by a probing walk."""
+        markers = {name: loop_marker(name, value) for name, value in before.items()}
+        variables, self.probe_depth = dict(self.expressions.variables), self.probe_depth + 1
+        self.expressions.variables |= markers
+        self._enter_iteration(node, loop)
         self.block(node.body)
         after = self.expressions.variables
-        made = {name: after.get(name, Constant(None)) for name in before}
-        steps = {name: () if made[name] == before[name] else step_of(marks[name], made[name], loop) for name in before}
-        self.expressions.variables, self.is_probing = kept, self.is_probing - 1
+        new_values = {name: after.get(name, Constant(None)) for name in before}
+        steps = {
+            name: () if new_values[name] == before[name] else step_per_iteration(markers[name], new_values[name], loop)
+            for name in before
+        }
+        self.expressions.variables, self.probe_depth = variables, self.probe_depth - 1
         return steps
 
-    def _enter(self, node: ast.For | ast.While, loop: Loop) -> None:
+    def _enter_iteration(self, node: ast.For | ast.While, loop: Loop) -> None:
+        """Set the loop variable, and in the loop over tiles the block variables."""
         if isinstance(node, ast.For):
             self._set(node.target, loop.variable)
-        if loop.is_of_tiles and not self.kernel.regions:
-            self._blocks()
+        if loop.is_tile_loop and not self.kernel.dispatch_lines:
+            self._set_block_variables()
 
-    def _loop(self, node: ast.For) -> Loop:
-        """A loop over a range."""
+    def _range_loop(self, node: ast.For) -> Loop:
+        """Return the Loop of a `for` over a range, over tiles or over a streamed axis."""
         values = [self.expressions.value(arg) for arg in node.iter.args] if isinstance(node.iter, ast.Call) else []
         polys = [value.poly for value in values if isinstance(value, Number)]
-        tags = frozenset[str]().union(*map(comes_from, values))
-        end = one(OpaqueResult(f"the turns of line {node.lineno}", (), tags | {CARRIED}))
+        tags = frozenset[str]().union(*map(value_tags, values))
+        end = atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags | {LOOP_CARRIED}))
         low, step = ZERO, number(1)
         if polys and len(polys) == len(values):
             low, high = (polys[0], polys[1]) if len(polys) > 1 else (ZERO, polys[0])
             step = polys[2] if len(polys) > 2 else number(1)
-            end = rounded_up(high - low, step)
+            end = ceil_div(high - low, step)
         stream = self.streams.get(node.lineno)
-        if stream and not self.depth:
-            begun = Begun(stream[0], low)
-            self.begun += [begun] if not self.is_probing and begun not in self.begun else []
-            return Loop(node.lineno, end, variable=Number(one(BlockOf(stream[0].axis))), is_streamed=True)
-        if node.lineno == self.tiles and not self.depth:
-            turn = one(OpaqueResult("the tile's turn", (), frozenset({NUMBERED})))
-            return Loop(node.lineno, end, is_of_tiles=True, variable=Number(low + turn * step), turn=turn)
-        turn = one(LoopIndex(node.lineno, end))
-        return Loop(node.lineno, end, variable=Number(low + turn * step), is_guard=True)
+        if stream and not self.call_depth:
+            loop_start = Begun(stream[0], low)
+            self.loop_starts += [loop_start] if not self.probe_depth and loop_start not in self.loop_starts else []
+            return Loop(node.lineno, end, variable=Number(atom_poly(BlockOf(stream[0].axis))), is_streamed=True)
+        if node.lineno == self.tile_loop_line and not self.call_depth:
+            iteration = atom_poly(OpaqueResult("the tile's turn", (), frozenset({PROGRAM_ID})))
+            return Loop(
+                node.lineno, end, is_tile_loop=True, variable=Number(low + iteration * step), iteration=iteration
+            )
+        iteration = atom_poly(LoopIndex(node.lineno, end))
+        return Loop(node.lineno, end, variable=Number(low + iteration * step), is_guard=True)
 
-    # what expressions ask
+    # the Reader of evaluate.py
 
-    def named(self, name: str) -> SymbolicValue:
-        """A constant of the file, or what nobody knows."""
+    def global_value(self, name: str) -> SymbolicValue:
+        """Return a constant of the file, or the name itself if it is not an integer."""
         node = self.file.constant(name)
         if node is None:
             return Constant(name)
-        whole = number_of(node, self.file)
-        if whole is not None:
-            return Number(number(whole))
+        integer = number_of(node, self.file)
+        if integer is not None:
+            return Number(number(integer))
         value = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else node
         return Constant(value.value if isinstance(value, ast.Constant) else name)
 
-    def word(self, call: ast.Call) -> str:
-        """The word of the language that is called, or Python's own of the same meaning."""
+    def tl_name(self, call: ast.Call) -> str:
+        """Return the function of `tl` that is called, or that a builtin stands for; empty for any other call."""
         language, name = self.file.language, dotted(call.func)
         head, _, last = name.rpartition(".")
         if name in self.file.functions:
             return ""
         if head in language.modules or head == "triton":
             return last
-        python = "" if self.file.rebinds(name) else BUILTINS.get(name, "")
-        return language.words.get(name, "") or python
+        python = "" if self.file.shadows_builtin(name) else BUILTINS.get(name, "")
+        return language.tl_names.get(name, "") or python
 
-    def called(self, call: ast.Call, arguments: Arguments) -> SymbolicValue | None:
-        """What a function returns that can be read, here or in another file; None for one of Triton or Python."""
+    def call_helper(self, call: ast.Call, arguments: Arguments) -> SymbolicValue | None:
+        """Walk into a function whose source is known; opaque for any other, None for one of Triton or Python."""
         name = dotted(call.func)
-        found = self.file.function(name) if name else None
-        if found is None or self.depth > MOST_DEEP:
-            is_known = self.file.is_of_triton(name) or name.split(".")[0] in self.expressions.variables
-            if is_known or not name:
+        resolved = self.file.function(name) if name else None
+        if resolved is None or self.call_depth > MAX_CALL_DEPTH:
+            is_triton_or_method = self.file.is_of_triton(name) or name.split(".")[0] in self.expressions.variables
+            if is_triton_or_method or not name:
                 return None
             values = (*arguments[0], *arguments[1].values())
-            return unknown(name, *values, tags=frozenset({ELSEWHERE}))
-        helper, file = found
-        outside, returned, before = self.expressions.variables, self.returned, self.file
-        listed = defaults(helper)
+            return opaque(name, *values, tags=frozenset({UNSEEN_FUNCTION}))
+        helper, file = resolved
+        caller_variables, caller_returns, caller_file = self.expressions.variables, self.returns, self.file
+        default_values = defaults(helper)
         self.file = file
-        given: dict[str, SymbolicValue] = {one: self.expressions.value(value) for one, value in listed.items()}
+        bound: dict[str, SymbolicValue] = {one: self.expressions.value(value) for one, value in default_values.items()}
         names = [one.arg for one in (*helper.args.posonlyargs, *helper.args.args, *helper.args.kwonlyargs)]
-        given |= dict(zip(names, arguments[0], strict=False)) | arguments[1]
-        self.expressions.variables, self.returned = given, []
-        self.depth += 1
+        bound |= dict(zip(names, arguments[0], strict=False)) | arguments[1]
+        self.expressions.variables, self.returns = bound, []
+        self.call_depth += 1
         self.block(helper.body)
-        self.depth -= 1
-        values_of, self.expressions.variables, self.returned = self.returned, outside, returned
-        self.file = before
-        return _returned(values_of)
+        self.call_depth -= 1
+        returned, self.expressions.variables, self.returns = self.returns, caller_variables, caller_returns
+        self.file = caller_file
+        return _merged_return(returned)
 
-    def reached(self, call: ast.Call, kind: str, place: SymbolicValue, arguments: Arguments) -> None:
-        """Sees a load or store."""
-        if self.is_probing:
+    def record_access(self, call: ast.Call, kind: str, address: SymbolicValue, arguments: Arguments) -> None:
+        """Record a load, store or atomic, unless this walk only probes for steps."""
+        if self.probe_depth:
             return
         is_store = kind in STORES
-        said = [each for each in self.current if each.is_store == is_store and not kind.startswith("atomic_")]
-        self.found.append(
-            Reached(said[0] if said else None, kind, place, arguments, self.guard, call.lineno, self.within)
+        directives = [
+            directive
+            for directive in self.directives
+            if directive.is_store == is_store and not kind.startswith("atomic_")
+        ]
+        self.accesses.append(
+            Reached(
+                directives[0] if directives else None,
+                kind,
+                address,
+                arguments,
+                self.guard,
+                call.lineno,
+                self.reordered_loops,
+            )
         )
 
 
-def _returned(values: Sequence[tuple[SymbolicValue, Condition]]) -> SymbolicValue:
-    """What a function returns that does so in several places."""
+def _merged_return(values: Sequence[tuple[SymbolicValue, Condition]]) -> SymbolicValue:
+    """Merge the values of several returns."""
     if not values:
         return Constant(None)
-    made, by = values[-1]
+    merged, by = values[-1]
     for value, condition in reversed(values[:-1]):
-        made = joined(value, made, both(by, condition))
-    return made
+        merged = merge_branches(value, merged, logical_and(by, condition))
+    return merged
 
 
-def in_numbers(value: SymbolicValue, numbers: Mapping[str, int]) -> SymbolicValue:
-    """A value with the numbers of a call in the place of their names."""
+def with_numbers(value: SymbolicValue, numbers: Mapping[str, int]) -> SymbolicValue:
+    """Replace names by the numbers of a call."""
     if isinstance(value, Number):
-        return Number(folded(value.poly, numbers), value.rank)
+        return Number(substitute_numbers(value.poly, numbers), value.rank)
     if isinstance(value, Condition):
-        return replace(value, parts=tuple(folded(part, numbers) for part in value.parts))
-    return Several(tuple(in_numbers(each, numbers) for each in value.values)) if isinstance(value, Several) else value
+        return replace(value, parts=tuple(substitute_numbers(part, numbers) for part in value.parts))
+    return Several(tuple(with_numbers(each, numbers) for each in value.values)) if isinstance(value, Several) else value

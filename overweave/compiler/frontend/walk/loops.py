@@ -1,4 +1,4 @@
-"""Loops of a kernel as its walk sees them: their turns, and what goes on in them by a step."""
+"""Loops of a kernel as its walk sees them: their iterations, and induction variables."""
 
 from __future__ import annotations
 
@@ -6,68 +6,69 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from overweave.compiler.frontend.symbols.polynomials import (
-    BlockOf,
-    LoopIndex,
-    Polynomial,
-    one,
-    tags_of,
-)
+from overweave.compiler.frontend.symbols.polynomials import BlockOf, LoopIndex, Polynomial, atom_poly, tags_of
 from overweave.compiler.frontend.symbols.values import (
-    CARRIED,
-    NUMBERED,
+    LOOP_CARRIED,
+    PROGRAM_ID,
     Constant,
     Descriptor,
     Number,
     SymbolicValue,
-    comes_from,
-    unknown,
+    opaque,
+    value_tags,
 )
 
 TILES = "tiles"
 
 
 class Loop:
-    """A loop: its variable, the number of its turn, how many turns there are. is_guard: what stands in it is reached
-    where there are any."""
+    """A loop of `count` iterations. variable: its value in iteration `iteration`. is_tile_loop: the loop over tiles.
+
+    is_guard: its body runs only if `count > 0`. is_streamed: it walks a streamed axis.
+    """
 
     def __init__(
         self,
         line: int,
         count: Polynomial,
         variable: SymbolicValue | None = None,
-        turn: Polynomial | None = None,
-        is_of_tiles: bool = False,
+        iteration: Polynomial | None = None,
+        is_tile_loop: bool = False,
         is_guard: bool = False,
         is_streamed: bool = False,
     ) -> None:
-        self.count, self.is_of_tiles, self.is_guard, self.is_streamed = count, is_of_tiles, is_guard, is_streamed
+        self.count, self.is_tile_loop, self.is_guard, self.is_streamed = count, is_tile_loop, is_guard, is_streamed
         self.variable = Constant(None) if variable is None else variable
-        self.turn = one(LoopIndex(line, count)) if turn is None else turn
+        self.iteration = atom_poly(LoopIndex(line, count)) if iteration is None else iteration
 
     @property
-    def reordered(self) -> frozenset[str]:
-        """What it walks, if that comes in another order than the kernel's."""
-        if self.is_of_tiles:
+    def reordered_loops(self) -> frozenset[str]:
+        """What the loop walks, if the schedule reorders its iterations: TILES, or streamed axes; else empty."""
+        if self.is_tile_loop:
             return frozenset({TILES})
         atoms = self.variable.poly.atoms if isinstance(self.variable, Number) and self.is_streamed else frozenset()
         return frozenset(atom.axis for atom in atoms if isinstance(atom, BlockOf))
 
     @property
     def tags(self) -> frozenset[str]:
-        """What a variable comes from that goes on in it, in whatever way."""
-        return tags_of(self.count) | {CARRIED} | ({NUMBERED} if self.is_of_tiles else set())
+        """The tags of a variable that the loop updates in an unknown way."""
+        return tags_of(self.count) | {LOOP_CARRIED} | ({PROGRAM_ID} if self.is_tile_loop else set())
 
 
-def marked(name: str, value: SymbolicValue) -> SymbolicValue:
+def loop_marker(name: str, value: SymbolicValue) -> SymbolicValue:
+    """Return an opaque value of the same form, whose change in an iteration `step_per_iteration` can recognise."""
     if isinstance(value, Descriptor):
-        offsets = tuple(unknown(name, tags=frozenset({CARRIED})).poly for _ in value.offsets)
+        offsets = tuple(opaque(name, tags=frozenset({LOOP_CARRIED})).poly for _ in value.offsets)
         return replace(value, offsets=offsets)
     rank = value.rank if isinstance(value, Number) else 0
-    return Number(unknown(name, tags=frozenset({CARRIED})).poly, rank)
+    return Number(opaque(name, tags=frozenset({LOOP_CARRIED})).poly, rank)
 
 
-def step_of(mark: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
+def step_per_iteration(mark: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
+    """Return by how much an iteration increases a variable (a tuple): () if not at all, None if not by a constant.
+
+    mark: its value before the iteration; after: behind it.
+    """
     if mark == after:
         return ()
     if isinstance(mark, Number) and isinstance(after, Number) and mark.rank == after.rank:
@@ -77,19 +78,19 @@ def step_of(mark: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
     else:
         return None
     steps = tuple(new - old for old, new in pairs)
-    turning = loop.turn.atoms - loop.count.atoms
-    is_even = all(CARRIED not in comes_from(Number(one)) and not one.atoms & turning for one in steps)
-    return steps if is_even else None
+    loop_atoms = loop.iteration.atoms - loop.count.atoms
+    is_constant = all(LOOP_CARRIED not in value_tags(Number(step)) and not step.atoms & loop_atoms for step in steps)
+    return steps if is_constant else None
 
 
-def after_turns(value: SymbolicValue, step: Any, loop: Loop, turns: Polynomial) -> SymbolicValue:
-    """A variable after so many turns."""
+def after_iterations(value: SymbolicValue, step: Any, loop: Loop, iterations: Polynomial) -> SymbolicValue:
+    """Return a variable after so many iterations. step: of `step_per_iteration`; None gives an opaque value."""
     if step == ():
         return value
     if isinstance(value, Descriptor) and step is not None:
-        offsets = tuple(old + turns * by for old, by in zip(value.offsets, step, strict=True))
+        offsets = tuple(offset + iterations * by for offset, by in zip(value.offsets, step, strict=True))
         return replace(value, offsets=offsets)
     if isinstance(value, Number) and step is not None:
-        return Number(value.poly + turns * step[0], value.rank)
+        return Number(value.poly + iterations * step[0], value.rank)
     rank = value.rank if isinstance(value, Number) else 0
-    return Number(unknown("a sum", tags=comes_from(value) | loop.tags).poly, rank)
+    return Number(opaque("a sum", tags=value_tags(value) | loop.tags).poly, rank)

@@ -1,4 +1,4 @@
-"""Whether each queue's engine can run what stands in the queue."""
+"""Whether each queue's engine can run the queue's operations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORDER = {COPY_ENGINE: "complete", LIBRARY: "complete", **dict.fromkeys((*KERNELS
 
 
 def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
-    """One engine for each queue, of the queue's kind of order, that can run each of its operations."""
+    """Check that each queue has one engine, of its kind of order, that can run each of its operations."""
     realization = plan.realization
     queues = {queue.name: queue for queue in plan.schedule.queues}
     engines: dict[str, str] = {}
@@ -54,14 +54,15 @@ def check_engines(plan: Plan, graph: Graph, findings: Findings) -> None:
 
 
 def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Findings) -> None:
+    """Check that a queue has an engine with a configuration, and the engine's kind of order."""
     if engine is None:
         findings.add("engine", None, f"queue {queue.name} has no engine")
         return
     if queue.order != ORDER[engine]:
         findings.add("engine", None, f"queue {queue.name} runs in {queue.order} order, a {engine} in {ORDER[engine]}")
     if engine == COPY_ENGINE and queue.after:
-        said = f"queue {queue.name} is after {', '.join(queue.after)}, but a {engine} starts by signals alone"
-        findings.add("engine", None, said)
+        message = f"queue {queue.name} is after {', '.join(queue.after)}, but a {engine} starts by signals alone"
+        findings.add("engine", None, message)
     realization = plan.realization
     configs = {
         TILE_KERNEL: realization.matmul,
@@ -74,6 +75,7 @@ def _check_queue(plan: Plan, queue: Queue, engine: str | None, findings: Finding
 
 
 def _check_operation(operation: Operation, engine: str, findings: Findings) -> None:
+    """Check that an engine can run an operation."""
     if type(operation) not in RUNS[engine]:
         findings.add("engine", operation, f"a {type(operation).__name__} cannot run on a {engine}")
     elif engine == COPY_ENGINE and isinstance(operation, Copy) and operation.sources:
@@ -82,7 +84,7 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
     elif engine == COPY_KERNEL and isinstance(operation, Copy) and (operation.sources or operation.delay_us):
         findings.add("engine", operation, "the kernel copies to peers, at once")
     elif engine == AUTHOR_KERNEL and isinstance(operation, Put) and operation.waits:
-        findings.add("engine", operation, "what tiles carry must be there when their kernel starts")
+        findings.add("engine", operation, "slices that tiles push must be there when their kernel starts")
     elif engine == COPY_ENGINE and operation.instances != 1:
         findings.add("engine", operation, f"a copy engine moves it at once, not as {operation.instances} instances")
     elif engine == LIBRARY and operation.instances != 1:
@@ -94,31 +96,33 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
 
 
 def _is_cut_alike(compute: Compute) -> bool:
+    """Whether the parts of `a` and of `out` have the same rows."""
     return [part.shape[0] for part in compute.a] == [part.shape[0] for part in compute.out]
 
 
 def _check_members(operation: Collective, world_size: int, findings: Findings) -> None:
-    """A library call runs in a group whose ranks are in ascending order there."""
+    """Refuse a collective whose ranks are not ascending: NCCL's groups are."""
     if list(operation.ranks) != sorted(set(operation.ranks)) or not set(operation.ranks) <= set(range(world_size)):
-        said = f"a library's collective is of ranks in ascending order, up to {world_size - 1}"
-        findings.add("engine", operation, f"{said}, not of {operation.ranks[:16]}")
+        message = f"a library's collective is of ranks in ascending order, up to {world_size - 1}"
+        findings.add("engine", operation, f"{message}, not of {operation.ranks[:16]}")
 
 
 def _check_boundaries(graph: Graph, positions: list[int], engines: dict[str, str], findings: Findings) -> None:
-    """A kernel starts with its first operation: what it is after must have been launched by then, or be without it.
-
+    """Check that all queues that a kernel's is after are launched before its first operation, which starts the kernel.
     positions: of a rank's operations."""
     after = {queue.name: queue.after for queue in graph.schedule.queues}
     of_queue: dict[str, list[int]] = {}
-    for at in positions:
-        of_queue.setdefault(graph.operations[at].queue, []).append(at)
+    for position in positions:
+        of_queue.setdefault(graph.operations[position].queue, []).append(position)
     for queue, members in of_queue.items():
         if engines.get(queue) not in (*KERNELS, PACKED_KERNEL):
             continue
         for name in after[queue]:
             launched = of_queue.get(name, [])[: 1 if engines.get(name) in KERNELS else None]
-            within = [at for at in launched if members[0] < at < members[-1]]
+            within = [position for position in launched if members[0] < position < members[-1]]
             if within:
                 late, first = graph.operations[within[0]], graph.operations[members[0]]
-                said = f"queue {queue} is after it, but its kernel starts with {first.name}, which is launched before"
-                findings.add("engine", late, said)
+                message = (
+                    f"queue {queue} is after it, but its kernel starts with {first.name}, which is launched before"
+                )
+                findings.add("engine", late, message)

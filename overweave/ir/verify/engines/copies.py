@@ -1,15 +1,15 @@
-"""Whether the table of a copy kernel moves what its Puts say, and in the 16-byte words that the kernel moves."""
+"""Whether the table of a copy kernel moves what its Puts say, in words of 16 bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from overweave.ir.dtype import SUM_DTYPE, Dtype
+from overweave.ir.kernel_limits import COPY_WORD_BYTES
 from overweave.ir.schedule import INPUT, LIMIT, Buffer, Copy, Put, ReducePut, Region
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import COPY, OWN_SHARD, WORKSPACE, TileRow
 from overweave.ir.verify.rules.verdict import Findings
-from overweave.ir.words import COPY_WORD_BYTES
 
 CopiedRows = tuple[int, int, int, int, int]  # row, row_end, col, source, source_row
 
@@ -17,7 +17,7 @@ CopiedRows = tuple[int, int, int, int, int]  # row, row_end, col, source, source
 def check_copy(
     move: Put | Copy, rows: list[TileRow], buffers: Mapping[str, Buffer], dtype: Dtype, findings: Findings
 ) -> None:
-    """Adds a refusal for whatever the kernel would move otherwise than the operation says."""
+    """Add a refusal for every difference between the kernel's tiles and the operation."""
     if any(row.kind != COPY or row.width for row in rows):
         findings.add("lowering", move, "a tile is of another kernel")
     if len(move.sources) > 1:
@@ -30,24 +30,28 @@ def check_copy(
     for region in (*move.sources, *move.destinations):
         _check_region(move, region, buffers[region.buffer], dtype, findings)
     expected = list(_tiles(move, buffers))
-    found = [(row.row, row.row_end, row.col, row.source, row.source_row) for row in rows]
-    if sorted(found) != sorted(expected):
-        said = f"the table moves {len(found)} tiles {sorted(found)[:2]}, not {len(expected)} {sorted(expected)[:2]}"
-        findings.add("lowering", move, said)
+    actual = [(row.row, row.row_end, row.col, row.source, row.source_row) for row in rows]
+    if sorted(actual) != sorted(expected):
+        message = (
+            f"the table moves {len(actual)} tiles {sorted(actual)[:2]}, not {len(expected)} {sorted(expected)[:2]}"
+        )
+        findings.add("lowering", move, message)
 
 
 def _check_region(move: Put | Copy, region: Region, buffer: Buffer, dtype: Dtype, findings: Findings) -> None:
+    """Check that a region is whole rows, in words that the kernel can address."""
     row_bytes = buffer.cols * buffer.itemsize_bytes(dtype)
     if region.cols != (0, buffer.cols):
         findings.add("lowering", move, "the kernel moves whole rows", region)
     elif row_bytes % COPY_WORD_BYTES:
-        said = f"rows are {row_bytes} bytes; the kernel moves words of {COPY_WORD_BYTES}"
-        findings.add("alignment", move, said, region)
+        message = f"rows are {row_bytes} bytes; the kernel moves words of {COPY_WORD_BYTES}"
+        findings.add("alignment", move, message, region)
     elif -(-region.shape[0] // move.instances) * row_bytes > LIMIT:  # places are of 64 bits, what a tile moves of 32
         findings.add("width", move, "a tile's words need more than 31 bits", region)
 
 
 def _tiles(move: Put | Copy, buffers: Mapping[str, Buffer]) -> Iterator[CopiedRows]:
+    """Yield the tiles of a Put or a Copy."""
     if not move.sources:
         yield 0, 0, 0, WORKSPACE, 0
     for source, target in zip(move.sources, move.destinations, strict=True):

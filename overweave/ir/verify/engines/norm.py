@@ -1,4 +1,4 @@
-"""Whether a plan norms every row of its result, once, and only where the whole row is: what its engines must be."""
+"""Whether a plan applies RMSNorm to every row of its result, once, and only where the whole row is."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ Normed = tuple[int, int, Operation]  # rows, and by whom
 
 
 def check_norm(plan: Plan, findings: Findings) -> None:
-    """Rows of the output come from sums of whole rows, by the reduction kernel, a packed one that adds, or the
-    library; nothing else norms. Each is normed once, and read by nobody but the caller then."""
+    """Check which operations write the normed output.
+
+    Its rows come from sums of whole rows, by the reduction kernel, a packed kernel that adds, or torch; no other engine
+    can apply RMSNorm. Each row is normed once, and then read by the caller only.
+    """
     sums = plan.realization.reduction
-    if sums is not None and (sums.parts > sums.block_n or (plan.problem.norm is None and sums.parts > 1)):
+    if sums is not None and (sums.parts > sums.block_n or (plan.problem.of_rows is None and sums.parts > 1)):
         findings.add(
             "form", None, f"a tile of {sums.block_n} columns in {sums.parts} parts: only rows to norm have any"
         )
-    if plan.problem.norm is None:
+    if plan.problem.of_rows is None:
         return
     outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == OUTPUT}
     if outputs - {"y"}:
@@ -33,10 +36,10 @@ def check_norm(plan: Plan, findings: Findings) -> None:
     for operation in plan.schedule.operations:
         for region in operation.writes:
             if region.buffer in outputs and not region.is_empty:
-                obstacle = _obstacle(plan, operation, region)
+                obstacle = _norm_obstacle(plan, operation, region)
                 if obstacle:
                     findings.add("form", operation, f"rows of the normed output: {obstacle}", region)
-                elif _norms(plan, operation):
+                elif _is_normed_behind(plan, operation):
                     normed.setdefault((region.buffer, region.rank), []).append((*region.rows, operation))
     for (_, rank), rows in normed.items():
         rows.sort(key=itemgetter(0, 1))
@@ -48,43 +51,44 @@ def check_norm(plan: Plan, findings: Findings) -> None:
 
 
 def _check_readers(plan: Plan, normed: dict[RankOutput, list[Normed]], findings: Findings) -> None:
-    """Rows that were normed stay where they are: wherever they went, they might be normed again, or summed."""
+    """Refuse operations that read normed rows: wherever these went, they might be normed again, or summed."""
     for operation in plan.schedule.operations:
         for region in () if not normed else operation.reads:
             rows = normed.get((region.buffer, region.rank), ()) if not region.is_empty else ()
-            other = next((by for _, _, by in _meeting(rows, region.rows) if by is not operation), None)
+            other = next((by for _, _, by in _overlapping_rows(rows, region.rows) if by is not operation), None)
             if other is not None:
-                said = f"reads rows of the output that {other.name} has normed, which would be normed or added again"
-                findings.add("form", operation, said, region)
+                message = f"reads rows of the output that {other.name} has normed, which would be normed or added again"
+                findings.add("form", operation, message, region)
                 break
 
 
 def _check_all(plan: Plan, normed: dict[RankOutput, list[Normed]], findings: Findings) -> None:
-    """Every row of a result is normed."""
+    """Refuse rows of a result that are not normed."""
     for goal in plan.schedule.goal:
-        at, (_, end), region = goal.region.rows[0], goal.region.rows, goal.region
-        for lo, hi, _ in _meeting(normed.get((region.buffer, region.rank), []), region.rows):
-            at = hi if lo <= at else at
-        if at < end and not region.is_empty:
-            findings.add("form", None, f"nobody norms row {at} of the result", region)
+        next_row, (_, end), region = goal.region.rows[0], goal.region.rows, goal.region
+        for lo, hi, _ in _overlapping_rows(normed.get((region.buffer, region.rank), []), region.rows):
+            next_row = hi if lo <= next_row else next_row
+        if next_row < end and not region.is_empty:
+            findings.add("form", None, f"row {next_row} of the result is not normed", region)
 
 
-def _meeting(rows: Sequence[Normed], wanted: Range) -> Iterator[Normed]:
-    """Those of disjoint ranges in ascending order that share a row with the wanted one."""
-    first = max(0, bisect_right(rows, wanted[0], key=itemgetter(0)) - 1)
-    for one in islice(rows, first, None):
-        if one[0] >= wanted[1]:
+def _overlapping_rows(ranges: Sequence[Normed], rows: Range) -> Iterator[Normed]:
+    """Yield those of disjoint ranges, in ascending order, that share a row with `rows`."""
+    first = max(0, bisect_right(ranges, rows[0], key=itemgetter(0)) - 1)
+    for entry in islice(ranges, first, None):
+        if entry[0] >= rows[1]:
             return
-        if one[1] > wanted[0]:
-            yield one
+        if entry[1] > rows[0]:
+            yield entry
 
 
-def _norms(plan: Plan, operation: Operation) -> bool:
-    """Whether rows are normed behind it: a product of a group of several is a part of a sum."""
+def _is_normed_behind(plan: Plan, operation: Operation) -> bool:
+    """Whether rows are normed behind it: a Compute's are not if its product is a part of a sum."""
     return not isinstance(operation, Compute) or plan.schedule.world_size == 1
 
 
-def _obstacle(plan: Plan, operation: Operation, region: Region) -> str:
+def _norm_obstacle(plan: Plan, operation: Operation, region: Region) -> str:
+    """Return why RMSNorm cannot be applied to rows that an operation writes; "" if it can."""
     cols = plan.schedule.buffer(region.buffer).cols
     engine = plan.realization.engine_of(operation.queue)
     if region.cols != (0, cols):

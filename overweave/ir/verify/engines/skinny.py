@@ -1,4 +1,4 @@
-"""Whether our matmul of few rows can compute what it is to compute in the library's place."""
+"""Whether the matmul of few rows can compute the products of a library queue in the place of cuBLAS."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ BYTES = 2  # of a number
 
 
 def check_skinny(plan: Plan, findings: Findings) -> None:
-    """Adds refusals for what it does not multiply, and for plans that do not launch it."""
+    """Add refusals for products that it cannot compute, and for plans that do not launch it."""
     if plan.realization.skinny is None:
         return
     engines = {one.queue: one.engine for one in plan.realization.engines}
     if PACKED_KERNEL not in engines.values():
         findings.add("engine", None, "only plans of packed messages launch a matmul of few rows")
-    if plan.problem.of_products != NO_EPILOGUE or ITEMSIZE_BYTES[plan.realization.dtype] != BYTES:
-        said = f"{plan.realization.dtype} and {plan.problem.of_products}"
-        findings.add("form", None, f"a matmul of few rows has 16-bit numbers and no epilogue, not {said}")
+    if plan.problem.product_epilogue != NO_EPILOGUE or ITEMSIZE_BYTES[plan.realization.dtype] != BYTES:
+        message = f"{plan.realization.dtype} and {plan.problem.product_epilogue}"
+        findings.add("form", None, f"a matmul of few rows has 16-bit numbers and no epilogue, not {message}")
     for operation in plan.schedule.operations:
         if engines[operation.queue] == LIBRARY:
             for why in _faults(plan, operation):
@@ -30,10 +30,11 @@ def check_skinny(plan: Plan, findings: Findings) -> None:
 
 
 def _faults(plan: Plan, operation: Operation) -> Iterator[str]:
+    """Yield why the kernel cannot run an operation."""
     if not isinstance(operation, Compute):
-        yield f"a matmul of few rows in the library's place leaves nobody to run a {type(operation).__name__}"
+        yield f"a matmul of few rows in the place of cuBLAS leaves no engine for a {type(operation).__name__}"
         return
-    if operation.accumulate or operation.addends or operation.scales or operation.finishes:
+    if operation.accumulate or operation.beside or operation.finishes:
         yield "a matmul of few rows adds, scales and finishes nothing"
     parts = (*operation.a, operation.b, *operation.out)
     if len(parts) != 3 or not all(_is_whole(plan, part) for part in parts):

@@ -1,72 +1,72 @@
-"""Whether permutations of blocks are bijections, and operations that need contiguous memory find it behind them."""
+"""Whether permutations of blocks are bijections, and operations that need contiguous memory have it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from overweave.ir.blocks import DEALT, Span, cells_of, dealt, obstacle
-from overweave.ir.library_call import image, is_permuted, library_obstacle, sides_of
+from overweave.ir.blocks import CUT_BY_MEMBER, Span, block_cells, permutation_obstacle, regions_by_member
+from overweave.ir.library_call import call_sides, image_of_regions, is_permuted, library_obstacle
 from overweave.ir.plan import LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Buffer, Collective, Compute, Reduce, Region, Schedule
 from overweave.ir.verify.rules.verdict import Findings
 
 
 def check_blocks(schedule: Schedule, findings: Findings) -> None:
-    """Every permutation is a bijection, and of a buffer whose memory is not the caller's."""
+    """Check that every permutation is a bijection, and that its buffer is not the caller's."""
     for buffer in schedule.buffers:
         if buffer.blocks is None:
             continue
-        if said := obstacle(buffer.blocks, (buffer.rows, buffer.cols)):
-            findings.add("form", None, f"the permutation of buffer {buffer.name} {said}")
+        if message := permutation_obstacle(buffer.blocks, (buffer.rows, buffer.cols)):
+            findings.add("form", None, f"the permutation of buffer {buffer.name} {message}")
         if buffer.home in (INPUT, OUTPUT):
             findings.add("form", None, f"buffer {buffer.name} is the caller's, whose tensors lie row by row")
 
 
-def check_rest(schedule: Schedule, findings: Findings) -> None:
-    """What a library call moves beside its regions, as rows of their blocks' cells, no operation names."""
+def check_extra_rows(schedule: Schedule, findings: Findings) -> None:
+    """Refuse operations on rows that a collective moves without naming them, since they share a cell with its
+    regions."""
     buffers = {buffer.name: buffer for buffer in schedule.buffers if buffer.blocks}
-    moved: dict[tuple[str, int], dict[Region, Collective]] = {}
+    extra_rows: dict[tuple[str, int], dict[Region, Collective]] = {}
     parts = [one for one in schedule.operations if isinstance(one, Collective)] if buffers else []
     for part in parts:
         for region in (*part.reads, *part.writes):
             if region.buffer in buffers:
-                for rows, cols in image(buffers, (region,), by_cells=True).rest:
-                    rest = Region(region.buffer, region.rank, rows, cols)
-                    moved.setdefault((region.buffer, region.rank), {})[rest] = part
-    for operation in schedule.operations if moved else ():
+                for rows, cols in image_of_regions(buffers, (region,), by_cells=True).extra:
+                    extra = Region(region.buffer, region.rank, rows, cols)
+                    extra_rows.setdefault((region.buffer, region.rank), {})[extra] = part
+    for operation in schedule.operations if extra_rows else ():
         for region in (*operation.reads, *operation.writes):
-            for rest, mover in moved.get((region.buffer, region.rank), {}).items():
-                if _meet(region.rows, rest.rows) and _meet(region.cols, rest.cols):
-                    said = f"{mover.name} moves rows of the same cell, and so these, which it does not name"
-                    findings.add("form", operation, said, region)
+            for extra, mover in extra_rows.get((region.buffer, region.rank), {}).items():
+                if _intersect(region.rows, extra.rows) and _intersect(region.cols, extra.cols):
+                    message = f"{mover.name} moves rows of the same cell, and so these, which it does not name"
+                    findings.add("form", operation, message, region)
 
 
-def _meet(one: Span, other: Span) -> bool:
+def _intersect(one: Span, other: Span) -> bool:
     return one[0] < other[1] and other[0] < one[1]
 
 
 def check_sides(buffers: Mapping[str, Buffer], part: Collective, findings: Findings) -> None:
-    """What a library sends and gets for permuted blocks is one call's (ir/library_call.py). Of rows as they lie it is
-    one region for a member, which the library may pack first.
-    """
+    """Check one part of a collective: one call can run it on permuted blocks (ir/library_call.py). Without permuted
+    blocks each member has one region, which torch may pack first."""
     if not (part.ranks and part.sources and part.destinations):
-        return  # said elsewhere
+        return  # refused by `_check_collective`
     if is_permuted(part, buffers):
-        sides = sides_of(part, buffers)
+        sides = call_sides(part, buffers)
         if isinstance(sides, str):
             findings.add("form", part, sides, part.sources[0])
         return
-    for side, is_dealt in zip((part.sources, part.destinations), DEALT[part.function], strict=True):
-        for group in dealt(side, is_dealt, len(part.ranks)):
+    for side, is_per_member in zip((part.sources, part.destinations), CUT_BY_MEMBER[part.function], strict=True):
+        for group in regions_by_member(side, is_per_member, len(part.ranks)):
             if len(group) > 1:
-                said = f"{len(group)} regions for one member, which share no permutation"
-                findings.add("form", part, said, group[0])
+                message = f"{len(group)} regions for one member, which share no permutation"
+                findings.add("form", part, message, group[0])
                 return
 
 
 def check_members(buffers: Mapping[str, Buffer], parts: Sequence[Collective], findings: Findings) -> None:
-    """Where blocks are permuted, the parts of all members are such calls, and cut into parts of one size. Of rows as
-    they lie a library pads short shares of a gather or a scatter by rows, so these are as wide."""
+    """Check that the parts of all members agree: all on permuted blocks, in parts of one size, or none. Without
+    permuted blocks, short shares of a gather or a scatter are padded by rows, so all must have equal columns."""
     permuted = [is_permuted(part, buffers) for part in parts]
     if not any(permuted):
         wide = {one.cols[1] - one.cols[0] for part in parts for one in (*part.reads, *part.writes)}
@@ -79,12 +79,12 @@ def check_members(buffers: Mapping[str, Buffer], parts: Sequence[Collective], fi
         return
     sizes: dict[int, Collective] = {}
     for part in parts:
-        sides = sides_of(part, buffers)
+        sides = call_sides(part, buffers)
         if not isinstance(sides, str):
             sizes.setdefault(sides[0].part_size, part)
     if len(sizes) > 1:
-        said = f"members move equal parts, and this one's differ from others': {sorted(sizes)[:8]} elements"
-        findings.add("form", list(sizes.values())[-1], said)
+        message = f"members move equal parts, and this one's differ from others': {sorted(sizes)[:8]} elements"
+        findings.add("form", list(sizes.values())[-1], message)
 
 
 def check_pair(
@@ -93,7 +93,7 @@ def check_pair(
     ends: tuple[tuple[Region, ...], tuple[Region, ...]],
     findings: Findings,
 ) -> None:
-    """Both ends of what a collective moves have the same shapes, dtype and order in memory."""
+    """Check that both ends of what a collective moves have the same shapes, dtype and order in memory."""
     sources, destinations = ends
     if len(sources) != len(destinations):
         findings.add("form", part, f"{len(sources)} regions for {len(destinations)}", destinations[0])
@@ -106,14 +106,13 @@ def check_pair(
             findings.add("form", part, f"{source} has another dtype than {destination}", destination)
             return
     permuted = any(buffers[end[0].buffer].blocks is not None for end in ends)
-    if permuted and len({image(buffers, end, by_cells=True).order for end in ends}) > 1:
+    if permuted and len({image_of_regions(buffers, end, by_cells=True).order for end in ends}) > 1:
         findings.add("form", part, "its blocks lie in another order there", destinations[0])
 
 
 def check_permuted_engines(plan: Plan, findings: Findings) -> None:
-    """Which engines reach a permuted buffer: collectives of a library, tiles of a kernel that are whole blocks, and the
-    kernel that moves sums, which reads through the map.
-    """
+    """Refuse engines that cannot reach a permuted buffer. Those that can: collectives, tiles of a matmul that are whole
+    blocks, and the reduction kernel, which reads through the map."""
     buffers = {buffer.name: buffer for buffer in plan.schedule.buffers}
     permuted = {name for name, buffer in buffers.items() if buffer.blocks is not None}
     engines = {one.queue: one.engine for one in plan.realization.engines}
@@ -123,19 +122,19 @@ def check_permuted_engines(plan: Plan, findings: Findings) -> None:
         if not touched:
             continue
         if engine == LIBRARY:
-            said = library_obstacle(operation, buffers)
+            message = library_obstacle(operation, buffers)
         elif engine == TILE_KERNEL and isinstance(operation, Compute):
-            said = _tiles_obstacle(plan, operation, buffers)
+            message = _tiles_obstacle(plan, operation, buffers)
         elif engine == REDUCE_KERNEL and isinstance(operation, Reduce):
-            said = _reader_obstacle(operation, buffers)
+            message = _reader_obstacle(operation, buffers)
         else:
-            said = f"a {engine} addresses rows and columns, and this buffer's blocks are permuted"
-        if said:
-            findings.add("engine", operation, said, touched[0])
+            message = f"a {engine} addresses rows and columns, and this buffer's blocks are permuted"
+        if message:
+            findings.add("engine", operation, message, touched[0])
 
 
 def _tiles_obstacle(plan: Plan, compute: Compute, buffers: Mapping[str, Buffer]) -> str:
-    """Why tiles cannot store what they compute in permuted blocks; empty if they can: block by block, each its own."""
+    """Return why tiles cannot store products in permuted blocks, each block as one tile; "" if they can."""
     config = plan.realization.matmul
     if any(buffers[part.buffer].blocks for part in compute.reads) or compute.copies or compute.addends:
         return "tiles read no permuted blocks, and add nothing to what they store there"
@@ -144,15 +143,15 @@ def _tiles_obstacle(plan: Plan, compute: Compute, buffers: Mapping[str, Buffer])
         if blocks is None or config is None or (blocks.rows, blocks.cols) != (config.block_m, config.block_n):
             return "its tiles are no blocks of the buffer"
         shape = buffers[out.buffer].rows, buffers[out.buffer].cols
-        cells = cells_of(blocks, shape, (out.rows, out.cols))
+        cells = block_cells(blocks, shape, (out.rows, out.cols))
         if any((cell.rows, cell.cols) != cell.block for cell in cells):
             return "its tiles are parts of the buffer's blocks, and a tile stores a whole one"
     return ""
 
 
 def _reader_obstacle(reduce: Reduce, buffers: Mapping[str, Buffer]) -> str:
-    """Why the kernel that sums cannot read through the map; empty if it can: one operand of its own rank, whose blocks
-    begin at multiples of their height, all of its rows from the first on, in those of the result."""
+    """Return why the reduction kernel cannot read through the map of blocks; "" if it can. It reads one operand of its
+    own rank, whose blocks begin at multiples of their height, from the first row on, into the same rows and columns."""
     (operand, *more), out = reduce.operands, reduce.out
     blocks = buffers[operand.buffer].blocks
     if more or blocks is None or blocks.tops or operand.rank != reduce.rank or buffers[out.buffer].blocks:

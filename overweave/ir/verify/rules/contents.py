@@ -1,4 +1,6 @@
-"""What one rank's instance of a buffer holds while operations are followed: disjoint fragments and their writers."""
+"""The contents of one rank's instance of a buffer while operations are followed: disjoint fragments and
+their writers.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from collections.abc import Iterator
 
 from overweave.ir.schedule import Region
 from overweave.ir.verify.rules.happens_before import NONE
-from overweave.ir.verify.rules.values import RegionValue, ValuePiece, joined
+from overweave.ir.verify.rules.values import RegionValue, ValuePiece, merge_pieces
 from overweave.ir.verify.rules.verdict import WorkBudget
 
-# Bands and fragments looked at: so many, and more for each region that is read or written.
+# Limit of visited bands and fragments: a constant, and some for each region that is read or written.
 MOST_STEPS = 1_000_000
 MOST_STEPS_OF_A_REGION = 16
 
@@ -18,8 +20,9 @@ MOST_STEPS_OF_A_REGION = 16
 class Fragment:
     """Rows `[r0, r1)`, columns `[c0, c1)`, and the value of its first element.
 
-    writer: position of the operation that wrote it last, None if it was given.     readers: who read that, as a set.
-    adders: who added to it in any order, and start: who must have been done before any of them, as sets.
+    writer: position of the operation that wrote it last, None if the buffer held it at the start. readers: the set of
+    operations that read that value. adders: the set of those that added in any order. start: the set of those that must
+    have completed before any adder.
     """
 
     __slots__ = ("adders", "c0", "c1", "piece", "r0", "r1", "readers", "start", "writer")
@@ -32,7 +35,7 @@ class Fragment:
         self.readers = self.adders = self.start = NONE
 
     def part(self, rows: tuple[int, int], cols: tuple[int, int]) -> Fragment:
-        """A rectangle of it, with its writer and readers."""
+        """Return a rectangle of it, with its writer and readers."""
         whole = self.piece
         row, col = whole.row + rows[0] - self.r0, whole.col + cols[0] - self.c0
         part = Fragment(rows, cols, ValuePiece(*whole[:5], row, col, whole.terms), self.writer)
@@ -46,69 +49,69 @@ class _Band:
     __slots__ = ("fragments", "lefts")
 
     def __init__(self) -> None:
-        self.lefts: list[int] = []
+        self.lefts: list[int] = []  # first columns of the fragments
         self.fragments: list[Fragment] = []
 
 
 class Contents:
-    """Fragments in bands, by row: whole-row chunks are found by bisection, and so are column chunks within a band.
-
-    Bands stand with those of about their height, so that a tall one does not make many look near that are not.
-    """
+    """Fragments in bands of equal rows: bands are found by bisection by row, fragments of a band by column. Bands are
+    grouped by the bit length of their height, so that one tall band does not make the search visit many low ones."""
 
     def __init__(self, steps: WorkBudget) -> None:
         self._steps = steps
         self._tops: dict[int, list[tuple[int, int]]] = {}  # (top, bottom) of bands, by the bits of their height
-        self._bands: dict[tuple[int, int], _Band] = {}
+        self._bands: dict[tuple[int, int], _Band] = {}  # (top, bottom) -> band
 
     def overlapping(self, region: Region) -> list[Fragment]:
-        """The fragments that share an element with the region."""
+        """Return the fragments that share an element with the region."""
         (top, bottom), (left, right) = region.rows, region.cols
         near: list[tuple[int, int]] = []
         for bits, tops in self._tops.items():
-            alike = tops[bisect_left(tops, (top - (1 << bits) + 1,)) : bisect_left(tops, (bottom,))]
-            near = sorted(near + alike) if near and alike else near or alike
-        found: list[Fragment] = []
+            # Bands of this height class are less than 1 << bits high: those that reach the region begin that near.
+            candidates = tops[bisect_left(tops, (top - (1 << bits) + 1,)) : bisect_left(tops, (bottom,))]
+            near = sorted(near + candidates) if near and candidates else near or candidates
+        fragments: list[Fragment] = []
         for rows in near:
             if rows[1] > top:
                 band = self._bands[rows]
-                at = bisect_right(band.lefts, left) - 1
-                if at < 0 or band.fragments[at].c1 <= left:
-                    at += 1
-                end = bisect_left(band.lefts, right)
-                found += band.fragments[at:end]
-        self._steps.take(len(near) + len(found))
-        return found
+                first = bisect_right(band.lefts, left) - 1
+                if first < 0 or band.fragments[first].c1 <= left:
+                    first += 1
+                last = bisect_left(band.lefts, right)
+                fragments += band.fragments[first:last]
+        self._steps.spend(len(near) + len(fragments))
+        return fragments
 
     def insert(self, fragment: Fragment) -> None:
-        """Adds a fragment that overlaps no other."""
+        """Add a fragment that overlaps no other."""
         rows = (fragment.r0, fragment.r1)
         band = self._bands.get(rows)
         if band is None:
             band = self._bands[rows] = _Band()
             insort(self._tops.setdefault((rows[1] - rows[0]).bit_length(), []), rows)
-        at = bisect_left(band.lefts, fragment.c0)
-        band.lefts.insert(at, fragment.c0)
-        band.fragments.insert(at, fragment)
+        index = bisect_left(band.lefts, fragment.c0)
+        band.lefts.insert(index, fragment.c0)
+        band.fragments.insert(index, fragment)
 
     def remove(self, fragment: Fragment) -> None:
+        """Remove a fragment."""
         rows = fragment.r0, fragment.r1
         band = self._bands[rows]
-        at = bisect_left(band.lefts, fragment.c0)
-        del band.lefts[at], band.fragments[at]
+        index = bisect_left(band.lefts, fragment.c0)
+        del band.lefts[index], band.fragments[index]
         if not band.lefts:
             tops = self._tops[(rows[1] - rows[0]).bit_length()]
             del self._bands[rows], tops[bisect_left(tops, rows)]
 
     def write(self, region: Region, value: RegionValue, writer: int | None) -> None:
-        """Writes a value to a region that nobody wrote."""
+        """Write a value to a region without fragments."""
         r0, c0 = region.rows[0], region.cols[0]
         for piece in value:
             rows, cols = (r0 + piece.lo_i, r0 + piece.hi_i), (c0 + piece.lo_j, c0 + piece.hi_j)
             self.insert(Fragment(rows, cols, piece, writer))
 
     def carve(self, region: Region) -> list[Fragment]:
-        """The fragments inside the region, after cutting those that reach across its border."""
+        """Return the fragments inside the region, after cutting those that reach across its border."""
         (top, bottom), (left, right) = region.rows, region.cols
         inside = []
         for fragment in self.overlapping(region):
@@ -126,7 +129,7 @@ class Contents:
 
 
 def _cut(fragment: Fragment, rows: tuple[int, int], cols: tuple[int, int]) -> Iterator[Fragment]:
-    """The fragment's part in `rows` x `cols` and up to four around it."""
+    """Yield the fragment's part in `rows` x `cols` and up to four around it."""
     whole = (fragment.c0, fragment.c1)
     for band, sides in (
         ((fragment.r0, rows[0]), (whole,)),
@@ -139,7 +142,7 @@ def _cut(fragment: Fragment, rows: tuple[int, int], cols: tuple[int, int]) -> It
 
 
 def value_of(fragments: list[Fragment], region: Region) -> RegionValue | None:
-    """What the region holds, from the fragments that overlap it. None if they do not cover it."""
+    """Return the value of the region from the fragments that overlap it; None if they do not cover it."""
     (top, bottom), (left, right) = region.rows, region.cols
     pieces = []
     area = 0
@@ -152,4 +155,4 @@ def value_of(fragments: list[Fragment], region: Region) -> RegionValue | None:
         pieces.append(ValuePiece(i0 - top, i1 - top, j0 - left, j1 - left, piece.tensor, row, col, piece.terms))
     if area < (bottom - top) * (right - left):
         return None
-    return joined(pieces, (bottom - top, right - left)) if pieces else ()
+    return merge_pieces(pieces, (bottom - top, right - left)) if pieces else ()

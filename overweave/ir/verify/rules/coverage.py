@@ -1,9 +1,9 @@
-"""Follows every value from the given inputs to the goals, and every access to the accesses it conflicts with.
+"""Follows every value from the inputs to the goals, and every access to the accesses that conflict with it.
 
-One pass in launch order. Each element is written once, so a region's value is known once it is covered, and a read is
-sound if every writer of the region is in the reader's past: that it is covered, in time and without a race is one test.
-Where operations accumulate, a fragment remembers its last writer and the readers since, and each next writer must have
-all of them in its past.
+One pass in launch order. Each element is written once, so a region's value is known once it is covered. A read is sound
+if every writer of the region is in the reader's past: one test for coverage, order and races. In buffers that are
+accumulated into, a fragment remembers its last writer and the readers since, and each next writer must have all of them
+in its past.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from overweave.ir.schedule import (
     Region,
     Schedule,
 )
-from overweave.ir.tensors import finished, is_finished
+from overweave.ir.tensors import epilogue_applied, is_epilogue_applied
 from overweave.ir.verify.rules.collectives import CollectiveExchange
 from overweave.ir.verify.rules.contents import MOST_STEPS, MOST_STEPS_OF_A_REGION, Contents, Fragment, value_of
 from overweave.ir.verify.rules.counted import Cells
@@ -37,7 +37,7 @@ from overweave.ir.verify.rules.form import terms_shown
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import NONE, Bits, Past, lacks, union
 from overweave.ir.verify.rules.races import report_read, report_update, report_write
-from overweave.ir.verify.rules.scales import mismatch
+from overweave.ir.verify.rules.scales import scale_mismatch
 from overweave.ir.verify.rules.values import (
     UNKNOWN,
     ZERO,
@@ -45,31 +45,31 @@ from overweave.ir.verify.rules.values import (
     RegionValue,
     Terms,
     ValuePiece,
-    added,
-    clipped,
-    ended,
-    in_any_order,
+    add,
+    apply_epilogue,
+    clip,
     is_unknown,
-    multiplied,
-    stacked,
-    summed,
+    multiply,
+    ordered_sum,
+    sort_terms,
+    stack,
     unknown,
 )
 from overweave.ir.verify.rules.verdict import Findings, WorkBudget
 
-GIVEN_BY = -1  # stands for the writer of what is given
+GIVEN = -1  # the writer's position of what a buffer holds at the start
 
 
 def check_coverage(graph: Graph, order: list[int], past: Past, findings: Findings) -> None:
-    """Adds refusals for races, gaps, double writes, values that do not fit, and goals that are not met."""
+    """Add refusals for races, gaps, double writes, values that do not fit, and goals that are not met."""
     follower = Follower(graph, past, findings)
     follower.take_given(graph.schedule)
-    met: set[str] = set()
+    seen_labels: set[str] = set()
     for position in order:
         operation = graph.operations[position]
         if type(operation) is Collective:
-            if operation.label not in met:
-                met.add(operation.label)
+            if operation.label not in seen_labels:
+                seen_labels.add(operation.label)
                 follower.follow_collective(graph.members[operation.label])
         else:
             FOLLOW[type(operation)](follower, position, operation)
@@ -80,35 +80,36 @@ def check_coverage(graph: Graph, order: list[int], past: Past, findings: Finding
 
 
 class Follower:
-    """The contents of all buffers, and what is known of regions that are written once."""
+    """The contents of all buffers, and a cache of regions that are written once."""
 
     def __init__(self, graph: Graph, past: Past, findings: Findings) -> None:
         self.graph, self.past, self.findings = graph, past, findings
-        self.contents: dict[tuple[str, int], Contents] = {}
+        self.contents: dict[tuple[str, int], Contents] = {}  # (buffer, rank) -> its contents
         regions = sum(len(operation.reads) + len(operation.writes) for operation in graph.operations)
         self.steps = WorkBudget(MOST_STEPS + MOST_STEPS_OF_A_REGION * regions, "its regions overlap too often")
-        # Region to the set of its writers, and its value.
-        self.known: dict[Region, tuple[Bits, RegionValue]] = {}
-        self.accumulated, self.cells = accumulated(graph), Cells(graph.schedule)
+        self.known: dict[Region, tuple[Bits, RegionValue]] = {}  # region -> (set of its writers, its value)
+        self.accumulated, self.cells = accumulated_buffers(graph), Cells(graph.schedule)
 
     def take_given(self, schedule: Schedule) -> None:
+        """Write the values that buffers hold at the start."""
         for given in schedule.given:
             if not given.region.is_empty:
                 piece = unknown(given.region.shape)[0]._replace(tensor=given.tensor, row=given.row, col=given.col)
-                self.write(GIVEN_BY, given.region, (piece,))
+                self.write(GIVEN, given.region, (piece,))
 
-    def of(self, region: Region) -> Contents:
+    def contents_of(self, region: Region) -> Contents:
+        """Return the contents of a region's buffer on its rank."""
         instance = (region.buffer, region.rank)
-        found = self.contents.get(instance)
-        if found is None:
-            found = self.contents[instance] = Contents(self.steps)
-        return found
+        contents = self.contents.get(instance)
+        if contents is None:
+            contents = self.contents[instance] = Contents(self.steps)
+        return contents
 
     def read(self, position: int, region: Region, is_replaced: bool = False, is_late: bool = False) -> RegionValue:
-        """What the operation finds there; unknown, and a refusal, if that is not certain.
+        """Return the value that the operation reads; unknown, with a refusal, if that is not certain.
 
-        is_replaced: the operation itself updates the region next, which is no race with its own read.
-        is_late: it reads there once its late waits are over.
+        is_replaced: the operation itself updates the region next, which is not a race with its own read. is_late: it
+        reads once its late waits are over.
         """
         before = self.past.before[position]
         if is_late:
@@ -122,7 +123,7 @@ class Follower:
         return unknown(region.shape)
 
     def read_at_end(self, region: Region) -> RegionValue:
-        """What the region holds when the calls of its rank end."""
+        """Return the value of the region when the calls of its rank end."""
         end = self.past.ends[region.rank]
         entry = self.known.get(region) or self._look_up(region, NONE)
         if entry is not None and not lacks(end, entry[0]):
@@ -131,12 +132,12 @@ class Follower:
         return unknown(region.shape)
 
     def _look_up(self, region: Region, reader: Bits) -> tuple[Bits, RegionValue] | None:
-        """(writers, value) of a region, or None if it is not covered. Remembers it where nothing accumulates."""
+        """Return (writers, value) of a region, or None if it is not covered. Caches it if nothing accumulates."""
         if region.is_empty:
             entry: tuple[Bits, RegionValue] = (NONE, ())
         else:
             accumulates = (region.buffer, region.rank) in self.accumulated
-            contents = self.of(region)
+            contents = self.contents_of(region)
             fragments = contents.carve(region) if accumulates else contents.overlapping(region)
             value = value_of(fragments, region)
             if value is None:
@@ -150,6 +151,7 @@ class Follower:
         return entry
 
     def _writers(self, fragments: list[Fragment]) -> Bits:
+        """Return the set of operations that wrote or added to the fragments."""
         bit = self.past.bit
         if len(fragments) == 1 and not fragments[0].start:
             return NONE if fragments[0].writer is None else bit(fragments[0].writer)
@@ -158,15 +160,15 @@ class Follower:
         return union(chain(wrote, added))
 
     def write(self, position: int, region: Region, value: RegionValue) -> None:
-        """The first and only write to a region, or the first before others add to it."""
+        """Write a region for the first time: the only time, or before others add to it."""
         if not value:
             return
-        contents = self.of(region)
+        contents = self.contents_of(region)
         others = contents.overlapping(region)
         if others:
             report_write(self.graph, position, region, others[0].writer, self.findings)
             return
-        is_given = position == GIVEN_BY
+        is_given = position == GIVEN
         contents.write(region, value, None if is_given else position)
         if not is_given:
             self.cells.check_stored(self.graph.operations[position], region, value, self.findings)
@@ -174,10 +176,10 @@ class Follower:
             self.known[region] = (NONE if is_given else self.past.bit(position), value)
 
     def update(self, position: int, region: Region, change: Callable[[RegionValue], RegionValue]) -> None:
-        """Replaces what the region holds by `change` of it. All who touched it before must be in the past."""
+        """Replace the region's value by `change(value)`. All earlier accesses must be in the operation's past."""
         if region.is_empty:
             return
-        contents = self.of(region)
+        contents = self.contents_of(region)
         fragments = contents.carve(region)
         old = value_of(fragments, region)
         if old is None:
@@ -193,22 +195,24 @@ class Follower:
         contents.write(region, new, position)
 
     def add(self, position: int, region: Region, value: RegionValue) -> None:
-        """Adds to what the region holds, beside others that do so in any order: all but these must be in the past."""
+        """Add to the region's value in any order with other adders. All other accesses must be in the operation's
+        past."""
         if region.is_empty:
             return
-        contents = self.of(region)
+        contents = self.contents_of(region)
         fragments = contents.carve(region)
         old = value_of(fragments, region)
         if old is None:
             report_read(self.graph, self.past, position, region, self.findings)
             return
+        # Other adders need not be in the past, but all that had to precede them must be.
         first = (one.start if one.adders else self._writers([one]) for one in fragments)
         start = union(chain(first, (one.readers for one in fragments)))
         adders = union((self.past.bit(position), *(one.adders for one in fragments)))
         if lacks(self.past.before[position], start):
             report_update(self.graph, self.past, position, region, start, self.findings)
         self.note_operand(region, old)
-        new = self.attempt(position, region, lambda: in_any_order(added(old, value)))
+        new = self.attempt(position, region, lambda: sort_terms(add(old, value)))
         for fragment in fragments:
             contents.remove(fragment)
         contents.write(region, new, position)
@@ -216,12 +220,12 @@ class Follower:
             fragment.start, fragment.adders = start, adders
 
     def note_operand(self, region: Region, value: RegionValue) -> None:
-        """Remembers the buffer of what is added to, if that is a sum of several parts already."""
+        """Remember the buffer of an operand if it holds a sum of several parts already."""
         if any(len(piece.terms) > 1 for piece in value):
             self.findings.added_to.add(region.buffer)
 
     def attempt(self, position: int, region: Region, compute: Callable[[], RegionValue]) -> RegionValue:
-        """The value computed, or unknown and a refusal if operands do not fit."""
+        """Return compute(), or unknown with a refusal if operands do not fit."""
         try:
             return compute()
         except Mismatch as mismatch:
@@ -229,7 +233,7 @@ class Follower:
             return unknown(region.shape)
 
     def follow_collective(self, members: list[int]) -> None:
-        """Every part reads its own sources; then every part writes its own destinations."""
+        """Read the sources of every part; then write the destinations of every part."""
         parts = [part for part in (self.graph.operations[at] for at in members) if type(part) is Collective]
         read = [
             tuple([self.read(at, one, is_in_place(part)) for one in part.sources])
@@ -238,11 +242,11 @@ class Follower:
         exchange = CollectiveExchange(parts, read)
         for index, (position, part) in enumerate(zip(members, parts, strict=True)):
             if part.function in ("all_gather", "all_to_all"):
-                for value, landing in exchange.landings(index):
+                for value, landing in exchange.received(index):
                     self.write(position, landing, value)
                 continue
             for at, out in enumerate(part.destinations):
-                if len(members) > 2:  # the library adds one rank's part after the other
+                if len(members) > 2:  # NCCL adds one rank's part after the other
                     self.findings.added_to.add(out.buffer)
                 total = partial(self.sum, part, out, partial(exchange.total, index, at))
                 if is_in_place(part):
@@ -251,42 +255,43 @@ class Follower:
                     self.write(position, out, self.attempt(position, out, total))
 
     def sum(self, operation: Compute | Reduce | Collective, out: Region, add: Callable[[], RegionValue]) -> RegionValue:
-        """The ordered sum that goes to `out`, and what becomes of it if it is finished. Raises Mismatch.
-
-        What finishes reads the epilogue's tensors at the rows and columns of `out`, as they lie in the rank's result.
-        """
+        """Return the ordered sum that goes to `out`, with the epilogue if the operation finishes sums. Raises Mismatch.
+        The epilogue's tensors are read at the rows and columns of `out`, as they lie in the rank's result."""
         total = add()
         if not operation.finishes or out.is_empty:
             return total
         if any(has_place_for(goal, out) for goal in self.graph.schedule.goal):
-            return self._ended(total, out, out)
-        found: RegionValue = ()  # the result is several stretches: each by itself
+            return self._epilogue_applied(total, out, out)
+        finished: RegionValue = ()  # the result lies in several rectangles: each by itself
         for one in total:
-            rows, cols = ((at + lo, at + hi) for at, lo, hi in ((out.rows[0], *one[:2]), (out.cols[0], *one[2:4])))
-            found += self._ended((one,), Region(out.buffer, out.rank, rows, cols), out)
-        return found
+            rows, cols = (
+                (origin + lo, origin + hi) for origin, lo, hi in ((out.rows[0], *one[:2]), (out.cols[0], *one[2:4]))
+            )
+            finished += self._epilogue_applied((one,), Region(out.buffer, out.rank, rows, cols), out)
+        return finished
 
-    def _ended(self, value: RegionValue, place: Region, out: Region) -> RegionValue:
-        """A part of the sums that go to `out`, finished in its place in the result. Raises Mismatch if it has none."""
+    def _epilogue_applied(self, value: RegionValue, place: Region, out: Region) -> RegionValue:
+        """Return a part of the sums that go to `out`, with the epilogue of its place in the result. Raises Mismatch if
+        it has no place there."""
         goal = next((goal for goal in self.graph.schedule.goal if has_place_for(goal, place)), None)
         if goal is None:
             raise Mismatch("it finishes sums that have no place in the result of its rank")
         (row, _), (col, _) = goal.region.rows, goal.region.cols
-        return ended(value, (goal.row - row + out.rows[0], goal.col - col + out.cols[0]))
+        return apply_epilogue(value, (goal.row - row + out.rows[0], goal.col - col + out.cols[0]))
 
 
-def _appending(follower: Follower, region: Region, value: RegionValue) -> Callable[[RegionValue], RegionValue]:
-    """For an update that adds to what was there before."""
+def _adding(follower: Follower, region: Region, value: RegionValue) -> Callable[[RegionValue], RegionValue]:
+    """Return the change of an update that adds to the old value."""
 
     def change(old: RegionValue) -> RegionValue:
         follower.note_operand(region, old)
-        return added(old, value)
+        return add(old, value)
 
     return change
 
 
 def _replacing(total: Callable[[], RegionValue]) -> Callable[[RegionValue], RegionValue]:
-    """For an update whose operands hold what was there before."""
+    """Return the change of an update whose operands hold the old value."""
     return lambda old: total()
 
 
@@ -302,15 +307,17 @@ def _follow_clear(follower: Follower, position: int, clear: Clear) -> None:
 
 
 def _follow_reduce_put(follower: Follower, position: int, move: ReducePut) -> None:
+    """Add each source to its destination: in order, or beside others."""
     for source, destination in zip(move.sources, move.destinations, strict=True):
         value = follower.read(position, source)
         if move.unordered:
             follower.add(position, destination, value)
         else:
-            follower.update(position, destination, _appending(follower, destination, value))
+            follower.update(position, destination, _adding(follower, destination, value))
 
 
 def _follow_compute(follower: Follower, position: int, compute: Compute) -> None:
+    """Multiply the operands' values, add the addends, and write the result."""
     depth, width = compute.b.shape
     b = follower.read(position, compute.b)
     follower.cells.check_whole(compute, compute.b, b, follower.findings)
@@ -318,13 +325,13 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
         height, a = compute.a[0].shape[0], follower.read(position, compute.a[0])
     else:
         parts = [(part.shape[0], follower.read(position, part)) for part in compute.a]
-        height, a = sum(rows for rows, _ in parts), stacked(parts, depth)
+        height, a = sum(rows for rows, _ in parts), stack(parts, depth)
     if compute.scales:
-        columns = stacked([(part.shape[0], follower.read(position, part)) for part in compute.scales], 1)
+        columns = stack([(part.shape[0], follower.read(position, part)) for part in compute.scales], 1)
         follower.cells.check_whole(compute, compute.scales[0], columns, follower.findings)
-        if said := mismatch(a, columns):
-            follower.findings.add("value", compute, said, compute.scales[0])
-    result = follower.attempt(position, compute.out[0], lambda: multiplied(a, b, (height, depth, width)))
+        if message := scale_mismatch(a, columns):
+            follower.findings.add("value", compute, message, compute.scales[0])
+    result = follower.attempt(position, compute.out[0], lambda: multiply(a, b, (height, depth, width)))
     if is_unknown(result):
         result = unknown((height, width))
     if compute.addends:
@@ -333,16 +340,16 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
             follower.note_operand(addend, value)
         values.insert(compute.place, result)
         result = follower.attempt(
-            position, compute.out[0], lambda: follower.sum(compute, compute.out[0], partial(summed, values))
+            position, compute.out[0], lambda: follower.sum(compute, compute.out[0], partial(ordered_sum, values))
         )
     top = 0
     for out in compute.out:
         rows = out.shape[0]
-        part = result if len(compute.out) == 1 else clipped(result, (top, top + rows), (0, width))
+        part = result if len(compute.out) == 1 else clip(result, (top, top + rows), (0, width))
         top += rows
         if compute.accumulate:
-            follower.findings.added_to.add(out.buffer)  # even a single product is rounded before another is added
-            follower.update(position, out, _appending(follower, out, part))
+            follower.findings.added_to.add(out.buffer)  # the stored product is rounded before another is added
+            follower.update(position, out, _adding(follower, out, part))
         else:
             follower.write(position, out, part)
     for copy in compute.copies:
@@ -350,17 +357,18 @@ def _follow_compute(follower: Follower, position: int, compute: Compute) -> None
 
 
 def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:
+    """Add the operands' values in order; `out` may be one of them."""
     out = reduce.out
     if out.is_empty:
         return
     values = [None if operand == out else follower.read(position, operand) for operand in reduce.operands]
 
     def total(old: RegionValue = ()) -> RegionValue:
-        known = [old if value is None else value for value in values]
-        if len(known) > 1:
-            for operand, value in zip(reduce.operands, known, strict=True):
+        operands = [old if value is None else value for value in values]
+        if len(operands) > 1:
+            for operand, value in zip(reduce.operands, operands, strict=True):
                 follower.note_operand(operand, value)
-        return follower.sum(reduce, out, partial(summed, known))
+        return follower.sum(reduce, out, partial(ordered_sum, operands))
 
     if None in values:
         follower.update(position, out, total)
@@ -369,26 +377,27 @@ def _follow_reduce(follower: Follower, position: int, reduce: Reduce) -> None:
 
 
 def _follow_apply(follower: Follower, position: int, apply: Apply) -> None:
-    """What it needs must be there; then what it makes is taken on its word."""
+    """Check what an Apply needs; then take what it makes as its author says."""
     for need in apply.needs:
         _expect(follower, position, need, follower.read(position, need.region))
     for need in apply.late_needs:
         _expect(follower, position, need, follower.read(position, need.region, is_late=True))
-    for made in apply.makes:
-        if not made.region.is_empty:
-            piece = unknown(made.region.shape)[0]
-            made_piece = piece._replace(tensor=made.tensor, row=made.row, col=made.col, terms=made.terms)
-            follower.write(position, made.region, (made_piece,))
+    for output in apply.makes:
+        if not output.region.is_empty:
+            piece = unknown(output.region.shape)[0]
+            output_piece = piece._replace(tensor=output.tensor, row=output.row, col=output.col, terms=output.terms)
+            follower.write(position, output.region, (output_piece,))
 
 
 def _expect(follower: Follower, position: int, need: InitialContents, value: RegionValue) -> None:
+    """Refuse a value that is not what an Apply needs."""
     follower.cells.check_whole(follower.graph.operations[position], need.region, value, follower.findings)
     for piece in () if is_unknown(value) else value:
-        wanted = (need.tensor, need.row + piece.lo_i, need.col + piece.lo_j, ())
-        if (piece.tensor, piece.row, piece.col, piece.terms) != wanted:
-            found = f"{'a sum of ' if piece.terms else ''}{piece.tensor}[{piece.row},{piece.col}]"
-            said = f"finds {found} where it needs {wanted[0]}[{wanted[1]},{wanted[2]}]"
-            follower.findings.add("value", follower.graph.operations[position], said, need.region)
+        expected = (need.tensor, need.row + piece.lo_i, need.col + piece.lo_j, ())
+        if (piece.tensor, piece.row, piece.col, piece.terms) != expected:
+            actual = f"{'a sum of ' if piece.terms else ''}{piece.tensor}[{piece.row},{piece.col}]"
+            message = f"finds {actual} where it needs {expected[0]}[{expected[1]},{expected[2]}]"
+            follower.findings.add("value", follower.graph.operations[position], message, need.region)
             return
 
 
@@ -404,11 +413,8 @@ FOLLOW: dict[type, Callable[[Follower, int, Any], None]] = {
 }
 
 
-# Which buffers are added to: their elements are written more than once.
-
-
-def accumulated(graph: Graph) -> set[tuple[str, int]]:
-    """The instances of buffers that some operation adds to."""
+def accumulated_buffers(graph: Graph) -> set[tuple[str, int]]:
+    """Return the instances of buffers (name, rank) that some operation adds to: elements are written more than once."""
     added_to: list[Region] = []
     for operation in graph.operations:
         if isinstance(operation, ReducePut):
@@ -427,55 +433,54 @@ def is_in_place(part: Collective) -> bool:
     return part.function == "all_reduce" and part.sources == part.destinations
 
 
-# Whether an output holds at the end what its goal says, and how it differs if not.
-
-
 def check_goal(goal: Goal, value: RegionValue, findings: Findings) -> None:
-    """Adds a refusal for every part of the goal's region that holds something else. Empty ranges contribute nothing."""
+    """Add a refusal for every part of the goal's region that has another value. Empty ranges contribute nothing."""
     terms = tuple([term for term in goal.terms if term[0] < term[1]])
     if goal.unordered:
-        terms, value = tuple(sorted(terms)), in_any_order(value)
+        terms, value = tuple(sorted(terms)), sort_terms(value)
     nothing = bool(goal.terms) and not terms
-    zero = finished(ZERO) if is_finished(goal.tensor) else ZERO
+    zero = epilogue_applied(ZERO) if is_epilogue_applied(goal.tensor) else ZERO
     for piece in value:
         if piece.tensor == UNKNOWN or (nothing and piece.tensor == zero):
             continue
-        wanted = (goal.tensor, goal.row + piece.lo_i, goal.col + piece.lo_j)
-        is_place = (piece.tensor, piece.row, piece.col) == wanted
+        expected = (goal.tensor, goal.row + piece.lo_i, goal.col + piece.lo_j)
+        is_place = (piece.tensor, piece.row, piece.col) == expected
         if is_place and piece.terms == terms and not nothing:
             continue
         part = _part(goal.region, piece)
         if not is_place:
-            said = f"begins with {_shown(piece)}, not with {wanted[0]}[{wanted[1]},{wanted[2]}]"
-            findings.add("value", None, said, part)
+            message = f"begins with {_shown(piece)}, not with {expected[0]}[{expected[1]},{expected[2]}]"
+            findings.add("value", None, message, part)
         else:
             _report_terms(terms, piece.terms, part, findings)
 
 
 def has_place_for(goal: Goal, out: Region) -> bool:
-    """Whether a result has the rows and columns of a region of its rank."""
+    """Whether a goal's region contains the rows and columns of a region of its rank."""
     (r0, r1), (c0, c1), whole = out.rows, out.cols, goal.region
     is_inside = whole.rows[0] <= r0 and r1 <= whole.rows[1] and whole.cols[0] <= c0 and c1 <= whole.cols[1]
     return whole.rank == out.rank and is_inside
 
 
-def _report_terms(wanted: Terms, found: Terms, part: Region, findings: Findings) -> None:
-    said = f"sums {terms_shown(found)}, not {terms_shown(wanted)}"
-    if sorted(wanted) == sorted(found):
-        findings.add("contribution_order", None, said, part)
+def _report_terms(expected: Terms, actual: Terms, part: Region, findings: Findings) -> None:
+    """Add a refusal that says how the terms of a sum differ from the expected ones."""
+    message = f"sums {terms_shown(actual)}, not {terms_shown(expected)}"
+    if sorted(expected) == sorted(actual):
+        findings.add("contribution_order", None, message, part)
         return
-    missing, extra = _without(wanted, found), _without(found, wanted)
+    missing, extra = _terms_without(expected, actual), _terms_without(actual, expected)
     details = [f"lacks {terms_shown(missing)}"] if missing else []
     details += [f"has {terms_shown(extra)} too often"] if extra else []
-    findings.add("contributions", None, f"{said}: {' and '.join(details)}", part)
+    findings.add("contributions", None, f"{message}: {' and '.join(details)}", part)
 
 
-def _without(terms: Terms, others: Terms) -> tuple[Range, ...]:
-    left = list(others)
+def _terms_without(terms: Terms, others: Terms) -> tuple[Range, ...]:
+    """Return the terms that are not among the others, each as often as it is in excess."""
+    rest = list(others)
     missing = []
     for term in terms:
-        if term in left:
-            left.remove(term)
+        if term in rest:
+            rest.remove(term)
         else:
             missing.append(term)
     return tuple(missing)

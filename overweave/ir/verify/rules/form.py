@@ -1,6 +1,6 @@
-"""Well-formedness: names, bounds, shapes and who may touch what. Everything later relies on it.
+"""Well-formedness: names, bounds, shapes and ownership. All later passes rely on it.
 
-Schedules come from files too, so nothing is believed: not that a rank exists, nor that a range is one.
+Schedules come from files too, so every field is checked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from overweave.ir.blocks import DEALT
+from overweave.ir.blocks import CUT_BY_MEMBER
 from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.schedule import (
     INPUT,
@@ -40,19 +40,18 @@ from overweave.ir.verify.rules.verdict import Findings
 MOST_RANKS = 1024
 MOST_OPERATIONS = 1 << 17
 MOST_REGIONS = 1 << 21
-MOST_BOUNDARIES = 1 << 20  # of kernels: an operation for each queue that its own is after
+MOST_BOUNDARIES = 1 << 20  # pairs of an operation and a queue that its own queue is after
 
 
 def check_form(schedule: Schedule, findings: Findings) -> Schedule:
-    """Adds a refusal for everything that later passes could stumble over. Returns the schedule with its collectives
-    folded (`collectives.py`), which these passes follow."""
+    """Add a refusal for every malformed part. Return the schedule with its collectives folded, for the later passes."""
     if not 1 <= schedule.world_size <= MOST_RANKS or len(schedule.operations) > MOST_OPERATIONS:
         size = f"{len(schedule.operations)} operations on {schedule.world_size} ranks"
         findings.add("too_large", None, f"{size}; up to {MOST_OPERATIONS} on 1 to {MOST_RANKS} ranks are proven")
         return schedule
     _check_names(schedule, findings)
-    behind = {queue.name: len(queue.after) for queue in schedule.queues}
-    if sum(behind.get(operation.queue, 0) for operation in schedule.operations) > MOST_BOUNDARIES:
+    after_count = {queue.name: len(queue.after) for queue in schedule.queues}
+    if sum(after_count.get(operation.queue, 0) for operation in schedule.operations) > MOST_BOUNDARIES:
         findings.add("too_large", None, f"operations stand behind queues more than {MOST_BOUNDARIES} times")
         return schedule
     for buffer in schedule.buffers:
@@ -73,6 +72,7 @@ def check_form(schedule: Schedule, findings: Findings) -> Schedule:
 
 
 def _check_names(schedule: Schedule, findings: Findings) -> None:
+    """Refuse duplicate names, and queues that run after unknown ones."""
     kinds: tuple[tuple[str, Iterable[str]], ...] = (
         ("buffer", (buffer.name for buffer in schedule.buffers)),
         ("pad", (pad.name for pad in schedule.pads)),
@@ -85,47 +85,50 @@ def _check_names(schedule: Schedule, findings: Findings) -> None:
             if name in seen:
                 findings.add("name", None, f"two {kind}s are called {name}")
             seen.add(name)
-    known = {queue.name for queue in schedule.queues}
+    queue_names = {queue.name for queue in schedule.queues}
     for queue in schedule.queues:
         for name in queue.after:
-            if name not in known:
+            if name not in queue_names:
                 findings.add("name", None, f"queue {queue.name} runs after queue {name}, which does not exist")
 
 
 class _Form:
-    """Checks operations one by one. `sound` remembers the regions that lie within their buffers."""
+    """Checks operations one by one. sound: regions that are known to lie within their buffers."""
 
     def __init__(self, schedule: Schedule, findings: Findings) -> None:
         self.schedule, self.findings = schedule, findings
         self.world_size = schedule.world_size
         self.buffers = {buffer.name: buffer for buffer in schedule.buffers}
-        self.pads = {pad.name: pad.size for pad in schedule.pads}
+        self.pads = {pad.name: pad.size for pad in schedule.pads}  # pad -> number of signals
         self.queues = {queue.name for queue in schedule.queues}
         self.sound: set[Region] = set()
         self.regions = 0
 
     def check_given_and_goal(self) -> None:
+        """Check regions, homes and terms of Givens and Goals."""
         for given in self.schedule.given:
             if self.check_region(None, given.region) and self.buffers[given.region.buffer].home not in (INPUT, OUTPUT):
                 self.findings.add("form", None, "only a caller's buffer holds anything at the start", given.region)
         adders = [each for each in self.schedule.operations if isinstance(each, ReducePut) and each.unordered]
         for goal in self.schedule.goal:
             if adders and goal.terms and not goal.unordered:
-                said = "adds whenever it comes, but the goal names an order"
-                self.findings.add("contribution_order", adders[0], said, goal.region)
+                message = "adds whenever it comes, but the goal names an order"
+                self.findings.add("contribution_order", adders[0], message, goal.region)
             if self.check_region(None, goal.region) and self.buffers[goal.region.buffer].home != OUTPUT:
                 self.findings.add("form", None, "only an output can be a goal", goal.region)
             if [term for term in goal.terms if not 0 <= term[0] <= term[1]]:
                 self.findings.add("form", None, f"terms {terms_shown(goal.terms)} are not ranges", goal.region)
 
     def checked(self, operation: Operation) -> Operation:
-        """The operation, folded if it is a collective, which its checks need not look at share by share either."""
+        """Check an operation and return it, folded first if it is a collective, so that all checks are of few
+        regions."""
         if type(operation) is Collective and _check_sides(self, operation):
             operation = fold(operation, self.buffers)
         self._check(operation)
         return operation
 
     def _check(self, operation: Operation) -> None:
+        """Check rank, queue, signals and regions of an operation, then what its kind requires."""
         if not 0 <= operation.rank < self.world_size:
             self.findings.add("bounds", operation, f"the group has {self.world_size} ranks")
             return
@@ -153,6 +156,7 @@ class _Form:
                     self.findings.add("ownership", operation, "an input is only read", region)
 
     def _check_signals(self, operation: Operation) -> None:
+        """Check that waits and notifies lie in existing pads."""
         for wait in operation.all_waits:
             size = self.pads.get(wait.pad)
             lo, hi = wait.signals
@@ -165,11 +169,12 @@ class _Form:
             if size is None:
                 self.findings.add("name", operation, f"notifies pad {notify.pad}, which does not exist")
             elif not (0 <= notify.signal < size and 0 <= notify.rank < self.world_size):
-                there = f"the pad has {size} signals on each of {self.world_size} ranks"
-                self.findings.add("bounds", operation, f"notifies {notify}; {there}")
+                pad_size = f"the pad has {size} signals on each of {self.world_size} ranks"
+                self.findings.add("bounds", operation, f"notifies {notify}; {pad_size}")
 
     def check_region(self, operation: Operation | None, region: Region) -> bool:
-        """Whether the region lies in its buffer, on a rank of the group, and its home lets the operation touch it."""
+        """Whether the region lies in its buffer, on a rank of the group, where the operation may touch it; else refuse
+        it."""
         buffer = self.buffers.get(region.buffer)
         if buffer is None:
             self.findings.add("name", operation, f"buffer {region.buffer} does not exist", region)
@@ -182,21 +187,24 @@ class _Form:
         if operation is not None and buffer.home == LOCAL and region.rank != operation.rank:
             self.findings.add("ownership", operation, "a local buffer is its own rank's only", region)
             return False
-        if buffer.home != LOCAL:  # whether a local region is sound depends on who asks
+        if buffer.home != LOCAL:  # whether a local region is sound depends on the rank of the operation
             self.sound.add(region)
         return True
 
     def all_on(self, operation: Operation, regions: Iterable[Region], what: str) -> None:
+        """Refuse regions that are not on the operation's own rank. what: their name in the refusal."""
         for region in regions:
             if region.rank != operation.rank:
                 self.findings.add("ownership", operation, f"{what} must lie on its own rank", region)
 
     def none_on(self, operation: Operation, regions: Iterable[Region], what: str) -> None:
+        """Refuse regions on the operation's own rank. what: their name in the refusal."""
         for region in regions:
             if region.rank == operation.rank:
                 self.findings.add("ownership", operation, f"{what} must lie on a peer", region)
 
     def same_shapes(self, operation: Operation, left: Sequence[Region], right: Sequence[Region]) -> None:
+        """Refuse sources and destinations that differ in number, shape or dtype."""
         if len(left) != len(right):
             self.findings.add("form", operation, f"{len(left)} sources for {len(right)} destinations")
             return
@@ -211,6 +219,7 @@ class _Form:
 
 
 def _check_push(form: _Form, operation: Put | ReducePut) -> None:
+    """Check that a push goes from its own rank to a peer, in equal shapes."""
     form.all_on(operation, operation.sources, "what it pushes")
     form.none_on(operation, operation.destinations, "where it pushes to")
     form.same_shapes(operation, operation.sources, operation.destinations)
@@ -237,6 +246,7 @@ def _check_copy(form: _Form, operation: Copy) -> None:
 
 
 def _check_compute(form: _Form, compute: Compute) -> None:
+    """Check ranks and shapes of a matmul."""
     form.all_on(compute, (*compute.a, compute.b), "what it computes with")
     _check_stored(form, compute)
     if not (compute.a and compute.out and 1 <= compute.tiles <= LIMIT):
@@ -253,7 +263,7 @@ def _check_compute(form: _Form, compute: Compute) -> None:
 
 
 def _check_stored(form: _Form, compute: Compute) -> None:
-    """At a peer only where peers may write; at several ranks only one result, in the same place everywhere."""
+    """Refuse results on peers outside symmetric memory, and results on several ranks in different places."""
     form.none_on(compute, compute.copies, "a copy of its result")
     for region in compute.writes:
         if region.rank != compute.rank and form.buffers[region.buffer].home != SYMMETRIC:
@@ -270,9 +280,10 @@ def _check_stored(form: _Form, compute: Compute) -> None:
 
 
 def _check_addends(form: _Form, compute: Compute) -> None:
+    """Check that a matmul with addends writes one region, once, of their shape."""
     if not 0 <= compute.place <= len(compute.addends):
-        found = f"{compute.place} of its {len(compute.addends)} addends stand before the product"
-        form.findings.add("form", compute, found, compute.out[0])
+        position = f"{compute.place} of its {len(compute.addends)} addends stand before the product"
+        form.findings.add("form", compute, position, compute.out[0])
     if compute.late_waits and not compute.addends:
         form.findings.add("form", compute, "waits late, but has nothing to add", compute.out[0])
     if compute.finishes and not compute.addends:
@@ -287,6 +298,7 @@ def _check_addends(form: _Form, compute: Compute) -> None:
 
 
 def _check_reduce(form: _Form, reduce: Reduce) -> None:
+    """Check ranks and shapes of a sum."""
     form.all_on(reduce, (reduce.out,), "its sum")
     if not reduce.operands:
         form.findings.add("form", reduce, "has nothing to sum", reduce.out)
@@ -298,23 +310,24 @@ def _check_reduce(form: _Form, reduce: Reduce) -> None:
 
 
 def _check_apply(form: _Form, apply: Apply) -> None:
+    """Check ranks, tile ranges and late needs of an Apply."""
     form.all_on(apply, apply.reads, "what its tiles read")
     for region in apply.writes:
         if region.rank != apply.rank and form.buffers[region.buffer].home != SYMMETRIC:
             form.findings.add("ownership", apply, "tiles store at a peer where peers may write only", region)
     ordered = [bound for tiles in apply.tiles for bound in tiles]
     if not ordered or ordered != sorted(ordered) or not 1 <= apply.instances <= LIMIT:
-        form.findings.add("form", apply, "needs tiles, told as ranges in ascending order")
+        form.findings.add("form", apply, "needs tiles, as ranges in ascending order")
     if bool(apply.late_waits) != bool(apply.late_needs):
         form.findings.add("form", apply, "what it waits for late and what it reads late belong together")
-    if any(made.unordered for made in apply.makes):
+    if any(output.unordered for output in apply.makes):
         form.findings.add("form", apply, "what tiles make has an order")
-    if any(not 0 <= lo < hi for made in apply.makes for lo, hi in made.terms):
+    if any(not 0 <= lo < hi for output in apply.makes for lo, hi in output.terms):
         form.findings.add("form", apply, "the terms of what it makes are not ranges")
 
 
 def _check_collective(form: _Form, part: Collective) -> None:
-    """The parts are compared with one another once all are known (`graphs.py`)."""
+    """Check one part of a collective; `graphs.py` compares the parts with one another."""
     form.all_on(part, (*part.sources, *part.destinations), "its part")
     if part.finishes and part.function not in ("reduce_scatter", "all_reduce"):
         form.findings.add("form", part, f"finishes sums, but an {part.function} makes none")
@@ -324,20 +337,20 @@ def _check_collective(form: _Form, part: Collective) -> None:
 
 
 def _check_sides(form: _Form, part: Collective) -> bool:
-    """Whether a collective has as many sources and destinations as its members make."""
-    lengths = [len(part.ranks) if is_dealt else 1 for is_dealt in DEALT[part.function]]
+    """Whether a collective has the numbers of sources and destinations that its members need; else refuse it."""
+    lengths = [len(part.ranks) if is_per_member else 1 for is_per_member in CUT_BY_MEMBER[part.function]]
     counts = len(part.sources), len(part.destinations)
-    each = counts[0] // lengths[0] if lengths[0] else 0
-    if each and counts == (each * lengths[0], each * lengths[1]):
+    per_member = counts[0] // lengths[0] if lengths[0] else 0  # regions; several if blocks are permuted
+    if per_member and counts == (per_member * lengths[0], per_member * lengths[1]):
         return True
-    found = f"{counts[0]} sources and {counts[1]} destinations"
-    said = f"{found}; a {part.function} of {len(part.ranks)} has {lengths[0]} and {lengths[1]}"
-    form.findings.add("form", part, said)
+    sides = f"{counts[0]} sources and {counts[1]} destinations"
+    message = f"{sides}; a {part.function} of {len(part.ranks)} has {lengths[0]} and {lengths[1]}"
+    form.findings.add("form", part, message)
     return False
 
 
 def terms_shown(terms: tuple[Range, ...]) -> str:
-    """Ranges of the reduced axis in the order they are added; the first few."""
+    """Return the first few ranges of the reduced axis as text, in the order in which they are added."""
     shown = " + ".join(f"[{lo}:{hi}]" for lo, hi in terms[:8])
     return (shown + (" + ..." if len(terms) > 8 else "")) or "none"
 

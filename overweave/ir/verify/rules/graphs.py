@@ -1,4 +1,4 @@
-"""The edges between operations: launch order, signals from contributors to waiters, the parts of collectives.
+"""The edges between operations: launch order, signals from notifiers to waiters, the parts of collectives.
 
 Two graphs are made of them. The one with the most constraints, in which each rank runs its operations one by one in
 launch order, decides about deadlock (`deadlock.py`). The one with the fewest decides about races (`happens_before.py`).
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from overweave.ir.blocks import DEALT
+from overweave.ir.blocks import CUT_BY_MEMBER
 from overweave.ir.schedule import LIMIT, Collective, Operation, Schedule
 from overweave.ir.verify.rules.blocks import check_members, check_pair
 from overweave.ir.verify.rules.collectives import share_of
@@ -20,12 +20,12 @@ MOST_WAITED_SIGNALS = 1 << 20
 
 
 class Graph:
-    """The operations of a schedule with what they wait for and announce, by position in `operations`.
+    """The operations of a schedule with their waits and notifies, by position in `operations`.
 
-    of_rank: positions of each rank's operations, in launch order.
-    waited, notified: the signals of each operation.     full: the full count of every signal that is notified.
-    late: of an operation that waits late too, the last ones of `waited`, which hold up no more than its addends.
-    members: positions of a collective's parts, by label, in the order of its ranks.
+    of_rank: rank -> positions of its operations, in launch order.
+    waited, notified: operation -> its signals.     full: signal -> its full count, if anything notifies it.
+    late: operation -> those of `waited` (the last ones) that its addends alone wait for, if it has any.
+    members: label -> positions of a collective's parts, in the order of its ranks.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -39,14 +39,14 @@ class Graph:
         self.members: dict[str, list[int]] = {}
         sizes = [pad.size for pad in schedule.pads]
         starts = accumulate(sizes, initial=0)
-        self.first_signal = {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)}
+        self.first_signal = {pad.name: start for pad, start in zip(schedule.pads, starts, strict=False)}  # by pad
         self.signals_per_rank = sum(sizes)
 
     def key(self, pad: str, rank: int, signal: int) -> SignalIndex:
         return rank * self.signals_per_rank + self.first_signal[pad] + signal
 
     def signal_name(self, key: SignalIndex) -> str:
-        """`pad@rank[signal]`."""
+        """Return `pad@rank[signal]`."""
         rank, number = divmod(key, self.signals_per_rank)
         for pad in reversed(self.schedule.pads):
             if self.first_signal[pad.name] <= number:
@@ -54,11 +54,12 @@ class Graph:
         raise KeyError(key)
 
     def contributors(self, key: SignalIndex) -> list[Operation]:
-        return [operation for at, operation in enumerate(self.operations) if key in self.notified[at]]
+        return [operation for position, operation in enumerate(self.operations) if key in self.notified[position]]
 
 
 def build_graph(schedule: Schedule, findings: Findings) -> Graph:
-    """The graph of a well-formed schedule. Adds refusals for miscounted, unsent and unawaited signals."""
+    """Return the graph of a well-formed schedule. Add refusals for signals that are miscounted, never sent or never
+    awaited."""
     graph = Graph(schedule)
     first, per_rank, full = graph.first_signal, graph.signals_per_rank, graph.full
     notified, of_rank = graph.notified, graph.of_rank
@@ -79,6 +80,7 @@ def build_graph(schedule: Schedule, findings: Findings) -> Graph:
 
 
 def _add_waits(graph: Graph, findings: Findings) -> None:
+    """Add the awaited signals of all operations. Refuse signals that are miscounted, never sent or never awaited."""
     first, per_rank, full = graph.first_signal, graph.signals_per_rank, graph.full
     awaited: set[SignalIndex] = set()
     total = 0
@@ -88,16 +90,16 @@ def _add_waits(graph: Graph, findings: Findings) -> None:
         for wait in operation.all_waits:
             base = operation.rank * per_rank + first[wait.pad]
             lo, hi = wait.signals
-            asked = range(base + lo, base + hi)
+            signals = range(base + lo, base + hi)
             total += hi - lo
             if total > MOST_WAITED_SIGNALS:
                 findings.add("too_large", operation, f"more than {MOST_WAITED_SIGNALS} signals are waited for")
                 return
             count = wait.count
-            for key in asked:
+            for key in signals:
                 if full.get(key) != count:
                     _miscounted(graph, operation, key, (count, full.get(key)), findings)
-            keys = (*keys, *asked) if keys else asked
+            keys = (*keys, *signals) if keys else signals
         awaited.update(keys)
         graph.waited.append(keys)
         if len(keys) > early:
@@ -114,17 +116,19 @@ def _add_waits(graph: Graph, findings: Findings) -> None:
 def _miscounted(
     graph: Graph, operation: Operation, key: SignalIndex, counts: tuple[int, int | None], findings: Findings
 ) -> None:
-    asked, full = counts
+    """Refuse a wait whose count differs from the signal's full count. counts: expected, full."""
+    expected, full = counts
     name = graph.signal_name(key)
     if full is None:
-        findings.add("signal", operation, f"waits for {name}, which nobody notifies")
+        findings.add("signal", operation, f"waits for {name}, which no operation notifies")
         return
     senders = ", ".join(sender.name for sender in graph.contributors(key)[:4])
-    findings.add("signal", operation, f"waits until {name} is {asked}, but {senders} add {full} to it in a call")
+    findings.add("signal", operation, f"waits until {name} is {expected}, but {senders} add {full} to it in a call")
 
 
 def _check_members(graph: Graph, label: str, positions: list[int], findings: Findings) -> None:
-    """One part on each rank, all of one kind, with shapes that fit. Puts `positions` in the order of the ranks."""
+    """Check that a collective has one part on each rank, all of one kind, with shapes that fit. Sorts `positions` in
+    the order of the ranks."""
     parts: dict[int, Collective] = {}
     for position in positions:
         part = graph.operations[position]
@@ -132,24 +136,24 @@ def _check_members(graph: Graph, label: str, positions: list[int], findings: Fin
         if part.rank in parts:
             findings.add("form", part, f"rank {part.rank} has two parts of collective {label}")
         parts[part.rank] = part
-    some = next(iter(parts.values()))
-    missing = [rank for rank in some.ranks if rank not in parts]
+    first = next(iter(parts.values()))
+    missing = [rank for rank in first.ranks if rank not in parts]
     if missing:
-        findings.add("form", some, f"collective {label} lacks its part on ranks {missing[:16]}")
+        findings.add("form", first, f"collective {label} lacks its part on ranks {missing[:16]}")
     for part in parts.values():
-        if (part.ranks, part.function) != (some.ranks, some.function):
-            findings.add("form", part, f"{part.function} of {part.ranks[:16]}, but {some.name} says otherwise")
+        if (part.ranks, part.function) != (first.ranks, first.function):
+            findings.add("form", part, f"{part.function} of {part.ranks[:16]}, but {first.name} says otherwise")
             return
     if missing:
         return
     buffers = {buffer.name: buffer for buffer in graph.schedule.buffers}
     check_members(buffers, list(parts.values()), findings)
-    of_sources, of_destinations = DEALT[some.function]
-    order = {rank: at for at, rank in enumerate(some.ranks)}
-    is_told_apart = any(len(side) > 1 for part in parts.values() for side in (part.sources, part.destinations))
+    of_sources, of_destinations = CUT_BY_MEMBER[first.function]
+    order = {rank: index for index, rank in enumerate(first.ranks)}
+    has_separate_shares = any(len(side) > 1 for part in parts.values() for side in (part.sources, part.destinations))
     for rank, part in parts.items():
         # Shares of one region are alike: what fits the same part's ends fits each other.
-        for peer in some.ranks if is_told_apart or some.rank == rank else (some.rank,):
+        for peer in first.ranks if has_separate_shares or first.rank == rank else (first.rank,):
             source = share_of(parts[peer].sources, of_sources, len(parts), order[rank])
             destination = share_of(part.destinations, of_destinations, len(parts), order[peer])
             check_pair(buffers, part, (source, destination), findings)

@@ -1,7 +1,7 @@
-"""What surely happened before each operation starts: the graph with the fewest constraints.
+"""Which operations have surely completed before each operation starts: the graph with the fewest constraints.
 
-Its edges: completion order of `complete` queues, `after` of queues, every contributor of a signal before its waiters,
-and what stood before any part of a collective before that collective's ends. Order within an `issue` queue is none.
+Its edges: completion order of `complete` queues, `after` of queues, every notifier of a signal before its waiters, and
+the predecessors of each part of a collective before all its ends. An `issue` queue orders nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from overweave.ir.verify.rules.verdict import WorkBudget
 # A set as bits, in words: sets that grew from one another share the words that they have in common.
 Bits = tuple[int, ...]
 NONE: Bits = ()
-_SHIFT = 12  # of a word's bits: as many as there may be ranks, or more
+_SHIFT = 12  # log2 of a word's bits, which the first word needs for all ranks
 _WITHIN = (1 << _SHIFT) - 1
 _WORD_BYTES, _PLACE_BYTES = 575, 8
-MOST_BYTES = 400 * 2**20  # of all sets
+MOST_BYTES = 400 * 2**20  # memory of all sets together
 
 
 class Past(Struct):
-    """Sets hold one bit of the first word for "some operation of rank r", then one for each operation.
+    """Sets of completed operations, as bits. The first word has one bit per rank: "some operation of rank r".
 
-    index: of each operation's bit.     before: what has completed when it starts.
-    late: what has completed when it reads its addends, if it has any.
-    ends: what has completed when all operations of a rank have.
+    index: operation -> its bit.     before: operation -> what has completed when it starts.
+    late: operation -> what has completed when it reads its addends, if it has any.
+    ends: rank -> what has completed when all its operations have.
     """
 
     world_size: int
@@ -38,84 +38,87 @@ class Past(Struct):
     late: dict[int, Bits]
 
     def bit(self, position: int) -> Bits:
-        """The set of one operation."""
-        return _only(self.index[position])
+        """Return the set of one operation."""
+        return _singleton(self.index[position])
 
     def has(self, done: Bits, position: int) -> bool:
         """Whether the operation is in the set."""
-        word, at = self.index[position] >> _SHIFT, self.index[position] & _WITHIN
-        return word < len(done) and bool(done[word] >> at & 1)
+        word, offset = self.index[position] >> _SHIFT, self.index[position] & _WITHIN
+        return word < len(done) and bool(done[word] >> offset & 1)
 
     def ranks_before(self, position: int) -> int:
-        """Ranks, as bits, of which some operation completed before this one starts."""
+        """Return the ranks, as bits, of which some operation completed before this one starts."""
         return self.ranks(self.before[position])
 
     def ranks(self, done: Bits) -> int:
-        """Ranks, as bits, of which some operation is in the set."""
+        """Return the ranks, as bits, of which some operation is in the set."""
         return done[0] & ((1 << self.world_size) - 1) if done else 0
 
 
-def union(sets: Iterable[Bits], purse: WorkBudget | None = None) -> Bits:
-    """What is in any of the sets; one of them where that is all. A purse pays for a new one."""
+def union(sets: Iterable[Bits], budget: WorkBudget | None = None) -> Bits:
+    """Return the union; one of the sets themselves if it contains all others. budget: pays for the memory of a new
+    set."""
     first, words = NONE, list[int]()
-    new = 0
-    for one in sets:
-        if one is first:
+    changed = 0
+    for bits in sets:
+        if bits is first:
             continue
         if not first:
-            first = one
+            first = bits
             continue
-        if not new:
-            if len(first) < len(one):
-                first, one = one, first
+        if not changed:  # so far the union is `first`; merge the shorter set into the longer one
+            if len(first) < len(bits):
+                first, bits = bits, first
             words = list(first)
-        elif len(words) < len(one):
-            words += [0] * (len(one) - len(words))
-        for at, its in enumerate(one):
-            mine = words[at]
-            if its and its is not mine:
-                both = mine | its
-                if both != mine:
-                    words[at] = its if both == its else both
-                    new += 1
-    if new and purse:
-        purse.take(_WORD_BYTES * new + _PLACE_BYTES * len(words))
-    return tuple(words) if new else first
+        elif len(words) < len(bits):
+            words += [0] * (len(bits) - len(words))
+        for index, word in enumerate(bits):
+            old_word = words[index]
+            if word and word is not old_word:
+                new_word = old_word | word
+                if new_word != old_word:
+                    words[index] = word if new_word == word else new_word
+                    changed += 1
+    if changed and budget:
+        budget.spend(_WORD_BYTES * changed + _PLACE_BYTES * len(words))
+    return tuple(words) if changed else first
 
 
 def lacks(done: Bits, needed: Bits) -> bool:
-    """Whether anything needed is not done."""
+    """Whether an element of `needed` is not in `done`."""
     if len(needed) > len(done) and any(needed[len(done) :]):
         return True
-    for its, mine in zip(needed, done, strict=False):  # noqa: SIM110 - most words are zeros: a loop takes half the time
-        if its and its & ~mine:
+    # A loop takes half the time of any(), since most words are zeros.
+    for needed_word, done_word in zip(needed, done, strict=False):  # noqa: SIM110
+        if needed_word and needed_word & ~done_word:
             return True
     return False
 
 
 def without(one: Bits, other: Bits) -> Bits:
-    """What is in one set and not in the other."""
-    both = tuple(its & ~mine for its, mine in zip(one, other, strict=False))
-    return both + one[len(other) :]
+    """Return the difference of two sets."""
+    rest = tuple(word & ~removed for word, removed in zip(one, other, strict=False))
+    return rest + one[len(other) :]
 
 
-def _only(index: int) -> Bits:
+def _singleton(index: int) -> Bits:
     return (0,) * (index >> _SHIFT) + (1 << (index & _WITHIN),)
 
 
-def _with(done: Bits, index: int, rank: int, purse: WorkBudget) -> Bits:
-    """The set and one operation more, of a rank."""
-    at = index >> _SHIFT
-    words = [*done, *[0] * (at + 1 - len(done))]
-    words[at] |= 1 << (index & _WITHIN)
+def _insert(done: Bits, index: int, rank: int, budget: WorkBudget) -> Bits:
+    """Return the set with one operation more, of a rank."""
+    last_word = index >> _SHIFT
+    words = [*done, *[0] * (last_word + 1 - len(done))]
+    words[last_word] |= 1 << (index & _WITHIN)
     if not words[0] >> rank & 1:
         words[0] |= 1 << rank
-    purse.take(_WORD_BYTES + _PLACE_BYTES * len(words))
+    budget.spend(_WORD_BYTES + _PLACE_BYTES * len(words))
     return tuple(words)
 
 
 class _Queue:
-    """`completed`: what completes with all operations launched so far, for each rank."""
+    """completed: rank -> what completes with all operations launched so far. after: the same lists of queues it is
+    after."""
 
     def __init__(self, is_complete: bool, world_size: int) -> None:
         self.is_complete = is_complete
@@ -124,10 +127,8 @@ class _Queue:
 
 
 def past_of(graph: Graph, order: list[int]) -> Past:
-    """Follows `order`, in which the operations of a rank stand as launched, so all that is `after` is known in time.
-
-    Raises TooMuchWork where the sets of so many operations have too little in common.
-    """
+    """Return what has completed before each operation. order: launch order of each rank, so that all `after` is known
+    in time. Raises TooMuchWork if the sets of so many operations share too few words."""
     schedule, operations = graph.schedule, graph.operations
     size = schedule.world_size
     queues = {queue.name: _Queue(queue.order == "complete", size) for queue in schedule.queues}
@@ -137,7 +138,7 @@ def past_of(graph: Graph, order: list[int]) -> Past:
     before, ends = past.before, past.ends
     signals: dict[int, Bits] = {}
     joint: dict[str, Bits] = {}
-    purse = WorkBudget(MOST_BYTES, "what happens before what has too little in common")
+    budget = WorkBudget(MOST_BYTES, "what happens before what has too little in common")
     for index, position in enumerate(order, size):
         operation = operations[position]
         rank = operation.rank
@@ -145,27 +146,29 @@ def past_of(graph: Graph, order: list[int]) -> Past:
         if type(operation) is Collective:
             if operation.label not in joint:
                 members = graph.members[operation.label]
-                starts = [union(_ended(graph, member, queues, signals), purse) for member in members]
-                joint[operation.label] = union(starts, purse)
+                starts = [union(_completed_before_start(graph, member, queues, signals), budget) for member in members]
+                joint[operation.label] = union(starts, budget)
                 for member, start in zip(members, starts, strict=True):
                     before[member] = start
             start = joint[operation.label]
         else:
-            start = before[position] = union(_ended(graph, position, queues, signals), purse)
+            start = before[position] = union(_completed_before_start(graph, position, queues, signals), budget)
             if position in graph.late:
                 late = (signals[key] for key in graph.late[position])
-                start = past.late[position] = union((start, *late), purse)
-        completed = _with(start, index, rank, purse)
+                start = past.late[position] = union((start, *late), budget)
+        completed = _insert(start, index, rank, budget)
         queue = queues[operation.queue]
-        queue.completed[rank] = completed if queue.is_complete else union((queue.completed[rank], completed), purse)
-        ends[rank] = union((ends[rank], completed), purse)
+        queue.completed[rank] = completed if queue.is_complete else union((queue.completed[rank], completed), budget)
+        ends[rank] = union((ends[rank], completed), budget)
         for key in graph.notified[position]:
-            signals[key] = union((signals[key], completed), purse) if key in signals else completed
+            signals[key] = union((signals[key], completed), budget) if key in signals else completed
     return past
 
 
-def _ended(graph: Graph, position: int, queues: dict[str, _Queue], signals: dict[int, Bits]) -> list[Bits]:
-    """The sets of all that has completed when the operation starts."""
+def _completed_before_start(
+    graph: Graph, position: int, queues: dict[str, _Queue], signals: dict[int, Bits]
+) -> list[Bits]:
+    """Return the sets whose union has completed when the operation starts."""
     operation = graph.operations[position]
     rank, queue = operation.rank, queues[operation.queue]
     sets = [queue.completed[rank]] if queue.is_complete else []

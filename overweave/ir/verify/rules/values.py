@@ -1,4 +1,4 @@
-"""Symbolic values: what a rectangle of a buffer holds, told as rectangles of logical tensors.
+"""Symbolic values: the contents of a rectangle of a buffer, as rectangles of logical tensors.
 
 A `ValuePiece` says that element `[i, j]` of a region, for `lo_i <= i < hi_i` and `lo_j <= j < hi_j`, is element
 `[row + i - lo_i, col + j - lo_j]` of `tensor`, summed over `terms` in that order. No terms: moved, not computed.
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from overweave.ir.schedule import Range
-from overweave.ir.tensors import finished, is_finished, product
+from overweave.ir.tensors import epilogue_applied, is_epilogue_applied, product
 
 Terms = tuple[Range, ...]
 
-UNKNOWN = "?"  # no tensor can be called so; whatever it touches was refused already
+UNKNOWN = "?"  # not a valid name of a tensor: the value after a refusal
 ZERO = "0"  # the product over an empty range
 MOST_PAIRS = 1 << 18
 
@@ -34,7 +34,7 @@ RegionValue = tuple[ValuePiece, ...]
 
 
 class Mismatch(Exception):
-    """The values of an operation's operands do not fit together. The message says why."""
+    """The values of an operation's operands do not fit together."""
 
 
 def unknown(shape: tuple[int, int]) -> RegionValue:
@@ -45,8 +45,8 @@ def is_unknown(value: RegionValue) -> bool:
     return UNKNOWN in [piece.tensor for piece in value]
 
 
-def joined(pieces: list[ValuePiece], shape: tuple[int, int]) -> RegionValue:
-    """Pieces that tile a region, as one if all continue the same part of a tensor."""
+def merge_pieces(pieces: list[ValuePiece], shape: tuple[int, int]) -> RegionValue:
+    """Return pieces that tile a region as one if all continue the same part of a tensor."""
     first = pieces[0]
     tensor, terms = first.tensor, first.terms
     row, col = first.row - first.lo_i, first.col - first.lo_j
@@ -56,8 +56,8 @@ def joined(pieces: list[ValuePiece], shape: tuple[int, int]) -> RegionValue:
     return (ValuePiece(0, shape[0], 0, shape[1], tensor, row, col, terms),)
 
 
-def clipped(value: RegionValue, rows: Range, cols: Range) -> RegionValue:
-    """The part of a value in a sub-rectangle, told from that rectangle's corner."""
+def clip(value: RegionValue, rows: Range, cols: Range) -> RegionValue:
+    """Return the part of a value in a sub-rectangle, relative to that rectangle's corner."""
     (top, bottom), (left, right) = rows, cols
     inside = []
     for lo_i, hi_i, lo_j, hi_j, tensor, row, col, terms in value:
@@ -69,8 +69,8 @@ def clipped(value: RegionValue, rows: Range, cols: Range) -> RegionValue:
     return tuple(inside)
 
 
-def stacked(values: Iterable[tuple[int, RegionValue]], cols: int) -> RegionValue:
-    """Values of the given heights, one below the other."""
+def stack(values: Iterable[tuple[int, RegionValue]], cols: int) -> RegionValue:
+    """Return values of the given heights, one below the other."""
     pieces: list[ValuePiece] = []
     top = 0
     for height, value in values:
@@ -79,14 +79,12 @@ def stacked(values: Iterable[tuple[int, RegionValue]], cols: int) -> RegionValue
             for lo_i, hi_i, lo_j, hi_j, tensor, row, col, terms in value
         ]
         top += height
-    return joined(pieces, (top, cols)) if pieces else ()
+    return merge_pieces(pieces, (top, cols)) if pieces else ()
 
 
-def multiplied(a: RegionValue, b: RegionValue, shape: tuple[int, int, int]) -> RegionValue:
-    """`a [m, k] @ b [k, n]` for shape (m, k, n). The reduced range is where `a`'s columns and `b`'s rows lie.
-
-    Raises Mismatch if they lie differently, or if an operand is itself a sum.
-    """
+def multiply(a: RegionValue, b: RegionValue, shape: tuple[int, int, int]) -> RegionValue:
+    """Return `a [m, k] @ b [k, n]` for shape (m, k, n). The reduced range is where `a`'s columns and `b`'s rows lie.
+    Raises Mismatch if they lie differently, or if an operand is itself a sum."""
     m, k, n = shape
     if not m or not n:
         return ()
@@ -111,27 +109,28 @@ def multiplied(a: RegionValue, b: RegionValue, shape: tuple[int, int, int]) -> R
     return tuple(pieces)
 
 
-def added(left: RegionValue, right: RegionValue) -> RegionValue:
-    """The element-wise sum: the same element of the same product, `right`'s terms behind `left`'s. Raises Mismatch."""
+def add(left: RegionValue, right: RegionValue) -> RegionValue:
+    """Return the element-wise sum: the same element of the same product, `right`'s terms behind `left`'s. Raises
+    Mismatch."""
     pieces = []
     are_cut_alike = [piece[:4] for piece in left] == [piece[:4] for piece in right]
     if not are_cut_alike and len(left) * len(right) > MOST_PAIRS:
         raise Mismatch(f"it adds operands of {len(left)} and {len(right)} pieces that are cut differently")
-    for at, one in enumerate(left):
-        for other in right[at : at + 1] if are_cut_alike else right:
-            i0, i1 = max(one.lo_i, other.lo_i), min(one.hi_i, other.hi_i)
-            j0, j1 = max(one.lo_j, other.lo_j), min(one.hi_j, other.hi_j)
+    for index, left_piece in enumerate(left):
+        for right_piece in right[index : index + 1] if are_cut_alike else right:
+            i0, i1 = max(left_piece.lo_i, right_piece.lo_i), min(left_piece.hi_i, right_piece.hi_i)
+            j0, j1 = max(left_piece.lo_j, right_piece.lo_j), min(left_piece.hi_j, right_piece.hi_j)
             if i0 < i1 and j0 < j1:
-                here = (one.row + i0 - one.lo_i, one.col + j0 - one.lo_j)
-                there = (other.row + i0 - other.lo_i, other.col + j0 - other.lo_j)
-                tensor, terms = _sum(one, here, other, there)
-                row, col = there if one.tensor == ZERO else here
+                left_at = (left_piece.row + i0 - left_piece.lo_i, left_piece.col + j0 - left_piece.lo_j)
+                right_at = (right_piece.row + i0 - right_piece.lo_i, right_piece.col + j0 - right_piece.lo_j)
+                tensor, terms = _sum(left_piece, left_at, right_piece, right_at)
+                row, col = right_at if left_piece.tensor == ZERO else left_at
                 pieces.append(ValuePiece(i0, i1, j0, j1, tensor, row, col, terms))
     return tuple(pieces)
 
 
-def summed(values: list[RegionValue]) -> RegionValue:
-    """The ordered sum. Raises Mismatch."""
+def ordered_sum(values: list[RegionValue]) -> RegionValue:
+    """Return the sum in order. Raises Mismatch."""
     total = values[0]
     if len(values) == 1 or not total:
         return total
@@ -139,16 +138,16 @@ def summed(values: list[RegionValue]) -> RegionValue:
     if uniform:
         return uniform
     for value in values[1:]:
-        total = added(total, value)
+        total = add(total, value)
     return total
 
 
 def _sum_of_uniform(values: list[RegionValue]) -> RegionValue:
-    """The common case: every operand is one part of one product. Empty if it is not so."""
+    """Return the sum in the common case that every operand is one part of one product; () in any other case."""
     if any(len(value) != 1 for value in values):
         return ()
     first = values[0][0]
-    if is_finished(first.tensor):  # `added` says what is wrong
+    if is_epilogue_applied(first.tensor):  # `add` says what is wrong
         return ()
     terms: list[Range] = []
     for (piece,) in values:
@@ -158,32 +157,33 @@ def _sum_of_uniform(values: list[RegionValue]) -> RegionValue:
     return (first._replace(terms=tuple(terms)),)
 
 
-def ended(value: RegionValue, beside: tuple[int, int]) -> RegionValue:
-    """What becomes of sums that are finished with what the epilogue reads from element `beside` of the result on.
-
-    Raises Mismatch if they are others of its elements."""
+def apply_epilogue(value: RegionValue, result_at: tuple[int, int]) -> RegionValue:
+    """Return sums with the epilogue whose tensors are read from element `result_at` of the result on. Raises Mismatch
+    if the sums are other elements of the result."""
     for piece in value:
-        found = piece.row - piece.lo_i, piece.col - piece.lo_j
-        if piece.tensor not in (UNKNOWN, ZERO) and found != beside:
-            raise Mismatch(f"it finishes {piece.tensor}{list(found)} as if that were element {list(beside)}")
-    return tuple(piece if piece.tensor == UNKNOWN else piece._replace(tensor=finished(piece.tensor)) for piece in value)
+        piece_at = piece.row - piece.lo_i, piece.col - piece.lo_j
+        if piece.tensor not in (UNKNOWN, ZERO) and piece_at != result_at:
+            raise Mismatch(f"it finishes {piece.tensor}{list(piece_at)} as if that were element {list(result_at)}")
+    named = (UNKNOWN if piece.tensor == UNKNOWN else epilogue_applied(piece.tensor) for piece in value)
+    return tuple(piece._replace(tensor=name) for piece, name in zip(value, named, strict=True))
 
 
-def in_any_order(value: RegionValue) -> RegionValue:
-    """A sum whose parts came in any order, told as if they had come by their ranges."""
+def sort_terms(value: RegionValue) -> RegionValue:
+    """Return a sum whose parts came in any order with its terms sorted by range."""
     return tuple(piece._replace(terms=tuple(sorted(piece.terms))) for piece in value)
 
 
-def _sum(one: ValuePiece, here: tuple[int, int], other: ValuePiece, there: tuple[int, int]) -> tuple[str, Terms]:
-    if UNKNOWN in (one.tensor, other.tensor):
+def _sum(left: ValuePiece, left_at: tuple[int, int], right: ValuePiece, right_at: tuple[int, int]) -> tuple[str, Terms]:
+    """Return tensor and terms of the sum of two pieces at these elements. Raises Mismatch."""
+    if UNKNOWN in (left.tensor, right.tensor):
         return UNKNOWN, ()
-    for piece in (one, other):
-        if is_finished(piece.tensor):
-            raise Mismatch(f"it adds {piece.tensor}{list(here)}, a sum that is finished")
+    for piece in (left, right):
+        if is_epilogue_applied(piece.tensor):
+            raise Mismatch(f"it adds {piece.tensor}{list(left_at)}, a sum that is finished")
         if not piece.terms and piece.tensor != ZERO:
             raise Mismatch(f"it adds elements of {piece.tensor}, which are moved, not products")
-    if ZERO in (one.tensor, other.tensor):
-        return (other.tensor if one.tensor == ZERO else one.tensor), one.terms + other.terms
-    if one.tensor != other.tensor or here != there:
-        raise Mismatch(f"it adds {one.tensor}{list(here)} and {other.tensor}{list(there)}")
-    return one.tensor, one.terms + other.terms
+    if ZERO in (left.tensor, right.tensor):
+        return (right.tensor if left.tensor == ZERO else left.tensor), left.terms + right.terms
+    if left.tensor != right.tensor or left_at != right_at:
+        raise Mismatch(f"it adds {left.tensor}{list(left_at)} and {right.tensor}{list(right_at)}")
+    return left.tensor, left.terms + right.terms

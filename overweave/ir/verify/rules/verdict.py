@@ -1,4 +1,4 @@
-"""What a proof ends with: nothing to say, or every reason why the schedule was not proven."""
+"""The outcome of a proof: proven, or every reason why it was refused."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from overweave.errors import ScheduleRefused, ScheduleUndecided
 from overweave.ir.schedule import Operation, Region
 
 VerifyRule = Literal[
-    "too_large",  # more than verify is willing to prove
+    "too_large",  # the proof exceeds its work budget
     "name",  # unknown or duplicate
     "bounds",  # outside of a buffer, a pad or the group
     "form",  # ranges, shapes or counts that make no sense
     "ownership",  # a rank touches what it must not
-    "signal",  # counted wrongly, sent by nobody, waited for by nobody
+    "signal",  # a signal that is counted wrongly, never sent or never awaited
     "deadlock",  # a cycle in the most constrained graph
     "race",  # two conflicting accesses without a path between them
     "stale_read",  # a read that is ordered before the write it needs
-    "unwritten",  # a read, or a goal, of elements that nobody writes
+    "unwritten",  # a read, or a goal, of elements that are never written
     "double_write",  # an element is written twice in one call
     "value",  # an operation on values that do not fit together, or a goal that holds something else
     "contributions",  # a goal lacks a contribution, or has one too often
@@ -27,13 +27,13 @@ VerifyRule = Literal[
     "reuse",  # the next call on the slot may overtake this one
     "caller_memory",  # a peer touches a caller's tensor outside of that caller's call
     "engine",  # an operation on an engine that cannot run it
-    "lowering",  # a tile table that does not say what the schedule says
+    "lowering",  # a tile table that does not match the schedule
     "alignment",  # a row stride that bulk-tensor loads cannot take
-    "width",  # a number that does not fit the kernels' integers
+    "width",  # a number that exceeds the kernels' 32-bit integers
     "rounding",  # sums of fewer bits than fp32 are added to, though the plan says that none are
     "replay",  # a captured call would do something else when it is replayed
     "residency",  # a kernel that spins on what may never get an SM beside it
-    "fault",  # a mistake of ours: nothing is said of the schedule
+    "fault",  # a bug in the verifier: nothing is known of the schedule
 ]
 Outcome = Literal["proven", "refuted", "not decided"]
 TOO_LARGE: VerifyRule = "too_large"
@@ -42,7 +42,7 @@ MOST_REFUSALS = 50
 
 
 class Refusal(Struct, frozen=True):
-    """One reason. operation, rank, region: where it shows, as far as it is tied to one."""
+    """One reason. operation, rank, region: where it shows, if it is tied to one."""
 
     rule: VerifyRule
     operation: str | None
@@ -58,10 +58,10 @@ class Refusal(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """What was proven of the schedule or plan `name`: everything but for `notes`, if there are no refusals.
+    """The outcome for the schedule or plan `name`: without refusals, all is proven but what `notes` say.
 
-    notes: what the proof does not cover, or allows though bits depend on it, a sentence each. added_to: buffers that
-    hold sums of several parts which something adds to again: what is there is rounded to the buffer's dtype before.
+    notes: sentences on what the proof does not cover, or allows though bits depend on it. added_to: buffers that hold
+    sums of several parts which an operation adds to again: they are rounded to the buffer's dtype before.
     """
 
     name: str
@@ -75,49 +75,50 @@ class Verdict(Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Not decided: nothing is known against the schedule but its size."""
+        """Return `not decided` if its size is the only refusal."""
         if self.ok:
             return "proven"
         return "not decided" if all(refusal.rule == TOO_LARGE for refusal in self.refusals) else "refuted"
 
     def raise_if_refused(self) -> None:
-        """Raises ScheduleRefused with every refusal, if there is any; ScheduleUndecided if size is the only one."""
+        """Raise ScheduleRefused with every refusal, if there is any; ScheduleUndecided if size is the only one."""
         if self.refusals:
             kind = ScheduleRefused if self.outcome == "refuted" else ScheduleUndecided
             raise kind(self.name, self.refusals)
 
 
 class Enough(Exception):
-    """So much is wrong that looking for more would only cost time."""
+    """MOST_REFUSALS were found: the proof stops."""
 
 
 class TooMuchWork(Exception):
-    """So much is to be followed that it would take minutes, or all memory. The message says what."""
+    """The proof exceeds its work budget (time or memory). The message says of what."""
 
 
 class WorkBudget:
-    """What a pass may spend. `what` takes too much where it spends more."""
+    """The budget of a pass. what: the subject of the message if the budget is exceeded."""
 
     def __init__(self, most: int, what: str) -> None:
         self.most, self.what = most, what
         self.spent = 0
 
-    def take(self, amount: int) -> None:
-        """Raises TooMuchWork."""
+    def spend(self, amount: int) -> None:
+        """Spend some of the budget. Raises TooMuchWork if it is exceeded."""
         self.spent += amount
         if self.spent > self.most:
             raise TooMuchWork(f"{self.what}: more than can be followed")
 
 
 class Findings:
-    """Refusals as they are found. Raises Enough with the last one there is room for."""
+    """The refusals of a proof so far. Raises Enough with the last one there is room for."""
 
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
         self.notes: list[str] = []
-        self.added_to: set[str] = set()
+        self.added_to: set[str] = set()  # as of a Verdict
 
     def add(self, rule: VerifyRule, operation: Operation | None, message: str, region: Region | None = None) -> None:
+        """Add a refusal. region: gives the rank if there is no operation."""
         name, rank = (operation.name, operation.rank) if operation is not None else (None, None)
         if rank is None and region is not None:
             rank = region.rank

@@ -191,4 +191,4 @@ def test_every_row_of_a_result_is_normed():
 
     assert verify_plan(plan_of(is_normed=True), MachineLimits()).ok
     assert verify_schedule(plan_of(is_normed=False).schedule).ok
-    assert "nobody norms row 0 of the result" in refusals(plan_of(is_normed=False))
+    assert "row 0 of the result is not normed" in refusals(plan_of(is_normed=False))

@@ -76,16 +76,16 @@ CHANGES: dict[str, Change] = {
     "a share that waits for more": (
         "two_shot_packed",
         {"share.0-1": {"waits": (Wait("summed", (0, 1), 1), Wait("arrived", (0, 2), 1))}},
-        "when it is made",
+        "when it is written",
     ),
-    "a move that rests": ("two_shot_packed", {"move.1": {"delay_us": 5}}, "waits for nothing else"),
+    "a move that rests": ("two_shot_packed", {"move.1": {"delay_us": 5}}, "waits for no more"),
     "a sum that peers hear of": (
         "two_shot_packed",
         {
             "sum.0": {"notifies": (Notify("summed", 0, 0), Notify("more", 1, 0))},
             "move.1": {"waits": (Wait("shared", (0, 2), 1), Wait("summed", (0, 1), 1), *MORE)},
         },
-        "only the own",
+        "only its own",
     ),
     "a part in tiles": (
         "two_shot_packed",
@@ -93,21 +93,21 @@ CHANGES: dict[str, Change] = {
             "push.0-1": {"tiles": 2},
             "sum.1": {"waits": (Wait("arrived", (0, 1), 1), Wait("arrived", (1, 2), 2))},
         },
-        "once, and says so",
+        "once, and notifies",
     ),
     "a push of a gather that waits": (
         "gather_packed",
         {"push.0-1": {"waits": (Wait("arrived", (0, 2), 1),)}},
-        "when it is made",
+        "when it is written",
     ),
-    "a gather whose move rests": ("gather_packed", {"move.2": {"delay_us": 5}}, "waits for nothing else"),
+    "a gather whose move rests": ("gather_packed", {"move.2": {"delay_us": 5}}, "waits for no more"),
     "a sum of a scatter that peers hear of": (
         "scatter_packed",
         {
             "sum.0": {"notifies": (Notify("more", 1, 0),)},
             "sum.1": {"waits": (Wait("arrived", (0, 2), 1), *MORE)},
         },
-        "only the own",
+        "only its own",
     ),
     "a part of a scatter in tiles": (
         "scatter_packed",
@@ -115,7 +115,7 @@ CHANGES: dict[str, Change] = {
             "push.0-1": {"tiles": 2},
             "sum.1": {"waits": (Wait("arrived", (0, 1), 1), Wait("arrived", (1, 2), 2))},
         },
-        "once, and says so",
+        "once, and notifies",
     ),
 }
 
@@ -143,7 +143,7 @@ def test_a_gather_that_takes_its_rows_from_elsewhere_is_refused():
     move = operation(plan, "move.1")
     sources = tuple(home if one == sent.reads[0] else one for one in move.reads)
     assert refusals(around) == ""
-    assert "takes the own shard from" in refusals(changed(around, "move.1", sources=sources))
+    assert "reads its own shard in place" in refusals(changed(around, "move.1", sources=sources))
 
 
 @pytest.mark.parametrize("name", ["two_shot_packed", "scatter_packed"])

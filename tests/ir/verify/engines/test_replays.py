@@ -63,4 +63,4 @@ def test_without_a_head_nobody_zeroes_signals():
     )
     first = plan.schedule.operations[0]
     loud = tuple(replace(one, notifies=told) if one is first else one for one in plan.schedule.operations)
-    assert any("no signals but those in messages" in said for said in refusals(changed(plan, operations=loud)))
+    assert any("only messages carry signals" in said for said in refusals(changed(plan, operations=loud)))

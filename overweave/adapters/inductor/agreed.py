@@ -1,0 +1,147 @@
+"""The ops that the pass writes, `torch.ops.overweave_graphs.*`: an operator of overweave's where all ranks' graphs have
+been decided on alike, and where they have not, torch's collectives that it stands for, in the order of the program.
+
+    all_gather_matmul(x, w[], bias)                       y[], and the gathered rows
+    matmul_reduce_scatter(x[], w[], biases[])             the sum over ranks of x[i] @ w[i] and of all biases
+    matmul_all_reduce(x[], w[], biases[])                 the same, on every rank
+    beside(x)                                             x, at the first collective of a group that the pass has left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+
+from overweave.adapters.inductor.agreement import is_agreed
+from overweave.adapters.inductor.nodes import COLLECTIVE
+from overweave.compat.torch_names import OpOverload
+from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from overweave.ir.operators.record import Operator
+from overweave.memory.group import process_group_of
+from overweave.ops.dispatch.call import call
+from overweave.ops.dispatch.fake import results_for
+from overweave.ops.dispatch.schema import OperatorArguments, in_order
+
+NAMESPACE = "overweave_graphs"
+TensorList = list[torch.Tensor]
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_WHERE = "str group_name, str decisions"
+# products, bias_parts: of each collective that a sum stands for, how many products and biases it adds.
+_SUM = f"(Tensor[] x, Tensor[] w, Tensor[] biases, *, int[] products, int[] bias_parts, {_WHERE}) -> Tensor"
+_GATHER = f"(Tensor x, Tensor[] w, Tensor? bias, *, bool return_gathered, {_WHERE}) -> Tensor[]"
+
+
+def _called(operator: Operator, group_name: str, given: OperatorArguments) -> TensorList:
+    return in_order(given, call(operator, group_name, given, ""))
+
+
+def _given_to_gather(
+    x: torch.Tensor, w: TensorList, bias: torch.Tensor | None, return_gathered: bool
+) -> OperatorArguments:
+    return {"x": x, "w": w if len(w) > 1 else w[0], "bias": bias, "return_gathered": return_gathered}
+
+
+def _gather(
+    x: torch.Tensor, w: TensorList, bias: torch.Tensor | None, *, return_gathered: bool, group_name: str, decisions: str
+) -> TensorList:
+    if is_agreed(group_name, decisions):
+        return _called(all_gather_matmul.OPERATOR, group_name, _given_to_gather(x, w, bias, return_gathered))
+    ranks = process_group_of(group_name).size()
+    whole = COLLECTIVE.wait_tensor(COLLECTIVE.all_gather_into_tensor(x.contiguous(), ranks, group_name))
+    products = [whole @ each for each in w]
+    if bias is not None:
+        widths = [each.shape[1] for each in w]
+        products = [y.add_(part) for y, part in zip(products, bias.split(widths), strict=True)]
+    return [*products, whole] if return_gathered else products
+
+
+def _gather_shapes(
+    x: torch.Tensor, w: TensorList, bias: torch.Tensor | None, *, return_gathered: bool, group_name: str, decisions: str
+) -> TensorList:
+    return results_for(all_gather_matmul.OPERATOR, group_name, _given_to_gather(x, w, bias, return_gathered))
+
+
+class _Sum:
+    """The kernel of an op that sums over ranks."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+
+    def __call__(
+        self,
+        x: TensorList,
+        w: TensorList,
+        biases: TensorList,
+        *,
+        products: Sequence[int],
+        bias_parts: Sequence[int],
+        group_name: str,
+        decisions: str,
+    ) -> torch.Tensor:
+        if is_agreed(group_name, decisions):
+            y = _called(self._operator, group_name, _given_to_sum(x, w))[0]
+            return y + _reduced(sum(biases[1:], biases[0].clone()), group_name) if biases else y
+        parts = zip(_runs(products), _runs(bias_parts), strict=True)
+        sums = [self._over_ranks(_added(x[of], w[of], biases[beside]), group_name) for of, beside in parts]
+        return sum(sums[1:], sums[0])
+
+    def shapes(self, x: TensorList, w: TensorList, biases: TensorList, *, group_name: str, **_: object) -> torch.Tensor:
+        """Of its result, for tensors without memory."""
+        return results_for(self._operator, group_name, _given_to_sum(x, w))[0]
+
+    def _over_ranks(self, x: torch.Tensor, group_name: str) -> torch.Tensor:
+        if not self._operator.scatters:
+            return _reduced(x, group_name)
+        ranks = process_group_of(group_name).size()
+        return torch.as_tensor(
+            COLLECTIVE.wait_tensor(COLLECTIVE.reduce_scatter_tensor(x.contiguous(), "sum", ranks, group_name))
+        )
+
+
+def _given_to_sum(x: TensorList, w: TensorList) -> OperatorArguments:
+    return {"x": x if len(x) > 1 else x[0], "w": w if len(w) > 1 else w[0]}
+
+
+def _runs(lengths: Sequence[int]) -> list[slice]:
+    return [slice(*ends) for ends in pairwise(accumulate(lengths, initial=0))]
+
+
+def _added(x: TensorList, w: TensorList, biases: TensorList) -> torch.Tensor:
+    """This rank's part of a sum over ranks."""
+    first, *others = (rows @ columns for rows, columns in zip(x, w, strict=True))
+    return sum([*others, *biases], first)
+
+
+def _reduced(x: torch.Tensor, group_name: str) -> torch.Tensor:
+    total: torch.Tensor = COLLECTIVE.wait_tensor(COLLECTIVE.all_reduce(x.contiguous(), "sum", group_name))
+    return total
+
+
+def _beside(x: torch.Tensor, *, group_name: str, decisions: str) -> torch.Tensor:
+    is_agreed(group_name, decisions)
+    return _beside_shapes(x, group_name=group_name, decisions=decisions)
+
+
+def _beside_shapes(x: torch.Tensor, *, group_name: str, decisions: str) -> torch.Tensor:
+    view: torch.Tensor = torch.ops.aten.alias(x)
+    return view
+
+
+def _defined(name: str, schema: str, kernel: Callable[..., Any], shapes: Callable[..., Any]) -> OpOverload:
+    _LIBRARY.define(f"{name}{schema}")
+    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=_LIBRARY)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _sum(operator: Operator) -> OpOverload:
+    kernel = _Sum(operator)
+    return _defined(operator.name, _SUM, kernel.__call__, kernel.shapes)
+
+
+GATHERED = _defined(all_gather_matmul.OPERATOR.name, _GATHER, _gather, _gather_shapes)
+SCATTERED, REDUCED = _sum(matmul_reduce_scatter.OPERATOR), _sum(matmul_all_reduce.OPERATOR)
+BESIDE = _defined("beside", f"(Tensor(a) x, *, {_WHERE}) -> Tensor(a)", _beside, _beside_shapes)

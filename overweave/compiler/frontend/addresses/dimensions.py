@@ -1,0 +1,215 @@
+"""The dimensions of a tensor, and an address as one index for each of them.
+
+An address is a sum of indices, each times the stride of its dimension. Strides are compared by name, not by number:
+two dimensions stay apart even where an extent of 1, or two equal extents, give them equal strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from overweave.compiler.frontend.symbols.polynomials import (
+    ZERO,
+    Atom,
+    BlockOf,
+    LaneIndex,
+    Monomial,
+    Polynomial,
+    Quotient,
+    atom_poly,
+    divide,
+    floor_div,
+    number,
+)
+from overweave.compiler.frontend.symbols.values import varies
+
+Substitution = Callable[[Polynomial], Polynomial]  # replaces names by their numbers, where these are known
+SplitLanes = dict[Atom, tuple[LaneIndex, LaneIndex]]  # lane -> (high, low): lane = high * low.length + low
+HIGH, LOW = 100, 200  # added to the dimension of a lane that is split, for its two parts
+
+
+class Dimension(Struct, frozen=True):
+    """A dimension of a tensor, in elements. size: how many one tile may touch. axis: None for an extent.
+
+    A tile's elements begin at `step * block + shift` along an axis.
+    """
+
+    extent: Polynomial
+    stride: Polynomial
+    size: Polynomial
+    axis: str | None = None
+    step: Polynomial = ZERO
+    shift: Polynomial = ZERO
+
+    def start(self) -> Polynomial:
+        """Return the index at which a tile's own elements begin."""
+        return self.step * atom_poly(BlockOf(self.axis)) + self.shift if self.axis else ZERO
+
+
+def is_moving(atom: Atom) -> bool:
+    """Whether an atom varies between tiles, iterations or lanes."""
+    return not isinstance(atom, str) and varies(atom_poly(atom))
+
+
+def group_by_moving(poly: Polynomial) -> dict[Monomial, Polynomial]:
+    """Map each product of moving atoms to its coefficient, which is constant in a call; () -> the constant part."""
+    coefficients: dict[Monomial, Polynomial] = {}
+    for atoms, factor in poly.terms:
+        moving = tuple(atom for atom in atoms if is_moving(atom))
+        coefficient = Polynomial(((tuple(atom for atom in atoms if not is_moving(atom)), factor),))
+        coefficients[moving] = coefficients.get(moving, ZERO) + coefficient
+    return {moving: coefficient for moving, coefficient in coefficients.items() if coefficient != ZERO}
+
+
+def index_splits(offset: Polynomial, dims: Sequence[Dimension]) -> Iterator[list[Polynomial]]:
+    """Yield the ways to write an offset as one index for each dimension.
+
+    A constant part such as `N - 1` may stay in its dimension or be carried, times the extent, into the next faster one.
+    """
+    indices = [ZERO for _ in dims]
+    for moving, coefficient in group_by_moving(offset).items():
+        rest, term = coefficient, Polynomial(((moving, 1),))
+        for at, dim in enumerate(dims):
+            quotient, rest = divide(rest, dim.stride)
+            indices[at] = indices[at] + quotient * term
+    constants = [group_by_moving(index).get((), ZERO) for index in indices]
+    choices = [
+        (False, True) if index != ZERO and at + 1 < len(indices) else (False,) for at, index in enumerate(constants)
+    ]
+    for carries in product(*choices):
+        shifted, carry = list(indices), ZERO
+        for at, has_carry in enumerate(carries):
+            shifted[at], constant = shifted[at] + carry, constants[at] + carry
+            carry = constant * dims[at + 1].extent if has_carry else ZERO
+            shifted[at] = shifted[at] - constant if has_carry else shifted[at]
+        yield shifted
+
+
+class Strides:
+    """Assigns parameters that are strides to dimensions.
+
+    names: the parameters that may be strides. substitute: in a call it replaces every name by a number.
+    """
+
+    def __init__(
+        self, dims: Sequence[Dimension], names: frozenset[str], substitute: Substitution, is_call: bool
+    ) -> None:
+        self._dims, self._candidates, self._substitute, self._is_call = dims, names, substitute, is_call
+        self.guesses: list[str] = []  # names whose dimension only a call can confirm
+
+    def resolved(self, offset: Polynomial) -> Polynomial:
+        """Replace names of strides in an offset by the strides of the contiguous tensor, where they are equal."""
+        groups = group_by_moving(offset)
+        factors = {atom for moving, each in groups.items() if moving for atoms, _ in each.terms for atom in atoms}
+        names = sorted(name for name in self._candidates if name in factors)
+        free_dims = dict(enumerate(self._dims))
+        stride_of: dict[str, Polynomial] = {}
+        for at, dim in enumerate(self._dims):
+            block = groups.get((BlockOf(dim.axis),), ZERO) if dim.axis else ZERO
+            name = next((name for name in names if block == dim.step * atom_poly(name) and self._fits(name, dim)), None)
+            if name is not None and name not in stride_of:
+                stride_of[name] = free_dims.pop(at).stride
+        for name in names:
+            if name in stride_of:
+                continue
+            fitting = [at for at, dim in free_dims.items() if self._fits(name, dim)]
+            if not fitting or (len(fitting) > 1 and not self._is_call):
+                continue
+            at = max(fitting, key=lambda at: (self._is_equal(name, free_dims[at]), free_dims[at].axis is None, at))
+            stride_of[name] = free_dims.pop(at).stride
+            self.guesses += [] if self._is_call else [name]
+        resolved = ZERO
+        for atoms, factor in offset.terms:
+            term = Polynomial(((tuple(atom for atom in atoms if atom not in stride_of), factor),))
+            for atom in atoms:
+                term = term * stride_of[atom] if isinstance(atom, str) and atom in stride_of else term
+            resolved = resolved + term
+        return resolved
+
+    def _fits(self, name: str, dim: Dimension) -> bool:
+        """Whether a name may be a dimension's stride: a dimension of one element may have any."""
+        return not self._is_call or self._substitute(dim.extent).constant == 1 or self._is_equal(name, dim)
+
+    def _is_equal(self, name: str, dim: Dimension) -> bool:
+        return self._substitute(atom_poly(name)) == self._substitute(dim.stride)
+
+
+def split_divided_lanes(poly: Polynomial, substitute: Substitution) -> SplitLanes:
+    """Split lanes that an address divides by b: `lane // b` and `lane % b` become lanes of their own."""
+    parts: SplitLanes = {}
+    for atom in poly.atoms:
+        lane = _sole_atom(atom.over) if isinstance(atom, Quotient) else None
+        if isinstance(atom, Quotient) and isinstance(lane, LaneIndex) and not varies(atom.by):
+            length, by = substitute(lane.length).constant, substitute(atom.by).constant
+            if length and by and length % by == 0:
+                high = LaneIndex(floor_div(lane.length, atom.by), HIGH + lane.dim)
+                parts.setdefault(lane, (high, LaneIndex(atom.by, LOW + lane.dim)))
+    return parts
+
+
+def split_long_lanes(offset: Polynomial, dims: Sequence[Dimension], substitute: Substitution) -> SplitLanes:
+    """Split lanes that are longer than their dimension, by a multiple of its extent, at that extent."""
+    parts: SplitLanes = {}
+    for moving, coefficient in group_by_moving(offset).items():
+        lane = moving[0] if len(moving) == 1 else None
+        if not isinstance(lane, LaneIndex):
+            continue
+        for dim in dims:
+            length, extent = substitute(lane.length).constant, substitute(dim.extent).constant
+            is_along = substitute(coefficient) == substitute(dim.stride) and dim.axis is None
+            if is_along and length and extent and length > extent and length % extent == 0:
+                high = LaneIndex(floor_div(lane.length, dim.extent), HIGH + lane.dim)
+                parts.setdefault(lane, (high, LaneIndex(dim.extent, LOW + lane.dim)))
+    return parts
+
+
+def substitute_lanes(poly: Polynomial, parts: SplitLanes) -> Polynomial:
+    """Replace lanes by the parts that they are split into."""
+
+    def by(atom: Atom) -> Polynomial | None:
+        if atom in parts:
+            high, low = parts[atom]
+            return atom_poly(high) * low.length + atom_poly(low)
+        lane = _sole_atom(atom.over) if isinstance(atom, Quotient) else None
+        if isinstance(atom, Quotient) and lane in parts and atom.by == parts[lane][1].length:
+            return atom_poly(parts[lane][0])
+        return None
+
+    return poly.substitute(by) if parts else poly
+
+
+def _sole_atom(poly: Polynomial) -> Atom | None:
+    """Return the atom that a polynomial consists of, or None."""
+    atom = poly.terms[0][0][0] if len(poly.terms) == 1 and poly.terms[0][0] else None
+    return atom if atom is not None and poly == atom_poly(atom) else None
+
+
+def dimension_runs(dims: Sequence[Dimension]) -> Iterator[tuple[int, int]]:
+    """Yield each range `[lo, hi)` of adjacent dimensions, which a flat index may walk."""
+    yield from ((lo, hi) for lo in range(len(dims)) for hi in range(lo + 1, len(dims) + 1))
+
+
+def flatten(
+    dims: Sequence[Dimension], indices: Sequence[Polynomial], lo: int, hi: int
+) -> tuple[Polynomial, Polynomial]:
+    """Return (index, extent) of the dimensions `[lo, hi)` flattened into one."""
+    index, extent = ZERO, number(1)
+    for dim, dim_index in zip(dims[lo:hi], indices[lo:hi], strict=True):
+        index, extent = index * dim.extent + dim_index, extent * dim.extent
+    return index, extent
+
+
+def dimension_with_numbers(dim: Dimension, substitute: Substitution) -> Dimension:
+    """Replace the names of a dimension by numbers."""
+    return replace(
+        dim,
+        extent=substitute(dim.extent),
+        stride=substitute(dim.stride),
+        size=substitute(dim.size),
+        step=substitute(dim.step),
+        shift=substitute(dim.shift),
+    )

@@ -1,0 +1,73 @@
+"""Whether the tile table of a matmul stores each product where its Compute says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from overweave.ir.blocks import block_cells
+from overweave.ir.kernel_limits import MOST_PEERS
+from overweave.ir.schedule import INPUT, Buffer, Compute, Operation
+from overweave.ir.tile_order import MULTIPLY, OWN_SHARD, WORKSPACE, TileRow, store_target
+from overweave.ir.verify.rules.verdict import Findings
+
+
+def check_stores(operation: Operation, rows: list[TileRow], world_size: int, findings: Findings) -> None:
+    """Check the rank where tiles store. Only a Compute stores at peers: on one rank, or, a sum of one addend, on
+    all."""
+    if not isinstance(operation, Compute):
+        if any(row.to for row in rows):
+            findings.add("lowering", operation, "a tile stores at a peer, but multiplies nothing")
+        return
+    to = store_target(operation, world_size) if operation.out else 0
+    if to is None or (to < 0 and len(operation.addends) != 1):
+        message = "tiles store a product at one rank, a sum of one addend at one or at every rank"
+        findings.add("lowering", operation, f"{message}, not at {sorted(operation.stored_at)}")
+    elif to and world_size - 1 > MOST_PEERS:
+        findings.add("lowering", operation, f"tiles store at {MOST_PEERS} peers at most, not at {world_size - 1}")
+    elif to > 0 and any(row.weight or row.into for row in rows):
+        findings.add("lowering", operation, "a tile stores at a peer what is not its kernel's first output")
+    elif any(row.to != to for row in rows):
+        findings.add("lowering", operation, "a tile stores its result at another rank")
+
+
+# Whether the tiles of a product whose blocks are permuted store each block in its cell, and multiply what it holds.
+
+_FIELDS = ("kind", "row", "row_end", "col", "source", "source_row", "width", "shift")
+
+
+def check_block_stores(
+    compute: Compute, rows: Sequence[TileRow], buffers: Mapping[str, Buffer], findings: Findings
+) -> None:
+    """Check tiles of a product with permuted blocks: each stores one whole cell, and multiplies that block's rows and
+    columns.
+
+    Engines are checked first: the tiles of the kernel are the blocks of the buffer, and the regions whole blocks.
+    """
+    b = buffers[compute.b.buffer]
+    whole = all(part.cols == (0, buffers[part.buffer].cols) for part in compute.a)
+    if not whole or compute.b.rows != (0, b.rows) or compute.accumulate:
+        message = "the kernel multiplies whole rows of `a` by whole columns of `b`, and adds to nothing"
+        findings.add("lowering", compute, message)
+        return
+    if [part.shape[0] for part in compute.a] != [part.shape[0] for part in compute.out]:
+        findings.add("lowering", compute, "`a` and `out` are not cut alike")
+        return
+    expected: set[tuple[int, ...]] = set()
+    for a, out in zip(compute.a, compute.out, strict=True):
+        buffer, source = buffers[out.buffer], OWN_SHARD if buffers[a.buffer].home == INPUT else WORKSPACE
+        blocks = buffer.blocks
+        for cell in block_cells(blocks, (buffer.rows, buffer.cols), (out.rows, out.cols)) if blocks else ():
+            row = cell.start // blocks.cols if blocks else 0
+            source_row = a.rows[0] + cell.rows[0] - out.rows[0]
+            shift = compute.b.cols[0] + cell.cols[0] - out.cols[0]
+            height = blocks.rows if blocks else 0
+            expected.add((MULTIPLY, row, row + height, 0, source, source_row, 0, shift))
+    actual = [tuple(getattr(row, name) for name in _FIELDS) for row in rows]
+    wrong = set(actual) ^ expected
+    if wrong:
+        kind, row, _, _, _, source_row, _, shift = first = min(wrong)
+        side = "lacks" if first in expected else "has"
+        where = f"the cell from row {row}, of rows from {source_row} by columns from {shift}"
+        findings.add("lowering", compute, f"the table {side} a tile of kind {kind} of {where}")
+    elif len(set(actual)) != len(actual):
+        findings.add("lowering", compute, "the table has a tile twice")
