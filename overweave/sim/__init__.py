@@ -1,1 +1,1 @@
-"""What a Plan costs: of single things (cost.py), and of the whole call, event by event (simulate.py)."""
+"""The cost of a Plan: of single operations (cost.py), and of the whole call, event by event (simulate.py)."""

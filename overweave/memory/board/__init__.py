@@ -1,1 +1,1 @@
-"""What the ranks of one host tell each other outside of kernels, and why a call was given up."""
+"""The shared-memory control block of the ranks of one host, and the alarm of a failed call."""

@@ -1,4 +1,4 @@
-"""Whether the GPUs at hand have NVLink multicast, whoever uses it (hardware/multicast.py)."""
+"""Whether GPUs support NVLink multicast (hardware/multicast.py decides who uses it)."""
 
 from __future__ import annotations
 

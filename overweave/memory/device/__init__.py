@@ -1,1 +1,1 @@
-"""What kernels call: signals, messages, copies and the head of a call, as device functions."""
+"""Device functions that kernels call: signals, messages, copies and the prologue of a call."""

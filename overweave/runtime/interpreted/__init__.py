@@ -1,1 +1,1 @@
-"""Repairs of Triton's interpreter: it computes what a GPU computes, in every dtype."""
+"""Patches of Triton's interpreter: it computes what a GPU computes, in every dtype."""

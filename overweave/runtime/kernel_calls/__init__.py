@@ -1,1 +1,1 @@
-"""Each kernel with what it is given: read by launches on a GPU, the interpreter, ahead-of-time compilation and lint."""
+"""Kernel calls with all their arguments: for launches on a GPU, the interpreter, ahead-of-time compilation and lint."""

@@ -1,1 +1,1 @@
-"""What a library runs: collectives and matmuls of torch, with the epilogues behind them."""
+"""Operations of cuBLAS, NCCL and torch: matmuls and collectives, with their epilogues."""
