@@ -115,8 +115,8 @@ class AccessCheck:
         positional, keywords = self.access.arguments
         at = 2 if self.access.kind in STORES else 1
         address = self.access.address
-        is_masked = not isinstance(address, Descriptor) and not (positional and isinstance(positional[0], Several))
-        mask = keywords.get("mask", positional[at] if len(positional) > at and is_masked else Constant(value=True))
+        is_pointer = not isinstance(address, Descriptor) and not (positional and isinstance(positional[0], Several))
+        mask = keywords.get("mask", positional[at] if len(positional) > at and is_pointer else Constant(value=True))
         is_none = isinstance(mask, Constant) and mask.value is None
         return [self.access.guard, Condition(()) if is_none else as_condition(mask)]
 
