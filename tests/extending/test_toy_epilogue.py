@@ -37,6 +37,7 @@ PLANS = {
     "matmul_reduce_scatter": (None, "sequential", "scatter pieces=2", "fused_ring", "scatter_packed", "decomposed"),
     "matmul_all_reduce": (None, "sequential", "two_shot", "one_shot_packed", "ring_stored"),
 }
+ON_GPUS = "tests.extending.epilogue_on_gpus"
 MORE = Epilogue(more=(Applied("scaled_clamp", (LOW, HIGH)),))
 
 
@@ -182,6 +183,12 @@ def test_one_that_nobody_registered_is_refused():
     with pytest.raises(InputError, match="nobody has registered it"):
         build("all_gather_matmul.push", problem("all_gather_matmul", epilogue=Epilogue(more=(Applied("other"),))), {})
     assert isinstance(FORM, Form)
+
+
+@pytest.mark.gpu(2)
+def test_gpus_do_it():
+    ran = forked.run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", ON_GPUS, timeout=240)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
 
 
 @pytest.mark.slow
