@@ -37,6 +37,7 @@ PLANS = {
     "matmul_reduce_scatter": (None, "sequential", "scatter pieces=2", "fused_ring", "scatter_packed", "decomposed"),
     "matmul_all_reduce": (None, "sequential", "two_shot", "one_shot_packed", "ring_stored"),
 }
+ON_GPUS = "tests.extending.epilogue_on_gpus"
 MORE = Epilogue(more=(Applied("scaled_clamp", (LOW, HIGH)),))
 
 
@@ -126,6 +127,26 @@ def test_the_op_of_torch_has_it():
     assert "alpha" not in str(torch.ops.overweave.matmul_all_reduce.default._schema)
 
 
+def compiled() -> list[bool]:
+    toy_epilogue.add()
+    torch.manual_seed(5)
+    inputs = [torch.randn(shape) for shape in ((M, K), (K, N), (N,))]
+    mine, exact = ([each.clone().requires_grad_() for each in inputs] for _ in range(2))
+    call = torch.compile(
+        lambda x, w, alpha: ow.matmul_all_reduce(x, w, alpha=alpha, **LIMITS), fullgraph=True, backend="aot_eager"
+    )
+    y, wanted = call(*mine), in_torch(exact[0] @ exact[1], (exact[2], LOW, HIGH))
+    for each in (y, wanted):
+        each.sum().backward()
+    gradients = [(one.grad, other.grad) for one, other in zip(mine, exact, strict=True)]
+    return [torch.allclose(one, other, atol=1e-4) for one, other in ((y, wanted), *gradients)]
+
+
+@pytest.mark.slow
+def test_a_compiler_reads_it():
+    assert run_ranks(compiled, 1) == [[True] * 4]
+
+
 def words_for_bad_calls() -> list[str]:
     toy_epilogue.add()
     x, w, alpha, said = torch.ones(2, K), torch.ones(K, N), torch.ones(N), []
@@ -182,6 +203,12 @@ def test_one_that_nobody_registered_is_refused():
     with pytest.raises(InputError, match="nobody has registered it"):
         build("all_gather_matmul.push", problem("all_gather_matmul", epilogue=Epilogue(more=(Applied("other"),))), {})
     assert isinstance(FORM, Form)
+
+
+@pytest.mark.gpu(2)
+def test_gpus_do_it():
+    ran = forked.run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", ON_GPUS, timeout=240)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
 
 
 @pytest.mark.slow

@@ -108,13 +108,16 @@ def register(form: Form) -> None:
     if REGISTERED.get(form.name) is form:
         return
     taken = {word for each in FORMS for word in (*each.words, *each.keywords, each.name)}
-    taken |= {"", "x", "w", "m", "plan", "counts", "most", "tokens", "group_name"}
+    taken |= {"x", "w", "m", "plan", "counts", "most", "tokens", "group_name", "save", "gradients", "backward_plan"}
+    taken |= {"place", "silu", "gelu", "gelu_tanh", "rms_norm"}
     asked, names = f"register the epilogue {form.name[:40]!r}", (form.name, *form.words)
-    clash = next((name for name in names if not name.isidentifier() or (name in taken)), None)
+    clash = next((name for name in names if not name.isidentifier() or name in taken), None)
     if clash is not None or not form.words:
         found = "it reads nothing" if clash is None else f"{clash!r} is taken, or no name"
         raise InputError(asked, found, "Name what it reads, and nothing as others do")
-    if form.reference is None or form.device is None or form.allowed_by != "epilogue" or form.options or form.makes:
+    is_beside = all(read.rows != "k" and read.cols != "of_columns" and read.dtype != "factor" for read in form.inputs)
+    of_elements = is_beside and not (form.options or form.makes)
+    if form.reference is None or form.device is None or form.allowed_by != "epilogue" or not of_elements:
         cure = "Give both; what it reads are inputs and numbers, and it makes nothing but the product's elements"
         raise InputError(asked, "no reference or no device function, or more than elements", cure)
     FORMS.append(form)
