@@ -14,13 +14,14 @@ from torch.distributed import DeviceMesh
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Placement
 
-from overweave.adapters.forwards import obstacle_of
+from overweave.adapters.forwards import PLAIN, obstacle_of
 from overweave.adapters.parallel.gathering import Gathering
 from overweave.adapters.report import SITES, site
 from overweave.errors import InputError, OverweaveError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import local
 from overweave.layers.replicated import replicated_linear
+from overweave.ops.call.operands import DTYPES
 from overweave.ops.dispatch.route import place_of
 
 
@@ -127,9 +128,11 @@ def _obstacle(place: LayerPlacement, x: Any, weight: Any) -> str:
     """Why a call is torch's; empty: it is ours."""
     if not isinstance(weight, DTensor):
         return f"its weight is a {type(weight).__name__}"
-    if obstacle := obstacle_of(weight):
-        return obstacle
-    if weight._spec.mesh.ndim != 1:
+    if (
+        weight._local_tensor.__class__ not in PLAIN or weight.dtype not in DTYPES
+    ):  # asked without a call: every one asks
+        return obstacle_of(weight)
+    if weight._spec.mesh is not place.mesh and weight._spec.mesh.ndim != 1:
         return "its weight lies on a mesh of several dimensions"
     if isinstance(x, DTensor) and x.device_mesh != place.mesh:
         return "its input lies on another mesh"
