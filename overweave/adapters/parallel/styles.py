@@ -97,18 +97,27 @@ class PrepareGather(ParallelStyle):
                 raise InputError("PrepareGather: input_layouts", f"got {placement}", cure)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        where = device_mesh, place_of(device_mesh)
+        where, path = (device_mesh, place_of(device_mesh)), _path_of(module)
 
         def before(
             _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            first = [_prepared(given[0], self.input_layouts, where)] if given else []
             layouts = self.input_kwarg_layouts
+            is_first = bool(given) and self.input_layouts is not None
+            if not is_first and not any(name in named for name in layouts):
+                raise self._missed(path, given, named)
+            first = [_prepared(given[0], self.input_layouts, where)] if given else []
             found = {name: _prepared(x, layouts.get(name), where) for name, x in named.items()}
             return (*first, *given[1:]), found
 
         module.register_forward_pre_hook(before, with_kwargs=True)
         return module
+
+    def _missed(self, path: str, given: tuple[Any, ...], named: dict[str, Any]) -> InputError:
+        """The error for a call without any input that has a layout: its module would compute with a rank's own rows."""
+        asked = f"gather the input of module {path!r}"
+        found = f"it was called with {len(given)} arguments by position and {sorted(named)} by name, none with a layout"
+        return InputError(asked, found, "Name it in input_kwarg_layouts, or, of the first argument, in input_layouts")
 
 
 def _prepared(x: object, placement: Any, where: tuple[DeviceMesh, RankPlace]) -> object:
