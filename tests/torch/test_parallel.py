@@ -134,6 +134,17 @@ def test_a_module_may_read_what_it_gathers():
     assert run_ranks(read_beside, 2) == [[]] * 2
 
 
+class Doubled(nn.Module):
+    """A layer, called by name."""
+
+    def __init__(self, k: int, n: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(k, n)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) * 2.0
+
+
 def called_otherwise() -> list[str]:
     """For `run_ranks`: what is said of calls none of whose inputs has a layout, and what is wrong with one by name that
     a compiler reads."""
@@ -148,8 +159,8 @@ def called_otherwise() -> list[str]:
         parallelize_module(model, mesh, {"inner": ow.PrepareGather(**layouts)})
         with pytest.raises(InputError, match=r"'inner'.*input_kwarg_layouts"):
             model["inner"](*given, **named)
-    style = {"": ow.PrepareGather(input_kwarg_layouts={"x": Shard(1)}), "a": ow.Colwise(), "b": ow.Colwise()}
-    model = parallelize_module(single, mesh, style)
+    model = Doubled(8, 16)
+    parallelize_module(model, mesh, {"": ow.PrepareGather(input_kwarg_layouts={"x": Shard(1)}), "up": ow.Colwise()})
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     return [] if torch.allclose(compiled(x=shard), model(x=shard), atol=1e-5) else ["values"]
 
