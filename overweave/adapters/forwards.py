@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
+from overweave.compat.torch_names import AsyncCollectiveTensor
 from overweave.errors import InputError
 from overweave.ops.call.operands import DTYPES
 
-_PLAIN = (torch.Tensor, nn.Parameter, AsyncCollectiveTensor)
+PLAIN = (torch.Tensor, nn.Parameter, AsyncCollectiveTensor)
 Forward = Callable[..., Any]
 
 
@@ -54,6 +54,6 @@ def is_dense(x: torch.Tensor, weight: object) -> bool:
 def obstacle_of(weight: Any) -> str:
     """Why overweave multiplies by no such weight, whatever x is; empty: it does. weight: a tensor, or a DTensor."""
     part = getattr(weight, "_local_tensor", weight)
-    if part.__class__ not in _PLAIN:
+    if part.__class__ not in PLAIN:
         return f"its weight is a {type(part).__name__}"
     return "" if part.dtype in DTYPES else f"its weight is {part.dtype}"

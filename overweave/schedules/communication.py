@@ -56,7 +56,7 @@ CARRYING_TILES: tuple[Mover, ...] = (
     "tiles",
     "bulk_tiles",
 )  # the programs that compute, between their tiles: the same two ways
-Sums = Literal["kernel", "epilogue"]  # who adds what peers sent: a kernel of its own, or the own tiles
+SumEngine = Literal["kernel", "epilogue"]  # who adds what peers sent: a kernel of its own, or the own tiles
 
 
 class MatmulChunk(Struct, frozen=True, kw_only=True):

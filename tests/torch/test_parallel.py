@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -131,6 +132,41 @@ def read_beside() -> list[str]:
 
 def test_a_module_may_read_what_it_gathers():
     assert run_ranks(read_beside, 2) == [[]] * 2
+
+
+class Doubled(nn.Module):
+    """A layer, called by name."""
+
+    def __init__(self, k: int, n: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(k, n)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) * 2.0
+
+
+def called_otherwise() -> list[str]:
+    """For `run_ranks`: what is said of calls none of whose inputs has a layout, and what is wrong with one by name that
+    a compiler reads."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(1)
+    single, shard = Reader(), torch.randn(2, 3, 8)
+    for layouts, given, named in (
+        ({"input_layouts": Shard(1)}, (), {"x": shard}),
+        ({"input_kwarg_layouts": {"x": Shard(1)}}, (shard,), {}),
+    ):
+        model = nn.ModuleDict({"inner": copy.deepcopy(single)})
+        parallelize_module(model, mesh, {"inner": ow.PrepareGather(**layouts)})
+        with pytest.raises(InputError, match=r"'inner'.*input_kwarg_layouts"):
+            model["inner"](*given, **named)
+    model = Doubled(8, 16)
+    parallelize_module(model, mesh, {"": ow.PrepareGather(input_kwarg_layouts={"x": Shard(1)}), "up": ow.Colwise()})
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    return [] if torch.allclose(compiled(x=shard), model(x=shard), atol=1e-5) else ["values"]
+
+
+def test_a_call_without_an_input_to_gather_is_refused():
+    assert run_ranks(called_otherwise, 2) == [[]] * 2
 
 
 def calls_of_a_block() -> dict[str, int]:

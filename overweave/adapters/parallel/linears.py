@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from overweave.adapters.forwards import obstacle_of
+from overweave.adapters.forwards import PLAIN, obstacle_of
 from overweave.adapters.parallel.gathering import Gathering
 from overweave.adapters.report import SITES, site
 from overweave.compat.torch_names import AsyncCollectiveTensor
@@ -21,6 +21,7 @@ from overweave.errors import InputError, OverweaveError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import local
 from overweave.layers.replicated import replicated_linear
+from overweave.ops.call.operands import DTYPES
 from overweave.ops.dispatch.route import place_of
 
 
@@ -134,9 +135,11 @@ def _reason_unsupported(place: LayerPlacement, x: Any, weight: Any) -> str:
     """Return why torch computes a call; empty if overweave does."""
     if not isinstance(weight, DTensor):
         return f"its weight is a {type(weight).__name__}"
-    if obstacle := obstacle_of(weight):
-        return obstacle
-    if weight._spec.mesh.ndim != 1:
+    if (
+        weight._local_tensor.__class__ not in PLAIN or weight.dtype not in DTYPES
+    ):  # asked without a call: every one asks
+        return obstacle_of(weight)
+    if weight._spec.mesh is not place.mesh and weight._spec.mesh.ndim != 1:
         return "its weight lies on a mesh of several dimensions"
     if isinstance(x, DTensor) and x.device_mesh != place.mesh:
         return "its input lies on another mesh"

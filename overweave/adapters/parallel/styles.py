@@ -115,18 +115,27 @@ class PrepareGather(ParallelStyle):
                 raise InputError("PrepareGather: input_layouts", f"got {placement}", cure)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        mesh_and_group = device_mesh, place_of(device_mesh)
+        mesh_and_group, path = (device_mesh, place_of(device_mesh)), _path_of(module)
 
         def before(
             _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            first = [_prepare_input(arguments[0], self.input_layouts, mesh_and_group)] if arguments else []
             layouts = self.input_kwarg_layouts
+            is_first = bool(arguments) and self.input_layouts is not None
+            if not is_first and not any(name in keywords for name in layouts):
+                raise self._missing_input(path, arguments, keywords)
+            first = [_prepare_input(arguments[0], self.input_layouts, mesh_and_group)] if arguments else []
             prepared = {name: _prepare_input(x, layouts.get(name), mesh_and_group) for name, x in keywords.items()}
             return (*first, *arguments[1:]), prepared
 
         module.register_forward_pre_hook(before, with_kwargs=True)
         return module
+
+    def _missing_input(self, path: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> InputError:
+        """Return the error of a call without an input that has a layout: the module would compute with own rows."""
+        asked = f"gather the input of module {path!r}"
+        found = f"it was called with {len(arguments)} arguments by position and {sorted(keywords)} by name, none with a layout"
+        return InputError(asked, found, "Name it in input_kwarg_layouts, or, of the first argument, in input_layouts")
 
 
 def _prepare_input(x: object, placement: Any, mesh_and_group: tuple[DeviceMesh, RankPlace]) -> object:

@@ -29,7 +29,7 @@ from overweave.schedules.moves.moves import Chunk, Reduction, ReductionStep, Sum
 from overweave.schedules.moves.moves import Collective as Together
 from overweave.schedules.moves.peer_stores import stored_at_peers
 from overweave.schedules.moves.reduction import Placing, chunked_reduction, reduced
-from overweave.schedules.moves.reduction_templates import Sums, reduction_of
+from overweave.schedules.moves.reduction_templates import ReductionTemplate, reduction_of
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import option_sets, options
 from overweave.schedules.records.movers import mesh_of
@@ -61,7 +61,7 @@ def _moved(written: MoveTemplate, shared: Template | None, sends: bool, work: Me
 
 
 def sums_of_moves(
-    written: Callable[[Sums], Iterator[ReductionStep]], beside: bool = True
+    written: Callable[[ReductionTemplate], Iterator[ReductionStep]], beside: bool = True
 ) -> Callable[[MethodInputs], Communication]:
     """What writes sums as a list of chunk moves, for a method's `write`; who adds is the method's to say.
 
@@ -70,10 +70,12 @@ def sums_of_moves(
     return partial(_summed, written, beside)
 
 
-def _summed(written: Callable[[Sums], Iterator[ReductionStep]], beside: bool, work: MethodInputs) -> Communication:
+def _summed(
+    written: Callable[[ReductionTemplate], Iterator[ReductionStep]], beside: bool, work: MethodInputs
+) -> Communication:
     split, cols, settings, adds = work.split, work.problem.moved_columns, work.settings, work.method.adds
     by_tiles = settings.sums == "epilogue" or (adds is not None and adds.by == TILE_KERNEL)
-    how = Sums(
+    how = ReductionTemplate(
         mesh_of(split, cols, settings),
         "tiles" if by_tiles else "kernel",
         settings.own_pieces,

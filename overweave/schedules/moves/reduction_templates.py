@@ -106,7 +106,7 @@ def by_islands(mesh: Mesh) -> Iterator[ReductionStep]:
 # Sums of operators' methods, whose own tiles may add, and whose own shard may be summed in pieces of its own.
 
 
-class Sums(Struct, frozen=True):
+class ReductionTemplate(Struct, frozen=True):
     """by: who adds. own_pieces: parts of the own shard that a kernel sums one by one. everywhere: all get the sums."""
 
     mesh: Mesh
@@ -129,7 +129,7 @@ class Sums(Struct, frozen=True):
             yield from (self.put(rank, (rank + step) % size, chunk, mover) for chunk in chunks(rank))
 
 
-def straight(how: Sums) -> Iterator[ReductionStep]:
+def straight(how: ReductionTemplate) -> Iterator[ReductionStep]:
     """Every partial goes straight to its owner, peers' first; everywhere, each piece of all before the next."""
     mesh = how.mesh
     for rank, owner, piece in (replace(mesh, order="all_peers") if how.everywhere else mesh).turns():
@@ -141,7 +141,7 @@ def straight(how: Sums) -> Iterator[ReductionStep]:
         yield from how.shares(partial(mesh.piece, piece=piece), "copy_engine")
 
 
-def round_ring_of_tiles(how: Sums) -> Iterator[ReductionStep]:
+def round_ring_of_tiles(how: ReductionTemplate) -> Iterator[ReductionStep]:
     """Each piece travels from its owner's successor to the owner, and tiles on the way add their own."""
     mesh, size = how.mesh, how.mesh.world_size
     for step, rank in product(range(1, size + 1), range(size)):
@@ -153,7 +153,7 @@ def round_ring_of_tiles(how: Sums) -> Iterator[ReductionStep]:
     yield from how.shares(mesh.chunks, mesh.mover) if how.everywhere else ()
 
 
-def one_shot(how: Sums) -> Iterator[ReductionStep]:
+def one_shot(how: ReductionTemplate) -> Iterator[ReductionStep]:
     """Whole partials go to every peer, and every rank adds them all."""
     whole = Chunk((0, how.mesh.rows))
     yield from how.shares(lambda rank: (whole,) if how.mesh.rows else (), how.mesh.mover)

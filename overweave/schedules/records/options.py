@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError, nearest
 from overweave.ir.plan import MatmulConfig, split_obstacle
-from overweave.schedules.communication import Mover, Order, Rotation, Sums
+from overweave.schedules.communication import Mover, Order, Rotation, SumEngine
 from overweave.schedules.moves.gather_templates import SplitAxis
 from overweave.schedules.moves.moves import MOST_PROGRAMS
 from overweave.schedules.tiles.along_k import MOST_SHARES
@@ -74,7 +74,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     pieces: int = 1
     own_pieces: int = 1
-    sums: Sums = "kernel"
+    sums: SumEngine = "kernel"
     order: Order = "ring"
     rotation: Rotation = "on"
     mover: Mover = "copy_engine"

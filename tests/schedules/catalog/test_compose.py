@@ -8,11 +8,11 @@ from overweave.schedules.catalog.compose import MatmulFootprint, compose
 from overweave.schedules.moves.gather_templates import Mesh
 from overweave.schedules.moves.moves import Reduction
 from overweave.schedules.moves.reduction import Placing, reduced
-from overweave.schedules.moves.reduction_templates import Sums, straight
+from overweave.schedules.moves.reduction_templates import ReductionTemplate, straight
 
 
 def woven(is_fused: bool):
-    moves = Reduction(2, tuple(straight(Sums(Mesh(rows=96, cols=40, world_size=2)))))
+    moves = Reduction(2, tuple(straight(ReductionTemplate(Mesh(rows=96, cols=40, world_size=2)))))
     how = Placing(by_library=not is_fused, are_behind=True)
     communication = reduced(moves, (96, 40), ((0, 8), (8, 16)), {}, how)
     kernel = MatmulFootprint(
