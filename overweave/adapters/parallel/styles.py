@@ -134,7 +134,8 @@ class PrepareGather(ParallelStyle):
     def _missing_input(self, path: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> InputError:
         """Return the error of a call without an input that has a layout: the module would compute with own rows."""
         asked = f"gather the input of module {path!r}"
-        found = f"it was called with {len(arguments)} arguments by position and {sorted(keywords)} by name, none with a layout"
+        passed = f"{len(arguments)} arguments by position and {sorted(keywords)} by name"
+        found = f"it was called with {passed}, none with a layout"
         return InputError(asked, found, "Name it in input_kwarg_layouts, or, of the first argument, in input_layouts")
 
 
