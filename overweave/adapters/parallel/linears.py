@@ -18,7 +18,13 @@ from overweave.adapters.forwards import PLAIN, obstacle_of
 from overweave.adapters.parallel.gathering import Gathering
 from overweave.adapters.report import SITES, site
 from overweave.errors import InputError, OverweaveError
-from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
+from overweave.functional import (
+    all_gather_linear,
+    check_untransformed,
+    is_transformed,
+    linear_all_reduce,
+    linear_reduce_scatter,
+)
 from overweave.layers.linear import local
 from overweave.layers.replicated import replicated_linear
 from overweave.ops.call.operands import DTYPES
@@ -97,6 +103,8 @@ def _answered(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
     if x.__class__ is Gathering and hasattr(type(layer), "_get_fsdp_state"):
         x = x.view_as(x)  # FSDP2 frees the weight of a layer that it shards by itself before the gather's gradient
     try:
+        if is_transformed():  # asked before torch takes DTensors apart, which says nothing of the layer
+            check_untransformed(name, place.group, (x,))
         y: torch.Tensor = compute(place, x, weight, bias)
         return y
     except InputError as error:
