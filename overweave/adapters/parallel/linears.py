@@ -127,8 +127,8 @@ def _columns(place: LayerPlacement, x: Any, weight: Any, bias: Any) -> torch.Ten
 def _rows(place: LayerPlacement, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     part, _ = local_part(x, place.given)
     if place.made.is_shard():
-        return linear_reduce_scatter(part, weight, bias, place.mesh, dim=_dim(place.made))
-    y: torch.Tensor = linear_all_reduce(part, weight, bias, place.mesh)
+        return linear_reduce_scatter(part, local(weight), local(bias), place.group, dim=_dim(place.made))
+    y: torch.Tensor = linear_all_reduce(part, local(weight), local(bias), place.group)
     return y
 
 
