@@ -169,6 +169,21 @@ def test_a_call_without_an_input_to_gather_is_refused():
     assert run_ranks(called_otherwise, 2) == [[]] * 2
 
 
+def mapped() -> list[str]:
+    """For `run_ranks`: what a layer of a plan that gathers nothing says to `vmap`."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = parallelize_module(nn.ModuleDict({"up": nn.Linear(8, 16)}), mesh, {"up": ow.Colwise()})
+    with pytest.raises(InputError) as caught:
+        torch.vmap(model["up"])(torch.randn(3, 2, 8))
+    return [str(caught.value)]
+
+
+def test_a_transform_of_torch_is_refused_by_the_layers_path():
+    for (told,) in run_ranks(mapped, 2):
+        assert "'up'" in told
+        assert "torch.func" in told
+
+
 def calls_of_a_block() -> dict[str, int]:
     """How often a block's forward and backward pass gathers and scatters."""
     sizes, counts = Sizes(layers=1), {"all_gather_linear": 0, "linear_reduce_scatter": 0}

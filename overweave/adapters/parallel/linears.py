@@ -18,7 +18,13 @@ from overweave.adapters.parallel.gathering import Gathering
 from overweave.adapters.report import SITES, site
 from overweave.compat.torch_names import AsyncCollectiveTensor
 from overweave.errors import InputError, OverweaveError
-from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
+from overweave.functional import (
+    all_gather_linear,
+    check_untransformed,
+    is_transformed,
+    linear_all_reduce,
+    linear_reduce_scatter,
+)
 from overweave.layers.linear import local
 from overweave.layers.replicated import replicated_linear
 from overweave.ops.call.operands import DTYPES
@@ -102,6 +108,8 @@ def _forward(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
     if x.__class__ is Gathering and hasattr(type(layer), "_get_fsdp_state"):
         x = x.view_as(x)  # FSDP2 frees the weight of a layer that it shards by itself before the gather's gradient
     try:
+        if is_transformed():  # asked before torch takes DTensors apart, which says nothing of the layer
+            check_untransformed(name, place.group, (x,))
         y: torch.Tensor = compute(place, x, weight, bias)
         return y
     except InputError as error:
@@ -126,8 +134,8 @@ def _row_parallel(place: LayerPlacement, x: Any, weight: Any, bias: Any) -> torc
     """Return the sum of products over ranks: all rows, or this rank's."""
     part, _ = local_shard(x, place.input_placement)
     if place.output_placement.is_shard():
-        return linear_reduce_scatter(part, weight, bias, place.mesh, dim=_dim(place.output_placement))
-    y: torch.Tensor = linear_all_reduce(part, weight, bias, place.mesh)
+        return linear_reduce_scatter(part, local(weight), local(bias), place.group, dim=_dim(place.output_placement))
+    y: torch.Tensor = linear_all_reduce(part, local(weight), local(bias), place.group)
     return y
 
 
