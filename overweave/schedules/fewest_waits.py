@@ -19,7 +19,9 @@ Sender = tuple[int, str, int]  # rank, queue, place in the launch order
 LaunchPositions = Mapping[tuple[int, str], int]  # of a rank's operations, by name, in the order of their launch
 
 
-def fewest(applies: list[Apply], communications: Iterable[Communication], places: LaunchPositions) -> Iterator[Apply]:
+def without_implied_waits(
+    applies: list[Apply], communications: Iterable[Communication], places: LaunchPositions
+) -> Iterator[Apply]:
     """Yield the kernel calls of one rank without waits that others of the same call imply, the rest as ranges.
 
     places: launch positions of all ranks' moves; moves of several tensors may share a queue.
@@ -41,7 +43,7 @@ def fewest(applies: list[Apply], communications: Iterable[Communication], places
         yield replace(apply, waits=ranges if fits_tile_row(ranges) else _as_ranges(_without_gaps(waits, senders), pads))
 
 
-def not_twice(operations: Iterable[Operation], queues: Iterable[Queue]) -> Iterator[Operation]:
+def without_repeated_waits(operations: Iterable[Operation], queues: Iterable[Queue]) -> Iterator[Operation]:
     """Yield the operations without waits that an earlier operation of the same in-order queue has made already."""
     ordered = {queue.name for queue in queues if queue.order == COMPLETE}
     seen: dict[tuple[int, str], set[PadSignal]] = {}

@@ -33,7 +33,7 @@ class Recurrence(NamedTuple):
 
 
 STEADY, ITERATION, DATA = Recurrence("steady"), Recurrence("iteration"), Recurrence("data")
-FREE = (STEADY, ITERATION, DATA)  # a combination of several is the last of them
+NOT_CARRIED = (STEADY, ITERATION, DATA)  # may vary between iterations; several combine to the last of them
 SHAPE_OPS = ("reshape", "view", "trans", "to", "cast", "broadcast_to", "expand_dims", "permute", "ravel", "multiple_of")
 LINEAR_OPS = ("sum", "dot", "dot_scaled", *SHAPE_OPS)
 EXPONENTIAL = ("exp", "exp2")
@@ -146,7 +146,7 @@ class _Loop:
                 f"{self.variable} is asked in a condition, `{ast.unparse(test)[:40]}`, and its turns come in any order"
             )
             raise self.place.error(found, "Mask what is loaded instead, and begin what is carried above the loop")
-        if kind not in FREE:
+        if kind not in NOT_CARRIED:
             raise self.refused(kind.variable)
 
     def _for(self, node: ast.For) -> None:
@@ -203,15 +203,15 @@ class _Loop:
             return exponential.get(first.kind, _combine(kinds))
         if name in EXTREMA and len(kinds) == 2 and any(kind.kind in ("old", "max") for kind in kinds):
             recurrences = [kind for kind in kinds if kind.kind in ("old", "max")]
-            free = [kind for kind in kinds if kind in FREE]
+            free = [kind for kind in kinds if kind in NOT_CARRIED]
             return Recurrence("max", recurrences[0].variable) if len(recurrences) == len(free) == 1 else _combine(kinds)
         if name in ("dot", "dot_scaled"):
             return self._dot(node, kinds)
         if name == "fma" and len(kinds) == 3:
             return binary_recurrence(binary_recurrence(kinds[0], kinds[1], ast.Mult()), kinds[2], ast.Add())
-        if name in SHAPE_OPS and all(kind in FREE for kind in kinds[1:]):
+        if name in SHAPE_OPS and all(kind in NOT_CARRIED for kind in kinds[1:]):
             return first
-        if name in LINEAR_OPS and first.kind == "weight" and all(kind in FREE for kind in kinds[1:]):
+        if name in LINEAR_OPS and first.kind == "weight" and all(kind in NOT_CARRIED for kind in kinds[1:]):
             return first
         return _combine(kinds)
 
@@ -226,7 +226,7 @@ class _Loop:
         keyword_acc = [self.recurrence(word.value) for word in node.keywords if word.arg == "acc"]
         factors = kinds[:2]
         product = next((factor for factor in factors if factor.kind == "weight"), DATA)
-        if any(factor not in FREE and factor.kind != "weight" for factor in factors) or all(
+        if any(factor not in NOT_CARRIED and factor.kind != "weight" for factor in factors) or all(
             factor.kind == "weight" for factor in factors
         ):
             product = _combine(factors)
@@ -237,13 +237,13 @@ class _Loop:
         """Check that the address and the stored value of an access do not depend on the order of iterations."""
         is_load = name in ("load", "gather")
         for kind in kinds if is_load else kinds[:1]:
-            if kind not in FREE:
+            if kind not in NOT_CARRIED:
                 raise self.refused(kind.variable or self.variable)
         overwrites = not is_load and len(kinds) > 1 and kinds[0] == STEADY and kinds[1] in (ITERATION, DATA)
         if overwrites and name in ("store", "scatter", "atomic_xchg", "atomic_cas"):
             found = "every turn stores to one place, and parts are walked in the order in which they arrive"
             raise self.place.error(found, "Store behind the loop, or at a place of the turn's own")
-        others = [kind for kind in kinds[1:] if kind not in FREE]
+        others = [kind for kind in kinds[1:] if kind not in NOT_CARRIED]
         if others and not is_load and (kinds[0] != STEADY or name.startswith("atomic_")):
             raise self.refused(others[0].variable or self.variable)
         return DATA
@@ -251,7 +251,7 @@ class _Loop:
 
 def binary_recurrence(left: Recurrence, right: Recurrence, sign: ast.operator) -> Recurrence:
     """Return the recurrence of `left sign right`."""
-    if left in FREE and right in FREE:
+    if left in NOT_CARRIED and right in NOT_CARRIED:
         return _combine([left, right])
     if isinstance(sign, ast.Add):
         return _add(left, right) or _add(right, left) or _combine([left, right])
@@ -266,7 +266,7 @@ def binary_recurrence(left: Recurrence, right: Recurrence, sign: ast.operator) -
 
 def _add(left: Recurrence, right: Recurrence) -> Recurrence | None:
     """Return the recurrence of `left + right`, if left is a sum or a part of an online softmax; else None."""
-    if left.kind in ("old", "sum") and right in FREE:
+    if left.kind in ("old", "sum") and right in NOT_CARRIED:
         return Recurrence("sum", left.variable)
     if left.kind == "scaled" and right.kind == "weight" and left.scale == right.scale:
         return left
@@ -277,7 +277,7 @@ def _add(left: Recurrence, right: Recurrence) -> Recurrence | None:
 
 def _subtract(left: Recurrence, right: Recurrence) -> Recurrence:
     """Return the recurrence of `left - right`."""
-    if right.kind == "max" and left in FREE:
+    if right.kind == "max" and left in NOT_CARRIED:
         return Recurrence("below", scale=right.variable)
     if right.kind == "max" and left == Recurrence("old", right.variable):
         return Recurrence("drop", scale=right.variable)
@@ -288,9 +288,11 @@ def _multiply(left: Recurrence, right: Recurrence) -> Recurrence | None:
     """Return the recurrence of `left * right`, if left is a product or a part of an online softmax; else None."""
     if left.kind == "old" and right.kind == "shrink":
         return Recurrence("scaled", left.variable, right.scale)
-    if left.kind in ("old", "product") and right in FREE:
+    if left.kind in ("old", "product") and right in NOT_CARRIED:
         return Recurrence("product", left.variable)
-    is_same = (left.kind == "weight" and right in FREE) or (left.kind in ("below", "drop", "max") and right == STEADY)
+    is_same = (left.kind == "weight" and right in NOT_CARRIED) or (
+        left.kind in ("below", "drop", "max") and right == STEADY
+    )
     return left if is_same else None
 
 
@@ -298,7 +300,7 @@ def _mask(kinds: list[Recurrence], other: ast.expr, value: ast.expr) -> Recurren
     """Return the recurrence of `tl.where(test, value, other)`: a masked weight, or its exponent, stays what it is."""
     test, value_kind, other_kind = kinds
     if (
-        test in FREE
+        test in NOT_CARRIED
         and value_kind.kind in ("weight", "below")
         and other_kind == STEADY
         and not isinstance(other, ast.Name)
@@ -311,7 +313,7 @@ def _merge_branches(left: Recurrence, right: Recurrence) -> Recurrence:
     """Return the recurrence of a variable behind an `if`: an update in one branch alone stays that update."""
     if left == right:
         return left
-    if left in FREE and right in FREE:
+    if left in NOT_CARRIED and right in NOT_CARRIED:
         return _combine([left, right])
     old, other = (left, right) if left.kind == "old" else (right, left)
     is_update = old.kind == "old" and other.variable == old.variable and other.kind != "other"
@@ -320,10 +322,10 @@ def _merge_branches(left: Recurrence, right: Recurrence) -> Recurrence:
 
 def _combine(kinds: Sequence[Recurrence]) -> Recurrence:
     """Return the recurrence of an unknown function of several values."""
-    dependent = [kind for kind in kinds if kind not in FREE]
+    dependent = [kind for kind in kinds if kind not in NOT_CARRIED]
     if dependent:
         return Recurrence("other", dependent[-1].variable or dependent[-1].scale)
-    return max(kinds, key=FREE.index, default=STEADY)
+    return max(kinds, key=NOT_CARRIED.index, default=STEADY)
 
 
 def _stored_names(statements: Sequence[ast.stmt]) -> set[str]:

@@ -107,7 +107,10 @@ class PackedLaunch:
         compiled.run(self._programs, 1, 1, stream, function, metadata, None, None, None, *self._arguments)
 
     def _pack(self) -> None:
-        """Expand descriptors as the C launcher requires; note the positions whose addresses may change."""
+        """Expand descriptors as the C launcher requires; track the stand-ins, whose address changes with each call.
+
+        Tensors are plain addresses already (`raw_argument`): only a stand-in has an `address`.
+        """
         described = iter(getattr(self._compiled.metadata, "tensordesc_meta", None) or ())
         for argument in self._arguments:
             place = len(self._packed)

@@ -21,7 +21,7 @@ from overweave.ir.schedule import (
 )
 from overweave.schedules.assemble_schedule import counted, credits
 from overweave.schedules.communication import Communication, MatmulChunk, region
-from overweave.schedules.fewest_waits import not_twice
+from overweave.schedules.fewest_waits import without_repeated_waits
 from overweave.schedules.signals import with_signals
 from overweave.schedules.tiles.shape import count_tiles, tiles_to_cut
 
@@ -130,7 +130,7 @@ def compose(name: str, communication: Communication, kernel: MatmulFootprint) ->
         reuse=communication.reuse,
         given=communication.given + kernel.given,
         goal=communication.goal + kernel.goal,
-        operations=counted(tuple(not_twice(operations, queues))),
+        operations=counted(tuple(without_repeated_waits(operations, queues))),
     )
 
 

@@ -46,7 +46,7 @@ from overweave.schedules.communication import (
     shifted,
     united,
 )
-from overweave.schedules.fewest_waits import fewest, not_twice
+from overweave.schedules.fewest_waits import without_implied_waits, without_repeated_waits
 from overweave.schedules.weave.beside_tiles import announced_by, from_workspace, with_puts
 from overweave.schedules.weave.exchange import TensorExchange
 from overweave.schedules.weave.transports import GATHER
@@ -89,8 +89,8 @@ def weave(name: str, space: TileSpace, bounds: tuple[PlacedExchange, ...], world
     for rank in range(world_size):
         operations += woven.rank(rank)
     listed = tuple(chain.from_iterable(bound.exchange.communication.queues for bound in bounds))
-    if woven.heard:
-        operations, listed = with_waits(operations, woven.heard), behind_tiles(listed)
+    if woven.replaced:
+        operations, listed = with_waits(operations, woven.replaced), behind_tiles(listed)
     ordered = queues(listed, operations)
     communications = [bound.exchange.communication for bound in bounds]
     moved = {bound.operand.tensor for bound in bounds}
@@ -106,7 +106,7 @@ def weave(name: str, space: TileSpace, bounds: tuple[PlacedExchange, ...], world
         credits=credits(world_size, buffers, pads),
         given=tuple(given for one in communications for given in one.given),
         goal=(*(goal for one in communications for goal in one.goal), *goals(outputs, world_size)),
-        operations=counted(tuple(not_twice(operations, ordered))),
+        operations=counted(tuple(without_repeated_waits(operations, ordered))),
     )
 
 
@@ -119,13 +119,13 @@ def _pads(communications: list[Communication], wholes: list[PlacedExchange]) -> 
 
 
 def groups(space: TileSpace, bounds: tuple[PlacedExchange, ...], rank: int) -> list[TileGroup]:
-    """The tiles of a rank by the chunks that they touch, in the order in which they should run."""
-    tellers = [(bound, _chunks_by_block(bound, space, rank)) for bound in bounds if _tells_apart(bound, space)]
+    """Return the tiles of a rank, grouped by the chunks that they touch, in the order in which they should run."""
+    splitting = [(bound, _chunks_by_block(bound, space, rank)) for bound in bounds if _splits_tiles(bound, space)]
     members: dict[TileGroupKey, list[tuple[int, dict[str, int]]]] = {}
     for number, tile in enumerate(space.coordinates()):
-        key = tuple(chunks[tile.get(str(bound.operand.dims[0].axis), 0)] for bound, chunks in tellers)
+        key = tuple(chunks[tile.get(str(bound.operand.dims[0].axis), 0)] for bound, chunks in splitting)
         members.setdefault(key, []).append((number, tile))
-    sides = [bound.exchange.transport.side for bound, _ in tellers]
+    sides = [bound.exchange.transport.side for bound, _ in splitting]
 
     def turn(key: TileGroupKey) -> tuple[int, int]:
         arrived = [chunks[-1] for side, chunks in zip(sides, key, strict=True) if side == GATHER and chunks]
@@ -141,27 +141,36 @@ def _group(key: TileGroupKey, tiles: list[tuple[int, dict[str, int]]], space: Ti
 
 
 class _Weaver:
-    """Makes the operations of one rank after the other."""
+    """Makes the operations of one rank after the other.
+
+    splitting: exchanges whose chunks divide the tiles into groups; wholes: exchanges of which every tile needs all.
+    places: (rank, step) -> its position in the launch order. replaced: signal of a chunk -> the signals to wait for in
+    its place, of all tiles that write the chunk.
+    """
 
     def __init__(self, space: TileSpace, bounds: tuple[PlacedExchange, ...], world_size: int) -> None:
         self.space, self.bounds = space, bounds
         launched = ((rank, [*self._before(rank), *self._behind(rank)]) for rank in range(world_size))
         self.places = {(rank, one.name): place for rank, steps in launched for place, one in enumerate(steps)}
-        self.tellers = [bound for bound in bounds if _tells_apart(bound, space)]
-        self.wholes = [bound for bound in bounds if not _tells_apart(bound, space)]
-        self.heard: dict[SignalSlot, Told] = {}
+        self.splitting = [bound for bound in bounds if _splits_tiles(bound, space)]
+        self.wholes = [bound for bound in bounds if not _splits_tiles(bound, space)]
+        self.replaced: dict[SignalSlot, TileSignals] = {}
 
     def rank(self, rank: int) -> Iterator[Operation]:
-        """What prepares, then all tiles, which are one launch, then what they announce."""
+        """Yield the operations of a rank: those before its tiles, the tiles (one launch), those behind them."""
         yield from self._before(rank)
         found = groups(self.space, self.bounds, rank)
         self._check_all_read(rank, found)
-        for at, bound in enumerate(self.tellers):
+        for at, bound in enumerate(self.splitting):
             touched = (group.key[at] for group in found)
-            self.heard |= announced_otherwise(rank, bound.chunks.get(rank, []), touched)
+            self.replaced |= replaced_signals(rank, bound.chunks.get(rank, []), touched)
         applies = [self.apply(rank, place, group) for place, group in enumerate(found)]
-        ordered = fewest(applies, [bound.exchange.communication for bound in self.bounds], self.places)
-        yield from with_puts(ordered, [(bound.puts.get(rank, []), announced_by(bound.puts)) for bound in self.bounds])
+        in_few_waits = without_implied_waits(
+            applies, [bound.exchange.communication for bound in self.bounds], self.places
+        )
+        yield from with_puts(
+            in_few_waits, [(bound.puts.get(rank, []), announced_by(bound.puts)) for bound in self.bounds]
+        )
         yield from self._behind(rank)
 
     def _before(self, rank: int) -> Iterator[Operation]:
@@ -175,7 +184,7 @@ class _Weaver:
     def apply(self, rank: int, place: int, group: TileGroup) -> Apply:
         waits: list[Wait] = []
         notifies: list[Notify] = []
-        for bound, touched in zip(self.tellers, group.key, strict=True):
+        for bound, touched in zip(self.splitting, group.key, strict=True):
             chunks = [bound.chunks[rank][at] for at in touched]
             waits += (wait for chunk in chunks for wait in chunk.waits)
             notifies += next((chunk.notifies for chunk in chunks if chunk.notifies), ())
@@ -195,7 +204,7 @@ class _Weaver:
             needs=(
                 *(
                     need
-                    for bound in self.tellers
+                    for bound in self.splitting
                     if bound.exchange.transport.side == GATHER
                     for need in self._needs(bound, rank, group)
                 ),
@@ -208,8 +217,8 @@ class _Weaver:
         )
 
     def _check_all_read(self, rank: int, found: list[TileGroup]) -> None:
-        """What arrives is waited for by somebody, or its signal could not be used again."""
-        for at, bound in enumerate(self.tellers):
+        """Raise ScheduleError if no tile waits for a chunk that arrives: its signal could not be used again."""
+        for at, bound in enumerate(self.splitting):
             touched = {chunk for group in found for chunk in group.key[at]}
             for number, chunk in enumerate(bound.chunks[rank]):
                 if chunk.waits and number not in touched:
@@ -218,16 +227,17 @@ class _Weaver:
                     raise ScheduleError(asked, unread, "Say the dimension that tiles read, an axis or an extent")
 
     def _check_one_place(self, rank: int, group: TileGroup) -> None:
-        """A tile announces chunks of one tensor, and stores at one place, or at the same ones of every peer."""
-        told: list[tuple[PlacedExchange, MatmulChunk]] = []
-        for bound, touched in zip(self.tellers, group.key, strict=True):
+        """Raise ScheduleError if a tile would notify for chunks of two tensors, or store one tensor at two places."""
+        notifying: list[tuple[PlacedExchange, MatmulChunk]] = []
+        for bound, touched in zip(self.splitting, group.key, strict=True):
             chunks = [bound.chunks[rank][at] for at in touched]
-            tellers = [(bound, chunk) for chunk in chunks if chunk.notifies]
-            told += tellers[: 1 if is_announced([chunk for _, chunk in tellers]) else None]
+            with_notifies = [(bound, chunk) for chunk in chunks if chunk.notifies]
+            has_one = notifies_all_waiters([chunk for _, chunk in with_notifies])
+            notifying += with_notifies[: 1 if has_one else None]
             if len(chunks) > 1 and any(chunk.places for chunk in chunks):
-                told = [(bound, chunk) for chunk in chunks]
-        if len(told) > 1:
-            raise self._straddling(*told[:2])
+                notifying = [(bound, chunk) for chunk in chunks]
+        if len(notifying) > 1:
+            raise self._straddling(*notifying[:2])
 
     def _straddling(
         self, one: tuple[PlacedExchange, MatmulChunk], other: tuple[PlacedExchange, MatmulChunk]
@@ -246,7 +256,7 @@ class _Weaver:
         return ScheduleError(asked, found, cure)
 
     def _needs(self, bound: PlacedExchange, rank: int, group: TileGroup) -> Iterator[InitialContents]:
-        touched = group.key[self.tellers.index(bound)]
+        touched = group.key[self.splitting.index(bound)]
         if not touched:  # its blocks lie beyond the tensor's rows
             return
         first = bound.chunks[rank][touched[0]]
@@ -270,8 +280,8 @@ class _Weaver:
 
     def _places(self, bound: PlacedExchange, rank: int, group: TileGroup) -> list[tuple[Region, int]]:
         """Where the group's tiles store a tensor: a buffer of some rank, and how far on its rows lie there."""
-        if bound in self.tellers:
-            for at in group.key[self.tellers.index(bound)]:
+        if bound in self.splitting:
+            for at in group.key[self.splitting.index(bound)]:
                 chunk = bound.chunks[rank][at]
                 if chunk.places:
                     return [(place, place.rows[0] - chunk.rows[0]) for place in chunk.places]
@@ -373,7 +383,7 @@ def _need(bound: PlacedExchange, chunk: MatmulChunk) -> InitialContents:
     return InitialContents(chunk.region, bound.exchange.read(chunk.rank), chunk.rows[0], 0)
 
 
-def _tells_apart(bound: PlacedExchange, space: TileSpace) -> bool:
+def _splits_tiles(bound: PlacedExchange, space: TileSpace) -> bool:
     """Whether tiles are told apart by the chunks they touch: not if each tile reads all of them.
 
     Tiles that each store into all of them do so, too, as those do that straddle some.
@@ -421,62 +431,62 @@ class SignalSlot(NamedTuple):
     signal: int
 
 
-class Told(NamedTuple):
-    """Where a rank's tiles announce themselves."""
+class TileSignals(NamedTuple):
+    """The signals that tiles of rank `by` notify."""
 
     by: int
     at: tuple[SignalSlot, ...]
 
 
-Heard = Mapping[SignalSlot, Told]  # in place of a chunk's signal, those of all its tiles
+ReplacedSignals = Mapping[SignalSlot, TileSignals]  # signal of a chunk -> those of all its tiles
 
 
-def announced_otherwise(rank: int, chunks: list[MatmulChunk], touched: Iterable[Touched]) -> dict[SignalSlot, Told]:
-    """What to wait for in place of the signals of chunks of which some tiles announce others.
+def replaced_signals(rank: int, chunks: list[MatmulChunk], touched: Iterable[Touched]) -> dict[SignalSlot, TileSignals]:
+    """Return what replaces the signals of chunks that are written by tiles which notify for another chunk.
 
-    touched: of each kind of tiles of the rank.
+    A tile that straddles chunks notifies for the first of them alone. touched: the chunks of each group of tiles.
     """
-    tellers: dict[int, dict[int, None]] = {}
+    notified: dict[int, dict[int, None]] = {}  # chunk -> the chunks for which the tiles that write it notify
     for together in ([at for at in each if chunks[at].notifies] for each in touched):
         for at in together:
-            tellers.setdefault(at, {})[together[0]] = None
-    found: dict[SignalSlot, Told] = {}
-    for at, by in tellers.items():
+            notified.setdefault(at, {})[together[0]] = None
+    found: dict[SignalSlot, TileSignals] = {}
+    for at, by in notified.items():
         if list(by) != [at]:
             for notify in chunks[at].notifies:
-                told = [_place(one) for other in by for one in chunks[other].notifies if one.rank == notify.rank]
-                found[_place(notify)] = Told(rank, tuple(told))
+                signals = [_place(one) for other in by for one in chunks[other].notifies if one.rank == notify.rank]
+                found[_place(notify)] = TileSignals(rank, tuple(signals))
     return found
 
 
-def is_announced(chunks: list[MatmulChunk]) -> bool:
-    """Whether tiles of these chunks that announce the first tell all ranks that wait for one of the others."""
-    told = {notify.rank for chunk in chunks[:1] for notify in chunk.notifies}
-    return all(notify.rank in told for chunk in chunks[1:] for notify in chunk.notifies)
+def notifies_all_waiters(chunks: list[MatmulChunk]) -> bool:
+    """Return whether a notify for the first of these chunks reaches all ranks that wait for any of them."""
+    ranks = {notify.rank for chunk in chunks[:1] for notify in chunk.notifies}
+    return all(notify.rank in ranks for chunk in chunks[1:] for notify in chunk.notifies)
 
 
-def with_waits(operations: Iterable[Operation], heard: Heard) -> list[Operation]:
-    """The same operations, which wait for the signals of all tiles that write what they read."""
-    return [replace(one, waits=tuple(dict.fromkeys(_waits(one, heard)))) for one in operations]
+def with_waits(operations: Iterable[Operation], replaced: ReplacedSignals) -> list[Operation]:
+    """Return the operations, waiting for the signals of all tiles that write what they read."""
+    return [replace(one, waits=tuple(dict.fromkeys(_waits(one, replaced)))) for one in operations]
 
 
-def _waits(operation: Operation, heard: Heard) -> Iterator[Wait]:
-    """Sums, which stand behind the tiles of their rank, leave out what others of these announce."""
+def _waits(operation: Operation, replaced: ReplacedSignals) -> Iterator[Wait]:
+    """Yield the waits of an operation. A sum runs behind its own rank's tiles: it needs no more waits for them."""
     for wait in operation.waits:
         own = {SignalSlot(operation.rank, wait.pad, signal) for signal in range(*wait.signals)}
-        if not own & heard.keys():
+        if not own & replaced.keys():
             yield wait
             continue
         for place in sorted(own):
-            told = heard.get(place, Told(operation.rank, (place,)))
-            is_behind = operation.queue == SUMS and told.by == operation.rank
-            for _, pad, signal in told.at:
+            instead = replaced.get(place, TileSignals(operation.rank, (place,)))
+            is_behind = operation.queue == SUMS and instead.by == operation.rank
+            for _, pad, signal in instead.at:
                 if not is_behind or signal == place.signal:
                     yield Wait(pad, (signal, signal + 1), wait.count)
 
 
 def behind_tiles(queues: Iterable[Queue]) -> tuple[Queue, ...]:
-    """The same queues, sums behind the tiles."""
+    """Return the queues with the sums' behind the tiles'."""
     return tuple(
         replace(queue, after=tuple(dict.fromkeys((*queue.after, TILES)))) if queue.name == SUMS else queue
         for queue in queues
