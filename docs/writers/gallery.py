@@ -7,7 +7,7 @@ from functools import cache
 from io import BytesIO
 
 from overweave.cli.pictures.png import save_png
-from overweave.cli.trial_output import global_shape, simulated
+from overweave.cli.trial_output import global_shape, simulate_schedule
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.methods.registry import methods_for
@@ -123,5 +123,5 @@ def _problem(method: Method) -> Problem:
 
 def _picture(method: Method) -> bytes:
     drawn = BytesIO()
-    save_png(drawn, simulated(method.full_name, _problem(method), {}, MACHINE))
+    save_png(drawn, simulate_schedule(method.full_name, _problem(method), {}, MACHINE))
     return drawn.getvalue()

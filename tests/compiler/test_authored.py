@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import triton
 
 from campaigns.lint.authored_cases import AUTHORS, authored_case
 from campaigns.lint.lint_authored import main
@@ -53,7 +54,7 @@ def test_fused_kernels_pass_the_lint(tmp_path: Path, file: str):
 
 def test_the_campaign_goes_over_what_is_asked_for(capsys: pytest.CaptureFixture[str]):
     assert main(["--only", "rms_norm_kernel OUT=spread.push pieces"]) == 0
-    assert "1 kernels compiled for sm_90a, 0 findings" in capsys.readouterr().out
+    assert f"1 kernels compiled for sm_90a with Triton {triton.__version__}, 0 findings" in capsys.readouterr().out
 
 
 WAIT = r"overweave_verdict = overweave_lang\.wait_for_tile\([^)]*\)"

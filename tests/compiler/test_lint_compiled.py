@@ -400,7 +400,7 @@ def test_campaign_prints_a_line_per_kernel(capsys: pytest.CaptureFixture[str]) -
     assert main(["--only", "begin"]) == 0
     printed = capsys.readouterr().out
     assert "begin_kernel" in printed
-    assert "1 kernels compiled for sm_90a, 0 findings" in printed
+    assert f"1 kernels compiled for sm_90a with Triton {triton.__version__}, 0 findings" in printed
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,12 @@ def rank_ways(
     best = KernelWay(tuple((tensor, known[0].first) for tensor, known in by_tensor.items()), configs[0])
     model(best)
     for tensor, known in by_tensor.items():
-        model.explore([ExchangeWays(best, tensor, family) for family in known])
+        ways = [ExchangeWays(best, tensor, family) for family in known]
+        # A schedule without options must not cut off those whose options may beat it.
+        model.explore([each for each in ways if each.grid])
+        for each in ways:
+            if not each.grid:
+                model(each.member({}))
         best = min(model.results.values(), key=lambda each: each.us).candidate
     for constants in configs[1:]:
         model(replace(best, constants=constants))

@@ -192,7 +192,7 @@ def compared_as_graphs() -> object:
         dtype="fp32", plans=(PLAIN, "again"), effort=EFFORT,
     )  # fmt: skip
     few = patch.object(bench, "is_replayed", lambda device, m: m <= 48)
-    with few, patch.object(trial, "replayed", replayed):
+    with few, patch.object(trial, "capture_graphs", replayed):
         *_, result = runs(request, resolve(None), plainly)
     return msgspec.to_builtins(result)
 
