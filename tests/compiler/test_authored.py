@@ -40,7 +40,8 @@ def test_compiled_kernels_are_right_on_ranks(files: str, chosen: str, part: str)
     command += [f"-k{chosen}"] * bool(chosen)  # as one word: `-3]` alone would be taken for an option
     command += [f"tests/compiler/{name}.py" for name in files.split()]
     cases = forked.run(*command, timeout=290)
-    assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]
+    is_empty = cases.returncode == pytest.ExitCode.NO_TESTS_COLLECTED and part != "1/12"  # fewer cases than parts
+    assert cases.returncode == 0 or is_empty, cases.stdout[-4000:] + cases.stderr[-2000:]
 
 
 @pytest.mark.parametrize("file", AUTHORS)

@@ -55,7 +55,7 @@ def trace(
     if not is_one_of_the_ranks():
         report_rounding(problem.record, whole, world_size)
     arguments = ["trace", operator, f"--shape={shape}", f"--world={world_size}", "--device=cuda", f"--plan={name}"]
-    arguments += [f"--out={out}", *(f"--option={word}" for word in option or [])]
+    arguments += [f"--out={out}", *(f"--option={key}={value}" for key, value in options.items())]
     arguments += [*([f"--machine={machine}"] if machine else []), *([f"--html={html}"] if html else [])]
     trials = run_trials([(name, problem, options)], place, world_size, arguments)
     if not trials:
@@ -75,13 +75,14 @@ def trace(
 def _schedule(
     problem: Problem, place: str, plan: str | None, options: dict[str, str]
 ) -> tuple[str, dict[str, str | int]]:
-    """Return the schedule of `--plan`, by its short or full name, or the operator's own choice, and its options."""
+    """Return the schedule of `--plan` with the user's options; without it, the operator's choice with the options of
+    that choice, of which the user's take precedence."""
     if plan is None:
-        chosen_plan = choose(problem, Target(place)).plan
-        if chosen_plan in OUTSIDE:
+        choice = choose(problem, Target(place))
+        if choice.plan in OUTSIDE:
             cure = "Name a schedule of ours with --plan"
-            raise InputError(f"trace {problem.operator}", f"it takes {chosen_plan}, which has no schedule", cure)
-        return chosen_plan, dict(options)
+            raise InputError(f"trace {problem.operator}", f"it takes {choice.plan}, which has no schedule", cure)
+        return choice.plan, choice.options | options
     name = plan if "." in plan else f"{problem.operator}.{plan}"
     method_of(name)
     return name, dict(options)

@@ -136,31 +136,31 @@ class _Streams:
             self._add_edges(graph, positions, behind)
         return behind
 
-    def _add_edges(self, graph: Graph, positions: list[int], behind: list[set[int]]) -> None:
-        """Add the predecessors of one rank's operations, given in start order, to `behind`."""
+    def _add_edges(self, graph: Graph, positions: list[int], predecessors: list[set[int]]) -> None:
+        """Add the predecessors of one rank's operations, given in start order, to `predecessors`."""
         kernels: dict[str, list[int]] = {}  # kernel's queue -> its operations
         for position in positions:
             if self.is_kernel(graph.operations[position].queue):
                 kernels.setdefault(graph.operations[position].queue, []).append(position)
-        last: dict[str, int] = {}  # queue -> its last operation that was launched so far
+        last: dict[str, int] = {}  # queue -> its last operation that started so far
         library: dict[str, int] = {}  # the same, of library queues on the caller's stream
         collectives: dict[str, int] = {}  # the same, of collectives
-        launched: list[str] = []  # queues of kernels
+        started: list[str] = []  # queues of kernels
         for position in positions:
             operation = graph.operations[position]
             queue = operation.queue
-            behind[position].update(last[name] for name in (queue, *self.after[queue]) if name in last)
+            predecessors[position].update(last[name] for name in (queue, *self.after[queue]) if name in last)
             last[queue] = position
             if self.engines[queue] == COPY_ENGINE:
                 continue
-            if queue not in launched:
-                # A launch needs the SMs of kernels before it, and waits for the work on its stream.
-                behind[position].update(kernels[name][-1] for name in launched if self._may_hold_sms(name, queue))
+            if queue not in started:
+                # A launch needs the SMs of kernels that started before it, and waits for the work on its stream.
+                predecessors[position].update(kernels[name][-1] for name in started if self._may_hold_sms(name, queue))
                 if self.is_kernel(queue):
-                    behind[position].update((collectives if queue in self.beside else library).values())
-                    launched.append(queue)
+                    predecessors[position].update((collectives if queue in self.beside else library).values())
+                    started.append(queue)
                 elif queue not in self.beside:
-                    behind[position].update(library.values())
+                    predecessors[position].update(library.values())
             if self.engines[queue] == LIBRARY and queue not in self.beside:
                 library[queue] = position
             if isinstance(operation, Collective):

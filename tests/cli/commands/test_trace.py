@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from overweave.cli.commands import trace
 from overweave.cli.main import app
 from overweave.cli.shape import case_of as case_of_shape
+from overweave.ir.problem import Problem
 from overweave.ir.timeline.trace import from_chrome
 from overweave.ops.trial import case_of
+from overweave.tuner.model.choice import Choice
 from tests import forked
 
 
@@ -76,3 +79,11 @@ def test_what_it_refuses(words: tuple[str, ...], reason: str):
     result = CliRunner().invoke(app, ["trace", *words, "--device", "cpu"])
     assert result.exit_code == 2, result.output
     assert reason in result.output
+
+
+def test_the_operators_choice_comes_with_its_options(monkeypatch: pytest.MonkeyPatch):
+    chosen = Choice("all_gather_matmul.push", {"pieces": 2, "order": "all_peers"}, "a test")
+    monkeypatch.setattr(trace, "choose", lambda problem, target: chosen)
+    problem = Problem(operator="all_gather_matmul", world_size=4, m=64, n=64, k=64, dtype="bfloat16")
+    options = {"pieces": "4", "order": "all_peers"}
+    assert trace._schedule(problem, "cpu", None, {"pieces": "4"}) == (chosen.plan, options)

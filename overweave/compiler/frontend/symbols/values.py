@@ -212,7 +212,7 @@ def logical_not(value: Condition) -> Condition:
         return Condition(() if value.truth is False else (number(1) - value.parts[0],), value.rank)
     if value.truth is not None:
         return Condition((ZERO,) if value.truth else (), value.rank)
-    return logical_or(value, value)
+    return logical_or(value, value)  # unknown, with the same tags
 
 
 def logical_or(left: Condition, right: Condition) -> Condition:
