@@ -1,7 +1,7 @@
-"""Epilogues that were registered (`Form` in ir/operators/forms.py): their functions, compiled with the kernels.
+"""Registered epilogues (`Form` in ir/operators/forms.py): their device functions, compiled into the kernels.
 
-The bits of an Epilogue with such, and behind them a digest of their functions and numbers, are the number for which a
-kernel is compiled: another function, or another number, makes another kernel.
+A kernel is specialised by one integer: the bits of its Epilogue and, above them, a digest of the registered functions
+and numbers. So another function or another number makes another kernel.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ _DIGEST_AT, _DIGEST_DIGITS = 16, 10
 
 
 class AddedSteps:
-    """By the digest of each number its steps: a device function, and what it reads: how an input lies, and which of all
-    operands it is, or "" and a number. In a class, since Triton lets no other global be read.
+    """digest -> the steps of an epilogue. A step is a device function and what it reads: (layout of an input, its index
+    among all operands), or ("", a number). It is a class since kernels may read no other mutable global.
     """
 
     by_digest: ClassVar[dict[int, tuple[tuple[Any, tuple[tuple[str, Any], ...]], ...]]] = {}
@@ -32,8 +32,8 @@ class AddedSteps:
 _compiled = cache(triton.jit)
 
 
-def code_of(epilogue: Epilogue) -> int:
-    """The number for which a kernel that ends with an epilogue is compiled."""
+def epilogue_code(epilogue: Epilogue) -> int:
+    """Return the integer that specialises a kernel with this epilogue; records the steps of registered ones."""
     if not epilogue.added:
         return epilogue.bits
     steps, first = [], 0
@@ -42,14 +42,14 @@ def code_of(epilogue: Epilogue) -> int:
         read = [(read.rows + read.cols, first + index) for index, read in enumerate(form.inputs)]
         first += len(read)
         steps.append((_compiled(form.device), (*read, *(("", number) for number in each.numbers))))
-    said = [(getattr(device, "cache_key", device.__name__), read) for device, read in steps]
-    digest = int(sha256(repr(said).encode()).hexdigest()[:_DIGEST_DIGITS], 16)
+    text = [(getattr(device, "cache_key", device.__name__), read) for device, read in steps]
+    digest = int(sha256(repr(text).encode()).hexdigest()[:_DIGEST_DIGITS], 16)
     AddedSteps.by_digest[digest] = tuple(steps)
     return epilogue.bits | digest << _DIGEST_AT
 
 
 def added_operands(epilogue: Epilogue, tensors: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What registered epilogues read, as kernels take it; None where there are none."""
+    """Return the tensors that registered epilogues read, in order; None without any."""
     names = [read.name for each in epilogue.added for read in registered(each.name).inputs]
     return tuple(tensors[name] for name in names) or None
 
@@ -78,7 +78,7 @@ def read_of(epilogue, step, index, part):
 def read_added(
     operands, offsets, inside, cols, n, EPILOGUE: tl.constexpr, STEP: tl.constexpr, INDEX: tl.constexpr
 ):  # fmt: skip
-    """What stands beside elements of the result, in fp32: at their places, of their columns or rows, or for all."""
+    """Load one input of a step in fp32, by its layout: of each element, column or row, or one for all; or a number."""
     LIES: tl.constexpr = read_of(EPILOGUE, STEP, INDEX, 0)
     AT: tl.constexpr = read_of(EPILOGUE, STEP, INDEX, 1)
     if LIES == "yn":
@@ -94,9 +94,9 @@ def read_added(
 
 
 @triton.jit
-def with_added(value, operands, offsets, inside, cols, n, EPILOGUE: tl.constexpr):
-    """What registered epilogues make of elements that lie in the result at `offsets`, one behind the other. cols: their
-    columns, of a shape that goes with theirs."""
+def apply_added(value, operands, offsets, inside, cols, n, EPILOGUE: tl.constexpr):
+    """Apply all registered epilogues in order. offsets: of the elements in the row-major result. cols: their columns,
+    which broadcast with `offsets`."""
     for step in tl.static_range(how_many_steps(EPILOGUE)):
         beside = ()
         for index in tl.static_range(how_many_read(EPILOGUE, step)):

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 
 from overweave.ir.epilogue import EPILOGUE_BITS
 from overweave.ir.operators.forms import GATE as GATE_WORD
-from overweave.kernels.added import ADDED, with_added
+from overweave.kernels.added import ADDED, apply_added
 from overweave.lang.tile_table import FROM_OWN_SHARD, ROW, SOURCE, SOURCE_ROW, read_column
 
 BIAS = tl.constexpr(EPILOGUE_BITS["bias"])
@@ -110,7 +110,7 @@ def finished(value, bias, residual, scale_x, scale_w, more, rows, row_end, cols,
     if ADDED & EPILOGUE:
         inside = (rows < row_end)[:, None] & (cols < n)[None, :]
         offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
-        value = with_added(value, more, offsets, inside, cols[None, :], n, EPILOGUE)
+        value = apply_added(value, more, offsets, inside, cols[None, :], n, EPILOGUE)
     return value
 
 
@@ -126,7 +126,7 @@ def ended(value, bias, residual, more, offsets, inside, cols, n, EPILOGUE: tl.co
     if RESIDUAL & EPILOGUE:
         value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
     if ADDED & EPILOGUE:
-        value = with_added(value, more, offsets, inside, cols[None, :], n, EPILOGUE)
+        value = apply_added(value, more, offsets, inside, cols[None, :], n, EPILOGUE)
     return value
 
 

@@ -87,8 +87,8 @@ def test_every_way_in_which_kernels_end(dtype: str):
 
 
 def test_another_number_is_another_kernel():
-    from overweave.kernels.added import code_of
+    from overweave.kernels.added import epilogue_code
 
     toy_epilogue.add()
-    codes = {code_of(replace(ENDS, more=(Applied("scaled_clamp", (-3.0, high)),))) for high in (5.0, 6.0)}
+    codes = {epilogue_code(replace(ENDS, more=(Applied("scaled_clamp", (-3.0, high)),))) for high in (5.0, 6.0)}
     assert len(codes) == 2

@@ -1,9 +1,9 @@
-"""Do all ranks of a group run graphs with the same decisions of the pass? They ask each other once for each graph.
+"""Agreement of a group's ranks on what the pass fused: they compare digests once for each graph.
 
-A graph knows its own rank's program alone. A rank whose graph is run for the first time writes its decisions into the
+A graph knows its own rank's program alone. A rank that runs a graph for the first time writes its digest into the
 group's store, and waits for those of its peers there. Where one rank decided otherwise, or has not come after half of
 the group's timeout (it may run no compiled graph at all), none of them fuses that graph or a new one of this group any
-more: what the ranks have agreed on is told by one word of the store, so that it is the same for all.
+more. The first rank to decide sets one key of the store (compare_set), which is the verdict for all ranks.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PAUSES_S = 0.001, 0.05
 
 @dataclass
 class _Agreed:
-    """What the ranks of a group have agreed on, by decisions. count: how often they were asked. is_over: they differed,
-    so that nobody asks any more."""
+    """The verdicts of a group. words: digest -> verdict. count: comparisons so far. is_over: ranks differed, so
+    no graph is compared any more."""
 
     words: dict[str, str] = field(default_factory=dict)
     count: int = 0
@@ -42,7 +42,7 @@ atexit.register(_AGREED.clear)  # a process group must not outlive the interpret
 
 
 def is_agreed(group_name: str, decisions: str) -> bool:
-    """Whether all ranks of a group have graphs with these decisions, so that what the pass fused may run fused.
+    """Return whether all ranks of a group run graphs with this digest, so that fused nodes may run fused.
 
     The first call for a graph waits for all ranks, half of the group's timeout at most. Raises RankMismatch on every
     rank where they differ and one of them cannot call torch's collectives in the program's order any more.
@@ -52,7 +52,7 @@ def is_agreed(group_name: str, decisions: str) -> bool:
     word = agreed.words.get(decisions) if agreed is not None else None
     if word is None:
         with group.lock:
-            word = _asked(group, _of(group.process_group), decisions)
+            word = _verdict(group, _of(group.process_group), decisions)
     if word == _VOID:
         found = "they have other collectives, or other matmuls beside these, and collectives were moved past each other"
         asked = f"run graphs that are alike on all ranks of group {group_name}"
@@ -66,7 +66,7 @@ def _of(process_group: ProcessGroup) -> _Agreed:
     return _AGREED.setdefault(process_group, _Agreed())
 
 
-def _asked(group: Group, agreed: _Agreed, decisions: str) -> str:
+def _verdict(group: Group, agreed: _Agreed, decisions: str) -> str:
     word = agreed.words.get(decisions)
     if word is None and group.world_size == 1:
         word = _ALIKE
@@ -74,7 +74,7 @@ def _asked(group: Group, agreed: _Agreed, decisions: str) -> str:
         word = _VOID if decisions.endswith(REORDERED) else _APART
     elif word is None:
         agreed.count += 1
-        word = _met(group, f"overweave/graphs/{agreed.count}", decisions)
+        word = _compared(group, f"overweave/graphs/{agreed.count}", decisions)
         agreed.is_over = word != _ALIKE
     agreed.words[decisions] = word
     if word != _ALIKE:
@@ -82,31 +82,31 @@ def _asked(group: Group, agreed: _Agreed, decisions: str) -> str:
     return word
 
 
-def _met(group: Group, place: str, decisions: str) -> str:
-    """What all ranks are told at one place of the group's store: the word of the rank that was the first to know."""
+def _compared(group: Group, place: str, decisions: str) -> str:
+    """Return the verdict of one comparison: that of the rank that decided first."""
     store: Store = get_process_group_store(group.process_group)
     try:
         store.set(f"{place}/{group.rank}", decisions)
-        word = _seen(store, group, place, decisions)
+        word = _own_verdict(store, group, place, decisions)
         return bytes(store.compare_set(f"{place}/word", "", word)).decode()
     except RuntimeError as error:
         raise collective_failure(group, error) from error
 
 
-def _seen(store: Store, group: Group, place: str, decisions: str) -> str:
-    """What the decisions of all ranks come to, as soon as that is known."""
+def _own_verdict(store: Store, group: Group, place: str, decisions: str) -> str:
+    """Wait for the digests of all ranks, for a limited time; return this rank's verdict."""
     waiting = [rank for rank in range(group.world_size) if rank != group.rank]
-    all_told, pause_s = {decisions}, _PAUSES_S[0]
+    digests, pause_s = {decisions}, _PAUSES_S[0]
     end_s = time.monotonic() + group.timeout_s * _SHARE_OF_TIMEOUT
     while waiting and time.monotonic() < end_s:
         here = [rank for rank in waiting if store.check([f"{place}/{rank}"])]
-        all_told |= {bytes(store.get(f"{place}/{rank}")).decode() for rank in here}
+        digests |= {bytes(store.get(f"{place}/{rank}")).decode() for rank in here}
         waiting = [rank for rank in waiting if rank not in here]
         if waiting and store.check([f"{place}/word"]):
-            return _APART  # it is not what counts: the word that is there does
+            return _APART  # any value: compare_set returns the verdict that is set
         if waiting:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSES_S[1])
-    if len(all_told) == 1 and not waiting:
+    if len(digests) == 1 and not waiting:
         return _ALIKE
-    return _VOID if any(told.endswith(REORDERED) for told in all_told) else _APART
+    return _VOID if any(digest.endswith(REORDERED) for digest in digests) else _APART

@@ -1,4 +1,7 @@
-"""What a pass has decided for a graph, by group, as text that is the same for all ranks that decided alike."""
+"""The decisions of the pass about a graph, as one digest for each process group.
+
+Ranks whose digests are equal call the same collectives, fused or not, in the same order.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,28 @@ from overweave.adapters.inductor.agreement import REORDERED
 from overweave.adapters.inductor.nodes import COLLECTIVE, Writer, value
 from overweave.compat.torch_names import OpOverload
 
-_STANDS_FOR = "overweave_stands_for"
+_REPLACED = "overweave_replaced_collectives"
 Orders = dict[str, list[str]]
 
 
-def stand_for(node: Node, *others: Node) -> None:
-    """Notes that a node does what collectives did, in their order."""
-    node.meta[_STANDS_FOR] = [name for other in others for name in _stood_for(other)]
+def replace_collectives(node: Node, *others: Node) -> None:
+    """Record that a node replaces collectives of the program, in their order."""
+    node.meta[_REPLACED] = [name for other in others for name in _replaced_by(other)]
 
 
-def collectives(graph: Graph) -> Orders:
-    """The collectives of each group, in the order of the graph; those of the program, where nodes stand for them."""
-    found: Orders = defaultdict(list)
+def collectives_by_group(graph: Graph) -> Orders:
+    """Return group -> its collectives in the order of the graph; a fused node counts as those that it replaces."""
+    orders: Orders = defaultdict(list)
     for node in graph.nodes:
         group = _group_of(node)
         if group is not None:
-            found[group] += _called(node)
-    return found
+            orders[group] += _called(node)
+    return orders
 
 
-def tell(graph: Graph, before: Orders) -> None:
-    """Gives each node that the pass wrote the decisions for its group. before: `collectives` of the program."""
-    after = collectives(graph)
+def record_decisions(graph: Graph, before: Orders) -> None:
+    """Give each node that the pass wrote the digest of its group. before: `collectives_by_group` of the program."""
+    after = collectives_by_group(graph)
     of_group: dict[str, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         group = _group_of(node)
@@ -42,22 +45,22 @@ def tell(graph: Graph, before: Orders) -> None:
             of_group[group].append(node)
     for group, nodes in of_group.items():
         text = "\n".join(map(_decision, nodes))
-        told = blake2b(text.encode(), digest_size=8).hexdigest() + REORDERED * (before[group] != after[group])
+        digest = blake2b(text.encode(), digest_size=8).hexdigest() + REORDERED * (before[group] != after[group])
         for node in nodes:
             if _is_ours(node):
-                node.kwargs = {**node.kwargs, "decisions": told}
-        _begin(graph, nodes[0], {"group_name": group, "decisions": told})
+                node.kwargs = {**node.kwargs, "decisions": digest}
+        _compare_first(graph, nodes[0], {"group_name": group, "decisions": digest})
 
 
-def _begin(graph: Graph, first: Any, where: dict[str, str]) -> None:
-    """Where the first collective of a group is torch's, its ranks ask each other before it, as peers do elsewhere."""
+def _compare_first(graph: Graph, first: Any, where: dict[str, str]) -> None:
+    """Let ranks compare digests before a group's first collective if torch runs it. Ops of ours compare themselves."""
     if first.target.namespace == COLLECTIVE.name and isinstance(first.args[0], Node):
         x = first.args[0]
         first.replace_input_with(x, Writer(graph, first).call(BESIDE, x, **where))
 
 
 def _group_of(node: Node) -> str | None:
-    """The group in which a node meets other ranks."""
+    """Return the name of the group of a collective, fused or not; None for any other node."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
     names = [argument.name for argument in node.target._schema.arguments]
@@ -68,16 +71,16 @@ def _group_of(node: Node) -> str | None:
     return group if isinstance(group, str) else None
 
 
-def _stood_for(node: Node) -> list[str]:
-    found: list[str] = node.meta.get(_STANDS_FOR, [node.name])
-    return found
+def _replaced_by(node: Node) -> list[str]:
+    replaced: list[str] = node.meta.get(_REPLACED, [node.name])
+    return replaced
 
 
 def _called(node: Node) -> list[str]:
-    """The collectives of the program that a rank calls at a node where ranks differ: torch's is one, whatever it was
-    made of."""
-    stood = _stood_for(node)
-    return stood if _is_ours(node) else ["+".join(stood)]
+    """Return the collectives that a rank calls at a node if ranks do not fuse. A node of torch's is one call, whatever
+    it replaced."""
+    replaced = _replaced_by(node)
+    return replaced if _is_ours(node) else ["+".join(replaced)]
 
 
 def _is_ours(node: Any) -> bool:
@@ -85,12 +88,12 @@ def _is_ours(node: Any) -> bool:
 
 
 def _decision(node: Any) -> str:
-    """What decides which call of its peers' a node meets: no rows, which ranks may have of their own."""
+    """Return what must be equal on all ranks at a node. Rows are left out: ranks may have different numbers of them."""
     if not _is_ours(node):
         return str(node.target)
     x, ws, beside = node.args
     xs = x if isinstance(x, list) else [x]
-    told = [(tuple(value(w).shape), value(w).is_contiguous()) for w in ws]
+    weights = [(tuple(value(w).shape), value(w).is_contiguous()) for w in ws]
     biased = len(beside) if isinstance(beside, list) else beside is not None
     options = [(name, each) for name, each in node.kwargs.items() if name not in ("group_name", "decisions")]
-    return f"{node.target} {value(xs[0]).dtype} {len(xs)} {told} {biased} {options}"
+    return f"{node.target} {value(xs[0]).dtype} {len(xs)} {weights} {biased} {options}"

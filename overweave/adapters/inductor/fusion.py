@@ -44,7 +44,7 @@ class FuseCollectives(CustomGraphPass):  # type: ignore[misc]
             self.before(graph)
         if not any(find(graph) for find in SITES.values()):
             return
-        before = decisions.collectives(graph)
+        before = decisions.collectives_by_group(graph)
         flattened.flatten_products(graph)
         pieces.split_slices(graph)
         merged_sums.merge_sums(graph)
@@ -53,7 +53,7 @@ class FuseCollectives(CustomGraphPass):  # type: ignore[misc]
                 _count(site(name), _fuse_or_reason(_FUSE[name], graph, node))
         stable_topological_sort(graph)  # an operator stands where the first of its results is read
         graph.eliminate_dead_code()
-        decisions.tell(graph, before)
+        decisions.record_decisions(graph, before)
 
     def uuid(self) -> Any:
         """Return the key of this pass in Inductor's graph caches: a digest of its files, and the ranks of all groups.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch.fx import Graph, Node
 
 from overweave.adapters.inductor.agreed import GATHERED
-from overweave.adapters.inductor.decisions import stand_for
+from overweave.adapters.inductor.decisions import replace_collectives
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,
@@ -93,7 +93,7 @@ def fuse_gather(graph: Graph, wait: Node) -> str:
         group_name=group,
         decisions="",
     )
-    stand_for(results, gather)
+    replace_collectives(results, gather)
     for index, product in enumerate(products):
         y = writer.item(results, index)
         if not product.rows.is_gathered:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
-from overweave.adapters.inductor.decisions import stand_for
+from overweave.adapters.inductor.decisions import replace_collectives
 from overweave.adapters.inductor.nodes import ATEN, COLLECTIVE, Writer, is_call, is_same, replace, value
 from overweave.adapters.inductor.reductions import PARTS, REDUCE, SumPart, parts_of, summed
 
@@ -54,7 +54,7 @@ def _add_before(graph: Graph, node: Any) -> None:
     parts = [part for each in reductions for part in _parts(each)]
     merged = writer.call(REDUCE, writer.call(ATEN.add.Tensor, *(each.args[0] for each in reductions)), "sum", group)
     merged.meta[PARTS] = parts
-    stand_for(merged, *reductions)
+    replace_collectives(merged, *reductions)
     replace(node, writer.call(WAIT, merged))
     for wait in (left, right):
         _erase(graph, wait)

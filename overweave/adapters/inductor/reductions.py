@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from overweave.adapters.inductor.agreed import REDUCED, SCATTERED
-from overweave.adapters.inductor.decisions import stand_for
+from overweave.adapters.inductor.decisions import replace_collectives
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,
@@ -92,7 +92,7 @@ def fuse_reduction(graph: Graph, wait: Node) -> str:
         group_name=group,
         decisions="",
     )
-    stand_for(y, reduction)
+    replace_collectives(y, reduction)
     wait.replace_all_uses_with(writer.shaped(y, wait))
     graph.erase_node(wait)
     graph.erase_node(reduction)

@@ -1,8 +1,7 @@
-"""What may be asked of an operator beyond its bare product, as records: what callers pass for it, the tensors that it
-reads and makes.
+"""Forms: what a call may ask of an operator beyond its bare product (bias, gate, norm, scales ...), as records.
 
-Keywords of operators, their schemas in torch's dispatcher, the checks of what is passed and the results of calls follow
-from these records. What is done to a product by them: ir/epilogue.py.
+Keywords of operators, their schemas in torch's dispatcher, checks of arguments and results of calls derive from these
+records. The arithmetic of built-in epilogues: ir/epilogue.py.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from overweave.errors import InputError
 
 BIAS, RESIDUAL, GATE = "bias", "residual", "gate"
 NORM, NORM_WEIGHT, Z = "norm", "norm_weight", "z"
-NORM_EPS = 1e-5  # where nobody says another
+NORM_EPS = 1e-5  # the default
 SCALE_X, SCALE_W = "scale_x", "scale_w"
 SCALE_DTYPE: Literal["float32"] = "float32"
 
@@ -33,17 +32,16 @@ class Input(NamedTuple):
 
 
 class Form(Struct, frozen=True, kw_only=True):
-    """Something that may be asked of an operator beyond its bare product.
+    """Something that a call may ask of an operator beyond its bare product.
 
-    allowed_by: the field of an operator's `Forms` that says whether. options: what is passed beside tensors, as a
-    schema declares it. keyword: what callers pass for all of it; empty: the names of inputs and options. makes: results
-    beside the products.
+    allowed_by: the field of an operator's `Forms` that allows it. inputs: tensors that callers pass. options: other
+    arguments, name -> its declaration in a schema. keyword: one keyword for all of it; empty: the names of inputs and
+    options. makes: names of the results beside the products.
 
-    Of one that is registered, and done to each element of the product, or of the sum of all ranks' products, behind all
-    others: name. numbers: floats that are passed, by name, each with one to try it with. reference: plain torch, the
-    new elements by those before and by all that it reads: inputs, then numbers. device: the same by triton.language,
-    of fp32: a plain function `device(value, beside)`, that is compiled with the kernels. Gradients follow from the
-    reference.
+    Fields of a registered epilogue, which is applied last, to each element of the product or of the sum over ranks:
+    name; numbers: float arguments, name -> a value to try it with. reference: `reference(y, beside)` in plain torch,
+    where beside are the inputs, then the numbers. device: the same on fp32 in triton.language, a plain function that is
+    compiled into the kernels. Gradients follow from the reference.
     """
 
     allowed_by: str = "epilogue"
@@ -58,21 +56,21 @@ class Form(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All that is passed for it, in the words of a schema. The first one asks for the form."""
+        """Return the names of all its arguments in a schema. Passing the first one asks for the form."""
         return (*(each.name for each in self.inputs), *self.options, *self.numbers)
 
     @property
     def declared(self) -> tuple[str, ...]:
-        """What is passed beside tensors, as a schema declares it."""
+        """Return the declarations of its arguments that are no tensors."""
         return (*self.options.values(), *(f"float? {name}=None" for name in self.numbers))
 
     def beside(self, tensors: Mapping[str, Any], numbers: tuple[float, ...]) -> tuple[Any, ...]:
-        """What the reference and the device's function read."""
+        """Return the second argument of `reference` and `device`: the inputs, then the numbers."""
         return (*(tensors[each.name] for each in self.inputs), *numbers)
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """What a caller passes by name."""
+        """Return the keywords of a call."""
         return (self.keyword,) if self.keyword else self.words
 
 
@@ -97,13 +95,13 @@ FORMS = [
 ]
 
 
-REGISTERED: dict[str, Form] = {}  # by their names, in the order in which they are done
+REGISTERED: dict[str, Form] = {}  # name -> epilogue, in the order in which they are applied
 
 
 def register(form: Form) -> None:
-    """From now on every operator that takes epilogues takes this one. Again it is no other.
+    """Add an epilogue to every operator that takes epilogues; does nothing if it is registered already.
 
-    Raises InputError for one that cannot be done.
+    Raises InputError for a name that is taken, or an epilogue that is not one of single elements.
     """
     if REGISTERED.get(form.name) is form:
         return
@@ -125,22 +123,22 @@ def register(form: Form) -> None:
 
 
 def registered(name: str) -> Form:
-    """The record of an epilogue that was registered. Raises InputError."""
+    """Return a registered epilogue by its name. Raises InputError if there is none."""
     if name not in REGISTERED:
         raise InputError(f"epilogue {name[:40]!r}", "nobody has registered it", "Register its Form first")
     return REGISTERED[name]
 
 
 def input_of(name: str) -> Input | None:
-    """The record of a tensor that a form reads; None of any other tensor."""
+    """Return the record of an input of any form; None for another tensor."""
     return next((each for form in FORMS for each in form.inputs if each.name == name), None)
 
 
 def lies_row_by_row(name: str) -> bool:
-    """Whether a tensor beside the product is row-major in every call: a factor lies as the weight does."""
+    """Return whether a tensor beside the product is row-major in every call: a factor is laid out as the weight."""
     read = input_of(name)
     return read is None or read.dtype != "factor"
 
 
-# The results beside the products, by what is passed, in the words of schemas, to ask for them.
+# The argument that asks for a form -> the results that the form makes beside the products.
 MADE_BY = {form.words[0]: form.makes for form in FORMS if form.makes}

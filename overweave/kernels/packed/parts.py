@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from overweave.kernels.added import ADDED, with_added
+from overweave.kernels.added import ADDED, apply_added
 from overweave.kernels.epilogue import BIAS, RESIDUAL, activated
 from overweave.memory.device.packed import (
     DATA_WORDS,
@@ -148,9 +148,9 @@ def _ended(low, high, after, start, word, inside, n, dtype: tl.constexpr, EPILOG
         high += numbers[1]
     if ADDED & EPILOGUE:
         places = (start + word).to(tl.int64) * NUMBERS
-        low = with_added(low, after.more, places, inside, places % n, n, EPILOGUE)
+        low = apply_added(low, after.more, places, inside, places % n, n, EPILOGUE)
         if NUMBERS == 2:
-            high = with_added(high, after.more, places + 1, inside, (places + 1) % n, n, EPILOGUE)
+            high = apply_added(high, after.more, places + 1, inside, (places + 1) % n, n, EPILOGUE)
     return low, high
 
 

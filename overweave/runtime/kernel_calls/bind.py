@@ -18,7 +18,7 @@ from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
 from overweave.ir.tile_order import outputs, partial_slots
-from overweave.kernels.added import added_operands, code_of
+from overweave.kernels.added import added_operands, epilogue_code
 from overweave.kernels.arguments import LaunchTiles
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
@@ -225,7 +225,7 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
         after=after_sums(epilogue, epilogue_tensors),
         eps=of_rows.eps if of_rows else 0.0,
         sum_first=has_fp32_first_operand(plan.schedule, plan.realization.dtype, reduces),
-        epilogue=code_of(epilogue),
+        epilogue=epilogue_code(epilogue),
         **_block_map(binding, reduces),
     )
     return reduction_call(config, binding.tiles(queue), sums)

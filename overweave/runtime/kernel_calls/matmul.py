@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
-from overweave.kernels.added import code_of
+from overweave.kernels.added import epilogue_code
 from overweave.kernels.arguments import AtPeers, Ends, MatmulOutputs, Traits
 from overweave.kernels.matmul import matmul_kernel
 from overweave.memory.split_k import Shares
@@ -142,7 +142,7 @@ def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
         b_is_transposed=operands.b_is_transposed,
         two_sources=operands.a_shard is not None and operands.a_workspace is not None,
         traced=tiles.traced,
-        epilogue=code_of(operands.epilogue),
+        epilogue=epilogue_code(operands.epilogue),
         addends=0 if operands.addends is None else operands.addends.shape[1],
         weights=len(operands.weights),
         split_k=operands.shares is not None,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from overweave.ir.plan import PackedConfig
 from overweave.ir.problem import Problem
-from overweave.kernels.added import code_of
+from overweave.kernels.added import epilogue_code
 from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTraits, ShardSpans, SignalWords
 from overweave.kernels.packed.exchange import packed_kernel
 from overweave.memory.device.ptx import poll_packed, poll_packed_constraints
@@ -50,7 +50,7 @@ def packed_call(
         block=config.block,
         chained=caller.is_chained,
         eps=rows.eps if rows else 0.0,
-        epilogue=code_of(problem.sum_epilogue) if adds else 0,
+        epilogue=epilogue_code(problem.sum_epilogue) if adds else 0,
     )
     arguments = [
         *(tensors[layout.source], tensors[layout.out]),

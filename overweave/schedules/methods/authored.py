@@ -1,4 +1,4 @@
-"""The methods that authors' kernels alone have, of a tensor that they read or write."""
+"""Methods that authors' kernels alone have: transports of a tensor that their tiles read or write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AG, _RS, _AR, _TRADED = (
 )
 _by_kernel = partial(Method, multiplies=AUTHOR_KERNEL, moves=(COPY_ENGINE,))
 _GATHERS = {method.name: method for method in gathers.METHODS}
-# As lists of moves: how sums are made, and the gather of all of them by which each rank gets the whole.
+# name, template of sums, template of the gather by which every rank gets them, summary.
 _SUMS = (
     ("mesh", reduction_templates.across_mesh, gather_templates.across_mesh, "chunks go straight to who adds them"),
     ("ring", reduction_templates.round_ring, gather_templates.round_ring, "every rank adds its own, and passes it on"),

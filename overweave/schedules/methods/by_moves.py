@@ -1,4 +1,4 @@
-"""Methods that are lists of chunk moves: what a template says is the whole of one."""
+"""Methods that are lists of chunk moves: a template of moves is all that a method needs."""
 
 from __future__ import annotations
 
@@ -39,58 +39,60 @@ MoveTemplate = Callable[[Mesh], Iterator[ReductionStep]]  # a template of a gath
 
 
 def by_moves(
-    written: MoveTemplate, shared: Template | None = None, *, sends: bool = False
+    template: MoveTemplate, shared: Template | None = None, *, sends: bool = False
 ) -> Callable[[MethodInputs], Communication]:
-    """What writes a list of chunk moves, for a method's `write`: of a gather, or of sums, as its operator says.
+    """Return a method's `write` that runs a template of moves: a gather, or sums, as the operator needs.
 
-    shared: the gather by which every rank gets the sums, where it does. sends: what tiles write is gathered.
+    shared: for sums that every rank gets, the gather that follows. sends: the rows that tiles write are gathered.
     """
-    return partial(_moved, written, shared, sends)
+    return partial(_moved, template, shared, sends)
 
 
-def _moved(written: MoveTemplate, shared: Template | None, sends: bool, work: MethodInputs) -> Communication:
+def _moved(template: MoveTemplate, shared: Template | None, sends: bool, work: MethodInputs) -> Communication:
+    """Return the communication of a template of moves for one call."""
     problem, split = work.problem, work.split
     cols, parts = problem.moved_columns, dict.fromkeys((PUSHES, TILES), split.tile_rows)
     mesh = mesh_of(split, cols, work.settings)
     if not problem.record.gathers:
-        reduction = reduction_of(written, shared if problem.record.shares_sums else None, mesh)
+        reduction = reduction_of(template, shared if problem.record.shares_sums else None, mesh)
         return reduced(reduction, (split.rows, cols), work.held, parts, _placing(work))
-    gather = gather_of(written, mesh)  # type: ignore[arg-type]  # of a gather no move is a sum
+    gather = gather_of(template, mesh)  # type: ignore[arg-type]  # of a gather no move is a sum
     made = transferred(gather, split.rows, cols, sends=sends, returns_gathered=problem.returns_gathered)
     return stored_at_peers(in_parts(made, parts)) if sends else in_parts(made, parts)
 
 
 def sums_of_moves(
-    written: Callable[[ReductionTemplate], Iterator[ReductionStep]], beside: bool = True
+    template: Callable[[ReductionTemplate], Iterator[ReductionStep]], beside: bool = True
 ) -> Callable[[MethodInputs], Communication]:
-    """What writes sums as a list of chunk moves, for a method's `write`; who adds is the method's to say.
+    """Return a method's `write` that runs a template of sums; `Method.adds` says which engine adds.
 
-    beside: whether a kernel that sums may run beside the tiles.
+    beside: the reduction kernel may run beside the tiles.
     """
-    return partial(_summed, written, beside)
+    return partial(_summed, template, beside)
 
 
 def _summed(
-    written: Callable[[ReductionTemplate], Iterator[ReductionStep]], beside: bool, work: MethodInputs
+    template: Callable[[ReductionTemplate], Iterator[ReductionStep]], beside: bool, work: MethodInputs
 ) -> Communication:
+    """Return the communication of a template of sums for one call."""
     split, cols, settings, adds = work.split, work.problem.moved_columns, work.settings, work.method.adds
     by_tiles = settings.sums == "epilogue" or (adds is not None and adds.by == TILE_KERNEL)
-    how = ReductionTemplate(
+    sums = ReductionTemplate(
         mesh_of(split, cols, settings),
         "tiles" if by_tiles else "kernel",
         settings.own_pieces,
         work.problem.record.shares_sums,
     )
-    moves = tuple(written(how)) if split.world_size > 1 else ()
-    reduction = Reduction(split.world_size, moves, how.everywhere, settings.copy_programs)
+    moves = tuple(template(sums)) if split.world_size > 1 else ()
+    reduction = Reduction(split.world_size, moves, sums.everywhere, settings.copy_programs)
     parts = dict.fromkeys((PUSHES, TILES), split.tile_rows)
-    # One sum of all own rows waits for all tiles.
-    are_behind = not beside or (settings.own_pieces == 1 and not how.everywhere)
+    # A single sum of all own rows waits for all tiles anyway.
+    are_behind = not beside or (settings.own_pieces == 1 and not sums.everywhere)
     return reduced(reduction, (split.rows, cols), work.held, parts, _placing(work, are_behind))
 
 
 def _placing(work: MethodInputs, are_behind: bool = False) -> Placing:
-    """How sums are made, as the method of a call says."""
+    """Return where sums are placed and who adds them, from the method and settings of a call."""
     adds, is_stored = work.method.adds, work.settings.mover in CARRYING_TILES
     return Placing(
         blocks=work.sums,
@@ -101,41 +103,42 @@ def _placing(work: MethodInputs, are_behind: bool = False) -> Placing:
     )
 
 
-def pieces_together(split: Split) -> tuple[Together, ...]:
-    """The same piece of every rank's shard at once, by the library."""
+def collectives_by_piece(split: Split) -> tuple[Together, ...]:
+    """Return one library collective for each piece: the same piece of every rank's shard."""
     ranks = range(split.world_size)
     pieces = (tuple(Chunk(split.piece(rank, piece)) for rank in ranks) for piece in range(split.pieces))
     return tuple(Together(parts) for parts in pieces if any(lo < hi for lo, hi in (part.rows for part in parts)))
 
 
 def beside_tiles(made: Communication) -> Communication:
-    """The same, what the library carries on a stream beside the tiles of what it carries later."""
+    """Return the communication with its collectives on a side stream, beside the tiles of later pieces."""
     steps = (replace(step, queue=EXCHANGES) if isinstance(step, Collective) else step for step in made.steps)
     return replace(made, steps=tuple(steps), queues=(Queue(EXCHANGES, COMPLETE),))
 
 
 def summed_in_waves(work: MethodInputs) -> Communication:
-    """Sums by the library of the same piece of every rank's shard, beside the tiles of the next."""
+    """Return library reduce-scatters piece by piece, each beside the tiles of the next piece."""
     split = work.split
-    moves = pieces_together(split) if split.world_size > 1 else ()
+    moves = collectives_by_piece(split) if split.world_size > 1 else ()
     return beside_tiles(chunked_reduction(Reduction(split.world_size, moves), split.rows, work.problem.n, work.held))
 
 
-def method_of_moves(written: MoveTemplate, operator: str = OPERATOR.name, **fields: Any) -> Method:
-    """The method that a template is: called as the function is, described by its first line, computed by tiles that
-    wait for the copy engine's moves, or signal; sums are a kernel's. fields: of the record, where it is to differ;
-    `options` are those beside `pieces` and the tiles' own. Nothing is known of its times: it is taken unmeasured only
-    where it is predicted to gain much.
+def method_of_moves(template: MoveTemplate, operator: str = OPERATOR.name, **fields: Any) -> Method:
+    """Return a Method of a template of moves.
+
+    Its name is the function's, its summary the first line of the docstring. A tile kernel multiplies, the copy engine
+    moves, and a reduction kernel adds. fields: fields of Method that differ; `options` come beside `pieces` and the
+    tiles' own. It has no measured times: it is chosen unmeasured only if it is predicted to gain much.
     """
     taken = (options.PIECES, *fields.pop("options", ()), *options.TILES)
     sums: dict[str, Any] = {}
     if operator_of(operator).adds:
-        passes_on = any(isinstance(move, Sum) for move in written(Mesh(rows=4, cols=8, world_size=4)))
+        passes_on = any(isinstance(move, Sum) for move in template(Mesh(rows=4, cols=8, world_size=4)))
         sums = {"adds": Adds(REDUCE_KERNEL, precision="result" if passes_on else "float32"), "norms": REDUCE_KERNEL}
     known = {
-        "name": written.__name__,
-        "summary": (written.__doc__ or "").partition("\n")[0].rstrip("."),
-        "write": by_moves(written),
+        "name": template.__name__,
+        "summary": (template.__doc__ or "").partition("\n")[0].rstrip("."),
+        "write": by_moves(template),
         "multiplies": TILE_KERNEL,
         "moves": (COPY_ENGINE,),
         "margins": (option_sets.NOT_MEASURED,),

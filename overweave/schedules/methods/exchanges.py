@@ -19,7 +19,7 @@ from overweave.schedules.communication import (
     in_parts,
 )
 from overweave.schedules.families.wave_groups import in_groups
-from overweave.schedules.methods.by_moves import beside_tiles, pieces_together
+from overweave.schedules.methods.by_moves import beside_tiles, collectives_by_piece
 from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.moves import AllToAll
 from overweave.schedules.moves.peer_stores import stored_at_peers
@@ -73,7 +73,7 @@ def decomposed(work: MethodInputs) -> Communication:
     split, ranks = work.split, range(work.split.world_size)
     if len(ranks) == 1 or not split.rows:
         return _moved(True, work)
-    moves = AllToAll(len(ranks), pieces_together(split), True)
+    moves = AllToAll(len(ranks), collectives_by_piece(split), True)
     return beside_tiles(transferred(moves, split.rows, work.problem.moved_columns, sends=True))
 
 

@@ -103,11 +103,12 @@ def by_islands(mesh: Mesh) -> Iterator[ReductionStep]:
             yield from mesh.pushes(rank, owner, owner, ACROSS)
 
 
-# Sums of operators' methods, whose own tiles may add, and whose own shard may be summed in pieces of its own.
+# Templates of operators' sums: their tiles may add, and the own shard may be summed in pieces.
 
 
 class ReductionTemplate(Struct, frozen=True):
-    """by: who adds. own_pieces: parts of the own shard that a kernel sums one by one. everywhere: all get the sums."""
+    """The input of a template of sums. by: who adds. own_pieces: pieces in which a kernel sums the own shard.
+    everywhere: every rank gets all sums."""
 
     mesh: Mesh
     by: Literal["kernel", "tiles"] = "kernel"
@@ -115,45 +116,45 @@ class ReductionTemplate(Struct, frozen=True):
     everywhere: bool = False
 
     def put(self, rank: int, peer: int, chunk: Chunk, mover: Mover | None = None) -> Put:
-        """To a peer, in the lane of its distance."""
+        """Return a push to a peer, in the lane of its distance."""
         return Put(rank, peer, chunk, self.mesh.lane(rank, peer), mover=mover or self.mesh.mover)
 
     def own(self, rank: int, pieces: int) -> Iterator[ReductionStep]:
-        """The sums of a rank's own shard."""
+        """Return the sums of a rank's own shard, piece by piece."""
         return (Sum(rank, chunk, by=self.by) for chunk in replace(self.mesh, pieces=pieces).chunks(rank))
 
     def shares(self, chunks: Callable[[int], Iterable[Chunk]], mover: Mover) -> Iterator[ReductionStep]:
-        """Sums of each rank's own chunks to all peers, who are met by how far they are."""
+        """Yield the pushes of each rank's sums to all peers, the nearest first."""
         size = self.mesh.world_size
         for step, rank in product(range(1, size), range(size)):
             yield from (self.put(rank, (rank + step) % size, chunk, mover) for chunk in chunks(rank))
 
 
-def straight(how: ReductionTemplate) -> Iterator[ReductionStep]:
+def straight(sums: ReductionTemplate) -> Iterator[ReductionStep]:
     """Every partial goes straight to its owner, peers' first; everywhere, each piece of all before the next."""
-    mesh = how.mesh
-    for rank, owner, piece in (replace(mesh, order="all_peers") if how.everywhere else mesh).turns():
-        yield from (how.put(rank, owner, chunk) for chunk in mesh.piece(owner, piece))
-    pieces = mesh.pieces if how.everywhere or how.by == "tiles" else how.own_pieces
+    mesh = sums.mesh
+    for rank, owner, piece in (replace(mesh, order="all_peers") if sums.everywhere else mesh).turns():
+        yield from (sums.put(rank, owner, chunk) for chunk in mesh.piece(owner, piece))
+    pieces = mesh.pieces if sums.everywhere or sums.by == "tiles" else sums.own_pieces
     for rank in range(mesh.world_size):
-        yield from how.own(rank, pieces)
-    for piece in range(mesh.pieces if how.everywhere else 0):
-        yield from how.shares(partial(mesh.piece, piece=piece), "copy_engine")
+        yield from sums.own(rank, pieces)
+    for piece in range(mesh.pieces if sums.everywhere else 0):
+        yield from sums.shares(partial(mesh.piece, piece=piece), "copy_engine")
 
 
-def round_ring_of_tiles(how: ReductionTemplate) -> Iterator[ReductionStep]:
+def round_ring_of_tiles(sums: ReductionTemplate) -> Iterator[ReductionStep]:
     """Each piece travels from its owner's successor to the owner, and tiles on the way add their own."""
-    mesh, size = how.mesh, how.mesh.world_size
+    mesh, size = sums.mesh, sums.mesh.world_size
     for step, rank in product(range(1, size + 1), range(size)):
         for chunk in mesh.chunks((rank - step) % size):
             if step > 1:
-                yield Sum(rank, chunk, by=how.by, own_last=True)
+                yield Sum(rank, chunk, by=sums.by, own_last=True)
             if step < size:
                 yield Put(rank, (rank + 1) % size, chunk, mover=mesh.mover)
-    yield from how.shares(mesh.chunks, mesh.mover) if how.everywhere else ()
+    yield from sums.shares(mesh.chunks, mesh.mover) if sums.everywhere else ()
 
 
-def one_shot(how: ReductionTemplate) -> Iterator[ReductionStep]:
+def one_shot(sums: ReductionTemplate) -> Iterator[ReductionStep]:
     """Whole partials go to every peer, and every rank adds them all."""
-    whole = Chunk((0, how.mesh.rows))
-    yield from how.shares(lambda rank: (whole,) if how.mesh.rows else (), how.mesh.mover)
+    whole = Chunk((0, sums.mesh.rows))
+    yield from sums.shares(lambda rank: (whole,) if sums.mesh.rows else (), sums.mesh.mover)
