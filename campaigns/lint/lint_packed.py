@@ -65,7 +65,7 @@ def packed_case(
     problem = Problem(
         operator=operator, m=SOME, n=SOME, k=64, world_size=ranks, dtype=dtype, epilogue=epilogue, norm=norm
     )
-    names = ("source", "out", *((*norm.inputs, Z) if norm else epilogue.inputs))
+    names = ("source", "out", "y", *((*norm.inputs, Z) if norm else epilogue.inputs))
     tensors = dict.fromkeys(names, torch.empty(16, dtype=getattr(torch, dtype)))
     layout = PackedLayout(SOME, SOME, "source", "out", SOME, SOME, row_words=MANY if normed else 0)
     caller = Caller(SOME, (PROTOCOL.words, PROTOCOL.limits), chained, chained)

@@ -11,6 +11,7 @@ from overweave.ir.epilogue import Norm
 from overweave.ir.plan import MatmulConfig, Plan, ReduceConfig
 from overweave.ir.problem import Problem
 from overweave.ir.tile_order import NO_SIGNAL, TileRow
+from overweave.kernels.added import rows_code
 from overweave.kernels.arguments import AfterSums, LaunchTiles, SignalWords
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.runtime.gpu.launcher import Launch
@@ -39,7 +40,7 @@ class Move:
         queue = LaunchTiles(table_tensor(rows, device), self._claims, trace, len(rows))
         weight, z = torch.ones(n, dtype=out.dtype, device=device), torch.empty_like(out)
         operands = torch.tensor([[source.data_ptr(), 0, 0]], dtype=torch.int64, device=device)
-        sums = ReductionCall(operands, (1, 0, 1), out, n, AfterSums(norm_weight=weight, z=z), EPS)
+        sums = ReductionCall(operands, (1, 0, 1), out, n, AfterSums(more=(weight,), z=z), rows_code(Norm(eps=EPS)))
         if blocks is not None:
             places = torch.tensor(blocks.places, dtype=torch.int32, device=device)
             sums = sums._replace(cells=places, cell=(blocks.rows, blocks.cols))

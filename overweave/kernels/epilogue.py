@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 
 from overweave.ir.epilogue import EPILOGUE_BITS
 from overweave.ir.operators.forms import GATE as GATE_WORD
-from overweave.kernels.added import ADDED, apply_added
+from overweave.kernels.added import ADDED, DIGEST, PARTS, apply_added
 from overweave.lang.tile_table import FROM_OWN_SHARD, ROW, SOURCE, SOURCE_ROW, read_column
 
 BIAS = tl.constexpr(EPILOGUE_BITS["bias"])
@@ -24,14 +24,14 @@ BY_TENSOR = tl.constexpr(EPILOGUE_BITS["tensor"])
 BY_ROWS = tl.constexpr(EPILOGUE_BITS["rows"])
 GATE = tl.constexpr(EPILOGUE_BITS[GATE_WORD])
 SCALES = tl.constexpr(EPILOGUE_BITS["tensor"] | EPILOGUE_BITS["rows"])
-ENDINGS = tl.constexpr(~SCALES.value)
+ENDINGS = tl.constexpr(~(SCALES.value | PARTS.value))
 
 
 @gluon.constexpr_function
 def of_product(epilogue, addends):
     """What is left to be done to a tile's products, or to the one that a gate made of two."""
     if addends:
-        return SCALES.value & epilogue
+        return epilogue & ~ENDINGS.value | (epilogue & DIGEST.value if PARTS.value & epilogue else 0)
     return (ENDINGS.value if GATE.value & epilogue else -1) & epilogue
 
 
@@ -71,13 +71,17 @@ def scales_beside(ends, table, tile, row, EPILOGUE: tl.constexpr):
 
 
 @triton.jit
-def scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
-    """`value * scale_x * scale_w`: one scale each, or that of the row and that of the column."""
+def scaled(value, scale_x, scale_w, more, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
+    """`value * scale_x * scale_w`: one scale each, or that of the row and that of the column; then what is registered
+    of parts."""
     if BY_TENSOR & EPILOGUE:
         value *= tl.load(scale_x) * tl.load(scale_w)
     if BY_ROWS & EPILOGUE:
         by_row = tl.load(scale_x + rows, mask=rows < row_end, other=0.0)
         value *= by_row[:, None] * tl.load(scale_w + cols, mask=cols < n, other=0.0)[None, :]
+    if PARTS & EPILOGUE:
+        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
+        value = apply_added(value, more, None, inside, cols, n, EPILOGUE, True)
     return value
 
 
@@ -85,9 +89,9 @@ def scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constex
 def scaled_and_gated(value, gate, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
     """`scaled(value) * activation(scaled(gate))`: scale_w has the gate's scales behind the n, or the one, of value."""
     if SCALES & EPILOGUE:
-        value = scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE)
+        value = scaled(value, scale_x, scale_w, None, rows, row_end, cols, n, EPILOGUE)
         of_gate = scale_w + (n if BY_ROWS & EPILOGUE else 1)
-        gate = scaled(gate, scale_x, of_gate, rows, row_end, cols, n, EPILOGUE)
+        gate = scaled(gate, scale_x, of_gate, None, rows, row_end, cols, n, EPILOGUE)
     return gated(value, gate, EPILOGUE)
 
 
@@ -98,7 +102,7 @@ def finished(value, bias, residual, scale_x, scale_w, more, rows, row_end, cols,
 
     Of one of several weights, bias and scale_w begin at its columns, of which there are n.
     """
-    value = scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE)
+    value = scaled(value, scale_x, scale_w, more, rows, row_end, cols, n, EPILOGUE)
     if BIAS & EPILOGUE:
         value += tl.load(bias + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
     if (GATE & EPILOGUE) == 0:
@@ -110,7 +114,7 @@ def finished(value, bias, residual, scale_x, scale_w, more, rows, row_end, cols,
     if ADDED & EPILOGUE:
         inside = (rows < row_end)[:, None] & (cols < n)[None, :]
         offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
-        value = apply_added(value, more, offsets, inside, cols[None, :], n, EPILOGUE)
+        value = apply_added(value, more, offsets, inside, cols, n, EPILOGUE)
     return value
 
 
@@ -126,7 +130,7 @@ def ended(value, bias, residual, more, offsets, inside, cols, n, EPILOGUE: tl.co
     if RESIDUAL & EPILOGUE:
         value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
     if ADDED & EPILOGUE:
-        value = apply_added(value, more, offsets, inside, cols[None, :], n, EPILOGUE)
+        value = apply_added(value, more, offsets, inside, cols, n, EPILOGUE)
     return value
 
 

@@ -13,7 +13,8 @@ which a tile has columns of one, into rows of the result.
 
 A first operand may be a sum that is kept in fp32 (SUM_FIRST); else all are of the output's dtype.
 
-With a norm, tiles are whole rows, and those that go to the caller's tensor are normed on their way (norm.py). With an
+With a norm, or another form of whole rows, tiles are such, and those that go to the caller's tensor are finished on
+their way (norm.py). With an
 epilogue, rows of the table that say so finish their sums in fp32 before they round them (epilogue.py).
 """
 
@@ -27,7 +28,7 @@ from overweave.kernels.norm import (
     ordered_sum,
     places_in_cells,
     read_operands,
-    sum_and_norm_rows,
+    sum_and_finish_rows,
     sum_in_turn,
 )
 from overweave.lang.tile_table import (
@@ -117,7 +118,7 @@ def reduction_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TRACED: tl.constexpr,
-    EPS: tl.constexpr,
+    ROWS: tl.constexpr,
     SUM_FIRST: tl.constexpr,
     EPILOGUE: tl.constexpr,
     CELL_M: tl.constexpr,
@@ -147,10 +148,10 @@ def reduction_kernel(
             )  # fmt: skip
             waited = operation
         record_time(trace, tile, READY, TRACED)
-        if after.norm_weight is not None:
-            sum_and_norm_rows(
-                sources, target_address, out, after.residual, after.norm_weight, after.z, cells, place, n, verdict,
-                OPERANDS, FIRST, BLOCK_M, BLOCK_N, EPS, CELL_M, CELL_N,
+        if ROWS:
+            sum_and_finish_rows(
+                sources, target_address, out, after, cells, place, n, verdict,
+                OPERANDS, FIRST, BLOCK_M, BLOCK_N, ROWS, CELL_M, CELL_N,
             )  # fmt: skip
             following = claim_tile(claims)
         else:

@@ -32,7 +32,7 @@ from overweave.kernels.packed.parts import (
     told_by,
     words_of,
 )
-from overweave.kernels.packed.rows import deliver, norm_row
+from overweave.kernels.packed.rows import deliver, finish_row
 from overweave.memory.device.dependent_launch import launch_dependents, wait_for_previous_kernel
 from overweave.memory.device.packed import push_message
 
@@ -54,27 +54,27 @@ def packed_kernel(source, out, after, space, parts, protocol, rank, n, traits: t
         push_shard(traits, call, source, out, parts.turns)
         hear_shards(traits, call, call.here, out, after, parts.turns)
     elif traits.exchange == "one_shot":
-        squares = sum_all(traits, call, source, out, after, n, parts.turns)
-        if after.z is not None:
+        counted = sum_all(traits, call, source, out, after, n, parts.turns)
+        if traits.rows:
             tl.debug_barrier()
-            norm_row(traits, call, out, after, squares, 0, call.total, parts.turns)
+            finish_row(traits, call, out, after, counted, 0, call.total, parts.turns)
     elif traits.exchange == "scatter":
-        squares = sum_shard(traits, call, source, out, after, n, parts.turns)
-        if after.z is not None:
+        counted = sum_shard(traits, call, source, out, after, n, parts.turns)
+        if traits.rows:
             tl.debug_barrier()
-            norm_row(traits, call, out, after, squares, 0, words_of(call, call.rank), parts.turns)
+            finish_row(traits, call, out, after, counted, 0, words_of(call, call.rank), parts.turns)
     else:
-        squares = sum_shard(traits, call, source, out, after, n, parts.turns)
+        counted = sum_shard(traits, call, source, out, after, n, parts.turns)
         behind = call.stride * (SENDERS + 1)
         of_peers = hear_shards(traits, call, call.here + behind, out, after, parts.turns)
-        if after.z is not None:
+        if traits.rows:
             tl.debug_barrier()
             start = call.rank.to(tl.int64) * call.shard
-            norm_row(traits, call, out, after, squares, start, words_of(call, call.rank), parts.turns)
+            finish_row(traits, call, out, after, counted, start, words_of(call, call.rank), parts.turns)
             for sender in tl.static_range(SENDERS):
                 owner = tl.where(sender >= call.rank, sender + 1, sender)
                 first, size = owner.to(tl.int64) * call.shard, words_of(call, owner)
-                norm_row(traits, call, out, after, of_peers[sender], first, size, parts.turns)
+                finish_row(traits, call, out, after, of_peers[sender], first, size, parts.turns)
 
 
 @triton.jit
@@ -103,7 +103,7 @@ def sum_all(traits: tl.constexpr, call, source, out, after, n, turns):
         at, first, left = stretch_of(call, turn, BLOCK)
         left = tl.minimum(left, call.total - first)
         push_to_all(call.mine, at, load_words(numbers + first, left), call.epoch, left > 0, SENDERS)
-    squares, late = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
+    counted, late = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
     for turn in range(turns):
         at, first, left = stretch_of(call, turn, BLOCK)
         left = tl.minimum(left, call.total - first)
@@ -111,10 +111,10 @@ def sum_all(traits: tl.constexpr, call, source, out, after, n, turns):
         # Who waited in vain in one turn does not wait in the next.
         found = poll(traits, call, call.here + at, (left > 0) & (late == 0))
         late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(traits, own, found, call.rank, late > 0, after, 0, first, left, n, out.dtype.element_ty)
-        squares += deliver(out, after, first, sums, left)
+        sums = sums_of(traits, own, found, call.rank, late > 0, after, 0, first, left, n, source.dtype.element_ty)
+        counted = deliver(out, after, first, sums, left, counted, traits.rows)
     alarm_if_missing(call, late)
-    return squares
+    return counted
 
 
 @triton.jit
@@ -131,7 +131,7 @@ def sum_shard(traits: tl.constexpr, call, source, out, after, n, turns):
     start, behind = 0, 0  # of the sums in `out`, and of those among the messages
     if traits.exchange == "two_shot":
         start, behind = own_start, call.stride * (SENDERS + 1)
-    squares, late = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
+    counted, late = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
     for turn in range(turns):
         at, first, left = stretch_of(call, turn, BLOCK)
         inside = (left > 0) & (first < call.shard)
@@ -139,13 +139,13 @@ def sum_shard(traits: tl.constexpr, call, source, out, after, n, turns):
         own = load_words(numbers + own_start + first, left)
         found = poll(traits, call, call.here + at, inside & (late == 0))
         late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(traits, own, found, call.rank, late > 0, after, start, first, left, n, out.dtype.element_ty)
+        sums = sums_of(traits, own, found, call.rank, late > 0, after, start, first, left, n, source.dtype.element_ty)
         if traits.exchange == "two_shot":
             # A sum that lacks a part is not sent: who waits for it ends by the alarm, and knows that its call is void.
             push_to_all(call.mine, behind + at, sums, call.epoch, inside & (late == 0), SENDERS)
-        squares += deliver(out, after, start + first, sums, left)
+        counted = deliver(out, after, start + first, sums, left, counted, traits.rows)
     alarm_if_missing(call, late)  # of a two-shot before the second wait, which this ends everywhere
-    return squares
+    return counted
 
 
 @triton.jit
@@ -172,9 +172,9 @@ def hear_shards(traits: tl.constexpr, call, here, out, after, turns):
     """The shards of all peers, as they sent them, to their places in `out`. Returns what `deliver` does, for each."""
     SENDERS: tl.constexpr = traits.senders
     BLOCK: tl.constexpr = traits.block
-    squares = ()
+    counted = ()
     for _ in tl.static_range(SENDERS):
-        squares += (tl.zeros([BLOCK], tl.float32),)  # type: ignore[assignment]
+        counted += (tl.zeros([BLOCK], tl.float32),)  # type: ignore[assignment]
     late = tl.zeros([BLOCK], tl.int32)
     for turn in range(turns):
         at, first, left = stretch_of(call, turn, BLOCK)
@@ -185,8 +185,8 @@ def hear_shards(traits: tl.constexpr, call, here, out, after, turns):
             owner = tl.where(sender >= call.rank, sender + 1, sender)
             left_there = tl.minimum(left, words_of(call, owner) - first)
             told, start = told_by(found, sender, is_void), owner.to(tl.int64) * call.shard
-            normed = squares[sender] + deliver(out, after, start + first, told, left_there)
-            more += (normed,)  # type: ignore[assignment]
-        squares = more
+            joined = deliver(out, after, start + first, told, left_there, counted[sender], traits.rows)
+            more += (joined,)  # type: ignore[assignment]
+        counted = more
     alarm_if_missing(call, late)
-    return squares
+    return counted

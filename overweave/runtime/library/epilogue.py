@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 
-from overweave.ir.epilogue import NO_EPILOGUE, Activation, Epilogue, Norm
-from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, Z, input_of, registered
+from overweave.ir.epilogue import NO_EPILOGUE, Activation, Applied, Epilogue, Norm
+from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, Z, input_of
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
-from overweave.runtime.library.library import End, View, full_precision, run_operation, without_autocast
+from overweave.runtime.library.library import (
+    End,
+    LibraryEpilogues,
+    View,
+    full_precision,
+    run_operation,
+    without_autocast,
+)
 from overweave.runtime.library.scaled import column_scales, multiply_scaled, row_scales, scaled_matmul
 
 Moved = tuple[Mapping[str, torch.Tensor], Group]
@@ -35,15 +43,17 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensor
     if problem.epilogue is NO_EPILOGUE:
         run_operation(operation, view, group)
         return
-    epilogue, sum_epilogue = problem.product_epilogue, _sum_epilogue(problem, tensors)
+    epilogue, of_sum = problem.product_epilogue, _sum_epilogue(problem, tensors)
     if isinstance(operation, Compute):
         first, (lo, hi) = problem.columns_of(operation.b.buffer)[0], operation.b.cols
         tensors = slice_columns(tensors, (first + lo, first + hi), problem.n)
+    of_part = _end(epilogue, tensors) if epilogue.added else None
+    ends = LibraryEpilogues(of_part, of_sum)
     if epilogue.scaling and isinstance(operation, Compute):
-        multiply_scaled(operation, view, tensors, sum_epilogue)
+        multiply_scaled(operation, view, tensors, ends)
     else:
-        run_operation(operation, view, group, sum_epilogue)
-    if epilogue.bits and isinstance(operation, Compute):
+        run_operation(operation, view, group, ends)
+    if epilogue.bits and isinstance(operation, Compute) and not (operation.addends or operation.accumulate):
         for part, out in enumerate(operation.out):
             if not out.is_empty:
                 y = view(out)
@@ -58,6 +68,10 @@ def finish_collective(operation: Operation, problem: Problem, view: View, tensor
         for out in operation.writes:
             if not out.is_empty:
                 sum_epilogue(view(out), out)
+
+
+def _end(epilogue: Epilogue, tensors: Mapping[str, torch.Tensor]) -> End:
+    return lambda value, out: apply_epilogue(value, slice(*out.rows), epilogue, tensors)
 
 
 def _sum_epilogue(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
@@ -103,6 +117,7 @@ def apply_epilogue(
     gate: torch.Tensor | None = None,
 ) -> None:
     """Apply the epilogue in place to `y`: rows `rows` of a product. gate: the gate's product, or None."""
+    _apply_added(y, rows, (each for each in epilogue.added if each.of_parts), tensors)
     if epilogue.bias:
         y += tensors[BIAS]
     if gate is not None:
@@ -111,14 +126,24 @@ def apply_epilogue(
         y.copy_(ACTIVATIONS[epilogue.activation](y))
     if epilogue.residual:
         y += tensors[RESIDUAL][rows]
-    for each in epilogue.added:
-        form = registered(each.name)
-        beside = {read.name: tensors[read.name][rows if read.rows == "y" else slice(None)] for read in form.inputs}
-        assert form.reference
-        y.copy_(form.reference(y, form.beside(beside, each.numbers)))
+    _apply_added(y, rows, (each for each in epilogue.added if not each.of_parts), tensors)
 
 
-# The epilogue and RMSNorm of sums of NCCL or of the emulation, by torch's own operations.
+def _apply_added(y: torch.Tensor, rows: slice, added: Iterable[Applied], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Apply registered epilogues of elements in place."""
+    for each in added:
+        y.copy_(in_torch(y, rows, each, tensors))
+
+
+def in_torch(y: torch.Tensor, rows: slice, applied: Applied, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return what a registered form makes of rows `rows` of a product or a sum."""
+    form = applied.form
+    assert form.reference
+    beside = {read.name: tensors[read.name][rows if read.rows == "y" else slice(None)] for read in form.inputs}
+    return form.reference(y, form.beside(beside, applied.numbers))
+
+
+# The epilogue of sums, and what is done to whole rows, of NCCL or of the emulation, by torch's own operations.
 
 
 def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -131,18 +156,23 @@ def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapp
         return
     for out in operation.writes:
         if out.buffer == "y" and not out.is_empty:
-            apply_norm(view(out), slice(*out.rows), problem.of_rows, tensors)
+            finish_rows(view(out), slice(*out.rows), problem.of_rows, tensors)
 
 
-def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Store rows `rows` of a sum, which `y` holds, plus the residual in `z`, and their RMSNorm in `y`.
+def finish_rows(y: torch.Tensor, rows: slice, how: Norm | Applied, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Finish rows `rows` of a sum, which `y` holds: store what a form makes of them, or of RMSNorm them plus the
+    residual in `z`, and their norm in `y`.
 
     Each step rounds, as torch does.
     """
+    if isinstance(how, Applied):
+        for name, made in zip(how.makes, in_torch(y, rows, how, tensors), strict=True):
+            tensors[name][rows].copy_(made)
+        return
     z, weight = tensors[Z][rows], tensors[NORM_WEIGHT].view(-1)
-    z.copy_(y + tensors[RESIDUAL][rows] if norm.residual else y)
+    z.copy_(y + tensors[RESIDUAL][rows] if how.residual else y)
     with without_autocast():
-        y.copy_(functional.rms_norm(z, (z.shape[1],), weight, norm.eps))
+        y.copy_(functional.rms_norm(z, (z.shape[1],), weight, how.eps))
 
 
 def _stores_sums(operation: Operation, problem: Problem) -> bool:

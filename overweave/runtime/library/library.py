@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,15 @@ from overweave.memory.group import Group
 from overweave.memory.subgroups import subgroup
 
 View = Callable[[Region], torch.Tensor]
-End = Callable[[torch.Tensor, Region], None]  # applies the epilogue in place to a sum that goes to a region
+End = Callable[[torch.Tensor, Region], None]  # applies an epilogue in place to what goes to a region
+
+
+class LibraryEpilogues(NamedTuple):
+    """What is done, in fp32, to a product before it is added, if anything is, and to a sum that is complete."""
+
+    of_product: End | None
+    of_sum: End
+
 
 # The C functions behind torch.backends.cuda.matmul's properties: read and write.
 _Setting = tuple[Callable[[], Any], Callable[..., None]]
@@ -96,15 +104,16 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-def run_operation(operation: Operation, view: View, group: Group, sum_epilogue: End | None = None) -> None:
+def run_operation(operation: Operation, view: View, group: Group, ends: LibraryEpilogues | None = None) -> None:
     """Run one operation of a library queue. view: returns this rank's tensor of a region. Raises ScheduleError.
 
-    sum_epilogue: applied in fp32 to complete sums. A collective's sums are rounded: the caller applies it to these.
+    ends: of products that are added, and of sums. A collective's sums, and what a product is stored as, are rounded:
+    the caller ends these.
     """
     if isinstance(operation, Compute):
-        _multiply(operation, view, sum_epilogue)
+        _multiply(operation, view, ends)
     elif isinstance(operation, Reduce):
-        _sum_in_order(operation, view, sum_epilogue)
+        _sum_in_order(operation, view, ends)
     elif isinstance(operation, Clear):
         for region in operation.destinations:
             view(region).zero_()
@@ -120,14 +129,16 @@ def run_operation(operation: Operation, view: View, group: Group, sum_epilogue: 
         )
 
 
-def _multiply(compute: Compute, view: View, sum_epilogue: End | None) -> None:
+def _multiply(compute: Compute, view: View, ends: LibraryEpilogues | None) -> None:
     """Run a Compute by cuBLAS, with its addends."""
     b = view(compute.b)
-    if compute.addends:
-        _multiply_and_sum(compute, view, sum_epilogue)
-        return
     for a, out in zip(compute.a, compute.out, strict=True):
-        if not out.is_empty:
+        if out.is_empty:
+            continue
+        if compute.addends or (compute.accumulate and ends and ends.of_product):
+            with full_precision(torch.float32):
+                add_product(compute, torch.mm(view(a).float(), b.float()), view, (out, ends))
+        else:
             with full_precision(b.dtype):
                 multiply_into(view(out), view(a), b, compute.accumulate)
 
@@ -144,28 +155,32 @@ def multiply_into(target: torch.Tensor, a: torch.Tensor, b: torch.Tensor, adds: 
         multiply_into(target, a.to(target.dtype), b.to(target.dtype), adds)
 
 
-def _multiply_and_sum(compute: Compute, view: View, sum_epilogue: End | None) -> None:
-    """Store the sum of a product and its addends; the product stays fp32 until then, as in the kernels."""
-    if not compute.out[0].is_empty:
-        with full_precision(torch.float32):
-            product = torch.mm(view(compute.a[0]).float(), view(compute.b).float())
-        add_addends(compute, product, view, sum_epilogue)
+def add_product(
+    compute: Compute, product: torch.Tensor, view: View, into: tuple[Region, LibraryEpilogues | None]
+) -> None:
+    """Add a product, fp32, to what lies at its output, or among a Compute's addends, in order, into its one output.
 
-
-def add_addends(compute: Compute, product: torch.Tensor, view: View, sum_epilogue: End | None) -> None:
-    """The product, fp32, among a Compute's addends, in order, into its one output. end: as of `run_operation`."""
+    into: the output, and ends as of `run_operation`.
+    """
+    out, ends = into
+    if ends is not None and ends.of_product is not None:
+        ends.of_product(product, out)
+    if not compute.addends:
+        target = view(out)
+        target += product
+        return
     operands = [view(addend) for addend in compute.addends]
     operands.insert(compute.place, product)
     total = operands[0].to(torch.float32, copy=True)
     for operand in operands[1:]:
         total += operand
-    if sum_epilogue is not None and compute.finishes:
-        sum_epilogue(total, compute.out[0])
+    if ends is not None and compute.finishes:
+        ends.of_sum(total, out)
     for place in compute.writes:
         view(place).copy_(total)
 
 
-def _sum_in_order(reduce: Reduce, view: View, sum_epilogue: End | None) -> None:
+def _sum_in_order(reduce: Reduce, view: View, ends: LibraryEpilogues | None) -> None:
     """Sum the operands of a Reduce in fp32, in order, and store the sum rounded once."""
     if reduce.out.is_empty:
         return
@@ -173,8 +188,8 @@ def _sum_in_order(reduce: Reduce, view: View, sum_epilogue: End | None) -> None:
     total = view(reduce.operands[0]).to(torch.float32, copy=not is_exact)
     for operand in reduce.operands[1:]:
         total += view(operand)
-    if sum_epilogue is not None and reduce.finishes:
-        sum_epilogue(total, reduce.out)
+    if ends is not None and reduce.finishes:
+        ends.of_sum(total, reduce.out)
     view(reduce.out).copy_(total)
 
 

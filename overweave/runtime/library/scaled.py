@@ -9,31 +9,27 @@ import torch
 from overweave.compat.torch_names import scaled_mm
 from overweave.ir.operators.forms import GATE, SCALE_W, SCALE_X
 from overweave.ir.schedule import Compute
-from overweave.runtime.library.library import End, View, add_addends, full_precision
+from overweave.runtime.library.library import LibraryEpilogues, View, add_product, full_precision
 
 TensorsByName = Mapping[str, torch.Tensor]
 Scales = tuple[torch.Tensor, torch.Tensor]
 SCALES_BYTES = 16  # cuBLAS requires scales at multiples of so many bytes
 
 
-def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, sum_epilogue: End | None) -> None:
+def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, ends: LibraryEpilogues) -> None:
     """`out = (a @ b) * scale_x * scale_w` for each part of `a`; scales per tensor, or of its rows and all columns.
 
-    With addends, or added to what lies there, the scaled product stays fp32 until the sum is rounded. end: as of
+    With addends, or added to what lies there, the scaled product stays fp32 until the sum is rounded. ends: as of
     `run_operation`.
     """
     for a, scale_x, out in zip(compute.a, row_scales(compute, view, tensors), compute.out, strict=True):
         if out.is_empty:
             continue
         scales, target = (scale_x, column_scales(tensors)[0]), view(out)
-        if compute.addends:
+        if compute.addends or compute.accumulate:
             product = target.new_empty(target.shape, dtype=torch.float32)
             scaled_matmul(view(a), view(compute.b), scales, product)
-            add_addends(compute, product, view, sum_epilogue)
-        elif compute.accumulate:
-            product = target.new_empty(target.shape, dtype=torch.float32)
-            scaled_matmul(view(a), view(compute.b), scales, product)
-            target += product
+            add_product(compute, product, view, (out, ends))
         else:
             scaled_matmul(view(a), view(compute.b), scales, target)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import get_args
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.epilogue import Activation, Applied, Epilogue, Norm
+from overweave.ir.epilogue import Activation, Epilogue, Norm, applied, told_apart
 from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, REGISTERED, RESIDUAL
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.forms import check_forms
@@ -38,18 +37,20 @@ def with_epilogue(problem: Problem, columns: tuple[int, ...] = (), after: str = 
     if len(activations) > 1:
         raise InputError(f"{problem.operator} after {after}", " and ".join(activations), "Leave out one of them")
     norms, has_residual = RMS_NORM in words, RESIDUAL in words
+    asked = f"{problem.operator}{f' after {after}' if words else ''}"
+    forms = [each for name, each in REGISTERED.items() if name in words]
+    more, rows = told_apart([applied(form, form.numbers.values(), problem.record.adds) for form in forms])
     epilogue = replace(
         problem.epilogue,
         bias=BIAS in words,
         activation=activations[0] if activations else None,
         residual=has_residual and not norms,
         gate=GATE in words,
-        more=tuple(Applied(word, tuple(form.numbers.values())) for word, form in REGISTERED.items() if word in words)
-        or UNSET,
+        more=more,
     )
     norm = Norm(eps=NORM_EPS, residual=has_residual) if norms else None
-    whole = replace(problem, columns=columns if len(columns) > 1 else (), epilogue=epilogue, norm=norm)
-    check_forms(f"{problem.operator}{f' after {after}' if words else ''}", whole)
+    whole = replace(problem, columns=columns if len(columns) > 1 else (), epilogue=epilogue, norm=norm, rows=rows)
+    check_forms(asked, whole)
     return whole
 
 
