@@ -19,7 +19,7 @@ from campaigns.lint.lint_skinny import skinny_cases
 from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
 from overweave.compiler.contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm
+from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
 from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
 from overweave.kernels.added import rows_code
 from overweave.kernels.arguments import AfterSums
@@ -94,6 +94,15 @@ def _sums_case(call: KernelCall, label: str) -> Case:
     """Two looks: at all signals, where one did not come, for the first that did not, and the alarm's."""
     announced = (Guard("*operands", ("out", "*operands"), optional=True),)
     return case_of(call, label, **_tiles("*operands", looks=2), announced=announced, claims_ahead=True)
+
+
+def rows_case(operands: int, config: ReduceConfig, how: Applied) -> Case:
+    """The ordered reduction of numbers in bf16 that ends with a registered form of whole rows."""
+    made = [torch.empty(16, dtype=getattr(torch, each.dtype)) for each in how.form.makes]
+    after = AfterSums(None, None, (OUT,) * len(how.inputs) or None, OUT, *made[1:])
+    sums = ReductionCall(ADDRESSES, (operands, 0, 1), made[0], SOME, after, rows_code(how))
+    label = f"bfloat16 {operands} operands {config.block_m}x{config.block_n} {how}"
+    return _sums_case(reduction_call(config, tiles_of(False), sums), label)
 
 
 def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool, first: int = 0) -> Case:

@@ -116,9 +116,9 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def place_of(self, added: Applied) -> Place:
         """Return to what a registered form is done."""
-        if added is self.rows:
-            return "row"
-        return ("part" if added.of_parts else "sum") if self.record.adds else "product"
+        if not self.record.adds:
+            return "product"
+        return "row" if added is self.rows else "part" if added.of_parts else "sum"
 
     @property
     def endings(self) -> tuple[Epilogue | Norm | Applied, ...]:

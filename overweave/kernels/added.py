@@ -25,13 +25,13 @@ DIGEST = tl.constexpr(-1 << _DIGEST_AT)
 
 class Step(NamedTuple):
     """What a device function does, and what it reads: (layout of an input, its index among all operands), or ("", a
-    number). of_parts: as of `Applied`. joined, of_element, number: of whole rows (`OfRow`).
+    number). of_parts: as of `Applied`. combine, of_element, number: of whole rows (`OfRow`).
     """
 
     device: Any
     reads: tuple[tuple[str, Any], ...]
     of_parts: bool = False
-    joined: Any = None
+    combine: str = ""
     of_element: Any = None
     number: Any = None
 
@@ -43,20 +43,6 @@ class AddedSteps:
 
 
 _compiled = cache(triton.jit)
-
-
-@triton.jit
-def _added(one, other):
-    return one + other
-
-
-@triton.jit
-def _larger(one, other):
-    """NaN if one is, as torch has it."""
-    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
-
-
-_JOINED = {"sum": _added, "max": _larger}
 
 
 def _square(value):
@@ -87,9 +73,9 @@ def rows_code(of_rows: Norm | Applied | None) -> int:
     """Return the integer that specialises a kernel with what it does to whole rows; 0: nothing."""
     if of_rows is None:
         return 0
-    if isinstance(of_rows, Norm):
-        return _recorded([(RMS_NORM, Applied("", (of_rows.eps,)))])
-    return _recorded([(of_rows.form, of_rows)])
+    return _recorded(
+        [(RMS_NORM, Applied("", (of_rows.eps,))) if isinstance(of_rows, Norm) else (of_rows.form, of_rows)]
+    )
 
 
 def _recorded(forms: Iterable[tuple[Form, Applied]]) -> int:
@@ -99,7 +85,7 @@ def _recorded(forms: Iterable[tuple[Form, Applied]]) -> int:
         read = [(read.rows + read.cols, first + index) for index, read in enumerate(form.inputs)]
         first += len(read)
         of_row = form.of_row
-        rows = (_JOINED[of_row.combine], _compiled(of_row.of_element), _compiled(of_row.number)) if of_row else ()
+        rows = (of_row.combine, _compiled(of_row.of_element), _compiled(of_row.number)) if of_row else ()
         reads = (*read, *(("", number) for number in each.numbers))
         steps.append(Step(_compiled(form.device), reads, each.of_parts, *rows))
     text = [[getattr(part, "cache_key", getattr(part, "__name__", part)) for part in step] for step in steps]
@@ -181,6 +167,29 @@ def apply_added(value, operands, offsets, inside, cols, n, EPILOGUE: tl.constexp
             beside = read_beside(operands, offsets, inside, cols, n, EPILOGUE, step)
             value = of_step(EPILOGUE, step, "device")(value, beside)
     return value
+
+
+@triton.jit
+def join(one, other, ROWS: tl.constexpr):
+    """What elements of rows count for, pair by pair. NaN if one is, as torch has it."""
+    if of_step(ROWS, 0, "combine") == "sum":
+        return one + other
+    else:
+        return _larger(one, other)
+
+
+@triton.jit
+def join_along(counted, AXIS: tl.constexpr, ROWS: tl.constexpr):
+    """The same along an axis."""
+    if of_step(ROWS, 0, "combine") == "sum":
+        return tl.sum(counted, AXIS)
+    else:
+        return tl.reduce(counted, AXIS, _larger)
+
+
+@triton.jit
+def _larger(one, other):
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ its last pass. What is done to them is RMSNorm, or a registered form of whole ro
 import triton
 import triton.language as tl
 
-from overweave.kernels.added import number_of_row, of_step, read_beside
+from overweave.kernels.added import join, join_along, number_of_row, of_step, read_beside
 
 MOST_OPERANDS = tl.constexpr(4)  # of a part of rows, that the registers hold all at once
 
@@ -134,8 +134,8 @@ def sum_and_finish_rows(
                 beside = tl.load(after.residual + starts + cols[None, :], mask=inside, other=0.0).to(tl.float32)
                 rounded = (rounded.to(tl.float32) + beside).to(z.dtype.element_ty)
             tl.store(z + starts + cols[None, :], rounded, mask=inside)
-            counted = tl.reduce(of_step(ROWS, 0, "of_element")(rounded.to(tl.float32)), 1, of_step(ROWS, 0, "joined"))
-            joined = of_step(ROWS, 0, "joined")(joined, counted)
+            counted = of_step(ROWS, 0, "of_element")(rounded.to(tl.float32))
+            joined = join(joined, join_along(counted, 1, ROWS), ROWS)
     if target_address == 0:
         tl.debug_barrier()  # what is read of z below may have been written by another thread
         number = number_of_row(joined, n, ROWS)

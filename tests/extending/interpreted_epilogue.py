@@ -100,20 +100,20 @@ def wrong_parts(dtype: str) -> list[str]:
     """As `wrong`, of what is done to each rank's product, and of rows that are quantised."""
     toy_rows.add()
     found, own = [], getattr(torch, dtype)
-    bias, alpha = torch.arange(N)[None].to(own) % 3, torch.tensor([[0.5, 2.0]]).repeat(1, N // 2).to(own)
+    bias, beta = torch.arange(N)[None].to(own) % 3, torch.tensor([[0.5, 2.0]]).repeat(1, N // 2).to(own)
     parts = (Applied("scaled_parts", (), True),)
     for name in PLANS if resolve(None).world_size > 1 else ():
         if name.startswith("all_gather"):
             continue
         epilogue = Epilogue(bias=True, activation="silu", more=parts)
-        outputs, (total, rows) = ended(name, {"epilogue": epilogue}, {"bias": bias, "alpha": alpha}, own)
-        exact = torch.nn.functional.silu(total[rows] * alpha.float() + bias.float())
+        outputs, (total, rows) = ended(name, {"epilogue": epilogue}, {"bias": bias, "beta": beta}, own)
+        exact = torch.nn.functional.silu(total[rows] * beta.float() + bias.float())
         found += [] if torch.allclose(outputs["y"].float(), exact, atol=0.02, rtol=0.01) else [f"{name} {dtype}"]
     for name in [f"matmul_all_reduce.{each}" for each in ROW_PLANS] + [
         f"matmul_reduce_scatter.scatter{each}" for each in ("", "_packed")
     ]:
-        outputs, (total, rows) = ended(name, {"epilogue": Epilogue(more=parts), **FP8}, {"alpha": alpha}, own)
-        values, scales = toy_rows.quantised((total * alpha.float()).to(own)[rows], FP8["rows"].numbers)
+        outputs, (total, rows) = ended(name, {"epilogue": Epilogue(more=parts), **FP8}, {"beta": beta}, own)
+        values, scales = toy_rows.quantised((total * beta.float()).to(own)[rows], FP8["rows"].numbers)
         same = torch.equal(outputs["scales"], scales) and torch.equal(outputs["values"].float(), values.float())
         found += [] if same else [f"{name} {dtype} rows"]
     return found

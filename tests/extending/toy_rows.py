@@ -11,8 +11,8 @@ from overweave.ir.operators.forms import Form, Input, OfRow
 from overweave.ops.dispatch.library import register_epilogue
 
 
-def scaled(y: Any, beside: tuple[Any, ...]) -> Any:
-    """`y * alpha`, in torch and on the device: linear, so that it may be done to each rank's product."""
+def scaled(y, beside):  # type: ignore[no-untyped-def]
+    """`y * beta`, in torch and on the device: linear, so that it may be done to each rank's product."""
     return y * beside[0]
 
 
@@ -35,7 +35,7 @@ def quantised_element(value, of_row, beside):  # type: ignore[no-untyped-def]
     return tl.div_rn(value, tl.broadcast_to(of_row, value.shape))
 
 
-ALPHA = Form(name="scaled_parts", inputs=(Input("alpha"),), where=("part",), reference=scaled, device=scaled)
+ALPHA = Form(name="scaled_parts", inputs=(Input("beta"),), where=("part",), reference=scaled, device=scaled)
 FP8_ROWS = Form(
     name="fp8_rows",
     numbers={"fp8_largest": 448.0, "fp8_smallest": 1e-12},
@@ -48,6 +48,6 @@ FP8_ROWS = Form(
 
 
 def add() -> None:
-    """Operators that add take alpha=, and fp8_largest= with fp8_smallest=, for which they return (values, scales)."""
+    """Operators that add take beta=, and fp8_largest= with fp8_smallest=, for which they return (values, scales)."""
     register_epilogue(ALPHA)
     register_epilogue(FP8_ROWS)

@@ -120,13 +120,13 @@ FORMS = [
 REGISTERED: dict[str, Form] = {}  # name -> epilogue, in the order in which they are applied
 
 
-def register(form: Form) -> None:
-    """Add an epilogue to every operator that takes such; does nothing if it is registered already.
+def register(form: Form) -> bool:
+    """Add an epilogue to every operator that takes such; return False, and do nothing, if it is registered already.
 
     Raises InputError for a name that is taken, or an epilogue that nothing could do where it says.
     """
     if REGISTERED.get(form.name) is form:
-        return
+        return False
     names = (form.name, *form.words, *(each.name for each in form.makes))
     taken = {word for each in FORMS for word in (*each.words, *each.keywords, each.name)} | {Z}
     taken |= {"x", "w", "y", "m", "plan", "counts", "most", "tokens", "group_name", "save", "gradients"}
@@ -141,6 +141,7 @@ def register(form: Form) -> None:
         raise InputError(asked, found, "See Form in overweave/ir/operators/forms.py")
     FORMS.append(form)
     REGISTERED[form.name] = form
+    return True
 
 
 def _obstacle(form: Form) -> str:

@@ -11,6 +11,8 @@ import triton.language as tl
 from overweave.kernels.added import (
     how_many_read,
     is_by_words,
+    join,
+    join_along,
     number_of_row,
     of_step,
     read_added,
@@ -39,8 +41,7 @@ def deliver(out, after, first, sums, left, counted, ROWS: tl.constexpr):
             kept += (word,)  # type: ignore[assignment]
             value = numbers_of(word, dtype)
             low, high = of_step(ROWS, 0, "of_element")(value[0]), of_step(ROWS, 0, "of_element")(value[1])
-            of_word = tl.where(left > index, of_step(ROWS, 0, "joined")(low, high), 0.0)
-            counted = of_step(ROWS, 0, "joined")(counted, of_word)
+            counted = join(counted, tl.where(left > index, join(low, high, ROWS), 0.0), ROWS)
         store_words(after.z.to(tl.pointer_type(tl.int32)) + first, kept, left)
     return counted
 
@@ -55,7 +56,7 @@ def finish_row(traits: tl.constexpr, call, out, after, counted, start, size, tur
     dtype = after.z.dtype.element_ty
     NUMBERS: tl.constexpr = 32 // dtype.primitive_bitwidth
     n, begin = call.span * NUMBERS, call.part * call.span
-    number = number_of_row(tl.reduce(counted, 0, of_step(ROWS, 0, "joined")), n, ROWS)
+    number = number_of_row(join_along(counted, 0, ROWS), n, ROWS)
     if after.numbers is not None:
         tl.store(after.numbers + (start + begin) // call.span, number, mask=begin < size)
     for turn in range(turns):
