@@ -130,11 +130,6 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return 2 if self.gate else 1
 
     @property
-    def makes(self) -> tuple[str, ...]:
-        """Return the names of the results that it leaves beside the product."""
-        return ()
-
-    @property
     def part_epilogue(self) -> Epilogue:
         """Return what is applied to each rank's product before the sum over ranks."""
         of_parts = tuple(each for each in self.added if each.of_parts)

@@ -144,7 +144,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def also_made(self) -> tuple[str, ...]:
         """The results beside the products that what follows them makes."""
-        return tuple(name for each in self.endings for name in each.makes)
+        return self.of_rows.makes if self.of_rows else ()
 
     def tile_epilogue(self, finish: bool) -> Epilogue:
         """Return what a tile kernel is compiled for. finish: whether tiles of its queue hold whole sums."""

@@ -86,10 +86,6 @@ class Form(Struct, frozen=True, kw_only=True):
         """Return the declarations of its arguments that are no tensors."""
         return (*self.options.values(), *(f"float? {name}=None" for name in self.numbers))
 
-    def beside(self, tensors: Mapping[str, Any], numbers: tuple[float, ...]) -> tuple[Any, ...]:
-        """Return the second argument of `reference` and `device`: the inputs, then the numbers."""
-        return (*(tensors[each.name] for each in self.inputs), *numbers)
-
     @property
     def keywords(self) -> tuple[str, ...]:
         """Return the keywords of a call."""
@@ -173,12 +169,6 @@ def registered(name: str) -> Form:
 def input_of(name: str) -> Input | None:
     """Return the record of an input of any form, or of what it makes; None for another tensor."""
     return next((each for form in FORMS for each in (*form.inputs, *form.makes) if each.name == name), None)
-
-
-def lies_row_by_row(name: str) -> bool:
-    """Return whether a tensor beside the product is row-major in every call: a factor is laid out as the weight."""
-    read = input_of(name)
-    return read is None or read.dtype != "factor"
 
 
 def results_beside(given: Mapping[str, Any], products: Sequence[str]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,14 +13,7 @@ from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCAL
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
-from overweave.runtime.library.library import (
-    End,
-    LibraryEpilogues,
-    View,
-    full_precision,
-    run_operation,
-    without_autocast,
-)
+from overweave.runtime.library.library import End, Ends, View, full_precision, run_operation, without_autocast
 from overweave.runtime.library.scaled import column_scales, multiply_scaled, row_scales, scaled_matmul
 
 Moved = tuple[Mapping[str, torch.Tensor], Group]
@@ -47,8 +40,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensor
     if isinstance(operation, Compute):
         first, (lo, hi) = problem.columns_of(operation.b.buffer)[0], operation.b.cols
         tensors = slice_columns(tensors, (first + lo, first + hi), problem.n)
-    of_part = _end(epilogue, tensors) if epilogue.added else None
-    ends = LibraryEpilogues(of_part, of_sum)
+    ends: Ends = _end(epilogue, tensors) if epilogue.added else None, of_sum
     if epilogue.scaling and isinstance(operation, Compute):
         multiply_scaled(operation, view, tensors, ends)
     else:
@@ -117,7 +109,8 @@ def apply_epilogue(
     gate: torch.Tensor | None = None,
 ) -> None:
     """Apply the epilogue in place to `y`: rows `rows` of a product. gate: the gate's product, or None."""
-    _apply_added(y, rows, (each for each in epilogue.added if each.of_parts), tensors)
+    for each in epilogue.part_epilogue.added:
+        y.copy_(in_torch(y, rows, each, tensors))
     if epilogue.bias:
         y += tensors[BIAS]
     if gate is not None:
@@ -126,12 +119,7 @@ def apply_epilogue(
         y.copy_(ACTIVATIONS[epilogue.activation](y))
     if epilogue.residual:
         y += tensors[RESIDUAL][rows]
-    _apply_added(y, rows, (each for each in epilogue.added if not each.of_parts), tensors)
-
-
-def _apply_added(y: torch.Tensor, rows: slice, added: Iterable[Applied], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Apply registered epilogues of elements in place."""
-    for each in added:
+    for each in epilogue.sum_epilogue.added:
         y.copy_(in_torch(y, rows, each, tensors))
 
 
@@ -139,8 +127,8 @@ def in_torch(y: torch.Tensor, rows: slice, applied: Applied, tensors: Mapping[st
     """Return what a registered form makes of rows `rows` of a product or a sum."""
     form = applied.form
     assert form.reference
-    beside = {read.name: tensors[read.name][rows if read.rows == "y" else slice(None)] for read in form.inputs}
-    return form.reference(y, form.beside(beside, applied.numbers))
+    beside = [tensors[read.name][rows if read.rows == "y" else slice(None)] for read in form.inputs]
+    return form.reference(y, (*beside, *applied.numbers))
 
 
 # The epilogue of sums, and what is done to whole rows, of NCCL or of the emulation, by torch's own operations.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,14 +27,8 @@ from overweave.memory.subgroups import subgroup
 
 View = Callable[[Region], torch.Tensor]
 End = Callable[[torch.Tensor, Region], None]  # applies an epilogue in place to what goes to a region
-
-
-class LibraryEpilogues(NamedTuple):
-    """What is done, in fp32, to a product before it is added, if anything is, and to a sum that is complete."""
-
-    of_product: End | None
-    of_sum: End
-
+# Of a product before it is added, if anything is done to it, and of a sum that is complete: in fp32.
+Ends = tuple[End | None, End]
 
 # The C functions behind torch.backends.cuda.matmul's properties: read and write.
 _Setting = tuple[Callable[[], Any], Callable[..., None]]
@@ -104,11 +98,10 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-def run_operation(operation: Operation, view: View, group: Group, ends: LibraryEpilogues | None = None) -> None:
+def run_operation(operation: Operation, view: View, group: Group, ends: Ends | None = None) -> None:
     """Run one operation of a library queue. view: returns this rank's tensor of a region. Raises ScheduleError.
 
-    ends: of products that are added, and of sums. A collective's sums, and what a product is stored as, are rounded:
-    the caller ends these.
+    A collective's sums, and products that are stored as they are, are rounded: the caller ends these.
     """
     if isinstance(operation, Compute):
         _multiply(operation, view, ends)
@@ -129,13 +122,13 @@ def run_operation(operation: Operation, view: View, group: Group, ends: LibraryE
         )
 
 
-def _multiply(compute: Compute, view: View, ends: LibraryEpilogues | None) -> None:
+def _multiply(compute: Compute, view: View, ends: Ends | None) -> None:
     """Run a Compute by cuBLAS, with its addends."""
     b = view(compute.b)
     for a, out in zip(compute.a, compute.out, strict=True):
         if out.is_empty:
             continue
-        if compute.addends or (compute.accumulate and ends and ends.of_product):
+        if compute.addends or (compute.accumulate and ends and ends[0]):
             with full_precision(torch.float32):
                 add_product(compute, torch.mm(view(a).float(), b.float()), view, (out, ends))
         else:
@@ -155,16 +148,11 @@ def multiply_into(target: torch.Tensor, a: torch.Tensor, b: torch.Tensor, adds: 
         multiply_into(target, a.to(target.dtype), b.to(target.dtype), adds)
 
 
-def add_product(
-    compute: Compute, product: torch.Tensor, view: View, into: tuple[Region, LibraryEpilogues | None]
-) -> None:
-    """Add a product, fp32, to what lies at its output, or among a Compute's addends, in order, into its one output.
-
-    into: the output, and ends as of `run_operation`.
-    """
+def add_product(compute: Compute, product: torch.Tensor, view: View, into: tuple[Region, Ends | None]) -> None:
+    """Add a product, fp32, to what lies at its output, or among a Compute's addends, in order. into: the output."""
     out, ends = into
-    if ends is not None and ends.of_product is not None:
-        ends.of_product(product, out)
+    if ends is not None and ends[0] is not None:
+        ends[0](product, out)
     if not compute.addends:
         target = view(out)
         target += product
@@ -175,12 +163,12 @@ def add_product(
     for operand in operands[1:]:
         total += operand
     if ends is not None and compute.finishes:
-        ends.of_sum(total, out)
+        ends[1](total, out)
     for place in compute.writes:
         view(place).copy_(total)
 
 
-def _sum_in_order(reduce: Reduce, view: View, ends: LibraryEpilogues | None) -> None:
+def _sum_in_order(reduce: Reduce, view: View, ends: Ends | None) -> None:
     """Sum the operands of a Reduce in fp32, in order, and store the sum rounded once."""
     if reduce.out.is_empty:
         return
@@ -189,7 +177,7 @@ def _sum_in_order(reduce: Reduce, view: View, ends: LibraryEpilogues | None) -> 
     for operand in reduce.operands[1:]:
         total += view(operand)
     if ends is not None and reduce.finishes:
-        ends.of_sum(total, reduce.out)
+        ends[1](total, reduce.out)
     view(reduce.out).copy_(total)
 
 

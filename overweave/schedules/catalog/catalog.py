@@ -174,11 +174,8 @@ def _check(method: Method, problem: Problem, rank: int | None, options: Mapping[
         raise InputError(asked, f"rank {rank} of {problem.world_size}", "Name a rank of the group, or None")
     check_forms(asked, problem)
     if found := obstacle(MethodRequest(problem, options), method, "schedule"):
-        raise InputError(
-            f"{asked}{f' with {problem.of_rows}' if problem.of_rows else ''}",
-            found,
-            "Take another plan, such as sequential",
-        )
+        norm = f" with {problem.of_rows}" if problem.of_rows else ""
+        raise InputError(f"{asked}{norm}", found, "Take another plan, such as sequential")
 
 
 def _split(problem: Problem, settings: Settings, config: MatmulConfig | None) -> Split:

@@ -40,11 +40,7 @@ def _beside_others(problem: Problem) -> _Obstacle:
     if problem.rows and problem.rows is not problem.of_rows:
         return f"{problem.rows} and {problem.of_rows}, both of whole rows", "Leave out one of them"
     if problem.of_rows and (epilogue != epilogue.part_epilogue or (epilogue.added and not problem.rows)):
-        rows = problem.rows or "a norm"
-        return (
-            f"{epilogue} beside {rows}",
-            "Leave out one: whole rows are of bare sums, and a norm's residual is its own",
-        )
+        return f"{epilogue} beside {problem.rows or 'a norm'}", "Leave out one: a norm has a residual of its own"
     return None
 
 
