@@ -23,7 +23,7 @@ from tests.extending import toy_epilogue, toy_rows
 
 SCATTERS = ("sequential", "scatter kernel=portable", "scatter kernel=hopper", "scatter_packed")
 ALL_REDUCES = ("sequential", "two_shot", "two_shot kernel=portable", "one_shot_packed", "two_shot_packed")
-PLANS = {
+PLANS: dict[str, dict[str, tuple[str, ...]]] = {
     "sums": {
         "all_gather_matmul": ("sequential", "push kernel=portable", "push kernel=hopper"),
         "matmul_reduce_scatter": ("sequential", "scatter", "ring_stored", "scatter_packed"),

@@ -13,7 +13,7 @@ from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCAL
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
-from overweave.runtime.library.library import End, Ends, View, full_precision, run_operation, without_autocast
+from overweave.runtime.library.library import End, EndPair, View, full_precision, run_operation, without_autocast
 from overweave.runtime.library.scaled import column_scales, multiply_scaled, row_scales, scaled_matmul
 
 Moved = tuple[Mapping[str, torch.Tensor], Group]
@@ -40,7 +40,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensor
     if isinstance(operation, Compute):
         first, (lo, hi) = problem.columns_of(operation.b.buffer)[0], operation.b.cols
         tensors = slice_columns(tensors, (first + lo, first + hi), problem.n)
-    ends: Ends = _end(epilogue, tensors) if epilogue.added else None, of_sum
+    ends: EndPair = _end(epilogue, tensors) if epilogue.added else None, of_sum
     if epilogue.scaling and isinstance(operation, Compute):
         multiply_scaled(operation, view, tensors, ends)
     else:

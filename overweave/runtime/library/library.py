@@ -28,7 +28,7 @@ from overweave.memory.subgroups import subgroup
 View = Callable[[Region], torch.Tensor]
 End = Callable[[torch.Tensor, Region], None]  # applies an epilogue in place to what goes to a region
 # Of a product before it is added, if anything is done to it, and of a sum that is complete: in fp32.
-Ends = tuple[End | None, End]
+EndPair = tuple[End | None, End]
 
 # The C functions behind torch.backends.cuda.matmul's properties: read and write.
 _Setting = tuple[Callable[[], Any], Callable[..., None]]
@@ -98,7 +98,7 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-def run_operation(operation: Operation, view: View, group: Group, ends: Ends | None = None) -> None:
+def run_operation(operation: Operation, view: View, group: Group, ends: EndPair | None = None) -> None:
     """Run one operation of a library queue. view: returns this rank's tensor of a region. Raises ScheduleError.
 
     A collective's sums, and products that are stored as they are, are rounded: the caller ends these.
@@ -122,7 +122,7 @@ def run_operation(operation: Operation, view: View, group: Group, ends: Ends | N
         )
 
 
-def _multiply(compute: Compute, view: View, ends: Ends | None) -> None:
+def _multiply(compute: Compute, view: View, ends: EndPair | None) -> None:
     """Run a Compute by cuBLAS, with its addends."""
     b = view(compute.b)
     for a, out in zip(compute.a, compute.out, strict=True):
@@ -148,7 +148,7 @@ def multiply_into(target: torch.Tensor, a: torch.Tensor, b: torch.Tensor, adds: 
         multiply_into(target, a.to(target.dtype), b.to(target.dtype), adds)
 
 
-def add_product(compute: Compute, product: torch.Tensor, view: View, into: tuple[Region, Ends | None]) -> None:
+def add_product(compute: Compute, product: torch.Tensor, view: View, into: tuple[Region, EndPair | None]) -> None:
     """Add a product, fp32, to what lies at its output, or among a Compute's addends, in order. into: the output."""
     out, ends = into
     if ends is not None and ends[0] is not None:
@@ -168,7 +168,7 @@ def add_product(compute: Compute, product: torch.Tensor, view: View, into: tuple
         view(place).copy_(total)
 
 
-def _sum_in_order(reduce: Reduce, view: View, ends: Ends | None) -> None:
+def _sum_in_order(reduce: Reduce, view: View, ends: EndPair | None) -> None:
     """Sum the operands of a Reduce in fp32, in order, and store the sum rounded once."""
     if reduce.out.is_empty:
         return

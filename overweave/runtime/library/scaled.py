@@ -9,14 +9,14 @@ import torch
 from overweave.compat.torch_names import scaled_mm
 from overweave.ir.operators.forms import GATE, SCALE_W, SCALE_X
 from overweave.ir.schedule import Compute
-from overweave.runtime.library.library import Ends, View, add_product, full_precision
+from overweave.runtime.library.library import EndPair, View, add_product, full_precision
 
 TensorsByName = Mapping[str, torch.Tensor]
 Scales = tuple[torch.Tensor, torch.Tensor]
 SCALES_BYTES = 16  # cuBLAS requires scales at multiples of so many bytes
 
 
-def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, ends: Ends) -> None:
+def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, ends: EndPair) -> None:
     """`out = (a @ b) * scale_x * scale_w` for each part of `a`; scales per tensor, or of its rows and all columns.
 
     With addends, or added to what lies there, the scaled product stays fp32 until the sum is rounded. ends: as of
