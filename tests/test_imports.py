@@ -61,11 +61,11 @@ PAPER_SIDE = ("errors", "untrusted", "hardware", "ir", "sim", "schedules")
 # compiles, and graphs that `install` fuses, for which torch's compiler is imported.
 MAY_IMPORT_IN_FUNCTIONS = (
     "overweave",
-    "overweave.compat.homes",
+    "overweave.compat.versions",
     "overweave.runtime.backends",
     "overweave.cli.main",
     "overweave.cli.commands.bench",
-    "overweave.cli.page_file",
+    "overweave.cli.output_file",
     "overweave.adapters.symm_mem.install",
 )
 NEED_NO_TRITON = ("doctor", "show", "verify", "simulate")

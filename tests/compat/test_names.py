@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from overweave.compat import triton_names, versions
-from overweave.compat.homes import Home
-from overweave.compat.versions import TESTED, numbers, standing
+from overweave.compat.versions import TESTED, Home, numbers, standing
 from overweave.errors import KernelUnavailable
 from tests.source_tree import ROOT, nodes
 
