@@ -123,7 +123,7 @@ def test_an_upward_import_would_be_seen():
     assert offences("overweave.ir.plan", Import("torch", 1, ""))
     assert offences("overweave.ir.plan", Import("json", 1, "encode"))
     assert offences("overweave.sim.cost", Import("overweave.schedules.catalog.catalog", 1, ""))
-    assert offences("overweave.compiler.contract", Import("overweave.kernels.matmul", 1, ""))
+    assert offences("overweave.compiler.emit.fuse", Import("overweave.kernels.matmul", 1, ""))
     assert not offences("overweave.ops.linear", Import("overweave.ir.plan", 1, ""))
 
 

@@ -21,13 +21,12 @@ import torch.distributed as dist
 from overweave.compat.triton_names import QuickLaunch
 from overweave.memory.board import records
 from overweave.memory.board.board import Board
-from overweave.memory.board.records import Records
-from overweave.memory.board.shared import SharedFile
+from overweave.memory.board.records import Records, SharedFile
 from overweave.memory.cuda import driver, streams
 from overweave.memory.cuda.streams import Chain
 from overweave.memory.cuda.workspace import Workspace
-from overweave.memory.fast_empty import Make
 from overweave.memory.group import Group
+from overweave.memory.outside_modes import Make
 from overweave.ops.call import prepare
 from overweave.runtime.gpu import launcher
 from overweave.runtime.gpu.launcher import PackedLaunch
@@ -139,7 +138,7 @@ class Blocks:
         self._made: dict[tuple[tuple[int, int], torch.dtype], list[_Block]] = {}
 
     def empty_factory(self, device: torch.device) -> Make:
-        """What makes a matrix (memory/fast_empty.py)."""
+        """What makes a matrix (memory/outside_modes.py)."""
         return self._make
 
     def _make(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:

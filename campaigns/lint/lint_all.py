@@ -19,7 +19,7 @@ from campaigns.lint.lint_case import Case
 from campaigns.lint.lint_cases import cases
 from campaigns.lint.spills import beyond
 from campaigns.shown import shown
-from overweave.compiler.contract import Finding
+from overweave.compiler.emit.fuse import Finding
 from tools.aot import Resources, compile_kernel
 from tools.ptx_lint.lint import lint
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from overweave.compiler.contract import Contract, Guard
+from overweave.compiler.emit.fuse import Contract, Guard
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import MatmulConfig
 from overweave.kernels.arguments import LaunchTiles, SignalWords

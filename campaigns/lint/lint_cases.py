@@ -17,7 +17,7 @@ from campaigns.lint.lint_packed import packed_cases
 from campaigns.lint.lint_protocol import begin_case, stamp_case, tell_case, wait_case
 from campaigns.lint.lint_skinny import skinny_cases
 from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
-from overweave.compiler.contract import Guard
+from overweave.compiler.emit.fuse import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from campaigns.lint.lint_case import PLAIN, Case, Variant, case_of, tiles_of
-from overweave.compiler.contract import Guard
+from overweave.compiler.emit.fuse import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from campaigns.lint.lint_case import PROTOCOL, SOME, WORDS, Case, case_of
-from overweave.compiler.contract import Guard
+from overweave.compiler.emit.fuse import Guard
 from overweave.runtime.kernel_calls import protocol
 
 

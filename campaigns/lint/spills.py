@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import triton
 
 from overweave.compat.versions import numbers
-from overweave.compiler.contract import Finding
+from overweave.compiler.emit.fuse import Finding
 from tools.aot import Compiled
 
 REDUCTION, HOPPER = "reduction_kernel", "matmul_hopper_kernel"

@@ -34,8 +34,8 @@ from campaigns.verdict import Verdict, tell
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.matmul import Matmul
 from overweave.runtime.kernel_calls.call import KernelCall
-from overweave.tuner.calibrate.single_gpu import checked_matmul, medians_us, operands, product, rows_of
-from overweave.tuner.measure.statistics import geometric_mean
+from overweave.tuner.calibrate.rates import checked_matmul, medians_us, operands, product, rows_of
+from overweave.tuner.measure.timer import geometric_mean
 
 SHORT_K = 64
 SHORT = ((128, 256), (1024, 1536), (2048, 2048))  # one tile; a wave

@@ -41,8 +41,8 @@ from overweave.schedules.records.needs import ALIGNED
 from overweave.schedules.records.record import MethodRequest
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes
-from overweave.tuner.calibrate.single_gpu import checked_matmul, medians_us, operands, product
-from overweave.tuner.measure.statistics import geometric_mean
+from overweave.tuner.calibrate.rates import checked_matmul, medians_us, operands, product
+from overweave.tuner.measure.timer import geometric_mean
 from overweave.tuner.space.shapes import read_shapes
 from overweave.tuner.space.target import Target
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from overweave.ir.plan import MatmulConfig
-from overweave.tuner.calibrate.single_gpu import checked_matmul, operands, product
+from overweave.tuner.calibrate.rates import checked_matmul, operands, product
 
 RAGGED = ((1000, 264, 136), (700, 1304, 520), (129, 2744, 72), (4096, 2696, 1032))
 

@@ -22,7 +22,7 @@ from overweave.errors import InputError
 from overweave.memory.group import Group
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import BenchRequest, BenchRun, CaseRows, device_count, new_run, rank_device, row_of
-from overweave.tuner.measure.replay import MOST_INPUT_SETS, is_replayed, with_graph_warmup
+from overweave.tuner.measure.timer import MOST_INPUT_SETS, is_replayed, with_graph_warmup
 from overweave.tuner.measure.trial import CallResult, TimedTrial
 from overweave.tuner.space.shapes import DTYPES
 

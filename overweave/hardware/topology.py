@@ -28,7 +28,10 @@ class Bandwidth(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Curve(Struct, frozen=True, forbid_unknown_fields=True):
-    """Points (bytes, GB/s), growing in bytes, of one transfer in a busy queue, without its launch."""
+    """Points (bytes, GB/s), growing in bytes, of one transfer in a busy queue, without its launch.
+
+    Between points time grows linearly with size; there is no fitted constant.
+    """
 
     points: Points
     source: str

@@ -20,7 +20,7 @@ TELLS = (
     "adapters/symm_mem/install.py",
     "cli/main.py",
     "runtime/diagnosis.py",
-    "tuner/calibrate/calibration.py",
+    "tuner/calibrate/machine_file.py",
     "tuner/store/cache.py",
 )
 # Modules of Triton whose names are nobody's promise; the interpreter's are repaired in rooms of their own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from overweave.compiler.contract import Contract, Guard
+from overweave.compiler.emit.fuse import Contract, Guard
 from tests.compiler import kernels_protocol as kernels
 from tools.aot import Source
 

@@ -24,7 +24,7 @@ from campaigns.lint.lint_protocol import begin_case, tell_case, wait_case
 from campaigns.lint.lint_tiles import FINISHED
 from campaigns.lint.spills import beyond
 from overweave.compat.versions import numbers
-from overweave.compiler.contract import Contract
+from overweave.compiler.emit.fuse import Contract
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig, ReduceConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from overweave.compiler.contract import Contract, Guard
+from overweave.compiler.emit.fuse import Contract, Guard
 from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
 from overweave.lang.mapping import TileChannel, Tiles
 from tests import forked

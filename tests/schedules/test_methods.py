@@ -39,7 +39,7 @@ OTHER_WORDS = {
     "overweave.hardware.topology": {"mesh", "ring"},  # how GPUs are linked
     "overweave.ir.plan": EXCHANGES,
     "overweave.ir.verify.engines.packed": EXCHANGES,
-    "overweave.memory.packed_layout": EXCHANGES,
+    "overweave.memory.layout": EXCHANGES,
     "overweave.runtime.kernel_calls.packed": EXCHANGES,
     "overweave.tuner.calibrate.machine_file": {"push"},  # a curve of a machine file
     "overweave.tuner.measure.baselines": ROWS,

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from overweave.compiler.contract import Contract, Finding
+from overweave.compiler.emit.fuse import Contract, Finding
 from tools.aot import Compiled
 from tools.ptx_lint.alarm import sounded_alarm
 from tools.ptx_lint.build import forbidden, shared_base, spills, system_scope, tensor_cores

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from overweave.compiler.contract import Contract, Finding
+from overweave.compiler.emit.fuse import Contract, Finding
 from overweave.errors import InputError
 from tools.aot import Compiled
 from tools.ptx_lint.flow import THREAD, Access, Flow, direct, reaches

@@ -38,6 +38,12 @@ _SHARE_OF_TIMEOUT = 0.5  # a peer that waits in a collective of torch's for this
 _PAUSES_S = 0.001, 0.05
 
 
+# A graph knows its own rank's program alone. A rank that runs a graph for the first time writes its digest into the
+# group's store, and waits for those of its peers there. Where one rank decided otherwise, or has not come after half of
+# the group's timeout (it may run no compiled graph at all), none of them fuses that graph or a new one of this group
+# any more. The first rank to decide sets one key of the store (compare_set), which is the verdict for all ranks.
+
+
 @dataclass
 class _Agreed:
     """The verdicts of a group. words: digest -> verdict. count: comparisons so far. is_over: ranks differed, so

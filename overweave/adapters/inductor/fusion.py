@@ -21,7 +21,11 @@ SINGLE = frozenset((ATEN.unsqueeze.default, ATEN.squeeze.dim, ATEN.squeeze.dims)
 
 
 def flatten_products(graph: Graph) -> None:
-    """Rewrite matmuls of a batch of one, and the reshapes of their operands and results."""
+    """Rewrite the products of `einsum` into those of `linear`, the only form that the other passes match.
+
+    unsqueeze, permute of dimensions of size 1 -> reshape        reshape of a reshape -> one reshape
+    bmm of a batch of one                      -> mm
+    """
     products = [node for node in graph.nodes if is_call(node, ATEN.bmm.default) and _is_single(node)]
     for node in products:
         _bmm_to_mm(graph, node)

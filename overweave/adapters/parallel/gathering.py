@@ -34,7 +34,11 @@ from overweave.layers.replicated import autocast_dtype, cast, double_backward_er
 
 
 class Deferred(torch.Tensor):
-    """A tensor without memory of its own, whose subclass implements `computed`."""
+    """A tensor without memory of its own, whose values are computed when they are first read, by `computed`.
+
+    To autograd it is an ordinary tensor, with a grad_fn, a version and hooks, and a view of one is a view. An operation
+    that reads one, in Python or below, comes to `__torch_dispatch__` and gets the values.
+    """
 
     # Shape, dtype and device are read as fast as those of any tensor.
     __torch_function__ = disabled_torch_function_impl
@@ -108,7 +112,11 @@ _ADD = torch.ops.aten.add.Tensor
 
 
 class Summing(Deferred):
-    """A lazy all_reduce(sum of dy @ weight over products) + plain."""
+    """A lazy all_reduce(sum of dy @ weight over products) + plain: the gradient of a gathered tensor.
+
+    Autograd adds the gradients of a tensor. Adding two lazy sums makes one, so that query, key and value end in one sum
+    of matmuls. A hook, or any other reader, gets the whole sum on every rank, by one `linear_all_reduce`.
+    """
 
     _gather: RowGather
     _products: tuple[WeightProduct, ...]

@@ -19,7 +19,7 @@ from overweave.ops.call.groups import group_of
 from overweave.ops.call.operands import DTYPES as NAMES
 from overweave.ops.call.operands import FP8
 from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
-from overweave.tuner.space.problem_words import FP8_STEP
+from overweave.tuner.space.shapes import FP8_STEP
 
 DTYPES = (*NAMES,)
 LAST_DIMENSION = "the last dimension, which holds columns, gathered or scattered"

@@ -16,11 +16,11 @@ from overweave.adapters.report import Site, site
 from overweave.adapters.symm_mem.forms import FusedOperator
 from overweave.compat.torch_names import OpOverload, is_test_mode, pytree
 from overweave.errors import InputError
-from overweave.runtime.library.torch_fused import wants_torch
+from overweave.runtime.library.library import wants_torch
 
 
 class Layout(NamedTuple):
-    """Sizes and strides of a tensor, in elements."""
+    """Sizes and strides of a tensor, in elements: a compiled graph asserts those of the Meta kernel, of any size."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from overweave.errors import PACKAGES as CURES
-from overweave.runtime.finding import Check, DeviceFinding, installed
+from overweave.runtime.diagnosis import Check, DeviceFinding, installed
 from overweave.tuner.caches import cache_folders
 
 try:
     from overweave.memory.cuda.card import current_gpu
     from overweave.runtime.diagnosis import CHECKS, has_gpu
-    from overweave.tuner.space.machines import machine_of
+    from overweave.tuner.space.target import machine_of
 except ModuleNotFoundError as error:  # `doctor` must run with missing packages, too
     _missing = str(error.name).partition(".")[0]
 

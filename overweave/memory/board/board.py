@@ -33,10 +33,11 @@ from overweave.memory.board.records import (
     TEXT_BYTES,
     Pause,
     Records,
+    SharedFile,
+    create_shared_memory,
     entry_offset,
     now_ms,
 )
-from overweave.memory.board.shared import SharedFile, create_shared_memory
 from overweave.memory.group import Group, all_gather_bytes
 
 PROBE_EVERY_S = 0.05

@@ -8,9 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.distributed import ProcessGroup
 
-from overweave.memory.cuda.captures import Captures
 from overweave.memory.cuda.heap import CudaHeap
-from overweave.memory.cuda.streams import Streams
+from overweave.memory.cuda.streams import Captures, Streams
 from overweave.memory.group import Group
 
 _OF_GROUP: WeakKeyDictionary[ProcessGroup, dict[torch.device, Scratch]] = WeakKeyDictionary()

@@ -14,9 +14,8 @@ from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.tile_order import APPLY
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
-from overweave.memory.group import Group
-from overweave.memory.steps import WaitStep
-from overweave.memory.subgroups import create_subgroups
+from overweave.memory.group import Group, create_subgroups
+from overweave.memory.lower import WaitStep
 from overweave.runtime.authored import AuthoredKernel, tensor_of
 from overweave.runtime.gpu.bound import BoundPlan, free_sms
 from overweave.runtime.gpu.call_frame import PlanRun

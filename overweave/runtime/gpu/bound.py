@@ -35,10 +35,8 @@ from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.cuda.heap import sms_for_copies
 from overweave.memory.cuda.workspace import Workspace
-from overweave.memory.layout import lay_out
-from overweave.memory.lower import copy_steps, wait_steps, write_steps
-from overweave.memory.packed_layout import lay_out_packed
-from overweave.memory.steps import CopyStep, WaitStep
+from overweave.memory.layout import lay_out, lay_out_packed
+from overweave.memory.lower import CopyStep, WaitStep, copy_steps, wait_steps, write_steps
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName, kernel_call
@@ -46,9 +44,7 @@ from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.matmul import matmul_call
 from overweave.runtime.kernel_calls.packed import Caller, packed_call
 from overweave.runtime.kernel_calls.protocol import control_words, notify_call, prologue_call, require_peer_access
-from overweave.runtime.library.calls import BoundLibraryCall, call_of
-from overweave.runtime.library.permuted_collectives import permuted_collective_call
-from overweave.runtime.library.views import shapes_of
+from overweave.runtime.library.calls import BoundLibraryCall, call_of, permuted_collective_call, shapes_of
 
 KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL, PACKED_KERNEL)
 Addresses = dict[str, int]

@@ -10,8 +10,7 @@ from overweave.ir.launch.streams import most_sms, queues_beside
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import ECHOES
 from overweave.memory.cuda.workspace import Workspace
-from overweave.memory.group import Group
-from overweave.memory.subgroups import create_subgroups
+from overweave.memory.group import Group, create_subgroups
 from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.packed import PackedPlan

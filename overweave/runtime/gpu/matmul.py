@@ -1,4 +1,4 @@
-"""A matmul by a tile kernel alone on one GPU, for calibration (tuner/calibrate/single_gpu.py)."""
+"""A matmul by a tile kernel alone on one GPU, for calibration (tuner/calibrate/rates.py)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ STALE_CALLS = 1024  # a graph that was not launched in so many calls may be repl
 
 
 class GraphMaker(Protocol):
-    """Captures graphs (memory/cuda/captures.py)."""
+    """Captures graphs (memory/cuda/streams.py)."""
 
     def graph(self, enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph:
         """Capture what `enqueue` puts on a stream."""
@@ -83,7 +83,7 @@ class Replays:
     ) -> torch.cuda.CUDAGraph | None:
         """Capture the graph if this is the second call with these addresses; return None at the first.
 
-        capture: captures it (memory/cuda/captures.py), before its call begins: the driver may wait for running kernels
+        capture: captures it (memory/cuda/streams.py), before its call begins: the driver may wait for running kernels
         until it has memory for a graph, and no peer's kernels may wait for this call on all SMs meanwhile.
         """
         if not self._is_repeated(addresses) or not self._has_room():

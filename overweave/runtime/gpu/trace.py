@@ -19,7 +19,7 @@ from overweave.ir.schedule import ECHOES
 from overweave.ir.timeline.timeline import BEGIN, KINDS, Timeline
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.cuda.workspace import Workspace
-from overweave.memory.device.sync_clocks import CLOCK
+from overweave.memory.device.protocol import CLOCK
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.gpu.launch import bind_with_prologue

@@ -31,11 +31,9 @@ from overweave.ir.schedule import (
     Wait,
 )
 from overweave.memory.board.alarm import Alarm
-from overweave.memory.group import Group
-from overweave.memory.host.lock import try_run_locked
-from overweave.memory.host.workspace import HostSlot, HostWorkspace
+from overweave.memory.group import Group, subgroup
+from overweave.memory.host.workspace import HostSlot, HostWorkspace, try_run_locked
 from overweave.memory.layout import SlotLayout
-from overweave.memory.subgroups import subgroup
 from overweave.runtime.host.event_loop import IsDone, run_event_loop
 from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
 from overweave.runtime.library.library import View, as_movable

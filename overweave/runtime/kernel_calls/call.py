@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from overweave.ir.tile_order import TileRow
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 
-# Launch option of a kernel that starts before the kernel in front of it ends (memory/device/dependent_launch.py).
+# Launch option of a kernel that starts before the kernel in front of it ends (memory/device/protocol.py).
 DEPENDENT_LAUNCH: dict[str, int] = {"launch_pdl": True}
 
 

@@ -12,12 +12,17 @@ from overweave.ir.library_call import is_permuted
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.schedule import LOCAL, Buffer, Operation
 from overweave.memory.board.board import Board
-from overweave.memory.fast_empty import empty_factory
-from overweave.memory.group import Group
-from overweave.memory.subgroups import create_subgroups
-from overweave.runtime.library.calls import BoundLibraryCall, allocated_output, call_of
-from overweave.runtime.library.permuted_collectives import permuted_collective_call
-from overweave.runtime.library.views import merge_parts, padded_rows, shapes_of
+from overweave.memory.group import Group, create_subgroups
+from overweave.memory.outside_modes import empty_factory
+from overweave.runtime.library.calls import (
+    BoundLibraryCall,
+    allocated_output,
+    call_of,
+    merge_parts,
+    padded_rows,
+    permuted_collective_call,
+    shapes_of,
+)
 
 TensorsByName = Mapping[str, torch.Tensor]
 

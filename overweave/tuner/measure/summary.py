@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from overweave.tuner.measure.baselines import SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
-from overweave.tuner.measure.statistics import geometric_mean, median
+from overweave.tuner.measure.timer import geometric_mean, median
 
 
 class MethodSummary(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from campaigns.lint import spills
 from campaigns.lint.lint_cases import cases
 from campaigns.lint.spills import ALLOWED, HOPPER, beyond
-from overweave.compiler.contract import Finding
+from overweave.compiler.emit.fuse import Finding
 from tools.aot import Compiled, Resources
 
 CONFIG = "bfloat16 128x256x64 4w3s/2 3 addends"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from overweave.compiler.contract import Contract, Finding, Guard
+from overweave.compiler.emit.fuse import Contract, Finding, Guard
 from overweave.errors import InputError
 from tests.compiler.cases import KEPT, REDUCES, edit, rules
 from tests.compiler.seeds import SEEDS, SLOT_LOAD, SLOTS, Seed

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from campaigns.lint.lint_packed import packed_case
-from overweave.compiler.contract import Contract
+from overweave.compiler.emit.fuse import Contract
 from overweave.ir.plan import PACKED_SUMS, PackedExchange
 from overweave.schedules.tiles.shape import PACKED
 from tests.compiler.cases import edit, rules
