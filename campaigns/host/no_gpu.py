@@ -31,7 +31,7 @@ from overweave.ops.call import prepare
 from overweave.runtime.gpu import launcher
 from overweave.runtime.gpu.launcher import PackedLaunch
 from overweave.runtime.kernel_calls.call import KernelCall
-from overweave.runtime.library import run as library_run
+from overweave.runtime.library import calls as library_calls
 
 FILE = __file__  # calls of functions of this file stand for calls into C
 COLLECTIVES = "_allgather_base", "_reduce_scatter_base", "allreduce", "alltoall_base"
@@ -193,7 +193,7 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (Workspace, "of", workspace_of),
             (Workspace, "existing", lambda group: opened[0] if opened else None),
             (prepare, "_bind", prepare._bind_aligned),
-            *((where, "empty_factory", blocks.empty_factory) for where in (prepare, library_run)),
+            *((where, "empty_factory", blocks.empty_factory) for where in (prepare, library_calls)),
             (Records, "is_alive", _is_alive),
             (driver, "driver", Driver()),
             (launcher.Launch, "__init__", _init_launch),

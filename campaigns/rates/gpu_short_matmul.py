@@ -32,9 +32,8 @@ from campaigns.rates.short_parts import Parts, mean_of, parts_of, save_picture, 
 from campaigns.rates.tile_times import Shape, chosen
 from campaigns.verdict import Verdict, tell
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.gpu.matmul import Matmul
 from overweave.runtime.kernel_calls.call import KernelCall
-from overweave.tuner.calibrate.rates import checked_matmul, medians_us, operands, product, rows_of
+from overweave.tuner.calibrate.rates import Matmul, checked_matmul, medians_us, operands, product, rows_of
 from overweave.tuner.measure.timer import geometric_mean
 
 SHORT_K = 64

@@ -16,8 +16,7 @@ from rich.table import Table
 from overweave.cli.output_file import write_file
 from overweave.ir.operators.registry import OPERATORS
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
-from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
-from overweave.tuner.measure.summary import Spread, middle, regressions, spread, summarize
+from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow, Spread, middle, regressions, spread, summarize
 
 CASE_COLUMNS = (
     "median\nus", "p90\nus", "host\nus", "faster than\nlibrary", "faster than\ntorch fused",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from overweave.cli.bench_table import print_runs
-from overweave.tuner.measure.bench import BenchRun, CaseRows, Measures, MethodRow
-from overweave.tuner.measure.summary import spread
+from overweave.tuner.measure.bench import BenchRun, CaseRows, Measures, MethodRow, spread
 from overweave.tuner.measure.timer import Effort, Ratio
 from overweave.tuner.space.shapes import ShapeCase
 

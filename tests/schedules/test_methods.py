@@ -44,7 +44,6 @@ OTHER_WORDS = {
     "overweave.tuner.calibrate.machine_file": {"push"},  # a curve of a machine file
     "overweave.tuner.measure.baselines": ROWS,
     "overweave.tuner.measure.bench": ROWS,
-    "overweave.tuner.measure.summary": ROWS,
     "overweave.cli.bench_table": ROWS,
 }
 RING_ORDER = re.compile(r"\border (==|!=) 'ring'")  # the value of an option, and of how a method adds

@@ -22,7 +22,9 @@ import triton.language as tl
 
 from overweave.kernels.packed.parts import (
     alarm_if_missing,
+    deliver,
     load_words,
+    norm_row,
     open_call,
     poll,
     push_to_all,
@@ -32,7 +34,6 @@ from overweave.kernels.packed.parts import (
     told_by,
     words_of,
 )
-from overweave.kernels.packed.rows import deliver, norm_row
 from overweave.memory.device.packed import push_message
 from overweave.memory.device.protocol import launch_dependents, wait_for_previous_kernel
 

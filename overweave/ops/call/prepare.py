@@ -34,7 +34,7 @@ from overweave.ops.call.side_by_side import takes_parts, whole
 from overweave.ops.call.torch_symm_mem import bind_by_torch
 from overweave.runtime.backends import load
 from overweave.runtime.host.host import run_on_host
-from overweave.runtime.library.run import LibraryRun, is_library_plan
+from overweave.runtime.library.calls import LibraryRun, is_library_plan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.model.choice import Choice, make_choice

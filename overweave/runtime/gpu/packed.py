@@ -1,6 +1,6 @@
 """Plans of packed messages on a GPU: one kernel, and a matmul before or behind it, of cuBLAS or ours.
 
-There is no prologue and no side stream. Both are one graph once a call's tensors recur (runtime/gpu/replays.py).
+There is no prologue and no side stream. Both are one graph once a call's tensors recur (runtime/gpu/call_frame.py).
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from overweave.memory.group import Group
 from overweave.memory.host.workspace import ABORT, HostHeap
 from overweave.memory.layout import REPORT_WORDS, SlotLayout, lay_out_packed
 from overweave.memory.split_k import SharedShares
-from overweave.runtime.host.emulate import HostCall, TensorsByName
-from overweave.runtime.host.event_loop import Beside, IsDone
+from overweave.runtime.host.emulate import Beside, HostCall, IsDone, TensorsByName
 from overweave.runtime.interpreted import interpreter
 from overweave.runtime.scheduler import Agenda, PendingStep
 

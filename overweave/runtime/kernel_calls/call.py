@@ -92,7 +92,7 @@ def storage_layout(matrix: MatrixInput, is_transposed: bool) -> tuple[list[int],
 
 
 class Peers(NamedTuple):
-    """Where the tiles of a kernel store at other ranks (kernels/stored.py).
+    """Where the tiles of a kernel store at other ranks (kernels/tile_end.py).
 
     places: int64, two words for each rank (memory/lower.peer_slot_offsets), then the address of `spread` or 0, and the
     interval between strips (bind.py). distances: offset of each peer's slot from this rank's in bytes, the next rank

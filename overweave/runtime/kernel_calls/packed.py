@@ -9,8 +9,8 @@ from torch import Tensor
 
 from overweave.ir.plan import PackedConfig, SkinnyConfig
 from overweave.ir.problem import Problem
-from overweave.kernels.added import epilogue_code
 from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTraits, ShardSpans, SignalWords
+from overweave.kernels.epilogue import epilogue_code
 from overweave.kernels.packed.exchange import packed_kernel
 from overweave.kernels.skinny import skinny_matmul_kernel
 from overweave.memory.device.ptx import poll_packed, poll_packed_constraints
