@@ -10,9 +10,10 @@ from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from overweave.errors import InputError
-from overweave.functional import Save, all_gather_linear, linear_all_reduce, linear_reduce_scatter
+from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.replicated import replicated_linear
 from overweave.memory.group import GroupLike, process_group_of
+from overweave.ops.keywords import Save
 
 
 def own_shard(whole: torch.Tensor, dim: int, group: GroupLike, name: str) -> nn.Parameter:
