@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import median
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -78,28 +78,6 @@ SAMPLES = 9
 SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n", "kernel")
 
 
-@runtime_checkable
-class Rewound(Protocol):
-    """A kernel whose tiles can be claimed again."""
-
-    def __call__(self) -> object: ...
-    def reset_claims(self) -> None: ...
-    def run(self) -> None: ...
-
-
-def operands(m: int, n: int, k: int, is_transposed: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return integers from -1 to 1, whose sums are exact in any order."""
-    a = torch.randint(-1, 2, (m, k), device="cuda", dtype=torch.int8).bfloat16()
-    if is_transposed:
-        return a, torch.randint(-1, 2, (n, k), device="cuda", dtype=torch.int8).bfloat16().t()
-    return a, torch.randint(-1, 2, (k, n), device="cuda", dtype=torch.int8).bfloat16()
-
-
-def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the product of such operands, rounded once."""
-    return (a.float() @ b.float()).to(a.dtype)
-
-
 def rows_of(m: int, n: int, k: int, config: MatmulConfig, split_k: int = 1) -> tuple[TileRow, ...]:
     """Return the tile table of an ordinary matmul: all_gather_matmul in a group of one. split_k: the option of that
     name."""
@@ -108,18 +86,6 @@ def rows_of(m: int, n: int, k: int, config: MatmulConfig, split_k: int = 1) -> t
     options["split_k"] = split_k
     options["sms"] = torch.cuda.get_device_properties(0).multi_processor_count
     return build("all_gather_matmul.push", problem, options).tile_orders[0].rows
-
-
-def checked_matmul(
-    config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, split_k: int = 1
-) -> Matmul:
-    """Return the matmul in a tile shape, run once and compared. Raises AssertionError for a wrong result."""
-    (m, k), n = a.shape, b.shape[1]
-    out = torch.full((m, n), float("nan"), device="cuda", dtype=a.dtype)
-    matmul = Matmul(config, rows_of(m, n, k, config, split_k), a, b, out)
-    matmul()
-    assert torch.equal(out, exact), f"{m}x{n}x{k} {config} split_k={split_k}: wrong"
-    return matmul
 
 
 def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> list[float]:
@@ -133,7 +99,7 @@ def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> lis
             call = calls[index]
             sleep(200_000)
             run = call
-            if isinstance(call, Rewound):
+            if isinstance(call, Matmul):
                 call.reset_claims()
                 run = call.run
             begin.record()

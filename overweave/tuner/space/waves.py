@@ -6,7 +6,7 @@ problem is scaled to another in proportion to its waves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from heapq import nsmallest
 from itertools import accumulate
 
@@ -58,19 +58,6 @@ class WaveCosts(Struct, frozen=True):
     def step_us(self, first: int, end: int) -> float:
         """Return the time of the collective of the waves `[first, end)`."""
         return (self.last_us if end == self.waves else self.group_us)[end - first - 1]
-
-
-def slowest_costs(ranks: Iterable[WaveCosts]) -> WaveCosts:
-    """Return the costs of all ranks together: the largest of each. Raises InputError for none, or unequal numbers of
-    waves."""
-    costs = list(ranks)
-    if not costs or len({each.waves for each in costs}) > 1:
-        raise InputError("costs of all ranks", f"{len(costs)} ranks, whose waves differ", "Give as many waves for each")
-    return WaveCosts(
-        max(each.wave_us for each in costs),
-        tuple(map(max, zip(*(each.group_us for each in costs), strict=True))),
-        tuple(map(max, zip(*(each.last_us for each in costs), strict=True))),
-    )
 
 
 def predicted_us(partition: Partition, costs: WaveCosts) -> float:

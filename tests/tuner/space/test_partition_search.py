@@ -21,7 +21,6 @@ from overweave.tuner.space.waves import (
     best_partitions,
     predicted_us,
     scale_partition,
-    slowest_costs,
     wave_costs,
 )
 from tests.clock import ends_within
@@ -94,14 +93,6 @@ def test_no_waves_have_no_partition():
 def test_a_partition_of_other_waves_is_refused(partition: tuple[int, ...]):
     with pytest.raises(InputError, match="3 waves"):
         predicted_us(partition, WaveCosts(1.0, (1.0,) * 3, (1.0,) * 3))
-
-
-def test_the_slowest_rank_counts():
-    quick, slow = WaveCosts(1.0, (5.0, 6.0), (5.0, 6.0)), WaveCosts(2.0, (3.0, 8.0), (3.0, 4.0))
-    assert slowest_costs([quick, slow]) == WaveCosts(2.0, (5.0, 8.0), (5.0, 6.0))
-    for differing in ([], [quick, WaveCosts(1.0, (1.0,), (1.0,))]):
-        with pytest.raises(InputError, match="waves"):
-            slowest_costs(differing)
 
 
 def test_128_waves_take_less_than_5_ms():
