@@ -5,6 +5,7 @@ Bytes travel as fixed-width uint8 tensors. Object collectives unpickle what a pe
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import threading
 import weakref
@@ -12,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +23,8 @@ from torch.distributed import DeviceMesh, ProcessGroup
 from overweave.compat.torch_names import disable_current_modes, resolve_process_group, world
 from overweave.errors import GroupError, PeerDied, PeerError, PeerTimeout
 from overweave.ir.schedule import Collective, Operation
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,14 @@ class Group:
         backend = self.process_group._get_backend(self.device)
         timeout: timedelta = backend.options._timeout
         return timeout.total_seconds()
+
+
+class OfGroup(WeakKeyDictionary[ProcessGroup, T]):
+    """What is kept for each process group as long as that lives: it must not outlive the interpreter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        atexit.register(self.clear)
 
 
 GroupLike = ProcessGroup | DeviceMesh | str | None

@@ -24,7 +24,7 @@ BACKENDS = {
     "gpu launch check": "overweave.runtime.gpu.launcher:launch_check",
     "gpu trace": "overweave.runtime.gpu.trace:trace_on_gpu",
     "gpu heap": "overweave.memory.cuda.heap:CudaHeap",
-    "gpu scratch": "overweave.memory.cuda.scratch:Scratch",
+    "gpu scratch": "overweave.memory.cuda.heap:Scratch",
 }
 
 

@@ -9,15 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from itertools import permutations
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.distributed as dist
-from msgspec import Struct
 
 from overweave.compat.versions import numbers, standing, tested
 from overweave.errors import PACKAGES, KernelUnavailable, MachineError
@@ -26,42 +22,7 @@ from overweave.memory.cuda.card import has_multicast
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import resolve
 from overweave.runtime.backends import load
-
-Status = Literal["ok", "note", "failed"]
-
-
-class DeviceFinding(Struct, frozen=True):
-    """Result of a probe. Status `note`: it works, with a limitation. cure: what to do, empty if nothing."""
-
-    status: Status
-    found: str
-    cure: str = ""
-
-
-class Check(Struct, frozen=True):
-    """A check of the machine. needs_gpu: skipped where torch sees none."""
-
-    name: str
-    probe: Callable[[], DeviceFinding]
-    needs_gpu: bool = False
-
-    def run(self) -> DeviceFinding:
-        """Return the probe's finding; an exception becomes a failed one."""
-        try:
-            return self.probe()
-        except Exception as error:  # noqa: BLE001 - a machine that surprises us is what a doctor is for
-            return DeviceFinding(
-                "failed", f"{type(error).__name__}: {error}", "Mend what it names, then run this again"
-            )
-
-
-def installed(package: str) -> str:
-    """Return the version of a package that is installed or imported; else an empty string."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return str(getattr(sys.modules.get(package), "__version__", ""))
-
+from overweave.runtime.finding import Check, DeviceFinding, Status, installed
 
 OLDEST_PYTHON = (3, 11)
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount, not a file of ours

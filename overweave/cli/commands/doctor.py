@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overweave.errors import PACKAGES as CURES
-from overweave.runtime.diagnosis import Check, DeviceFinding, installed
+from overweave.runtime.finding import Check, DeviceFinding, installed
 from overweave.tuner.caches import cache_folders
 
 try:

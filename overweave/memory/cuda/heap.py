@@ -5,27 +5,24 @@ Everything is unicast: on shared hosts multicast can put the GPUs out of service
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
 
 from overweave.compat.torch_names import symmetric_memory
 from overweave.errors import MachineError
 from overweave.hardware.multicast import BY_TORCH, WITHOUT
 from overweave.memory.board.board import Board
-from overweave.memory.group import Group
+from overweave.memory.cuda.streams import Captures, Streams
+from overweave.memory.group import Group, OfGroup
 
 YES, NO = b"yes", b"no"
-_AGREED: WeakKeyDictionary[ProcessGroup, dict[torch.device, bool]] = WeakKeyDictionary()
-atexit.register(_AGREED.clear)  # a process group must not outlive the interpreter
+_AGREED = OfGroup[dict[torch.device, bool]]()
 
 
 @lru_cache
@@ -166,3 +163,44 @@ def allocate_heap(group: Group, device: torch.device, size_bytes: int) -> CudaHe
     """Allocate memory for the calls of a group: symmetric if its GPUs have peer access, else local. Collective."""
     kind = CudaHeap if group_has_peer_access(group, device) else OwnHeap
     return kind(group, device, size_bytes)
+
+
+class Scratch:
+    """Scratch memory as large as the largest call that was ever bound; its contents belong to the call that runs.
+
+    heap: the current memory; a captured graph keeps the heap of its capture alive. captures: captures the graphs of
+    calls. current_stream: returns the caller's stream.
+    """
+
+    heap: CudaHeap
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self.captures, self.current_stream = Captures(device, None), Streams(device).current
+        self._size_bytes = 0
+        self._last: torch.cuda.Stream | None = None
+
+    @classmethod
+    def of(cls, group: Group, device: torch.device) -> Scratch:
+        """Return the scratch memory of a group on this rank's device."""
+        known = _SCRATCH.setdefault(group.process_group, {})
+        if device not in known:
+            known[device] = cls(group, device)
+        return known[device]
+
+    def reserve(self, size_bytes: int) -> None:
+        """Grow to calls of this size. Collective: all ranks reserve the same, in the same order."""
+        if size_bytes > self._size_bytes:
+            self._size_bytes = 1 << (size_bytes - 1).bit_length()  # in few steps: each is a rendezvous
+            # Allocation synchronizes every rank's GPU, and the old heap is freed behind it: no peer still reads that.
+            self.heap = CudaHeap(self._group, self._device, self._size_bytes)
+
+    def enter(self, stream: torch.cuda.Stream) -> CudaHeap:
+        """Return the heap for a call on this stream, which waits for the last call's stream. Not under capture."""
+        if self._last is not None and self._last != stream:
+            stream.wait_stream(self._last)
+        self._last = stream
+        return self.heap
+
+
+_SCRATCH = OfGroup[dict[torch.device, Scratch]]()

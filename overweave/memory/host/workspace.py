@@ -7,23 +7,20 @@ A call has no epilogue.
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import os
 import time
 from collections.abc import Callable
 from math import prod
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from overweave.errors import InputError, WorkspaceBroken
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.board.board import Board
 from overweave.memory.board.records import Fence, Pause, create_shared_memory
-from overweave.memory.group import Group
+from overweave.memory.group import Group, OfGroup
 from overweave.memory.heap import HALVES, PackedSpace
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout, aligned
 
@@ -228,5 +225,4 @@ class HostSlot:
         return True
 
 
-_WORKSPACES: WeakKeyDictionary[ProcessGroup, HostWorkspace] = WeakKeyDictionary()
-atexit.register(_WORKSPACES.clear)  # a process group must not outlive the interpreter
+_WORKSPACES = OfGroup[HostWorkspace]()

@@ -15,7 +15,8 @@ from overweave.hardware.machine import Latencies, Machine, decode
 from overweave.ir.plan import MatmulConfig
 from overweave.memory.cuda.card import gpu_of
 from overweave.memory.cuda.heap import has_peer_access
-from overweave.runtime.diagnosis import driver_version, installed
+from overweave.runtime.diagnosis import driver_version
+from overweave.runtime.finding import installed
 from overweave.tuner.calibrate import rates
 from overweave.tuner.calibrate.latencies import Bench, Queues, element_wise, latencies, measure, push_points
 from overweave.tuner.calibrate.rates import Tile, scale_rates

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import re
 from functools import lru_cache, partial
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 from msgspec import Struct
 from msgspec.structs import replace
-from torch.distributed import ProcessGroup
 
 from overweave.errors import InputError
 from overweave.hardware.cards import H200, Gpu, MachineMatch, file_digest, find, machine_for, machine_named
@@ -20,15 +17,14 @@ from overweave.hardware.multicast import nccl_uses_it
 from overweave.memory.board.board import Board
 from overweave.memory.cuda.card import gpu_of, has_multicast
 from overweave.memory.cuda.heap import group_has_peer_access, has_peer_access
-from overweave.memory.group import Group
+from overweave.memory.group import Group, OfGroup
 from overweave.schedules.records.record import Method
 from overweave.tuner.caches import cache_folders, read_cached_if_readable, save_file
 
 # `overweave calibrate` writes its file to the user's cache, named after the GPU and its links.
 
 LARGEST_BYTES = 1 << 20
-_AGREED: WeakKeyDictionary[ProcessGroup, dict[Gpu, MachineMatch]] = WeakKeyDictionary()
-atexit.register(_AGREED.clear)  # a process group must not outlive the interpreter
+_AGREED = OfGroup[dict[Gpu, MachineMatch]]()
 
 
 def calibrated_path(gpu: Gpu) -> Path:

@@ -5,26 +5,23 @@ A cache of other software has another name and is never read.
 
 from __future__ import annotations
 
-import atexit
 import re
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
-from weakref import WeakKeyDictionary
 
 import msgspec
 import torch
 from msgspec import Meta, Struct
 from msgspec.structs import replace
-from torch.distributed import ProcessGroup
 
 from overweave.errors import InputError, RankMismatch
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT
 from overweave.memory.board.board import Board
-from overweave.memory.group import Group
+from overweave.memory.group import Group, OfGroup
 from overweave.tuner.caches import cache_folders, encode, read_cached, read_cached_if_readable, save_file
 from overweave.tuner.space.space import is_member, is_removed
 from overweave.tuner.space.target import Target
@@ -199,8 +196,7 @@ def _driver() -> str:
 # Each group stores what its ranks agreed on. So a cache that changes on disk, or a tuning in another group, cannot make
 # them choose differently later.
 
-_AGREED: WeakKeyDictionary[ProcessGroup, dict[tuple[Target, str], Knowledge]] = WeakKeyDictionary()
-atexit.register(_AGREED.clear)  # a process group must not outlive the interpreter
+_AGREED = OfGroup[dict[tuple[Target, str], Knowledge]]()
 
 
 def agreed_knowledge(group: Group, target: Target, operator: str) -> Knowledge:

@@ -16,8 +16,8 @@ from overweave.cli.main import app
 from overweave.cli.ranks import rank_count
 from overweave.errors import KernelUnavailable, MachineError
 from overweave.hardware.multicast import WITHOUT
-from overweave.runtime import diagnosis
-from overweave.runtime.diagnosis import Check, DeviceFinding
+from overweave.runtime import diagnosis, finding
+from overweave.runtime.finding import Check, DeviceFinding
 
 OK = Check("fine", lambda: DeviceFinding("ok", "all there"))
 BAD = Check("broken", lambda: DeviceFinding("failed", "nothing there", "Plug it in"))
@@ -202,9 +202,9 @@ def test_a_package_that_was_loaded_from_its_tree_is_found(monkeypatch):
     def missing(package):
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(diagnosis, "version", missing)
-    assert diagnosis.installed("overweave") == overweave.__version__
-    assert diagnosis.installed("no_such_package") == ""
+    monkeypatch.setattr(finding, "version", missing)
+    assert finding.installed("overweave") == overweave.__version__
+    assert finding.installed("no_such_package") == ""
 
 
 def test_little_shared_memory(monkeypatch):
