@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import triton
 
 from overweave.compat.versions import numbers
-from overweave.compiler.contract import Finding
 from tools.aot import Compiled
+from tools.ptx_lint.contract import Finding
 
 REDUCTION, HOPPER = "reduction_kernel", "matmul_hopper_kernel"
 STACK_BYTES = 16  # a stack frame is a multiple of as many at the most

@@ -48,8 +48,7 @@ from overweave.tuner.measure.compiled import (
     save_tuning,
     shortlist,
 )
-from overweave.tuner.measure.statistics import median
-from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.timer import Effort, median
 from overweave.tuner.measure.trial import TimedTrial
 from overweave.tuner.model.choice import SOURCES, candidate_counts
 from overweave.tuner.space.compiled import Constants, KernelWay, close_choices, is_auto, side_of, with_side

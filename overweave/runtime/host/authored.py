@@ -10,8 +10,7 @@ from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.memory.layout import lay_out
 from overweave.runtime.authored import AuthoredKernel, tensor_of
-from overweave.runtime.host.emulate import TensorsByName
-from overweave.runtime.host.event_loop import IsDone
+from overweave.runtime.host.emulate import IsDone, TensorsByName
 from overweave.runtime.host.interpreted import PROGRAMS, InterpretedCall
 from overweave.runtime.kernel_calls.author import author_call
 from overweave.runtime.scheduler import PendingStep
