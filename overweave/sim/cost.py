@@ -20,7 +20,6 @@ from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
 from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, indexed_name
 from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
 from overweave.sim.order import LaunchStep, QueueRun, tiles_of
-from overweave.sim.split_k import partial_tile_us, sum_partials_us
 
 PricedMove = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
 MatmulShape = tuple[int, int, int]  # rows, columns, k
@@ -116,8 +115,6 @@ class Costs:
         alone_us = tile_us(machine, rate, (block_m, block_n, shape[2]), self._realization.dtype)
         beside = 0 if operation.addends else self._beside(self._problem.product_epilogue.reads_rows, operation.out)
         us = max(alone_us, _memory_tile_us(machine, *self._read_together(operation, shape), beside=beside))
-        if run.depth:  # split-K: on average each program adds one partial sum
-            us = partial_tile_us(us, run.depth / shape[2], config) + sum_partials_us(1, config)
         stored_us = self._stores_us(operation, count)
         return KernelCost(count, max(us, stored_us), self._addends_us(operation, config, count), min(us, stored_us))
 

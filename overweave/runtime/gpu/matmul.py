@@ -10,10 +10,9 @@ import torch
 
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
-from overweave.ir.tile_order import TileRow, partial_slots
+from overweave.ir.tile_order import TileRow
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 from overweave.memory.device.signals import TRACE_COLUMNS
-from overweave.memory.split_k import Shares, partial_elements
 from overweave.runtime.gpu.bound import free_sms
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import TileKernelArgs, table_tensor
@@ -44,10 +43,9 @@ class Matmul:
         trace_size = (len(rows) if traced else 1, TRACE_COLUMNS.value)
         self.trace = torch.zeros(trace_size, dtype=torch.int64, device=device)
         self._claims = torch.zeros(1, dtype=torch.int32, device=device)
-        places, self.out = partial_slots(rows), out
-        self.shares = Shares.allocate(places, partial_elements(config, epilogue), device) if places else None
+        self.out = out
         queue = LaunchTiles(table_tensor(rows, device), self._claims, self.trace, len(rows))
-        known: dict[str, Any] = {**extras, "epilogue": epilogue, "shares": self.shares}
+        known: dict[str, Any] = {**extras, "epilogue": epilogue}
         operands = Operands(a, None, ((b, out),), is_transposed, **known)
         tiles = TileKernelArgs(queue, SignalWords(words, words, limits, 1), traced)
         self.launch = Launch(matmul_call(config, operands, tiles), free_sms(device, sms_beside))

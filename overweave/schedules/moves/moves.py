@@ -53,7 +53,8 @@ class Put(Struct, frozen=True):
     """`rank` pushes a chunk to `peer`. lane: moves of one rank in one lane are carried one after the other, lanes
     beside each other. after: (rank, index), the index-th move of a rank that must be complete before, if data does not
     say so already. mover: the back end that carries it; `auto` leaves it to `compile_auto`. One that is none of its
-    lane is as if it had one of its own.
+    lane is as if it had one of its own. adds: it is added at the peer as it arrives, in fp32 and in no order, to what
+    others put there; a kernel of an operator carries it.
     """
 
     rank: int
@@ -62,10 +63,13 @@ class Put(Struct, frozen=True):
     lane: int = 0
     after: After = ()
     mover: AnyMover = "copy_engine"
+    adds: bool = False
 
 
 class Get(Struct, frozen=True):
-    """`rank` pulls a chunk from `peer`, by the copy engine; the rest as in Put."""
+    """`rank` pulls a chunk from `peer`, by the copy engine; the rest as in Put. in_place: nothing moves, and the sum of
+    an operator's kernel reads the peer's partial where it lies.
+    """
 
     rank: int
     peer: int
@@ -73,12 +77,14 @@ class Get(Struct, frozen=True):
     lane: int = 0
     after: After = ()
     mover: AnyMover = "copy_engine"
+    in_place: bool = False
 
 
 class Collective(Struct, frozen=True):
     """What the library carries: of a Gather, one chunk of each rank's own shard, to all, before the kernel's tiles; of
     an AllToAll, one chunk of each block, the same rows on every rank, before the tiles or behind them; of a Reduction,
-    the sum of one chunk of each rank's shard, to its rank or everywhere, behind the tiles and all that is moved.
+    the sum of one chunk of each rank's shard, to its rank, or of any chunks, one by one, everywhere, behind the tiles
+    and all that is moved.
 
     It is a move of every rank, and counts as one of each in `after`. Chunks are whole rows, and may be empty.
     """

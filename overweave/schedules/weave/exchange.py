@@ -144,6 +144,9 @@ def _check_by_hand(operand: Operand, written: Written, world_size: int) -> None:
     if any(isinstance(move, Sum) and move.by == "tiles" for move in written.moves):
         found = "its tiles are to add, and an author's store what they compute"
         raise ScheduleError(f"exchange {operand.tensor} by hand", found, "Let a kernel add: leave `by` out")
+    if any(getattr(move, word, False) for move in written.moves for word in ("adds", "in_place")):
+        found = "what moves is to be added on its way, or read where it lies, and only kernels of operators do that"
+        raise ScheduleError(f"exchange {operand.tensor} by hand", found, "Leave `adds` and `in_place` out")
 
 
 def _written(operand: Operand, written: Written, transport: Transport, tiles: int) -> TensorExchange:

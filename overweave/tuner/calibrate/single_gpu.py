@@ -40,25 +40,21 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.float() @ b.float()).to(a.dtype)
 
 
-def rows_of(m: int, n: int, k: int, config: MatmulConfig, split_k: int = 1) -> tuple[TileRow, ...]:
-    """Return the tile table of an ordinary matmul: all_gather_matmul in a group of one. split_k: the option of that
-    name."""
+def rows_of(m: int, n: int, k: int, config: MatmulConfig) -> tuple[TileRow, ...]:
+    """Return the tile table of an ordinary matmul: all_gather_matmul in a group of one."""
     problem = Problem(operator="all_gather_matmul", m=m, n=n, k=k, world_size=1, dtype="bfloat16")
     options: dict[str, int | str] = {name: getattr(config, name) for name in SHAPE_OPTIONS}
-    options["split_k"] = split_k
     options["sms"] = torch.cuda.get_device_properties(0).multi_processor_count
     return build("all_gather_matmul.push", problem, options).tile_orders[0].rows
 
 
-def checked_matmul(
-    config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, split_k: int = 1
-) -> Matmul:
+def checked_matmul(config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor) -> Matmul:
     """Return the matmul in a tile shape, run once and compared. Raises AssertionError for a wrong result."""
     (m, k), n = a.shape, b.shape[1]
     out = torch.full((m, n), float("nan"), device="cuda", dtype=a.dtype)
-    matmul = Matmul(config, rows_of(m, n, k, config, split_k), a, b, out)
+    matmul = Matmul(config, rows_of(m, n, k, config), a, b, out)
     matmul()
-    assert torch.equal(out, exact), f"{m}x{n}x{k} {config} split_k={split_k}: wrong"
+    assert torch.equal(out, exact), f"{m}x{n}x{k} {config}: wrong"
     return matmul
 
 
