@@ -148,19 +148,9 @@ class Split(Struct, frozen=True, kw_only=True):
     def shard(self, rank: int) -> Range:
         return shard_rows(self.rows, self.world_size, rank)
 
-    def piece(self, rank: int, piece: int) -> Range:
+    def piece_of(self, rank: int, piece: int) -> Range:
         """Return the rows of a piece, counted in the whole tensor."""
         return piece_rows(self.shard(rank), self.pieces, self.alignment)[piece]
-
-    def steps(self, by_piece: bool = False) -> Iterator[tuple[int, int]]:
-        """Yield (step, piece) in launch order; step 1 to world_size - 1 is the distance to the peer.
-
-        by_piece: all peers get one piece before the next, in either order.
-        """
-        steps, pieces = range(1, self.world_size), range(self.pieces)
-        if self.order == "ring" and not by_piece:
-            return ((step, piece) for step in steps for piece in pieces)
-        return ((step, piece) for piece in pieces for step in steps)
 
     def peer(self, rank: int, step: int) -> int:
         """Return the peer of a rank in a step. Negative steps count the other way round."""
@@ -171,16 +161,6 @@ class Split(Struct, frozen=True, kw_only=True):
     def peers(self, rank: int) -> list[int]:
         """Return all peers in ring order, the next rank first."""
         return [(rank + step) % self.world_size for step in range(1, self.world_size)]
-
-    def copy_queue(self, step: int) -> str:
-        """Return the copy engine's queue for the peer at a distance."""
-        return COPIES if self.order == "ring" else f"{COPIES}.{step}"
-
-    def put_queue(self, step: int) -> str:
-        """Return the queue of the engine that pushes a rank's own rows to the peer at a distance."""
-        if self.mover in COPYING_KERNELS:
-            return PUSHES
-        return TILES if self.mover in CARRYING_TILES else self.copy_queue(step)
 
 
 def region(buffer: Buffer, rank: int, rows: Range) -> Region:

@@ -109,7 +109,7 @@ def _placing(work: MethodInputs, are_behind: bool = False) -> Placing:
 def collectives_by_piece(split: Split) -> tuple[Together, ...]:
     """Return one library collective for each piece: the same piece of every rank's shard."""
     ranks = range(split.world_size)
-    return _together(tuple(split.piece(rank, piece) for rank in ranks) for piece in range(split.pieces))
+    return _together(tuple(split.piece_of(rank, piece) for rank in ranks) for piece in range(split.pieces))
 
 
 def _together(pieces: Iterable[tuple[Range, ...]]) -> tuple[Together, ...]:

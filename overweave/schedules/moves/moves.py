@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
-from typing import Final, Literal, get_args
+from typing import ClassVar, Final, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -117,6 +117,18 @@ class _Moves(Struct, frozen=True):
 
     world_size: int
     moves: tuple[ReductionStep, ...]
+    what: ClassVar[str]
+    kinds: ClassVar[tuple[type, ...]]
+
+    def __post_init__(self) -> None:
+        _check_moves(self.what.replace("_", "-"), self.world_size, self.moves, self.kinds)
+        programs: object = self.copy_programs  # type: ignore[attr-defined]
+        if type(programs) is not int or not 1 <= programs <= MOST_PROGRAMS:
+            raise InputError(f"copy_programs={str(programs)[:40]}", "no such number", f"Give 1 to {MOST_PROGRAMS}")
+
+    def __str__(self) -> str:
+        digest = blake2b(repr(self).encode(), digest_size=4).hexdigest()
+        return f"{self.what}_by_hand moves={len(self.moves)} #{digest}"
 
     def of_rank(self, rank: int) -> Iterator[int]:
         """Positions of a rank's moves."""
@@ -132,10 +144,6 @@ class _Moves(Struct, frozen=True):
                 counts[rank] += 1
         return known
 
-    def _text(self, what: str) -> str:
-        digest = blake2b(repr(self).encode(), digest_size=4).hexdigest()
-        return f"{what}_by_hand moves={len(self.moves)} #{digest}"
-
 
 class Gather(_Moves, frozen=True):
     """Moves after which every rank of `world_size` has all of a tensor. They stand in the order of their launch, and
@@ -150,15 +158,13 @@ class Gather(_Moves, frozen=True):
     moves: tuple[GatherMove, ...]
     copy_programs: int = 16
     ranges: int = 1
+    what: ClassVar[str] = "gather"
+    kinds: ClassVar[tuple[type, ...]] = (Put, Get, Collective)
 
     def __post_init__(self) -> None:
-        _check_moves("gather", self.world_size, self.moves, (Put, Get, Collective))
-        _check_programs(self.copy_programs)
+        super().__post_init__()
         if type(self.ranges) is not int or not 1 <= self.ranges <= MOST_RANGES:
             raise InputError(f"ranges={str(self.ranges)[:40]}", "no such number", f"Give 1 to {MOST_RANGES}")
-
-    def __str__(self) -> str:
-        return self._text("gather")
 
 
 class Reduction(_Moves, frozen=True):
@@ -174,13 +180,8 @@ class Reduction(_Moves, frozen=True):
 
     everywhere: bool = False
     copy_programs: int = 16
-
-    def __post_init__(self) -> None:
-        _check_moves("reduction", self.world_size, self.moves, (Put, Get, Sum, Collective))
-        _check_programs(self.copy_programs)
-
-    def __str__(self) -> str:
-        return self._text("reduction")
+    what: ClassVar[str] = "reduction"
+    kinds: ClassVar[tuple[type, ...]] = (Put, Get, Sum, Collective)
 
 
 class AllToAll(_Moves, frozen=True):
@@ -195,13 +196,8 @@ class AllToAll(_Moves, frozen=True):
     moves: tuple[Put | Collective, ...]
     sends: bool = False
     copy_programs: int = 16
-
-    def __post_init__(self) -> None:
-        _check_moves("all-to-all", self.world_size, self.moves, (Put, Collective))
-        _check_programs(self.copy_programs)
-
-    def __str__(self) -> str:
-        return self._text("all_to_all")
+    what: ClassVar[str] = "all_to_all"
+    kinds: ClassVar[tuple[type, ...]] = (Put, Collective)
 
 
 Written = Gather | Reduction | AllToAll
@@ -235,11 +231,6 @@ def _check_moves(what: str, world_size: object, moves: object, kinds: tuple[type
 def _are_pairs(after: object) -> bool:
     pairs: tuple[object, ...] = after if isinstance(after, tuple) else (None,)
     return all(isinstance(pair, tuple) and [type(number) for number in pair] == [int, int] for pair in pairs)
-
-
-def _check_programs(copy_programs: object) -> None:
-    if type(copy_programs) is not int or not 1 <= copy_programs <= MOST_PROGRAMS:
-        raise InputError(f"copy_programs={str(copy_programs)[:40]}", "no such number", f"Give 1 to {MOST_PROGRAMS}")
 
 
 def movers_in(written: Written) -> frozenset[str]:
