@@ -7,9 +7,8 @@ of launch that the proof does not state.
 from __future__ import annotations
 
 from overweave.errors import OverweaveError, ScheduleError
-from overweave.ir.launch.gates import kernels_on_own_streams, launch_obstacle
 from overweave.ir.launch.order import QueueLaunch, launch_order
-from overweave.ir.launch.waits_without_deadline import waits_without_deadline
+from overweave.ir.launch.streams import kernels_on_own_streams, launch_obstacle, waits_without_deadline
 from overweave.ir.library_call import library_obstacle
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.memory.layout import lay_out

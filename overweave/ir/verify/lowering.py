@@ -33,10 +33,9 @@ from overweave.ir.tile_order import (
     outputs,
     ranks_to_notify,
 )
-from overweave.ir.verify.engines.addends import check_addends
 from overweave.ir.verify.engines.copies import check_copy
-from overweave.ir.verify.engines.stores import check_block_stores, check_stores
-from overweave.ir.verify.engines.sum_epilogue import applies_epilogue
+from overweave.ir.verify.engines.norm import applies_epilogue
+from overweave.ir.verify.engines.stores import check_addends, check_block_stores, check_stores
 from overweave.ir.verify.rules.author_tables import (
     check_parts,
     check_slice_sources,

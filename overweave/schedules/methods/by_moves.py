@@ -24,12 +24,12 @@ from overweave.schedules.communication import (
     Y,
     in_parts,
     queues_of,
+    stored_at_peers,
 )
 from overweave.schedules.families.wave_groups import in_groups, is_at_once
 from overweave.schedules.moves.gather_templates import Mesh, Template, gather_of
 from overweave.schedules.moves.moves import Chunk, Reduction, ReductionStep, Sum
 from overweave.schedules.moves.moves import Collective as Together
-from overweave.schedules.moves.peer_stores import stored_at_peers
 from overweave.schedules.moves.reduction import Placing, chunked_reduction, reduced
 from overweave.schedules.moves.reduction_templates import ReductionTemplate, reduction_of
 from overweave.schedules.moves.transfers import transferred

@@ -16,8 +16,7 @@ from overweave.errors import ScheduleError
 from overweave.ir.schedule import Range
 from overweave.ir.shards import shard_rows
 from overweave.schedules.communication import PARTIAL, RUNNING, SLOTS, TOTAL, Y, is_empty
-from overweave.schedules.moves.back_ends import check_ends
-from overweave.schedules.moves.moves import Box, Chunk, Collective, Get, Put, Reduction, Sum
+from overweave.schedules.moves.moves import Box, Chunk, Collective, Get, Put, Reduction, Sum, check_ends
 
 OWN = -1  # the "move" that brings a rank's own partial: its tiles
 

@@ -37,13 +37,11 @@ from overweave.schedules.communication import (
     is_empty,
     queues_of,
     shifted,
+    stored_at_peers,
     united,
 )
-from overweave.schedules.fewest_waits import fits_tile_row
 from overweave.schedules.moves import moves as chunks
-from overweave.schedules.moves.back_ends import ENGINE, move_obstacle, queue_of, several_lanes
-from overweave.schedules.moves.moves import Box, Reduction, earlier
-from overweave.schedules.moves.peer_stores import stored_at_peers
+from overweave.schedules.moves.moves import ENGINE, Box, Reduction, earlier, move_obstacle, queue_of, several_lanes
 from overweave.schedules.moves.provenance import (
     OWN,
     Added,
@@ -55,7 +53,7 @@ from overweave.schedules.moves.provenance import (
     trace_provenance,
 )
 from overweave.schedules.moves.transfers import in_order_of
-from overweave.schedules.signals import with_signals
+from overweave.schedules.signals import fits_tile_row, with_signals
 
 
 class Placing(Struct, frozen=True):

@@ -32,9 +32,9 @@ from overweave.schedules.communication import (
     X,
     Y,
     in_parts,
+    stored_at_peers,
 )
 from overweave.schedules.moves.moves import Gather, Reduction, Sum, Written
-from overweave.schedules.moves.peer_stores import stored_at_peers
 from overweave.schedules.moves.reduction import Placing, reduced
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records.movers import by_hand_config, copy_config
