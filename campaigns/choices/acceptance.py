@@ -31,7 +31,7 @@ from msgspec import Struct
 from campaigns.choices import cold_choice
 from campaigns.verdict import Verdict
 from overweave.errors import InputError
-from overweave.ir.operators.bars import Bar, Cases, Quantity
+from overweave.ir.operators.record import Bar, Cases, Quantity
 from overweave.ir.operators.registry import operator_of
 from overweave.tuner.measure.baselines import CEILING, COMMUNICATION, COPIES, MATMUL, OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow

@@ -46,7 +46,6 @@ ALLOWED: dict[tuple[int, int], dict[str, Bytes]] = {
             "bfloat16 128x192x64 4w4s/3 b^T two sources bias+silu": 4,
             "bfloat16 128x256x64 4w3s/2 b^T two sources bias+gelu_tanh+residual": 596,
             "bfloat16 128x192x64 4w4s/3 b^T two sources bias+gelu_tanh+residual": 12,
-            "bfloat16 128x192x64 4w4s/3 along k b^T two sources bias+gelu_tanh+residual": 24,
             "bfloat16 128x256x64 4w3s/2 3 addends": 60,
             "bfloat16 128x256x64 4w3s/4 3 addends": 88,
             "bfloat16 128x192x64 4w4s/3 3 addends": 8,

@@ -8,7 +8,7 @@ launch    Launches at a k of 64, ours and the library's by turns, by events; wit
           and driven out of it. `nothing`: our kernel with no tile left to claim.
 parts     The parts of such a launch by the device's clock (short_parts.py): the kernel before it and the one behind it
           take the time, and between them the kernel itself, traced.
-repeats   Equal bits over repeats: whole tiles, tiles dealt out along k, and fp8 with scales of rows.
+repeats   Equal bits over repeats: bf16, and fp8 with scales of rows.
 fp8       fp8 with scales of rows beside torch._scaled_mm.
 
 Each is a step, all by default. Ends with 1 if a result is wrong or a promise broken.
@@ -87,7 +87,7 @@ class Short:
     def __init__(self, m: int, n: int) -> None:
         a, b = operands(m, n, SHORT_K)
         exact = product(a, b)
-        config = chosen((m, n, SHORT_K), sms_here(), 1).config
+        config = chosen((m, n, SHORT_K), sms_here())
         self.name = f"{m} x {n} x {SHORT_K}, {config.block_m} x {config.block_n}"
         self.ours, self.idle = checked_matmul(config, a, b, exact), checked_matmul(config, a, b, exact)
         rows = rows_of(m, n, SHORT_K, config)
@@ -176,17 +176,16 @@ def stamp(times: torch.Tensor, at: int) -> Launch:
 def repeats(asked: argparse.Namespace) -> Iterator[Verdict]:
     """The same bits, whoever ends first."""
     for shape in REPEATED:
-        for word, split_k in (("whole tiles", 1), ("tiles dealt out in 3", 3)):
-            yield repeated(f"{shape} bf16, {word}", bf16(shape, split_k), asked.repeats)
+        yield repeated(f"{shape} bf16", bf16(shape), asked.repeats)
     for shape in FP8_SHAPES[:2]:
         yield repeated(f"{shape} fp8 by rows", scaled_matmul(scaled_operands(*shape), sms_here()), asked.repeats)
 
 
-def bf16(shape: Shape, split_k: int) -> Matmul:
-    """In the tile that the model takes where none is dealt out, on normal numbers."""
+def bf16(shape: Shape) -> Matmul:
+    """In the tile that the model takes, on normal numbers."""
     m, n, k = shape
     a, b = operands(m, n, k)
-    matmul = checked_matmul(chosen(shape, sms_here(), 1).config, a, b, product(a, b), split_k)
+    matmul = checked_matmul(chosen(shape, sms_here()), a, b, product(a, b))
     make_normal(a, b)
     return matmul
 

@@ -25,15 +25,13 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.float() @ b.float()).to(a.dtype)
 
 
-def checked_matmul(
-    config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, split_k: int = 1
-) -> Matmul:
+def checked_matmul(config: MatmulConfig, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor) -> Matmul:
     """Return the matmul in a tile shape, run once and compared. Raises AssertionError for a wrong result."""
     (m, k), n = a.shape, b.shape[1]
     out = torch.full((m, n), float("nan"), device="cuda", dtype=a.dtype)
-    matmul = Matmul(config, rows_of(m, n, k, config, split_k), a, b, out)
+    matmul = Matmul(config, rows_of(m, n, k, config), a, b, out)
     matmul()
-    assert torch.equal(out, exact), f"{m}x{n}x{k} {config} split_k={split_k}: wrong"
+    assert torch.equal(out, exact), f"{m}x{n}x{k} {config}: wrong"
     return matmul
 
 

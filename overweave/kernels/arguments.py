@@ -85,7 +85,7 @@ class Traits(Struct, frozen=True, kw_only=True):
 
     b_is_transposed: how the weights lie in memory. two_sources: whether tiles read rows of both places of `a`.
     epilogue: the bits of an `Epilogue`. addends: how many a tile with addends has. weights: by how many it multiplies.
-    split_k: whether tiles may be dealt out along k. precision: of the portable kernel's products. Of the Hopper kernel:
+    precision: of the portable kernel's products. Of the Hopper kernel:
     stages, split_n: as in `MatmulConfig`; in_columns: consumers share a tile's columns; peers: where tiles store.
     """
 
@@ -95,7 +95,6 @@ class Traits(Struct, frozen=True, kw_only=True):
     epilogue: int
     addends: int
     weights: int
-    split_k: bool
     precision: str = ""
     stages: int = 0
     split_n: int = 1

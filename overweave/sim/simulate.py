@@ -10,7 +10,7 @@ from functools import partial
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
-from overweave.ir.launch.reach import NO_REACH, addresses_peers
+from overweave.ir.exchange import NO_REACH, addresses_peers
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, TILE_KERNEL, Plan
 from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Put, Reduce
@@ -18,16 +18,15 @@ from overweave.ir.timeline.timeline import Timeline
 from overweave.sim.collectives import Collectives
 from overweave.sim.cost import Costs, KernelCost, Segment, moves_between_ranks
 from overweave.sim.events import EventQueue, Gate, SignalCounters, SignalKey
-from overweave.sim.link_floor import bounded_total_us
 from overweave.sim.order import KernelLaunch, LaunchStep, kernel_launches, launch_steps, tile_counts
-from overweave.sim.ports import Ports
+from overweave.sim.ports import Ports, bounded_total_us
 from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
 from overweave.sim.record import Recorder
 
 
 def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile_us: float | None = None) -> Timeline:
     """Return the Timeline of one warm call of `plan` on `machine`. with_tiles: spans of tiles, not of operations.
-    author_tile_us: time of one tile of an author's kernel, every SM busy (sim/author.py estimates it).
+    author_tile_us: time of one tile of an author's kernel, every SM busy (sim/cost.py estimates it).
 
     Raises InputError if the machine has fewer GPUs than the plan has ranks, or no peer access and the plan addresses
     peers, ScheduleError if the plan cannot be run to its end: a queue without an engine, a kernel without a config, or

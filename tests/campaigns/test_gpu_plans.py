@@ -15,7 +15,7 @@ from overweave.schedules.records.record import Method
 
 NAMED = (
     *((operator, plan) for operator in cases.OPERATORS for plan in cases.every_plan(operator)),
-    *cases.LONG_RUNS,
+    *cases.BY_ENGINES,
     *cases.IN_KERNELS,
     *((lost[0].operator, lost[0].plan) for lost in gpu_faults.LOST),
     *((case.operator, case.plan) for case in host_cases.CASES),

@@ -19,7 +19,7 @@ INTERPRETED = (
     ("sums",),
     ("messages", "endings", "operands"),
     ("norm", "fp8", "weights"),
-    ("kernels", "split_k", "skinny", "head", "waits", "permuted"),
+    ("kernels", "skinny", "head", "waits", "permuted"),
 )
 
 

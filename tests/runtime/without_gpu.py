@@ -15,7 +15,7 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import CompiledKernel
 
-from overweave.ir.launch.waits_without_deadline import waits_without_deadline
+from overweave.ir.launch.streams import waits_without_deadline
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.memory.cuda import driver
 from overweave.memory.layout import lay_out

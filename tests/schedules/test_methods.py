@@ -12,7 +12,7 @@ from msgspec.structs import fields, replace
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import Norm
-from overweave.ir.launch.reach import addresses_peers
+from overweave.ir.exchange import addresses_peers
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import OUTPUT, Compute

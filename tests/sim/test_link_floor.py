@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
-from overweave.sim.link_floor import links_bound_us
+from overweave.sim.ports import links_bound_us
 from overweave.sim.simulate import simulate
 
 H200 = load("h200x4")

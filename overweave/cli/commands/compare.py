@@ -19,7 +19,7 @@ from overweave.errors import InputError
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import Plan
 from overweave.ir.text.files import printable
-from overweave.ir.timeline.contents import with_contents
+from overweave.ir.timeline.operations import with_contents
 from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, WAIT, Timeline
 from overweave.ir.timeline.trace import MAX_BYTES, from_chrome, is_trace
 from overweave.schedules.methods.registry import METHODS

@@ -17,8 +17,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import Schedule
 from overweave.ir.text.files import printable, read_file, to_json
 from overweave.ir.text.printed import to_text
-from overweave.ir.timeline.contents import with_contents
-from overweave.ir.timeline.steps import timeline_of_steps
+from overweave.ir.timeline.operations import timeline_of_steps, with_contents
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.options import Option

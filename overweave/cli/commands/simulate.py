@@ -22,7 +22,7 @@ from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import Compute, Schedule
 from overweave.ir.text.files import printable
-from overweave.ir.timeline.contents import with_contents
+from overweave.ir.timeline.operations import with_contents
 from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, SpanKind, Timeline
 from overweave.ir.timeline.trace import to_chrome
 from overweave.schedules.catalog.catalog import build

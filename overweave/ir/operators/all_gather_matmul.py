@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from overweave.ir.operators.bars import LINK_BOUND, MLP, SHARDED, Bar, Cases
-from overweave.ir.operators.record import CallMatrix, Demo, Forms, Operator, SizeRule
+from overweave.ir.operators.record import (
+    LINK_BOUND,
+    MLP,
+    SHARDED,
+    Bar,
+    CallMatrix,
+    Cases,
+    Demo,
+    Forms,
+    Operator,
+    SizeRule,
+)
 
 _NO_MLP = "(?!MLP-)"
 _MANY_ROWS = Cases(label="other shapes of 4,096 rows on", shapes=_NO_MLP, least_m=4096, link_bound=False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from overweave.ir.operators.bars import Bar, Cases
-from overweave.ir.operators.record import CallMatrix, Forms, Operator, SizeRule
+from overweave.ir.operators.record import Bar, CallMatrix, Cases, Forms, Operator, SizeRule
 
 _LAYERS = r"Llama-3-(8B|70B)\.(o|down)\."  # where an all-reduce follows a matmul
 _PREFILL = Cases(label="1,024 to 8,192 tokens", shapes=_LAYERS, least_m=1024, most_m=8192)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from overweave.ir.operators.bars import LINK_BOUND, MLP, SHARDED, Bar
-from overweave.ir.operators.record import CallMatrix, Demo, Forms, Operator, SizeRule
+from overweave.ir.operators.record import LINK_BOUND, MLP, SHARDED, Bar, CallMatrix, Demo, Forms, Operator, SizeRule
 
 OPERATOR = Operator(
     name="matmul_reduce_scatter",

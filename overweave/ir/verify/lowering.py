@@ -33,11 +33,9 @@ from overweave.ir.tile_order import (
     outputs,
     ranks_to_notify,
 )
-from overweave.ir.verify.engines.addends import check_addends
 from overweave.ir.verify.engines.copies import check_copy
-from overweave.ir.verify.engines.split_k import check_partials, merge_split_k
-from overweave.ir.verify.engines.stores import check_block_stores, check_stores
-from overweave.ir.verify.engines.sum_epilogue import applies_epilogue
+from overweave.ir.verify.engines.norm import applies_epilogue
+from overweave.ir.verify.engines.stores import check_addends, check_block_stores, check_stores
 from overweave.ir.verify.rules.author_tables import (
     check_parts,
     check_slice_sources,
@@ -97,12 +95,10 @@ class _Table:
         if self.is_author:
             before = dict(enumerate(accumulate((len(rows) for rows in _slices_only(tiles)), initial=0)))
             check_slices(tile_rows, before, len(slices), self.findings)
-        check_partials(tile_rows, self.findings)
         operands: dict[str, set[str]] = {}
         implied = self._implied_waits(positions)
         for position, rows in zip(positions, tiles, strict=True):
             operation = self.graph.operations[position]
-            rows = merge_split_k(operation, rows, self.matmul, self.findings)
             self._check_signals(position, rows, implied[position])
             base = self.order.rank * self.graph.signals_per_rank
             late = {key - base: self.graph.full[key] for key in self.graph.late.get(position, ())}

@@ -30,9 +30,9 @@ from overweave.kernels.epilogue import (
 )
 from overweave.kernels.hopper.shared import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper.start import pass_claim, pass_claim_traced
-from overweave.kernels.hopper.tile_end import end_share, half_of, hear_of_addends, store_sum, tell
+from overweave.kernels.hopper.tile_end import half_of, hear_of_addends, store_sum
 from overweave.kernels.hopper.tiles import place_of, power_of_two, side_by_side
-from overweave.kernels.tile_end import LEFT_OUT, columns_before, k_range, of_weight, target_at, weight_of
+from overweave.kernels.tile_end import columns_before, of_weight, target_at, weight_of
 from overweave.lang.tile_table import ADDS_NOTHING, FINISHES, INTO, MULTIPLIED, PLACE, read_column, record_time
 
 # These two are the halves of one accumulator; or, of fp8, beside whose sums one step's product stands too, two of them.
@@ -120,42 +120,20 @@ def consume_tile(
     WIDE: gl.constexpr = widest(PRODUCTS, PART_N, stages.a.dtype.is_fp8())
     HAS_REST: gl.constexpr = PRODUCTS > WIDE
     LEFT: gl.constexpr = 1 if GATE & traits.epilogue else WIDE
-    SIZE: gl.constexpr = PART_M * PART_N * (2 if GATE & traits.epilogue else traits.split_n)
     BELOW: gl.constexpr = 0 if traits.in_columns else HALF * PART_M
     BESIDE: gl.constexpr = HALF * PART_N if traits.in_columns else 0
     tile = message & NUMBER
-    if not traits.split_k:
-        own_row, row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
-        target = target_of(table, tile, weight, products, work.peers, traits.weights)
-        cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
-    low, high = k_range(table, tile, work.k, stages.a.type.shape[2], traits.split_k)
-    result, others, step = multiply(traits, HALF, PRODUCTS, PART_N, step, stages, high - low)
+    own_row, row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
+    target = target_of(table, tile, weight, products, work.peers, traits.weights)
+    cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
+    result, others, step = multiply(traits, HALF, PRODUCTS, PART_N, step, stages, work.k)
     result += gl.where(message < VOID, 0.0, float("nan"))
     if HAS_REST:
         others += gl.where(message < VOID, 0.0, float("nan"))
-    if traits.split_k:
-        told, result, others = end_share(
-            HAS_REST, HALF, SIZE, result, others, work.shares.memory, table, tile, message < VOID
-        )
-        await_room(HALF, turn, results, work.queue, tile, traits.traced and traits.addends > 0)
-        if told != LEFT_OUT:
-            # Where the tile lies is read here: beside sums of shares there is no register for it.
-            own_row, row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
-            target = target_of(table, tile, weight, products, work.peers, traits.weights)
-            cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
-            end_tile(
-                traits, HALF, PARTS, LEFT, result, others, turn, results, target, work, tile, own_row, row,
-                row_end, col, cols_end,
-            )  # fmt: skip
-        elif work.sums.tiles is not None:
-            if read_column(table, tile, PLACE) != ADDS_NOTHING:
-                hear_of_addends(work.sums, turn)  # what is loaded for nothing is there before the next tile's
-        tell(work.shares.told.index(HALF), told)
-    else:
-        end_tile(
-            traits, HALF, PARTS, LEFT, result, others, turn, results, target, work, tile, own_row, row, row_end, col,
-            cols_end,
-        )  # fmt: skip
+    end_tile(
+        traits, HALF, PARTS, LEFT, result, others, turn, results, target, work, tile, own_row, row, row_end, col,
+        cols_end,
+    )  # fmt: skip
     mbarrier.arrive(results.full.index(HALF), count=1)
     return step
 
@@ -250,14 +228,6 @@ def target_of(table, tile, weight, products, peers, WEIGHTS: gl.constexpr):
 
 
 @gluon.jit
-def await_room(HALF: gl.constexpr, turn, results, queue, tile, TRACED: gl.constexpr):
-    """The products are there; the storer is done with the last tile."""
-    if HALF == 0:
-        record_time(queue.trace, tile, MULTIPLIED, TRACED)
-    mbarrier.wait(results.empty.index(HALF), (turn & 1) ^ 1)
-
-
-@gluon.jit
 def end_tile(
     traits: gl.constexpr, HALF: gl.constexpr, PARTS: gl.constexpr, WIDE: gl.constexpr, result, others, turn, results,
     target, work, tile, own_row, row, row_end, col, cols_end,
@@ -274,8 +244,9 @@ def end_tile(
         further = col + WIDE * PART_N
         if traits.addends == 0:  # with addends, behind those of the others: both would not fit
             others = finish(others, table, tile, ends, row, row_end, further, products, cols_end, OF_PRODUCT, WEIGHTS)
-    if not traits.split_k:
-        await_room(HALF, turn, results, work.queue, tile, traits.traced and traits.addends > 0)
+    if HALF == 0:
+        record_time(work.queue.trace, tile, MULTIPLIED, traits.traced and traits.addends > 0)
+    mbarrier.wait(results.empty.index(HALF), (turn & 1) ^ 1)  # the storer is done with the last tile
     hand_over(traits, HALF, 0, result, results.tiles, turn, target, work, tile, own_row, row, row_end, col, cols_end)
     if PARTS > WIDE:
         if traits.addends > 0:

@@ -91,20 +91,12 @@ class ReductionArgs(NamedTuple):
     received: Any
 
 
-class SplitKArgs(NamedTuple):
-    """Of tiles that are dealt out along k (shares.py): their memory, and what the storer is told of each half."""
-
-    memory: Any
-    told: Any
-
-
 class TileArgs(NamedTuple):
     """What all partitions but the producer need. products, ends, peers, queue: kernels/arguments.py."""
 
     products: Any
     ends: Any
     sums: ReductionArgs
-    shares: SplitKArgs
     peers: Any
     queue: Any
     k: Any

@@ -6,9 +6,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from overweave.compat.triton_names import block_barrier, reinterpret, store_tile, wait_for_stores_read
 from overweave.kernels.hopper.shared import LAST, NUMBER, VOID, lacking, receive
-from overweave.kernels.hopper.tile_end import await_addends, hear, is_announced, load_addend
+from overweave.kernels.hopper.tile_end import await_addends, load_addend
 from overweave.kernels.hopper.tiles import place, rectangle
-from overweave.kernels.tile_end import AT_ALL, LEFT_OUT, SUMMED, of_weight, signals_of, weight_of
+from overweave.kernels.tile_end import AT_ALL, of_weight, signals_of, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     COL,
@@ -142,20 +142,13 @@ def store(traits: gl.constexpr, results, ring, outs, work, protocol):
         to, pace_ns = 0, 0
         if traits.peers > 0:
             to, pace_ns = read_column(table, tile, TO), pace_of(peers, protocol.world_size, tile, work.queue.tiles)
-        ended = 0
         for half in gl.static_range(2):
             mbarrier.wait(results.full.index(half), turn & 1)
             if half == 1:
                 record_time(work.queue.trace, tile, MULTIPLIED, traits.traced and traits.addends == 0)
-            is_ended = True
-            if traits.split_k:
-                told = hear(work.shares.told.index(half))
-                is_ended = told != LEFT_OUT
-                is_sound = is_sound & (told <= SUMMED)
-                ended += is_ended.to(gl.int32)
             top, left = row + half * STEP_M, col + half * STEP_N
             if traits.addends == 0 or work.sums.tiles is not None or read_column(table, tile, PLACE) == ADDS_NOTHING:
-                if is_ended & (top + PART_M <= row_end):
+                if top + PART_M <= row_end:
                     store_parts_at(
                         to, target, outs.at_peers, results.tiles, half, top, left, lacking(message), pace_ns,
                         SPLIT_N, traits.peers,
@@ -172,8 +165,6 @@ def store(traits: gl.constexpr, results, ring, outs, work, protocol):
         if signal != SIGNALS_NOBODY:
             gl.inline_asm_elementwise(COMPLETE_ASSEMBLY, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
             block_barrier()
-            if traits.split_k:
-                is_sound = is_announced(work.shares.memory.arrivals, table, tile, ended, is_sound)
             word, is_told = protocol.signals + signal * STRIDE, is_sound
             if traits.peers > 0:
                 word = signals_of(peers, gl.maximum(to, 0)) + signal * STRIDE

@@ -32,7 +32,7 @@ from overweave.runtime.authored import tensor_of
 from overweave.schedules.moves.moves import AllToAll, Gather, Reduction
 from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan, plan_dtype
 from overweave.schedules.weave.transports import GATHER, ScheduleChoice, wanted_of
-from overweave.sim.author import estimate_tile_us
+from overweave.sim.cost import estimate_tile_us
 from overweave.sim.simulate import total_us
 from overweave.tuner.measure.compiled import (
     FINALISTS,
@@ -71,7 +71,7 @@ def compile_auto(
     left to every back end in turn; one alone means the first tensor that is read, or written.
     configs: constants to choose among too, of the kernel's tile, of its launch, and `tile_group`, which calls then
     leave out; by default those of its `@triton.autotune`. tile_us: what one tile takes, every SM busy, for the model;
-    by default that is guessed from what a tile touches (sim/author.py).
+    by default that is guessed from what a tile touches (sim/cost.py).
 
     Returns a callable as `compile` does, whose calls wait and raise as its. Each set of numbers is simulated once;
     its `tune` measures, collectively. On a CPU the model stands for an H200. Raises DirectiveError for a kernel that

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from overweave.ir.counts import COUNTS, Filled
-from overweave.ir.launch.gates import first_own_waits, waits_for_nothing
+from overweave.ir.exchange import addresses_peers
 from overweave.ir.launch.order import QueueLaunch, launch_order
-from overweave.ir.launch.reach import addresses_peers
-from overweave.ir.launch.streams import most_sms, queues_beside
+from overweave.ir.launch.streams import first_own_waits, most_sms, queues_beside, waits_for_nothing
 from overweave.ir.library_call import is_permuted
 from overweave.ir.plan import (
     AUTHOR_KERNEL,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from overweave.ir.launch.waits_without_deadline import waits_without_deadline
+from overweave.ir.launch.streams import waits_without_deadline
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Operation, Wait
 from overweave.ir.tile_order import NO_SIGNAL

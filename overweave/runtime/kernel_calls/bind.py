@@ -17,7 +17,7 @@ from overweave.ir.kernel_limits import COPY_WORD_BYTES, LEAST_WAVES
 from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X_REST, Engine, MatmulConfig, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
-from overweave.ir.tile_order import outputs, partial_slots
+from overweave.ir.tile_order import outputs
 from overweave.kernels.arguments import LaunchTiles
 from overweave.kernels.epilogue import added_operands, epilogue_code
 from overweave.memory.device.signals import TRACE_COLUMNS
@@ -33,7 +33,6 @@ from overweave.memory.lower import (
     reduction_operands,
     reduction_widths,
 )
-from overweave.memory.split_k import partial_elements
 from overweave.runtime.kernel_calls.call import (
     KernelCall,
     MatrixInput,
@@ -161,7 +160,6 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     fields = {name: epilogue_tensors[name] for name in epilogue_tensors if name in Operands.__dataclass_fields__}
     addends = addend_addresses(binding.addresses, binding.rank, queue)
     addend_shifts = addend_row_shifts(schedule, binding.rank, queue)
-    partials = partial_slots(plan.tile_order(binding.rank, queue).rows)
     operands = Operands(
         a_shard=binding.caller_tensor(shard) if shard else None,
         a_workspace=binding.workspace_buffer(gathered) if gathered else None,
@@ -177,7 +175,6 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         addend_rows=(binding.workspace_buffer(addend_shifts[0]), binding.table(addend_shifts[1]))
         if addend_shifts
         else None,
-        shares=binding.workspace.shares.get(partials, partial_elements(config, epilogue)) if partials else None,
         peers=_peers(binding, queue, computes, tiles.queue.tiles / binding.programs(tiles.queue.tiles)),
     )
     return matmul_call(config, operands, tiles)

@@ -8,7 +8,7 @@ import torch
 from triton import next_power_of_2
 
 from overweave.errors import MachineError
-from overweave.ir.launch.reach import NO_REACH
+from overweave.ir.exchange import NO_REACH
 from overweave.kernels.arguments import SignalWords
 from overweave.memory.device.protocol import begin_kernel, stamp_kernel, tell_kernel, wait_kernel
 from overweave.memory.group import Group

@@ -21,8 +21,7 @@ from overweave.ir.schedule import (
 )
 from overweave.schedules.assemble_schedule import counted, credits
 from overweave.schedules.communication import Communication, MatmulChunk, region
-from overweave.schedules.fewest_waits import without_repeated_waits
-from overweave.schedules.signals import with_signals
+from overweave.schedules.signals import with_signals, without_repeated_waits
 from overweave.schedules.tiles.shape import count_tiles, tiles_to_cut
 
 

@@ -25,18 +25,7 @@ from overweave.ir.plan import (
 )
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Put, Queue, Schedule
-from overweave.schedules.communication import (
-    COPIES,
-    EXCHANGES,
-    GATHERS,
-    ISSUE,
-    MAIN,
-    PACKED,
-    SCALES,
-    SCATTERS,
-    SUMS,
-    TILES,
-)
+from overweave.schedules.communication import COMPLETE, COPIES, EXCHANGES, PACKED, SCALES, SUMS, TILES
 from overweave.schedules.records.movers import copy_config
 from overweave.schedules.records.options import Settings
 from overweave.schedules.records.record import Method
@@ -49,15 +38,12 @@ from overweave.schedules.tiles.shape import (
     skinny_shape,
 )
 
-_ENGINES = {
-    COPIES: COPY_ENGINE,
-    SCALES: COPY_ENGINE,
-    MAIN: LIBRARY,
-    TILES: TILE_KERNEL,
-    SUMS: REDUCE_KERNEL,
-    PACKED: PACKED_KERNEL,
-    **dict.fromkeys((GATHERS, EXCHANGES, SCATTERS), LIBRARY),
-}
+
+def assigned(queue: Queue, of_tiles: Engine = TILE_KERNEL) -> EngineAssignment:
+    """The engine of a queue, by its name: what has none of its own is the library's."""
+    copies = COPY_ENGINE if queue.order == COMPLETE else COPY_KERNEL
+    engines = {TILES: of_tiles, COPIES: copies, SCALES: COPY_ENGINE, SUMS: REDUCE_KERNEL, PACKED: PACKED_KERNEL}
+    return EngineAssignment(queue.name, cast("Engine", engines.get(queue.name.split(".")[0], LIBRARY)))
 
 
 def realized(
@@ -72,7 +58,7 @@ def realized(
     queues = {queue.name for queue in schedule.queues}
     return Realization(
         dtype=problem.dtype,
-        engines=tuple(EngineAssignment(queue.name, _engine(queue)) for queue in schedule.queues),
+        engines=tuple(assigned(queue) for queue in schedule.queues),
         matmul=matmul,
         reduction=sums if SUMS in queues else None,
         copy=copy_config(settings),
@@ -110,8 +96,3 @@ def packed_config(schedule: Schedule, problem: Problem, sms: int) -> PackedConfi
     pushed = [part for each in members if isinstance(each, Put) for part in each.sources]
     sizes = [part.shape[0] * part.shape[1] * buffers[part.buffer].itemsize_bytes(problem.dtype) for part in pushed]
     return packed_shape(max(sizes, default=0), sms, packed_exchange(members, buffers))
-
-
-def _engine(queue: Queue) -> Engine:
-    kind = queue.name.split(".")[0]
-    return cast("Engine", COPY_KERNEL if (kind, queue.order) == (COPIES, ISSUE) else _ENGINES[kind])

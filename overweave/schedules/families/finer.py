@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Literal
 
 from msgspec import Struct
@@ -23,6 +23,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Collective, Copy, Goal, InitialContents, Operation, Put, Range, Reduce, Region
 from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import (
+    COPIES,
     EXCHANGES,
     GATHERS,
     MAIN,
@@ -117,15 +118,17 @@ class _Rank:
             for piece in pieces
             if piece.owner == self.rank
         }
+        size, is_ring = self.split.world_size, self.split.order == "ring"
+        queues = {away: COPIES if is_ring else f"{COPIES}.{away}" for away in range(1, size)}
         # What one queue carries stands together: it is one launch.
-        for away, step in sorted(self.split.steps(by_piece=True), key=lambda at: self.split.copy_queue(at[0])):
+        for step, away in sorted(product(range(size), queues), key=lambda at: queues[at[1]]):
             peer = self.split.peer(self.rank, away)
             if (peer, step) in places:
                 piece = places[peer, step]
                 yield Put(
                     name=f"push.{self.rank}-{peer}.{step}",
                     rank=self.rank,
-                    queue=self.split.copy_queue(away),
+                    queue=queues[away],
                     sources=(self._in_x(piece, peer),),
                     destinations=(_lies(piece, peer),),
                 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from msgspec.structs import replace
-
 from overweave.errors import InputError
 from overweave.ir.operators.all_to_all_matmul import OPERATOR
 from overweave.ir.operators.matmul_all_to_all import OPERATOR as RETURNS
@@ -15,14 +13,13 @@ from overweave.schedules.communication import (
     PUSHES,
     TILES,
     Communication,
-    MatmulChunk,
     in_parts,
+    stored_at_peers,
 )
 from overweave.schedules.families.wave_groups import in_groups
 from overweave.schedules.methods.by_moves import beside_tiles, collectives_by_piece
 from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.moves import AllToAll
-from overweave.schedules.moves.peer_stores import stored_at_peers
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import needs, option_sets, options
 from overweave.schedules.records.movers import mesh_of
@@ -38,21 +35,7 @@ def _moved(by_library: bool, work: MethodInputs) -> Communication:
     split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
     moves = all_to_all_of(sends, by_library, mesh_of(split, cols, work.settings))
     made = in_parts(transferred(moves, split.rows, cols, sends=sends), dict.fromkeys((PUSHES, TILES), split.tile_rows))
-    if sends:
-        made = _at_once(made, split.rows) if by_library else stored_at_peers(made)
-    return made
-
-
-def _at_once(made: Communication, rows: int) -> Communication:
-    """The same, all rows of a rank as one chunk: the library takes nothing before all are multiplied."""
-    first: dict[int, MatmulChunk] = {}
-    for step in made.steps:
-        if isinstance(step, MatmulChunk):
-            whole = replace(step, rows=(0, rows), region=replace(step.region, rows=(0, rows)))
-            first.setdefault(step.rank, whole)
-    named = {chunk.name: chunk for chunk in first.values()}
-    steps = (named.get(step.name) if isinstance(step, MatmulChunk) else step for step in made.steps)
-    return replace(made, steps=tuple(step for step in steps if step is not None))
+    return stored_at_peers(made) if sends else made
 
 
 def _waves(work: MethodInputs) -> Communication:

@@ -7,10 +7,8 @@ from functools import partial
 from overweave.ir.operators.matmul_all_reduce import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
-from overweave.schedules.families import packed, sums
-from overweave.schedules.families.sums import sums_by
-from overweave.schedules.families.wave_groups import wave_groups
-from overweave.schedules.methods.by_moves import sums_of_moves
+from overweave.schedules.families import packed
+from overweave.schedules.methods.by_moves import summed_by_library, summed_in_groups, summed_in_waves, sums_of_moves
 from overweave.schedules.moves.reduction_templates import round_ring_of_tiles, straight
 from overweave.schedules.records import option_sets, options
 from overweave.schedules.records.needs import UNSCALED
@@ -39,7 +37,7 @@ METHODS = (
         name="sequential",
         transport="all_reduce.collective",
         summary="one library matmul, then library all-reduce",
-        write=sums_by(sums.collective),
+        write=summed_by_library,
         adds=Adds(LIBRARY, "library", "result"),
         norms=LIBRARY,
         grids=(option_sets.AS_IT_IS,),
@@ -49,7 +47,7 @@ METHODS = (
         transport="all_reduce.one_shot_packed",
         summary="one matmul, then a kernel pushes packed partials, and sums",
         source="the one-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
-        write=sums_by(packed.one_shot),
+        write=packed.sums_by(packed.one_shot),
         grids=(option_sets.AS_IT_IS, option_sets.EARLY),
     ),
     _messages(
@@ -57,7 +55,7 @@ METHODS = (
         transport="all_reduce.two_shot_packed",
         summary="one matmul, then one kernel: owners sum packed parts, and push the sums to all, packed",
         source="the two-shot all-reduce of TensorRT-LLM, in messages that carry their flag",
-        write=sums_by(packed.straight),
+        write=packed.sums_by(packed.straight),
         grids=(option_sets.AS_IT_IS, option_sets.EARLY),
     ),
     _tiles(
@@ -96,7 +94,7 @@ METHODS = (
         name="decomposed",
         summary="one library matmul for each piece of rows, and a library all-reduce of each beside the next one",
         source="the decomposition that FlashOverlap (arXiv 2504.19519) is held against in 6.1",
-        write=sums_by(sums.decomposed),
+        write=summed_in_waves,
         adds=Adds(LIBRARY, "library", "result"),
         options=(options.PIECES,),
     ),
@@ -104,7 +102,7 @@ METHODS = (
         name="waves",
         summary="tiles of one kernel store block by block, library all-reduces of groups of waves run beside them",
         source="FlashOverlap (arXiv 2504.19519) 3: signals by groups of waves, reordering around library collectives",
-        write=wave_groups,
+        write=summed_in_groups,
         moves=(LIBRARY, REDUCE_KERNEL),
         adds=Adds(LIBRARY, "library", "result"),
         norms=REDUCE_KERNEL,

@@ -59,4 +59,4 @@ REPLACED: dict[str, str] = {
     f"{_AR}.two_shot_pull": "two_shot",
     f"{_AR}.two_shot_stored": "ring_stored",
 }
-REPLACED_OPTIONS = ("sharing",)  # of rows in files that were measured with it
+REPLACED_OPTIONS = ("sharing", "split_k")  # of rows in files that were measured with them

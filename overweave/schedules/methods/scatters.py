@@ -7,11 +7,9 @@ from functools import partial
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, PACKED_KERNEL, REDUCE_KERNEL, TILE_KERNEL
 from overweave.ir.schedule import ECHOES
-from overweave.schedules.families import packed, sums
-from overweave.schedules.families.sums import sums_by
-from overweave.schedules.families.wave_groups import wave_groups
-from overweave.schedules.methods.by_moves import sums_of_moves
-from overweave.schedules.moves.reduction_templates import round_ring_of_tiles, straight
+from overweave.schedules.families import packed
+from overweave.schedules.methods.by_moves import summed_by_library, summed_in_groups, summed_in_waves, sums_of_moves
+from overweave.schedules.moves.reduction_templates import in_place, round_ring_of_tiles, straight
 from overweave.schedules.records import option_sets, options
 from overweave.schedules.records.needs import UNSCALED, from_ranks
 from overweave.schedules.records.record import Adds, Margin, MarginCase, Method
@@ -42,7 +40,7 @@ METHODS = (
         name="sequential",
         transport="reduce_scatter.collective",
         summary="one library matmul, then library reduce-scatter",
-        write=sums_by(sums.collective),
+        write=summed_by_library,
         adds=Adds(LIBRARY, "library", "result"),
         norms=LIBRARY,
         grids=(option_sets.AS_IT_IS,),
@@ -104,7 +102,7 @@ METHODS = (
             "tiles of one kernel store locally and owners are told, whose sums beside the last tiles read them there"
         ),
         source="Flux (arXiv 2406.06858) 4.2: ready tiles are read at their peers",
-        write=sums_by(sums.pulled),
+        write=sums_of_moves(in_place),
         moves=(REDUCE_KERNEL, COPY_ENGINE),
         adds=Adds(REDUCE_KERNEL),
         norms=REDUCE_KERNEL,
@@ -117,7 +115,7 @@ METHODS = (
         transport="reduce_scatter.packed",
         summary="one matmul, packed parts to their owners, who sum in order",
         source="messages that carry their flag, as in NCCL's LL protocol",
-        write=sums_by(packed.straight),
+        write=packed.sums_by(packed.straight),
         grids=(option_sets.AS_IT_IS, option_sets.EARLY),
     ),
     _tiles(
@@ -140,7 +138,7 @@ METHODS = (
             "a kernel adds pieces at their owners as they come, in fp32: in no order, so bits may differ between calls"
         ),
         source="Flux (arXiv 2406.06858) 4.1: additions at the owner",
-        write=sums_by(sums.in_any_order),
+        write=sums_of_moves(straight),
         moves=(COPY_KERNEL, REDUCE_KERNEL),
         adds=Adds(COPY_KERNEL, "arrival"),
         options=(options.PIECES, options.ORDER, options.COPY_PROGRAMS, *options.TILES),
@@ -149,7 +147,7 @@ METHODS = (
         name="decomposed",
         summary="one library matmul for each piece of rows, and a library reduce-scatter of each beside the next one",
         source="the decomposition that FlashOverlap (arXiv 2504.19519) is held against in 6.1",
-        write=sums_by(sums.decomposed),
+        write=summed_in_waves,
         adds=Adds(LIBRARY, "library", "result"),
         options=(options.PIECES,),
     ),
@@ -157,7 +155,7 @@ METHODS = (
         name="waves",
         summary="tiles of one kernel store block by block, library reduce-scatters of groups of waves run beside them",
         source="FlashOverlap (arXiv 2504.19519) 3: signals by groups of waves, reordering around library collectives",
-        write=wave_groups,
+        write=summed_in_groups,
         moves=(LIBRARY, REDUCE_KERNEL),
         adds=Adds(LIBRARY, "library", "result"),
         norms=REDUCE_KERNEL,

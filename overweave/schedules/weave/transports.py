@@ -17,9 +17,18 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Get, Put, Range
 from overweave.schedules.communication import CARRYING_TILES, Communication, Mover, Split, X
 from overweave.schedules.methods.registry import AUTHORED, METHODS
-from overweave.schedules.moves.back_ends import FORWARDS, MOVERS, PULLS, REGISTERS
 from overweave.schedules.moves.gather_templates import COLS_ALIGNMENT
-from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, Written, movers_in
+from overweave.schedules.moves.moves import (
+    FORWARDS,
+    MOVERS,
+    PULLS,
+    REGISTERS,
+    AllToAll,
+    Gather,
+    Reduction,
+    Written,
+    movers_in,
+)
 from overweave.schedules.records.options import (
     ANY_MOVER,
     COPY_PROGRAMS,

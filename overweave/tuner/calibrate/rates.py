@@ -15,10 +15,9 @@ from overweave.ir.dtype import Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.problem import Problem
-from overweave.ir.tile_order import TileRow, partial_slots
+from overweave.ir.tile_order import TileRow
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 from overweave.memory.device.signals import TRACE_COLUMNS
-from overweave.memory.split_k import Shares, partial_elements
 from overweave.runtime.gpu.bound import free_sms
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import TileKernelArgs, table_tensor
@@ -52,10 +51,9 @@ class Matmul:
         trace_size = (len(rows) if traced else 1, TRACE_COLUMNS.value)
         self.trace = torch.zeros(trace_size, dtype=torch.int64, device=device)
         self._claims = torch.zeros(1, dtype=torch.int32, device=device)
-        places, self.out = partial_slots(rows), out
-        self.shares = Shares.allocate(places, partial_elements(config, epilogue), device) if places else None
+        self.out = out
         queue = LaunchTiles(table_tensor(rows, device), self._claims, self.trace, len(rows))
-        known: dict[str, Any] = {**extras, "epilogue": epilogue, "shares": self.shares}
+        known: dict[str, Any] = {**extras, "epilogue": epilogue}
         operands = Operands(a, None, ((b, out),), is_transposed, **known)
         tiles = TileKernelArgs(queue, SignalWords(words, words, limits, 1), traced)
         self.launch = Launch(matmul_call(config, operands, tiles), free_sms(device, sms_beside))
@@ -78,12 +76,10 @@ SAMPLES = 9
 SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n", "kernel")
 
 
-def rows_of(m: int, n: int, k: int, config: MatmulConfig, split_k: int = 1) -> tuple[TileRow, ...]:
-    """Return the tile table of an ordinary matmul: all_gather_matmul in a group of one. split_k: the option of that
-    name."""
+def rows_of(m: int, n: int, k: int, config: MatmulConfig) -> tuple[TileRow, ...]:
+    """Return the tile table of an ordinary matmul: all_gather_matmul in a group of one."""
     problem = Problem(operator="all_gather_matmul", m=m, n=n, k=k, world_size=1, dtype="bfloat16")
     options: dict[str, int | str] = {name: getattr(config, name) for name in SHAPE_OPTIONS}
-    options["split_k"] = split_k
     options["sms"] = torch.cuda.get_device_properties(0).multi_processor_count
     return build("all_gather_matmul.push", problem, options).tile_orders[0].rows
 

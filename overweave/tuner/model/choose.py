@@ -129,11 +129,9 @@ def wave_occupancy(choice: Choice, problem: Problem) -> str:
     if config is None or not tiles:
         return ""
     sms = int(choice.options["sms"]) - plan.sms_beside
-    waves = sum((row.width or config.block_n) / config.block_n / max(row.shares, 1) for row in tiles) / sms
+    waves = sum((row.width or config.block_n) / config.block_n for row in tiles) / sms
     last = waves - ceil(waves) + 1
     words = (
         f"Tiles of {config.block_m} x {config.block_n} on {sms} SMs: {waves:.2f} waves, the last one {last:.0%} full"
     )
-    if any(row.shares for row in tiles):
-        return f"{words}, its tiles split along k."
     return f"{words}, some tiles in narrower parts." if any(row.width for row in tiles) else f"{words}."

@@ -21,8 +21,8 @@ from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.schedules.tiles.shape import reduction_shape
 from overweave.sim.cost import library_matmul_us
-from overweave.sim.link_floor import busiest_link
 from overweave.sim.order import tiles_of
+from overweave.sim.ports import busiest_link
 from overweave.sim.simulate import total_us
 from overweave.tuner.model.candidate_model import Model, Weighed
 from overweave.tuner.space.space import (

@@ -21,7 +21,6 @@ from overweave.schedules.records.needs import CUTS, most_pieces, needs_of, unmet
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.schedules.records.record import Grid, Margin, Method, MethodRequest, SettingValue, Stage, combinations
 from overweave.schedules.tiles.shape import (
-    BEST,
     FLOAT8_HOPPER,
     FLOAT8_PORTABLE,
     GATED,
@@ -30,8 +29,6 @@ from overweave.schedules.tiles.shape import (
     HOPPER,
     SINGLE_PRECISION,
     KernelChoice,
-    along_k,
-    count_tiles,
 )
 from overweave.tuner.space.target import Target, tile_options
 
@@ -128,11 +125,10 @@ def _candidates(operator: str, registered: tuple[str, ...]) -> tuple[Candidate, 
 def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candidate, ...]:
     """Return the variations of a candidate with a tile kernel; none for other candidates.
 
-    These are every tile shape of the GPU's best kernel, the best shape of the portable one, split-K of the last tiles
-    where the model says that it takes less time, and, if a kernel pushes by loads and stores, bulk pushes, of which the
-    model predicts the same. MEASURED: of 18 problems that were tuned with all shapes of both, the portable kernel was
-    quickest in one, by 1 %, and behind by 3 to 25 % in 17, always best in its first shape (the shipped tables of
-    2026-11-22).
+    These are every tile shape of the GPU's best kernel, the best shape of the portable one, and, if a kernel pushes by
+    loads and stores, bulk pushes, of which the model predicts the same. MEASURED: of 18 problems that were tuned with
+    all shapes of both, the portable kernel was quickest in one, by 1 %, and behind by 3 to 25 % in 17, always best in
+    its first shape (the shipped tables of 2026-11-22).
     """
     method = base.method(problem.operator)
     if target.kind != "cuda" or method is None or not method.is_fused or "half_tiles" in dict(base.options):
@@ -142,17 +138,8 @@ def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candi
     first, *others = ([shape.config for shape in shapes_of_tiles(problem, one, method.adds, sums)] for one in kernels)
     tried = [*first, *(config for configs in others for config in configs[:1])]
     pinned = [_pins(config) for config in tried]
-    if method.takes("split_k"):
-        pinned += [_pins(config) | {"split_k": BEST} for config in tried if _gains_by_split_k(config, problem, target)]
     pinned += [{"mover": BULK_MOVER}] if target.is_hopper and dict(base.options).get("mover") == "copy_kernel" else []
     return tuple(candidate(base.plan, dict(base.options) | pins) for pins in pinned)
-
-
-def _gains_by_split_k(config: MatmulConfig, problem: Problem, target: Target) -> bool:
-    """Whether split-K of the last wave's tiles takes less time, for equally high shards."""
-    heights = [-(-problem.m // problem.world_size)] * problem.world_size
-    tiles = count_tiles(heights, problem.widths, config).tiles
-    return along_k(config, tiles, target.sms, problem.k, BEST).split_k > 0
 
 
 def reason_unsupported(problem: Problem, target: Target, candidate: Candidate, stage: Stage = "choice") -> str:
@@ -166,8 +153,6 @@ def reason_unsupported(problem: Problem, target: Target, candidate: Candidate, s
 def is_member(operator: str, tried: Candidate) -> bool:
     """Whether the tuner could have tried a candidate: a file's other candidates are not run."""
     options = dict(tried.options)
-    if "kernel" in options and options.get("split_k") == BEST:  # pinned with it
-        del options["split_k"]
     pins = {name: options.pop(name) for name in _PINNED if name in options}
     if "groups" in options:  # of any problem's waves (tuner/space/waves.py)
         method = METHODS.get(f"{operator}.{tried.plan}")

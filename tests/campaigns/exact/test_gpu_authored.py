@@ -14,8 +14,7 @@ from campaigns.exact.gpu_authored import Trial, ordinary, particular
 from campaigns.gpu_ranks import spread_over
 from campaigns.lint.authored_cases import AUTHORS, KERNELS
 from overweave.ops.author.compile import FusedKernel, by_name, compile
-from overweave.schedules.moves.back_ends import MOVERS
-from overweave.schedules.moves.moves import Collective, Sum
+from overweave.schedules.moves.moves import MOVERS, Collective, Sum
 from overweave.schedules.weave.transports import legal, transport_of, transports
 
 

@@ -22,7 +22,7 @@ from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.packed import PackedPlan
 from tests.runtime.gpu import test_bind_compiled as compiled
 from tests.runtime.gpu.launch_log import LaunchLog, logged
-from tests.runtime.gpu.test_bind import ENDING, FP8, GATHER, REDUCE, SCATTER, SWIGLU, Case, tensors_of
+from tests.runtime.gpu.test_bind import ENDING, FP8, GATHER, REDUCE, SCATTER, Case, tensors_of
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ PLANS = {
         GATHER, "push kernel=hopper", {"epilogue": ENDING, "b_is_transposed": True}, rank=1, world_size=3
     ),
     "gather, several weights": Case(GATHER, "push kernel=portable pieces=2", {"columns": (512, 128, 128)}, rank=1),
-    "gather, split k": Case(GATHER, "push kernel=hopper split_k=2", {"k": 1024, "epilogue": SWIGLU}),
+    "gather, gated": Case(GATHER, "push kernel=hopper", {"epilogue": Epilogue(activation="silu", gate=True)}),
     "gather, copy kernel": Case(GATHER, "push kernel=hopper mover=copy_kernel", BY_ROWS, rank=2, world_size=4),
     "gather, pulled": Case(GATHER, "pull kernel=hopper pieces=2", rank=1),
     "gather, packed": Case(GATHER, "gather_packed matmul=library", {"m": 8}, rank=1),
