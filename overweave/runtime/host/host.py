@@ -19,10 +19,9 @@ from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.board.board import REFUSED
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
-from overweave.memory.layout import SlotLayout, lay_out
 from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.backends import load
-from overweave.runtime.host.emulate import HostCall, TensorsByName
+from overweave.runtime.host.emulate import HostCall, HostProgram, TensorsByName
 from overweave.runtime.trace import Stopwatch
 
 Depth = Literal["library", "interpreter"]
@@ -66,17 +65,16 @@ def run_on_host(
         raise
     if is_first:
         create_subgroups(group, plan.schedule.of_rank(group.rank))
-    call = bound.make_call(plan, group, workspace, timeout_s)
+    call = bound.make_call(bound.program, group, workspace, timeout_s)
     call.stopwatch = stopwatch
-    call.run(bound.layout, inputs, outputs)
+    call.run(inputs, outputs)
 
 
 class _Bound(NamedTuple):
     """What a rank derives from a plan once. operands: tensor -> shape, dtype and strides that it must have."""
 
-    plan: Plan
+    program: HostProgram
     make_call: type[HostCall]
-    layout: SlotLayout
     signature: bytes
     operands: dict[str, _Operand]
 
@@ -105,8 +103,8 @@ def _bind(plan: Plan, rank: int, depth: Depth) -> _Bound:
             raise InputError(f"depth {depth!r}", "unknown", f"Use one of {', '.join(_DEPTHS)}")
         make_call: type[HostCall] = load(f"host {depth}")
         make_call.check(plan)
-        layout = lay_out(plan.schedule, plan.realization.dtype)
-        bound = _BOUND[key] = _Bound(plan, make_call, layout, _signature(plan, depth), _operands(plan, rank))
+        program = HostProgram.of(plan, rank, make_call.kernel_queues(plan))
+        bound = _BOUND[key] = _Bound(program, make_call, _signature(plan, depth), _operands(plan, rank))
         while len(_BOUND) > _BOUND_LIMIT:
             _BOUND.popitem(last=False)
     return bound
