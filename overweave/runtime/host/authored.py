@@ -8,8 +8,8 @@ from typing import Any
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
-from overweave.runtime.authored import AuthoredKernel, tensor_of
-from overweave.runtime.host.emulate import HostProgram, TensorsByName
+from overweave.runtime.authored import AuthoredKernel, exchanged_tensors, tensor_of
+from overweave.runtime.host.emulate import HostProgram
 from overweave.runtime.host.event_loop import IsDone
 from overweave.runtime.host.interpreted import PROGRAMS, InterpretedCall
 from overweave.runtime.kernel_calls.author import author_call
@@ -28,16 +28,14 @@ class HostAuthoredRun:
         """Bind a kernel. arguments: the author's arguments, as of a call."""
         return cls(plan, group, kernel)
 
-    def __call__(self, arguments: Mapping[str, Any], inputs: TensorsByName, outputs: TensorsByName) -> None:
-        """Run one call. arguments: the author's arguments. inputs, outputs: communicated tensors, by name.
-
-        Raises PeerError; all outputs are NaN then.
-        """
+    def __call__(self, arguments: Mapping[str, Any]) -> None:
+        """Run one call. arguments: the author's. Raises PeerError; all outputs are NaN then."""
         workspace = HostWorkspace.of(self._group)
         call = AuthoredCall(self._program, self._group, workspace, self._kernel, arguments)
-        store_tensors = {store.tensor: tensor_of(arguments[store.parameter]) for store in self._kernel.space.stores}
-        written_tensors = {name: tensor for name, tensor in store_tensors.items() if tensor is not None}
-        call.run(inputs, written_tensors | dict(outputs))
+        exchanged = exchanged_tensors(self._kernel, arguments)
+        written = {store.tensor: tensor_of(arguments[store.parameter]) for store in self._kernel.space.stores}
+        outputs = {name: exchanged.get(name, tensor) for name, tensor in written.items() if tensor is not None}
+        call.run({name: tensor for name, tensor in exchanged.items() if name not in outputs}, outputs)
 
 
 class AuthoredCall(InterpretedCall):

@@ -313,7 +313,8 @@ class CallMemory:
 
     def view(self, region: Region) -> Tensor:
         """Return the view of a region."""
-        return self.whole(region.buffer, region.rank)[slice(*region.rows), slice(*region.cols)]
+        name, rows, cols = region.buffer, slice(*region.rows), slice(*region.cols)
+        return (self._tensors[name] if name in self._program.callers else self.whole(name, region.rank))[rows, cols]
 
     def as_matrices(self, operation: Operation) -> tuple[View, Callable[[], None]]:
         """Return a view of the operation's regions as matrices, and a function that stores results from these."""
