@@ -15,8 +15,6 @@ from overweave.memory.cuda import driver
 from overweave.memory.cuda.workspace import Workspace
 from overweave.runtime.gpu.replays import Replays, TensorAddresses
 
-_address = torch.Tensor.data_ptr
-
 Stream = torch.cuda.Stream
 
 
@@ -106,7 +104,9 @@ class PlanRun(CallFrame, Generic[Bound]):
         # Most calls come through here: `run_call` inlined, without closures (campaigns/host/host_path.py counts).
         workspace = self._workspace
         if addresses is None:
-            addresses = dict(zip(tensors, map(_address, tensors.values()), strict=True))
+            addresses = {}
+            for name, tensor in tensors.items():  # quicker than a comprehension, which is a function of its own
+                addresses[name] = tensor.data_ptr()
         if torch.cuda.is_current_stream_capturing():
             self._keep_alive()
             self._enqueue(tensors, addresses, workspace.current_stream())
