@@ -78,7 +78,7 @@ VLLM_NEEDS := aiohttp cachetools cbor2 cloudpickle einops 'fastapi<0.137' llguid
 # What megatron-core needs from 0.17 on. Where it is not there, the last that an older Python takes stands for it.
 PYTHON_3_12 ?= python3.12
 
-# The newest of each, and the oldest: overweave/adapters/versions.py names both.
+# The newest of each, and the oldest: overweave/adapters/packages.py names both.
 # Of torchtitan's own tests, which its package leaves out: TORCHTITAN_TESTS=<its repository>/tests/unit_tests.
 adapters-test: .venv/stamp ## adapters against the packages that they adapt, each in an environment of its own
 	.ci/adapter transformers 'transformers>=5.24,<6' peft 'torchao>=0.18,<0.19'

@@ -35,7 +35,7 @@ from overweave.ir.operators.bars import Bar, Cases, Quantity
 from overweave.ir.operators.registry import operator_of
 from overweave.tuner.measure.baselines import CEILING, COMMUNICATION, COPIES, MATMUL, OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
-from overweave.tuner.measure.statistics import Ratio, geometric_mean
+from overweave.tuner.measure.timer import Ratio, geometric_mean
 from overweave.tuner.space.shapes import ShapeCase
 
 FEWEST_ROUNDS, NOT_SLOWER, JUDGED_RANKS = 5, 0.98, 4

@@ -34,7 +34,7 @@ from overweave.errors import OverweaveError
 from overweave.ops.call.groups import group_of
 from overweave.schedules.records.outside import TORCH_ONE_SHOT
 from overweave.tuner.measure.baselines import SEQUENTIAL
-from overweave.tuner.measure.replay import SIGHTS
+from overweave.tuner.measure.timer import SIGHTS
 
 LANES = 3  # streams, groups or threads
 LONGEST_HOLD = 400_000  # cycles that a stream is held up: some 200 us, longer than most calls

@@ -23,7 +23,7 @@ from campaigns.cases import BY_COLLECTIVES, LONG_RUNS, OPERATORS, every_plan
 from campaigns.exact.calls import Case, error_ratio
 from campaigns.exact.trials import long_run, of_case
 from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers
-from overweave.memory.cuda import peer_access
+from overweave.memory.cuda import heap
 from overweave.tuner.space.shapes import read_shapes
 
 ERROR_RATIO = 1.05
@@ -70,7 +70,7 @@ def shape_set(name: str, operators: tuple[str, ...] = OPERATORS) -> Iterator[Cas
 
 def part_gpus() -> None:
     """From here on no GPU reaches another, be it one that ranks share."""
-    peer_access.can_access_peers = lambda own, others: False
+    heap.can_access_peers = lambda own, others: False
 
 
 def checks(asked: argparse.Namespace) -> Iterator[Check]:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from overweave.compiler.contract import Contract, Guard
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import MatmulConfig
 from overweave.kernels.arguments import LaunchTiles, SignalWords
@@ -17,6 +16,7 @@ from overweave.memory.split_k import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, TileKernelArgs
 from overweave.schedules.tiles.shape import TileShape
 from tools.aot import Source, source_of_launch
+from tools.ptx_lint.contract import Contract, Guard
 
 SOME = 1001  # a number of which nothing is known
 ADDRESSES = torch.empty(16, dtype=torch.int64)

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import torch
 
 from campaigns.lint.lint_case import PLAIN, Case, Variant, case_of, tiles_of
-from overweave.compiler.contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
 from overweave.memory.split_k import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, Peers
 from overweave.runtime.kernel_calls.matmul import Operands, matmul_call
+from tools.ptx_lint.contract import Guard
 
 # Sizes are no matter but for what a launch specialises for: whether they are multiples of 16.
 TILES, ROWS = 7, 512

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from campaigns.lint.lint_case import PROTOCOL, SOME, WORDS, Case, case_of
-from overweave.compiler.contract import Guard
 from overweave.runtime.kernel_calls import protocol
+from tools.ptx_lint.contract import Guard
 
 
 def begin_case() -> Case:

@@ -24,8 +24,7 @@ import overweave as ow
 from campaigns.gpu_ranks import join
 from overweave.memory.group import resolve
 from overweave.runtime.kernel_calls.call import Peers
-from overweave.tuner.measure.statistics import median
-from overweave.tuner.measure.timer import Effort, compare
+from overweave.tuner.measure.timer import Effort, compare, median
 from overweave.tuner.space.shapes import ShapeCase
 
 PACES_NS = (0, 550, 625, 700, 800, 1000, 1500, 2250)

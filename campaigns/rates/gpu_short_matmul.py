@@ -26,16 +26,15 @@ import torch
 from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.bandwidth_kernels import stamp_kernel
 from campaigns.rates.odd_sizes import SIZES, check_size
-from campaigns.rates.operands import make_normal
+from campaigns.rates.operands import checked_matmul, make_normal, operands, product
 from campaigns.rates.scaled_alone import scaled_matmul, scaled_operands
 from campaigns.rates.short_parts import Parts, mean_of, parts_of, save_picture, table
 from campaigns.rates.tile_times import Shape, chosen
 from campaigns.verdict import Verdict, tell
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.gpu.matmul import Matmul
 from overweave.runtime.kernel_calls.call import KernelCall
-from overweave.tuner.calibrate.single_gpu import checked_matmul, medians_us, operands, product, rows_of
-from overweave.tuner.measure.statistics import geometric_mean
+from overweave.tuner.calibrate.rates import Matmul, medians_us, rows_of
+from overweave.tuner.measure.timer import geometric_mean
 
 SHORT_K = 64
 SHORT = ((128, 256), (1024, 1536), (2048, 2048))  # one tile; a wave

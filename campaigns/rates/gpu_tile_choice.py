@@ -32,17 +32,16 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from campaigns.gpu_ranks import need_gpus
-from campaigns.rates.operands import check_ragged, make_normal
+from campaigns.rates.operands import check_ragged, checked_matmul, make_normal, operands, product
 from campaigns.rates.tile_times import Candidate, Record, Shape, Times, chosen, efficiencies
 from campaigns.verdict import Verdict, tell
 from overweave.ir.plan import MatmulConfig, split_k_obstacle
-from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.records.needs import ALIGNED
 from overweave.schedules.records.record import MethodRequest
 from overweave.schedules.tiles.along_k import MOST_SHARES
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes
-from overweave.tuner.calibrate.single_gpu import checked_matmul, medians_us, operands, product
-from overweave.tuner.measure.statistics import geometric_mean
+from overweave.tuner.calibrate.rates import Matmul, medians_us
+from overweave.tuner.measure.timer import geometric_mean
 from overweave.tuner.space.shapes import read_shapes
 from overweave.tuner.space.target import Target
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from campaigns.rates.operands import checked_matmul, operands, product
 from overweave.ir.problem import Problem
 from overweave.schedules.records.needs import ALIGNED
 from overweave.schedules.records.record import MethodRequest
 from overweave.schedules.tiles.shape import shapes, tile_shape
-from overweave.tuner.calibrate.single_gpu import checked_matmul, operands, product
 from overweave.tuner.space.target import Target
 
 # m, n, k: nothing of each; one; primes; multiples of eight and no tile's; what once ended a campaign, n = 2,754.

@@ -9,8 +9,8 @@ from overweave.ir.epilogue import Epilogue
 from overweave.ir.operators.forms import SCALE_W, SCALE_X
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.catalog.catalog import build
+from overweave.tuner.calibrate.rates import Matmul
 
 BY_ROWS = Epilogue(scaling="rows")
 Scaled = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

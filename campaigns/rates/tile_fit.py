@@ -26,7 +26,7 @@ from overweave.ir.plan import MatmulConfig
 from overweave.schedules.tiles.along_k import steps_of
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, tiles_to_cut
 from overweave.sim.split_k import relative_tile_size
-from overweave.tuner.measure.statistics import geometric_mean
+from overweave.tuner.measure.timer import geometric_mean
 
 LEAST_ROWS = 6  # of an equation with three unknowns
 

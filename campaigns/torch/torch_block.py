@@ -36,9 +36,7 @@ from overweave.functional import all_gather_linear, linear_all_reduce, linear_re
 from overweave.memory.group import Group
 from overweave.ops.call.prepared import CALLS, Tensors
 from overweave.tuner.measure.bench import join_world
-from overweave.tuner.measure.replay import capture_graphs, is_replayed, with_graph_warmup
-from overweave.tuner.measure.statistics import paired_ratio
-from overweave.tuner.measure.timer import Effort, compare
+from overweave.tuner.measure.timer import Effort, capture_graphs, compare, is_replayed, paired_ratio, with_graph_warmup
 from overweave.tuner.measure.trial import agrees
 
 SLOWER, LARGER, FORWARD_US, RECORDED_US = 1.02, 1.03, 5.0, 15.0  # at most

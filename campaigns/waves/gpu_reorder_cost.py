@@ -16,10 +16,9 @@ import sys
 import torch
 
 from campaigns.gpu_ranks import need_gpus
-from campaigns.rates.operands import make_normal
+from campaigns.rates.operands import make_normal, operands, product
 from campaigns.waves.in_blocks import Shape, in_place, plain_move, plan_of, restored, stored
-from overweave.runtime.gpu.matmul import Matmul
-from overweave.tuner.calibrate.single_gpu import medians_us, operands, product, rows_of
+from overweave.tuner.calibrate.rates import Matmul, medians_us, rows_of
 
 SHAPES: tuple[Shape, ...] = (
     (128, 1024, 1024),

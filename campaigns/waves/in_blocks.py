@@ -14,12 +14,12 @@ from overweave.ir.tile_order import NO_SIGNAL, TileRow
 from overweave.kernels.arguments import AfterSums, LaunchTiles, SignalWords
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.gpu.matmul import Matmul
 from overweave.runtime.kernel_calls.call import TileKernelArgs, table_tensor
 from overweave.runtime.kernel_calls.sums_and_copies import ReductionCall, reduction_call
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.communication import STAGED, SUMS, TILES
 from overweave.schedules.tiles.shape import row_shape
+from overweave.tuner.calibrate.rates import Matmul
 
 RANKS = 2  # of the plan whose tables a lone GPU runs: it waits for nobody
 EPS = 1e-5

@@ -17,9 +17,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from overweave.adapters.forwards import obstacle_of
+from overweave.adapters.packages import names_of, obstacle_of
 from overweave.adapters.report import site
-from overweave.adapters.versions import names_of
 from overweave.errors import InputError
 from overweave.functional import linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import local

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from overweave.block.cases import BLOCK, read_blocks
-from overweave.block.graphs import fused_by_torch
-from overweave.block.predicted import PredictedBlock, predicted
+from overweave.block.predicted import PredictedBlock, fused_by_torch, predicted
 from overweave.cli.bench_table import LEAST_WIDTH
 from overweave.cli.output_file import check_file, write_file
 from overweave.errors import InputError

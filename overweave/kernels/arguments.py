@@ -61,7 +61,7 @@ class Ends(NamedTuple):
 
 
 class AtPeers(NamedTuple):
-    """Where tiles store at other ranks, if any does (kernels/stored.py). places: int64, a row of two for each rank.
+    """Where tiles store at other ranks, if any does (kernels/tile_end.py). places: int64, a row of two for each rank.
     everyone: how many ranks there are, if sums are stored at every one.
     """
 
@@ -70,8 +70,8 @@ class AtPeers(NamedTuple):
 
 
 class AfterSums(NamedTuple):
-    """What stands beside sums that end with an epilogue or a norm (kernels/norm.py). z: where the norm's input goes.
-    more: what registered epilogues read."""
+    """Operands of what follows a sum (kernels/reduction.py). z: where the norm's input goes. more: what registered
+    epilogues read."""
 
     bias: Any = None
     residual: Any = None

@@ -7,9 +7,9 @@
 
 One program holds one tile at a time. Prologue: claim a row of the table, wait for its signals. Main loop: bulk-tensor
 loads, tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum
-(kernels/received.py). Waits stand outside the pipelined loop, which must stay nested: flattening or
+(kernels/tile_end.py). Waits stand outside the pipelined loop, which must stay nested: flattening or
 automatic warp specialisation lose the pipeline or the signals on Triton 3.6. A tile of half the columns
-(`TileRow.width`) takes as long as a whole one here. A tile that is dealt out along k ends in kernels/shares.py.
+(`TileRow.width`) takes as long as a whole one here. A tile that is dealt out along k ends in kernels/tile_end.py.
 
 Alone on one GPU it is an ordinary matmul: a table without waits and signals (`Matmul` in
 runtime/kernel_calls/matmul.py).
@@ -29,10 +29,19 @@ from overweave.kernels.epilogue import (
     scaled_and_gated,
     scales_beside,
 )
-from overweave.kernels.received import store_sum, wait_for_addends
-from overweave.kernels.shares import LEFT_OUT, SUMMED, end_share, k_range
-from overweave.kernels.stored import finish_stored_tile, target_at
-from overweave.kernels.weights import columns_before, of_weight, weight_of
+from overweave.kernels.tile_end import (
+    LEFT_OUT,
+    SUMMED,
+    columns_before,
+    end_share,
+    finish_stored_tile,
+    k_range,
+    of_weight,
+    store_sum,
+    target_at,
+    wait_for_addends,
+    weight_of,
+)
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     CLAIMED,

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from overweave.functional import Save, all_gather_linear
+from overweave.functional import all_gather_linear
 from overweave.layers.linear import ColumnParallelLinear, RowParallelLinear, local
 from overweave.memory.group import GroupLike
+from overweave.ops.keywords import Save
 
 
 class QkvParallelLinear(nn.Module):

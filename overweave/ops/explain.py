@@ -13,8 +13,7 @@ from overweave.ops.call.operands import TAKEN, name_of
 from overweave.schedules.catalog.catalog import check_problem
 from overweave.tuner.model.choice import Choice
 from overweave.tuner.model.choose import explain_choice
-from overweave.tuner.space.problem_words import as_benchmarked, with_epilogue
-from overweave.tuner.space.shapes import DTYPES
+from overweave.tuner.space.shapes import DTYPES, as_benchmarked, with_epilogue
 from overweave.tuner.space.target import Target, target_of
 
 

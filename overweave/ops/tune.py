@@ -21,8 +21,7 @@ from overweave.tuner.measure.timer import Effort
 from overweave.tuner.model.choice import Choice
 from overweave.tuner.model.choose import choose
 from overweave.tuner.space.target import target_of
-from overweave.tuner.store.agreement import agreed_knowledge, learn
-from overweave.tuner.store.cache import fingerprint, save
+from overweave.tuner.store.cache import agreed_knowledge, fingerprint, learn, save
 
 
 def tune(

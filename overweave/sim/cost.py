@@ -135,7 +135,7 @@ class Costs:
 
         Each SM has an equal part of the bandwidth of HBM, or of the links to peers.
 
-        The Hopper kernel reads a single own addend while it multiplies (kernels/hopper/received.py).
+        The Hopper kernel reads a single own addend while it multiplies (kernels/hopper/tile_end.py).
         """
         machine = self._machine
         if not operation.addends:

@@ -10,7 +10,7 @@ import triton
 
 from campaigns.lint.authored_cases import AUTHORS, authored_case
 from campaigns.lint.lint_authored import main
-from overweave.compiler.emit.generated import load_generated
+from overweave.compiler.emit.emit import load_generated
 from tests import forked
 from tools.aot import compile_kernel
 from tools.ptx_lint.lint import lint

@@ -32,7 +32,7 @@ from overweave.memory.group import resolve  # noqa: E402
 from overweave.memory.host.workspace import HostSlot, HostWorkspace  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.host.host import run_on_host  # noqa: E402
-from overweave.runtime.interpreted.arithmetic import matmul_fp32  # noqa: E402
+from overweave.runtime.interpreted.numbers import matmul_fp32  # noqa: E402
 from overweave.runtime.library.epilogue import apply_epilogue  # noqa: E402
 from overweave.schedules.catalog import catalog  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402

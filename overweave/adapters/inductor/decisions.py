@@ -11,8 +11,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from overweave.adapters.inductor.agreed import BESIDE, NAMESPACE
-from overweave.adapters.inductor.agreement import REORDERED
+from overweave.adapters.inductor.agreed import BESIDE, NAMESPACE, REORDERED
 from overweave.adapters.inductor.nodes import COLLECTIVE, Writer, value
 from overweave.compat.torch_names import OpOverload
 

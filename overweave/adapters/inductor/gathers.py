@@ -21,9 +21,9 @@ from overweave.adapters.inductor.nodes import (
     is_call,
     is_same,
     keeps_rows,
+    pieces_joined,
     value,
 )
-from overweave.adapters.inductor.pieces import pieces_joined
 from overweave.ir.problem import LONGEST_LIST
 
 LAST_DIMENSION = "the last dimension, which holds columns, is gathered"

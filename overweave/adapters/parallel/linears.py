@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from overweave.adapters.forwards import PLAIN, obstacle_of
+from overweave.adapters.packages import PLAIN, obstacle_of
 from overweave.adapters.parallel.gathering import Gathering
 from overweave.adapters.report import SITES, site
 from overweave.compat.torch_names import AsyncCollectiveTensor

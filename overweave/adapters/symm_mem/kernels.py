@@ -6,7 +6,7 @@ runs the kernel from before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,10 +14,39 @@ import torch
 
 from overweave.adapters.report import Site, site
 from overweave.adapters.symm_mem.forms import FusedOperator
-from overweave.adapters.symm_mem.layout import Layout, laid_out, promised
-from overweave.compat.torch_names import is_test_mode
+from overweave.compat.torch_names import OpOverload, is_test_mode, pytree
 from overweave.errors import InputError
-from overweave.runtime.library.torch_fused import wants_torch
+from overweave.runtime.library.library import wants_torch
+
+
+class Layout(NamedTuple):
+    """Sizes and strides of a tensor, in elements: a compiled graph asserts those of the Meta kernel, of any size."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def promised(operator: OpOverload, arguments: Sequence[object], options: dict[str, object]) -> list[Layout]:
+    """Return the layouts of all result tensors, from the Meta kernel of an operator."""
+    arguments, options = pytree.tree_map_only(torch.Tensor, _without_data, (tuple(arguments), options))
+    leaves = pytree.tree_leaves(operator(*arguments, **options))
+    return [Layout(tuple(each.shape), each.stride()) for each in leaves if isinstance(each, torch.Tensor)]
+
+
+def laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return a tensor with the strides of a layout: itself, a view or a copy."""
+    own = tensor.stride()
+    if own == layout.stride:
+        return tensor
+    matters = [index for index, extent in enumerate(layout.shape) if extent != 1]
+    if all(own[index] == layout.stride[index] for index in matters):
+        return tensor.as_strided(layout.shape, layout.stride)
+    return torch.empty_strided(*layout, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
 
 MOST_SIGNATURES = 4096
 Original = Callable[..., Any]

@@ -17,8 +17,7 @@ import typer
 from msgspec.structs import replace
 
 from overweave.block.cases import BLOCK, read_blocks
-from overweave.cli.bench_file import BenchReport, read_report, report_of, write_report
-from overweave.cli.bench_table import print_runs
+from overweave.cli.bench_table import BenchReport, print_runs, read_report, report_of, write_report
 from overweave.cli.output_file import check_file
 from overweave.cli.progress import OnPart, progress
 from overweave.cli.ranks import (
@@ -138,7 +137,7 @@ def _block_subject(
     request = BenchRequest(operator=BLOCK, device=device, dtype=dtype)
 
     def compared(group: Group, on_progress: OnPart) -> Iterator[BenchRun]:
-        from overweave.block.bench import block_runs  # which imports torch's compiler
+        from overweave.block.ways import block_runs  # which imports torch's compiler
 
         return block_runs(blocks.cases, request, group, on_progress)
 

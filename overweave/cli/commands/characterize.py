@@ -36,7 +36,7 @@ from overweave.tuner.model.overlap_losses import (
 from overweave.tuner.space.shapes import read_shapes
 
 try:
-    from overweave.cli.pictures.overlap_losses import save_losses
+    from overweave.cli.pictures.png import save_losses
 except ImportError:  # matplotlib is an extra
     HAS_PICTURES = False
 else:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from overweave.cli.commands.simulate import named_plan, plan_of_file
 from overweave.cli.limits import existing_files, limited
-from overweave.cli.page_file import HTML_HELP, page_writer
+from overweave.cli.output_file import HTML_HELP, page_writer
 from overweave.cli.pictures.gantt import print_gantt, print_table, time_text
 from overweave.cli.plans import options_of
 from overweave.errors import InputError

@@ -9,8 +9,7 @@ import typer
 from msgspec.structs import replace
 
 from overweave.cli.limits import limited
-from overweave.cli.output_file import write_file
-from overweave.cli.page_file import HTML_HELP, page_writer
+from overweave.cli.output_file import HTML_HELP, page_writer, write_file
 from overweave.cli.plans import PROBLEM_OPTIONS, options_of, problem_of
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype

@@ -13,12 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from overweave.cli.limits import errors_as_json, existing_files, limited
-from overweave.cli.output_file import write_file
-from overweave.cli.page_file import HTML_HELP, page_writer
+from overweave.cli.output_file import HTML_HELP, page_writer, write_file
 from overweave.cli.pictures.gantt import print_gantt, print_table
+from overweave.cli.plans import case_of, options_of, problem_of, prove, report_rounding
 from overweave.cli.plans import load as load_plan
-from overweave.cli.plans import options_of, problem_of, prove
-from overweave.cli.shape import case_of, report_rounding
 from overweave.errors import InputError, nearest
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import AUTHOR_KERNEL, Plan

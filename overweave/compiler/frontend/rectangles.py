@@ -12,8 +12,7 @@ from math import prod
 from typing import Any
 
 from overweave.compiler.frontend.addresses.access import AccessCheck
-from overweave.compiler.frontend.addresses.bounds import Bounds, Extents
-from overweave.compiler.frontend.addresses.dimensions import Dimension
+from overweave.compiler.frontend.addresses.dimensions import Bounds, Dimension, Extents
 from overweave.compiler.frontend.addresses.index_check import Open
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.source.language import ATOMIC
@@ -38,9 +37,8 @@ from overweave.compiler.frontend.symbols.values import (
     Number,
     value_tags,
 )
-from overweave.compiler.frontend.walk.accesses import Begun, Followed, Reached
-from overweave.compiler.frontend.walk.follow import STORES, follow
-from overweave.compiler.frontend.walk.loops import TILES
+from overweave.compiler.frontend.walk.evaluate import Begun, Followed, Reached
+from overweave.compiler.frontend.walk.follow import STORES, TILES, follow
 from overweave.compiler.frontend.walk.tl_functions import substitute_numbers
 
 COMMUTATIVE_ATOMICS = tuple(f"atomic_{name}" for name in ("add", "max", "min", "and", "or", "xor"))

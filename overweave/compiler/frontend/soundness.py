@@ -10,10 +10,9 @@ import libcst.matchers as m
 from overweave.compiler.frontend.loop_carried import check_loop_carried
 from overweave.compiler.frontend.rectangles import check_addresses
 from overweave.compiler.frontend.source.author import KernelSource
-from overweave.compiler.frontend.source.callees import Callees, Touch
 from overweave.compiler.frontend.source.kernel import AnnotatedAccess, AnnotatedKernel, check_names
 from overweave.compiler.frontend.source.language import dotted
-from overweave.compiler.frontend.source.module import jit_decorators
+from overweave.compiler.frontend.source.module import Callees, Touch, jit_decorators
 from overweave.compiler.frontend.source.names import (
     Origins,
     accesses_in,

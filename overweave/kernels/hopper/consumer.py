@@ -17,18 +17,63 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from overweave.compat.triton_names import block_barrier
-from overweave.kernels.epilogue import ENDINGS, GATE, finished_by_parts, of_product
-from overweave.kernels.hopper.finished import finish, gate_half
-from overweave.kernels.hopper.received import hear_of_addends, store_sum
-from overweave.kernels.hopper.rectangles import power_of_two, side_by_side
-from overweave.kernels.hopper.ring import LAST, NUMBER, VOID, lacking, receive
-from overweave.kernels.hopper.shares import end_share, tell
+from overweave.kernels.epilogue import (
+    BIAS,
+    BY_ROWS,
+    ENDINGS,
+    GATE,
+    SCALES,
+    finished_by_parts,
+    gated,
+    of_product,
+    scales_beside,
+)
+from overweave.kernels.hopper.shared import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper.start import pass_claim, pass_claim_traced
-from overweave.kernels.hopper.tiles import place_of
-from overweave.kernels.shares import LEFT_OUT, k_range
-from overweave.kernels.stored import target_at
-from overweave.kernels.weights import of_weight
+from overweave.kernels.hopper.tile_end import end_share, half_of, hear_of_addends, store_sum, tell
+from overweave.kernels.hopper.tiles import place_of, power_of_two, side_by_side
+from overweave.kernels.tile_end import LEFT_OUT, columns_before, k_range, of_weight, target_at, weight_of
 from overweave.lang.tile_table import ADDS_NOTHING, FINISHES, INTO, MULTIPLIED, PLACE, read_column, record_time
+
+# These two are the halves of one accumulator; or, of fp8, beside whose sums one step's product stands too, two of them.
+
+
+@gluon.jit
+def finish(
+    value, table, tile, ends, row, row_end, col, products, cols_end, EPILOGUE: gl.constexpr, WEIGHTS: gl.constexpr
+):  # fmt: skip
+    """The epilogue of some columns of a tile, of a weight that has cols_end."""
+    bias, scale_w = ends.bias, ends.scale_w
+    if EPILOGUE:
+        if WEIGHTS > 1:
+            before = columns_before(weight_of(table, tile, WEIGHTS), products.n, products.n_1, WEIGHTS)
+            if BIAS & EPILOGUE:
+                bias += before
+            if BY_ROWS & EPILOGUE:
+                scale_w += before
+        beside = scales_beside(ends, table, tile, None, EPILOGUE)
+        value = finished_by_parts(
+            value, None, bias, ends.residual, beside, scale_w, ends.more, row, row_end, col, cols_end, EPILOGUE
+        )  # fmt: skip
+    return value
+
+
+@gluon.jit
+def gate_half(
+    result, others, PART_N: gl.constexpr, table, tile, ends, row, row_end, col, n, EPILOGUE: gl.constexpr
+):  # fmt: skip
+    """A consumer's two products made one, each scaled by its own before. They are one accumulator, or both."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
+    value, gate = result, others
+    if result.shape[1] > PART_N:
+        value, gate = half_of(result, False), half_of(result, True)
+    if SCALES & EPILOGUE:
+        beside = scales_beside(ends, table, tile, None, EPILOGUE)
+        value = finished_by_parts(value, gate, None, None, beside, ends.scale_w, None, row, row_end, col, n, EPILOGUE)
+    else:
+        value = gated(value, gate, EPILOGUE)
+    return gl.convert_layout(value, layout)  # no instruction: all of both is the thread's own
+
 
 FP8_COLUMNS = 128  # of sums, beside which those of one step have registers
 

@@ -30,12 +30,19 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.consumer import consume
 from overweave.kernels.hopper.producer import produce
-from overweave.kernels.hopper.rectangles import Rectangles, count_first
-from overweave.kernels.hopper.ring import RING
-from overweave.kernels.hopper.shared import Claim, ReductionArgs, Ring, SplitKArgs, StagedResults, Stages, TileArgs
+from overweave.kernels.hopper.shared import (
+    RING,
+    Claim,
+    ReductionArgs,
+    Ring,
+    SplitKArgs,
+    StagedResults,
+    Stages,
+    TileArgs,
+)
 from overweave.kernels.hopper.start import begin_claim, fetch_maps, fetch_row, place_for_claim
 from overweave.kernels.hopper.storer import store
-from overweave.kernels.hopper.tiles import b_parts
+from overweave.kernels.hopper.tiles import Rectangles, b_parts, count_first
 from overweave.lang.tile_table import read_clock
 
 

@@ -6,12 +6,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from overweave.compat.triton_names import load_tile
 from overweave.kernels.epilogue import GATE
-from overweave.kernels.hopper.rectangles import rectangle
-from overweave.kernels.hopper.ring import LACKS, LAST, VOID, pass_on
+from overweave.kernels.hopper.shared import LACKS, LAST, VOID, pass_on
 from overweave.kernels.hopper.start import receive_claim
-from overweave.kernels.hopper.tiles import b_parts, source_of, wait_for_tile
-from overweave.kernels.shares import k_range
-from overweave.kernels.weights import of_weight, weight_of
+from overweave.kernels.hopper.tiles import b_parts, rectangle, source_of, wait_for_tile
+from overweave.kernels.tile_end import k_range, of_weight, weight_of
 from overweave.lang.tile_table import (
     CLAIMED,
     COL,

@@ -22,7 +22,9 @@ import triton.language as tl
 
 from overweave.kernels.packed.parts import (
     alarm_if_missing,
+    deliver,
     load_words,
+    norm_row,
     open_call,
     poll,
     push_to_all,
@@ -32,16 +34,15 @@ from overweave.kernels.packed.parts import (
     told_by,
     words_of,
 )
-from overweave.kernels.packed.rows import deliver, norm_row
-from overweave.memory.device.dependent_launch import launch_dependents, wait_for_previous_kernel
 from overweave.memory.device.packed import push_message
+from overweave.memory.device.protocol import launch_dependents, wait_for_previous_kernel
 
 
 @triton.jit
 def packed_kernel(source, out, after, space, parts, protocol, rank, n, traits: tl.constexpr):
     """source: the own partial sums, or the own one of the shards that are gathered. out: what the caller gets, rows of
     n numbers: all, or the own shard of a scatter. after: what a norm (rows.py) or the epilogue of sums reads. A
-    gather's matmul starts early behind it, any other exchange behind its matmul (memory/device/dependent_launch.py).
+    gather's matmul starts early behind it, any other exchange behind its matmul (memory/device/protocol.py).
     Tuples and traits: kernels/arguments.py.
     """
     SENDERS: tl.constexpr = traits.senders

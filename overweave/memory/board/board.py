@@ -8,7 +8,6 @@ lock        a file lock, dropped by the operating system when a process ends; pe
 
 from __future__ import annotations
 
-import atexit
 import re
 import sys
 import threading
@@ -19,9 +18,6 @@ from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
-
-from torch.distributed import ProcessGroup
 
 from overweave.errors import OverweaveError, RankMismatch
 from overweave.ir.operators.registry import OPERATORS
@@ -33,11 +29,12 @@ from overweave.memory.board.records import (
     TEXT_BYTES,
     Pause,
     Records,
+    SharedFile,
+    create_shared_memory,
     entry_offset,
     now_ms,
 )
-from overweave.memory.board.shared import SharedFile, create_shared_memory
-from overweave.memory.group import Group, all_gather_bytes
+from overweave.memory.group import Group, OfGroup, all_gather_bytes
 
 PROBE_EVERY_S = 0.05
 ABSENT_AFTER_S = 1.0
@@ -358,8 +355,7 @@ def _entry_words(own: int, peers: list[int], call: int) -> _EntryWords:
     return _EntryWords(offset, own + offset + records.CALL, own + records.BEGUN, own + offset + records.HASH, starts)
 
 
-_BOARDS: WeakKeyDictionary[ProcessGroup, Board] = WeakKeyDictionary()
-atexit.register(_BOARDS.clear)  # a process group must not outlive the interpreter
+_BOARDS = OfGroup[Board]()
 
 
 @lru_cache(maxsize=1024)

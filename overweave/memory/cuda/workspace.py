@@ -17,9 +17,8 @@ from overweave.errors import OverweaveError, WorkspaceBroken
 from overweave.memory.board.alarm import Alarm
 from overweave.memory.board.board import Board
 from overweave.memory.cuda import driver
-from overweave.memory.cuda.captures import Captures
 from overweave.memory.cuda.heap import CudaHeap, allocate_heap
-from overweave.memory.cuda.streams import Chain
+from overweave.memory.cuda.streams import Captures, Chain
 from overweave.memory.cuda.watcher import Watcher, poll_within
 from overweave.memory.device.packed import PACKED_OPERATION
 from overweave.memory.device.protocol import BEGIN_OPERATION, QUEUE_OPERATION, STATE_WORDS
@@ -33,8 +32,7 @@ from overweave.memory.device.signals import (
 )
 from overweave.memory.group import Group
 from overweave.memory.heap import HALVES, PackedSpace
-from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_BYTES, SlotLayout, aligned
-from overweave.memory.packed_layout import SMALLEST_HALF_BYTES
+from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_BYTES, SMALLEST_HALF_BYTES, SlotLayout, aligned
 from overweave.memory.split_k import SharedShares
 
 SMALLEST_BYTES = 32 << 20

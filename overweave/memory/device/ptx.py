@@ -105,7 +105,7 @@ def fetch_tensor_maps(kernel: str, maps: int) -> str:
     return "{ .reg .pred first; mov.u32 $0, %tid.x; setp.eq.u32 first, $0, 0; " + " ".join(lines) + " }"
 
 
-# Programmatic dependent launch (memory/device/dependent_launch.py): every thread executes it.
+# Programmatic dependent launch (memory/device/protocol.py): every thread executes it.
 LAUNCH_DEPENDENTS = "griddepcontrol.launch_dependents; mov.u32 $0, 0;"
 WAIT_FOR_PREVIOUS_KERNEL = "griddepcontrol.wait; mov.u32 $0, 0;"
 # Operands: unused, an address, whether to prefetch its line.

@@ -10,9 +10,15 @@ from typing import Any
 import msgspec
 import torch
 
-from overweave.compiler.emit.emit import Weaving, can_select_source, can_store_at_peers, emit, shape_parameters
+from overweave.compiler.emit.emit import (
+    Weaving,
+    can_select_source,
+    can_store_at_peers,
+    emit,
+    load_generated,
+    shape_parameters,
+)
 from overweave.compiler.emit.fuse import kernel_of, weaving_of
-from overweave.compiler.emit.generated import load_generated
 from overweave.compiler.frontend.rectangles import check_addresses
 from overweave.compiler.frontend.soundness import check_exchanged
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel

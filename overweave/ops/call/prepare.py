@@ -13,10 +13,8 @@ from overweave.ir.plan import X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board.board import Board
-from overweave.memory.fast_empty import empty_factory
-from overweave.memory.group import Group
-from overweave.memory.outside_modes import outside_modes_and_pools
-from overweave.memory.subgroups import NCCL
+from overweave.memory.group import NCCL, Group
+from overweave.memory.outside_modes import empty_factory, outside_modes_and_pools
 from overweave.ops.call.devices import ALIGNED_BYTES, is_captured
 from overweave.ops.call.groups import refuse
 from overweave.ops.call.prepared import (
@@ -31,7 +29,7 @@ from overweave.ops.call.prepared import (
 from overweave.ops.call.row_map import maps_of
 from overweave.runtime.backends import load
 from overweave.runtime.host.host import HostRun, as_matrices
-from overweave.runtime.library.run import LibraryRun, is_library_plan
+from overweave.runtime.library.calls import LibraryRun, is_library_plan
 from overweave.runtime.library.two_parts import takes_parts, whole
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE
@@ -39,7 +37,7 @@ from overweave.tuner.model.choice import Choice, make_choice
 from overweave.tuner.model.choose import choose
 from overweave.tuner.space.space import Candidate, candidate_of, library_path, reason_unsupported
 from overweave.tuner.space.target import Target, target_of
-from overweave.tuner.store.agreement import agreed_knowledge
+from overweave.tuner.store.cache import agreed_knowledge
 
 CAPTURED, WORDS_BYTES = b" in a capture", 200  # what ranks tell each other of a call that is captured
 

@@ -19,8 +19,8 @@ from overweave.compat.torch_names import is_profiler_enabled
 from overweave.ir.plan import indexed_name
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
-from overweave.memory.fast_empty import Make, empty_factory
 from overweave.memory.group import Group
+from overweave.memory.outside_modes import Make, empty_factory
 from overweave.tuner.model.choice import Choice
 
 MOST_CALLS = 1024  # of one group; each keeps its tile tables on the device, some hundred KiB for a large problem

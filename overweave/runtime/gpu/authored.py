@@ -14,15 +14,12 @@ from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.tile_order import APPLY
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
-from overweave.memory.group import Group
-from overweave.memory.steps import WaitStep
-from overweave.memory.subgroups import create_subgroups
+from overweave.memory.group import Group, create_subgroups
+from overweave.memory.lower import WaitStep
 from overweave.runtime.authored import AuthoredKernel, exchanged_tensors, tensor_of
-from overweave.runtime.gpu.bound import BoundPlan, free_sms
-from overweave.runtime.gpu.call_frame import PlanRun
-from overweave.runtime.gpu.launch import side_queues
+from overweave.runtime.gpu.bound import BoundPlan, free_sms, side_queues
+from overweave.runtime.gpu.call_frame import PlanRun, may_replay
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.gpu.replays import may_replay
 from overweave.runtime.kernel_calls.author import author_call, count_rows
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName
 from overweave.runtime.kernel_calls.call import KernelCall, Moving, stand_in_for

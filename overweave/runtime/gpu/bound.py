@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
@@ -30,25 +31,31 @@ from overweave.ir.plan import (
     TILE_KERNEL,
     Plan,
 )
-from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation
+from overweave.ir.schedule import ECHOES, INPUT, OUTPUT, Compute, Operation
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.copy_engine import CopyQueue
 from overweave.memory.cuda.heap import sms_for_copies
 from overweave.memory.cuda.workspace import Workspace
-from overweave.memory.layout import lay_out
-from overweave.memory.lower import copy_steps, wait_steps, write_steps
-from overweave.memory.packed_layout import lay_out_packed
-from overweave.memory.steps import CopyStep, WaitStep
+from overweave.memory.group import Group, create_subgroups
+from overweave.memory.layout import lay_out, lay_out_packed
+from overweave.memory.lower import CopyStep, WaitStep, copy_steps, wait_steps, write_steps
+from overweave.runtime.gpu.call_frame import PlanRun, may_replay
 from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.gpu.packed import PackedPlan
 from overweave.runtime.gpu.waits import PlanWaits
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName, kernel_call
 from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.matmul import matmul_call
 from overweave.runtime.kernel_calls.packed import Caller, packed_call
 from overweave.runtime.kernel_calls.protocol import control_words, notify_call, prologue_call, require_peer_access
-from overweave.runtime.library.calls import BoundLibraryCall, call_of
-from overweave.runtime.library.permuted_collectives import permuted_collective_call
-from overweave.runtime.library.views import shapes_of
+from overweave.runtime.library.calls import (
+    BoundLibraryCall,
+    LibraryRun,
+    call_of,
+    is_library_plan,
+    permuted_collective_call,
+    shapes_of,
+)
 
 KERNELS = (TILE_KERNEL, AUTHOR_KERNEL, REDUCE_KERNEL, COPY_KERNEL, PACKED_KERNEL)
 Addresses = dict[str, int]
@@ -351,3 +358,37 @@ class BoundPlan:
                 notify(stream.cuda_stream)
 
         return enqueue
+
+
+def side_queues(plan: Plan, rank: int) -> list[str]:
+    """Return the queues that a rank launches on side streams, in launch order."""
+    return [action.queue for action in launch_order(plan, rank) if action.queue in queues_beside(plan)]
+
+
+def bind_with_prologue(
+    plan: Plan, workspace: Workspace, example: TensorsByName, is_traced: bool = False
+) -> PlanRun[BoundPlan]:
+    """Bind a plan, whose calls have a prologue, to a workspace. Collective if that must grow.
+
+    is_traced: kernels record when each tile ran, and events when other operations did (runtime/gpu/trace.py). A traced
+    call is enqueued one by one, never launched as a graph.
+    """
+    rank = workspace.group.rank
+    create_subgroups(workspace.group, plan.schedule.of_rank(rank), partial(most_sms, plan))
+    bound = BoundPlan(plan, workspace, example, is_traced)
+    bound.prepare({name: tensor.data_ptr() for name, tensor in example.items()})
+    return PlanRun(workspace, bound, side_queues(plan, rank), not is_traced and may_replay(plan))
+
+
+def bind(plan: Plan, group: Group, example: TensorsByName) -> PlanRun[Any] | LibraryRun:
+    """Bind a plan on this rank's GPU. example: tensors as of a call.
+
+    Collective if the plan is the first that needs the group's workspace, or makes it grow.
+    """
+    if is_library_plan(plan):
+        return LibraryRun(plan, group, example)
+    workspace = Workspace.of(group, example["w"].device)
+    if plan.schedule.reuse == ECHOES:
+        packed = PackedPlan(plan, workspace, example)
+        return PlanRun(workspace, packed, (), packed.may_replay)
+    return bind_with_prologue(plan, workspace, example)

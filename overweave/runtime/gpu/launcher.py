@@ -15,11 +15,14 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from overweave.compat.triton_names import COMPILE_OPTIONS, VERSIONS_CURE, CUDAOptions, encoded, quick_launch
 from overweave.errors import KernelUnavailable
+from overweave.runtime.backends import load
 from overweave.runtime.kernel_calls.call import DEPENDENT_LAUNCH, KernelCall
+from overweave.runtime.kernel_calls.protocol import notify_call
 
 MESSAGE_CHARACTERS = 400  # of a compiler's message in an error
 MOST_ENCODED = 64  # tensor maps of 128 bytes that a descriptor caches
@@ -159,3 +162,19 @@ class _Encoder:
                 self._encoded.clear()
             known = self._encoded[address] = encoded(self._descriptor, self.metadata)[0]
         return known
+
+
+HOPPER = 9
+
+
+def launch_check(device: torch.device) -> bool:
+    """Compile a small kernel anew and load it, without a launch. Return whether its launches bypass Triton's wrapper.
+
+    Raises KernelUnavailable with the compiler's message, or with the name that the Hopper kernel cannot import.
+    """
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.always_compile = True
+        launch = Launch(notify_call((), device))
+    if torch.cuda.get_device_properties(device).major == HOPPER:
+        load("hopper kernel")
+    return isinstance(launch.start, PackedLaunch) and launch.start.is_quick

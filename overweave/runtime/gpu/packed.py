@@ -1,6 +1,6 @@
 """Plans of packed messages on a GPU: one kernel, and a matmul before or behind it, of cuBLAS or ours.
 
-There is no prologue and no side stream. Both are one graph once a call's tensors recur (runtime/gpu/replays.py).
+There is no prologue and no side stream. Both are one graph once a call's tensors recur (runtime/gpu/call_frame.py).
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import torch
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.schedule import LOCAL, Compute, Operation
 from overweave.memory.cuda.workspace import Workspace
-from overweave.memory.packed_layout import lay_out_packed
+from overweave.memory.layout import lay_out_packed
 from overweave.runtime.gpu.launcher import Launch, supports_dependent_launch
 from overweave.runtime.kernel_calls.call import MatrixInput, stand_in_for
-from overweave.runtime.kernel_calls.packed import Caller, packed_call
+from overweave.runtime.kernel_calls.packed import Caller, ChainPosition, SkinnyOperands, packed_call, skinny_call
 from overweave.runtime.kernel_calls.protocol import control_words
-from overweave.runtime.kernel_calls.skinny import ChainPosition, SkinnyOperands, skinny_call
-from overweave.runtime.library.calls import library_call
-from overweave.runtime.library.views import shapes_of
+from overweave.runtime.library.calls import library_call, shapes_of
 
 EnqueuePacked = Callable[[torch.cuda.Stream, Mapping[str, torch.Tensor], dict[str, int]], None]
 

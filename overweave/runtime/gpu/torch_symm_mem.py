@@ -15,9 +15,8 @@ from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
 from overweave.runtime.backends import load
-from overweave.runtime.gpu.replays import Replays
-from overweave.runtime.library.library import full_precision
-from overweave.runtime.library.torch_fused import use_torch_kernels
+from overweave.runtime.gpu.call_frame import Replays
+from overweave.runtime.library.library import full_precision, use_torch_kernels
 
 Tensors = dict[str, torch.Tensor]
 Run = Callable[[Tensors], None]

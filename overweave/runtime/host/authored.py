@@ -9,8 +9,7 @@ from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.runtime.authored import AuthoredKernel, exchanged_tensors, tensor_of
-from overweave.runtime.host.emulate import HostProgram
-from overweave.runtime.host.event_loop import IsDone
+from overweave.runtime.host.emulate import HostProgram, IsDone
 from overweave.runtime.host.interpreted import PROGRAMS, InterpretedCall
 from overweave.runtime.kernel_calls.author import author_call
 from overweave.runtime.scheduler import PendingStep

@@ -6,6 +6,7 @@ slots and credits are those of the Plan.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -31,16 +32,74 @@ from overweave.ir.schedule import (
     Region,
 )
 from overweave.memory.board.alarm import Alarm
-from overweave.memory.group import Group
-from overweave.memory.host.lock import try_run_locked
-from overweave.memory.host.workspace import HostSlot, HostWorkspace
+from overweave.memory.board.board import Board
+from overweave.memory.board.records import Pause
+from overweave.memory.group import Group, subgroup
+from overweave.memory.host.workspace import HostSlot, HostWorkspace, try_run_locked
 from overweave.memory.layout import SlotLayout, lay_out
-from overweave.memory.subgroups import subgroup
-from overweave.runtime.host.event_loop import IsDone, run_event_loop
 from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
 from overweave.runtime.library.library import View, as_movable
 from overweave.runtime.scheduler import Agenda, PendingStep, StepQueue, step_queues
 from overweave.runtime.trace import Stopwatch
+
+IsDone = Callable[[], bool]
+
+
+def run_event_loop(
+    is_over: Callable[[], bool],
+    advance: Callable[[], bool],
+    timeout_alarm: Callable[[], Alarm],
+    board: Board,
+    timeout_s: float,
+) -> None:
+    """Call `advance` until `is_over`. Raises peers' alarms, and PeerTimeout after `timeout_s` without progress.
+
+    advance: returns whether it has made progress. timeout_alarm: returns the alarm of a timeout.
+    """
+    pause, progress_s = Pause(), time.monotonic()
+    while not is_over():
+        if advance():
+            pause, progress_s = Pause(), time.monotonic()
+        else:
+            pause()
+        board.check_periodically()
+        if time.monotonic() - progress_s > timeout_s:
+            raise board.alarm(timeout_alarm())
+
+
+class Beside:
+    """The kernel launches of one call, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def start(self, work: Callable[[], None]) -> IsDone:
+        """Run a launch in a new thread. Return a function that polls for its end, and raises what it raised."""
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised by the loop
+                errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+        def is_done() -> bool:
+            has_ended = not thread.is_alive()  # before `errors`: a thread may fail in between
+            if errors:
+                raise errors[0]
+            return has_ended
+
+        return is_done
+
+    def join(self) -> None:
+        """Wait for all threads. The abort word must be set, or all signals."""
+        for thread in self._threads:
+            thread.join()
+
 
 TensorsByName = Mapping[str, Tensor]
 

@@ -25,9 +25,14 @@ interpreter.repair()
 from triton.runtime import interpreter as triton_interpreter  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
-from overweave.compiler.emit.emit import PARAMETERS, Weaving, emit, shape_parameters  # noqa: E402
+from overweave.compiler.emit.emit import (  # noqa: E402
+    PARAMETERS,
+    Weaving,
+    emit,
+    load_generated,
+    shape_parameters,
+)
 from overweave.compiler.emit.fuse import kernel_of  # noqa: E402
-from overweave.compiler.emit.generated import load_generated  # noqa: E402
 from overweave.ir.footprint import Operand, TileSpace  # noqa: E402
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileRow  # noqa: E402
 

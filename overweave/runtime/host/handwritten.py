@@ -21,7 +21,7 @@ from overweave.runtime.handwritten import (
     TileMove,
     TileStep,
 )
-from overweave.runtime.host.event_loop import Beside, IsDone, run_event_loop
+from overweave.runtime.host.emulate import Beside, IsDone, run_event_loop
 from overweave.runtime.host.interpreted import host_words
 from overweave.runtime.interpreted import interpreter
 

@@ -17,9 +17,8 @@ from overweave.ir.operators.forms import lies_row_by_row
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.memory.board.board import REFUSED
-from overweave.memory.group import Group
+from overweave.memory.group import Group, create_subgroups
 from overweave.memory.host.workspace import HostWorkspace
-from overweave.memory.subgroups import create_subgroups
 from overweave.runtime.backends import load
 from overweave.runtime.host.emulate import HostCall, HostProgram, TensorsByName
 from overweave.runtime.trace import Stopwatch

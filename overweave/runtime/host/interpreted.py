@@ -20,13 +20,10 @@ from overweave.ir.operators.forms import GATE
 from overweave.ir.plan import KERNELS, PACKED_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.group import Group
-from overweave.memory.host.heap import HostHeap
-from overweave.memory.host.workspace import ABORT
-from overweave.memory.layout import REPORT_WORDS
-from overweave.memory.packed_layout import lay_out_packed
+from overweave.memory.host.workspace import ABORT, HostHeap
+from overweave.memory.layout import REPORT_WORDS, lay_out_packed
 from overweave.memory.split_k import SharedShares
-from overweave.runtime.host.emulate import HostCall, TensorsByName
-from overweave.runtime.host.event_loop import Beside, IsDone
+from overweave.runtime.host.emulate import Beside, HostCall, IsDone, TensorsByName
 from overweave.runtime.interpreted import interpreter
 from overweave.runtime.scheduler import PendingStep
 
@@ -35,9 +32,8 @@ interpreter.repair()
 # Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
 from overweave.runtime.kernel_calls.bind import Binding, kernel_call  # noqa: E402
 from overweave.runtime.kernel_calls.call import KernelCall  # noqa: E402
-from overweave.runtime.kernel_calls.packed import Caller, packed_call  # noqa: E402
+from overweave.runtime.kernel_calls.packed import Caller, SkinnyOperands, packed_call, skinny_call  # noqa: E402  # noqa: E402
 from overweave.runtime.kernel_calls.protocol import control_words  # noqa: E402
-from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this

@@ -8,13 +8,121 @@ Triton. Applied by `interpreter.repair`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import triton.language as tl
 import triton.runtime.interpreter as triton_interpreter
 from triton.language.semantic import TritonSemantic
+
+from overweave.runtime.interpreted.numbers import BIT_DTYPES, round_to_nearest
+
+# A shape is shared by all types and tensors that have it, and is never written to. Applied by `interpreter.repair`.
+
+
+class _Shape(NamedTuple):
+    """What depends on a shape alone: attributes of a block type, and of a tensor, where they are constexprs."""
+
+    sizes: Any
+    numel: int
+    text: str
+    tensor_sizes: Any
+    tensor_numel: Any
+
+
+_SHAPES: dict[tuple[int, ...], _Shape] = {}
+_NUMPY: dict[str, np.dtype[Any]] = {}  # name of Triton's dtype -> numpy's
+_original_block: Callable[[Any, Any, Any], None] = tl.core.block_type.__init__
+_original_numpy: Callable[[Any], np.dtype[Any]] = triton_interpreter._get_np_dtype
+_bits: dict[str, int] = {}
+_SCALAR = tl.core.tuple([]), tl.core.constexpr(1)
+
+
+def install_type_cache() -> None:
+    """Patch the interpreter for the rest of this process."""
+    tl.core.block_type.__init__ = _init_block_type
+    tl.core.tensor.__init__ = _init_tensor
+    triton_interpreter._get_np_dtype = _numpy_dtype
+    triton_interpreter._validate_np_data_size = _fits
+    triton_interpreter.TensorHandle.__init__ = _init_handle
+
+
+def _init_block_type(self: Any, element_ty: Any, shape: Iterable[Any]) -> None:
+    """`block_type.__init__`, with the parts that depend on the shape from the cache."""
+    sizes = tuple(size.value if isinstance(size, tl.core.constexpr) else size for size in shape)
+    cached = _SHAPES.get(sizes)
+    if cached is None:
+        _original_block(self, element_ty, shape)
+        constants = tl.core.tuple([tl.core.constexpr(size) for size in self.shape])
+        cached = _Shape(self.shape, self.numel, str(self.shape), constants, tl.core.constexpr(self.numel))
+        _SHAPES[sizes] = cached
+    self.element_ty, self.shape, self.numel = element_ty, cached.sizes, cached.numel
+    self.name = f"<{cached.text}, {element_ty}>"
+    self.of_tensor = cached.tensor_sizes, cached.tensor_numel
+
+
+def _init_tensor(self: Any, handle: Any, type: Any) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = type.of_tensor if type.is_block() else _SCALAR
+
+
+def _numpy_dtype(type: Any) -> np.dtype[Any]:
+    scalar = type.scalar
+    if scalar.name not in _NUMPY:
+        _NUMPY[scalar.name] = _original_numpy(scalar)
+    return _NUMPY[scalar.name]
+
+
+def _init_handle(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
+    self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+    if not _fits(data, dtype):
+        raise ValueError(f"numpy data of {data.itemsize * 8} bits is wider than {dtype}")
+
+
+def _fits(array: Any, dtype: Any) -> bool:
+    """Return whether numpy's elements are no wider than Triton's; a Triton int1 takes a byte."""
+    bits = _bits.get(dtype.name)
+    if bits is None:
+        bits = _bits[dtype.name] = 64 if isinstance(dtype, tl.pointer_type) else max(8, dtype.primitive_bitwidth)
+    fits: bool = array.itemsize * 8 <= bits
+    return fits
+
+
+# Applied by `interpreter.repair`.
+
+_Builder = triton_interpreter.InterpreterBuilder
+_NAN = triton_interpreter._ir.PADDING_OPTION.PAD_NAN
+_original_load = _Builder.create_descriptor_load
+_original_block_load = getattr(_Builder, "create_tensor_pointer_load", None)  # gone from later Tritons
+
+
+def install_nan_padding() -> None:
+    """Patch the interpreter for the rest of this process."""
+    _Builder.create_descriptor_load = _descriptor_load
+    if _original_block_load is not None:
+        _Builder.create_tensor_pointer_load = _block_load
+
+
+def _descriptor_load(self: Any, descriptor: Any, indices: Any, *options: Any, **named: Any) -> Any:
+    loaded = _original_load(self, descriptor, indices, *options, **named)
+    return _pad(loaded, descriptor.materialize_pointers, indices) if descriptor.padding == _NAN else loaded
+
+
+def _block_load(self: Any, pointer: Any, boundary_check: Any, padding: Any, *options: Any, **named: Any) -> Any:
+    loaded = _original_block_load(self, pointer, boundary_check, padding, *options, **named)  # type: ignore[misc]
+    return _pad(loaded, pointer.materialize_pointers, boundary_check) if padding == _NAN else loaded
+
+
+def _pad(block: Any, materialize: Any, indices: Any) -> Any:
+    """Replace elements out of bounds by NaN. materialize: returns pointers and mask."""
+    name = block.dtype.scalar.name
+    if name in BIT_DTYPES:
+        mask = materialize(indices)[1]
+        inside = mask if isinstance(mask, np.ndarray) else mask.data
+        block.data = np.where(inside, block.data, round_to_nearest(np.array([np.nan], np.float32), name))
+    return block
+
 
 _INTEGERS = {
     kind.name: (kind.get_int_min_value(), kind.get_int_max_value())

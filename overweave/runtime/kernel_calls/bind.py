@@ -18,8 +18,8 @@ from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
 from overweave.ir.tile_order import outputs, partial_slots
-from overweave.kernels.added import added_operands, epilogue_code
 from overweave.kernels.arguments import LaunchTiles
+from overweave.kernels.epilogue import added_operands, epilogue_code
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
 from overweave.memory.layout import lay_out
@@ -259,7 +259,7 @@ def _copy(binding: Binding, queue: str) -> KernelCall:
     return copy_call(config, binding.tiles(queue), pushes)
 
 
-# The interval at which a tile of the Hopper kernel stores its strips at peers (kernels/hopper/stored.py).
+# The interval at which a tile of the Hopper kernel stores its strips at peers (kernels/hopper/storer.py).
 
 # Strips of so many bytes from each SM at this interval saturate the link.
 # MEASURED: on two H200s, 16 rings (benchmarks/results/paces.h200x2.2026-11-22.txt): the quickest, or 1 % behind it

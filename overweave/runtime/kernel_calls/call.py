@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from overweave.ir.tile_order import TileRow
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 
-# Launch option of a kernel that starts before the kernel in front of it ends (memory/device/dependent_launch.py).
+# Launch option of a kernel that starts before the kernel in front of it ends (memory/device/protocol.py).
 DEPENDENT_LAUNCH: dict[str, int] = {"launch_pdl": True}
 
 
@@ -92,7 +92,7 @@ def storage_layout(matrix: MatrixInput, is_transposed: bool) -> tuple[list[int],
 
 
 class Peers(NamedTuple):
-    """Where the tiles of a kernel store at other ranks (kernels/stored.py).
+    """Where the tiles of a kernel store at other ranks (kernels/tile_end.py).
 
     places: int64, two words for each rank (memory/lower.peer_slot_offsets), then the address of `spread` or 0, and the
     interval between strips (bind.py). distances: offset of each peer's slot from this rank's in bytes, the next rank

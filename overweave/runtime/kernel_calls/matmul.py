@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
-from overweave.kernels.added import epilogue_code
 from overweave.kernels.arguments import AtPeers, Ends, MatmulOutputs, Traits
+from overweave.kernels.epilogue import epilogue_code
 from overweave.kernels.matmul import matmul_kernel
 from overweave.memory.split_k import Shares
 from overweave.runtime.backends import load

@@ -10,8 +10,7 @@ from triton import next_power_of_2
 from overweave.errors import MachineError
 from overweave.ir.launch.reach import NO_REACH
 from overweave.kernels.arguments import SignalWords
-from overweave.memory.device.protocol import begin_kernel, tell_kernel, wait_kernel
-from overweave.memory.device.sync_clocks import stamp_kernel
+from overweave.memory.device.protocol import begin_kernel, stamp_kernel, tell_kernel, wait_kernel
 from overweave.memory.group import Group
 from overweave.memory.heap import Heap
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS

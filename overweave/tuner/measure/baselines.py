@@ -13,12 +13,11 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.operators.registry import operator_of
-from overweave.runtime.library.torch_fused import use_torch_kernels
+from overweave.runtime.library.library import use_torch_kernels
 from overweave.schedules.records import outside
 from overweave.schedules.records.needs import unmet
 from overweave.schedules.records.record import MethodRequest
-from overweave.tuner.measure.baseline_calls import BenchSide
-from overweave.tuner.measure.peer_copies import HAS_COPY_ENGINE
+from overweave.tuner.measure.baseline_calls import HAS_COPY_ENGINE, BenchSide
 from overweave.tuner.measure.trial import CallResult, CheckedCall
 from overweave.tuner.space.target import target_of
 

@@ -15,8 +15,7 @@ from overweave.errors import MachineError
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.tuner.measure.baseline_calls import BenchSide, Setting
-from overweave.tuner.measure.replay import is_replayed, with_graph_warmup
-from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.timer import Effort, is_replayed, with_graph_warmup
 from overweave.tuner.measure.trial import Named, TimedTrial
 from overweave.tuner.model.candidate_model import Weighed
 from overweave.tuner.model.rank import cold_choice, rank_candidates

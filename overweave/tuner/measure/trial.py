@@ -13,9 +13,7 @@ import torch.distributed as dist
 
 from overweave.errors import OverweaveError
 from overweave.memory.group import Group
-from overweave.tuner.measure.replay import capture_graphs
-from overweave.tuner.measure.statistics import median
-from overweave.tuner.measure.timer import Effort, Samples, compare
+from overweave.tuner.measure.timer import Effort, Samples, capture_graphs, compare, median
 
 # Largest relative error (norm) of a result against the sequential one: two roundings of the narrowest dtype, and more.
 LARGEST_ERROR = 2e-2

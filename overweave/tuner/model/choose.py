@@ -16,8 +16,7 @@ from overweave.ir.tile_order import MULTIPLY
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.tuner.model.candidate_model import Weighed
-from overweave.tuner.model.choice import Choice, make_choice
-from overweave.tuner.model.default_plan import default_plan
+from overweave.tuner.model.choice import Choice, default_plan, make_choice
 from overweave.tuner.model.rank import cold_choice, rank_candidates
 from overweave.tuner.space.space import Candidate, library_path, limit_pieces, reason_unsupported
 from overweave.tuner.space.target import Target

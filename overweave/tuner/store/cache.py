@@ -17,9 +17,11 @@ import torch
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from overweave.errors import InputError
+from overweave.errors import InputError, RankMismatch
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT
+from overweave.memory.board.board import Board
+from overweave.memory.group import Group, OfGroup
 from overweave.tuner.caches import cache_folders, encode, read_cached, read_cached_if_readable, save_file
 from overweave.tuner.space.space import is_member, is_removed
 from overweave.tuner.space.target import Target
@@ -189,3 +191,44 @@ def _driver() -> str:
     except OSError:
         number = None
     return number.group() if number else "unknown"
+
+
+# Each group stores what its ranks agreed on. So a cache that changes on disk, or a tuning in another group, cannot make
+# them choose differently later.
+
+_AGREED = OfGroup[dict[tuple[Target, str], Knowledge]]()
+
+
+def agreed_knowledge(group: Group, target: Target, operator: str) -> Knowledge:
+    """Return the measurements of an operator that a group's ranks agree on. The first call is collective; later ones
+    are not. Raises RankMismatch on every rank if their measurements differ, and PeerError."""
+    agreed = _AGREED.setdefault(group.process_group, {})
+    if (target, operator) not in agreed:
+        own = knowledge(target, group.world_size, operator)
+        _agree(group, own, operator)
+        agreed[target, operator] = own
+    return agreed[target, operator]
+
+
+def learn(group: Group, target: Target, entry: Entry) -> None:
+    """Add an entry to a group's measurements. Every rank passes the same entry."""
+    operator = entry.problem.operator
+    agreed = agreed_knowledge(group, target, operator)
+    _AGREED[group.process_group][target, operator] = Knowledge(agreed.own.with_entries((entry,)), agreed.shipped)
+
+
+def _agree(group: Group, own: Knowledge, operator: str) -> None:
+    """Compare measurements over the ranks. Raises RankMismatch with a cure."""
+    path = path_of(own.own.fingerprint)
+    count = len(own.own.entries)
+    subject = f"a plan of {operator} chosen by what was measured"
+    signature = f"{subject}, {count} {'problem' if count == 1 else 'problems'} in {path.name} ({own.digest})"
+    try:
+        Board.of(group).agree(signature.encode())
+    except RankMismatch as error:
+        if error.found.count(subject) < 2:
+            raise  # one rank asks for something else altogether
+        cure = (
+            f"Mount one cache folder for every rank (OVERWEAVE_CACHE_DIR), or delete {path} wherever a rank reads one"
+        )
+        raise RankMismatch("choose one plan on every rank", error.found, cure) from None

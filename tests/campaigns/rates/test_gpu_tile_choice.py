@@ -30,7 +30,7 @@ from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.tiles.along_k import steps_of
 from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
 from overweave.sim.split_k import COUNT_US, LEAVE_US, READ_US, partial_tile_us, sum_partials_us
-from overweave.tuner.calibrate.single_gpu import rows_of
+from overweave.tuner.calibrate.rates import rows_of
 
 FIRST = HOPPER[0].config
 

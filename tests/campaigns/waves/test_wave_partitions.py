@@ -12,7 +12,7 @@ from campaigns.waves.simulated import MEBI, SUMS, Search, Sized, drawn, named_us
 from campaigns.waves.wave_partitions import choice_row, equal_groups, error_row, every_partition, random_partition
 from overweave.hardware.machine import Machine, load
 from overweave.ir.problem import Problem
-from overweave.tuner.space.partition_search import best_partitions
+from overweave.tuner.space.waves import best_partitions
 
 SLOW, LINKED = load("rtx4090x4"), load("a800x4")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from itertools import product
-from typing import Any
+from typing import Any, get_args, get_overloads, get_type_hints
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 
 import overweave as ow
 from overweave.errors import InputError, OverweaveError
+from overweave.functional import all_gather_linear, linear_reduce_scatter
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
@@ -158,6 +160,23 @@ def test_a_signature_has_the_keywords_of_the_record(name: str):
     assert tuple(each.name for each in keywords) == operator_of(name).keywords
     assert {each.kind for each in keywords} == {inspect.Parameter.KEYWORD_ONLY}
     assert (group.name, others.kind) == ("group", inspect.Parameter.VAR_KEYWORD)
+
+
+def keywords_of_overload(function: Callable[..., Any]) -> set[str]:
+    """Those that it names, and those of the dictionary whose entries it takes."""
+    named = {each.name for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY}
+    (others,) = get_args(get_type_hints(function)["keywords"])
+    return named | {*others.__annotations__}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [ow.all_gather_matmul, ow.matmul_reduce_scatter, ow.matmul_all_reduce, all_gather_linear, linear_reduce_scatter],
+)
+def test_overloads_have_the_keywords_of_the_signature(function: Callable[..., Any]):
+    parameters = inspect.signature(function).parameters.values()
+    keywords = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    assert set().union(*map(keywords_of_overload, get_overloads(function))) == keywords
 
 
 def what_unknown_keywords_get() -> dict[str, list[str]]:

@@ -17,9 +17,8 @@ import overweave as ow
 from examples.tile_kernels.all_gather_experts import AllGatherExperts
 from examples.tile_kernels.gathered_attention import GatheredAttention
 from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter
-from overweave.compiler.emit.emit import emit, shape_parameters
+from overweave.compiler.emit.emit import emit, load_generated, shape_parameters
 from overweave.compiler.emit.fuse import weaving_of
-from overweave.compiler.emit.generated import load_generated
 from overweave.errors import ScheduleError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Wait

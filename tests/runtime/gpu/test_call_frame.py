@@ -12,8 +12,9 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.memory.cuda import driver
 from overweave.runtime.gpu import authored as authored_gpu
+from overweave.runtime.gpu import bound as binding
 from overweave.runtime.gpu import handwritten as handwritten_gpu
-from overweave.runtime.gpu import launch, packed
+from overweave.runtime.gpu import packed
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.handwritten import MAIN, Await, Declared, Raise
 from overweave.schedules.catalog.catalog import build
@@ -114,7 +115,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(driver, "allocation_id", lambda address: 1)
-    monkeypatch.setattr(launch, "BoundPlan", lambda plan, workspace, *rest: Recorded(log))
+    monkeypatch.setattr(binding, "BoundPlan", lambda plan, workspace, *rest: Recorded(log))
     monkeypatch.setattr(authored_gpu, "BoundPlan", lambda plan, workspace, *rest, **more: Recorded(log))
     monkeypatch.setattr(authored_gpu, "exchanged_tensors", lambda kernel, given: {"x": given["x"]})
     monkeypatch.setattr(handwritten_gpu, "_BoundProgram", lambda declared, layout, space: RecordedSteps(log))
@@ -142,7 +143,7 @@ def planned(operator: str, name: str) -> Plan:
 def plan_run(log: Log) -> Any:
     plan, tensor = planned("all_gather_matmul", "push"), torch.zeros(4)
     workspace: Any = Workspace(log)
-    run = launch.bind_with_prologue(plan, workspace, {"x": tensor})
+    run = binding.bind_with_prologue(plan, workspace, {"x": tensor})
     log.clear()
     return lambda: run({"x": tensor})
 

@@ -16,8 +16,8 @@ from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import ECHOES
 from overweave.runtime.gpu import authored as authored_gpu
+from overweave.runtime.gpu import bound as binding
 from overweave.runtime.gpu import handwritten as handwritten_gpu
-from overweave.runtime.gpu import launch
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.packed import PackedPlan
 from tests.runtime.gpu import test_bind_compiled as compiled
@@ -95,13 +95,13 @@ def test_plans_that_no_method_writes(name: str, golden: Golden, monkeypatch: pyt
 
 def text_of_plan(plan: Plan, rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> str:
     with logged(rank, world_size, monkeypatch) as log:
-        monkeypatch.setattr(launch, "create_subgroups", lambda *given: None)
+        monkeypatch.setattr(binding, "create_subgroups", lambda *given: None)
         tensors, moved = tensors_of(plan, rank), tensors_of(plan, rank)
         log.tensors({f"bound {name}": tensor for name, tensor in tensors.items()} | moved)
         if plan.schedule.reuse == ECHOES:
             run: Any = PlanRun(log.workspace, PackedPlan(plan, log.workspace, tensors), (), True)
         else:
-            run = launch.bind_with_prologue(plan, log.workspace, tensors)
+            run = binding.bind_with_prologue(plan, log.workspace, tensors)
         run(moved)
     return text_of(log)
 

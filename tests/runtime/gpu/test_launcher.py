@@ -16,7 +16,7 @@ from triton.backends.nvidia import driver as nvidia
 from campaigns.lint.lint_case import PLAIN
 from campaigns.lint.lint_matmul import Stored, Tile, call_of
 from overweave.compat import triton_names
-from overweave.compat.homes import Home
+from overweave.compat.versions import Home
 from overweave.errors import KernelUnavailable
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig

@@ -13,7 +13,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.heap import HALVES, PackedSpace
-from overweave.memory.packed_layout import lay_out_packed
+from overweave.memory.layout import lay_out_packed
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.packed import PackedPlan
 from overweave.schedules.catalog.catalog import build

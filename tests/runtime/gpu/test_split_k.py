@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from overweave.ir.plan import MatmulConfig
-from overweave.runtime.gpu.matmul import Matmul
 from overweave.schedules.tiles.shape import HOPPER
-from overweave.tuner.calibrate.single_gpu import rows_of
+from overweave.tuner.calibrate.rates import Matmul, rows_of
 from tests.runtime.without_gpu import Launched, launched
 
 __all__ = ["launched"]  # a fixture

@@ -12,11 +12,10 @@ from overweave.ir.epilogue import Norm
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
 from overweave.memory.group import resolve
-from overweave.runtime.library import epilogue, scaled
-from overweave.runtime.library.calls import library_call
+from overweave.runtime.library import epilogue
+from overweave.runtime.library.calls import library_call, merge_parts, padded_rows, shapes_of
 from overweave.runtime.library.epilogue import apply_norm
 from overweave.runtime.library.library import equal_parts, full_precision, run_operation
-from overweave.runtime.library.views import merge_parts, padded_rows, shapes_of
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
 
@@ -236,7 +235,7 @@ def products_under_autocast(dtype: torch.dtype) -> list[torch.Tensor]:
         run_operation(summed, lambda region: tensors[region.buffer], None)  # type: ignore[arg-type]
         made.append(tensors["y"].clone())
         made.append(epilogue._gate_product(summed, 0, lambda region: tensors[region.buffer], tensors))
-        scaled.scaled_matmul(x.float(), w.float(), (torch.ones(1, 1), torch.ones(1, 1)), tensors["y"])
+        epilogue.scaled_matmul(x.float(), w.float(), (torch.ones(1, 1), torch.ones(1, 1)), tensors["y"])
         made.append(tensors["y"].clone())
         apply_norm(
             tensors["y"], slice(0, 2), Norm(eps=1e-5), {"z": sum_of, "norm_weight": torch.ones(1, 4, dtype=dtype)}

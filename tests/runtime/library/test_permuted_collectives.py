@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from overweave.errors import ScheduleError
 from overweave.ir.blocks import Blocks, memory_runs, stored_shape
 from overweave.ir.schedule import Buffer, Collective, Copy, Region
-from overweave.memory.group import Group, resolve
-from overweave.memory.subgroups import create_subgroups
+from overweave.memory.group import Group, create_subgroups, resolve
 from overweave.runtime.host.emulate import CallMemory, start_collective
-from overweave.runtime.library.permuted_collectives import permuted_collective_call
+from overweave.runtime.library.calls import permuted_collective_call
 from tests.ranks import run_ranks
 
 HEIGHT, WIDE = 2, 3

@@ -42,7 +42,7 @@ def test_every_other_plan_is_proven_for_any_number_of_rows(method: str):
 @pytest.mark.parametrize("options", TWO_SHOTS, ids=lambda options: " ".join(map(str, options.values())))
 @pytest.mark.parametrize("m", [1, 5, 200])
 def test_sums_beside_the_tiles_wait_for_own_tiles_first(m: int, options: dict[str, str | int]):
-    """Else they could take the SMs that the tiles need (runtime/gpu/launch.py). Ranks without rows of their own too."""
+    """Else they could take the SMs that the tiles need (runtime/gpu/bound.py). Ranks without rows of their own too."""
     schedule = plan_of("two_shot", m, block_m=16, **options).schedule
     for rank in range(4):
         own = list(schedule.of_rank(rank))

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from overweave.compiler.frontend.addresses.bounds import Bounds
-from overweave.compiler.frontend.addresses.dimensions import Dimension, dimension_runs, flatten, group_by_moving
+from overweave.compiler.frontend.addresses.dimensions import Bounds, Dimension, dimension_runs, flatten, group_by_moving
 from overweave.compiler.frontend.symbols.directives import AccessDirective
 from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,

@@ -6,7 +6,10 @@ import ast
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from overweave.compiler.frontend.symbols.polynomials import ZERO, ceil_div, floor_div, number
+from msgspec import Struct
+
+from overweave.compiler.frontend.symbols.directives import AccessDirective, StreamDirective
+from overweave.compiler.frontend.symbols.polynomials import ZERO, Polynomial, ceil_div, floor_div, number
 from overweave.compiler.frontend.symbols.values import (
     LOADED,
     PROGRAM_ID,
@@ -226,3 +229,35 @@ def _opaque(operation: str, arguments: Arguments) -> SymbolicValue:
     """Return the opaque result of a call."""
     values = (*arguments[0], *arguments[1].values())
     return opaque(operation, *(value for value in values if not isinstance(value, Constant)))
+
+
+class Reached(Struct, frozen=True):
+    """A load or store. address: a pointer or descriptor. arguments: of the call, positional and by keyword.
+
+    guard: the condition under which it runs. reordered_loops: the loops around it whose iterations the schedule
+    reorders: TILES, or the name of a streamed axis.
+    """
+
+    directive: AccessDirective | None
+    kind: str
+    address: SymbolicValue
+    arguments: Arguments
+    guard: Condition
+    line: int
+    reordered_loops: frozenset[str]
+
+
+class Begun(Struct, frozen=True):
+    """The first index `low` of a streamed loop."""
+
+    directive: StreamDirective
+    low: Polynomial
+
+
+class Followed(Struct, frozen=True):
+    """All loads and stores of a tile, and where streamed loops begin. mismatches: first lines of the dispatch
+    regions that compute other blocks than the first region does."""
+
+    accesses: tuple[Reached, ...]
+    mismatches: tuple[int, ...]
+    loop_starts: tuple[Begun, ...]

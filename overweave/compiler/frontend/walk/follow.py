@@ -8,7 +8,7 @@ region, which turns the tile's number into blocks, the block variables are the a
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
     atom_poly,
     ceil_div,
     number,
+    tags_of,
 )
 from overweave.compiler.frontend.symbols.values import (
     LOOP_CARRIED,
@@ -33,6 +34,7 @@ from overweave.compiler.frontend.symbols.values import (
     UNSEEN_FUNCTION,
     Condition,
     Constant,
+    Descriptor,
     Number,
     Several,
     SymbolicValue,
@@ -43,11 +45,132 @@ from overweave.compiler.frontend.symbols.values import (
     opaque,
     value_tags,
 )
-from overweave.compiler.frontend.walk.accesses import Begun, Followed, Reached
-from overweave.compiler.frontend.walk.evaluate import Arguments, Expressions, binary_op
-from overweave.compiler.frontend.walk.loops import Loop, after_iterations, loop_marker, step_per_iteration
+from overweave.compiler.frontend.walk.evaluate import Arguments, Begun, Expressions, Followed, Reached, binary_op
 from overweave.compiler.frontend.walk.tl_functions import substitute_numbers
-from overweave.compiler.frontend.walk.tree import assigned_in, defaults, directives_by_line, dotted, names_in
+
+
+def defaults(helper: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Map each parameter that has a default to that default."""
+    positional, keyword_only = [*helper.args.posonlyargs, *helper.args.args], helper.args.kwonlyargs
+    values = dict(zip(reversed(positional), reversed(helper.args.defaults), strict=False))
+    values |= {
+        name: value for name, value in zip(keyword_only, helper.args.kw_defaults, strict=True) if value is not None
+    }
+    return {name.arg: value for name, value in values.items()}
+
+
+def directives_by_line(statements: Sequence[ast.stmt], directives: Sequence[Any]) -> dict[int, list[Any]]:
+    """Map the line of each statement to the directives right above it."""
+    lines = sorted({statement.lineno for statement in statements})
+    by_line: dict[int, list[Any]] = {}
+    for directive in dict.fromkeys(directives):
+        line_below = next((line for line in lines if line > directive.place.line), None)
+        if line_below is not None:
+            by_line.setdefault(line_below, []).append(directive)
+    return by_line
+
+
+def names_in(node: ast.expr) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def assigned_in(statements: Sequence[ast.stmt]) -> list[str]:
+    """Return the names that statements assign, in the order of the text."""
+    return list(dict.fromkeys(_stored_names(statements)))
+
+
+def _stored_names(statements: Sequence[ast.stmt]) -> Iterator[str]:
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` as text; empty for anything but names and dots."""
+    if isinstance(node, ast.Name):
+        return node.id
+    left = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{left}.{node.attr}" if left and isinstance(node, ast.Attribute) else ""
+
+
+TILES = "tiles"
+
+
+class Loop:
+    """A loop of `count` iterations. variable: its value in iteration `iteration`. is_tile_loop: the loop over tiles.
+
+    is_guard: its body runs only if `count > 0`. is_streamed: it walks a streamed axis.
+    """
+
+    def __init__(
+        self,
+        line: int,
+        count: Polynomial,
+        variable: SymbolicValue | None = None,
+        iteration: Polynomial | None = None,
+        is_tile_loop: bool = False,
+        is_guard: bool = False,
+        is_streamed: bool = False,
+    ) -> None:
+        self.count, self.is_tile_loop, self.is_guard, self.is_streamed = count, is_tile_loop, is_guard, is_streamed
+        self.variable = Constant(None) if variable is None else variable
+        self.iteration = atom_poly(LoopIndex(line, count)) if iteration is None else iteration
+
+    @property
+    def reordered_loops(self) -> frozenset[str]:
+        """What the loop walks, if the schedule reorders its iterations: TILES, or streamed axes; else empty."""
+        if self.is_tile_loop:
+            return frozenset({TILES})
+        atoms = self.variable.poly.atoms if isinstance(self.variable, Number) and self.is_streamed else frozenset()
+        return frozenset(atom.axis for atom in atoms if isinstance(atom, BlockOf))
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The tags of a variable that the loop updates in an unknown way."""
+        return tags_of(self.count) | {LOOP_CARRIED} | ({PROGRAM_ID} if self.is_tile_loop else set())
+
+
+def loop_marker(name: str, value: SymbolicValue) -> SymbolicValue:
+    """Return an opaque value of the same form, whose change in an iteration `step_per_iteration` can recognise."""
+    if isinstance(value, Descriptor):
+        offsets = tuple(opaque(name, tags=frozenset({LOOP_CARRIED})).poly for _ in value.offsets)
+        return replace(value, offsets=offsets)
+    rank = value.rank if isinstance(value, Number) else 0
+    return Number(opaque(name, tags=frozenset({LOOP_CARRIED})).poly, rank)
+
+
+def step_per_iteration(mark: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
+    """Return by how much an iteration increases a variable (a tuple): () if not at all, None if not by a constant.
+
+    mark: its value before the iteration; after: behind it.
+    """
+    if mark == after:
+        return ()
+    if isinstance(mark, Number) and isinstance(after, Number) and mark.rank == after.rank:
+        pairs = [(mark.poly, after.poly)]
+    elif isinstance(mark, Descriptor) and isinstance(after, Descriptor):
+        pairs = list(zip(mark.offsets, after.offsets, strict=False))
+    else:
+        return None
+    steps = tuple(new - old for old, new in pairs)
+    loop_atoms = loop.iteration.atoms - loop.count.atoms
+    is_constant = all(LOOP_CARRIED not in value_tags(Number(step)) and not step.atoms & loop_atoms for step in steps)
+    return steps if is_constant else None
+
+
+def after_iterations(value: SymbolicValue, step: Any, loop: Loop, iterations: Polynomial) -> SymbolicValue:
+    """Return a variable after so many iterations. step: of `step_per_iteration`; None gives an opaque value."""
+    if step == ():
+        return value
+    if isinstance(value, Descriptor) and step is not None:
+        offsets = tuple(offset + iterations * by for offset, by in zip(value.offsets, step, strict=True))
+        return replace(value, offsets=offsets)
+    if isinstance(value, Number) and step is not None:
+        return Number(value.poly + iterations * step[0], value.rank)
+    rank = value.rank if isinstance(value, Number) else 0
+    return Number(opaque("a sum", tags=value_tags(value) | loop.tags).poly, rank)
+
 
 MAX_CALL_DEPTH = 12
 BUILTINS = {"min": "minimum", "max": "maximum", "range": "range", "int": "int"}

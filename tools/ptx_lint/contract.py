@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from overweave.compiler.emit.emit import Weaving
+from overweave.compiler.frontend.source.kernel import AnnotatedKernel
+
 
 class Guard(Struct, frozen=True):
     """A signal and the data that it guards: read behind the acquire of the signal, or written before its release.
@@ -90,3 +93,34 @@ class Finding(Struct, frozen=True):
     def __str__(self) -> str:
         place = f"ptx:{self.line}" + (f" ({self.source})" if self.source else "") if self.line else "whole kernel"
         return f"{self.kernel} [{self.config}] {self.rule} at {place}: {self.what}. {self.cure}."
+
+
+def contract_of(kernel: AnnotatedKernel, weaving: Weaving, tensor_cores: int = 0) -> Contract:
+    """Return what the PTX must show: exactly the emitted waits, before their loads, and notifies, behind their stores.
+
+    tensor_cores: how many wgmma groups stay in flight in the main loop; 0 for a kernel without them.
+    """
+    streamed = {axis.name for axis in kernel.axes if axis.is_streamed}
+    late = [load.directive for load in kernel.loads if load.directive.dims[0].names & streamed]
+    waited_loads = [load.directive for load in kernel.loads if load.directive.tensor in weaving.waited_tensors]
+    early = [
+        f"overweave_{load.parameter}" if load.tensor == weaving.dual_source else load.parameter for load in waited_loads
+    ]
+    guarded = dict.fromkeys(early + [load.parameter for load in late if weaving.waits_in_loop])
+    stored_pointers = dict.fromkeys(store.directive.parameter for store in kernel.stores)
+    waits = bool(weaving.waited_tensors) + weaving.waits_in_loop
+    signals = "*overweave_places" if weaving.stored_at_peers else "overweave_signals"
+    return Contract(
+        waits=waits,
+        releases=bool(weaving.notifies) + bool(weaving.push_path),
+        looks=waits,
+        guarded=(Guard("overweave_signals", tuple(guarded), optional=True),) if waits else (),
+        announced=(
+            *((Guard(signals, tuple(stored_pointers), optional=True),) if weaving.notifies else ()),
+            *((Guard("*overweave_targets", ("*overweave_targets",), optional=True),) if weaving.push_path else ()),
+        ),
+        alarm=("overweave_words", "*overweave_limits"),
+        claims=("overweave_claims",),
+        wgmma=bool(tensor_cores),
+        depth=tensor_cores,
+    )
