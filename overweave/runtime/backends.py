@@ -22,6 +22,7 @@ BACKENDS = {
     "gpu launch": "overweave.runtime.gpu.bound:bind",
     "hopper kernel": "overweave.runtime.kernel_calls.hopper:hopper_call",
     "gpu launch check": "overweave.runtime.gpu.launcher:launch_check",
+    "gpu torch": "overweave.runtime.gpu.torch_symm_mem:bind_by_torch",
     "gpu trace": "overweave.runtime.gpu.trace:trace_on_gpu",
     "gpu heap": "overweave.memory.cuda.heap:CudaHeap",
     "gpu scratch": "overweave.memory.cuda.heap:Scratch",

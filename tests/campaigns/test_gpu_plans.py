@@ -8,10 +8,10 @@ from campaigns import cases
 from campaigns.exact import gpu_faults, gpu_packed
 from campaigns.host import host_cases
 from overweave.ir.problem import Problem
-from overweave.ops.call.plan_words import candidate_of
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.record import Method
+from overweave.tuner.space.space import candidate_of
 
 NAMED = (
     *((operator, plan) for operator in cases.OPERATORS for plan in cases.every_plan(operator)),

@@ -32,10 +32,10 @@ from overweave.errors import InputError, MachineError
 from overweave.hardware import multicast
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.memory.group import Group
-from overweave.ops.call.plan_words import candidate_of
 from overweave.ops.operators import operator_for
 from overweave.tuner.measure.bench import BenchRequest, BenchRun, join_world, runs
 from overweave.tuner.space.shapes import DtypeWord, ShapeCase, read_shapes, usual_set
+from overweave.tuner.space.space import candidate_of
 
 NO_MULTICAST_HELP = "The ranks use no NVLink multicast; so it is wherever the environment says so of one library"
 RUN_NUMBER = "OVERWEAVE_BENCH_TURN"  # variable with the number of the whole run, from 1, for ranks that we started

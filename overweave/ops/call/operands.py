@@ -103,6 +103,12 @@ def problem_of_call(
     return problem
 
 
+def with_weights(given: CallArguments) -> CallArguments:
+    """What was passed, with each weight of a list by its name; too many as they were."""
+    w = given["w"]
+    return {**given, **dict(zip(WEIGHTS, w, strict=False))} if len(w) <= LONGEST_LIST else given
+
+
 def weights_of(given: CallArguments) -> list[Any]:
     """What the caller passed as `w`, one by one."""
     return [given[name] for name in WEIGHTS if name in given]

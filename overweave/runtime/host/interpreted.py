@@ -21,11 +21,11 @@ from overweave.ir.plan import KERNELS, PACKED_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import ABORT, HostHeap
-from overweave.memory.layout import REPORT_WORDS, SlotLayout, lay_out_packed
+from overweave.memory.layout import REPORT_WORDS, lay_out_packed
 from overweave.memory.split_k import SharedShares
 from overweave.runtime.host.emulate import Beside, HostCall, IsDone, TensorsByName
 from overweave.runtime.interpreted import interpreter
-from overweave.runtime.scheduler import Agenda, PendingStep
+from overweave.runtime.scheduler import PendingStep
 
 interpreter.repair()
 
@@ -79,9 +79,10 @@ class InterpretedCall(HostCall):
                 cure = f"Pad {name} to a multiple of {_ROW_BYTES // ITEMSIZE_BYTES[problem.dtype]}"
                 raise InputError(f"run the kernels of {plan.name}", f"{name}={extent} of {problem.dtype}", cure)
 
-    def make_agenda(self) -> Agenda:
-        """Return the queues of this rank; all operations of a kernel's queue are one step."""
-        return Agenda.of(self.plan.schedule, self.group.rank, frozenset(_kernel_queues(self.plan)))
+    @staticmethod
+    def kernel_queues(plan: Plan) -> frozenset[str]:
+        """Return the queues of kernels."""
+        return frozenset(_kernel_queues(plan))
 
     def prepare(self) -> None:
         """Bind the kernels to the slot and to the protocol's words (memory/device/signals.py)."""
@@ -102,7 +103,7 @@ class InterpretedCall(HostCall):
         """Launch a kernel in a thread; start other steps as at library depth."""
         (first, *_), realization = step.operations, self.binding.plan.realization
         if not step.is_kernel and realization.skinny and isinstance(first, Compute):
-            factors = SkinnyOperands(*(self.view(part) for part in (first.a[0], first.b, first.out[0])))
+            factors = SkinnyOperands(*(self.memory.view(part) for part in (first.a[0], first.b, first.out[0])))
             return self.launch(skinny_call(realization.skinny, factors, self.words.shares))
         if not step.is_kernel:
             return super().begin_step(step)
@@ -122,9 +123,9 @@ class InterpretedCall(HostCall):
         """Run a launch in a new thread. Return a function that polls for its end, and raises what it raised."""
         return self._launched.start(work)
 
-    def run(self, layout: SlotLayout, inputs: TensorsByName, outputs: TensorsByName) -> None:
+    def run(self, inputs: TensorsByName, outputs: TensorsByName) -> None:
         """Run as `HostCall.run`; check that kernels have left the split-K counters at zero for the next launch."""
-        super().run(layout, inputs, outputs)
+        super().run(inputs, outputs)
         assert self.words.shares.are_unused()
 
     def _packed(self) -> KernelCall:

@@ -91,7 +91,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensor
     A gate is one matmul more.
     """
     tensors, group = tensors_and_group
-    if problem.epilogue is NO_EPILOGUE:
+    if problem.epilogue == NO_EPILOGUE:
         run_operation(operation, view, group)
         return
     epilogue, sum_epilogue = problem.product_epilogue, _sum_epilogue(problem, tensors)

@@ -103,19 +103,18 @@ def shortlist(judged: tuple[RankedWay, ...]) -> tuple[KernelWay, ...]:
 
 
 def refinements(
-    base: Constants, times: tuple[TimedWay, ...], choices: Mapping[str, ScheduleChoice]
+    base: Constants, timed: tuple[KernelWay, ...], choices: Mapping[str, ScheduleChoice]
 ) -> tuple[KernelWay, ...]:
     """Return the ways to measure next: the best measured way, varied along one coordinate after the other.
 
-    times: the fastest first. The schedules that were best with the constants `base` are combined with the best few
+    timed: the fastest first. The schedules that were best with the constants `base` are combined with the best few
     constants; their options are varied one by one with the best constants.
     """
-    best = next((one.way for one in times if one.way.constants == base), times[0].way)
-    constants = list(dict.fromkeys(one.way.constants for one in times))[:MOST_AROUND]
+    best = next((way for way in timed if way.constants == base), timed[0])
+    constants = list(dict.fromkeys(way.constants for way in timed))[:MOST_AROUND]
     ways = [replace(best, constants=each) for each in constants]
     ways += neighbours(replace(best, constants=constants[0]), choices)
-    measured = {one.way for one in times}
-    return tuple(way for way in dict.fromkeys(ways) if way not in measured)
+    return tuple(way for way in dict.fromkeys(ways) if way not in timed)
 
 
 def content_key(*parts: object) -> str:

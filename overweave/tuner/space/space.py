@@ -12,12 +12,14 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
+from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.finished import shapes_of_tiles
 from overweave.schedules.methods.registry import METHODS, REPLACED, REPLACED_OPTIONS, method_of, methods_for
 from overweave.schedules.records.needs import CUTS, most_pieces, needs_of, unmet
+from overweave.schedules.records.options import settle
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.schedules.records.record import Grid, Margin, Method, MethodRequest, SettingValue, Stage, combinations
 from overweave.schedules.tiles.shape import (
@@ -33,6 +35,7 @@ from overweave.schedules.tiles.shape import (
 from overweave.tuner.space.target import Target, tile_options
 
 Options = dict[str, SettingValue]
+LONGEST_WORDS = 80  # of a caller's, in an error
 
 
 class Candidate(Struct, frozen=True):
@@ -74,6 +77,28 @@ class Candidate(Struct, frozen=True):
 
 def candidate(plan: str, options: Mapping[str, SettingValue]) -> Candidate:
     return Candidate(plan, tuple(sorted(options.items())))
+
+
+def candidate_of(operator: str, words: str) -> Candidate:
+    """Return what words such as `push pieces=4` ask of an operator: a plan by its short or full name, and its options
+    as they were written.
+
+    Raises InputError for what cannot be read, a schedule that is unknown, and options or values that it has not.
+    """
+    name, *pairs = words.split() or [""]
+    options: dict[str, str | int] = {}
+    for pair in pairs:
+        option, separator, value = pair.partition("=")
+        if not separator or option in options:
+            shown = option[:LONGEST_WORDS]
+            found = f"{shown} is given twice" if separator else f"{shown!r} is no option"
+            raise InputError(f"plan {words[:LONGEST_WORDS]!r}", found, "Write NAME option=value ...")
+        options[option] = value
+    asked = candidate(name.removeprefix(f"{operator}."), options)
+    if not asked.is_by_torch:
+        full = asked.schedule(operator)
+        settle(full, method_of(full).options, options)
+    return asked
 
 
 class MethodFamily(Struct, frozen=True):

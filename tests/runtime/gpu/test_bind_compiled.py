@@ -26,10 +26,10 @@ from overweave.memory.cuda import driver
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
 from overweave.ops.author.compile import compile
 from overweave.ops.author.tile_program import TileCall
-from overweave.runtime.authored import AuthoredKernel, buffers_of_tensors
+from overweave.runtime.authored import AuthoredKernel, buffers_of_tensors, exchanged_tensors
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.gpu import waits
-from overweave.runtime.gpu.authored import FusedTiles, _check_shared, _with_stand_in, addresses_of, exchanged_tensors
+from overweave.runtime.gpu.authored import FusedTiles, _check_shared, _with_stand_in, addresses_of
 from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.handwritten import Declared
 from overweave.runtime.kernel_calls.call import stand_in_for
@@ -150,7 +150,7 @@ def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     rank, ranks = place
     plan, kernel = fused(case, folder, given, place)
     space_of_rank = workspace(rank, ranks)
-    example = exchanged_tensors(plan, kernel, given)
+    example = exchanged_tensors(kernel, given)
     made = BoundPlan(plan, space_of_rank, example, author=FusedTiles(kernel, given))
     assert all(copies._drain is drain for _, copies in made._queues)  # before a graph is made
     return Bound(made, plan, space_of_rank)

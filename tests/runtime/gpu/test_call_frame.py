@@ -117,7 +117,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(driver, "allocation_id", lambda address: 1)
     monkeypatch.setattr(binding, "BoundPlan", lambda plan, workspace, *rest: Recorded(log))
     monkeypatch.setattr(authored_gpu, "BoundPlan", lambda plan, workspace, *rest, **more: Recorded(log))
-    monkeypatch.setattr(authored_gpu, "exchanged_tensors", lambda *given: {})
+    monkeypatch.setattr(authored_gpu, "exchanged_tensors", lambda kernel, given: {"x": given["x"]})
     monkeypatch.setattr(handwritten_gpu, "_BoundProgram", lambda declared, layout, space: RecordedSteps(log))
     monkeypatch.setattr(handwritten_gpu, "Workspace", SimpleNamespace(of=lambda group, device: Workspace(log)))
     monkeypatch.setattr(packed, "library_call", lambda operation, *rest: lambda tensors: log.append(operation.name))
@@ -155,7 +155,7 @@ def compiled_run(log: Log) -> Any:
     tensor = torch.zeros(4)
     run = authored_gpu.AuthoredRun(planned("all_gather_matmul", "push"), workspace, kernel, {"x": tensor, "M": 3})
     log.clear()
-    return lambda: run({"x": tensor, "M": 3}, {"x": tensor}, {})
+    return lambda: run({"x": tensor, "M": 3})
 
 
 def steps_run(log: Log) -> Any:

@@ -132,7 +132,7 @@ def test_kernels_of_authors(name: str, golden: Golden, monkeypatch: pytest.Monke
         monkeypatch.setattr(authored_gpu, "create_subgroups", lambda group, operations: None)
         log.tensors({name: getattr(one, "base", one) for name, one in given.items() if not isinstance(one, int)})
         run = authored_gpu.AuthoredRun(plan, log.workspace, kernel, given)
-        run(given, authored_gpu.exchanged_tensors(plan, kernel, given), {})
+        run(given)
     golden(f"launches/{name}.txt", text_of(log))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +26,20 @@ GPU, CPU = Target("cuda"), Target("cpu")
 HOST = torch.device("cpu")
 PROBLEM = Problem(operator="all_gather_matmul", m=2048, n=1024, k=1024, world_size=4, dtype="bfloat16")
 LIBRARY, PUSH, PULL = Candidate("sequential"), candidate("push", {"pieces": 1}), candidate("pull", {"pieces": 1})
+
+
+def test_what_was_quickest_is_varied_and_the_quickest_of_all_are_timed_once_more():
+    asked: list[list[str]] = []
+
+    def measure(names: Iterable[str]) -> dict[str, float]:
+        asked.append(list(names))
+        us = {name: len(name) - 0.5 * (len(asked) == 3) for name in asked[-1]}
+        return dict(sorted(us.items(), key=lambda item: item[1]))
+
+    times = search.search(measure, ["aaa", "bb"], lambda times: [next(iter(times))[:1]], finalists=2)
+    assert asked == [["aaa", "bb"], ["b", "bb"], ["b", "bb"]]
+    assert list(times.items()) == [("b", 0.5), ("bb", 1.5), ("aaa", 3.0)]
+    assert search.search(lambda names: {}, ["a"], lambda times: ["b"], finalists=1) == {}
 
 
 @pytest.mark.slow

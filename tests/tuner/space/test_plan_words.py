@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overweave.errors import InputError
-from overweave.ops.call.plan_words import candidate_of
-from overweave.tuner.space.space import candidate
+from overweave.tuner.space.space import candidate, candidate_of
 
 AG = "all_gather_matmul"
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from overweave.ir.problem import Problem
-from overweave.ops.call import torch_symm_mem as by_torch
-from overweave.schedules.records.outside import TORCH_TWO_SHOT
+from overweave.runtime.gpu import torch_symm_mem as by_torch
+from overweave.schedules.records.outside import OUTSIDE, TORCH_TWO_SHOT
 
 M, N, K = 4, 6, 5
 PROBLEM = Problem(operator="matmul_all_reduce", m=M, n=N, k=K, world_size=2, dtype="float32")
@@ -54,17 +54,18 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(by_torch, "load", lambda name: SimpleNamespace(of=lambda group, device: scratch))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
-    def doubled(partial: torch.Tensor, group: str, y: torch.Tensor) -> None:
-        log.append("sum")
+    def doubled(partial: torch.Tensor, function: str, group: str, y: torch.Tensor) -> None:
+        log.append(function)
         y.copy_(2 * partial)
 
-    monkeypatch.setitem(by_torch._ALL_REDUCES, TORCH_TWO_SHOT, doubled)
+    operators = SimpleNamespace(two_shot_all_reduce_out=doubled)
+    monkeypatch.setattr(torch.ops, "symm_mem", operators, raising=False)
     return log
 
 
 def made() -> Any:
     group: Any = SimpleNamespace(name="a group")
-    return by_torch._AllReduce(TORCH_TWO_SHOT, PROBLEM, group, torch.device("cpu"))
+    return by_torch.AllReduceRun(OUTSIDE[TORCH_TWO_SHOT].curve, PROBLEM, group, torch.device("cpu"))
 
 
 def tensors() -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
-"""torch's own operators as candidates of ours: where the tuner measured them to be the quickest, they run.
+"""Torch's own operators on symmetric memory, bound in place of a plan.
 
-Its fused ones bring their workspace. Its all-reduces sum a tensor in symmetric memory, into which the matmul writes.
+Its fused ones allocate their workspace. Its all-reduces sum a tensor in symmetric memory, into which the matmul writes.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
-from overweave.ops.call.prepared import BoundCall, PreparedRun, Tensors
 from overweave.runtime.backends import load
 from overweave.runtime.gpu.call_frame import Replays
 from overweave.runtime.library.library import full_precision, use_torch_kernels
-from overweave.schedules.records.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
+
+Tensors = dict[str, torch.Tensor]
+Run = Callable[[Tensors], None]
 
 
-def bind_by_torch(plan: str, problem: Problem, group: Group, example: Tensors) -> tuple[PreparedRun, BoundCall | None]:
-    """A run of `torch.fused`, `torch.one_shot` or `torch.two_shot`, and what it keeps on the GPU.
+def bind_by_torch(collective: str, problem: Problem, group: Group, example: Tensors) -> tuple[Run, AllReduceRun | None]:
+    """Return a run of one of torch's operators, and what it keeps on the GPU. collective: the all-reduce of
+    `torch.ops.symm_mem` that sums products of cuBLAS; empty: torch's fused operator.
 
-    example: tensors as it will be called with. What they cannot compute stands in schedules/records/outside.py.
-    Collective. Raises what torch raises.
+    example: tensors as it will be called with. Collective. Raises what torch raises.
     """
     load("gpu heap")  # the one module that loads torch's symmetric memory, and with it these operators
-    bound = None if plan == TORCH_FUSED else _AllReduce(plan, problem, group, example["x"].device)
-    multiply: PreparedRun = bound or (lambda tensors: _fused(problem, tensors, group.name))
+    bound = AllReduceRun(collective, problem, group, example["x"].device) if collective else None
+    multiply: Run = bound or (lambda tensors: _fused(problem, tensors, group.name))
     if bound is None:
         multiply(dict(example))  # torch's fused operators make their workspace when they first run, and keep it
     board = Board.of(group)
@@ -42,7 +43,7 @@ def bind_by_torch(plan: str, problem: Problem, group: Group, example: Tensors) -
     return run, bound
 
 
-class _AllReduce:
+class AllReduceRun:
     """The matmul into symmetric memory, and torch's all-reduce of that into `y`: one graph once tensors come back.
 
     Its kernels end when every rank has read what it needs, so the next call on the stream may write there again. They
@@ -52,8 +53,8 @@ class _AllReduce:
     was_captured = False
     allocated_outputs: frozenset[str] = frozenset()
 
-    def __init__(self, plan: str, problem: Problem, group: Group, device: torch.device) -> None:
-        self._name, self._sum = group.name, _ALL_REDUCES[plan]
+    def __init__(self, collective: str, problem: Problem, group: Group, device: torch.device) -> None:
+        self._name, self._sum = group.name, getattr(torch.ops.symm_mem, f"{collective}_out")
         self._scratch = load("gpu scratch").of(group, device)
         self._scratch.reserve(problem.m * problem.n * ITEMSIZE_BYTES[problem.result_dtype])
         self._shape, self._dtype = (problem.m, problem.n), getattr(torch, problem.result_dtype)
@@ -86,15 +87,7 @@ class _AllReduce:
         x = tensors["x"]
         with full_precision(x.dtype):
             torch.mm(x, tensors["w"], out=self._partial)
-        self._sum(self._partial, self._name, tensors["y"])
-
-
-def _one_shot(partial: torch.Tensor, group: str, y: torch.Tensor) -> None:
-    torch.ops.symm_mem.one_shot_all_reduce_out(partial, "sum", group, y)
-
-
-def _two_shot(partial: torch.Tensor, group: str, y: torch.Tensor) -> None:
-    torch.ops.symm_mem.two_shot_all_reduce_out(partial, "sum", group, y)
+        self._sum(self._partial, "sum", self._name, tensors["y"])
 
 
 def _fused(problem: Problem, tensors: Tensors, group: str) -> None:
@@ -116,9 +109,3 @@ def _gathered(tensors: Tensors, group: str) -> None:
 
 def _scattered(tensors: Tensors, group: str) -> None:
     tensors["y"] = torch.ops.symm_mem.fused_matmul_reduce_scatter(tensors["x"], tensors["w"], "sum", 0, group)
-
-
-_ALL_REDUCES: dict[str, Callable[[torch.Tensor, str, torch.Tensor], None]] = {
-    TORCH_ONE_SHOT: _one_shot,
-    TORCH_TWO_SHOT: _two_shot,
-}
