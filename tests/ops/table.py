@@ -44,6 +44,10 @@ WITH_OPTIONS = {
         "mesh pieces=3 col_pieces=2 lanes=2 axis=outer island=3",
         "ring pieces=1 lanes=2",
         "double_ring pieces=3 col_pieces=2",
+        "uniform_fused_1d carrier=library",
+        "uniform_fused_2d order=ring",
+        "hetero_unfused_1d order=ring",
+        "hetero_fused_2d carrier=library",
     ),
     "matmul_reduce_scatter": (
         "per_shard order=all_peers",

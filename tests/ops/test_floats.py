@@ -7,11 +7,12 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
+from campaigns.cases import OPERATORS
 from campaigns.exact.calls import FP8, Case, Form, Inputs, expected, make_inputs, results
 from overweave.ir.shards import shard_rows
 from overweave.schedules.catalog.catalog import names
 from overweave.schedules.methods.registry import METHODS
-from tests.ops.table import OPERATORS, WITH_OPTIONS, refused
+from tests.ops.table import WITH_OPTIONS, refused
 from tests.ranks import run_ranks
 
 AR, RS = "matmul_all_reduce", "matmul_reduce_scatter"

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from campaigns.cases import OPERATORS
 from campaigns.exact.calls import Case
-from tests.ops.table import EVERY, OPERATORS, bare, faults, formed
+from tests.ops.table import EVERY, bare, faults, formed
 from tests.ranks import run_ranks
 
 
