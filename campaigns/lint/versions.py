@@ -57,7 +57,10 @@ class Tests(NamedTuple):
 
 COLUMNS = (
     Tests("launches, configurations, names", ("tests/runtime/gpu/test_launcher.py", "tests/compat")),
-    Tests("interpreted kernels", ("--part=1/9", "tests/runtime/interpreted_kernels.py"), True),
+    Tests(
+        "interpreted kernels",
+        ("--part=1/18", "tests/runtime/interpreted_kernels.py", "tests/runtime/interpreted_table.py"), True,
+    ),
     Tests("their arithmetic", ("tests/runtime/interpreted_bits.py",), True),
     Tests(
         "operators, styles, replaced ops",
