@@ -33,9 +33,8 @@ from overweave.ir.tile_order import (
     outputs,
     ranks_to_notify,
 )
-from overweave.ir.verify.engines.copies import check_copy
 from overweave.ir.verify.engines.norm import applies_epilogue
-from overweave.ir.verify.engines.stores import check_addends, check_block_stores, check_stores
+from overweave.ir.verify.engines.stores import check_addends, check_block_stores, check_copy, check_stores
 from overweave.ir.verify.rules.author_tables import (
     check_parts,
     check_slice_sources,
@@ -44,7 +43,7 @@ from overweave.ir.verify.rules.author_tables import (
     note_operand_buffers,
 )
 from overweave.ir.verify.rules.graphs import Graph, SignalIndex
-from overweave.ir.verify.rules.scales import check_scale_rows
+from overweave.ir.verify.rules.values import check_scale_rows
 from overweave.ir.verify.rules.verdict import Findings
 
 OUT = "out"

@@ -8,8 +8,7 @@ SOURCE: FiCCO (Design Space Exploration of DMA based Finer-Grain Compute Communi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, product
 from typing import Literal
 
@@ -48,12 +47,8 @@ LANDED, OWN_COLUMNS, PRODUCTS, ADDED = "landed", "own_columns", "products", "add
 Steps = Iterator[Operation | MatmulChunk]
 
 
-def finer(point: Point) -> Callable[[MethodInputs], Communication]:
-    """What writes a point of the design space, for a method's `write`."""
-    return partial(_written, point)
-
-
-def _written(point: Point, work: MethodInputs) -> Communication:
+def finer(point: Point, work: MethodInputs) -> Communication:
+    """What a point of the design space moves."""
     problem, m, k, size = work.problem, work.problem.m, work.problem.k, work.problem.world_size
     split = replace(work.split, pieces=size)
     pieces = Pieces(point, split, k, work.settings.carrier == "library" and size > 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from overweave.ir.operators import all_gather_matmul, all_to_all_matmul
 from overweave.ir.operators.record import Operator
 from overweave.ir.plan import COPY_ENGINE
@@ -49,7 +51,7 @@ def _method(operator: Operator, point: Point) -> Method:
         summary=", ".join(_SUMMARIES[word] for word in (point.cut, point.steps, point.matmul)),
         source="FiCCO V-B, Figure 11",
         dropped=_DROPPED.get(point, ""),
-        write=finer(point),
+        write=partial(finer, point),
         moves=(COPY_ENGINE,),
         options=(options.ALL_PEERS, options.CARRIER),
         needs=_needs(point),

@@ -37,7 +37,6 @@ from overweave.ir.verify.rules.form import terms_shown
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import NONE, Bits, Past, lacks, union
 from overweave.ir.verify.rules.races import report_read, report_update, report_write
-from overweave.ir.verify.rules.scales import scale_mismatch
 from overweave.ir.verify.rules.values import (
     UNKNOWN,
     ZERO,
@@ -51,6 +50,7 @@ from overweave.ir.verify.rules.values import (
     is_unknown,
     multiply,
     ordered_sum,
+    scale_mismatch,
     sort_terms,
     stack,
     unknown,
