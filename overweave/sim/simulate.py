@@ -197,7 +197,6 @@ class _Run:
             self._recorder.add_join(rank, self._stream(rank), max(own), joined_us)
 
     def _is_on_side_stream(self, step: LaunchStep) -> bool:
-        """Return whether a step runs on a side stream."""
         return step.operation.queue in self._side_queues
 
     def _stream(self, rank: int) -> str:

@@ -8,7 +8,7 @@ import torch
 import overweave as ow
 from overweave.ir.operators.all_gather_matmul import OPERATOR as RECORD
 from overweave.schedules.catalog.catalog import names
-from overweave.schedules.methods.finer import POINTS
+from overweave.schedules.families.finer import POINTS
 from tests.ops import reference
 from tests.ops.calls import DTYPES, Call, calls_by_plan, calls_of_any_size, wrong_calls
 from tests.ranks import run_ranks

@@ -153,7 +153,6 @@ class _Table:
             check_slice_sources(move, applies, self.homes, self.findings)
 
     def _output_index(self, compute: Compute) -> int:
-        """Return which of its weight's outputs a Compute writes."""
         return self.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
 
     def _check_weights(self, positions: list[int]) -> None:
@@ -377,5 +376,4 @@ def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[
 
 
 def signal_fields(row: TileRow) -> tuple[int, int, int, int, int, int]:
-    """Return the waits and the signal of a tile."""
     return row.wait_lo, row.wait_hi, row.wait_count, row.signal, row.also, row.also_count

@@ -267,7 +267,6 @@ def _gather_then_matmul(work: MethodInputs) -> Schedule:
 
 
 def _longest(problem: Problem) -> int:
-    """Rows of the longest shard of a weight."""
     lo, hi = problem.weight_rows(0)
     return hi - lo
 

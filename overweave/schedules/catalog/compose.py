@@ -50,7 +50,6 @@ class MatmulFootprint(Struct, frozen=True, kw_only=True):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The columns of each weight."""
         return self.b.cols, *(b.cols for b, _ in self.more)
 
     def tiles(self, chunks: list[MatmulChunk]) -> list[int]:

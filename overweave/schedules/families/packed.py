@@ -103,11 +103,9 @@ class PackedSums(Struct, frozen=True):
 
     @property
     def rows(self) -> Range:
-        """All of them."""
         return 0, self.split.rows
 
     def region(self, buffer: str, rank: int, rows: Range) -> Region:
-        """Whole rows of a rank's instance of a buffer."""
         return Region(buffer, rank, rows, (0, self.cols))
 
     def wanted(self, rank: int) -> tuple[Range, Region]:

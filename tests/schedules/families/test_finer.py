@@ -23,7 +23,7 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import run_on_host
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.finer import GATHERS, METHODS, POINTS
+from overweave.schedules.families.finer import EXCHANGE_METHODS, GATHER_METHODS, POINTS
 from overweave.sim.simulate import total_us
 from tests.ranks import run_ranks
 
@@ -42,10 +42,10 @@ def of_rank(plan: Plan, rank: int, kind: type[Operation]) -> list[Any]:
 
 def test_the_three_choices_have_eight_points_and_the_paper_keeps_four():
     assert len(set(POINTS)) == 8
-    kept = [method.name for method in GATHERS if method.grids]
+    kept = [method.name for method in GATHER_METHODS if method.grids]
     assert kept == ["uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d"]
-    assert all(bool(method.dropped) != bool(method.grids) for method in METHODS)
-    assert [method.name for method in METHODS] == NAMES * 2
+    assert all(bool(method.dropped) != bool(method.grids) for method in (*GATHER_METHODS, *EXCHANGE_METHODS))
+    assert [method.name for method in (*GATHER_METHODS, *EXCHANGE_METHODS)] == NAMES * 2
 
 
 @pytest.mark.slow
