@@ -18,7 +18,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.finer import GATHERS, METHODS, POINTS
+from overweave.schedules.families.finer import EXCHANGE_METHODS, GATHER_METHODS, POINTS
 from overweave.sim.simulate import total_us
 from tests.ranks import run_ranks
 
@@ -33,10 +33,10 @@ def planned(name: str, m: int = 1024, world_size: int = 4, *, k: int = 256, opti
 
 def test_the_three_choices_have_eight_points_and_the_paper_keeps_four():
     assert len(set(POINTS)) == 8
-    kept = [method.name for method in GATHERS if method.grids]
+    kept = [method.name for method in GATHER_METHODS if method.grids]
     assert kept == ["uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d"]
-    assert all(bool(method.dropped) != bool(method.grids) for method in METHODS)
-    assert [method.name for method in METHODS] == NAMES * 2
+    assert all(bool(method.dropped) != bool(method.grids) for method in (*GATHER_METHODS, *EXCHANGE_METHODS))
+    assert [method.name for method in (*GATHER_METHODS, *EXCHANGE_METHODS)] == NAMES * 2
 
 
 @pytest.mark.slow
