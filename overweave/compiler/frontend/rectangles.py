@@ -16,8 +16,7 @@ from overweave.compiler.frontend.addresses.dimensions import Bounds, Dimension, 
 from overweave.compiler.frontend.addresses.index_check import Open
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.source.language import ATOMIC
-from overweave.compiler.frontend.symbols.directives import AccessDirective, SourceLine
-from overweave.compiler.frontend.symbols.expressions import affine_in, is_of_blocks
+from overweave.compiler.frontend.symbols.directives import AccessDirective, SourceLine, affine_in, is_of_blocks
 from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     BlockOf,

@@ -46,7 +46,7 @@ class _AllReduce:
     """The matmul into symmetric memory, and torch's all-reduce of that into `y`: one graph once tensors come back.
 
     Its kernels end when every rank has read what it needs, so the next call on the stream may write there again. They
-    have 24 blocks at most, and leave SMs to what other libraries run: see PackedPlan of runtime/gpu/packed.py.
+    have 24 blocks at most, and leave SMs to what other libraries run: see PackedPlan of runtime/gpu/bound.py.
     """
 
     was_captured = False

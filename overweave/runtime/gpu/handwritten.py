@@ -15,9 +15,8 @@ from overweave.memory.device.protocol import QUEUE_OPERATION
 from overweave.memory.group import Group
 from overweave.memory.layout import SlotLayout
 from overweave.runtime.gpu.call_frame import CallFrame
+from overweave.runtime.gpu.launcher import Enqueue, bind_waits, compiled_for
 from overweave.runtime.gpu.launcher import Launch as KernelLaunch
-from overweave.runtime.gpu.launcher import compiled_for
-from overweave.runtime.gpu.waits import Enqueue, bind_waits
 from overweave.runtime.handwritten import (
     MAIN,
     Await,
@@ -29,8 +28,8 @@ from overweave.runtime.handwritten import (
     TileMove,
     TileStep,
 )
+from overweave.runtime.kernel_calls.call import prologue_call, require_peer_access, signal_words
 from overweave.runtime.kernel_calls.program import ProgramArguments
-from overweave.runtime.kernel_calls.protocol import prologue_call, require_peer_access, signal_words
 
 
 class HandwrittenRun(CallFrame):

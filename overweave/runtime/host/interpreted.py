@@ -31,9 +31,8 @@ interpreter.repair()
 
 # Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
 from overweave.runtime.kernel_calls.bind import Binding, kernel_call  # noqa: E402
-from overweave.runtime.kernel_calls.call import KernelCall  # noqa: E402
-from overweave.runtime.kernel_calls.packed import Caller, SkinnyOperands, packed_call, skinny_call  # noqa: E402  # noqa: E402
-from overweave.runtime.kernel_calls.protocol import control_words  # noqa: E402
+from overweave.runtime.kernel_calls.call import KernelCall, control_words  # noqa: E402
+from overweave.runtime.kernel_calls.packed import Caller, SkinnyOperands, packed_call, skinny_call  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this

@@ -48,9 +48,13 @@ import triton.language as tl
 import triton.runtime.interpreter as triton_interpreter
 
 from overweave.runtime.interpreted.numbers import atomic_rmw, install_gpu_arithmetic, round_to_bfloat16, round_to_fp8
-from overweave.runtime.interpreted.operands import install_nan_padding, install_operand_shortcuts, install_type_cache
+from overweave.runtime.interpreted.operands import (
+    install_function_cache,
+    install_nan_padding,
+    install_operand_shortcuts,
+    install_type_cache,
+)
 from overweave.runtime.interpreted.reductions import install_warp_reductions
-from overweave.runtime.interpreted.source import install_function_cache
 
 if _is_first:
     # Kernels that are decorated later read the knob. Its setter would write the environment, which processes inherit.

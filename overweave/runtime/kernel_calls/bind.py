@@ -39,14 +39,15 @@ from overweave.runtime.kernel_calls.call import (
     MatrixInput,
     Moving,
     Peers,
+    ProtocolWords,
     TileKernelArgs,
     addresses_tensor,
     as_words,
+    signal_words,
     stand_in_for,
     table_tensor,
 )
 from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
-from overweave.runtime.kernel_calls.protocol import ProtocolWords, signal_words
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, after_sums, copy_call, reduction_call
 
 TensorsByName = Mapping[str, torch.Tensor]

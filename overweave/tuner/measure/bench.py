@@ -23,7 +23,6 @@ from overweave.errors import InputError, MachineError
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
-from overweave.tuner.measure.baseline_calls import BenchSide, OperatorCall, Setting
 from overweave.tuner.measure.baselines import (
     CEILING,
     COMMUNICATION,
@@ -33,6 +32,9 @@ from overweave.tuner.measure.baselines import (
     TORCH,
     TORCH_FUSED,
     BaselineMethod,
+    BenchSide,
+    OperatorCall,
+    Setting,
     methods_of,
 )
 from overweave.tuner.measure.timer import (

@@ -24,8 +24,8 @@ from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.layout import lay_out
 from overweave.ops.call.side_by_side import takes_parts
 from overweave.runtime.gpu import bound
+from overweave.runtime.gpu.bound import PackedPlan
 from overweave.runtime.gpu.call_frame import PlanRun
-from overweave.runtime.gpu.packed import PackedPlan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.shape import (
     FLOAT8_HOPPER,

@@ -16,8 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.compiler.frontend.source.files import File
-from overweave.compiler.frontend.source.language import Language, language_of
-from overweave.compiler.frontend.source.names import calls_in
+from overweave.compiler.frontend.source.language import Language, calls_in, language_of
 from overweave.compiler.frontend.symbols.directives import (
     AccessDirective,
     AxisDirective,
