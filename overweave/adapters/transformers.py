@@ -68,7 +68,6 @@ def _with_forward(module: nn.Module, forward: Any, style: tuple[Any, Any], reaso
 
 
 def _column_parallel(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """The forward of a column-parallel layer."""
     weight, bias, counts = module.weight, module.bias, site("Colwise" + SITES)
     reason = _reason_call_unsupported(x, weight)
     if reason:
@@ -79,7 +78,6 @@ def _column_parallel(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _row_parallel(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """The forward of a row-parallel layer."""
     weight, bias, counts = module.weight, module.bias, site("Rowwise" + SITES)
     reason = _reason_call_unsupported(x, weight)
     if reason:

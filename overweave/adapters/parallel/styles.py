@@ -130,7 +130,6 @@ def _forward(layer: Any, x: Any, name: str, compute: Any) -> torch.Tensor:
 
 
 def _column_parallel(place: LayerPlacement, x: Any, weight: Any, bias: Any) -> torch.Tensor:
-    """Return this rank's columns of all rows."""
     if x.__class__ is Gathering and x.group == place.group and x.is_as_given:
         return x.linear(local(weight), local(bias), weight)
     part, size = local_shard(x, place.input_placement)
@@ -181,7 +180,6 @@ def _by_dtensor(layer: Any, x: Any) -> torch.Tensor:
 
 
 def _naming_layer(path: str, error: InputError) -> OverweaveError:
-    """Return the error with the layer's path in it."""
     return type(error)(f"layer {path!r}: {error.asked}", error.found, error.cure)
 
 
@@ -355,7 +353,6 @@ def _path_of(module: nn.Module) -> str:
 
 
 def _change_class(module: nn.Module, kind: type[nn.Linear], place: LayerPlacement) -> nn.Module:
-    """Make a layer one of overweave's, in place."""
     module.__class__ = linear_subclass(kind, type(module))  # type: ignore[arg-type]
     module.overweave_place = place  # type: ignore[assignment]
     return module

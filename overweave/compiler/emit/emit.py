@@ -249,7 +249,6 @@ def text_of(expression: Polynomial) -> str:
 
 
 def _parameter_of_load(kernel: AnnotatedKernel, tensor: str | None) -> str | None:
-    """Return the kernel's parameter for a tensor that it loads, or None."""
     return next((load.directive.parameter for load in kernel.loads if load.directive.tensor == tensor), None)
 
 

@@ -193,13 +193,11 @@ class _Check:
 
 
 def _address(access: Reached) -> Polynomial:
-    """Return the address of an access; of a descriptor its base."""
     address = access.address
     return address.poly if isinstance(address, Number) else address.pointer if isinstance(address, Descriptor) else ZERO
 
 
 def _pointer_parameters(access: Reached, kernel: AnnotatedKernel) -> frozenset[str]:
-    """Return the pointer parameters in the address of an access."""
     return _address(access).names & frozenset(kernel.source.parameters) - kernel.symbols - kernel.source.constants
 
 
@@ -215,7 +213,6 @@ def _is_multiple(low: Polynomial, block: Polynomial) -> bool:
 
 
 def _is_covered(sizes: list[int], rectangles: list[tuple[range, ...]]) -> bool:
-    """Whether rectangles together cover a box of these sizes."""
     for ranges in rectangles:
         if all(
             set(range(size)) <= set(each) if len(each) >= size else False

@@ -363,7 +363,6 @@ class Board:
                 raise self._alarm_error(rank)
 
     def _alarm_error(self, reporter: int) -> OverweaveError:
-        """Return the error for the alarm that rank `reporter` published."""
         words = [self._records.word(reporter, records.ALARM + index) for index in range(records.ALARM_FIELDS)]
         rule, peer, expected, seen, call = words
         text = self._records.text(reporter, records.ALARM_TEXT, ALARM_TEXT_BYTES)

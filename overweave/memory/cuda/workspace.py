@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch.distributed import ProcessGroup
@@ -64,30 +64,10 @@ def poll_within(seconds: float, poll: Callable[[], OverweaveError | None]) -> Ov
         time.sleep(WATCH_EVERY_S / 10)
 
 
-class Watched(Protocol):
-    """What the watcher needs of a workspace."""
-
-    device: torch.device
-    timeout_s: float
-    calls: int
-
-    def reported_alarm(self) -> Alarm | None:
-        """Return what a kernel of this GPU has reported."""
-
-    def is_idle(self) -> bool:
-        """Return whether the last call has ended on the device."""
-
-    def abort_address(self) -> int:
-        """Return the address of this rank's abort word."""
-
-    def signal_addresses(self) -> list[int]:
-        """Return the addresses of this rank's signals in all heaps."""
-
-
 class Watcher:
     """The watcher thread of a workspace. failure: the first failure since the last reset, None if there is none."""
 
-    def __init__(self, workspace: Watched, board: Board) -> None:
+    def __init__(self, workspace: Workspace, board: Board) -> None:
         self.failure: OverweaveError | None = None
         self._workspace = workspace
         self._board = board

@@ -104,7 +104,6 @@ class PackedPlan:
         del self._plan
 
     def _set_addresses(self, stream: torch.cuda.Stream, tensors: object, addresses: dict[str, int]) -> None:
-        """Set the addresses of this call's tensors in the kernels' arguments."""
         for name, address in addresses.items():
             self._stand_ins[name].address = address
 
@@ -268,7 +267,6 @@ class BoundPlan:
         return tuple(dict.fromkeys([*named, *(name for name in by_library if buffer(name).home in (INPUT, OUTPUT))]))
 
     def _set_addresses(self, stream: torch.cuda.Stream, tensors: TensorsByName, addresses: Addresses) -> None:
-        """Set the addresses of this call's tensors in the kernels' arguments."""
         for name, stand_in in self._stand_ins:
             stand_in.address = addresses[name]
 
@@ -410,7 +408,6 @@ class BoundPlan:
         return enqueue
 
     def _timed_prologue(self, launch: Callable[[int], None]) -> Callable[[int], None]:
-        """Return the launch of the prologue with events around it."""
         timed = self._new_timing(None)
 
         def launch_prologue(stream: int) -> None:

@@ -16,6 +16,7 @@ import torch
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Collective
 from overweave.memory.cuda import driver
+from overweave.memory.cuda.streams import Captures
 from overweave.memory.cuda.workspace import Workspace
 
 # A loop calls an operator with the same few addresses again and again. The second call with them is captured, as a
@@ -27,13 +28,6 @@ TensorAddresses = tuple[int, ...]  # addresses, and of tensors that are copied t
 MOST_GRAPHS = 64  # of one plan: a model of many layers calls one plan with the tensors of each
 MOST_SEEN = 256
 STALE_CALLS = 1024  # a graph that was not launched in so many calls may be replaced
-
-
-class GraphMaker(Protocol):
-    """Captures graphs (memory/cuda/streams.py)."""
-
-    def graph(self, enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph:
-        """Capture what `enqueue` puts on a stream."""
 
 
 @dataclass
@@ -60,7 +54,7 @@ class Replays:
         self._calls = 0
 
     def launch(
-        self, addresses: TensorAddresses, captures: GraphMaker, enqueue: Callable[..., None], *arguments: object
+        self, addresses: TensorAddresses, captures: Captures, enqueue: Callable[..., None], *arguments: object
     ) -> bool:
         """Launch the graph of a call with these addresses, or capture it at the second call. Return whether it has one.
 

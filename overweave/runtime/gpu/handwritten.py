@@ -135,7 +135,6 @@ class _BoundProgram:
         return dtype.itemsize
 
     def _address(self, place: Part | torch.Tensor) -> tuple[int, int]:
-        """Return the address of a part or tensor, and the pitch of its rows in bytes."""
         if isinstance(place, torch.Tensor):
             return place.data_ptr(), place.stride(0) * place.element_size()
         buffer = self._declared.buffers[place.buffer]

@@ -127,7 +127,6 @@ class InterpretedCall(HostCall):
         assert self.words.shares.are_unused()
 
     def _packed(self) -> KernelCall:
-        """Return the call of the packed kernel."""
         plan = self.binding.plan
         layout, config = lay_out_packed(plan), plan.realization.packed
         assert config is not None

@@ -287,7 +287,6 @@ def _broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
 
 
 def _splat(scalar: Any, block_type: Any) -> Any:
-    """Return a scalar broadcast to the shape of a block type."""
     dtype = scalar.type.scalar
     data = np.full(block_type.shape.values, scalar.handle.data, triton_interpreter._get_np_dtype(dtype))
     return tl.tensor(triton_interpreter.TensorHandle(data, dtype), block_type.with_element_ty(dtype))

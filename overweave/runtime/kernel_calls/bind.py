@@ -144,7 +144,6 @@ def kernel_call(binding: Binding, queue: str, matmul_call: MatmulCall = portable
 
 
 def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCall:
-    """Return the call of a queue's matmul kernel."""
     plan, schedule, config = binding.plan, binding.plan.schedule, binding.plan.realization.matmul
     assert config is not None
     computes, tiles = binding.operations(queue, Compute), binding.tiles(queue)
@@ -207,7 +206,6 @@ def _peers(binding: Binding, queue: str, computes: list[Compute], waves: float) 
 
 
 def _reduce(binding: Binding, queue: str) -> KernelCall:
-    """Return the call of a queue's reduction kernel."""
     plan, config = binding.plan, binding.plan.realization.reduction
     assert config is not None
     reduces = binding.operations(queue, Reduce)
@@ -245,7 +243,6 @@ def _block_map(binding: Binding, reduces: list[Reduce]) -> dict[str, Any]:
 
 
 def _copy(binding: Binding, queue: str) -> KernelCall:
-    """Return the call of a queue's copy kernel."""
     config = binding.plan.realization.copy
     moves = [one for one in binding.plan.schedule.of_rank(binding.rank) if one.queue == queue]
     assert config is not None

@@ -197,7 +197,6 @@ def _all_members(choice: ScheduleChoice) -> set[str]:
 
 
 def _tried_values(option: Option) -> tuple[WayValue, ...]:
-    """Return the tried values of an option, the default first."""
     if option.choices:
         return (option.default, *(choice for choice in option.choices if choice != option.default))
     return TRIED.get(option.name, (option.default,))
@@ -328,7 +327,6 @@ def save_tuning(name: str, measured: TunedTimes) -> None:
 
 
 def _schedules_and_movers(way: KernelWay) -> tuple[str, ...]:
-    """Return the schedule of each tensor, with its mover."""
     parts = ((word for word in how.split()[1:] if word.startswith("mover=")) for _, how in way.exchanges)
     names = (how.split()[0] for _, how in way.exchanges)
     return tuple(" ".join((name, *movers)) for name, movers in zip(names, parts, strict=True))

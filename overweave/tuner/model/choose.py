@@ -254,7 +254,6 @@ def _by_measurement(problem: Problem, target: Target, found: TableMatch) -> Choi
 
 
 def _by_model(problem: Problem, target: Target) -> Choice:
-    """Return the choice of the model."""
     weighed = rank_candidates(problem, target, is_thorough=False)
     best = cold_choice(weighed, problem, target.found.doubt)
     rejected = tuple((str(each.candidate), each.obstacle) for each in weighed if each.obstacle)

@@ -174,7 +174,6 @@ def predictor(problem: Problem, target: Target, is_whole: bool = False) -> Calla
 
 
 def _simulated_rows(problem: Problem, target: Target) -> int:
-    """Return how many rows of a problem are simulated at first."""
     while _is_large(problem, target.sms) and problem.m > FEWEST_ROWS:
         problem = replace(problem, m=problem.record.whole_rows(problem.m // 2, problem.world_size))
     return problem.m

@@ -285,7 +285,6 @@ def _without_removed(entry: Entry) -> Entry | None:
 
 
 def _is_measurable(problem: Problem, fingerprint: Fingerprint) -> bool:
-    """Whether the tuner could have measured the problem, under that fingerprint."""
     extents = problem.m, problem.n, problem.k
     is_possible = min(extents) >= 1 and max(extents) <= LIMIT and sum(problem.columns) in (0, problem.n)
     return is_possible and problem.world_size == fingerprint.world_size and problem == bucket_problem(problem)

@@ -324,7 +324,6 @@ def _transitive_callees(node: cst.CSTNode, helpers: Mapping[str, cst.FunctionDef
 
 
 def _callee_names(node: cst.CSTNode) -> set[str]:
-    """Return the names of functions that a node calls."""
     return {call.func.value for call in calls_in(node) if isinstance(call.func, cst.Name)}
 
 

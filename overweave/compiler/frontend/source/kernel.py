@@ -338,7 +338,6 @@ def _index(mark: Marked[AccessDirective], path: tuple[int, ...]) -> int:
 
 
 def _body(source: KernelSource, path: tuple[int, ...]) -> Sequence[Statement]:
-    """Return the statements of the block at a path."""
     statements = source.function.body.body
     for index in path:
         statements = statements[index].body.body  # type: ignore[union-attr]

@@ -232,7 +232,6 @@ def _package_path(path: Path) -> list[str]:
 
 
 def _bound_name(alias: cst.ImportAlias) -> str:
-    """Return the name that `import a.b` or `import a as b` binds."""
     if alias.asname and isinstance(alias.asname.name, cst.Name):
         return alias.asname.name.value
     name: cst.BaseExpression = alias.name
