@@ -28,8 +28,8 @@ from overweave.kernels.epilogue import (
     of_product,
     scales_beside,
 )
-from overweave.kernels.hopper.matmul import pass_claim, pass_claim_traced
 from overweave.kernels.hopper.shared import LAST, NUMBER, VOID, lacking, receive
+from overweave.kernels.hopper.start import pass_claim, pass_claim_traced
 from overweave.kernels.hopper.tile_end import end_share, half_of, hear_of_addends, store_sum, tell
 from overweave.kernels.hopper.tiles import place_of, power_of_two, side_by_side
 from overweave.kernels.tile_end import LEFT_OUT, columns_before, k_range, of_weight, target_at, weight_of

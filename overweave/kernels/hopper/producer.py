@@ -6,8 +6,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from overweave.compat.triton_names import load_tile
 from overweave.kernels.epilogue import GATE
-from overweave.kernels.hopper.matmul import receive_claim
 from overweave.kernels.hopper.shared import LACKS, LAST, VOID, pass_on
+from overweave.kernels.hopper.start import receive_claim
 from overweave.kernels.hopper.tiles import b_parts, rectangle, source_of, wait_for_tile
 from overweave.kernels.tile_end import k_range, of_weight, weight_of
 from overweave.lang.tile_table import (
