@@ -13,7 +13,7 @@ from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.side_by_side import SideBySideWeights
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
-from overweave.ops.keywords import Normed, Summed
+from overweave.ops.keywords import NormedSum, PlainSum
 
 define(OPERATOR)
 Factors = torch.Tensor | SideBySideWeights
@@ -22,12 +22,12 @@ Factors = torch.Tensor | SideBySideWeights
 @overload
 def matmul_all_reduce(
     x: Factors, w: Factors, group: GroupLike = None, *, norm: None = None, plan: str | None = None,
-    **keywords: Unpack[Summed],
+    **keywords: Unpack[PlainSum],
 ) -> torch.Tensor: ...  # fmt: skip
 @overload
 def matmul_all_reduce(
     x: Factors, w: Factors, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None,
-    **keywords: Unpack[Normed],
+    **keywords: Unpack[NormedSum],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 def matmul_all_reduce(
     x: Factors,

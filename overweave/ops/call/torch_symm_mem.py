@@ -16,7 +16,7 @@ from overweave.memory.board.board import Board
 from overweave.memory.group import Group
 from overweave.ops.call.prepared import BoundCall, PreparedRun, Tensors
 from overweave.runtime.backends import load
-from overweave.runtime.gpu.call_frame import Replays
+from overweave.runtime.gpu.replays import Replays
 from overweave.runtime.library.library import full_precision, use_torch_kernels
 from overweave.schedules.records.outside import TORCH_FUSED, TORCH_ONE_SHOT, TORCH_TWO_SHOT
 

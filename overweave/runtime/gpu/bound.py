@@ -39,8 +39,9 @@ from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.group import Group, create_subgroups
 from overweave.memory.layout import lay_out, lay_out_packed
 from overweave.memory.lower import CopyStep, WaitStep, copy_steps, wait_steps, write_steps
-from overweave.runtime.gpu.call_frame import PlanRun, may_replay
+from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.launcher import Launch, PlanWaits, supports_dependent_launch
+from overweave.runtime.gpu.replays import may_replay
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName, kernel_call
 from overweave.runtime.kernel_calls.call import (
     KernelCall,
@@ -63,7 +64,7 @@ from overweave.runtime.library.calls import (
     shapes_of,
 )
 
-# There is no prologue and no side stream. Both are one graph once a call's tensors recur (runtime/gpu/call_frame.py).
+# There is no prologue and no side stream. Both are one graph once a call's tensors recur (runtime/gpu/replays.py).
 
 EnqueuePacked = Callable[[torch.cuda.Stream, Mapping[str, torch.Tensor], dict[str, int]], None]
 

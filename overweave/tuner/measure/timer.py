@@ -209,7 +209,7 @@ def _slowest(
 
 
 _R = TypeVar("_R")
-SIGHTS = 2  # calls with the same tensors until an eager call becomes a graph (runtime/gpu/call_frame.py)
+SIGHTS = 2  # calls with the same tensors until an eager call becomes a graph (runtime/gpu/replays.py)
 MOST_INPUT_SETS = 4  # input sets that samples alternate between
 REPLAYED_ROWS = 512  # up to so many rows all methods are timed as captured graphs
 
