@@ -16,22 +16,22 @@ from overweave.ops.dispatch.library import define
 from overweave.ops.keywords import NormedSum, PlainSum
 
 define(OPERATOR)
-Factors = torch.Tensor | SideBySideWeights
+SumFactors = torch.Tensor | SideBySideWeights
 
 
 @overload
 def matmul_all_reduce(
-    x: Factors, w: Factors, group: GroupLike = None, *, norm: None = None, plan: str | None = None,
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: None = None, plan: str | None = None,
     **keywords: Unpack[PlainSum],
 ) -> torch.Tensor: ...  # fmt: skip
 @overload
 def matmul_all_reduce(
-    x: Factors, w: Factors, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None,
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None,
     **keywords: Unpack[NormedSum],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 def matmul_all_reduce(
-    x: Factors,
-    w: Factors,
+    x: SumFactors,
+    w: SumFactors,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,

@@ -17,7 +17,7 @@ from overweave.ops.dispatch.library import define
 from overweave.ops.keywords import NormedSum, PlainSum
 
 define(OPERATOR)
-Factors = torch.Tensor | SideBySideWeights
+SumFactors = torch.Tensor | SideBySideWeights
 Returned = (
     torch.Tensor
     | tuple[torch.Tensor, RowMap]
@@ -28,8 +28,8 @@ Returned = (
 
 @overload
 def matmul_reduce_scatter(
-    x: Factors,
-    w: Factors,
+    x: SumFactors,
+    w: SumFactors,
     group: GroupLike = None,
     *,
     norm: None = None,
@@ -38,21 +38,27 @@ def matmul_reduce_scatter(
 ) -> torch.Tensor: ...
 @overload
 def matmul_reduce_scatter(
-    x: Factors, w: Factors, group: GroupLike = None, *, norm: None = None, plan: str | None = None,
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: None = None, plan: str | None = None,
     **keywords: Unpack[PlainSum],
 ) -> torch.Tensor | tuple[torch.Tensor, RowMap]: ...  # fmt: skip
 @overload
 def matmul_reduce_scatter(
-    x: Factors, w: Factors, group: GroupLike = None, *, norm: RmsNorm, plan: None = None, **keywords: Unpack[NormedSum]
+    x: SumFactors,
+    w: SumFactors,
+    group: GroupLike = None,
+    *,
+    norm: RmsNorm,
+    plan: None = None,
+    **keywords: Unpack[NormedSum],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def matmul_reduce_scatter(
-    x: Factors, w: Factors, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None,
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None,
     **keywords: Unpack[NormedSum],
 ) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, RowMap]: ...  # fmt: skip
 def matmul_reduce_scatter(
-    x: Factors,
-    w: Factors,
+    x: SumFactors,
+    w: SumFactors,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
