@@ -44,7 +44,7 @@ _COPIED_KIB = 1
 
 
 class HostWords(NamedTuple):
-    """The protocol words of one call beside those of its slot: a `ProtocolWords` (kernel_calls/protocol.py)."""
+    """The protocol words of one call beside those of its slot: a `ProtocolWords` (kernel_calls/call.py)."""
 
     group: Group
     words: HostHeap

@@ -2,7 +2,7 @@
 
 What Triton 3.6 does under TRITON_INTERPRET=1, and what it does with these patches:
 
-    bf16 computes with bit patterns             computes as a GPU, bit for bit (interpreted/arithmetic.py), and so do
+    bf16 computes with bit patterns             computes as a GPU, bit for bit (interpreted/numbers.py), and so do
                                                 fp16, fp8 and all casts; fp8 that no compiler accepts raises
     a reduction is numpy's                      combines halves, as the lanes of a warp (interpreted/reductions.py)
     `a and b` of blocks is b                    is element-wise

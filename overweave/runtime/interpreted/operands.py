@@ -1,9 +1,6 @@
-"""Shortcuts of operand conversion in interpreted operators.
+"""Caches and shortcuts of the interpreter: rewritten functions, types and shapes, padding, conversion of operands.
 
-Before each operator Triton 3.6 computes the common type and shape of both sides, and mostly converts neither: half of
-the time of a kernel of small tiles. Here two sides of one type and shape are taken as they are, a Python integer takes
-the integer type of the other side, and an integer added to a pointer keeps its type. Other operands are converted by
-Triton. Applied by `interpreter.repair`.
+Each `install_...` patches the interpreter for the rest of the process; `interpreter.repair` calls them.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from overweave.runtime.interpreted.numbers import BIT_DTYPES, round_to_nearest
 # The interpreter of Triton 3.6 rewrites functions, so that the value of every assignment is a tensor. It parses the
 # source of each function again in every process that calls it: with ranks that are forked for few calls, a seventh of
 # their time. Here a file is parsed once, and all known functions are rewritten before the first fork: ranks inherit
-# them. Applied by `interpreter.repair`.
+# them.
 
 _Function = triton_interpreter.InterpretedFunction
 _Rewriter = triton_interpreter.FunctionRewriter
@@ -123,7 +120,7 @@ class _Wrapper(ast.NodeTransformer):
         return node
 
 
-# A shape is shared by all types and tensors that have it, and is never written to. Applied by `interpreter.repair`.
+# A shape is shared by all types and tensors that have it, and is never written to.
 
 
 class _Shape(NamedTuple):
@@ -194,8 +191,6 @@ def _fits(array: Any, dtype: Any) -> bool:
     return fits
 
 
-# Applied by `interpreter.repair`.
-
 _Builder = triton_interpreter.InterpreterBuilder
 _NAN = triton_interpreter._ir.PADDING_OPTION.PAD_NAN
 _original_load = _Builder.create_descriptor_load
@@ -228,6 +223,11 @@ def _pad(block: Any, materialize: Any, indices: Any) -> Any:
         block.data = np.where(inside, block.data, round_to_nearest(np.array([np.nan], np.float32), name))
     return block
 
+
+# Before each operator Triton 3.6 computes the common type and shape of both sides, and mostly converts neither: half of
+# the time of a kernel of small tiles. Here two sides of one type and shape are taken as they are, a Python integer
+# takes the integer type of the other side, and an integer added to a pointer keeps its type. Triton converts other
+# operands.
 
 _INTEGERS = {
     kind.name: (kind.get_int_min_value(), kind.get_int_max_value())
@@ -277,7 +277,7 @@ def _is_within(value: int, dtype: Any) -> bool:
 
 
 def _broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
-    """Broadcast two sides. Shapes are cached (types.py): equal ones are identical."""
+    """Broadcast two sides. Shapes are cached: equal ones are identical."""
     left, right = lhs.type, rhs.type
     if not left.is_block():
         return (_splat(lhs, right), rhs) if right.is_block() else (lhs, rhs)

@@ -211,7 +211,7 @@ def as_movable(tensor: torch.Tensor) -> torch.Tensor:
 def _all_gather(collective: Collective, view: View, group: Group) -> None:
     """Run all_gather on shards padded to equal rows.
 
-    Padding is uninitialised and never read: it lands behind the rows of a buffer (`merge_parts` in views.py), or in
+    Padding is uninitialised and never read: it lands behind the rows of a buffer (`merge_parts` in calls.py), or in
     temporary memory.
     """
     source, *targets = [as_movable(view(part)) for part in (*collective.sources, *collective.destinations)]
