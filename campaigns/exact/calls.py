@@ -58,8 +58,12 @@ class Form(NamedTuple):
     def suits(self, record: Operator) -> bool:
         """Whether an operator offers it."""
         forms = record.forms
-        wanted = (self.norm, forms.norm), (self.gate, forms.gate), (self.weights > 1, forms.several_weights)
-        wanted = *wanted, (self.gathered, record.has_row_shards)
+        wanted = (
+            (self.norm, forms.norm),
+            (self.gate, forms.gate),
+            (self.weights > 1, forms.several_weights),
+            (self.gathered, forms.returns_gathered),
+        )
         return all(offered or not asked for asked, offered in wanted)
 
     @property
