@@ -62,7 +62,7 @@ class Form(NamedTuple):
             (self.norm, forms.norm),
             (self.gate, forms.gate),
             (self.weights > 1, forms.several_weights),
-            (self.gathered, record.has_row_shards),
+            (self.gathered, forms.returns_gathered),
         )
         return all(offered or not asked for asked, offered in wanted)
 

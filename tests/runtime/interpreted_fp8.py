@@ -18,8 +18,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from tests.runtime.interpreted_kernels import convert_kernel  # noqa: E402
 
-TILES: dict[str, str | int] = {"block_m": 16, "block_n": 32, "block_k": 32, "pieces": 2}
-
 
 def test_every_fp8_number_widens_exactly():
     source = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn)

@@ -38,6 +38,7 @@ def world_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
     monkeypatch.setattr(dist, "get_rank", lambda: ranks - 1)
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: None)
+    monkeypatch.setattr(authored_runs, "scale", lambda: authored_runs.LARGE)
     zeros = {"integers": lambda *shape, seed: torch.zeros(shape).bfloat16(), "empty": lambda *shape: torch.zeros(shape)}
     for name, made in zeros.items():
         monkeypatch.setattr(authored_runs, name, made)

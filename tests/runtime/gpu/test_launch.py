@@ -17,12 +17,10 @@ from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
 
 
-def computed(operator: str, x: torch.Tensor, w: torch.Tensor, m: int) -> torch.Tensor:
-    """What an operator means, in plain torch."""
-    plain = PlainCollectives(None, m)
-    if operator == "all_gather_matmul":
-        return plain.all_gather(x) @ w
-    return plain.all_reduce(x @ w) if operator == "matmul_all_reduce" else plain.reduce_scatter(x @ w)
+def by_torch(problem: Problem, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    collectives = PlainCollectives(resolve(None).process_group, problem.m, problem.strip)
+    found: torch.Tensor = problem.record.reference({"x": x, "w": w}, collectives)
+    return found
 
 
 def sequential(operator: str) -> list[object]:
@@ -37,7 +35,7 @@ def sequential(operator: str) -> list[object]:
     tensors = {"x": x, "w": w, "y": y}
     run = load("gpu launch")(build(f"{operator}.sequential", problem, {}, rank=group.rank), group, tensors)
     run(tensors)
-    wanted = computed(operator, x, w, 6)
+    wanted = by_torch(problem, x, w)
     opened = load("gpu workspace").existing(group)
     dist.barrier()
     return [torch.allclose(y, wanted, atol=1e-5), opened is None, type(run).__name__]
@@ -61,7 +59,7 @@ def results_it_makes(operator: str, m: int) -> list[object]:
     problem = Problem(operator=operator, m=m, n=24, k=16, world_size=2, dtype="float32")
     example = {"x": x, "w": w, **{name: torch.empty(shape) for name, shape, _ in outputs_of(problem, group.rank)}}
     run, bound = prepare._bind_aligned(build(f"{operator}.sequential", problem, {}, rank=group.rank), group, example)
-    wanted = computed(operator, x, w, m)
+    wanted = by_torch(problem, x, w)
     found = []
     for _ in range(2):
         given = {name: tensor for name, tensor in example.items() if name not in bound.allocated_outputs}

@@ -1,10 +1,12 @@
-"""Compiled kernels whose tensors are gathered chunk by chunk, by template and by hand: exact on CPU ranks.
+"""Calls of compiled kernels on CPU ranks beside the table: who is late or wrong, what chooses, and files of others.
 
-Run by test_authored.py in a process of its own, as authored_kernels.py.
+Run by test_authored.py in a process of its own, as authored_table.py.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,119 +17,96 @@ from overweave.runtime.interpreted import interpreter
 interpreter.repair()
 
 import overweave as ow  # noqa: E402
+from campaigns.exact.authored_lists import round_trip  # noqa: E402
 from examples.kernels import matmul  # noqa: E402
-from overweave.errors import OverweaveError  # noqa: E402
+from overweave.errors import InputError, OverweaveError, PeerError  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402
 from overweave.ops.author.compile import FusedKernel, compile  # noqa: E402
+from overweave.runtime.backends import load  # noqa: E402
 from tests.compiler.annotated import changed  # noqa: E402
-from tests.compiler.authored_kernels import (  # noqa: E402
-    CALLS,
-    WORLDS,
-    attended,
-    batches,
-    gathered_matmul,
-    integers,
-    off,
-    persistent_matmul,
-    reduced_matmul,
-    shard,
-)
 from tests.compiler.untruths.public_forms import INNER, PERSISTENT  # noqa: E402
 from tests.compiler.untruths.public_rows import HEAD, RMS_NORM  # noqa: E402
+from tests.compiler.untruths.trials import try_in_copies  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 from tests.source_tree import ROOT  # noqa: E402
 
-TEMPLATES = (
-    "all_gather.mesh pieces=1 col_pieces=2 lanes=2",
-    "all_gather.ring",
-    "all_gather.double_ring",
-    "all_gather.islands",
-)
+load("host author")  # here, once, and not in every rank
+try_in_copies()
+PUSH = "all_gather.push pieces=2"
 
 
-@pytest.mark.parametrize(("world_size", "m"), [(2, 64), (3, 52), (4, 128), (4, 52)])
-@pytest.mark.parametrize("schedule", TEMPLATES)
-def test_a_gathered_matmul_is_exact(schedule: str, world_size: int, m: int):
-    """Shards of whole tiles, and ragged ones."""
-    assert run_ranks(gathered_matmul, world_size, schedule, m) == [[0.0] * CALLS] * world_size
+def integers(*shape: int, seed: int) -> torch.Tensor:
+    """Small whole numbers: every sum of products is exact, whatever its order."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-3, 4, shape, generator=generator).bfloat16()
 
 
-def test_islands_of_eight():
-    assert run_ranks(gathered_matmul, 8, "all_gather.islands island=4", 52) == [[0.0] * CALLS] * 8
+def shard(whole: torch.Tensor, group: Group) -> torch.Tensor:
+    parts = whole.chunk(group.world_size)
+    return parts[group.rank].contiguous() if group.rank < len(parts) else whole[:0]
 
 
-def test_other_kernels_take_them_too():
-    assert run_ranks(persistent_matmul, 4, "all_gather.islands", "A", 64) == [[0.0] * CALLS] * 4
-    assert run_ranks(batches, 2, TEMPLATES[0], "B") == [[0.0] * CALLS] * 2
-    found = run_ranks(attended, 2, "all_gather.double_ring", True)
-    assert max(error for errors in found for error in errors) < 0.05
+def off(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference; infinite if something is NaN."""
+    difference = (found.float() - exact.float()).abs()
+    return float("inf") if difference.isnan().any() else float(difference.max())
 
 
-@pytest.mark.parametrize(
-    ("world_size", "mover"),
-    [*((ranks, "copy_engine") for ranks in WORLDS), (3, "copy_kernel"), (3, "bulk_kernel"), (3, "tiles"), (4, "tiles")],
-)
-def test_a_one_shot_all_reduce(world_size: int, mover: str):
-    found = run_ranks(reduced_matmul, world_size, f"all_reduce.one_shot mover={mover}")
-    assert len({str(errors) for errors in found}) == 1
-    assert max(error for errors in found for error in errors) <= 2.0
+NUMBERS = (64, 16, 16, 16, 1, 16, 1, 16, 1)
+BLOCKS = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 4}
 
 
-def by_hand(rows: int, ranks: int) -> ow.Gather:
-    """Rank 0 broadcasts its shard down a chain in two chunks; the others are pulled, the last one by columns."""
-    size = rows // ranks
-    moves: list[ow.Put | ow.Get] = []
-    for half in ((0, size // 2), (size // 2, size)):
-        moves += [ow.Put(rank, rank + 1, ow.Chunk(half)) for rank in range(ranks - 1)]
-    for owner in range(1, ranks):
-        for rank in range(ranks):
-            if rank != owner:
-                part = (owner * size, (owner + 1) * size)
-                cut = [(0, 8), (8, 32)] if owner == ranks - 1 else [None]
-                moves += [ow.Get(rank, owner, ow.Chunk(part, cols), lane=1) for cols in cut]
-    return ow.Gather(ranks, tuple(moves))
+def late() -> tuple[str, bool]:
+    """Rank 0 does not come to the second call in time."""
+    group, fused = resolve(None), compile(matmul.matmul_kernel, PUSH)
+    a, b, c = integers(32, 16, seed=1), integers(16, 16, seed=2), torch.zeros(64, 16).bfloat16()
+    fused(a, b, c, *NUMBERS, **BLOCKS)
+    if group.rank == 0:
+        threading.Event().wait(3)
+    with pytest.raises(PeerError) as caught:
+        fused(a, b, c, *NUMBERS, **BLOCKS)
+    return type(caught.value).__name__, bool(c.isnan().all())
 
 
-def handmade(m: int) -> list[float]:
-    return gathered_matmul(by_hand(m, resolve(None).world_size), m)  # type: ignore[arg-type]
+def test_a_peer_that_does_not_come_ends_the_call():
+    found = run_ranks(late, 2, group_timeout_s=1.0, timeout_s=30)
+    assert found[1] == ["PeerTimeout", True]
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_moves_written_by_hand(world_size: int):
-    assert run_ranks(handmade, world_size, 32 * world_size) == [[0.0] * CALLS] * world_size
+def odd_one_out() -> list[str]:
+    """Whatever one rank gets wrong, all hear of it, and the next call runs."""
+    group, names = resolve(None), []
+    fused = compile(matmul.matmul_kernel, PUSH)
+    other = compile(matmul.matmul_kernel, "all_gather.pull") if group.rank else fused
+    a, b, c = integers(32, 16, seed=1), integers(16, 16, seed=2), torch.zeros(64, 16).bfloat16()
+    attempts: list[Callable[[], None]] = [
+        lambda: other(a, b, c, *NUMBERS, **BLOCKS),
+        lambda: fused(a if group.rank else a[:31], b, c, *NUMBERS, **BLOCKS),
+        lambda: fused(a if group.rank else a.float(), b, c, *NUMBERS, **BLOCKS),
+        lambda: fused(a, b, c, *NUMBERS, **BLOCKS, **({} if group.rank else {"NOTHING": 1})),
+        lambda: fused(a, b, c, *NUMBERS, **{**BLOCKS, "BLOCK_M": 16 if group.rank else 0}),
+        lambda: fused(a, b, c if group.rank else c[:32], *NUMBERS, **BLOCKS),  # tiles would write past its end
+        lambda: fused(a, b if group.rank else b.float().numpy(), c, *NUMBERS, **BLOCKS),
+    ]
+    for attempt in attempts:
+        with pytest.raises(InputError) as caught:
+            attempt()
+        names.append(type(caught.value).__name__)
+    fused(a, b, c, *NUMBERS, **BLOCKS)
+    return [*names, str(off(c, torch.cat([a, a]).float() @ b.float()))]
 
 
-def with_the_library(m: int) -> list[float]:
-    lo, half = m // 2, m // 4
-    first = ow.Collective((ow.Chunk((0, half)), ow.Chunk((lo, lo + half))))
-    puts = ow.Put(0, 1, ow.Chunk((half, lo))), ow.Put(1, 0, ow.Chunk((lo + half, m)), after=((0, 1),))
-    return gathered_matmul(ow.Gather(2, (first, *puts)), m)  # type: ignore[arg-type]
-
-
-def test_a_part_is_the_librarys():
-    assert run_ranks(with_the_library, 2, 64) == [[0.0] * CALLS] * 2
-
-
-def carried_and_pulled(m: int, by_library: bool) -> list[float]:
-    """Tiles push a part of rank 0's shard, of which peers come for the rest, or the library takes it."""
-    half, whole = m // 4, m // 2
-    own = ow.Chunk((half, whole))
-    rest = (ow.Collective((own, ow.Chunk((whole, m)))),)
-    pulled = (ow.Get(1, 0, own), ow.Get(0, 1, ow.Chunk((whole, m))))
-    first = ow.Put(0, 1, ow.Chunk((0, half)), mover="tiles")
-    return gathered_matmul(ow.Gather(2, (*(rest if by_library else pulled), first)), m)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("by_library", [False, True])
-@pytest.mark.parametrize("m", [52, 64])
-def test_tiles_carry_what_was_copied_for_peers(m: int, by_library: bool):
-    assert run_ranks(carried_and_pulled, 2, m, by_library) == [[0.0] * CALLS] * 2
+def test_what_one_rank_gets_wrong_all_ranks_hear():
+    found = run_ranks(odd_one_out, 2)
+    assert found[1] == [*["RankMismatch"] * 7, "0.0"]
+    own = ["RankMismatch", "InputError", "RankMismatch", "InputError", "DirectiveError", "InputError", "InputError"]
+    assert found[0] == [*own, "0.0"]
 
 
 def differing() -> str:
     """Ranks whose lists differ hear of it before anything is launched."""
     group = resolve(None)
-    fused: FusedKernel = compile(matmul.matmul_kernel, by_hand(64 if group.rank else 128, 2))
+    fused: FusedKernel = compile(matmul.matmul_kernel, round_trip(2, 64 if group.rank else 128, 32))
     return refused(fused, group)
 
 
