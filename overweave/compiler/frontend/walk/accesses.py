@@ -13,8 +13,8 @@ from overweave.compiler.frontend.walk.evaluate import Arguments
 class Reached(Struct, frozen=True):
     """A load or store. address: a pointer or descriptor. arguments: of the call, positional and by keyword.
 
-    guard: the condition under which it runs. reordered_loops: the loops around it whose iterations the schedule
-    reorders: TILES, or the name of a streamed axis.
+    guard: the condition under which it runs. reordered_loops: what comes in another order around it: TILES, and the
+    streamed axis whose loop it stands in. line: in the kernel's file; of what calls it if it stands in another.
     """
 
     directive: AccessDirective | None
@@ -24,6 +24,7 @@ class Reached(Struct, frozen=True):
     guard: Condition
     line: int
     reordered_loops: frozenset[str]
+    is_in_helper: bool
 
 
 class Begun(Struct, frozen=True):

@@ -10,6 +10,7 @@ from overweave.compiler.frontend.symbols.polynomials import BlockOf, LoopIndex, 
 from overweave.compiler.frontend.symbols.values import (
     LOOP_CARRIED,
     PROGRAM_ID,
+    Condition,
     Constant,
     Descriptor,
     Number,
@@ -24,7 +25,8 @@ TILES = "tiles"
 class Loop:
     """A loop of `count` iterations. variable: its value in iteration `iteration`. is_tile_loop: the loop over tiles.
 
-    is_guard: its body runs only if `count > 0`. is_streamed: it walks a streamed axis.
+    is_guard: its body runs only if `count > 0`. is_streamed: it walks a streamed axis. test: what holds in the body
+    of a `while` that cannot be counted.
     """
 
     def __init__(
@@ -36,16 +38,16 @@ class Loop:
         is_tile_loop: bool = False,
         is_guard: bool = False,
         is_streamed: bool = False,
+        test: Condition | None = None,
     ) -> None:
+        self.test = test
         self.count, self.is_tile_loop, self.is_guard, self.is_streamed = count, is_tile_loop, is_guard, is_streamed
         self.variable = Constant(None) if variable is None else variable
         self.iteration = atom_poly(LoopIndex(line, count)) if iteration is None else iteration
 
     @property
     def reordered_loops(self) -> frozenset[str]:
-        """What the loop walks, if the schedule reorders its iterations: TILES, or streamed axes; else empty."""
-        if self.is_tile_loop:
-            return frozenset({TILES})
+        """The streamed axes that the loop walks."""
         atoms = self.variable.poly.atoms if isinstance(self.variable, Number) and self.is_streamed else frozenset()
         return frozenset(atom.axis for atom in atoms if isinstance(atom, BlockOf))
 
@@ -65,7 +67,7 @@ def loop_marker(name: str, value: SymbolicValue) -> SymbolicValue:
 
 
 def step_per_iteration(mark: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
-    """Return by how much an iteration increases a variable (a tuple): () if not at all, None if not by a constant.
+    """Return by how much an iteration increases a variable (a tuple): () if not at all; its tags if not by a constant.
 
     mark: its value before the iteration; after: behind it.
     """
@@ -76,21 +78,21 @@ def step_per_iteration(mark: SymbolicValue, after: SymbolicValue, loop: Loop) ->
     elif isinstance(mark, Descriptor) and isinstance(after, Descriptor):
         pairs = list(zip(mark.offsets, after.offsets, strict=False))
     else:
-        return None
+        return value_tags(after)
     steps = tuple(new - old for old, new in pairs)
     loop_atoms = loop.iteration.atoms - loop.count.atoms
     is_constant = all(LOOP_CARRIED not in value_tags(Number(step)) and not step.atoms & loop_atoms for step in steps)
-    return steps if is_constant else None
+    return steps if is_constant else value_tags(after)
 
 
 def after_iterations(value: SymbolicValue, step: Any, loop: Loop, iterations: Polynomial) -> SymbolicValue:
-    """Return a variable after so many iterations. step: of `step_per_iteration`; None gives an opaque value."""
+    """Return a variable after so many iterations. step: of `step_per_iteration`; tags give an opaque value."""
     if step == ():
         return value
-    if isinstance(value, Descriptor) and step is not None:
+    if isinstance(value, Descriptor) and isinstance(step, tuple):
         offsets = tuple(offset + iterations * by for offset, by in zip(value.offsets, step, strict=True))
         return replace(value, offsets=offsets)
-    if isinstance(value, Number) and step is not None:
+    if isinstance(value, Number) and isinstance(step, tuple):
         return Number(value.poly + iterations * step[0], value.rank)
     rank = value.rank if isinstance(value, Number) else 0
-    return Number(opaque("a sum", tags=value_tags(value) | loop.tags).poly, rank)
+    return Number(opaque("a sum", tags=value_tags(value) | loop.tags | step).poly, rank)
