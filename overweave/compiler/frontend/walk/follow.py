@@ -8,7 +8,7 @@ region, which turns the tile's number into blocks, the block variables are the a
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -27,10 +27,12 @@ from overweave.compiler.frontend.symbols.polynomials import (
     ceil_div,
     lower_bound,
     number,
+    tags_of,
 )
 from overweave.compiler.frontend.symbols.values import (
     CONDITIONAL,
     LOOP_CARRIED,
+    MINIMUM,
     PROGRAM_ID,
     UNSEEN_FUNCTION,
     Condition,
@@ -45,6 +47,7 @@ from overweave.compiler.frontend.symbols.values import (
     opaque,
     unknown,
     value_tags,
+    varies,
 )
 from overweave.compiler.frontend.walk.accesses import Begun, Followed, Reached
 from overweave.compiler.frontend.walk.evaluate import Arguments, Expressions, binary_op
@@ -256,13 +259,12 @@ class _Walk:
             *(steps[name] for name in names_in(node.test) if isinstance(steps.get(name), frozenset))
         )
         tags = test.all_tags | changed | {LOOP_CARRIED}
-        unknown = atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags))
-        self._walk_counted(
-            node,
-            Loop(node.lineno, unknown, test=replace(test, is_exact=False, tags=tags | {CONDITIONAL}))
-            if counted is None
-            else Loop(node.lineno, counted, is_guard=True),
+        loop = Loop(
+            node.lineno,
+            atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags)),
+            test=replace(test, is_exact=False, tags=tags | {CONDITIONAL}),
         )
+        self._walk_counted(node, loop if counted is None else Loop(node.lineno, counted, is_guard=True))
 
     def _while_count(
         self, node: ast.While, loop: Loop, steps: Mapping[str, Any], before: Mapping[str, SymbolicValue]
@@ -309,7 +311,10 @@ class _Walk:
         self.guard, self.reordered_loops = guard, outer_loops
         for name in assigned_in(node.body):
             if name in before:
-                self.expressions.variables[name] = after_iterations(before[name], steps[name], loop, loop.count)
+                step = steps[name]
+                if loop.test is not None and isinstance(step, tuple) and step:  # it has fewer turns than are counted
+                    step = tags_of(*step)
+                self.expressions.variables[name] = after_iterations(before[name], step, loop, loop.count)
             else:
                 last_value = self.expressions.variables.get(name, Constant(None))
                 self.expressions.variables[name] = opaque(name, last_value, tags=loop.tags)
@@ -354,18 +359,20 @@ class _Walk:
         if stream and not self.call_depth:
             loop_start = Begun(stream[0], low)
             self.loop_starts += [loop_start] if not self.probe_depth and loop_start not in self.loop_starts else []
-            start, iteration = (
-                Number(atom_poly(BlockOf(stream[0].axis))),
-                opaque("turn", tags=frozenset({LOOP_CARRIED})),
-            )
-            return Loop(node.lineno, end, variable=start, iteration=iteration.poly, is_streamed=True)
+            iteration = opaque("turn", tags=frozenset({LOOP_CARRIED})).poly
+            start = Number(atom_poly(BlockOf(stream[0].axis)))
+            return Loop(node.lineno, end, variable=start, iteration=iteration, is_streamed=True)
         if node.lineno == self.tile_loop_line and not self.call_depth:
             iteration = atom_poly(OpaqueResult("the tile's turn", (), frozenset({PROGRAM_ID})))
             return Loop(
                 node.lineno, end, is_tile_loop=True, variable=Number(low + iteration * step), iteration=iteration
             )
+        ends = next((ends for poly in polys[1:2] for ends in _ends(poly, low)), None)
+        end = ceil_div(ends[0] - low, step) if ends else end
         iteration = atom_poly(LoopIndex(node.lineno, end))
-        return Loop(node.lineno, end, variable=Number(low + iteration * step), is_guard=True)
+        variable = Number(low + iteration * step)
+        test = compare(variable, Number(ends[1]), "<") if ends else None
+        return Loop(node.lineno, end, variable=variable, is_guard=True, test=test)
 
     # the Reader of evaluate.py
 
@@ -453,6 +460,14 @@ class _Walk:
                 self.call_depth > 0,
             )
         )
+
+
+def _ends(high: Polynomial, low: Polynomial) -> Iterator[tuple[Polynomial, Polynomial]]:
+    """Yield (a, b) of a range that ends at min(a, b), where `a - low` is the same in every tile."""
+    for atom in high.atoms:
+        if high == atom_poly(atom) and isinstance(atom, OpaqueResult) and atom.operation == MINIMUM:
+            left, right = atom.inputs
+            yield from ((a, b) for a, b in ((left, right), (right, left)) if varies(b - low) and not varies(a - low))
 
 
 def _range_arguments(node: ast.expr) -> list[ast.expr]:

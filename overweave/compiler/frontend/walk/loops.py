@@ -25,8 +25,8 @@ TILES = "tiles"
 class Loop:
     """A loop of `count` iterations. variable: its value in iteration `iteration`. is_tile_loop: the loop over tiles.
 
-    is_guard: its body runs only if `count > 0`. is_streamed: it walks a streamed axis. test: what holds in the body
-    of a `while` that cannot be counted.
+    is_guard: its body runs only if `count > 0`. is_streamed: it walks a streamed axis. test: what else holds in
+    its body, of a `while` that cannot be counted, or where another end cuts it.
     """
 
     def __init__(
