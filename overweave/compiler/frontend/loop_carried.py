@@ -383,7 +383,7 @@ def _combine(kinds: Sequence[Recurrence]) -> Recurrence:
     return max(kinds, key=NOT_CARRIED.index, default=STEADY)
 
 
-def _stored_names(statements: Sequence[ast.stmt]) -> set[str]:
+def _stored_names(statements: Sequence[ast.AST]) -> set[str]:
     """Return the names that statements assign."""
     nodes = (node for statement in statements for node in ast.walk(statement))
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
