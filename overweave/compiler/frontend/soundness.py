@@ -141,6 +141,10 @@ def _check_call(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Origi
     directive, place, language = access.directive, access.directive.place, kernel.source.language
     kind = "store" if directive.is_store else "load"
     is_simple = isinstance(access.statement, cst.SimpleStatementLine)
+    for call in calls_in(access.statement) if is_simple else ():
+        if language.memory_kind(call) == "atomic":
+            text = kernel.source.module.code_for_node(call).split("\n")[0][:60]
+            raise place.error(*_unannotated_error(Touch(directive.parameter, "atomic", call), text))
     calls = accesses_in(access.statement, kind, language) if is_simple else []
     if len(calls) != 1:
         found = f"the statement below it has {len(calls)} {kind}s"

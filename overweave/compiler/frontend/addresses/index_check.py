@@ -103,6 +103,9 @@ class Judged:
     def stored_ranges(self) -> tuple[range, ...]:
         """Return the elements that a store touches of each dimension, () for a load. Raises Open, DirectiveError."""
         if self.directive.is_store:
+            highest = [self.kernel.bounds.constant_interval(part)[1] for part in self.inequalities]
+            if any(high is not None and high <= 0 for high in highest):  # a mask that never holds
+                return tuple(range(0) for _ in self.dims)
             masks = self._masks()
             self._check_apart()
             return tuple(self._stored_range(*one) for one in zip(self.dims, self.local_indices, masks, strict=True))

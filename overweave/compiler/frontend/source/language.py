@@ -109,6 +109,7 @@ class _Imports(cst.CSTVisitor):
 
     def _add_module(self, imported: str, alias: str) -> None:
         """Record an imported name that is `triton.language` or a package of it. alias: its name in this file."""
+        self.modules -= {alias} - {LANGUAGE}
         if alias and (imported == LANGUAGE or LANGUAGE.startswith(f"{imported}.")):
             self.modules.add(alias + LANGUAGE.removeprefix(imported))
 
