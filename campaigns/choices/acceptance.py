@@ -29,9 +29,9 @@ import msgspec
 from msgspec import Struct
 
 from campaigns.choices import cold_choice
+from campaigns.choices.bars import BARS, Bar, Cases, Quantity
 from campaigns.verdict import Verdict
 from overweave.errors import InputError
-from overweave.ir.operators.record import Bar, Cases, Quantity
 from overweave.ir.operators.registry import operator_of
 from overweave.tuner.measure.baselines import CEILING, COMMUNICATION, COPIES, MATMUL, OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
@@ -205,7 +205,7 @@ def verdicts(rows: list[Row]) -> list[Verdict]:
         told = f"absent from {len(absent)} of {len(own)} rows {', '.join(absent[:8])}".rstrip()
         found += [Verdict(f"{what}: ours ran", told, not absent), *never_slower(f"{what}: never slower", own)]
         found += as_finished(what, own) + as_captured(what, own)
-        promised = [verdict for bar in operator_of(operator).bars for verdict in kept(what, bar, own)]
+        promised = [verdict for bar in BARS.get(operator, ()) for verdict in kept(what, bar, own)]
         promised += as_repeated(what, own)
         promised += bounded(f"{what}: {HOST.told}", own, HOST, (None, HOST_US))
         judged = ranks == JUDGED_RANKS and dtype == "bf16"

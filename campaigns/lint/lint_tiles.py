@@ -14,7 +14,7 @@ from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import TILE_KERNEL, MatmulConfig
 from overweave.ir.problem import Problem
-from overweave.schedules.catalog.finished import shapes_of_tiles
+from overweave.schedules.catalog.realized import shapes_of_tiles
 from overweave.schedules.records.record import Adds
 from overweave.schedules.tiles.shape import KernelChoice, shapes
 

@@ -165,7 +165,6 @@ class PackedConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def shots(self) -> int:
-        """Return how many messages each rank receives from each peer."""
         return 2 if self.exchange == "two_shot" else 1
 
 
@@ -234,7 +233,6 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
         return {assignment.queue: assignment.engine for assignment in reversed(self.engines)}
 
     def engine_of(self, queue: str) -> Engine:
-        """Return the engine of a queue. Raises KeyError."""
         return self.engine_by_queue[queue]
 
 

@@ -25,10 +25,10 @@ from overweave.ir.schedule import (
     Region,
     SignalPad,
     Wait,
+    overlap,
 )
 from overweave.ir.shards import piece_rows, shard_rows
 from overweave.ir.tensors import FACTORS
-from overweave.ir.verify.rules.races import overlap
 
 COMPLETE: Literal["complete"] = "complete"
 ISSUE: Literal["issue"] = "issue"
@@ -180,7 +180,6 @@ def is_empty(rows: Range) -> bool:
 
 
 def common(one: Range, other: Range) -> Range:
-    """Return the intersection, an empty range if there is none."""
     return max(one[0], other[0]), min(one[1], other[1])
 
 
@@ -296,7 +295,6 @@ def used(buffers: Iterable[Buffer], steps: Iterable[Operation | MatmulChunk]) ->
 
 
 def _regions(step: Operation | MatmulChunk) -> tuple[Region, ...]:
-    """Return all regions that a step reads or writes."""
     if isinstance(step, MatmulChunk):
         return (*step.reads, *step.addends, *step.places, *step.into)
     return (*step.reads, *step.writes)

@@ -29,8 +29,8 @@ from overweave.ir.schedule import (
     Region,
     SignalPad,
     Wait,
+    overlap,
 )
-from overweave.ir.verify.rules.races import overlap
 from overweave.schedules.communication import (
     ARRIVED,
     COMPLETE,

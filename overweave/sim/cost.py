@@ -346,12 +346,10 @@ def matmul_shape(operation: Compute) -> MatmulShape:
 
 
 def size(region: Region) -> int:
-    """Return the elements of a region."""
     return 0 if region.is_empty else region.shape[0] * region.shape[1]
 
 
 def moves_between_ranks(operation: PricedMove) -> bool:
-    """Return whether the operation's bytes cross a link."""
     return any(
         source.rank != target.rank for source, target in zip(operation.sources, operation.destinations, strict=True)
     )

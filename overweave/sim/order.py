@@ -30,7 +30,6 @@ class LaunchStep(Struct, frozen=True):
 
     @property
     def is_packed(self) -> bool:
-        """Return whether a packed kernel runs it."""
         return self.engine == PACKED_KERNEL
 
     @property
@@ -60,12 +59,10 @@ class KernelLaunch(Struct, frozen=True):
 
     @property
     def tiles(self) -> int:
-        """Tiles of all its operations."""
         return sum(run.tiles for run in self.runs)
 
 
 def tiles_of(rows: int, cols: int, block_m: int, block_n: int) -> int:
-    """Return how many tiles `[block_m, block_n]` cover a matrix."""
     return -(-rows // block_m) * -(-cols // block_n)
 
 

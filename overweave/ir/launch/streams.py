@@ -70,7 +70,6 @@ def waits_for_nothing(operations: Iterable[Operation]) -> bool:
 
 
 def kernels_on_own_streams(plan: Plan) -> tuple[str, ...]:
-    """Return the queues whose kernels run on side streams."""
     own_streams, engines = queues_beside(plan), plan.realization.engine_by_queue
     return tuple(queue for queue in sorted(own_streams) if engines[queue] not in (COPY_ENGINE, LIBRARY))
 

@@ -1,4 +1,4 @@
-"""The record of an operator: who owns its operands and its result, its epilogues, its baselines and their limits.
+"""The record of an operator: who owns its operands and its result, its epilogues, and its baselines.
 
 All other code reads records; it never compares an operator's name.
 """
@@ -107,7 +107,7 @@ class Operator(Struct, frozen=True, kw_only=True):
     split: the one of which a rank's problem has only the rank's part. matmuls: of one call. groups: over how many a
     call communicates. reference: plain torch on a call's tensors by their names. baselines: plans that `bench` times
     besides cuBLAS with NCCL and the chosen one. torch's own (schedules/records/outside.py) are candidates by that.
-    bars: limits of its times on four ranks. dual: the operator that computes the gradient of x from that of y; empty: a
+    dual: the operator that computes the gradient of x from that of y; empty: a
     matmul of each rank alone; None: there are no gradients.
     """
 
@@ -122,7 +122,6 @@ class Operator(Struct, frozen=True, kw_only=True):
     sizes: tuple[MatmulDim, ...] = ("m", "n", "k")
     forms: Forms = Forms()
     baselines: tuple[str, ...] = ()
-    bars: tuple[Bar, ...] = ()
     matmuls: int = 1
     groups: int = 1
     demo: Demo | None = None
@@ -152,12 +151,10 @@ class Operator(Struct, frozen=True, kw_only=True):
 
     @property
     def adds(self) -> bool:
-        """Whether each rank's product is a partial sum."""
         return self.y.ownership == "summed"
 
     @property
     def has_row_shards(self) -> bool:
-        """Whether a rank passes its shard of the rows of x."""
         return self.x.along == "m"
 
     @property
@@ -167,7 +164,6 @@ class Operator(Struct, frozen=True, kw_only=True):
 
     @property
     def shares_sums(self) -> bool:
-        """Whether every rank gets the whole sum (all-reduce)."""
         return self.adds and not self.scatters
 
     def whole_rows(self, m: int, world_size: int) -> int:
@@ -180,45 +176,4 @@ class Operator(Struct, frozen=True, kw_only=True):
 
     @property
     def moved(self) -> CallMatrix:
-        """Return the operand that travels between ranks."""
         return self.x if self.gathers else self.y
-
-
-# Acceptance limits of an operator's times on four ranks in bf16, as data: a quantity, the cases, the limits.
-#
-# `campaigns.acceptance` holds result files against the bars of each operator's record.
-
-
-# of_ceiling: our time / that of a matmul beside copies. beyond_ceiling_us: our time - that. of_communication: ours /
-# that of communication alone, by NCCL or the copy engine. efficiency: of overlap. against_...: speedup over cuBLAS and
-# NCCL in sequence, over torch's fused operator, over the fastest of all baselines.
-Quantity = Literal[
-    "of_ceiling", "beyond_ceiling_us", "of_communication", "efficiency",
-    "against_library", "against_torch", "against_best",
-]  # fmt: skip
-
-
-class Cases(Struct, frozen=True, kw_only=True):
-    """The cases of a bar. shapes: a pattern of how names begin. least_m, most_m: rows. link_bound: None for all."""
-
-    label: str
-    shapes: str = ""
-    least_m: int = 0
-    most_m: int | None = None
-    link_bound: bool | None = None
-
-
-class Bar(Struct, frozen=True, kw_only=True):
-    """A limit that the mean of a number over cases, and each of them, must keep. None: no such limit."""
-
-    of: Quantity
-    cases: Cases
-    mean: float | None = None
-    each: float | None = None
-
-
-MLP = Cases(label="mlp", shapes="MLP-")
-MANY_ROWS = Cases(label="1,024 rows on", least_m=1024)
-LINK_BOUND = Cases(label="where the link is the bound", link_bound=True)
-# Limits of both operators with row shards against torch and NCCL.
-SHARDED = (Bar(of="against_torch", cases=MANY_ROWS, mean=1.12), Bar(of="against_library", cases=MLP, mean=1.3))

@@ -20,7 +20,7 @@ from overweave.ir.verify.rules.blocks import check_permuted_engines
 from overweave.ir.verify.rules.collectives import fold_collectives
 from overweave.ir.verify.rules.counted import check_counted_engines
 from overweave.ir.verify.rules.graphs import Graph, build_graph
-from overweave.ir.verify.rules.scales import check_scaling
+from overweave.ir.verify.rules.values import check_scaling
 from overweave.ir.verify.rules.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
 from overweave.ir.verify.schedule import verify_schedule
 

@@ -161,7 +161,3 @@ def store_sum(
                 for steps in range(1, peers.everyone):
                     gl.store(sums_at(out, peers, steps) + offsets, rounded, mask=inside)
     block_barrier()  # one thread arrives for all: their stores come first
-
-
-# Each consumer leaves and counts in the products of its half, and sums those if it comes last. The halves of a tile may
-# be summed by different programs; the storer whose half comes second signals.

@@ -274,7 +274,7 @@ def peer_store_interval_ns(problem: Problem, computes: Iterable[Compute], waves:
     faster than the link takes them; those of a long tile over half of the time of the next tile. waves: of tiles in
     each shard. The interval follows from k, not from a clock: a tile that waits for a peer would measure a longer time,
     and delay the next rank. Without a pause where that is faster. MEASURED: interleaved, by an earlier rule
-    (benchmarks/results/rests.h200x4.2026-11-22.txt; `campaigns.gpu_paces` times this one):
+    (benchmarks/results/rests.h200x4.2026-11-22.txt):
 
     - a shard has no second wave: the next rank of a ring waits for each tile. 286 us, and 219 without; on two, by this
       rule, 117 us and 107.

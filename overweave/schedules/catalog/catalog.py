@@ -17,10 +17,9 @@ from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, indexed_name, s
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT, Buffer, Goal, InitialContents, Operation, Queue, Range, Schedule
 from overweave.ir.tensors import product
-from overweave.schedules.catalog.compose import MatmulFootprint, compose
-from overweave.schedules.catalog.finished import shapes_of_tiles, with_finished_sums
+from overweave.schedules.catalog.compose import MatmulFootprint, compose, with_finished_sums
 from overweave.schedules.catalog.forms import check_forms
-from overweave.schedules.catalog.realized import realized, sums_shape
+from overweave.schedules.catalog.realized import realized, shapes_of_tiles, sums_shape
 from overweave.schedules.catalog.scales import of_partials, with_row_scales
 from overweave.schedules.communication import (
     COMPLETE,
@@ -268,7 +267,6 @@ def _gather_then_matmul(work: MethodInputs) -> Schedule:
 
 
 def _longest(problem: Problem) -> int:
-    """Rows of the longest shard of a weight."""
     lo, hi = problem.weight_rows(0)
     return hi - lo
 

@@ -6,7 +6,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
 from overweave.ir.exchange import packed_exchange
 from overweave.ir.plan import (
     COPY_ENGINE,
@@ -28,13 +28,16 @@ from overweave.ir.schedule import Put, Queue, Schedule
 from overweave.schedules.communication import COMPLETE, COPIES, EXCHANGES, PACKED, SCALES, SUMS, TILES
 from overweave.schedules.records.movers import copy_config
 from overweave.schedules.records.options import Settings
-from overweave.schedules.records.record import Method
+from overweave.schedules.records.record import Adds, Method
 from overweave.schedules.tiles.shape import (
     SUMS_FINISHED,
+    KernelChoice,
+    TileShape,
     packed_row_shape,
     packed_shape,
     reduction_shape,
     row_shape,
+    shapes,
     skinny_shape,
 )
 
@@ -96,3 +99,20 @@ def packed_config(schedule: Schedule, problem: Problem, sms: int) -> PackedConfi
     pushed = [part for each in members if isinstance(each, Put) for part in each.sources]
     sizes = [part.shape[0] * part.shape[1] * buffers[part.buffer].itemsize_bytes(problem.dtype) for part in pushed]
     return packed_shape(max(sizes, default=0), sms, packed_exchange(members, buffers))
+
+
+def shapes_of_tiles(problem: Problem, kernel: KernelChoice, adds: Adds | None, sums: str) -> tuple[TileShape, ...]:
+    """The tile shapes of a method's kernel, beside what it does to products, and to sums if its tiles make such.
+
+    adds: how the method adds. sums: the option of this name.
+    """
+    finish = (adds is not None and adds.by == TILE_KERNEL) or sums == "epilogue"
+    candidates = shapes(problem.dtype, kernel, problem.tile_epilogue(finish), len(problem.widths))
+    if kernel == "portable" or not finish or not problem.sum_epilogue.bits:
+        return candidates
+    # The assembler spills a register or two: of fp8, beside a step's product; where a consumer has 128 rows, beside
+    # several addends.
+    if problem.dtype == FLOAT8:
+        return tuple(shape for shape in candidates if shape.config.block_n <= 128)
+    has_several = adds is not None and adds.order != "ring" and problem.world_size > 2
+    return tuple(shape for shape in candidates if shape.config.block_m <= 128 or not has_several)

@@ -9,7 +9,6 @@ SOURCE: flags in the message as in NCCL's LL protocol; one- and two-shot all-red
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -104,11 +103,9 @@ class PackedSums(Struct, frozen=True):
 
     @property
     def rows(self) -> Range:
-        """All of them."""
         return 0, self.split.rows
 
     def region(self, buffer: str, rank: int, rows: Range) -> Region:
-        """Whole rows of a rank's instance of a buffer."""
         return Region(buffer, rank, rows, (0, self.cols))
 
     def wanted(self, rank: int) -> tuple[Range, Region]:
@@ -130,12 +127,8 @@ class PackedSums(Struct, frozen=True):
         return Reduce(name=f"sum.{rank}", rank=rank, queue=PACKED, waits=waits, operands=operands, out=out)
 
 
-def sums_by(steps_of: Callable[[PackedSums, int], Steps]) -> Callable[[MethodInputs], Communication]:
-    """What writes sums by the steps of each rank, for a method's `write`."""
-    return partial(_summed, steps_of)
-
-
-def _summed(steps_of: Callable[[PackedSums, int], Steps], work: MethodInputs) -> Communication:
+def packed_sums(steps_of: Callable[[PackedSums, int], Steps], work: MethodInputs) -> Communication:
+    """Sums by the steps of each rank."""
     split, cols, everywhere = work.split, work.problem.n, work.problem.record.shares_sums
     how, is_alone = PackedSums(split, cols, everywhere), split.world_size == 1
     ranks = range(split.world_size if split.rows else 0)

@@ -61,7 +61,6 @@ def wave_tiles(sms: int, members: int) -> int:
 
 
 def count_waves(tiles: int, sms: int, members: int) -> int:
-    """How many waves so many tiles are."""
     return -(-tiles // wave_tiles(sms, members))
 
 
@@ -92,7 +91,6 @@ class WaveAssignment(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Of the longest shard."""
         return max(hi - lo for lo, hi in self.shards)
 
     def whole_rows(self, member: int, rows: Range) -> Range:
@@ -231,7 +229,6 @@ class _Groups(NamedTuple):
 
     @property
     def landing(self) -> str:
-        """The buffer in which a collective leaves blocks."""
         return {"all_reduce": STAGED, "reduce_scatter": SUMMED, "all_to_all": GATHERED}[self.function]
 
     def buffers(self) -> tuple[Buffer, Buffer]:

@@ -60,7 +60,7 @@ METHODS = (
         operator=_AR,
         name="one_shot",
         summary="whole partials go to every peer, and every rank adds them",
-        write=sums_of_moves(reduction_templates.one_shot, beside=False),
+        write=partial(sums_of_moves, reduction_templates.one_shot, beside=False),
         adds=Adds(REDUCE_KERNEL),
         options=(options.ORDER,),
     ),

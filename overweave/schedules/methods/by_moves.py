@@ -64,19 +64,12 @@ def _moved(template: MoveTemplate, shared: Template | None, sends: bool, work: M
 
 
 def sums_of_moves(
-    template: Callable[[ReductionTemplate], Iterator[ReductionStep]], beside: bool = True
-) -> Callable[[MethodInputs], Communication]:
-    """Return a method's `write` that runs a template of sums; `Method.adds` says which engine adds.
+    template: Callable[[ReductionTemplate], Iterator[ReductionStep]], work: MethodInputs, *, beside: bool = True
+) -> Communication:
+    """Return the communication of a template of sums for one call; `Method.adds` says which engine adds.
 
     beside: the reduction kernel may run beside the tiles.
     """
-    return partial(_summed, template, beside)
-
-
-def _summed(
-    template: Callable[[ReductionTemplate], Iterator[ReductionStep]], beside: bool, work: MethodInputs
-) -> Communication:
-    """Return the communication of a template of sums for one call."""
     split, cols, settings, adds = work.split, work.problem.moved_columns, work.settings, work.method.adds
     by_tiles = settings.sums == "epilogue" or (adds is not None and adds.by == TILE_KERNEL)
     sums = ReductionTemplate(

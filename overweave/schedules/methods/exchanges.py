@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from overweave.errors import InputError
@@ -26,12 +25,8 @@ from overweave.schedules.records.movers import mesh_of
 from overweave.schedules.records.record import WITH_KERNELS, MarginCase, Method, MethodInputs
 
 
-def by_exchange(by_library: bool) -> Callable[[MethodInputs], Communication]:
-    """What writes an all-to-all of the rows that are multiplied, or of their products, for a method's `write`."""
-    return partial(_moved, by_library)
-
-
-def _moved(by_library: bool, work: MethodInputs) -> Communication:
+def exchanged(by_library: bool, work: MethodInputs) -> Communication:
+    """An all-to-all of the rows that are multiplied, or of their products."""
     split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
     moves = all_to_all_of(sends, by_library, mesh_of(split, cols, work.settings))
     made = in_parts(transferred(moves, split.rows, cols, sends=sends), dict.fromkeys((PUSHES, TILES), split.tile_rows))
@@ -47,7 +42,7 @@ def _waves(work: MethodInputs) -> Communication:
         found = f"blocks of {work.problem.block} rows are no whole tiles of {config.block_m}"
         raise InputError(f"build {work.method.full_name}", found, "Leave groups out, or pad the blocks")
     if groups is None and (is_ragged or work.split.world_size == 1):
-        return _moved(True, work)
+        return exchanged(True, work)
     return in_groups(work, "all_to_all")
 
 
@@ -55,7 +50,7 @@ def decomposed(work: MethodInputs) -> Communication:
     """The same piece of every block at once, by the library, beside the matmuls of the next pieces."""
     split, ranks = work.split, range(work.split.world_size)
     if len(ranks) == 1 or not split.rows:
-        return _moved(True, work)
+        return exchanged(True, work)
     moves = AllToAll(len(ranks), collectives_by_piece(split), True)
     return beside_tiles(transferred(moves, split.rows, work.problem.moved_columns, sends=True))
 
@@ -67,7 +62,7 @@ _library, _behind = partial(Method, operator=OPERATOR.name), partial(Method, ope
 _per_peer = partial(
     Method,
     name="per_peer",
-    write=by_exchange(by_library=False),
+    write=partial(exchanged, False),
     moves=(COPY_ENGINE,),
     options=(options.ORDER,),
     grids=(option_sets.AS_IT_IS, {"order": ("all_peers",)}),
@@ -76,7 +71,7 @@ _per_peer = partial(
 _push = partial(
     Method,
     name="push",
-    write=by_exchange(by_library=False),
+    write=partial(exchanged, False),
     multiplies=TILE_KERNEL,
     moves=(COPY_ENGINE,),
     options=option_sets.PUSHED,
@@ -92,7 +87,7 @@ METHODS = (
         name="sequential",
         transport="all_to_all.receive_collective",
         summary="library all-to-all, then one library matmul",
-        write=by_exchange(by_library=True),
+        write=partial(exchanged, True),
         grids=(option_sets.AS_IT_IS,),
     ),
     _per_peer(
@@ -110,7 +105,7 @@ METHODS = (
         name="sequential",
         transport="all_to_all.send_collective",
         summary="one library matmul, then library all-to-all",
-        write=by_exchange(by_library=True),
+        write=partial(exchanged, True),
         grids=(option_sets.AS_IT_IS,),
     ),
     _per_peer(

@@ -292,7 +292,6 @@ class RankRows(Struct):
     tallest: int = 0
 
     def own_area(self, box: Box) -> int:
-        """How much of a rectangle is the rank's own."""
         return sum(box.common(Box(rows, self.cols)).area for rows in self.owned)
 
     def owns(self, rows: Range) -> bool:
@@ -369,7 +368,6 @@ def check_ends(asked: str, move: Put | Get, world_size: int) -> None:
 
 
 def several_lanes(written: Written) -> bool:
-    """Whether the moves of the copy engine are in several lanes."""
     moves = (move for move in written.moves if isinstance(move, Put | Get) and move.mover == ENGINE)
     return len({move.lane for move in moves}) > 1
 

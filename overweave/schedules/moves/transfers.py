@@ -364,11 +364,9 @@ class Gathered(Struct, frozen=True):
         return owned_rows(self.rows, self.written.world_size, rank, self.written.ranges)
 
     def extent(self, rank: int) -> int:
-        """Return how many rows a rank has at the start."""
         return rows_of(self.owned(rank))
 
     def place(self, held: RankRows, rows: Range) -> Range:
-        """Return where rows of the tensor lie in the rank's own buffer."""
         return held.place(rows)
 
     def lands(self, source: int, target: int, rows: Range) -> Range:
@@ -380,7 +378,6 @@ class Gathered(Struct, frozen=True):
         return [parts[rank]]
 
     def tensor(self, rank: int) -> str:
-        """Return the name of the tensor that a rank has at the end."""
         return A
 
     def given(self, rank: int) -> Iterator[InitialContents]:

@@ -105,7 +105,6 @@ class Settings(Struct, frozen=True, kw_only=True):
         return tuple(fitting) or candidates
 
     def _asked(self) -> dict[str, int]:
-        """Of the tile shape."""
         return {name: value for name, value in to_builtins(self).items() if name in _SHAPE and value is not None}
 
     def tile(self, chosen: MatmulConfig) -> MatmulConfig:

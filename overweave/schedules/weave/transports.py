@@ -93,7 +93,6 @@ def transports() -> dict[str, Transport]:
 
 @lru_cache(maxsize=8)
 def _transports(known: tuple[str, ...]) -> dict[str, Transport]:
-    """known: the names of all methods."""
     named = {_name(method): method for method in (*METHODS.values(), *AUTHORED.values()) if _is_served(method)}
     ordered = sorted(named, key=lambda name: list(_SIDES).index(name.partition(".")[0]))
     return {name: _of_method(name, named[name]) for name in ordered}
@@ -181,7 +180,6 @@ def check_mover(name: str, mover: Mover) -> None:
 
 
 def legal(name: str) -> Iterator[Mover]:
-    """The back ends that can."""
     return (mover for mover in MOVERS if not obstacle(name, mover))
 
 

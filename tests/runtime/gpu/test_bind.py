@@ -14,7 +14,6 @@ from unittest import mock
 import pytest
 import torch
 
-from campaigns.rates.gpu_paces import noted_peers
 from overweave.ir.counts import COUNTS
 from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.operators.forms import Z
@@ -25,6 +24,7 @@ from overweave.memory.layout import lay_out
 from overweave.runtime.gpu import bound
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.packed import PackedPlan
+from overweave.runtime.kernel_calls.call import Peers
 from overweave.runtime.library.two_parts import takes_parts
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.shape import (
@@ -345,9 +345,14 @@ def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Ca
     layout = lay_out(plan.schedule, plan.realization.dtype)
     space, heap = workspace(case.rank, case.world_size), HostHeap(layout.size_bytes, case.world_size, case.rank)
     space.lease = lambda layout: heap
-    tensors = tensors_of(plan, case.rank)
+    tensors, made = tensors_of(plan, case.rank), list[Peers]()
+
+    def noted(*parts: Any) -> Peers:
+        made.append(Peers(*parts))
+        return made[-1]
+
     with (
-        noted_peers() as made,
+        mock.patch("overweave.runtime.kernel_calls.bind.Peers", side_effect=noted),
         mock.patch("overweave.runtime.kernel_calls.bind.peer_store_interval_ns", return_value=77) as interval_ns,
     ):
         bound.BoundPlan(plan, space, tensors)

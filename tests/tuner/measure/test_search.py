@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.finer import METHODS as FINER
+from overweave.schedules.families.finer import EXCHANGE_METHODS, GATHER_METHODS
 from overweave.schedules.records.outside import TORCH_FUSED
 from overweave.tuner.measure import search
 from overweave.tuner.measure.baseline_calls import BenchSide, Setting
@@ -66,7 +66,11 @@ def test_the_models_own_choice_is_always_measured():
 
 def test_what_cannot_be_is_not_measured():
     listed = shortlist(rank_candidates(replace(PROBLEM, n=1001), GPU), PROBLEM.operator)
-    finer = [Candidate(method.name) for method in FINER if method.grids and method.operator == PROBLEM.operator]
+    finer = [
+        Candidate(method.name)
+        for method in (*GATHER_METHODS, *EXCHANGE_METHODS)
+        if method.grids and method.operator == PROBLEM.operator
+    ]
     assert listed == [LIBRARY, Candidate(TORCH_FUSED), Candidate("per_shard"), *finer]
     assert Candidate(TORCH_FUSED) not in shortlist(rank_candidates(PROBLEM, CPU), PROBLEM.operator)
 

@@ -117,7 +117,6 @@ ADDERS = (LIBRARY, TILE_KERNEL, REDUCE_KERNEL, PACKED_KERNEL)
 
 
 def applies_epilogue(operation: Operation) -> bool:
-    """Whether an operation applies the epilogue of sums."""
     return isinstance(operation, Compute | Reduce | Collective) and operation.finishes
 
 

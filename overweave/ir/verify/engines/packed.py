@@ -211,7 +211,6 @@ def _buffers_obstacle(plan: Plan, buffers: PackedBuffers, exchange: PackedExchan
 
 
 def _owned_rows(exchange: PackedExchange, rows: int, size: int, owner: int) -> tuple[int, int]:
-    """Return the rows that an owner adds."""
     return (0, rows) if exchange == "one_shot" else shard_rows(rows, size, owner)
 
 
@@ -275,13 +274,11 @@ class _Kernels:
 
 
 def _notified_signals(operation: Operation | None, rank: int) -> Signals:
-    """Return the signals of a rank that an operation notifies."""
     notifies = operation.notifies if operation else ()
     return frozenset((one.pad, one.signal) for one in notifies if one.rank == rank)
 
 
 def _awaited_signals(operation: Operation) -> Signals:
-    """Return the signals that an operation waits for."""
     return frozenset((wait.pad, signal) for wait in operation.all_waits for signal in range(*wait.signals))
 
 
