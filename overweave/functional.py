@@ -330,7 +330,6 @@ def _norm_operand(norm: RmsNorm | None, as_rows: Callable[[torch.Tensor], torch.
 
 
 def _bias_operand(layer: _Layer, bias: Any, shard_dim: int | None) -> torch.Tensor | None:
-    """Return the local shard of a bias, contiguous."""
     return None if bias is None else _local_shard(layer, bias, "bias", shard_dim).contiguous()
 
 

@@ -32,7 +32,7 @@ from overweave.memory.group import Group, resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import KernelCall, Moving, table_tensor
-from overweave.tuner.measure.baseline_calls import PeerCopies
+from overweave.tuner.measure.baselines import PeerCopies
 from overweave.tuner.measure.overlap_losses import SmCopies
 from overweave.tuner.measure.timer import Effort, compare, median
 
@@ -79,7 +79,7 @@ class Transfers:
         self.peers = [(group.rank - step) % group.world_size for step in range(1, group.world_size)]
 
     def piece(self, peer: int) -> tuple[int, int, int]:
-        """What the copy engine pushes to a peer (tuner/measure/baseline_calls.py)."""
+        """What the copy engine pushes to a peer (tuner/measure/baselines.py)."""
         return 0, 0, self.size_bytes
 
     def call(self, config: CopyConfig, tile_kib: int) -> Call:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -51,7 +49,6 @@ def print_runs(runs: tuple[BenchRun, ...], middle_run: int, spreads: dict[str, d
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
-    """Return an empty table with these columns of numbers."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", overflow="fold")  # names of plans take further lines, so that numbers keep their digits
     for column in columns:
@@ -60,7 +57,6 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _case_table(rows: CaseRows, is_matmul: bool) -> Table:
-    """Return the table of all methods on one case."""
     case = rows.case
     mode = ", all methods as captured graphs" if rows.is_replayed else ""
     product = f": [{case.m}, {case.k}] @ [{case.k}, {case.n}]" if is_matmul else ""
@@ -73,7 +69,6 @@ def _case_table(rows: CaseRows, is_matmul: bool) -> Table:
 
 
 def _case_cells(row: MethodRow) -> list[str]:
-    """Return the cells of a method on one case."""
     label = row.label if row.label.endswith(row.plan) else f"{row.label}: {row.plan}"
     cells = [label, f"{row.median_us:.1f}", f"{row.p90_us:.1f}", _number(row.host_us, ".1f")]
     for baseline in (SEQUENTIAL, TORCH_FUSED):
@@ -127,25 +122,18 @@ class BenchReport(Struct, frozen=True, kw_only=True):
     spread: dict[str, dict[str, Spread]]
 
 
-class Shapes(Protocol):
-    """The cases of a bench, and their source."""
+def report_of(command: str, cases_of: tuple[str, int], repeats: int, runs: tuple[BenchRun, ...]) -> BenchReport:
+    """Return the file after some of `repeats` whole runs, the last of which may lack cases.
 
-    @property
-    def cases(self) -> Sized: ...
-
-    @property
-    def source(self) -> str: ...
-
-
-def report_of(command: str, shapes: Shapes, repeats: int, runs: tuple[BenchRun, ...]) -> BenchReport:
-    """Return the file after some of `repeats` whole runs, the last of which may lack cases."""
-    cases = len(shapes.cases)
+    cases_of: the source of the cases, and how many there are.
+    """
+    source, cases = cases_of
     whole = tuple(each for each in runs if len(each.cases) == cases) or runs
     middle_run, done = middle(whole, OURS), len(runs[-1].cases)
     is_finished = len(runs) == repeats and done == cases
     return BenchReport(
         command=command,
-        shapes_source=shapes.source,
+        shapes_source=source,
         unfinished="" if is_finished else f"{done} of {cases} cases of run {len(runs)} of {repeats}",
         runs=runs,
         middle=middle_run,

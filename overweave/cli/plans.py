@@ -10,7 +10,7 @@ import typer
 from msgspec import MsgspecError, convert
 from msgspec.structs import replace
 
-from overweave.compiler.frontend.symbols.expressions import SHAPE
+from overweave.compiler.frontend.symbols.directives import SHAPE
 from overweave.errors import InputError, ScheduleFileError
 from overweave.ir.dtype import Dtype
 from overweave.ir.operators.record import Operator

@@ -49,7 +49,6 @@ def predict_blocks(subject: str, shapes: str, place: tuple[str, int], file: Path
 
 
 def _table(blocks: tuple[PredictedBlock, ...], title: str) -> Table:
-    """Return the table of predicted times, one line for each case."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)

@@ -181,7 +181,6 @@ def with_more_gpus(topology: Topology, gpus: int, count: int) -> Topology | None
 
 
 def _repeat_link(link: Link, gpus: int, count: int) -> Link:
-    """Return the link with its pairs repeated for further GPUs."""
     pairs = list(link.between)
     for first in range(gpus, count, gpus):
         for pair in link.between:

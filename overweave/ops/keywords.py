@@ -13,7 +13,7 @@ import torch
 Save = Literal["gathered", "shard", "columns"]
 
 
-class Normed(TypedDict, total=False):
+class NormedSum(TypedDict, total=False):
     """Beside the factors of a sum that ends with a norm."""
 
     residual: torch.Tensor | None
@@ -22,7 +22,7 @@ class Normed(TypedDict, total=False):
     out_dtype: torch.dtype | None
 
 
-class Summed(Normed, total=False):
+class PlainSum(NormedSum, total=False):
     """Beside the factors of a sum."""
 
     bias: torch.Tensor | None

@@ -13,25 +13,25 @@ from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.side_by_side import SideBySideWeights
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
-from overweave.ops.keywords import Normed, Summed
+from overweave.ops.keywords import NormedSum, PlainSum
 
 define(OPERATOR)
-Factors = torch.Tensor | SideBySideWeights
+SumFactors = torch.Tensor | SideBySideWeights
 
 
 @overload
 def matmul_all_reduce(
-    x: Factors, w: Factors, group: GroupLike = None, *, norm: None = None, plan: str | None = None,
-    **keywords: Unpack[Summed],
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: None = None, plan: str | None = None,
+    **keywords: Unpack[PlainSum],
 ) -> torch.Tensor: ...  # fmt: skip
 @overload
 def matmul_all_reduce(
-    x: Factors, w: Factors, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None,
-    **keywords: Unpack[Normed],
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None,
+    **keywords: Unpack[NormedSum],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 def matmul_all_reduce(
-    x: Factors,
-    w: Factors,
+    x: SumFactors,
+    w: SumFactors,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,

@@ -14,10 +14,10 @@ from overweave.ops.call.row_map import ROWS, ROWS_OF_ALL, RowMap
 from overweave.ops.call.side_by_side import SideBySideWeights
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
-from overweave.ops.keywords import Normed, Summed
+from overweave.ops.keywords import NormedSum, PlainSum
 
 define(OPERATOR)
-Factors = torch.Tensor | SideBySideWeights
+SumFactors = torch.Tensor | SideBySideWeights
 Returned = (
     torch.Tensor
     | tuple[torch.Tensor, RowMap]
@@ -28,25 +28,37 @@ Returned = (
 
 @overload
 def matmul_reduce_scatter(
-    x: Factors, w: Factors, group: GroupLike = None, *, norm: None = None, plan: None = None, **keywords: Unpack[Summed]
+    x: SumFactors,
+    w: SumFactors,
+    group: GroupLike = None,
+    *,
+    norm: None = None,
+    plan: None = None,
+    **keywords: Unpack[PlainSum],
 ) -> torch.Tensor: ...
 @overload
 def matmul_reduce_scatter(
-    x: Factors, w: Factors, group: GroupLike = None, *, norm: None = None, plan: str | None = None,
-    **keywords: Unpack[Summed],
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: None = None, plan: str | None = None,
+    **keywords: Unpack[PlainSum],
 ) -> torch.Tensor | tuple[torch.Tensor, RowMap]: ...  # fmt: skip
 @overload
 def matmul_reduce_scatter(
-    x: Factors, w: Factors, group: GroupLike = None, *, norm: RmsNorm, plan: None = None, **keywords: Unpack[Normed]
+    x: SumFactors,
+    w: SumFactors,
+    group: GroupLike = None,
+    *,
+    norm: RmsNorm,
+    plan: None = None,
+    **keywords: Unpack[NormedSum],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def matmul_reduce_scatter(
-    x: Factors, w: Factors, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None,
-    **keywords: Unpack[Normed],
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None,
+    **keywords: Unpack[NormedSum],
 ) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, RowMap]: ...  # fmt: skip
 def matmul_reduce_scatter(
-    x: Factors,
-    w: Factors,
+    x: SumFactors,
+    w: SumFactors,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,

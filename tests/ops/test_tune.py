@@ -21,8 +21,7 @@ from overweave.ops.call import prepared
 from overweave.ops.tune import tune_and_learn
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import decode, fingerprint, path_of, save
-from overweave.tuner.store.table import Entry, Time
+from overweave.tuner.store.cache import Entry, Time, decode, fingerprint, path_of, save
 from tests.clock import slowness
 from tests.ops.calls import Call, is_right
 from tests.ops.table import fault

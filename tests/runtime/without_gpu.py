@@ -21,7 +21,7 @@ from overweave.memory.cuda import driver
 from overweave.memory.layout import lay_out
 from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu import launcher
-from overweave.runtime.gpu.waits import merge_adjacent, pack_waits
+from overweave.runtime.gpu.launcher import merge_adjacent, pack_waits
 from tools.aot import HOPPER
 
 SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5, wait_event=lambda event: None)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.fx import Graph, Node
 
 from overweave import errors
-from overweave.adapters.inductor import agreed, decisions, gathers, nodes, reductions
+from overweave.adapters.inductor import agreed, gathers, nodes, reductions
 from overweave.adapters.inductor.nodes import ATEN, VIEWS, Writer, has_sizes, is_call, is_same, replace, value
 from overweave.adapters.report import Site, site
 from overweave.compat.torch_names import CustomGraphPass, config, get_hash_for_files, stable_topological_sort
@@ -67,7 +67,7 @@ _FUSE: dict[str, Callable[[Graph, Node], str]] = {
 }
 # The version, the pass, and what it writes: whoever mends one of them finds no graph that the old one made.
 _VERSION = Path(str(errors.__file__)).with_name("__init__.py")
-_PASS = (agreed, decisions, gathers, nodes, reductions)
+_PASS = (agreed, gathers, nodes, reductions)
 FILES = (str(_VERSION), __file__, *(str(module.__file__) for module in _PASS))
 
 
@@ -88,7 +88,7 @@ class FuseCollectives(CustomGraphPass):  # type: ignore[misc]
             self.before(graph)
         if not any(find(graph) for find in SITES.values()):
             return
-        before = decisions.collectives_by_group(graph)
+        before = agreed.collectives_by_group(graph)
         flatten_products(graph)
         nodes.split_slices(graph)
         reductions.merge_sums(graph)
@@ -97,7 +97,7 @@ class FuseCollectives(CustomGraphPass):  # type: ignore[misc]
                 _count(site(name), _fuse_or_reason(_FUSE[name], graph, node))
         stable_topological_sort(graph)  # an operator stands where the first of its results is read
         graph.eliminate_dead_code()
-        decisions.record_decisions(graph, before)
+        agreed.record_decisions(graph, before)
 
     def uuid(self) -> Any:
         """Return the key of this pass in Inductor's graph caches: a digest of its files, and the ranks of all groups.

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from torch.fx import Graph, Node
 
-from overweave.adapters.inductor.agreed import GATHERED
-from overweave.adapters.inductor.decisions import replace_collectives
+from overweave.adapters.inductor.agreed import GATHERED, replace_collectives
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,

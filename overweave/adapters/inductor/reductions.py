@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from overweave.adapters.inductor.agreed import REDUCED, SCATTERED
-from overweave.adapters.inductor.decisions import replace_collectives
+from overweave.adapters.inductor.agreed import REDUCED, SCATTERED, replace_collectives
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,

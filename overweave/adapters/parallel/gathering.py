@@ -192,7 +192,6 @@ def _add_optional(one: torch.Tensor | None, other: torch.Tensor | None) -> torch
 
 
 def _total(parts: list[torch.Tensor], dtype: torch.dtype, plain: torch.Tensor | None) -> torch.Tensor:
-    """Add parts in `dtype`, and `plain`."""
     total = parts[0].to(dtype)
     for part in parts[1:]:
         total = total + part.to(dtype)

@@ -89,7 +89,8 @@ def bench(
     else:
         earlier = read_report(json).runs[: run_number - 1] if json is not None and run_number > 1 else ()
         command = shlex.join(["overweave", *arguments])
-        report = _run_as_rank(place, subject, lambda run: report_of(command, subject, repeat, (*earlier, run)), json)
+        cases = subject.source, len(subject.cases)
+        report = _run_as_rank(place, subject, lambda run: report_of(command, cases, repeat, (*earlier, run)), json)
         if run_number or os.environ["RANK"] != "0":
             return  # another process prints
     print_runs(report.runs, report.middle, report.spread)

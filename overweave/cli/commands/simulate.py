@@ -160,8 +160,6 @@ def matmul_alone_us(plan: Plan, machine: Machine) -> float:
 
 
 def _rank_report(timeline: Timeline, rank: int) -> RankReport:
-    """Return the numbers of one rank."""
-
     def busy_us(kind: SpanKind) -> float:
         return round(timeline.busy_us(rank, (kind,)), 3)
 
@@ -178,7 +176,6 @@ def _rank_report(timeline: Timeline, rank: int) -> RankReport:
 
 
 def _table(report: SimulationReport, machine: Machine) -> Table:
-    """Return the table of all ranks."""
     caption = (
         "us in which a rank did each; exposed: did any of it but computing;\n"
         "overlap: (compute + communication - call) / communication\n"

@@ -34,8 +34,7 @@ from overweave.tuner.measure.search import Tuned
 from overweave.tuner.space.shapes import DtypeWord, ShapeCase, read_shapes, usual_set
 from overweave.tuner.space.space import library_path
 from overweave.tuner.space.target import target_of
-from overweave.tuner.store.cache import fingerprint, load, path_of
-from overweave.tuner.store.table import Fingerprint, Table, bucket_problem
+from overweave.tuner.store.cache import Fingerprint, Table, bucket_problem, fingerprint, load, path_of
 
 
 def tune(

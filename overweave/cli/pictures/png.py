@@ -95,7 +95,6 @@ def _draw(axis: Axes, timeline: Timeline, ranks: list[DrawnRows], until_us: floa
 
 
 def _draw_row(axis: Axes, place: tuple[float, float], spans: list[TimelineSpan]) -> None:
-    """Draw the spans of one track."""
     low, high = place
     if _is_kernel(spans):
         _draw_programs(axis, place, [span for span in spans if span.kind != BEGIN])
@@ -190,7 +189,6 @@ def save_losses(cases: list[Losses], title: str) -> bytes:
 
 
 def _draw_bars(axes: Axes, cases: list[Losses], names: tuple[str, ...]) -> None:
-    """Draw a bar for each loss of each case, from 1 on."""
     width = 0.8 / len(names)
     for index, name in enumerate(names):
         places = [place + index * width for place in range(len(cases))]

@@ -20,10 +20,9 @@ from msgspec import Struct
 
 from overweave.compiler.frontend.source.author import Statement, is_constant
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
-from overweave.compiler.frontend.source.language import is_stored_value
+from overweave.compiler.frontend.source.language import accesses_in, is_stored_value, used_names
 from overweave.compiler.frontend.source.module import fused_module
-from overweave.compiler.frontend.source.names import accesses_in, used_names
-from overweave.compiler.frontend.symbols.expressions import SHAPE
+from overweave.compiler.frontend.symbols.directives import SHAPE
 from overweave.compiler.frontend.symbols.polynomials import Polynomial
 from overweave.errors import InputError, MachineError
 from overweave.ir.plan import DataPath
@@ -250,7 +249,6 @@ def text_of(expression: Polynomial) -> str:
 
 
 def _parameter_of_load(kernel: AnnotatedKernel, tensor: str | None) -> str | None:
-    """Return the kernel's parameter for a tensor that it loads, or None."""
     return next((load.directive.parameter for load in kernel.loads if load.directive.tensor == tensor), None)
 
 

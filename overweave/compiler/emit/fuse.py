@@ -54,7 +54,6 @@ def _is_pushed_by_tiles(plan: Plan, operation: Operation) -> bool:
 
 
 def _tensor_stored_at_peers(plan: Plan) -> str | None:
-    """Return the tensor that tiles store at peers, or None."""
     applies = (operation for operation in plan.schedule.operations if isinstance(operation, Apply))
     products = ((apply, content) for apply in applies for content in apply.makes)
     return next(

@@ -276,7 +276,6 @@ def _add(left: Recurrence, right: Recurrence) -> Recurrence | None:
 
 
 def _subtract(left: Recurrence, right: Recurrence) -> Recurrence:
-    """Return the recurrence of `left - right`."""
     if right.kind == "max" and left in NOT_CARRIED:
         return Recurrence("below", scale=right.variable)
     if right.kind == "max" and left == Recurrence("old", right.variable):
@@ -329,6 +328,5 @@ def _combine(kinds: Sequence[Recurrence]) -> Recurrence:
 
 
 def _stored_names(statements: Sequence[ast.stmt]) -> set[str]:
-    """Return the names that statements assign."""
     nodes = (node for statement in statements for node in ast.walk(statement))
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

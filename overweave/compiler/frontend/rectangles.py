@@ -16,8 +16,7 @@ from overweave.compiler.frontend.addresses.dimensions import Bounds, Dimension, 
 from overweave.compiler.frontend.addresses.index_check import Open
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.source.language import ATOMIC
-from overweave.compiler.frontend.symbols.directives import AccessDirective, SourceLine
-from overweave.compiler.frontend.symbols.expressions import affine_in, is_of_blocks
+from overweave.compiler.frontend.symbols.directives import AccessDirective, SourceLine, affine_in, is_of_blocks
 from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     BlockOf,
@@ -194,13 +193,11 @@ class _Check:
 
 
 def _address(access: Reached) -> Polynomial:
-    """Return the address of an access; of a descriptor its base."""
     address = access.address
     return address.poly if isinstance(address, Number) else address.pointer if isinstance(address, Descriptor) else ZERO
 
 
 def _pointer_parameters(access: Reached, kernel: AnnotatedKernel) -> frozenset[str]:
-    """Return the pointer parameters in the address of an access."""
     return _address(access).names & frozenset(kernel.source.parameters) - kernel.symbols - kernel.source.constants
 
 
@@ -216,7 +213,6 @@ def _is_multiple(low: Polynomial, block: Polynomial) -> bool:
 
 
 def _is_covered(sizes: list[int], rectangles: list[tuple[range, ...]]) -> bool:
-    """Whether rectangles together cover a box of these sizes."""
     for ranges in rectangles:
         if all(
             set(range(size)) <= set(each) if len(each) >= size else False

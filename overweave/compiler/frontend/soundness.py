@@ -11,19 +11,25 @@ from overweave.compiler.frontend.loop_carried import check_loop_carried
 from overweave.compiler.frontend.rectangles import check_addresses
 from overweave.compiler.frontend.source.author import KernelSource
 from overweave.compiler.frontend.source.kernel import AnnotatedAccess, AnnotatedKernel, check_names
-from overweave.compiler.frontend.source.language import dotted
-from overweave.compiler.frontend.source.module import Callees, Touch, jit_decorators
-from overweave.compiler.frontend.source.names import (
+from overweave.compiler.frontend.source.language import (
     Origins,
     accesses_in,
     assigned_names,
     assignments,
     calls_in,
+    dotted,
     used_names,
     walk,
 )
-from overweave.compiler.frontend.symbols.directives import RESERVED, AccessDirective
-from overweave.compiler.frontend.symbols.expressions import ExpressionError, affine_in, is_of_blocks, parse_expression
+from overweave.compiler.frontend.source.module import Callees, Touch, jit_decorators
+from overweave.compiler.frontend.symbols.directives import (
+    RESERVED,
+    AccessDirective,
+    ExpressionError,
+    affine_in,
+    is_of_blocks,
+    parse_expression,
+)
 from overweave.compiler.frontend.symbols.polynomials import Polynomial, number
 
 VALUE_PRESERVING = (

@@ -58,7 +58,7 @@ class Forms(Struct, frozen=True, kw_only=True):
 
 
 class SizeRule(Struct, frozen=True):
-    """The overlapped plan of an operator, and its options on a GPU (tuner/model/choice.py).
+    """The overlapped plan of an operator, and its options on a GPU (tuner/model/choose.py).
 
     without_kernel: the plan where no tile kernel can run. A scatter of cuBLAS matmuls would be summed by torch's passes
     over memory, hardly faster than NCCL. MEASURED: 0.96 to 1.04 times, mlp, W=4 (4 x H200, 2026-11-20).

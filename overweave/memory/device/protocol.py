@@ -94,7 +94,7 @@ USED_SIGNALS = tl.constexpr(2)
 STATE_WORDS = 3
 
 BEGIN_OPERATION = tl.constexpr(-1)  # the `operation` of a report when a credit did not come
-QUEUE_OPERATION = tl.constexpr(-3)  # and when a stream waits on behalf of a queue (runtime/gpu/waits.py)
+QUEUE_OPERATION = tl.constexpr(-3)  # and when a stream waits on behalf of a queue (runtime/gpu/launcher.py)
 WAIT_NUMBERS = ("low", "high", "count", "also", "also_count", "operation", "signal_count", "world_size")
 
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from overweave.errors import InputError, WorkspaceBroken
-from overweave.memory.board.alarm import Alarm
-from overweave.memory.board.board import Board
+from overweave.memory.board.board import Alarm, Board
 from overweave.memory.board.records import Fence, Pause, create_shared_memory
 from overweave.memory.group import Group, OfGroup
 from overweave.memory.heap import HALVES, PackedSpace

@@ -36,10 +36,14 @@ from overweave.sim.cost import estimate_tile_us
 from overweave.sim.simulate import total_us
 from overweave.tuner.measure.compiled import (
     FINALISTS,
+    Constants,
+    KernelWay,
     RankedWay,
     TimedWay,
     TunedTimes,
+    close_choices,
     content_key,
+    is_auto,
     predicted_best,
     prediction_machine,
     rank_ways,
@@ -47,11 +51,12 @@ from overweave.tuner.measure.compiled import (
     refinements,
     save_tuning,
     shortlist,
+    side_of,
+    with_side,
 )
 from overweave.tuner.measure.search import EFFORT, search
 from overweave.tuner.measure.trial import TimedTrial
-from overweave.tuner.model.choice import SOURCES, candidate_counts
-from overweave.tuner.space.compiled import Constants, KernelWay, close_choices, is_auto, side_of, with_side
+from overweave.tuner.model.choose import SOURCES, candidate_counts
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.cache import fingerprint
 

@@ -33,8 +33,7 @@ from overweave.runtime.library.calls import LibraryRun, is_library_plan
 from overweave.runtime.library.two_parts import takes_parts, whole
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE
-from overweave.tuner.model.choice import Choice, make_choice
-from overweave.tuner.model.choose import choose
+from overweave.tuner.model.choose import Choice, choose, make_choice
 from overweave.tuner.space.space import Candidate, candidate_of, library_path, reason_unsupported
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.cache import agreed_knowledge

@@ -21,7 +21,7 @@ from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
 from overweave.memory.outside_modes import Make, empty_factory
-from overweave.tuner.model.choice import Choice
+from overweave.tuner.model.choose import Choice
 
 MOST_CALLS = 1024  # of one group; each keeps its tile tables on the device, some hundred KiB for a large problem
 Tensors = dict[str, torch.Tensor]

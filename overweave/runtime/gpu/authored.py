@@ -18,8 +18,9 @@ from overweave.memory.group import Group, create_subgroups
 from overweave.memory.lower import WaitStep
 from overweave.runtime.authored import AuthoredKernel, exchanged_tensors, tensor_of
 from overweave.runtime.gpu.bound import BoundPlan, free_sms, side_queues
-from overweave.runtime.gpu.call_frame import PlanRun, may_replay
+from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.gpu.replays import may_replay
 from overweave.runtime.kernel_calls.author import author_call, count_rows
 from overweave.runtime.kernel_calls.bind import Binding, TensorsByName
 from overweave.runtime.kernel_calls.call import KernelCall, Moving, stand_in_for

@@ -15,7 +15,7 @@ from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
 from overweave.runtime.backends import load
-from overweave.runtime.gpu.call_frame import Replays
+from overweave.runtime.gpu.replays import Replays
 from overweave.runtime.library.library import full_precision, use_torch_kernels
 
 Tensors = dict[str, torch.Tensor]
@@ -47,7 +47,7 @@ class AllReduceRun:
     """The matmul into symmetric memory, and torch's all-reduce of that into `y`: one graph once tensors come back.
 
     Its kernels end when every rank has read what it needs, so the next call on the stream may write there again. They
-    have 24 blocks at most, and leave SMs to what other libraries run: see PackedPlan of runtime/gpu/packed.py.
+    have 24 blocks at most, and leave SMs to what other libraries run: see PackedPlan of runtime/gpu/bound.py.
     """
 
     was_captured = False

@@ -24,7 +24,7 @@ from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu.bound import BoundPlan, bind_with_prologue
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.bind import TensorsByName
-from overweave.runtime.kernel_calls.protocol import control_words, stamp_call
+from overweave.runtime.kernel_calls.call import control_words, stamp_call
 from overweave.runtime.trace import (
     HEAD,
     NOT_A_TILE,

@@ -31,8 +31,7 @@ from overweave.ir.schedule import (
     ReducePut,
     Region,
 )
-from overweave.memory.board.alarm import Alarm
-from overweave.memory.board.board import Board
+from overweave.memory.board.board import Alarm, Board
 from overweave.memory.board.records import Pause
 from overweave.memory.group import Group, subgroup
 from overweave.memory.host.workspace import HostSlot, HostWorkspace, try_run_locked

@@ -31,9 +31,8 @@ interpreter.repair()
 
 # Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
 from overweave.runtime.kernel_calls.bind import Binding, kernel_call  # noqa: E402
-from overweave.runtime.kernel_calls.call import KernelCall  # noqa: E402
-from overweave.runtime.kernel_calls.packed import Caller, SkinnyOperands, packed_call, skinny_call  # noqa: E402  # noqa: E402
-from overweave.runtime.kernel_calls.protocol import control_words  # noqa: E402
+from overweave.runtime.kernel_calls.call import KernelCall, control_words  # noqa: E402
+from overweave.runtime.kernel_calls.packed import Caller, SkinnyOperands, packed_call, skinny_call  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
@@ -45,7 +44,7 @@ _COPIED_KIB = 1
 
 
 class HostWords(NamedTuple):
-    """The protocol words of one call beside those of its slot: a `ProtocolWords` (kernel_calls/protocol.py)."""
+    """The protocol words of one call beside those of its slot: a `ProtocolWords` (kernel_calls/call.py)."""
 
     group: Group
     words: HostHeap
@@ -129,7 +128,6 @@ class InterpretedCall(HostCall):
         assert self.words.shares.are_unused()
 
     def _packed(self) -> KernelCall:
-        """Return the call of the packed kernel."""
         plan = self.binding.plan
         layout, config = lay_out_packed(plan), plan.realization.packed
         assert config is not None

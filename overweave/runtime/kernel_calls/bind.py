@@ -38,14 +38,15 @@ from overweave.runtime.kernel_calls.call import (
     MatrixInput,
     Moving,
     Peers,
+    ProtocolWords,
     TileKernelArgs,
     addresses_tensor,
     as_words,
+    signal_words,
     stand_in_for,
     table_tensor,
 )
 from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
-from overweave.runtime.kernel_calls.protocol import ProtocolWords, signal_words
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, after_sums, copy_call, reduction_call
 
 TensorsByName = Mapping[str, torch.Tensor]
@@ -142,7 +143,6 @@ def kernel_call(binding: Binding, queue: str, matmul_call: MatmulCall = portable
 
 
 def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCall:
-    """Return the call of a queue's matmul kernel."""
     plan, schedule, config = binding.plan, binding.plan.schedule, binding.plan.realization.matmul
     assert config is not None
     computes, tiles = binding.operations(queue, Compute), binding.tiles(queue)
@@ -203,7 +203,6 @@ def _peers(binding: Binding, queue: str, computes: list[Compute], waves: float) 
 
 
 def _reduce(binding: Binding, queue: str) -> KernelCall:
-    """Return the call of a queue's reduction kernel."""
     plan, config = binding.plan, binding.plan.realization.reduction
     assert config is not None
     reduces = binding.operations(queue, Reduce)
@@ -241,7 +240,6 @@ def _block_map(binding: Binding, reduces: list[Reduce]) -> dict[str, Any]:
 
 
 def _copy(binding: Binding, queue: str) -> KernelCall:
-    """Return the call of a queue's copy kernel."""
     config = binding.plan.realization.copy
     moves = [one for one in binding.plan.schedule.of_rank(binding.rank) if one.queue == queue]
     assert config is not None

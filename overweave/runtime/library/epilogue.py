@@ -143,7 +143,6 @@ def slice_columns(tensors: Mapping[str, torch.Tensor], columns: Range, width: in
 
 
 def _gate_product(compute: Compute, part: int, view: View, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the gate's product of one part of `a`."""
     a, weight, y = view(compute.a[part]), tensors[GATE], view(compute.out[part])
     if SCALE_W in tensors:
         product = y.new_empty(y.shape)

@@ -147,7 +147,6 @@ def run_operation(operation: Operation, view: View, group: Group, sum_epilogue: 
 
 
 def _multiply(compute: Compute, view: View, sum_epilogue: End | None) -> None:
-    """Run a Compute by cuBLAS, with its addends."""
     b = view(compute.b)
     if compute.addends:
         _multiply_and_sum(compute, view, sum_epilogue)
@@ -212,7 +211,7 @@ def as_movable(tensor: torch.Tensor) -> torch.Tensor:
 def _all_gather(collective: Collective, view: View, group: Group) -> None:
     """Run all_gather on shards padded to equal rows.
 
-    Padding is uninitialised and never read: it lands behind the rows of a buffer (`merge_parts` in views.py), or in
+    Padding is uninitialised and never read: it lands behind the rows of a buffer (`merge_parts` in calls.py), or in
     temporary memory.
     """
     source, *targets = [as_movable(view(part)) for part in (*collective.sources, *collective.destinations)]
@@ -290,7 +289,6 @@ def _all_to_all(collective: Collective, view: View, group: Group) -> None:
 
 
 def _flatten_adjacent(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return adjacent parts as one 1-D tensor."""
     return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
 
 

@@ -28,8 +28,7 @@ from overweave.memory.group import resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SlotLayout
 from overweave.memory.lower import CopyStep, MemoryRef, StreamStep, WaitStep, WriteStep
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.kernel_calls.call import addresses_tensor
-from overweave.runtime.kernel_calls.protocol import control_words, prologue_call, signal_words, wait_call
+from overweave.runtime.kernel_calls.call import addresses_tensor, control_words, prologue_call, signal_words, wait_call
 from overweave.tuner.calibrate.rates import medians_us
 
 ALIGNED, HEAD_START = 500_000, 100_000  # cycles to hide the host, and for a side stream to begin to wait

@@ -23,7 +23,6 @@ from overweave.errors import InputError, MachineError
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
-from overweave.tuner.measure.baseline_calls import BenchSide, OperatorCall, Setting
 from overweave.tuner.measure.baselines import (
     CEILING,
     COMMUNICATION,
@@ -33,6 +32,9 @@ from overweave.tuner.measure.baselines import (
     TORCH,
     TORCH_FUSED,
     BaselineMethod,
+    BenchSide,
+    OperatorCall,
+    Setting,
     methods_of,
 )
 from overweave.tuner.measure.timer import (
@@ -212,7 +214,6 @@ def rank_device(kind: str) -> torch.device:
 
 
 def _devices(kind: str) -> tuple[torch.device, ...]:
-    """Return all devices of this machine."""
     return tuple(torch.device(kind, index) for index in range(device_count() if kind == "cuda" else 1))
 
 
@@ -258,7 +259,6 @@ def _plan(method: BaselineMethod, problem: Problem, setting: Setting) -> str:
 
 
 def _roofs(samples: Samples) -> Roofs:
-    """Return the medians of the roofs."""
     times = {name: median(values) for name, values in samples.device_us.items()}
     return Roofs(
         matmul_us=times[MATMUL],
@@ -363,7 +363,6 @@ def regressions(run: BenchRun, method: str) -> tuple[CaseRows, ...]:
 
 
 def _summary(rows: list[MethodRow]) -> MethodSummary:
-    """Return the summary of a method's rows."""
     ratios = {
         baseline: [row.speedups[baseline].value for row in rows if baseline in row.speedups]
         for baseline in (SEQUENTIAL, TORCH_FUSED)

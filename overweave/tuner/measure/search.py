@@ -14,14 +14,14 @@ from msgspec import Struct
 from overweave.errors import MachineError
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
-from overweave.tuner.measure.baseline_calls import BenchSide, Setting
+from overweave.tuner.measure.baselines import BenchSide, Setting
 from overweave.tuner.measure.timer import Effort, is_replayed, with_graph_warmup
 from overweave.tuner.measure.trial import Named, TimedTrial
 from overweave.tuner.model.candidate_model import Weighed
 from overweave.tuner.model.rank import cold_choice, rank_candidates
 from overweave.tuner.space.space import Candidate, variations
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.table import Entry, Time, bucket_problem, ranked
+from overweave.tuner.store.cache import Entry, Time, bucket_problem, ranked
 
 EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
 MOST_BY_MODEL = 4

@@ -22,7 +22,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import geometric_mean, median, quantiles
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -103,14 +103,6 @@ class Samples(Struct, frozen=True):
     host_us: dict[str, float]
 
 
-class CallClock(Protocol):
-    """Times one call, with ranks aligned."""
-
-    def sample_us(self, call: SampleCall, sample: int) -> float: ...
-
-    def host_us(self, call: SampleCall, calls: int) -> float | None: ...
-
-
 def compare(
     methods: Mapping[str, SampleCall],
     device: torch.device,
@@ -127,7 +119,7 @@ def compare(
     effort = effort or Effort()
     if not methods or effort.rounds < 1:
         raise InputError("compare", f"{len(methods)} methods, {effort.rounds} rounds", "Give at least one of each")
-    clock: CallClock = _CudaClock(device, group) if device.type == "cuda" else _HostClock(group)
+    clock = _CudaClock(device, group) if device.type == "cuda" else _HostClock(group)
     names = list(methods)
     table: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
@@ -217,7 +209,7 @@ def _slowest(
 
 
 _R = TypeVar("_R")
-SIGHTS = 2  # calls with the same tensors until an eager call becomes a graph (runtime/gpu/call_frame.py)
+SIGHTS = 2  # calls with the same tensors until an eager call becomes a graph (runtime/gpu/replays.py)
 MOST_INPUT_SETS = 4  # input sets that samples alternate between
 REPLAYED_ROWS = 512  # up to so many rows all methods are timed as captured graphs
 

@@ -120,7 +120,6 @@ def _clone(result: CallResult) -> CallResult:
 
 
 def _agrees(result: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether a tensor is the expected one up to rounding."""
     if result.shape != expected.shape:
         return False
     error = torch.linalg.vector_norm(result.float() - expected.float())

@@ -35,7 +35,7 @@ from overweave.tuner.space.space import (
 )
 from overweave.tuner.space.target import Target
 from overweave.tuner.space.waves import fit_groups, wave_families
-from overweave.tuner.store.table import bucket_problem
+from overweave.tuner.store.cache import bucket_problem
 
 # Limits of a simulation, since a first call must not wait long: elements of the products of all ranks, and tiles of
 # gathers, and of sums, which have more candidates; and the least rows. MEASURED: a choice takes 0.1 to 0.5 s of a
@@ -174,7 +174,6 @@ def predictor(problem: Problem, target: Target, is_whole: bool = False) -> Calla
 
 
 def _simulated_rows(problem: Problem, target: Target) -> int:
-    """Return how many rows of a problem are simulated at first."""
     while _is_large(problem, target.sms) and problem.m > FEWEST_ROWS:
         problem = replace(problem, m=problem.record.whole_rows(problem.m // 2, problem.world_size))
     return problem.m

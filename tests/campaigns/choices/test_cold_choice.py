@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from campaigns.choices.cold_choice import TABLES, Share, main, read, shares, verdict
 from overweave.errors import InputError
 from overweave.ir.problem import Problem
-from overweave.tuner.store.table import Entry, Time
+from overweave.tuner.store.cache import Entry, Time
 from tests.source_tree import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -14,7 +14,7 @@ from overweave.cli.plans import case_of as case_of_shape
 from overweave.ir.problem import Problem
 from overweave.ir.timeline.trace import from_chrome
 from overweave.ops.trial import case_of
-from overweave.tuner.model.choice import Choice
+from overweave.tuner.model.choose import Choice
 from tests import forked
 
 

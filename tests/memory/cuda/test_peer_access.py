@@ -13,7 +13,7 @@ heap = pytest.importorskip("overweave.memory.cuda.heap", reason="no CUDA binding
 from overweave.errors import MachineError, RankMismatch  # noqa: E402
 from overweave.memory.board.board import Board  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
-from overweave.runtime.kernel_calls.protocol import (  # noqa: E402
+from overweave.runtime.kernel_calls.call import (  # noqa: E402
     connected_ranks,
     prologue_call,
     require_peer_access,

@@ -11,7 +11,7 @@ import torch
 from overweave.ir.problem import Problem
 from overweave.ops.call import prepared
 from overweave.ops.call.prepared import MOST_CALLS, Calls, Prepared
-from overweave.tuner.model.choice import Choice
+from overweave.tuner.model.choose import Choice
 
 
 class Bound:

@@ -234,7 +234,7 @@ def logged(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
         patch.setattr(KernelInterface, "__getitem__", by_triton)
         patch.setattr(launcher, "PackedLaunch", pack)
         patch.setattr(triton.runtime.driver, "_active", Driver())
-        for name in ("bound.call_of", "packed.library_call"):
+        for name in ("bound.call_of", "bound.library_call"):
             patch.setattr(f"overweave.runtime.gpu.{name}", library)
         _say_stretches(log, patch)
         properties = SimpleNamespace(multi_processor_count=SMS, major=9)

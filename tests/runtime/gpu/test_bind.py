@@ -22,8 +22,8 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.layout import lay_out
 from overweave.runtime.gpu import bound
+from overweave.runtime.gpu.bound import PackedPlan
 from overweave.runtime.gpu.call_frame import PlanRun
-from overweave.runtime.gpu.packed import PackedPlan
 from overweave.runtime.kernel_calls.call import Peers
 from overweave.runtime.library.two_parts import takes_parts
 from overweave.schedules.catalog.catalog import build

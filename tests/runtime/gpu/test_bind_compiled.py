@@ -28,7 +28,7 @@ from overweave.ops.author.compile import compile
 from overweave.ops.author.tile_program import TileCall
 from overweave.runtime.authored import AuthoredKernel, buffers_of_tensors, exchanged_tensors
 from overweave.runtime.gpu import handwritten as handwritten_gpu
-from overweave.runtime.gpu import waits
+from overweave.runtime.gpu import launcher
 from overweave.runtime.gpu.authored import FusedTiles, _check_shared, _with_stand_in, addresses_of
 from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.handwritten import Declared
@@ -231,7 +231,7 @@ def test_what_no_kernel_would_hear_of_is_waited_for_at_the_end(
     case = Case("matmul", {"A": "all_gather.push"})
     given = matmul(case.exchanges)
     monkeypatch.setattr(
-        waits, "waits_without_deadline", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),)
+        launcher, "waits_without_deadline", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),)
     )
     call = bound(case, tmp_path, given)
     for enqueue in call.bound.enqueue:

@@ -14,7 +14,6 @@ from overweave.memory.cuda import driver
 from overweave.runtime.gpu import authored as authored_gpu
 from overweave.runtime.gpu import bound as binding
 from overweave.runtime.gpu import handwritten as handwritten_gpu
-from overweave.runtime.gpu import packed
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.handwritten import MAIN, Await, Declared, Raise
 from overweave.schedules.catalog.catalog import build
@@ -120,9 +119,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(authored_gpu, "exchanged_tensors", lambda kernel, given: {"x": given["x"]})
     monkeypatch.setattr(handwritten_gpu, "_BoundProgram", lambda declared, layout, space: RecordedSteps(log))
     monkeypatch.setattr(handwritten_gpu, "Workspace", SimpleNamespace(of=lambda group, device: Workspace(log)))
-    monkeypatch.setattr(packed, "library_call", lambda operation, *rest: lambda tensors: log.append(operation.name))
+    monkeypatch.setattr(binding, "library_call", lambda operation, *rest: lambda tensors: log.append(operation.name))
     start = SimpleNamespace(start=lambda stream: log.append(f"packed on {stream}"))
-    monkeypatch.setattr(packed.PackedPlan, "_kernel", lambda self, is_later: start)
+    monkeypatch.setattr(binding.PackedPlan, "_kernel", lambda self, is_later: start)
 
     def captured(enqueue: Any) -> Any:
         log.append("capture [")
@@ -172,7 +171,7 @@ def steps_run(log: Log) -> Any:
 def packed_run(log: Log, operator: str = "matmul_all_reduce", name: str = "one_shot_packed") -> Any:
     tensors = {name: torch.zeros(4) for name in ("x", "w", "y")}
     workspace: Any = Workspace(log)
-    run = PlanRun(workspace, packed.PackedPlan(planned(operator, name), workspace, tensors), (), True)
+    run = PlanRun(workspace, binding.PackedPlan(planned(operator, name), workspace, tensors), (), True)
     return lambda where=tensors: run(where)
 
 

@@ -18,8 +18,8 @@ from overweave.ir.schedule import ECHOES
 from overweave.runtime.gpu import authored as authored_gpu
 from overweave.runtime.gpu import bound as binding
 from overweave.runtime.gpu import handwritten as handwritten_gpu
+from overweave.runtime.gpu.bound import PackedPlan
 from overweave.runtime.gpu.call_frame import PlanRun
-from overweave.runtime.gpu.packed import PackedPlan
 from tests.runtime.gpu import test_bind_compiled as compiled
 from tests.runtime.gpu.launch_log import LaunchLog, logged
 from tests.runtime.gpu.test_bind import ENDING, FP8, GATHER, REDUCE, SCATTER, Case, tensors_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from overweave.runtime.gpu import call_frame
-from overweave.runtime.gpu.call_frame import Replays
+from overweave.runtime.gpu import replays
+from overweave.runtime.gpu.replays import Replays
 
 
 class Made:
@@ -46,17 +46,17 @@ def test_tensors_at_other_places_are_another_graph(made: Made) -> None:
 
 def test_tensors_that_never_come_back_make_no_graph_and_are_forgotten(made: Made) -> None:
     kept = Replays()
-    for place in range(call_frame.MOST_SEEN + 1):
+    for place in range(replays.MOST_SEEN + 1):
         assert graph_of(kept, (place,), made) is None
     assert graph_of(kept, (0,), made) is None, "it was the first to be forgotten"
-    assert graph_of(kept, (call_frame.MOST_SEEN,), made) == 0
+    assert graph_of(kept, (replays.MOST_SEEN,), made) == 0
 
 
 def test_a_full_house_runs_newcomers_step_by_step_until_a_graph_is_stale(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_frame, "MOST_GRAPHS", 2)
-    monkeypatch.setattr(call_frame, "STALE_CALLS", 6)
+    monkeypatch.setattr(replays, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(replays, "STALE_CALLS", 6)
     kept = Replays()
     for place in (1, 1, 2, 2, 3, 3):
         last = graph_of(kept, (place,), made)

@@ -10,10 +10,14 @@ from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine, load
 from overweave.schedules.weave.transports import transports, wanted_of
 from overweave.tuner.measure.compiled import (
+    KernelWay,
     RankedWay,
     TimedWay,
     TunedTimes,
     content_key,
+    families,
+    is_auto,
+    is_member,
     predicted_best,
     prediction_machine,
     rank_ways,
@@ -21,9 +25,9 @@ from overweave.tuner.measure.compiled import (
     refinements,
     save_tuning,
     shortlist,
+    side_of,
     tuning_path,
 )
-from overweave.tuner.space.compiled import KernelWay, families, is_auto, is_member, side_of
 from overweave.tuner.space.target import Target, target_named
 
 ASKED = {"A": "all_gather.auto", "C": "reduce_scatter.scatter"}

@@ -14,13 +14,13 @@ from overweave.ir.problem import Problem
 from overweave.schedules.families.finer import EXCHANGE_METHODS, GATHER_METHODS
 from overweave.schedules.records.outside import TORCH_FUSED
 from overweave.tuner.measure import search
-from overweave.tuner.measure.baseline_calls import BenchSide, Setting
+from overweave.tuner.measure.baselines import BenchSide, Setting
 from overweave.tuner.measure.search import MOST_BY_MODEL, WORTH_VARYING, Tuned, shortlist
 from overweave.tuner.model.candidate_model import Weighed
 from overweave.tuner.model.rank import rank_candidates
 from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.table import Entry, Time
+from overweave.tuner.store.cache import Entry, Time
 
 GPU, CPU = Target("cuda"), Target("cpu")
 HOST = torch.device("cpu")

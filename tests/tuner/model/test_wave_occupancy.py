@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overweave.ir.problem import Problem
-from overweave.tuner.model.choice import Choice
-from overweave.tuner.model.choose import wave_occupancy
+from overweave.tuner.model.choose import Choice, wave_occupancy
 
 SMS = {"sms": 132}
 

@@ -23,8 +23,7 @@ from overweave.tuner.space.space import (
     variations,
 )
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import shipped
-from overweave.tuner.store.table import Time
+from overweave.tuner.store.cache import Time, shipped
 
 GPU, CPU = Target("cuda"), Target("cpu")
 

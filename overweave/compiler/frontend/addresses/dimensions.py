@@ -187,7 +187,6 @@ def substitute_lanes(poly: Polynomial, parts: SplitLanes) -> Polynomial:
 
 
 def _sole_atom(poly: Polynomial) -> Atom | None:
-    """Return the atom that a polynomial consists of, or None."""
     atom = poly.terms[0][0][0] if len(poly.terms) == 1 and poly.terms[0][0] else None
     return atom if atom is not None and poly == atom_poly(atom) else None
 
@@ -270,7 +269,6 @@ class Bounds:
         return bound is not None and bound >= 0
 
     def _multiply(self, left: SymbolicInterval, right: SymbolicInterval) -> SymbolicInterval:
-        """Multiply two intervals."""
         constants = [None if end is None else end.constant for end in (*left, *right)]
         if all(end is not None for end in constants):
             a, b, c, d = (end for end in constants if end is not None)
@@ -327,7 +325,6 @@ class Bounds:
         return interval
 
     def _atom_interval(self, atom: Atom) -> SymbolicInterval:
-        """Bound an atom."""
         if isinstance(atom, str):
             return atom_poly(atom), atom_poly(atom)
         if isinstance(atom, BlockOf):

@@ -124,7 +124,6 @@ class Judged:
         return index - (step * atom_poly(block[0])) - dim.shift
 
     def _has_one_block(self, axis: str) -> bool:
-        """Whether an axis has a single block in this call."""
         return self.kernel.is_call and self.kernel.bounds.constant_interval(atom_poly(BlockOf(axis)))[1] == 0
 
     def _check_step(self, dim: Dimension, step: Polynomial) -> None:
@@ -263,7 +262,6 @@ class Judged:
             seen |= {atom for atom in moving if not isinstance(atom, BlockOf)}
 
     def _stored_range(self, dim: Dimension, local_index: Polynomial, mask: MaskedRange) -> range:
-        """Return the elements that a store touches of one dimension."""
         groups = {
             atoms: self.kernel.substitute(step)
             for atoms, step in group_by_moving(self.kernel.substitute(local_index)).items()

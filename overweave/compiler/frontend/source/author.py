@@ -16,8 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.compiler.frontend.source.files import File
-from overweave.compiler.frontend.source.language import Language, language_of
-from overweave.compiler.frontend.source.names import calls_in
+from overweave.compiler.frontend.source.language import Language, calls_in, language_of
 from overweave.compiler.frontend.symbols.directives import (
     AccessDirective,
     AxisDirective,
@@ -325,7 +324,6 @@ def _transitive_callees(node: cst.CSTNode, helpers: Mapping[str, cst.FunctionDef
 
 
 def _callee_names(node: cst.CSTNode) -> set[str]:
-    """Return the names of functions that a node calls."""
     return {call.func.value for call in calls_in(node) if isinstance(call.func, cst.Name)}
 
 

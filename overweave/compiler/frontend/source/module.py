@@ -11,8 +11,15 @@ import libcst as cst
 from msgspec import Struct
 
 from overweave.compiler.frontend.source.author import KernelSource, all_params, parameter_names
-from overweave.compiler.frontend.source.language import MemoryOpKind, dotted
-from overweave.compiler.frontend.source.names import Origins, assigned_names, assignments, calls_in, used_names
+from overweave.compiler.frontend.source.language import (
+    MemoryOpKind,
+    Origins,
+    assigned_names,
+    assignments,
+    calls_in,
+    dotted,
+    used_names,
+)
 from overweave.errors import InputError
 
 # A directive names a load or store of the kernel itself. A helper's access that no directive names would get no wait
@@ -225,7 +232,6 @@ def _package_path(path: Path) -> list[str]:
 
 
 def _bound_name(alias: cst.ImportAlias) -> str:
-    """Return the name that `import a.b` or `import a as b` binds."""
     if alias.asname and isinstance(alias.asname.name, cst.Name):
         return alias.asname.name.value
     name: cst.BaseExpression = alias.name

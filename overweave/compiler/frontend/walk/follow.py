@@ -529,7 +529,6 @@ class _Walk:
 
 
 def _merged_return(values: Sequence[tuple[SymbolicValue, Condition]]) -> SymbolicValue:
-    """Merge the values of several returns."""
     if not values:
         return Constant(None)
     merged, by = values[-1]

@@ -119,7 +119,6 @@ def _where(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> 
 
 
 def _clamp(value: Number, bound: Any) -> Number:
-    """Return the CLAMP of a value below a bound."""
     inputs = (value.poly, bound)
     return Number(atom_poly(OpaqueResult(CLAMP, inputs, tags_of(*inputs))), value.rank)
 
