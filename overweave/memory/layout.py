@@ -10,7 +10,7 @@ from msgspec import Struct
 from overweave.errors import ScheduleError
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import Dtype
-from overweave.ir.kernel_limits import SIGNAL_CAPACITY
+from overweave.ir.plan import SIGNAL_CAPACITY
 from overweave.ir.schedule import LOCAL, SYMMETRIC, Schedule
 
 ALIGNMENT_BYTES = 256

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
-from overweave.ir.kernel_limits import INT32_BYTES
-from overweave.ir.plan import MESSAGE_BYTES, MESSAGE_DATA_BYTES, PACKED_KERNEL, PackedConfig, Plan
+from overweave.ir.plan import INT32_BYTES, MESSAGE_BYTES, MESSAGE_DATA_BYTES, PACKED_KERNEL, PackedConfig, Plan
 from overweave.ir.schedule import Buffer, Copy, Operation, Put, Reduce
 from overweave.ir.shards import shard_rows
 from overweave.memory.layout import aligned

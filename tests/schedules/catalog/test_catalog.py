@@ -13,8 +13,7 @@ from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Operation, Reduce
-from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import METHODS, REPLACED
 
