@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 import torch
 
 from campaigns.lint.lint_case import PLAIN, Case, Variant, case_of, tiles_of
-from overweave.compiler.contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
-from overweave.memory.split_k import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, Peers
 from overweave.runtime.kernel_calls.matmul import Operands, matmul_call
+from tools.ptx_lint.contract import Guard
 
 # Sizes are no matter but for what a launch specialises for: whether they are multiples of 16.
 TILES, ROWS = 7, 512
@@ -45,9 +44,9 @@ class Tile(NamedTuple):
     stored: Stored = STAYS
 
     def __str__(self) -> str:
-        config, along_k = self.config, " along k" * bool(self.config.split_k)
+        config = self.config
         parts = f"/{config.split_n}" * (config.split_n > 1)
-        shape = f"{config.block_m}x{config.block_n}x{config.block_k} {config.warps}w{config.stages}s{parts}{along_k}"
+        shape = f"{config.block_m}x{config.block_n}x{config.block_k} {config.warps}w{config.stages}s{parts}"
         added = f"{self.addends} addend{'s' * (self.addends > 1)}" if self.addends else ""
         several = f"{self.weights} weights" if self.weights > 1 else ""
         words = (f"{self.dtype} {shape}", self.variant, self.epilogue, added, several, self.stored)
@@ -99,7 +98,6 @@ def operands_of(tile: Tile) -> Operands:
         total=out if tile.addends else None,
         addends=addresses if tile.addends else None,
         addend_rows=(out, addresses) if tile.addends == 1 else None,
-        shares=Shares(torch.empty(64), torch.empty(64, dtype=torch.int32)) if tile.config.split_k else None,
         peers=Peers(addresses, distances, out if tile.stored.spreads else None) if distances else None,
     )
 

@@ -61,7 +61,7 @@ class Ends(NamedTuple):
 
 
 class AtPeers(NamedTuple):
-    """Where tiles store at other ranks, if any does (kernels/stored.py). places: int64, a row of two for each rank.
+    """Where tiles store at other ranks, if any does (kernels/tile_end.py). places: int64, a row of two for each rank.
     everyone: how many ranks there are, if sums are stored at every one.
     """
 
@@ -70,8 +70,9 @@ class AtPeers(NamedTuple):
 
 
 class AfterSums(NamedTuple):
-    """What stands beside sums that end with an epilogue, or with whole rows (kernels/norm.py). more: what forms of rows
-    and registered epilogues read. z: where rows lie before they are finished. numbers: fp32, where those of rows go.
+    """What stands beside sums that end with an epilogue, or with whole rows (kernels/reduction.py). more: what forms of
+    rows and registered epilogues read. z: where rows lie before they are finished. numbers: fp32, where those of rows
+    go.
     """
 
     bias: Any = None
@@ -86,7 +87,7 @@ class Traits(Struct, frozen=True, kw_only=True):
 
     b_is_transposed: how the weights lie in memory. two_sources: whether tiles read rows of both places of `a`.
     epilogue: the bits of an `Epilogue`. addends: how many a tile with addends has. weights: by how many it multiplies.
-    split_k: whether tiles may be dealt out along k. precision: of the portable kernel's products. Of the Hopper kernel:
+    precision: of the portable kernel's products. Of the Hopper kernel:
     stages, split_n: as in `MatmulConfig`; in_columns: consumers share a tile's columns; peers: where tiles store.
     """
 
@@ -96,7 +97,6 @@ class Traits(Struct, frozen=True, kw_only=True):
     epilogue: int
     addends: int
     weights: int
-    split_k: bool
     precision: str = ""
     stages: int = 0
     split_n: int = 1

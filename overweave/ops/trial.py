@@ -13,12 +13,11 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.shards import rows_of
 from overweave.ir.timeline.timeline import Timeline
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import verify_schedule
 from overweave.memory.group import Group, resolve
 from overweave.ops.reference import PlainCollectives
 from overweave.runtime.backends import load
-from overweave.runtime.host.host import Depth, run_on_host
-from overweave.runtime.host.trace import trace_on_host
+from overweave.runtime.host.host import Depth, run_on_host, trace_on_host
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import method_of
 from overweave.schedules.records.needs import obstacle

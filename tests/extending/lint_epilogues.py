@@ -21,7 +21,7 @@ from campaigns.lint.lint_packed import packed_case
 from overweave.ir.epilogue import Applied, Epilogue
 from overweave.ir.plan import PACKED_SUMS, TILE_KERNEL
 from overweave.ir.problem import Problem
-from overweave.schedules.catalog.finished import shapes_of_tiles
+from overweave.schedules.catalog.realized import shapes_of_tiles
 from overweave.schedules.records.record import Adds
 from overweave.schedules.tiles.shape import PACKED_ROWS, row_shape
 from tests.extending import toy_epilogue, toy_rows

@@ -23,7 +23,7 @@ from overweave.ops.dispatch.schema import DEFINED
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 from overweave.sim.simulate import total_us
-from overweave.tuner.space.problem_words import with_epilogue
+from overweave.tuner.space.shapes import with_epilogue
 from tests.extending import toy_rows
 from tests.ranks import run_ranks
 from tests.registries import kept_registries

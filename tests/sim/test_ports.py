@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from overweave.hardware.curves import Bandwidth, Curve
 from overweave.hardware.machine import Machine
-from overweave.hardware.topology import Link, Topology
+from overweave.hardware.topology import Bandwidth, Curve, Link, Topology
 from overweave.sim.cost import Segment
 from overweave.sim.events import EventQueue
 from overweave.sim.ports import Ports
@@ -28,29 +27,6 @@ def run(paper: Machine):
         return [ends[number] for number in range(len(copies))], loads
 
     return run
-
-
-def test_a_ring_does_not_slow_down(run):
-    ends, loads = run((0, 0, 1, 10.0), (0, 1, 2, 10.0), (0, 2, 3, 10.0), (0, 3, 0, 10.0))
-    assert ends == [10.0] * 4
-    assert max(load for _, load in loads) == 1.0
-    assert loads[-1] == (10.0, 0.0)
-
-
-def test_copies_out_of_one_port_share_it_while_they_overlap(run):
-    ends, _ = run((0, 0, 1, 10.0), (5, 0, 2, 10.0))
-    assert ends == [15.0, 20.0]  # 5 alone, 10 shared for 5 of each, 5 alone
-
-
-def test_copies_into_one_port_share_it(run):
-    ends, _ = run((0, 1, 0, 10.0), (0, 2, 0, 10.0), (0, 3, 0, 10.0))
-    assert ends == [30.0] * 3
-
-
-def test_a_copy_within_a_rank_uses_no_port(run):
-    ends, loads = run((0, 0, 0, 10.0), (0, 0, 1, 10.0))
-    assert ends == [10.0, 10.0]
-    assert max(load for _, load in loads) == 0.5
 
 
 def joined(paper: Machine, kind: str, *links: tuple[float, tuple[tuple[int | str, int | str], ...]]) -> Machine:

@@ -30,12 +30,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.consumer import consume
 from overweave.kernels.hopper.producer import produce
-from overweave.kernels.hopper.rectangles import Rectangles, count_first
-from overweave.kernels.hopper.ring import RING
-from overweave.kernels.hopper.shared import Claim, ReductionArgs, Ring, SplitKArgs, StagedResults, Stages, TileArgs
+from overweave.kernels.hopper.shared import RING, Claim, ReductionArgs, Ring, StagedResults, Stages, TileArgs
 from overweave.kernels.hopper.start import begin_claim, fetch_maps, fetch_row, place_for_claim
 from overweave.kernels.hopper.storer import store
-from overweave.kernels.hopper.tiles import b_parts
+from overweave.kernels.hopper.tiles import Rectangles, b_parts, count_first
 from overweave.lang.tile_table import read_clock
 
 
@@ -56,7 +54,7 @@ class Outs(NamedTuple):
 def matmul_hopper_kernel(
     a_shard, a_workspace, b, b_1, b_2, out, out_1, out_2, total_tiles, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5,
     tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, addend_tiles, products, ends, addends,
-    peers, shares, queue, protocol, k, first_k, traits: gl.constexpr,
+    peers, queue, protocol, k, first_k, traits: gl.constexpr,
 ):  # fmt: skip
     """Up to `addend_tiles`, tensor descriptors; behind them as `matmul_kernel`. `out` is what `products.out` points to.
 
@@ -98,7 +96,6 @@ def matmul_hopper_kernel(
     c_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     c_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     verdicts = gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    told = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     received = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
@@ -116,16 +113,16 @@ def matmul_hopper_kernel(
     stages = Stages(a_tiles, Rectangles(b_tiles, b_rest), full, empty)
     ring = Ring(messages, ring_full, ring_empty)
     results = StagedResults(Rectangles(c_tiles, c_rest), c_full, c_empty)
-    sums, dealt = ReductionArgs(addends, addend_tiles, verdicts, received), SplitKArgs(shares, told)
+    sums = ReductionArgs(addends, addend_tiles, verdicts, received)
     # Tuples of the kernel's arguments stand inline: one kept in a variable would turn its constants into tensors.
     gl.warp_specialize(
         [
             (consume, (
                 traits, 0, claimed, begun, claim, stages, results, ring,
-                TileArgs(products, ends, sums, dealt, peers, queue, k))),
+                TileArgs(products, ends, sums, peers, queue, k))),
             (consume, (
                 traits, 1, None, None, None, stages, results, ring,
-                TileArgs(products, ends, sums, dealt, peers, queue, k))),
+                TileArgs(products, ends, sums, peers, queue, k))),
             (produce, (
                 traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, queue, claim, protocol, k, first_k)),
             (store, (
@@ -134,7 +131,7 @@ def matmul_hopper_kernel(
                     out, out_1, out_2, total_tiles,
                     (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
                     (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7)),
-                TileArgs(products, ends, sums, dealt, peers, queue, k), protocol)),
+                TileArgs(products, ends, sums, peers, queue, k), protocol)),
         ],
         [4, 1, 1],
         [240, 24, 24],

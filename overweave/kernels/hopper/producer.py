@@ -6,12 +6,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from overweave.compat.triton_names import load_tile
 from overweave.kernels.epilogue import GATE
-from overweave.kernels.hopper.rectangles import rectangle
-from overweave.kernels.hopper.ring import LACKS, LAST, VOID, pass_on
+from overweave.kernels.hopper.shared import LACKS, LAST, VOID, pass_on
 from overweave.kernels.hopper.start import receive_claim
-from overweave.kernels.hopper.tiles import b_parts, source_of, wait_for_tile
-from overweave.kernels.shares import k_range
-from overweave.kernels.weights import of_weight, weight_of
+from overweave.kernels.hopper.tiles import b_parts, rectangle, source_of, wait_for_tile
+from overweave.kernels.tile_end import of_weight, weight_of
 from overweave.lang.tile_table import (
     CLAIMED,
     COL,
@@ -55,8 +53,7 @@ def produce(traits: gl.constexpr, a_shard, a_workspace, b, b_1, b_2, stages, rin
                 a = a_workspace
         factor = of_weight(weight_of(table, tile, traits.weights), b, b_1, b_2, traits.weights)
         top, further = source_of(traits, table, tile, PART_M, A_PARTS)
-        low, high = k_range(table, tile, k, BLOCK_K, traits.split_k)
-        for depth in range(low, high, BLOCK_K):
+        for depth in range(0, k, BLOCK_K):
             stage = step % traits.stages
             mbarrier.wait(stages.empty.index(stage), ((step // traits.stages) & 1) ^ 1)
             arrived = stages.full.index(stage)

@@ -79,9 +79,6 @@ SLEEP_UNTIL = """{
     mov.u32 $0, 0;
 }"""
 
-# A sum that is opaque to the compiler: it does not precompute such an address for the next loop iteration.
-OPAQUE_ADD = "add.s64 $0, $1, $2;"
-
 # Thread 0 claims a tile for its block. Operands: result (the old counter; 0 in other threads), counter, thread.
 # `inc` has a limit that ptxas cannot know: an `add` it would aggregate over the warp, and wait for the result at once
 # (seen in SASS of Triton 3.6's ptxas).
@@ -105,7 +102,7 @@ def fetch_tensor_maps(kernel: str, maps: int) -> str:
     return "{ .reg .pred first; mov.u32 $0, %tid.x; setp.eq.u32 first, $0, 0; " + " ".join(lines) + " }"
 
 
-# Programmatic dependent launch (memory/device/dependent_launch.py): every thread executes it.
+# Programmatic dependent launch (memory/device/protocol.py): every thread executes it.
 LAUNCH_DEPENDENTS = "griddepcontrol.launch_dependents; mov.u32 $0, 0;"
 WAIT_FOR_PREVIOUS_KERNEL = "griddepcontrol.wait; mov.u32 $0, 0;"
 # Operands: unused, an address, whether to prefetch its line.

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import prod
+from math import lcm, prod
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,10 @@ from overweave.tuner.caches import cache_folders
 LONGEST_S = 10.0  # a trial, from where its process has imported what it needs
 BEGIN_S = 120.0  # until then
 READY = b"\n"  # what the process writes when its trial begins
+RULES = "2"  # what trials of other rules found is not kept: raise it where a trial learns to find more
 MOST_ELEMENTS = 1 << 22  # of the tensors of a trial
 LARGE = 1 << 20  # elements of a tensor of which no directive tells
+FEW = 16  # heads of keys, which divide the heads of queries of a smaller problem, too
 KEPT = 128  # of an extent that no axis cuts, and what it leaves by that
 _BLOCK = re.compile(r"[0-9]{1,6}(x[0-9]{1,6})+")
 CHECKED, NOT_CHECKED = "checked", "not checked"
@@ -103,7 +105,7 @@ def _kept(kernel: AnnotatedKernel, trial: _Trial, anew: bool) -> _Verdict:
     """What was found of a kernel, by this process or an earlier one; others of this machine wait for it."""
     data = msgspec.json.encode(trial)
     problem = msgspec.json.encode([trial.kernel, trial.constants, trial.tensors], order="sorted")
-    text = (*kernel.source.file.imported_sources(), kernel.source.text, sys.version)
+    text = (*kernel.source.file.imported_sources(), kernel.source.text, sys.version, RULES)
     digest = blake2b("\0".join(text).encode() + problem, digest_size=12).hexdigest()
     folder = cache_folders()["overweave"] / "footprints"
     path = folder / f"{digest}.json"
@@ -203,9 +205,12 @@ def _extents(kernel: AnnotatedKernel, numbers: Mapping[str, int]) -> dict[str, i
         for dim in access.directive.dims:
             for name in dim.names - axes - found.keys() - constants - blocks - walked:
                 found[name] = min(numbers[name], KEPT + numbers[name] % KEPT)
+    kept = dict(found)
     for axis in kernel.axes:
         name, block = str(axis.extent), axis.block.value(numbers)
         if name in numbers and name not in found:
+            heads = (size for size in kept.values() if 0 < size <= FEW and numbers[name] % size == 0)
+            block = lcm(block, *heads) if numbers[name] % block == 0 else block
             part = 0 if numbers[name] % block == 0 else max(1, block // 2)
             sizes = [count * block + part for count in (2 + (not part), 3 + (not part), 4, 1)]
             taken = set(found.values())

@@ -10,9 +10,9 @@ import torch
 from overweave.ir.operators.forms import BIAS, RESIDUAL
 from overweave.ir.plan import CopyConfig, ReduceConfig
 from overweave.ir.problem import Problem
-from overweave.kernels.added import added_operands
 from overweave.kernels.arguments import AfterSums
 from overweave.kernels.copy import copy_kernel
+from overweave.kernels.epilogue import added_operands
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.cuda.heap import sms_for_copies
 from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, TileKernelArgs
@@ -23,8 +23,8 @@ SUMS_PER_SM = 4  # of the SMs left to copies; a reduction block takes an eighth 
 
 
 class ReductionCall(NamedTuple):
-    """Operands, output and epilogue of a reduction: what is done to whole rows (kernels/norm.py), or to sums
-    (kernels/epilogue.py), by the codes of kernels/added.py.
+    """Operands, output and epilogue of a reduction: what is done to whole rows (kernels/reduction.py), or to sums,
+    by the codes of kernels/epilogue.py.
 
     operands: int64 addresses (memory/lower.reduction_operands). widths: as of memory/lower.reduction_widths. out: of
     `cols` columns; used by sums without an address in `operands`. cells: int32, the block map of permuted operands;

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from overweave.adapters.parallel import gathering, linears, styles
+from overweave.adapters.parallel import gathering, styles
 from overweave.adapters.rows import RowGather
 from overweave.layers import replicated
 from tests.ranks import run_ranks
@@ -90,14 +90,14 @@ FAULTS = {
         (styles, "gather_lazily", lambda shard, gather: gathering.Gathering(shard.detach(), gather)),
         ("plain", "a look under no_grad", "full backward pre-hooks", "checkpoint inside, reentrant"),
     ),
-    "a subclass loses its forward": ((styles, "_reason_unsupported", lambda *_: ""), ("plain",)),
+    "a subclass loses its forward": ((styles, "_layer_obstacle", lambda *_: ""), ("plain",)),
     "factors are not cast": ((replicated, "is_autocast", lambda: False), ("autocast",)),
     "a weight is read after its step": ((gathering, "_may_step_early", lambda _: False), ("optimizer in backward",)),
     "a mode sees what is computed once": (
         (gathering.Gathering, "_is_seen_made", lambda _: True),
         ("selective checkpoint inside", "selective checkpoint of layers"),
     ),
-    "a layer that FSDP2 frees is read later": ((linears, "hasattr", lambda *_: False), ("FSDP2 of layers",)),
+    "a layer that FSDP2 frees is read later": ((styles, "hasattr", lambda *_: False), ("FSDP2 of layers",)),
 }
 
 

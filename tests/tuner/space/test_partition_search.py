@@ -10,8 +10,8 @@ from campaigns.waves.wave_partitions import every_partition
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.plan import MatmulConfig
-from overweave.tuner.space import partition_search
-from overweave.tuner.space.partition_search import (
+from overweave.tuner.space import waves as partitions
+from overweave.tuner.space.waves import (
     MOST_COMPARED,
     MOST_FIRST,
     MOST_LAST,
@@ -21,7 +21,6 @@ from overweave.tuner.space.partition_search import (
     best_partitions,
     predicted_us,
     scale_partition,
-    slowest_costs,
     wave_costs,
 )
 from tests.clock import ends_within
@@ -29,7 +28,7 @@ from tests.clock import ends_within
 
 def all_partitions(waves: int) -> list[Partition]:
     """Every partition that the search chooses from."""
-    first, last = partition_search.MOST_FIRST, partition_search.MOST_LAST
+    first, last = partitions.MOST_FIRST, partitions.MOST_LAST
     return [each for each in every_partition(waves) if each[0] <= first and each[-1] <= last]
 
 
@@ -67,7 +66,7 @@ def test_the_first_group_and_the_last_are_small(waves: int):
 
 def test_without_bounds_all_partitions_are_looked_at(monkeypatch: pytest.MonkeyPatch):
     for name in ("MOST_FIRST", "MOST_LAST"):
-        monkeypatch.setattr(partition_search, name, 99)
+        monkeypatch.setattr(partitions, name, 99)
     assert len(all_partitions(8)) == 2**7
 
 
@@ -94,14 +93,6 @@ def test_no_waves_have_no_partition():
 def test_a_partition_of_other_waves_is_refused(partition: tuple[int, ...]):
     with pytest.raises(InputError, match="3 waves"):
         predicted_us(partition, WaveCosts(1.0, (1.0,) * 3, (1.0,) * 3))
-
-
-def test_the_slowest_rank_counts():
-    quick, slow = WaveCosts(1.0, (5.0, 6.0), (5.0, 6.0)), WaveCosts(2.0, (3.0, 8.0), (3.0, 4.0))
-    assert slowest_costs([quick, slow]) == WaveCosts(2.0, (5.0, 8.0), (5.0, 6.0))
-    for differing in ([], [quick, WaveCosts(1.0, (1.0,), (1.0,))]):
-        with pytest.raises(InputError, match="waves"):
-            slowest_costs(differing)
 
 
 def test_128_waves_take_less_than_5_ms():
