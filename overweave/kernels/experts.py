@@ -143,3 +143,42 @@ def fill_tiles_kernel(
     value = tl.where(word == PLACE, ADDS_NOTHING, value)
     places = table + tile.to(tl.int64)[:, None] * COLUMNS + word
     tl.store(places, value, mask=(tile < total * columns)[:, None] & (word < COLUMNS))
+
+
+@triton.jit
+def outer_kernel(x, g, ends, out, experts, k, n, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+                 PRECISION: tl.constexpr):  # fmt: skip
+    """`x[group].T @ g[group]` of every group, `[experts, k, n]`: one program a tile, over the rows of its group.
+
+    x `[rows, k]`, g `[rows, n]`, contiguous. ends: as of `fill_tiles_kernel`; a group is what lies between two of them,
+    within `[0, ends[-1])`.
+    """
+    across, down = tl.cdiv(n, BLOCK_N), tl.cdiv(k, BLOCK_K)
+    tile = tl.program_id(0)
+    expert = tile // (across * down)
+    within = tile % (across * down)
+    cols_k = within // across * BLOCK_K + tl.arange(0, BLOCK_K)
+    cols_n = within % across * BLOCK_N + tl.arange(0, BLOCK_N)
+    start = tl.load(ends + expert - 1, mask=expert > 0, other=0)
+    end = tl.load(ends + expert)
+    total = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+    for first in range(start, end, BLOCK_R):
+        rows = first + tl.arange(0, BLOCK_R)
+        is_row = (rows < end)[:, None]
+        of_x = x + rows.to(tl.int64)[:, None] * k + cols_k[None, :]
+        of_g = g + rows.to(tl.int64)[:, None] * n + cols_n[None, :]
+        x_tile = tl.load(of_x, mask=is_row & (cols_k < k)[None, :], other=0.0)
+        g_tile = tl.load(of_g, mask=is_row & (cols_n < n)[None, :], other=0.0)
+        total = tl.dot(tl.trans(x_tile), g_tile, total, input_precision=PRECISION)
+    places = out + expert.to(tl.int64) * k * n + cols_k.to(tl.int64)[:, None] * n + cols_n[None, :]
+    tl.store(places, total.to(out.dtype.element_ty), mask=(cols_k < k)[:, None] & (cols_n < n)[None, :])
+
+
+@triton.jit
+def clear_rest_kernel(x, ends, experts, rows, cols, BLOCK: tl.constexpr):
+    """Zeros in all rows from the last group's end on: x `[rows, cols]`, contiguous. Programs take rows in turn."""
+    first = tl.minimum(tl.maximum(tl.load(ends + experts - 1), 0), rows)
+    for row in range(first + tl.program_id(0), rows, tl.num_programs(0)):
+        for col in range(0, cols, BLOCK):
+            at = col + tl.arange(0, BLOCK)
+            tl.store(x + row.to(tl.int64) * cols + at, tl.zeros([BLOCK], x.dtype.element_ty), mask=at < cols)
