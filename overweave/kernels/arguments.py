@@ -125,6 +125,16 @@ class Traits(Struct, frozen=True, kw_only=True):
     peers: int = 0
 
 
+class TopkShape(NamedTuple):
+    """How `topk_ids` lie, and what they name: experts of a token, strides in elements, experts, and sources."""
+
+    top: int
+    row_stride: int
+    col_stride: int
+    experts: int
+    sources: int
+
+
 class Messages(NamedTuple):
     """Where packed messages lie. spaces: that of each rank, which has two halves of `half` bytes, and in each a part of
     `stride` bytes for every rank, and behind these, of a two-shot, another for what it sends of its sums. state:

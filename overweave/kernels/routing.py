@@ -50,7 +50,7 @@ def route_kernel(
     state,
     limits,
     pairs,
-    sizes,
+    shape,
     most,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
@@ -61,10 +61,10 @@ def route_kernel(
 ):
     """Each program routes PARTS times PART pairs. The tables are those of moe/routing.Routing.
 
-    sizes: top, the strides of ids, how many experts and sources. scratch: int32 `[2, programs, BINS]`, `[programs]`. state:
+    shape: kernels/arguments.TopkShape. scratch: int32 `[2, programs, BINS]`, `[programs]`. state:
     `meet`. most: how many tiles the tables hold. SOURCES: a power of two above their number, 0 without `starts`.
     """
-    top, row_stride, col_stride, experts, source_count = sizes
+    top, row_stride, col_stride, experts, source_count = shape
     program, programs = tl.program_id(0), tl.num_programs(0)
     bins, own = tl.arange(0, BINS), tl.arange(0, PART)
     first = program * PART * PARTS
@@ -107,7 +107,7 @@ def route_kernel(
     base_of_none = routed + first - tl.sum(before, 0)
     for part in range(PARTS):
         pair = first + part * PART + own
-        expert, _ = experts_of(ids, pair, pairs, top, row_stride, col_stride, experts)
+        expert, _unused = experts_of(ids, pair, pairs, top, row_stride, col_stride, experts)
         if is_met == 0:
             expert = expert * 0 + experts
         is_pair, has_expert = pair < pairs, expert < experts
@@ -118,7 +118,7 @@ def route_kernel(
         earlier = tl.zeros([PART], tl.int32)
         for some in range(0, PART, 32):
             others = first + part * PART + some + tl.arange(0, 32)
-            theirs, _ = experts_of(ids, others, pairs, top, row_stride, col_stride, experts)
+            theirs, _wrong = experts_of(ids, others, pairs, top, row_stride, col_stride, experts)
             if is_met == 0:
                 theirs = theirs * 0 + experts
             is_earlier = (theirs[None, :] == expert[:, None]) & (others[None, :] < pair[:, None])

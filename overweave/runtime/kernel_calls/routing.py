@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from overweave.kernels.arguments import TopkShape
 from overweave.kernels.routing import route_kernel
 from overweave.runtime.kernel_calls.call import KernelCall
 
@@ -78,7 +79,7 @@ def route_call(
     sources = 0 if starts is None else starts.shape[0] - 1
     arguments = [
         *(ids, starts, *tables_of(words, sizes), scratch, *meeting, sizes.pairs),
-        (sizes.top, *ids.stride(), sizes.experts, sources),
+        TopkShape(sizes.top, *ids.stride(), sizes.experts, sources),
         *(sizes.most_tiles, PART, parts, bins, sizes.block_m, TILES_AT_ONCE),
         1 << sources.bit_length() if sources else 0,
     ]
