@@ -2,8 +2,8 @@
 
 The table has the tiles of each group (`fill_tiles_kernel`), and `TileRow.weight` names its expert; how many tiles there
 are lies on the device, too. Nothing else is another kernel: the matmul kernels find an expert's columns in one tensor
-of all weights, its bias and its scales behind those of the experts before. A row may be gathered (`ExpertRows.rows`) and
-scattered (`into`); an index out of range is not followed.
+of all weights, its bias and its scales behind those of the experts before. A row may be gathered (`ExpertRows.rows`)
+and scattered (`into`); an index out of range is not followed.
 """
 
 import triton

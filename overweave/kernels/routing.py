@@ -15,7 +15,7 @@ MEETING = tl.constexpr(1 << 20)  # what the programs of a launch add to the word
 
 @triton.jit
 def meet(state, limits):
-    """Waits until all programs are here: 1, or 0 at the deadline. state: a word that any launches have left, and a zero."""
+    """Waits until all programs are here: 1, or 0 at the deadline. state: a word as launches left it, and a zero."""
     tl.debug_barrier()
     programs = tl.num_programs(0)
     share = tl.where(tl.program_id(0) == 0, MEETING - programs + 1, 1)
@@ -84,9 +84,8 @@ def route_kernel(
     if is_met == 1:
         for some in range(0, programs, 16):
             other = some + tl.arange(0, 16)
-            theirs = tl.load(
-                scratch + other[:, None] * BINS + bins[None, :], mask=(other < programs)[:, None], other=0, volatile=True
-            )  # fmt: skip
+            place, is_any = scratch + other[:, None] * BINS + bins[None, :], (other < programs)[:, None]
+            theirs = tl.load(place, mask=is_any, other=0, volatile=True)
             total += tl.sum(theirs, 0)
             before += tl.sum(tl.where((other < program)[:, None], theirs, 0), 0)
             each_wrong = tl.load(wrongs + other, mask=other < programs, other=0, volatile=True)

@@ -83,8 +83,10 @@ def _of_x(
     call: Grouped, parts: list[tuple[torch.Tensor, torch.Tensor]], g: torch.Tensor | None, is_weighed: bool
 ) -> dict[str, torch.Tensor | None]:
     """Of x, and of the weights of rows where these alone follow the product. g: then y's gradient."""
-    dx = torch.stack([_matmul(dz, w.transpose(1, 2), call.offs) for w, dz in parts]).sum(0) if len(parts) > 1 else (
-        _matmul(parts[0][1], parts[0][0].transpose(1, 2), call.offs)
+    dx = (
+        torch.stack([_matmul(dz, w.transpose(1, 2), call.offs) for w, dz in parts]).sum(0)
+        if len(parts) > 1
+        else (_matmul(parts[0][1], parts[0][0].transpose(1, 2), call.offs))
     )
     found: dict[str, torch.Tensor | None] = {}
     if is_weighed and call.row_weights is not None and g is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from overweave.errors import InputError
-from overweave.runtime.library.grouped import Grouped
 from overweave.runtime.library.epilogue import ACTIVATIONS
+from overweave.runtime.library.grouped import Grouped
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8 = torch.float8_e4m3fn

@@ -53,9 +53,7 @@ def most_tiles(pairs: int, experts: int, block_m: int) -> int:
     return pairs // block_m + min(pairs, experts)
 
 
-def route(
-    topk_ids: torch.Tensor, experts: int, block_m: int = 128, starts: torch.Tensor | None = None
-) -> Routing:
+def route(topk_ids: torch.Tensor, experts: int, block_m: int = 128, starts: torch.Tensor | None = None) -> Routing:
     """Compute all tables of a routing; on a GPU in one kernel launch, without a look of the host.
 
     topk_ids: int32 `[tokens, top]`, any memory layout; NO_EXPERT (-1) marks a slot without an expert. A token may
@@ -85,7 +83,9 @@ def _sizes(topk_ids: torch.Tensor, experts: int, block_m: int, starts: torch.Ten
     if starts is not None and (starts.dim() != 1 or starts.dtype != torch.int32 or starts.shape[0] < 2):
         raise InputError(asked, f"starts are {starts.dtype} {tuple(starts.shape)}", "Pass int32 [sources + 1]")
     if starts is not None and starts.device != topk_ids.device:
-        raise InputError(asked, f"starts are on {starts.device}, topk_ids on {topk_ids.device}", "Pass both on one device")
+        raise InputError(
+            asked, f"starts are on {starts.device}, topk_ids on {topk_ids.device}", "Pass both on one device"
+        )
     tokens, top = topk_ids.shape
     if tokens * top >= MOST_PAIRS:
         raise InputError(asked, f"{tokens} tokens of {top} experts each", f"Pass fewer than {MOST_PAIRS} pairs")

@@ -1,6 +1,6 @@
 """The grouped matmul and its parts in plain torch, group by group: what a CPU computes, and what tests compare with.
 
-The host looks at the groups here. Products are summed in fp32 (of fp32 in the order of torch's matmul) and rounded once.
+The host looks at the groups here. Products are summed in fp32, in the order of torch's matmul, and rounded once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which tile shape a matmul of many experts gets, whose rows only the device knows: as `tile_shape`, of even groups.
 
-Each group ends in a tile of its own. One that has rows for the first of two consumers alone takes less than a whole one.
+Each group ends in a tile of its own. One with rows for the first of two consumers alone takes less than a whole one.
 """
 
 from __future__ import annotations
