@@ -30,7 +30,7 @@ from overweave.runtime.kernel_calls.routing import RoutingSizes, tables_of, word
 from overweave.runtime.library import grouped as reference
 from overweave.runtime.library import routing as routing_reference
 from overweave.runtime.library.grouped import Grouped
-from overweave.schedules.tiles.grouped import Groups, candidates
+from overweave.schedules.tiles.grouped import shapes_of_experts
 from overweave.tuner.measure.statistics import geometric_mean
 
 JOB_S = 150.0  # of one job, with what it compiles: one that takes longer stands still
@@ -183,11 +183,9 @@ def computed(form: Form, call: Grouped) -> torch.Tensor:
         return torch.ops.overweave.grouped_matmul(*call)  # type: ignore[no-any-return]
     chosen = form_of(call)
     epilogue: Any = chosen.epilogue
-    experts, k, n = call.w.shape
-    groups = Groups(call.count, experts, n, k, form.dtype, epilogue, form.gathers)  # type: ignore[arg-type]
-    found = candidates(groups, "portable" if form.portable else "hopper")
+    found = shapes_of_experts(form.dtype, "portable" if form.portable else "hopper", epilogue)  # type: ignore[arg-type]
     config = found[(form.shape or 0) % len(found)].config
-    out = torch.empty(call.count, n, dtype=call.out_dtype, device="cuda")
+    out = torch.empty(call.count, form.size[2], dtype=call.out_dtype, device="cuda")
     multiply_into(out, call, ExpertsForm(call.count, config, epilogue))
     return out
 
@@ -393,10 +391,9 @@ class Timed(NamedTuple):
         ends = ends_of(counts_of(spread, self.size.rows, self.size.experts))
         call = Grouped(self.x, self.w, ends, None, None, "", None, None, None, None, None, torch.bfloat16)
         chosen = form_of(call)
-        groups = Groups(call.count, self.size.experts, self.size.n, self.size.k, "bfloat16", chosen.epilogue)
         out = torch.empty(call.count, self.size.n, device="cuda", dtype=torch.bfloat16)
         made: Calls = {}
-        for shape in candidates(groups, "hopper"):
+        for shape in shapes_of_experts("bfloat16", "hopper", chosen.epilogue):
             config = shape.config
             form = ExpertsForm(call.count, config, chosen.epilogue)
             mark = "*" if config == chosen.config else ""

@@ -181,4 +181,5 @@ def clear_rest_kernel(x, ends, experts, rows, cols, BLOCK: tl.constexpr):
     for row in range(first + tl.program_id(0), rows, tl.num_programs(0)):
         for col in range(0, cols, BLOCK):
             at = col + tl.arange(0, BLOCK)
-            tl.store(x + row.to(tl.int64) * cols + at, tl.zeros([BLOCK], x.dtype.element_ty), mask=at < cols)
+            places = x + (tl.zeros([BLOCK], tl.int64) + row) * cols + at
+            tl.store(places, tl.zeros([BLOCK], x.dtype.element_ty), mask=at < cols)

@@ -15,12 +15,18 @@ MEETING = tl.constexpr(1 << 20)  # what the programs of a launch add to the word
 
 @triton.jit
 def meet(state, limits):
-    """Waits until all programs are here: 1, or 0 at the deadline. state: a word as launches left it, and a zero."""
+    """Waits until all programs are here. Returns 1, or 0 at the deadline, and which meeting it is. state: a word as
+    launches left it, a zero, and, of a launch whose programs came late, the number of their meeting plus one.
+    """
     tl.debug_barrier()
     programs = tl.num_programs(0)
     share = tl.where(tl.program_id(0) == 0, MEETING - programs + 1, 1)
     seen = tl.atomic_add(state, share, sem="acq_rel", scope="gpu")
-    return wait_at_least(state, (seen & -MEETING) + MEETING, state + 1, limits)
+    meeting = (seen & -MEETING) + MEETING
+    is_met = wait_at_least(state, meeting, state + 1, limits)
+    if is_met == 0:
+        tl.store(state + 2, meeting + 1)
+    return is_met, meeting
 
 
 @triton.jit
@@ -74,10 +80,14 @@ def route_kernel(
         expert, is_wrong = experts_of(ids, first + part * PART + own, pairs, top, row_stride, col_stride, experts)
         counted += tl.histogram(expert, BINS, mask=expert < experts)
         wrong = tl.maximum(wrong, tl.max(is_wrong.to(tl.int32), 0))
+        # What nobody overwrites, where programs come late, names pairs and tokens that exist.
+        pair = first + part * PART + own
+        tl.store(order + pair, pair, mask=pair < pairs)
+        tl.store(tokens + pair, pair // top, mask=pair < pairs)
     tl.store(scratch + program * BINS + bins, counted)
     bases, wrongs = scratch + programs * BINS, scratch + 2 * programs * BINS
     tl.store(wrongs + program, wrong)
-    is_met = meet(state, limits)
+    is_met, meeting = meet(state, limits)
 
     total, before = tl.zeros([BINS], tl.int32), tl.zeros([BINS], tl.int32)
     any_wrong = 0
@@ -99,7 +109,6 @@ def route_kernel(
         tl.store(offsets + bins + 1, through, mask=bins < experts)
         tl.store(offsets, 0)
         tl.store(count, tl.sum(rows_of_tiles, 0))
-        tl.store(reason, any_wrong + 2 * (1 - is_met))
 
     base = through - total + before
     # Pairs without an expert lie behind all others: of those before, as many as are in no bin.
@@ -130,7 +139,8 @@ def route_kernel(
         base_of_none += tl.sum((is_pair & (has_expert == 0)).to(tl.int32), 0)
 
     if SOURCES > 0:
-        is_met *= meet(state, limits)
+        is_met_again, meeting = meet(state, limits)
+        is_met *= is_met_again
     for some in range(program * BLOCK, most, programs * BLOCK):
         tile = some + tl.arange(0, BLOCK)
         is_its = (tile[:, None] < tiles_through[None, :]) & (tile[:, None] >= (tiles_through - rows_of_tiles)[None, :])
@@ -151,6 +161,10 @@ def route_kernel(
             high = source_of(starts, source_count, high_token, SOURCES)
         tl.store(sources + tile * 2, tl.where(is_tile, low, 0), mask=tile < most)
         tl.store(sources + tile * 2 + 1, tl.where(is_tile, high, 0), mask=tile < most)
+    if program == 0:
+        is_late = (is_met == 0) | (tl.load(state + 2, volatile=True) == meeting + 1)
+        tl.store(state + 2, 0)
+        tl.store(reason, any_wrong + 2 * is_late.to(tl.int32))
 
 
 @triton.jit

@@ -49,7 +49,7 @@ def tables_of(words: torch.Tensor, sizes: RoutingSizes) -> list[torch.Tensor]:
 
 
 class Meeting(NamedTuple):
-    """Where the programs of launches on one stream meet. state: int32, a word that they leave, and a zero. limits:
+    """Where the programs of launches on one stream meet. state: int32, what they leave (kernels/routing.meet). limits:
     int64, the deadline.
     """
 
@@ -59,7 +59,7 @@ class Meeting(NamedTuple):
     @classmethod
     def on(cls, device: torch.device) -> Meeting:
         """Make one."""
-        state = torch.zeros(2, dtype=torch.int32, device=device)
+        state = torch.zeros(3, dtype=torch.int32, device=device)
         return cls(state, torch.full((1,), DEADLINE_NS, dtype=torch.int64, device=device))
 
 
