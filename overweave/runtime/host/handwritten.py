@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from overweave.errors import OverweaveError
-from overweave.memory.board.alarm import Alarm
+from overweave.memory.board.board import Alarm
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import ABORT, HostSlot, HostWorkspace
 from overweave.memory.layout import REPORT_WORDS, SIGNAL_STRIDE_WORDS
@@ -21,15 +21,15 @@ from overweave.runtime.handwritten import (
     TileMove,
     TileStep,
 )
-from overweave.runtime.host.event_loop import Beside, IsDone, run_event_loop
+from overweave.runtime.host.emulate import Beside, IsDone, run_event_loop
 from overweave.runtime.host.interpreted import host_words
 from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 
 # Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
+from overweave.runtime.kernel_calls.call import signal_words  # noqa: E402
 from overweave.runtime.kernel_calls.program import ProgramArguments  # noqa: E402
-from overweave.runtime.kernel_calls.protocol import signal_words  # noqa: E402
 
 
 class HostHandwrittenRun:
