@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from overweave.tuner.measure.timer import geometric_mean
 
 from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.gpu_skinny import times_us
@@ -32,6 +31,7 @@ from overweave.runtime.library import grouped as reference
 from overweave.runtime.library import routing as routing_reference
 from overweave.runtime.library.grouped import Grouped
 from overweave.schedules.tiles.grouped import shapes_of_experts
+from overweave.tuner.measure.timer import geometric_mean
 
 JOB_S = 150.0  # of one job, with what it compiles: one that takes longer stands still
 GRAPH_US = 4000.0  # of one replay, about
@@ -197,7 +197,8 @@ def wrong_form(form: Form) -> list[str]:
     found = []
     rows, experts = form.size[:2]
     for spread in ("even", "zipf", "one", "none", "random", "short"):
-        counts = counts_of("random" if spread == "short" else spread, max(0, rows - 100 * (spread == "short")), experts, 1)
+        is_short = spread == "short"
+        counts = counts_of("random" if is_short else spread, max(0, rows - 100 * is_short), experts, 1)
         call = call_of(form, counts)
         got, want = computed(form, call), reference.multiply(call)
         is_row = torch.arange(rows, device="cuda") < sum(counts)
