@@ -25,6 +25,10 @@ BACKENDS = {
     "gpu torch": "overweave.runtime.gpu.torch_symm_mem:bind_by_torch",
     "gpu trace": "overweave.runtime.gpu.trace:trace_on_gpu",
     "gpu heap": "overweave.memory.cuda.heap:CudaHeap",
+    "gpu grouped": "overweave.runtime.gpu.experts:multiply",
+    "gpu grouped outer": "overweave.runtime.gpu.experts:outer",
+    "gpu grouped clear": "overweave.runtime.gpu.experts:clear",
+    "gpu routing": "overweave.runtime.gpu.routing:route",
     "gpu scratch": "overweave.memory.cuda.heap:Scratch",
 }
 
