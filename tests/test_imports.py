@@ -27,8 +27,9 @@ ROOMS = {
     "tuner": ("runtime", "sim", "schedules"),
     "ops": ("tuner",),
     "functional": ("ops",),
+    "moe": ("ops",),
     "layers": ("functional",),
-    "adapters": ("layers",),
+    "adapters": ("layers", "moe"),
     "block": ("adapters",),
     "cli": ("block",),
 }
@@ -49,6 +50,7 @@ THIRD_PARTY = {
     "tuner": ("msgspec", "torch", "platformdirs"),
     "ops": ("msgspec", "torch"),
     "functional": ("torch",),
+    "moe": ("torch",),
     "layers": ("torch",),
     "adapters": ("torch", "transformers", "megatron", "deepspeed", "torchtitan", "spmd_types", "vllm"),
     "block": ("msgspec", "torch"),

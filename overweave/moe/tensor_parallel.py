@@ -1,0 +1,172 @@
+"""Experts whose every weight is split over ranks: rows are gathered before the first matmul, summed behind the second.
+
+h, routed = all_gather_experts(x_shard, topk_ids, gate_up, group, glu=Glu())      # [t/W, k] -> [t * top, n/W]
+y = experts_reduce_scatter(h, routed, topk_weights, down, group)                    # -> [t/W, k]
+
+h, routed = experts_matmul(x, topk_ids, gate_up, glu=Glu())                       # of x that every rank has
+y = experts_all_reduce(h, routed, topk_weights, down, group)                        # [t, k], alike on every rank
+"""
+
+from __future__ import annotations
+
+import torch
+
+from overweave.errors import InputError
+from overweave.ir.shards import shard_rows
+from overweave.memory.group import GroupLike
+from overweave.moe.checks import refusing
+from overweave.moe.collectives import (
+    all_gather_rows,
+    all_reduce_rows,
+    exchange_in,
+    reduce_scatter_rows,
+    replicated,
+)
+from overweave.moe.glu import Glu
+from overweave.moe.pairs import (
+    RoutedTokens,
+    TokensExperts,
+    added,
+    check_first,
+    check_second,
+    multiplied,
+    routed_tokens,
+    with_bias,
+)
+from overweave.ops.dispatch.route import GroupRank, place_of
+
+
+def all_gather_experts(
+    x_shard: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w: torch.Tensor,
+    group: GroupLike = None,
+    *,
+    bias: torch.Tensor | None = None,
+    glu: Glu | None = None,
+    topk_weights: torch.Tensor | None = None,
+    m: int | None = None,
+) -> tuple[torch.Tensor, RoutedTokens]:
+    """h = all tokens of all ranks times their experts' weights, sorted by expert; and which row is whose.
+
+    Plain torch:  experts_matmul(all_gather(x_shard), all_gather(topk_ids), w, bias=bias, glu=glu)
+
+    x_shard: `[t/W, k]`, this rank's tokens. topk_ids: `[t/W, top]`, the experts of these. w: `[experts, n, k]`, this
+    rank's n of each expert. bias: `[experts, n]`. glu: of w that packs two weights. topk_weights: `[t/W, top]`, on the
+    input. m: t, where W does not divide it: ranks hold the parts of torch.chunk. All as in `experts_matmul`, as are
+    the results: h `[t * top, n]` and the experts of all t tokens.
+
+    Gradients: of x_shard, w, bias and topk_weights; the first and the last are summed and scattered.
+
+    Raises InputError on all ranks for arguments it cannot take, RankMismatch if ranks differ, PeerError for a peer that
+    died or stalled. Source: TileLink, section 5.
+    """
+    name = "all_gather_experts"
+    with refusing(group):
+        check_first(name, x_shard, topk_ids, topk_weights, ((w, bias), glu))
+        place = place_of(group)
+        tokens = _all_tokens(name, place, x_shard.shape[0], m)
+        exchange = exchange_in(group, _told(name, topk_ids, w, {"x": x_shard, "topk_weights": topk_weights}))
+    ids = all_gather_rows(exchange, topk_ids.to(torch.int32), tokens)
+    x = all_gather_rows(exchange, x_shard, tokens)
+    weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
+    with refusing(group):
+        routed = routed_tokens(ids, w.shape[0])
+    return multiplied(x, routed, weights, (w, bias), glu), routed
+
+
+def experts_reduce_scatter(
+    h: torch.Tensor,
+    topk_ids: TokensExperts,
+    topk_weights: torch.Tensor | None,
+    w: torch.Tensor,
+    group: GroupLike = None,
+    *,
+    bias: torch.Tensor | None = None,
+    m: int | None = None,
+) -> torch.Tensor:
+    """y = this rank's tokens of the sum over ranks: each token's `top` products, weighed and added in order.
+
+    Plain torch:  reduce_scatter(experts_sum(h, all_gather(topk_ids), all_gather(topk_weights), w)), then the biases
+
+    h: `[t * top, k]`, sorted by expert as `all_gather_experts` returns it; k is this rank's part of the reduced axis.
+    topk_ids: what came with h, or `[t/W, top]` of this rank's tokens, which are gathered. topk_weights: `[t/W, top]`,
+    or None. w: `[experts, n, k]`. bias: `[experts, n]`, alike on every rank, added once by the owner of a token. m: t,
+    where W does not divide it. Returns `[t/W, n]`: the `top` of a token are added as in `experts_sum` and rounded to
+    what travels; the library sums over ranks.
+
+    Gradients: of h, w, bias and topk_weights, the latter two summed over ranks. Raises as `all_gather_experts`.
+    """
+    name = "experts_reduce_scatter"
+    with refusing(group):
+        place = place_of(group)
+        ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
+        if isinstance(topk_ids, RoutedTokens):
+            tokens = ids.shape[0]
+            low, high = shard_rows(tokens, place.world_size, place.rank)
+            ids = ids[low:high]
+        else:
+            tokens = _all_tokens(name, place, ids.shape[0], m)
+        check_second(name, h, ids, topk_weights, (w, bias), tokens)
+        exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights, "bias": bias}))
+    if isinstance(topk_ids, RoutedTokens):
+        routed = topk_ids
+    else:
+        every = all_gather_rows(exchange, ids.to(torch.int32), tokens)
+        with refusing(group):
+            routed = routed_tokens(every, w.shape[0])
+    weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
+    y = reduce_scatter_rows(exchange, added(h, routed, weights, w))
+    return y if bias is None else with_bias(y, (ids, topk_weights), replicated(exchange, bias))
+
+
+def experts_all_reduce(
+    h: torch.Tensor,
+    topk_ids: TokensExperts,
+    topk_weights: torch.Tensor | None,
+    w: torch.Tensor,
+    group: GroupLike = None,
+    *,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y = all tokens of the sum over ranks, alike on every rank.
+
+    Plain torch:  all_reduce(experts_sum(h, topk_ids, topk_weights, w)), then the biases
+
+    As `experts_reduce_scatter`, of tokens that every rank has: topk_ids `[t, top]`, or what came with h, and
+    topk_weights `[t, top]`, alike on every rank. Returns `[t, n]`.
+
+    Gradients: of h, w, bias and topk_weights, the last summed over ranks. Raises as `all_gather_experts`.
+    """
+    name = "experts_all_reduce"
+    with refusing(group):
+        place_of(group)
+        ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
+        check_second(name, h, ids, topk_weights, (w, bias))
+        exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights}))
+        routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(ids, w.shape[0])
+    weights = None if topk_weights is None else replicated(exchange, topk_weights.float())
+    y = all_reduce_rows(exchange, added(h, routed, weights, w))
+    return y if bias is None else with_bias(y, (ids, topk_weights), bias)
+
+
+def _all_tokens(name: str, place: GroupRank, own: int, m: int | None) -> int:
+    """Of all ranks. Raises InputError where m says that this rank has others than it has."""
+    if m is None:
+        return own * place.world_size
+    low, high = shard_rows(m, place.world_size, place.rank) if type(m) is int and m >= 0 else (0, -1)
+    if high - low != own:
+        found = f"rank {place.rank} of {place.world_size} passes {own} tokens of m={str(m)[:40]}"
+        raise InputError(f"{name}: tokens dealt as torch.chunk deals them", found, "Deal them so, or mend m")
+    return m
+
+
+def _told(name: str, ids: torch.Tensor, w: torch.Tensor, differentiated: dict[str, torch.Tensor | None]) -> str:
+    """A call in words that all ranks compare: they will compute gradients together."""
+    experts, n, k = w.shape
+    is_on = torch.is_grad_enabled()
+    names = [key for key, each in differentiated.items() if is_on and each is not None and each.requires_grad]
+    of_gradients = f" with gradients of {' '.join(names)}" if names else ""
+    given = [key for key in ("topk_weights", "bias") if differentiated.get(key) is not None]
+    beside = f" with {' '.join(given)}" if given else ""
+    return f"{name} of {experts} experts [{n}, {k}], top {ids.shape[1]}{beside}{of_gradients}"
