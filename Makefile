@@ -82,10 +82,10 @@ PYTHON_3_12 ?= python3.12
 # Of torchtitan's own tests, which its package leaves out: TORCHTITAN_TESTS=<its repository>/tests/unit_tests.
 adapters-test: .venv/stamp ## adapters against the packages that they adapt, each in an environment of its own
 	.ci/adapter transformers 'transformers>=5.24,<6' peft 'torchao>=0.18,<0.19'
-	.venv-transformers/bin/$(TEST_ADAPTER)/test_transformers.py
+	.venv-transformers/bin/$(TEST_ADAPTER)/test_transformers.py tests/torch/test_transformers_experts.py
 	.venv-transformers/bin/$(TEST_ADAPTER)/situations -k layers_of_other_packages
 	.ci/adapter transformers-first 'transformers==5.17.*' peft
-	.venv-transformers-first/bin/$(TEST_ADAPTER)/test_transformers.py
+	.venv-transformers-first/bin/$(TEST_ADAPTER)/test_transformers.py tests/torch/test_transformers_experts.py
 	if $(PYTHON_3_12) -V; then PYTHON=$(PYTHON_3_12) .ci/adapter megatron 'megatron-core>=0.19,<0.20'; \
 	  else .ci/adapter megatron 'megatron-core>=0.16,<0.17'; fi
 	.venv-megatron/bin/$(TEST_ADAPTER)/test_megatron.py
