@@ -11,7 +11,11 @@ from typing import NamedTuple
 import torch
 
 from overweave.errors import InputError
-from overweave.ops.call.surroundings import is_watched
+from overweave.runtime.backends import load
+from overweave.runtime.kernel_calls.routing import RoutingSizes, tables_of, words_of
+from overweave.runtime.library import routing as library
+
+MOST_PAIRS = 1 << 30
 
 
 class Routing(NamedTuple):
@@ -64,21 +68,47 @@ def route(topk_ids: torch.Tensor, experts: int, block_m: int = 128, starts: torc
     Raises InputError for another dtype or shape; on a CPU for ids out of range, too. On a GPU these are pairs without
     an expert, and `reason` says so.
     """
-    if topk_ids.dtype not in (torch.int32, torch.int64) or topk_ids.dim() != 2:
-        found = f"got {topk_ids.dtype} {list(topk_ids.shape)}"
-        raise InputError("route topk_ids [tokens, top]", found, "Pass the experts of each token, int32")
-    flat = topk_ids.flatten()
-    bad = (flat < NO_EXPERT) | (flat >= experts)
-    if not flat.is_cuda and not is_watched() and bool(bad.any()):
-        found, cure = f"{int(flat[bad][0])} is among them", f"Pass experts, or {NO_EXPERT} for none"
-        raise InputError(f"route topk_ids below {experts}", found, cure)
-    key = torch.where((flat >= 0) & (flat < experts), flat, experts)
-    order = key.sort(stable=True).indices.int()
-    counts = (key.unsqueeze(0) == torch.arange(experts, device=key.device).unsqueeze(1)).sum(1).int()
-    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-    rows = torch.arange(order.shape[0], device=key.device).int()
-    places = torch.empty_like(order).scatter(0, order.long(), rows)
-    void = counts.new_zeros
-    tiles, sources = void((most_tiles(order.shape[0], experts, block_m), 3)), void((1, 2))
-    reason = bad.any().int().view(1) * BAD_IDS
-    return Routing(counts, offsets, order, places, order // topk_ids.shape[1], tiles, sources, void((1,)), reason)
+    sizes = _sizes(topk_ids, experts, block_m, starts)
+    words = torch.ops.overweave.route_experts(topk_ids, starts, experts, block_m)
+    return Routing(*tables_of(words, sizes))
+
+
+def _sizes(topk_ids: torch.Tensor, experts: int, block_m: int, starts: torch.Tensor | None) -> RoutingSizes:
+    """Raises InputError for what no routing can be."""
+    asked = f"route to {experts} experts"
+    if topk_ids.dim() != 2 or topk_ids.dtype != torch.int32:
+        raise InputError(asked, f"topk_ids are {topk_ids.dtype} {tuple(topk_ids.shape)}", "Pass int32 [tokens, top]")
+    if experts < 1 or block_m < 1:
+        raise InputError(asked, f"{experts} experts, tiles of {block_m} rows", "Pass one or more of both")
+    if starts is not None and (starts.dim() != 1 or starts.dtype != torch.int32 or starts.shape[0] < 2):
+        raise InputError(asked, f"starts are {starts.dtype} {tuple(starts.shape)}", "Pass int32 [sources + 1]")
+    if starts is not None and starts.device != topk_ids.device:
+        raise InputError(
+            asked, f"starts are on {starts.device}, topk_ids on {topk_ids.device}", "Pass both on one device"
+        )
+    tokens, top = topk_ids.shape
+    if tokens * top >= MOST_PAIRS:
+        raise InputError(asked, f"{tokens} tokens of {top} experts each", f"Pass fewer than {MOST_PAIRS} pairs")
+    return RoutingSizes(tokens * top, top, experts, block_m)
+
+
+def _fill(topk_ids: torch.Tensor, starts: torch.Tensor | None, experts: int, block_m: int) -> torch.Tensor:
+    tokens, top = topk_ids.shape
+    sizes = RoutingSizes(tokens * top, top, experts, block_m)
+    words = torch.empty(words_of(sizes), dtype=torch.int32, device=topk_ids.device)
+    if topk_ids.device.type == "cpu":
+        library.route(topk_ids, starts, words, sizes)
+    else:
+        load("gpu routing")(topk_ids, starts, words, sizes)
+    return words
+
+
+def _fake(topk_ids: torch.Tensor, starts: torch.Tensor | None, experts: int, block_m: int) -> torch.Tensor:
+    tokens, top = topk_ids.shape
+    return topk_ids.new_empty(words_of(RoutingSizes(tokens * top, top, experts, block_m)))
+
+
+_LIBRARY = torch.library.Library("overweave", "FRAGMENT")
+_LIBRARY.define("route_experts(Tensor topk_ids, Tensor? starts, int experts, int block_m) -> Tensor")
+_LIBRARY.impl("route_experts", _fill, "CompositeExplicitAutograd")
+torch.library.register_fake("overweave::route_experts", _fake, lib=_LIBRARY)

@@ -24,6 +24,10 @@ BACKENDS = {
     "gpu launch check": "overweave.runtime.gpu.launch_check:launch_check",
     "gpu trace": "overweave.runtime.gpu.trace:trace_on_gpu",
     "gpu heap": "overweave.memory.cuda.heap:CudaHeap",
+    "gpu grouped": "overweave.runtime.gpu.experts:multiply",
+    "gpu grouped outer": "overweave.runtime.gpu.experts:outer",
+    "gpu grouped clear": "overweave.runtime.gpu.experts:clear",
+    "gpu routing": "overweave.runtime.gpu.routing:route",
     "gpu scratch": "overweave.memory.cuda.scratch:Scratch",
 }
 

@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 
 from overweave.kernels.epilogue import BIAS, BY_ROWS, SCALES, finished_by_parts, gated, scales_beside
 from overweave.kernels.hopper.received import half_of
-from overweave.kernels.weights import columns_before, weight_of
+from overweave.kernels.weights import EXPERTS, columns_before, weight_of
 
 
 @gluon.jit
@@ -18,7 +18,7 @@ def finish(
     """The epilogue of some columns of a tile, of a weight that has cols_end."""
     bias, scale_w = ends.bias, ends.scale_w
     if EPILOGUE:
-        if WEIGHTS > 1:
+        if WEIGHTS != 1:
             before = columns_before(weight_of(table, tile, WEIGHTS), products.n, products.n_1, WEIGHTS)
             if BIAS & EPILOGUE:
                 bias += before
@@ -33,7 +33,8 @@ def finish(
 
 @gluon.jit
 def gate_half(
-    result, others, PART_N: gl.constexpr, table, tile, ends, row, row_end, col, n, EPILOGUE: gl.constexpr
+    result, others, PART_N: gl.constexpr, table, tile, ends, row, row_end, col, n, EPILOGUE: gl.constexpr,
+    WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """A consumer's two products made one, each scaled by its own before. They are one accumulator, or both."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
@@ -42,7 +43,10 @@ def gate_half(
         value, gate = half_of(result, False), half_of(result, True)
     if SCALES & EPILOGUE:
         beside = scales_beside(ends, table, tile, None, EPILOGUE)
-        value = finished_by_parts(value, gate, None, None, beside, ends.scale_w, None, row, row_end, col, n, EPILOGUE)
+        scale_w = ends.scale_w
+        if WEIGHTS == EXPERTS and BY_ROWS & EPILOGUE:
+            scale_w += 2 * columns_before(weight_of(table, tile, WEIGHTS), n, None, WEIGHTS)
+        value = finished_by_parts(value, gate, None, None, beside, scale_w, None, row, row_end, col, n, EPILOGUE)
     else:
         value = gated(value, gate, EPILOGUE)
     return gl.convert_layout(value, layout)  # no instruction: all of both is the thread's own

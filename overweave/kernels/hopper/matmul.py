@@ -18,6 +18,11 @@ A whole tile is `split_n` rectangles of columns, side by side, a narrow one (`Ti
 need: `b` is loaded and the result stored rectangle by rectangle, and multiplied in one or two accumulators.
 `TileRow.weight` says by which of several weights a tile multiplies, and so which output it writes. A gated tile has two
 products of one rectangle of columns: `b`'s lies before the gate's (`b_1`), both are multiplied in one accumulator.
+
+Of experts (kernels/experts.py) `b` is one tensor of all weights, and a tile begins where its expert's do. A group's last
+tile, if it has rows for one consumer alone, is loaded and multiplied by that one. Rows that are gathered the producer
+loads row by row, by asynchronous copies, and those that are scattered, or end with their group, the storer stores row by
+row, so that consumers are at the next tile.
 SOURCE: the structure of DeepGEMM and of Triton's Gluon tutorials (producer, two 64-row consumers, storer).
 """
 
@@ -36,6 +41,7 @@ from overweave.kernels.hopper.shared import Claim, ReductionArgs, Ring, SplitKAr
 from overweave.kernels.hopper.start import begin_claim, fetch_maps, fetch_row, place_for_claim
 from overweave.kernels.hopper.storer import store
 from overweave.kernels.hopper.tiles import b_parts
+from overweave.kernels.weights import EXPERTS
 from overweave.lang.tile_table import read_clock
 
 
@@ -52,11 +58,19 @@ class Outs(NamedTuple):
     sums_at_peers: Any
 
 
+@gluon.constexpr_function
+def registers_of(traits):
+    """Of a thread of each partition behind the first consumer, which has as many as the second. Addresses of rows that
+    are gathered or scattered do not fit 24 registers, and there are 504 for the three groups of four warps.
+    """
+    return [232, 40, 40] if traits.weights == EXPERTS.value else [240, 24, 24]
+
+
 @gluon.jit
 def matmul_hopper_kernel(
     a_shard, a_workspace, b, b_1, b_2, out, out_1, out_2, total_tiles, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5,
     tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, addend_tiles, products, ends, addends,
-    peers, shares, queue, protocol, k, first_k, traits: gl.constexpr,
+    peers, shares, experts, queue, protocol, k, first_k, traits: gl.constexpr,
 ):  # fmt: skip
     """Up to `addend_tiles`, tensor descriptors; behind them as `matmul_kernel`. `out` is what `products.out` points to.
 
@@ -122,20 +136,20 @@ def matmul_hopper_kernel(
         [
             (consume, (
                 traits, 0, claimed, begun, claim, stages, results, ring,
-                TileArgs(products, ends, sums, dealt, peers, queue, k))),
+                TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
             (consume, (
                 traits, 1, None, None, None, stages, results, ring,
-                TileArgs(products, ends, sums, dealt, peers, queue, k))),
+                TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
             (produce, (
-                traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, queue, claim, protocol, k, first_k)),
+                traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, experts, queue, claim, protocol, k, first_k)),
             (store, (
                 traits, results, ring,
                 Outs(
                     out, out_1, out_2, total_tiles,
                     (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
                     (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7)),
-                TileArgs(products, ends, sums, dealt, peers, queue, k), protocol)),
+                TileArgs(products, ends, sums, dealt, peers, experts, queue, k), protocol)),
         ],
         [4, 1, 1],
-        [240, 24, 24],
+        registers_of(traits),
     )  # fmt: skip

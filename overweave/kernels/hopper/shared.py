@@ -56,12 +56,13 @@ class SplitKArgs(NamedTuple):
 
 
 class TileArgs(NamedTuple):
-    """What all partitions but the producer need. products, ends, peers, queue: kernels/arguments.py."""
+    """What all partitions but the producer need. products, ends, peers, experts, queue: kernels/arguments.py."""
 
     products: Any
     ends: Any
     sums: ReductionArgs
     shares: SplitKArgs
     peers: Any
+    experts: Any
     queue: Any
     k: Any

@@ -7,6 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from overweave.compat.triton_names import block_barrier, wait_for_stores_read
 from overweave.kernels.hopper.received import await_addends, load_addend
 from overweave.kernels.hopper.ring import LAST, NUMBER, VOID, lacking, receive
+from overweave.kernels.hopper.scattered import store_rows_of
 from overweave.kernels.hopper.shares import hear, is_announced
 from overweave.kernels.hopper.stored import (
     announce_everywhere,
@@ -16,7 +17,7 @@ from overweave.kernels.hopper.stored import (
 )
 from overweave.kernels.shares import LEFT_OUT, SUMMED
 from overweave.kernels.stored import AT_ALL, signals_of
-from overweave.kernels.weights import of_weight, weight_of
+from overweave.kernels.weights import EXPERTS, of_weight, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     COL,
@@ -42,7 +43,7 @@ COMPLETE_ASSEMBLY = gl.constexpr(COMPLETE_BULK_STORES)
 @gluon.jit
 def store(traits: gl.constexpr, results, ring, outs, work, protocol):
     """Every tile of the ring. outs: hopper/matmul.Outs."""
-    table, peers = work.queue.table, work.peers
+    table, peers, products = work.queue.table, work.peers, work.products
     PART_M: gl.constexpr = results.tiles.first.type.shape[1]
     STEP_M: gl.constexpr = 0 if traits.in_columns else results.tiles.first.type.shape[1]
     STEP_N: gl.constexpr = results.tiles.first.type.shape[2] if traits.in_columns else 0
@@ -84,7 +85,12 @@ def store(traits: gl.constexpr, results, ring, outs, work, protocol):
                 ended += is_ended.to(gl.int32)
             top, left = row + half * STEP_M, col + half * STEP_N
             if traits.addends == 0 or work.sums.tiles is not None or read_column(table, tile, PLACE) == ADDS_NOTHING:
-                if is_ended & (top + PART_M <= row_end):
+                if traits.weights == EXPERTS:
+                    store_rows_of(
+                        work.experts, target, products.out, results.tiles, half, top,
+                        row_end, left, lacking(message), products.n, SPLIT_N,
+                    )  # fmt: skip
+                elif is_ended & (top + PART_M <= row_end):
                     store_parts_at(
                         to, target, outs.at_peers, results.tiles, half, top, left, lacking(message), pace_ns,
                         SPLIT_N, traits.peers,
@@ -96,6 +102,8 @@ def store(traits: gl.constexpr, results, ring, outs, work, protocol):
                                 SPLIT_N, traits.peers,
                             )  # fmt: skip
         wait_for_stores_read(0)
+        if traits.weights == EXPERTS:
+            block_barrier()  # one lane arrives for all, who have read what they store
         mbarrier.arrive(results.empty.index(0), count=1)
         mbarrier.arrive(results.empty.index(1), count=1)
         if signal != SIGNALS_NOBODY:

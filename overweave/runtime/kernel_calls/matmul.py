@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
 from overweave.kernels.added import epilogue_code
-from overweave.kernels.arguments import AtPeers, Ends, MatmulOutputs, Traits
+from overweave.kernels.arguments import AtPeers, Ends, ExpertRows, MatmulOutputs, Traits
 from overweave.kernels.matmul import matmul_kernel
+from overweave.kernels.weights import EXPERTS
 from overweave.memory.split_k import Shares
 from overweave.runtime.backends import load
 from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, Peers, TileKernelArgs, descriptor
@@ -40,6 +41,7 @@ class Operands:
     shares: split-K memory; None without split-K.
     peers: where tiles store their products at other ranks; None if they do not.
     more: what registered epilogues read.
+    experts: of a table that names experts: the weights are `[experts, k, n]`, and the gate; else None.
     """
 
     a_shard: MatrixInput | None
@@ -60,6 +62,7 @@ class Operands:
     shares: Shares | None = None
     peers: Peers | None = None
     more: tuple[Any, ...] | None = None
+    experts: ExpertRows | None = None
 
     @property
     def weight_matrices(self) -> list[MatrixInput]:
@@ -69,7 +72,7 @@ class Operands:
     @property
     def k(self) -> int:
         """Columns of a, with those of `rest`."""
-        return self.weight_matrices[0].shape[0] + (0 if self.rest is None else self.rest[1].shape[0])
+        return self.weight_matrices[0].shape[-2] + (0 if self.rest is None else self.rest[1].shape[0])
 
     @property
     def outs(self) -> list[MatrixInput]:
@@ -117,6 +120,7 @@ def portable_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArg
     """Return the call of `matmul_kernel`, which the interpreter runs, too."""
     block_a, is_transposed = [config.block_m, config.block_k], operands.b_is_transposed
     block_b = [config.block_n, config.block_k] if is_transposed else [config.block_k, config.block_n]
+    block_b = block_b if operands.experts is None else [1, *block_b]
     a_sides = a_descriptors(operands, lambda matrix: descriptor(matrix, block_a))
     weights = [descriptor(matrix, block_b, is_transposed) for matrix in operands.weight_matrices]
     traits = replace(traits_of(operands, tiles), precision=PRECISION.get(operands.weight_matrices[0].dtype, "tf32"))
@@ -133,7 +137,7 @@ def portable_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArg
 def common_arguments(operands: Operands, addends: torch.Tensor | None, tiles: TileKernelArgs) -> list[Any]:
     """Return the arguments that both kernels take between their descriptors and their constants."""
     operand_args = [operands.output_args, operands.epilogue_args, addends, operands.peer_args, operands.shares]
-    return [*operand_args, tiles.queue, tiles.protocol, operands.k]
+    return [*operand_args, operands.experts, tiles.queue, tiles.protocol, operands.k]
 
 
 def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
@@ -144,8 +148,9 @@ def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
         traced=tiles.traced,
         epilogue=epilogue_code(operands.epilogue),
         addends=0 if operands.addends is None else operands.addends.shape[1],
-        weights=len(operands.weights),
+        weights=len(operands.weights) if operands.experts is None else EXPERTS.value,
         split_k=operands.shares is not None,
+        gathers=operands.experts is not None and operands.experts.rows is not None,
     )
 
 

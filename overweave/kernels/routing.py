@@ -1,0 +1,162 @@
+"""The tables of a routing in one launch: counts of experts, the order of pairs, tiles, and whose tokens a tile reads.
+
+Pairs are dealt out to programs in their order. Each counts its experts, all meet, and each adds up what lies before its
+own pairs: a counting sort, stable. Where tiles are to know their sources, they meet again. No program waits for one
+that cannot run: there are no more of them than SMs; and the meeting has a deadline, behind which the tables are void.
+"""
+
+import triton
+import triton.language as tl
+
+from overweave.memory.device.signals import wait_at_least
+
+MEETING = tl.constexpr(1 << 20)  # what the programs of a launch add to the word where they meet, all together
+
+
+@triton.jit
+def meet(state, limits):
+    """Waits until all programs are here: 1, or 0 at the deadline. state: a word that any launches have left, and a zero."""
+    tl.debug_barrier()
+    programs = tl.num_programs(0)
+    share = tl.where(tl.program_id(0) == 0, MEETING - programs + 1, 1)
+    seen = tl.atomic_add(state, share, sem="acq_rel", scope="gpu")
+    return wait_at_least(state, (seen & -MEETING) + MEETING, state + 1, limits)
+
+
+@triton.jit
+def experts_of(ids, pair, pairs, top, row_stride, col_stride, experts):
+    """The expert of each pair, `experts` of those without one; and whether its id is wrong."""
+    is_pair = pair < pairs
+    token, slot = (pair // top).to(tl.int64), (pair % top).to(tl.int64)
+    named = tl.load(ids + token * row_stride + slot * col_stride, mask=is_pair, other=-1)
+    has_expert = (named >= 0) & (named < experts)
+    return tl.where(has_expert, named, experts), is_pair & (named != -1) & (has_expert == 0)
+
+
+@triton.jit
+def route_kernel(
+    ids,
+    starts,
+    counts,
+    offsets,
+    order,
+    places,
+    tokens,
+    tiles,
+    sources,
+    count,
+    reason,
+    scratch,
+    state,
+    limits,
+    pairs,
+    sizes,
+    most,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    BINS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SOURCES: tl.constexpr,
+):
+    """Each program routes PARTS times PART pairs. The tables are those of moe/routing.Routing.
+
+    sizes: top, the strides of ids, how many experts and sources. scratch: int32 `[2, programs, BINS]`, `[programs]`. state:
+    `meet`. most: how many tiles the tables hold. SOURCES: a power of two above their number, 0 without `starts`.
+    """
+    top, row_stride, col_stride, experts, source_count = sizes
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    bins, own = tl.arange(0, BINS), tl.arange(0, PART)
+    first = program * PART * PARTS
+    counted = tl.zeros([BINS], tl.int32)
+    wrong = 0
+    for part in range(PARTS):
+        expert, is_wrong = experts_of(ids, first + part * PART + own, pairs, top, row_stride, col_stride, experts)
+        counted += tl.histogram(expert, BINS, mask=expert < experts)
+        wrong = tl.maximum(wrong, tl.max(is_wrong.to(tl.int32), 0))
+    tl.store(scratch + program * BINS + bins, counted)
+    bases, wrongs = scratch + programs * BINS, scratch + 2 * programs * BINS
+    tl.store(wrongs + program, wrong)
+    is_met = meet(state, limits)
+
+    total, before = tl.zeros([BINS], tl.int32), tl.zeros([BINS], tl.int32)
+    any_wrong = 0
+    if is_met == 1:
+        for some in range(0, programs, 16):
+            other = some + tl.arange(0, 16)
+            theirs = tl.load(
+                scratch + other[:, None] * BINS + bins[None, :], mask=(other < programs)[:, None], other=0, volatile=True
+            )  # fmt: skip
+            total += tl.sum(theirs, 0)
+            before += tl.sum(tl.where((other < program)[:, None], theirs, 0), 0)
+            each_wrong = tl.load(wrongs + other, mask=other < programs, other=0, volatile=True)
+            any_wrong = tl.maximum(any_wrong, tl.max(each_wrong, 0))
+    through = tl.cumsum(total, 0)
+    routed = tl.sum(total, 0)
+    rows_of_tiles = (total + BLOCK_M - 1) // BLOCK_M
+    tiles_through = tl.cumsum(rows_of_tiles, 0)
+    if program == 0:
+        tl.store(counts + bins, total, mask=bins < experts)
+        tl.store(offsets + bins + 1, through, mask=bins < experts)
+        tl.store(offsets, 0)
+        tl.store(count, tl.sum(rows_of_tiles, 0))
+        tl.store(reason, any_wrong + 2 * (1 - is_met))
+
+    base = through - total + before
+    # Pairs without an expert lie behind all others: of those before, as many as are in no bin.
+    base_of_none = routed + first - tl.sum(before, 0)
+    for part in range(PARTS):
+        pair = first + part * PART + own
+        expert, _ = experts_of(ids, pair, pairs, top, row_stride, col_stride, experts)
+        if is_met == 0:
+            expert = expert * 0 + experts
+        is_pair, has_expert = pair < pairs, expert < experts
+        tl.debug_barrier()  # of the part before all have read
+        tl.store(bases + program * BINS + bins, base)
+        tl.debug_barrier()
+        begin = tl.load(bases + program * BINS + expert, mask=has_expert, other=0, volatile=True)
+        earlier = tl.zeros([PART], tl.int32)
+        for some in range(0, PART, 32):
+            others = first + part * PART + some + tl.arange(0, 32)
+            theirs, _ = experts_of(ids, others, pairs, top, row_stride, col_stride, experts)
+            if is_met == 0:
+                theirs = theirs * 0 + experts
+            is_earlier = (theirs[None, :] == expert[:, None]) & (others[None, :] < pair[:, None])
+            earlier += tl.sum(is_earlier.to(tl.int32), 1)
+        row = tl.where(has_expert, begin, base_of_none) + earlier
+        tl.store(places + pair, row, mask=is_pair)
+        tl.store(order + row, pair, mask=is_pair)
+        tl.store(tokens + row, pair // top, mask=is_pair)
+        base += tl.histogram(expert, BINS, mask=has_expert)
+        base_of_none += tl.sum((is_pair & (has_expert == 0)).to(tl.int32), 0)
+
+    if SOURCES > 0:
+        is_met *= meet(state, limits)
+    for some in range(program * BLOCK, most, programs * BLOCK):
+        tile = some + tl.arange(0, BLOCK)
+        is_its = (tile[:, None] < tiles_through[None, :]) & (tile[:, None] >= (tiles_through - rows_of_tiles)[None, :])
+        is_tile = (tile < tl.sum(rows_of_tiles, 0)) & (is_met == 1)
+        expert = tl.sum(tl.where(is_its, bins[None, :], 0), 1)
+        behind = tile - tl.sum(tl.where(is_its, (tiles_through - rows_of_tiles)[None, :], 0), 1)
+        end = tl.sum(tl.where(is_its, through[None, :], 0), 1)
+        row = tl.sum(tl.where(is_its, (through - total)[None, :], 0), 1) + behind * BLOCK_M
+        height = tl.minimum(end - row, BLOCK_M)
+        tl.store(tiles + tile * 3, tl.where(is_tile, expert, 0), mask=tile < most)
+        tl.store(tiles + tile * 3 + 1, tl.where(is_tile, row, 0), mask=tile < most)
+        tl.store(tiles + tile * 3 + 2, tl.where(is_tile, height, 0), mask=tile < most)
+        low, high = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
+        if SOURCES > 0:
+            low_token = tl.load(tokens + row, mask=is_tile, other=0, volatile=True)
+            high_token = tl.load(tokens + row + height - 1, mask=is_tile, other=0, volatile=True)
+            low = source_of(starts, source_count, low_token, SOURCES)
+            high = source_of(starts, source_count, high_token, SOURCES)
+        tl.store(sources + tile * 2, tl.where(is_tile, low, 0), mask=tile < most)
+        tl.store(sources + tile * 2 + 1, tl.where(is_tile, high, 0), mask=tile < most)
+
+
+@triton.jit
+def source_of(starts, count, token, SOURCES: tl.constexpr):
+    """Which source each token is of: the last that begins at it or before."""
+    source = tl.arange(0, SOURCES)
+    begins = tl.load(starts + source, mask=(source > 0) & (source < count), other=0x7FFFFFFF)
+    return tl.sum((begins[None, :] <= token[:, None]).to(tl.int32), 1)
