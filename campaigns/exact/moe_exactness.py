@@ -171,8 +171,8 @@ class Mine:
 
     def compare(self, name: str, found: torch.Tensor | None, wanted: torch.Tensor) -> None:
         """Bit by bit; of gradients None is zero."""
-        wanted = wanted.to(self.device)
-        found = torch.zeros_like(wanted) if found is None else found.detach().double()
+        found = torch.zeros_like(wanted) if found is None else found.detach()
+        wanted = wanted.to(found.dtype).to(found.device)
         if found.shape != wanted.shape or not torch.equal(found, wanted):
             self.wrong.append(name)
 
@@ -180,9 +180,10 @@ class Mine:
         return f"{part} of {self.case}: {', '.join(self.wrong)} not bit-equal" if self.wrong else ""
 
 
-def tensor_parallel(case: MoeCase, device: str) -> str:
+def tensor_parallel(case: MoeCase, device: str, plan: str | None = None) -> str:
     """Rows gathered, sums scattered; every gradient."""
     mine = Mine(case, device)
+    first_plan = None if case.weighs_input else plan  # which no overlapped plan does
     data, exact = mine.data, mine.exact
     x, ids = mine.tensor(data.x[mine.rows]), data.ids[mine.rows].to(device)
     weights = mine.tensor(data.weights[mine.rows], torch.float32)
@@ -190,11 +191,15 @@ def tensor_parallel(case: MoeCase, device: str) -> str:
     up_bias, down_bias = mine.tensor(data.up_bias[:, mine.inner]), mine.tensor(data.down_bias)
     biases = (up_bias, down_bias) if case.has_bias else (None, None)
     on_input, on_output = (weights, None) if case.weighs_input else (None, weights)
-    h, routed = moe.all_gather_experts(x, ids, up, bias=biases[0], topk_weights=on_input, m=case.tokens)
+    h, routed = moe.all_gather_experts(
+        x, ids, up, bias=biases[0], topk_weights=on_input, m=case.tokens, plan=first_plan
+    )
     mine.compare("h", h[: len(exact.h)], exact.h[:, mine.inner])
-    y = moe.experts_reduce_scatter(h, routed, on_output, down, bias=biases[1])
+    y = moe.experts_reduce_scatter(h, routed, on_output, down, bias=biases[1], plan=plan)
     mine.compare("y", y, exact.y[mine.rows])
-    again = moe.experts_reduce_scatter(h.detach(), ids, on_output, down.detach(), bias=biases[1], m=case.tokens)
+    again = moe.experts_reduce_scatter(
+        h.detach(), ids, on_output, down.detach(), bias=biases[1], m=case.tokens, plan=plan
+    )
     mine.compare("y of ids", again, exact.y[mine.rows])
     y.backward(data.gradient[mine.rows].to(case.dtype).to(device))
     mine.compare("dx", x.grad, exact.gradients["x"][mine.rows])
@@ -261,6 +266,7 @@ def expert_parallel(case: MoeCase, device: str) -> str:
 
 PARTS: dict[str, Callable[[MoeCase, str], str]] = {
     "tensor parallel": tensor_parallel,
+    "tensor parallel, per_shard": partial(tensor_parallel, plan="per_shard"),
     "all-reduce": all_reduced,
     "expert parallel": expert_parallel,
 }

@@ -7,7 +7,6 @@ import triton.language as tl
 
 from overweave.lang.tile_table import COLUMNS, WEIGHT
 
-
 EXPERTS = tl.constexpr(0)
 
 

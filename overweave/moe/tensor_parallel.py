@@ -22,7 +22,8 @@ from overweave.moe.collectives import (
     reduce_scatter_rows,
     replicated,
 )
-from overweave.moe.glu import Glu
+from overweave.moe.glu import Glu, gated
+from overweave.moe.overlapped import PER_SHARD, choose, obstacle
 from overweave.moe.pairs import (
     RoutedTokens,
     TokensExperts,
@@ -46,6 +47,7 @@ def all_gather_experts(
     glu: Glu | None = None,
     topk_weights: torch.Tensor | None = None,
     m: int | None = None,
+    plan: str | None = None,
 ) -> tuple[torch.Tensor, RoutedTokens]:
     """h = all tokens of all ranks times their experts' weights, sorted by expert; and which row is whose.
 
@@ -54,7 +56,9 @@ def all_gather_experts(
     x_shard: `[t/W, k]`, this rank's tokens. topk_ids: `[t/W, top]`, the experts of these. w: `[experts, n, k]`, this
     rank's n of each expert. bias: `[experts, n]`. glu: of w that packs two weights. topk_weights: `[t/W, top]`, on the
     input. m: t, where W does not divide it: ranks hold the parts of torch.chunk. All as in `experts_matmul`, as are
-    the results: h `[t * top, n]` and the experts of all t tokens.
+    the results: h `[t * top, n]` and the experts of all t tokens. plan: `sequential`, or `per_shard`, which multiplies
+    a shard's rows while others travel, of rows of whole words of 16 bytes, without weights on the input; None: the
+    first.
 
     Gradients: of x_shard, w, bias and topk_weights; the first and the last are summed and scattered.
 
@@ -67,6 +71,14 @@ def all_gather_experts(
         place = place_of(group)
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
         exchange = exchange_in(group, _told(name, topk_ids, w, {"x": x_shard, "topk_weights": topk_weights}))
+        reason = obstacle(x_shard, w.shape[1]) or ("weights stand on the input" if topk_weights is not None else "")
+        chosen = choose(name, plan, reason)
+    if chosen == PER_SHARD and place.world_size > 1:
+        options = exchange.options | {"m": tokens, "keeps": torch.is_grad_enabled() and w.requires_grad}
+        ids = topk_ids.to(torch.int32)
+        h, every, _ = torch.ops.overweave.gathered_experts(x_shard, ids, w, bias, **options)
+        routed = routed_tokens(every, w.shape[0])
+        return h if glu is None else gated(h, glu), routed
     ids = all_gather_rows(exchange, topk_ids.to(torch.int32), tokens)
     x = all_gather_rows(exchange, x_shard, tokens)
     weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
@@ -84,6 +96,7 @@ def experts_reduce_scatter(
     *,
     bias: torch.Tensor | None = None,
     m: int | None = None,
+    plan: str | None = None,
 ) -> torch.Tensor:
     """y = this rank's tokens of the sum over ranks: each token's `top` products, weighed and added in order.
 
@@ -93,7 +106,8 @@ def experts_reduce_scatter(
     topk_ids: what came with h, or `[t/W, top]` of this rank's tokens, which are gathered. topk_weights: `[t/W, top]`,
     or None. w: `[experts, n, k]`. bias: `[experts, n]`, alike on every rank, added once by the owner of a token. m: t,
     where W does not divide it. Returns `[t/W, n]`: the `top` of a token are added as in `experts_sum` and rounded to
-    what travels; the library sums over ranks.
+    what travels; the library sums over ranks. plan: `sequential`, or `per_shard`, which sends an owner's rows while it
+    computes the next one's, and adds those of all ranks in fp32, in their order; None: the first.
 
     Gradients: of h, w, bias and topk_weights, the latter two summed over ranks. Raises as `all_gather_experts`.
     """
@@ -109,6 +123,7 @@ def experts_reduce_scatter(
             tokens = _all_tokens(name, place, ids.shape[0], m)
         check_second(name, h, ids, topk_weights, (w, bias), tokens)
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights, "bias": bias}))
+        chosen = choose(name, plan, obstacle(h, w.shape[1]))
     if isinstance(topk_ids, RoutedTokens):
         routed = topk_ids
     else:
@@ -116,7 +131,10 @@ def experts_reduce_scatter(
         with refusing(group):
             routed = routed_tokens(every, w.shape[0])
     weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
-    y = reduce_scatter_rows(exchange, added(h, routed, weights, w))
+    if chosen == PER_SHARD and place.world_size > 1:
+        y = torch.ops.overweave.scattered_experts(h, routed.topk_ids, weights, w, **exchange.options)
+    else:
+        y = reduce_scatter_rows(exchange, added(h, routed, weights, w))
     return y if bias is None else with_bias(y, (ids, topk_weights), replicated(exchange, bias))
 
 

@@ -46,6 +46,7 @@ from overweave.runtime.handwritten import (
     TileEffect,
     TileLaunch,
     TileMove,
+    TileTask,
 )
 
 Write = Callable[..., None]
@@ -165,6 +166,8 @@ class _Paper:
             launched.tell(queue, Notify(action.channel, action.rank, action.counter))
         elif isinstance(action, TileMove):
             launched.add(self._moved(launched, queue, action))
+        elif isinstance(action, TileTask):
+            launched.add(self._computed(launched, queue, action))
         elif isinstance(action, TileLaunch):
             if launched.waits.get(queue):
                 launched.add_idle(queue)
@@ -177,6 +180,24 @@ class _Paper:
         kind: type[Put | Get | Copy] = Copy if source.rank == target.rank else Put if source.rank == rank else Get
         name = f"{kind.__name__.lower()}.{rank}.{len(launched.operations)}"
         return kind(name=name, rank=rank, queue=queue, waits=waits, sources=(source,), destinations=(target,))
+
+    def _computed(self, launched: _Launched, queue: str, task: TileTask) -> Apply:
+        """Torch's operations as one tile of a kernel."""
+        rank, number = launched.rank, len(launched.operations)
+        if not task.makes and not task.reads:
+            found = "nobody says what it reads and makes"
+            raise InputError(f"prove {task.name}", found, "Pass reads= and makes= of rank_compute")
+        if launched.waits.get(queue):
+            launched.add_idle(queue)
+        return Apply(
+            name=f"{task.name}.{rank}.{number}",
+            rank=rank,
+            queue=f"{queue}.{number}",
+            function=task.name,
+            needs=tuple(InitialContents(self._region(each.part), each.tensor, each.row, 0) for each in task.reads),
+            makes=tuple(Goal(self._region(each.part), each.tensor, each.row, 0) for each in task.makes),
+            tiles=((0, 1),),
+        )
 
     def _region(self, part: Part | torch.Tensor) -> Region:
         if not isinstance(part, Part):

@@ -28,6 +28,7 @@ from overweave.runtime.handwritten import (
     TileLaunch,
     TileMove,
     TileStep,
+    TileTask,
 )
 from overweave.runtime.kernel_calls.program import ProgramArguments
 from overweave.runtime.kernel_calls.protocol import prologue_call, require_peer_access, signal_words
@@ -94,6 +95,9 @@ class _BoundProgram:
             arguments, options = self.arguments.of(action)
             with torch.cuda.stream(stream):
                 action.kernel[action.grid](*arguments, **(COMPILE_OPTIONS | options))
+        elif isinstance(action, TileTask):
+            with torch.cuda.stream(stream):
+                action.run(self.arguments.own)
         elif isinstance(action, Raise):
             address = self._heap.addresses[action.rank] + self._layout.signal_offset(action.channel, action.counter)
             driver.write_value(stream.cuda_stream, address, 1)

@@ -1,0 +1,457 @@
+"""Tensor-parallel experts whose communication hides behind their matmuls: `plan="per_shard"`.
+
+Rows are pushed to peers by copy engine, each shard with a signal behind it. The first matmul multiplies a shard's rows
+once they have come, the own ones first; the second computes the rows of one owner after the other, and pushes each
+while it computes the next. Which rows a shard's experts have, the device knows alone: sizes of buffers, copies and
+signals follow from shapes, and an expert without rows of a shard multiplies nothing. One program serves every routing.
+SOURCE: TileLink, section 5 (figure 5); the order of pushes: docs/design/0004-house.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from overweave.errors import InputError
+from overweave.ir.shards import shard_rows
+from overweave.lang.mapping import TileChannel, Tiles
+from overweave.memory.group import Group
+from overweave.moe.collectives import WHERE, RowsOp, agreed, define
+from overweave.moe.grouped import grouped_outer
+from overweave.moe.pairs import RoutedTokens, ordered_sum, routed_tokens
+from overweave.ops.author.tile_program import TileCall, TileProgram
+from overweave.ops.call.groups import group_of
+from overweave.runtime.backends import load
+from overweave.runtime.handwritten import OwnBuffer, Part, SymmetricBuffer, Uses
+from overweave.runtime.library import grouped as reference
+from overweave.runtime.library.grouped import Grouped, aligned
+
+MOST_PROGRAMS = 64  # of one group; each leases symmetric memory
+COLUMNS_STEP = 8  # elements: rows of whole words of 16 bytes
+Matrix = Part | torch.Tensor
+
+
+class Sizes(NamedTuple):
+    """Of a call: what travels, `[m, columns]` in a dtype, and `top` experts of each token."""
+
+    m: int
+    columns: int
+    top: int
+    dtype: torch.dtype
+    ranks: int
+
+    def rows(self, rank: int) -> tuple[int, int]:
+        """The tokens of a rank."""
+        return shard_rows(self.m, self.ranks, rank)
+
+    @property
+    def shard(self) -> int:
+        """Rows that the longest shard has; one at least, for a buffer."""
+        return max(1, -(-self.m // self.ranks))
+
+
+class _Built(NamedTuple):
+    """A program, and which kernels of its calls are loaded."""
+
+    program: TileProgram
+    loaded: set[object]
+
+
+_PROGRAMS: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, Sizes, torch.device], _Built]] = WeakKeyDictionary()
+
+
+def _one_a_rank(ranks: int) -> TileChannel:
+    return TileChannel(Tiles(ranks, 1, 1, 1, ranks))
+
+
+def gather_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
+    """What peers address in the first matmul."""
+    rows, signals = sizes.shard * sizes.ranks, _one_a_rank(sizes.ranks)
+    buffers = {
+        "tokens": SymmetricBuffer(rows, sizes.columns, sizes.dtype),
+        "experts": SymmetricBuffer(rows, sizes.top, torch.int32),
+    }
+    return buffers, {"tokens": signals, "experts": signals}
+
+
+def write_gather(
+    call: TileCall,
+    sizes: Sizes,
+    given: tuple[Matrix, Matrix],
+    route: Callable[[OwnBuffer], object],
+    multiply: Callable[[int, OwnBuffer], object],
+    h: Part | None = None,
+) -> None:
+    """A call of the first matmul. given: the own tokens and their experts. multiply: a shard's tokens by their experts.
+    h: the result on paper, by pairs of tokens and experts, as they stand before they are sorted."""
+    x, ids = given
+    rank, ranks = call.rank, sizes.ranks
+    own, copies = slice(*sizes.rows(rank)), call.queue("copies")
+    for what, name in ((ids, "experts"), (x, "tokens")):
+        call.rank_copy_data(what, call.part(name)[own])
+        call.rank_notify(name, rank, rank)
+    for what, name in ((ids, "experts"), (x, "tokens")):
+        for step in range(1, ranks):
+            peer = (rank + step) % ranks
+            copies.rank_copy_data(what, call.part(name, peer)[own])
+            copies.rank_notify(name, rank, peer)
+    for source in range(ranks):
+        call.rank_wait("experts", source)
+    every = (Uses(call.part("experts")[0 : sizes.m], "experts"),)
+    call.rank_compute("route", route, every)
+    for step in range(ranks):
+        source = (rank - step) % ranks  # in the order in which shards arrive
+        low, high = sizes.rows(source)
+        call.rank_wait("tokens", source)
+        reads = (Uses(call.part("tokens")[low:high], "x", low), *every)
+        pairs = slice(low * sizes.top, high * sizes.top)
+        call.rank_compute(
+            f"multiply_{source}",
+            partial(multiply, source),
+            reads,
+            _made(h and h[pairs], "h", pairs.start),
+        )
+
+
+def scatter_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
+    """What peers address in the second matmul."""
+    rows, signals = sizes.shard * sizes.ranks, _one_a_rank(sizes.ranks)
+    buffers = {name: SymmetricBuffer(rows, sizes.columns, sizes.dtype) for name in ("parts", "landed")}
+    return buffers, {"computed": signals, "landed": signals}
+
+
+def write_scatter(
+    call: TileCall,
+    sizes: Sizes,
+    compute: Callable[[int, torch.Tensor], object],
+    add: Callable[[OwnBuffer], object],
+    paper: tuple[Part, Part] | None = None,
+) -> None:
+    """A call of the second matmul. compute: the sums over experts of an owner's tokens into a matrix. add: the landed
+    parts of all ranks. paper: h, by pairs, and y."""
+    rank, ranks, copies = call.rank, sizes.ranks, call.queue("copies")
+    block = slice(rank * sizes.shard, rank * sizes.shard + sizes.rows(rank)[1] - sizes.rows(rank)[0])
+    for step in range(1, ranks + 1):
+        owner = (rank + step) % ranks
+        low, high = sizes.rows(owner)
+        name, rows = ("landed", block) if owner == rank else ("parts", slice(low, high))
+        pairs = slice(low * sizes.top, high * sizes.top)
+        call.rank_compute(
+            f"compute_{owner}",
+            lambda own, owner=owner, name=name, rows=rows: compute(owner, own(name)[rows]),
+            (Uses(paper[0][pairs], f"h.{rank}", pairs.start),) if paper else (),
+            _made(paper and call.part(name)[rows], f"part.{rank}", low),
+        )
+        if owner == rank:
+            call.rank_notify("landed", rank, rank)
+            continue
+        call.rank_notify("computed", owner, rank)
+        copies.rank_wait("computed", owner)
+        landing = slice(rank * sizes.shard, rank * sizes.shard + high - low)
+        copies.rank_copy_data(call.part("parts")[low:high], call.part("landed", owner)[landing])
+        copies.rank_notify("landed", rank, owner)
+    for source in range(ranks):
+        call.rank_wait("landed", source)
+    low, high = sizes.rows(rank)
+    starts = [source * sizes.shard for source in range(ranks)]
+    landed = (
+        Uses(call.part("landed")[at : at + high - low], f"part.{source}", low) for source, at in enumerate(starts)
+    )
+    call.rank_compute("add", add, tuple(landed), _made(paper and paper[1], "y", low))
+
+
+def _made(part: Part | None, tensor: str, row: int = 0) -> tuple[Uses, ...]:
+    return () if part is None else (Uses(part, tensor, row),)
+
+
+class Overlapped(NamedTuple):
+    """A call on one rank: its group, and its sizes."""
+
+    group: Group
+    sizes: Sizes
+
+    def program(
+        self, kind: str, where: tuple[torch.device, object], load_kernels: Callable[[OwnBuffer], object]
+    ) -> TileProgram:
+        """Built when a signature is first called, by all ranks. Raises RankMismatch where they differ.
+
+        where: the device, and what decides which kernels a call has. load_kernels: computes on any symmetric buffers:
+        on a GPU, loading may wait for kernels that wait for peers, so that it is done before the first call.
+        """
+        known, (device, kernels) = _PROGRAMS.setdefault(self.group.process_group, {}), where
+        key = (kind, self.sizes, device)
+        if key not in known:
+            if len(known) >= MOST_PROGRAMS:
+                known.pop(next(iter(known)))
+            buffers, channels = BUFFERS[kind](self.sizes)
+            program = TileProgram(buffers, channels, self.group.process_group, device, has_kernels=False)
+            known[key] = _Built(program, set())
+        built = known[key]
+        if device.type == "cuda" and kernels not in built.loaded and not torch.cuda.is_current_stream_capturing():
+            scratch = BUFFERS[kind](self.sizes)[0]
+            own = {
+                name: torch.zeros(each.rows, each.cols, dtype=each.dtype, device=device)
+                for name, each in scratch.items()
+            }
+            load_kernels(own.__getitem__)
+            torch.cuda.synchronize(device)
+            built.loaded.add(kernels)
+        return built.program
+
+
+BUFFERS = {"gather": gather_buffers, "scatter": scatter_buffers}
+
+
+def obstacle(x: torch.Tensor, columns: int) -> str:
+    """Why rows of x, and results of so many columns, cannot travel this way; empty if they can."""
+    if columns % COLUMNS_STEP or x.shape[1] % COLUMNS_STEP:
+        return f"rows of {x.shape[1]} and {columns} elements are no whole words of 16 bytes"
+    return ""
+
+
+def gathered_products(
+    of: Overlapped, x: torch.Tensor, ids: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor | None], keeps: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """h, sorted by expert, the experts of all tokens, and all tokens if somebody keeps them, else none."""
+    (w, bias), sizes = factors, of.sizes
+    experts, n, _ = w.shape
+    h = x.new_empty((sizes.m * sizes.top, n))
+    every = ids.new_empty((sizes.m, sizes.top))
+    kept = x.new_empty((sizes.m if keeps else 0, x.shape[1]))
+    routed: list[RoutedTokens] = []
+
+    def route(own: OwnBuffer) -> None:
+        every.copy_(own("experts")[: sizes.m])
+        routed.append(routed_tokens(every, experts))
+
+    def multiply(source: int, own: OwnBuffer) -> None:
+        low, high = sizes.rows(source)
+        if low == high:
+            return
+        tokens = own("tokens")[low:high]
+        if keeps:
+            kept[low:high] = tokens
+        part = routed_tokens(every[low:high], experts).tables
+        pairs = routed[-1].tables.places[low * sizes.top : high * sizes.top]
+        places = pairs.index_select(0, part.order)
+        _multiply_into(h, _call(tokens, w, part.offsets, bias=bias, rows=part.tokens, into=places))
+
+    def load_kernels(own: OwnBuffer) -> None:
+        route(own)
+        for source in range(sizes.ranks):
+            multiply(source, own)
+
+    program = of.program("gather", (x.device, ("gather", experts, n, bias is None)), load_kernels)
+    with program.call() as call:
+        write_gather(call, sizes, (x, ids), route, multiply)
+    return h, every, kept
+
+
+def scattered_sums(
+    of: Overlapped, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, w: torch.Tensor
+) -> torch.Tensor:
+    """This rank's tokens of the sum over ranks, whose parts are added in fp32 in the order of ranks."""
+    (group, sizes), (experts, n, k) = of, w.shape
+    places = routed_tokens(ids, experts).tables.places
+    low, high = sizes.rows(group.rank)
+    y = h.new_empty((high - low, n))
+
+    def compute(owner: int, target: torch.Tensor) -> None:
+        low, high = sizes.rows(owner)
+        if low == high:
+            return
+        part = routed_tokens(ids[low:high], experts)
+        rows = places[low * sizes.top : high * sizes.top].index_select(0, part.tables.order)
+        of_rows = None
+        if weights is not None:
+            own = torch.where(part.has_expert, weights[low:high], 0.0)
+            of_rows = own.flatten().index_select(0, part.tables.order)
+        products = h.new_empty(((high - low) * sizes.top, n))
+        call = _call(h, w, part.tables.offsets, rows=rows, into=part.tables.order, row_weights=of_rows)
+        _multiply_into(products, call)
+        target.copy_(ordered_sum(products.view(high - low, sizes.top, n), part.has_expert))
+
+    def add(own: OwnBuffer) -> None:
+        landed = own("landed").view(sizes.ranks, sizes.shard, n)[:, : high - low]
+        total = landed[0].float()
+        for source in range(1, sizes.ranks):
+            total = total + landed[source].float()
+        y.copy_(total)
+
+    def load_kernels(own: OwnBuffer) -> None:
+        for owner in range(sizes.ranks):
+            compute(owner, own("parts")[slice(*sizes.rows(owner))])
+        add(own)
+
+    program = of.program("scatter", (h.device, ("scatter", experts, k, weights is None)), load_kernels)
+    with program.call() as call:
+        write_scatter(call, sizes, compute, add)
+    return y
+
+
+def overlapped_in(group_name: str, m: int, top: int, columns: int, dtype: torch.dtype) -> Overlapped:
+    """A call in a group. columns: of what travels."""
+    group = group_of(group_name)
+    return Overlapped(group, Sizes(m, columns, top, dtype, group.world_size))
+
+
+def _call(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, **beside: Any) -> Grouped:
+    names = ("bias", "rows", "into", "row_weights")
+    given = {**dict.fromkeys(names), **beside}
+    nothing = {"gate": None, "activation": "", "scale_x": None, "scale_w": None, "out_dtype": x.dtype}
+    return Grouped(x=x, w=w.transpose(1, 2), offs=offsets[1:], **nothing, **given)  # type: ignore[arg-type]
+
+
+def _multiply_into(out: torch.Tensor, call: Grouped) -> None:
+    """Stores rows of a product where `into` says, and leaves the others."""
+    if out.is_cuda:
+        load("gpu grouped into")(out, aligned(call))
+        return
+    assert call.into is not None
+    count = int(call.offs[-1])
+    products = reference.multiply(call._replace(into=None))
+    out[call.into[:count].long()] = products[:count]
+
+
+def _gathered(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    m: int,
+    keeps: bool,
+    group_name: str,
+    told: str,
+    place: list[int],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    agreed(group_name, f"{told} by {PER_SHARD}", lambda group: None)
+    of = overlapped_in(group_name, m, ids.shape[1], x.shape[1], x.dtype)
+    return gathered_products(of, x.contiguous(), ids.contiguous(), (w, bias), keeps)
+
+
+def _gathered_fake(
+    x: torch.Tensor, ids: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    m, top = options["m"], ids.shape[1]
+    kept = x.new_empty((m if options["keeps"] else 0, x.shape[1]))
+    return x.new_empty((m * top, w.shape[1])), ids.new_empty((m, top)), kept
+
+
+def _scattered(
+    h: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor | None,
+    w: torch.Tensor,
+    *,
+    group_name: str,
+    told: str,
+    place: list[int],
+) -> torch.Tensor:
+    agreed(group_name, f"{told} by {PER_SHARD}", lambda group: None)
+    of = overlapped_in(group_name, ids.shape[0], ids.shape[1], w.shape[1], h.dtype)
+    return scattered_sums(of, h.contiguous(), ids.contiguous(), weights, w)
+
+
+def _scattered_fake(
+    h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, w: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    rank, ranks = options["place"]
+    m = ids.shape[0]
+    low, high = (0, m // ranks) if m % ranks == 0 else shard_rows(m, ranks, rank)
+    return h.new_empty((high - low, w.shape[1]))
+
+
+def _keep_gathered(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+    _, _, w, bias = inputs
+    _, ids, x = output
+    ctx.save_for_backward(ids, x, w)
+    ctx.mark_non_differentiable(ids, x)
+    ctx.has_bias, ctx.options = bias is not None, dict(keyword_only_inputs)
+
+
+def _gathered_gradient(ctx: Any, dh: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+    """That of x by the other operator, those of weights by groups."""
+    ids, x, w = ctx.saved_tensors
+    needs_x, _, needs_w, needs_bias = ctx.needs_input_grad
+    dx = dw = dbias = None
+    dh = dh.contiguous()
+    if needs_x:
+        dx = torch.ops.overweave.scattered_experts(dh, ids, None, w.transpose(1, 2), **_of_gradients(ctx.options))
+    if needs_w or (ctx.has_bias and needs_bias):
+        tables = routed_tokens(ids, w.shape[0]).tables
+        if needs_w:
+            dw = grouped_outer(dh, x.index_select(0, tables.tokens), tables.offsets[1:])
+        if ctx.has_bias and needs_bias:
+            ones = torch.ones(dh.shape[0], COLUMNS_STEP, dtype=dh.dtype, device=dh.device)
+            dbias = grouped_outer(ones, dh, tables.offsets[1:])[:, 0]
+    return dx, None, dw, dbias
+
+
+def _keep_scattered(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+    h, ids, weights, w = inputs
+    ctx.save_for_backward(h, ids, w, *([] if weights is None else [weights]))
+    ctx.options = dict(keyword_only_inputs)
+
+
+def _scattered_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """That of h by the other operator: each row's before it is weighed; the others follow from it, and by groups."""
+    h, ids, w, *weights = ctx.saved_tensors
+    needs_h, _, needs_weights, needs_w = ctx.needs_input_grad
+    rank, ranks = ctx.options["place"]
+    m = ids.shape[0]
+    low, high = shard_rows(m, ranks, rank)
+    options = _of_gradients(ctx.options) | {"m": m, "keeps": needs_w}
+    own, dy = ids[low:high].contiguous(), dy.contiguous()
+    raw, _, g = torch.ops.overweave.gathered_experts(dy, own, w.transpose(1, 2), None, **options)
+    routed = routed_tokens(ids, w.shape[0])
+    tables, dh, dweights, dw = routed.tables, raw, None, None
+    of_rows = None
+    if weights:
+        of_rows = torch.where(routed.has_expert, weights[0].float(), 0.0).flatten().index_select(0, tables.order)
+        dh = (raw.float() * of_rows.unsqueeze(1)).to(raw.dtype)
+        of_pairs = (raw.float() * h.float()).sum(1).index_select(0, tables.places).view(ids.shape)
+        dweights = torch.where(routed.has_expert, of_pairs, 0.0).to(weights[0].dtype) if needs_weights else None
+    if needs_w:
+        rows = g.index_select(0, tables.tokens)
+        if of_rows is not None:
+            rows = (rows.float() * of_rows.unsqueeze(1)).to(g.dtype)
+        dw = grouped_outer(rows, h, tables.offsets[1:])
+    return dh if needs_h else None, None, dweights, dw
+
+
+def _of_gradients(options: dict[str, Any]) -> dict[str, Any]:
+    told = str(options["told"]).removeprefix("gradients of ")
+    return {name: options[name] for name in ("group_name", "place")} | {"told": f"gradients of {told}"}
+
+
+_GATHERED = (
+    f"(Tensor x, Tensor ids, Tensor w, Tensor? bias, *, SymInt m, bool keeps, {WHERE}) -> (Tensor, Tensor, Tensor)"
+)
+_SCATTERED = f"(Tensor h, Tensor ids, Tensor? weights, Tensor w, *, {WHERE}) -> Tensor"
+for _op in (
+    RowsOp("gathered_experts", _GATHERED, _gathered, _gathered_fake, _gathered_gradient, _keep_gathered),
+    RowsOp("scattered_experts", _SCATTERED, _scattered, _scattered_fake, _scattered_gradient, _keep_scattered),
+):
+    define(_op)
+
+
+def choose(name: str, plan: str | None, reason: str) -> str:
+    """The plan of a call: what is asked, or what no measurement speaks against. reason: why it cannot be per_shard.
+    Raises InputError for a plan that cannot run."""
+    if plan is None:
+        return SEQUENTIAL
+    if plan not in PLANS:
+        raise InputError(f"{name} with plan {plan[:40]!r}", "there is no such plan", f"Use one of {', '.join(PLANS)}")
+    if plan == PER_SHARD and reason:
+        raise InputError(f"{name} with plan {plan!r}", reason, "Leave the choice to overweave")
+    return plan
+
+
+SEQUENTIAL, PER_SHARD = "sequential", "per_shard"
+PLANS = (SEQUENTIAL, PER_SHARD)
