@@ -106,8 +106,9 @@ class Traits(Struct, frozen=True, kw_only=True):
     b_is_transposed: how the weights lie in memory. two_sources: whether tiles read rows of both places of `a`.
     epilogue: the bits of an `Epilogue`. addends: how many a tile with addends has. weights: by how many it multiplies.
     EXPERTS (kernels/weights.py): a tile names one of many in one tensor. split_k: whether tiles may be dealt out along
-    k. gathers: whether rows of `a` are gathered (ExpertRows). precision: of the portable kernel's products. Of the Hopper kernel:
-    stages, split_n: as in `MatmulConfig`; in_columns: consumers share a tile's columns; peers: where tiles store.
+    k. gathers: whether rows of `a` are gathered (ExpertRows). precision: of the portable kernel's products. Of the
+    Hopper kernel: stages, split_n: as in `MatmulConfig`; in_columns: consumers share a tile's columns; peers: where
+    tiles store.
     """
 
     b_is_transposed: bool
@@ -123,6 +124,16 @@ class Traits(Struct, frozen=True, kw_only=True):
     split_n: int = 1
     in_columns: bool = False
     peers: int = 0
+
+
+class TopkShape(NamedTuple):
+    """How `topk_ids` lie, and what they name: experts of a token, strides in elements, experts, and sources."""
+
+    top: int
+    row_stride: int
+    col_stride: int
+    experts: int
+    sources: int
 
 
 class Messages(NamedTuple):

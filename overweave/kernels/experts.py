@@ -2,8 +2,8 @@
 
 The table has the tiles of each group (`fill_tiles_kernel`), and `TileRow.weight` names its expert; how many tiles there
 are lies on the device, too. Nothing else is another kernel: the matmul kernels find an expert's columns in one tensor
-of all weights, its bias and its scales behind those of the experts before. A row may be gathered (`ExpertRows.rows`) and
-scattered (`into`); an index out of range is not followed.
+of all weights, its bias and its scales behind those of the experts before. A row may be gathered (`ExpertRows.rows`)
+and scattered (`into`); an index out of range is not followed.
 """
 
 import triton
@@ -181,4 +181,5 @@ def clear_rest_kernel(x, ends, experts, rows, cols, BLOCK: tl.constexpr):
     for row in range(first + tl.program_id(0), rows, tl.num_programs(0)):
         for col in range(0, cols, BLOCK):
             at = col + tl.arange(0, BLOCK)
-            tl.store(x + row.to(tl.int64) * cols + at, tl.zeros([BLOCK], x.dtype.element_ty), mask=at < cols)
+            places = x + (tl.zeros([BLOCK], tl.int64) + row) * cols + at
+            tl.store(places, tl.zeros([BLOCK], x.dtype.element_ty), mask=at < cols)

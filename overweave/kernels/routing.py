@@ -15,12 +15,18 @@ MEETING = tl.constexpr(1 << 20)  # what the programs of a launch add to the word
 
 @triton.jit
 def meet(state, limits):
-    """Waits until all programs are here: 1, or 0 at the deadline. state: a word that any launches have left, and a zero."""
+    """Waits until all programs are here. Returns 1, or 0 at the deadline, and which meeting it is. state: a word as
+    launches left it, a zero, and, of a launch whose programs came late, the number of their meeting plus one.
+    """
     tl.debug_barrier()
     programs = tl.num_programs(0)
     share = tl.where(tl.program_id(0) == 0, MEETING - programs + 1, 1)
     seen = tl.atomic_add(state, share, sem="acq_rel", scope="gpu")
-    return wait_at_least(state, (seen & -MEETING) + MEETING, state + 1, limits)
+    meeting = (seen & -MEETING) + MEETING
+    is_met = wait_at_least(state, meeting, state + 1, limits)
+    if is_met == 0:
+        tl.store(state + 2, meeting + 1)
+    return is_met, meeting
 
 
 @triton.jit
@@ -50,7 +56,7 @@ def route_kernel(
     state,
     limits,
     pairs,
-    sizes,
+    shape,
     most,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
@@ -61,10 +67,10 @@ def route_kernel(
 ):
     """Each program routes PARTS times PART pairs. The tables are those of moe/routing.Routing.
 
-    sizes: top, the strides of ids, how many experts and sources. scratch: int32 `[2, programs, BINS]`, `[programs]`. state:
+    shape: kernels/arguments.TopkShape. scratch: int32 `[2, programs, BINS]`, `[programs]`. state:
     `meet`. most: how many tiles the tables hold. SOURCES: a power of two above their number, 0 without `starts`.
     """
-    top, row_stride, col_stride, experts, source_count = sizes
+    top, row_stride, col_stride, experts, source_count = shape
     program, programs = tl.program_id(0), tl.num_programs(0)
     bins, own = tl.arange(0, BINS), tl.arange(0, PART)
     first = program * PART * PARTS
@@ -74,19 +80,22 @@ def route_kernel(
         expert, is_wrong = experts_of(ids, first + part * PART + own, pairs, top, row_stride, col_stride, experts)
         counted += tl.histogram(expert, BINS, mask=expert < experts)
         wrong = tl.maximum(wrong, tl.max(is_wrong.to(tl.int32), 0))
+        # What nobody overwrites, where programs come late, names pairs and tokens that exist.
+        pair = first + part * PART + own
+        tl.store(order + pair, pair, mask=pair < pairs)
+        tl.store(tokens + pair, pair // top, mask=pair < pairs)
     tl.store(scratch + program * BINS + bins, counted)
     bases, wrongs = scratch + programs * BINS, scratch + 2 * programs * BINS
     tl.store(wrongs + program, wrong)
-    is_met = meet(state, limits)
+    is_met, meeting = meet(state, limits)
 
     total, before = tl.zeros([BINS], tl.int32), tl.zeros([BINS], tl.int32)
     any_wrong = 0
     if is_met == 1:
         for some in range(0, programs, 16):
             other = some + tl.arange(0, 16)
-            theirs = tl.load(
-                scratch + other[:, None] * BINS + bins[None, :], mask=(other < programs)[:, None], other=0, volatile=True
-            )  # fmt: skip
+            place, is_any = scratch + other[:, None] * BINS + bins[None, :], (other < programs)[:, None]
+            theirs = tl.load(place, mask=is_any, other=0, volatile=True)
             total += tl.sum(theirs, 0)
             before += tl.sum(tl.where((other < program)[:, None], theirs, 0), 0)
             each_wrong = tl.load(wrongs + other, mask=other < programs, other=0, volatile=True)
@@ -100,14 +109,13 @@ def route_kernel(
         tl.store(offsets + bins + 1, through, mask=bins < experts)
         tl.store(offsets, 0)
         tl.store(count, tl.sum(rows_of_tiles, 0))
-        tl.store(reason, any_wrong + 2 * (1 - is_met))
 
     base = through - total + before
     # Pairs without an expert lie behind all others: of those before, as many as are in no bin.
     base_of_none = routed + first - tl.sum(before, 0)
     for part in range(PARTS):
         pair = first + part * PART + own
-        expert, _ = experts_of(ids, pair, pairs, top, row_stride, col_stride, experts)
+        expert, _unused = experts_of(ids, pair, pairs, top, row_stride, col_stride, experts)
         if is_met == 0:
             expert = expert * 0 + experts
         is_pair, has_expert = pair < pairs, expert < experts
@@ -118,7 +126,7 @@ def route_kernel(
         earlier = tl.zeros([PART], tl.int32)
         for some in range(0, PART, 32):
             others = first + part * PART + some + tl.arange(0, 32)
-            theirs, _ = experts_of(ids, others, pairs, top, row_stride, col_stride, experts)
+            theirs, _wrong = experts_of(ids, others, pairs, top, row_stride, col_stride, experts)
             if is_met == 0:
                 theirs = theirs * 0 + experts
             is_earlier = (theirs[None, :] == expert[:, None]) & (others[None, :] < pair[:, None])
@@ -131,7 +139,8 @@ def route_kernel(
         base_of_none += tl.sum((is_pair & (has_expert == 0)).to(tl.int32), 0)
 
     if SOURCES > 0:
-        is_met *= meet(state, limits)
+        is_met_again, meeting = meet(state, limits)
+        is_met *= is_met_again
     for some in range(program * BLOCK, most, programs * BLOCK):
         tile = some + tl.arange(0, BLOCK)
         is_its = (tile[:, None] < tiles_through[None, :]) & (tile[:, None] >= (tiles_through - rows_of_tiles)[None, :])
@@ -152,6 +161,10 @@ def route_kernel(
             high = source_of(starts, source_count, high_token, SOURCES)
         tl.store(sources + tile * 2, tl.where(is_tile, low, 0), mask=tile < most)
         tl.store(sources + tile * 2 + 1, tl.where(is_tile, high, 0), mask=tile < most)
+    if program == 0:
+        is_late = (is_met == 0) | (tl.load(state + 2, volatile=True) == meeting + 1)
+        tl.store(state + 2, 0)
+        tl.store(reason, any_wrong + 2 * is_late.to(tl.int32))
 
 
 @triton.jit

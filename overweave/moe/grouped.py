@@ -39,8 +39,8 @@ def grouped_matmul(
     """Multiply each group of rows by its expert's weight, as `torch.nn.functional.grouped_mm(x, w, offs=offs)`.
 
     x: `[rows, k]`, sorted by expert; bf16, fp16, fp32, or fp8 (e4m3) with scales. w: `[experts, k, n]`, k or n
-    contiguous. offs: int32 `[experts]` on the device of x: where each expert's rows end, never descending. The result is
-    `[rows, n]`; rows from `offs[-1]` on are not computed, and hold anything. Plain torch, of expert e and its
+    contiguous. offs: int32 `[experts]` on the device of x: where each expert's rows end, never descending. The result
+    is `[rows, n]`; rows from `offs[-1]` on are not computed, and hold anything. Plain torch, of expert e and its
     rows `[lo, hi)`:
 
         value = x[lo:hi].float() @ w[e].float()                                      # x[rows[lo:hi]] with `rows`
@@ -57,8 +57,8 @@ def grouped_matmul(
     scale_x: fp32 `[rows of x]`, scale_w: fp32 `[experts, n]` (with a gate `[experts, 2, n]`, the gate's last): of fp8.
     out_dtype: of the result; x's, of fp8 bf16.
 
-    Where `offs` descend or exceed the rows, a CPU raises InputError; a GPU makes the whole result NaN. Differentiable in
-    x, w, gate, bias and row_weights, except of fp8. Raises InputError for arguments it cannot take.
+    Where `offs` descend or exceed the rows, a CPU raises InputError; a GPU makes the whole result NaN. Differentiable
+    in x, w, gate, bias and row_weights, except of fp8. Raises InputError for arguments it cannot take.
     """
     if out_dtype is None:
         out_dtype = torch.bfloat16 if scale_x is not None else x.dtype
@@ -70,8 +70,8 @@ def grouped_matmul(
 def grouped_outer(x: torch.Tensor, g: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     """Compute `x[group].T @ g[group]` of every group: the gradient of the weights of a grouped matmul.
 
-    x `[rows, k]`, g `[rows, n]`: of one dtype, bf16, fp16 or fp32. offs: as of `grouped_matmul`. Returns `[experts, k, n]` in
-    that dtype, summed in fp32; zeros for an expert without rows.
+    x `[rows, k]`, g `[rows, n]`: of one dtype, bf16, fp16 or fp32. offs: as of `grouped_matmul`. Returns `[experts, k,
+    n]` in that dtype, summed in fp32; zeros for an expert without rows.
     """
     return cast(torch.Tensor, torch.ops.overweave.grouped_outer(x, g, offs))
 

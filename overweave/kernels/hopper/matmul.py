@@ -19,10 +19,10 @@ need: `b` is loaded and the result stored rectangle by rectangle, and multiplied
 `TileRow.weight` says by which of several weights a tile multiplies, and so which output it writes. A gated tile has two
 products of one rectangle of columns: `b`'s lies before the gate's (`b_1`), both are multiplied in one accumulator.
 
-Of experts (kernels/experts.py) `b` is one tensor of all weights, and a tile begins where its expert's do. A group's last
-tile, if it has rows for one consumer alone, is loaded and multiplied by that one. Rows that are gathered the producer
-loads row by row, by asynchronous copies, and those that are scattered, or end with their group, the storer stores row by
-row, so that consumers are at the next tile.
+Of experts (kernels/experts.py) `b` is one tensor of all weights, and a tile begins where its expert's do. A group's
+last tile, if it has rows for one consumer alone, is loaded and multiplied by that one. Rows that are gathered the
+producer loads row by row, by asynchronous copies, and those that are scattered, or end with their group, the storer
+stores row by row, so that consumers are at the next tile.
 SOURCE: the structure of DeepGEMM and of Triton's Gluon tutorials (producer, two 64-row consumers, storer).
 """
 

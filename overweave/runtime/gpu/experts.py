@@ -85,7 +85,7 @@ def form_of(call: Grouped) -> ExpertsForm:
         scaling="rows" if call.scale_x is not None else None,
     )
     dtype: Any = str(call.x.dtype).removeprefix("torch.")
-    groups = Groups(call.count, experts, n, k, dtype, epilogue, call.rows is not None)
+    groups = Groups(call.count, experts, n, k, dtype, epilogue)
     # Beyond an expert's last row of k lies the next expert's, in a tensor of all that is read as one matrix.
     has_whole_steps = call.w.stride(1) == 1 or k % 64 == 0
     is_half = call.x.dtype != torch.float32 and call.out_dtype != torch.float32

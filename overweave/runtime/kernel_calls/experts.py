@@ -57,7 +57,7 @@ class ExpertsForm(Struct, frozen=True):
 
 
 def table_rows(rows: int, experts: int, n: int, config: MatmulConfig) -> int:
-    """Return how many tiles there are at most, whatever the groups. Raises InputError if a kernel cannot number them."""
+    """Return how many tiles there are at most. Raises InputError if a kernel cannot number them."""
     most = (rows // config.block_m + min(rows, experts)) * -(-n // config.block_n)
     if most > MOST_TILES:
         raise InputError("multiply by experts", f"{most} tiles at most", "Use fewer rows")

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from overweave.kernels.arguments import TopkShape
 from overweave.kernels.routing import route_kernel
 from overweave.runtime.kernel_calls.call import KernelCall
 
@@ -48,7 +49,7 @@ def tables_of(words: torch.Tensor, sizes: RoutingSizes) -> list[torch.Tensor]:
 
 
 class Meeting(NamedTuple):
-    """Where the programs of launches on one stream meet. state: int32, a word that they leave, and a zero. limits:
+    """Where the programs of launches on one stream meet. state: int32, what they leave (kernels/routing.meet). limits:
     int64, the deadline.
     """
 
@@ -58,7 +59,7 @@ class Meeting(NamedTuple):
     @classmethod
     def on(cls, device: torch.device) -> Meeting:
         """Make one."""
-        state = torch.zeros(2, dtype=torch.int32, device=device)
+        state = torch.zeros(3, dtype=torch.int32, device=device)
         return cls(state, torch.full((1,), DEADLINE_NS, dtype=torch.int64, device=device))
 
 
@@ -78,7 +79,7 @@ def route_call(
     sources = 0 if starts is None else starts.shape[0] - 1
     arguments = [
         *(ids, starts, *tables_of(words, sizes), scratch, *meeting, sizes.pairs),
-        (sizes.top, *ids.stride(), sizes.experts, sources),
+        TopkShape(sizes.top, *ids.stride(), sizes.experts, sources),
         *(sizes.most_tiles, PART, parts, bins, sizes.block_m, TILES_AT_ONCE),
         1 << sources.bit_length() if sources else 0,
     ]

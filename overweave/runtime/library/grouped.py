@@ -1,6 +1,6 @@
 """The grouped matmul and its parts in plain torch, group by group: what a CPU computes, and what tests compare with.
 
-The host looks at the groups here. Products are summed in fp32 (of fp32 in the order of torch's matmul) and rounded once.
+The host looks at the groups here. Products are summed in fp32, in the order of torch's matmul, and rounded once.
 """
 
 from __future__ import annotations
@@ -151,7 +151,11 @@ def _is_aligned(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
 
 
 def _wider(tensor: torch.Tensor | None, columns: int) -> torch.Tensor | None:
-    return None if tensor is None else torch.nn.functional.pad(tensor, (0, columns))
+    if tensor is None:
+        return None
+    if tensor.dim() == 3 and tensor.stride(1) == 1:  # as weights of linear layers lie
+        return torch.nn.functional.pad(tensor.transpose(1, 2), (0, 0, 0, columns)).transpose(1, 2)
+    return torch.nn.functional.pad(tensor, (0, columns))
 
 
 def _aligned_rows(x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Which tile shape a matmul of many experts gets, whose rows only the device knows: as `tile_shape`, of even groups.
 
-Each group ends in a tile of its own. One that has rows for the first of two consumers alone takes less than a whole one.
+Each group ends in a tile of its own. One with rows for the first of two consumers alone takes less than a whole one.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ class Groups(Struct, frozen=True):
     k: int
     dtype: Dtype
     epilogue: Epilogue
-    gathers: bool = False
 
 
-def candidates(groups: Groups, kernel: KernelChoice) -> tuple[TileShape, ...]:
+def shapes_of_experts(dtype: Dtype, kernel: KernelChoice, epilogue: Epilogue) -> tuple[TileShape, ...]:
     """The shapes beside whose sums the assembler finds registers for what is done to rows of experts."""
-    found = shapes(groups.dtype, kernel, groups.epilogue)
+    found = shapes(dtype, kernel, epilogue)
     if kernel == "portable":
         return found
-    if groups.dtype == FLOAT8 and groups.epilogue.products == 1:
+    if dtype == FLOAT8 and epilogue.products == 1:
         return tuple(shape for shape in found if shape.config.block_m * shape.config.block_n < 128 * 256)
     return tuple(shape for shape in found if shape.config.block_m <= 128)
 
@@ -44,7 +43,7 @@ def candidates(groups: Groups, kernel: KernelChoice) -> tuple[TileShape, ...]:
 def grouped_shape(groups: Groups, kernel: KernelChoice, sms: int) -> MatmulConfig:
     """The candidate with the shortest time if each expert has equally many rows."""
     height = -(-groups.rows // max(1, groups.experts))
-    found = candidates(groups, kernel)
+    found = shapes_of_experts(groups.dtype, kernel, groups.epilogue)
     low = tuple(shape for shape in found if shape.config.block_m <= FEW_ROWS)
     if height <= FEW_ROWS and low:
         found = low
