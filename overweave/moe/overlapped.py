@@ -1,16 +1,13 @@
 """Tensor-parallel experts whose communication hides behind their matmuls: `plan="per_shard"`.
 
-Rows are pushed to peers by copy engine, each shard with a signal behind it. The first matmul multiplies a shard's rows
-once they have come, the own ones first; the second computes the rows of one owner after the other, and pushes each
-while it computes the next. Which rows a shard's experts have, the device knows alone: sizes of buffers, copies and
-signals follow from shapes, and an expert without rows of a shard multiplies nothing. One program serves every routing.
-SOURCE: TileLink, section 5 (figure 5); the order of pushes: docs/design/0004-house.md.
+Which rows a shard's experts have, the device knows alone: sizes of buffers, copies and signals follow from shapes
+(moe/programs.py), and an expert without rows of a shard multiplies nothing. One program, proven once, serves every
+routing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -19,40 +16,21 @@ import torch.distributed as dist
 
 from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
-from overweave.lang.mapping import TileChannel, Tiles
+from overweave.ir.verify.schedule import verify_schedule
 from overweave.memory.group import Group
 from overweave.moe.collectives import WHERE, RowsOp, agreed, define
 from overweave.moe.grouped import grouped_outer
 from overweave.moe.pairs import RoutedTokens, ordered_sum, routed_tokens
-from overweave.ops.author.tile_program import TileCall, TileProgram
+from overweave.moe.programs import BUFFERS, Sizes, schedule_of, write_gather, write_scatter
+from overweave.ops.author.tile_program import TileProgram
 from overweave.ops.call.groups import group_of
 from overweave.runtime.backends import load
-from overweave.runtime.handwritten import OwnBuffer, Part, SymmetricBuffer, Uses
+from overweave.runtime.handwritten import OwnBuffer
 from overweave.runtime.library import grouped as reference
 from overweave.runtime.library.grouped import Grouped, aligned
 
 MOST_PROGRAMS = 64  # of one group; each leases symmetric memory
 COLUMNS_STEP = 8  # elements: rows of whole words of 16 bytes
-Matrix = Part | torch.Tensor
-
-
-class Sizes(NamedTuple):
-    """Of a call: what travels, `[m, columns]` in a dtype, and `top` experts of each token."""
-
-    m: int
-    columns: int
-    top: int
-    dtype: torch.dtype
-    ranks: int
-
-    def rows(self, rank: int) -> tuple[int, int]:
-        """The tokens of a rank."""
-        return shard_rows(self.m, self.ranks, rank)
-
-    @property
-    def shard(self) -> int:
-        """Rows that the longest shard has; one at least, for a buffer."""
-        return max(1, -(-self.m // self.ranks))
 
 
 class _Built(NamedTuple):
@@ -65,110 +43,6 @@ class _Built(NamedTuple):
 _PROGRAMS: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, Sizes, torch.device], _Built]] = WeakKeyDictionary()
 
 
-def _one_a_rank(ranks: int) -> TileChannel:
-    return TileChannel(Tiles(ranks, 1, 1, 1, ranks))
-
-
-def gather_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
-    """What peers address in the first matmul."""
-    rows, signals = sizes.shard * sizes.ranks, _one_a_rank(sizes.ranks)
-    buffers = {
-        "tokens": SymmetricBuffer(rows, sizes.columns, sizes.dtype),
-        "experts": SymmetricBuffer(rows, sizes.top, torch.int32),
-    }
-    return buffers, {"tokens": signals, "experts": signals}
-
-
-def write_gather(
-    call: TileCall,
-    sizes: Sizes,
-    given: tuple[Matrix, Matrix],
-    route: Callable[[OwnBuffer], object],
-    multiply: Callable[[int, OwnBuffer], object],
-    h: Part | None = None,
-) -> None:
-    """A call of the first matmul. given: the own tokens and their experts. multiply: a shard's tokens by their experts.
-    h: the result on paper, by pairs of tokens and experts, as they stand before they are sorted."""
-    x, ids = given
-    rank, ranks = call.rank, sizes.ranks
-    own, copies = slice(*sizes.rows(rank)), call.queue("copies")
-    for what, name in ((ids, "experts"), (x, "tokens")):
-        call.rank_copy_data(what, call.part(name)[own])
-        call.rank_notify(name, rank, rank)
-    for what, name in ((ids, "experts"), (x, "tokens")):
-        for step in range(1, ranks):
-            peer = (rank + step) % ranks
-            copies.rank_copy_data(what, call.part(name, peer)[own])
-            copies.rank_notify(name, rank, peer)
-    for source in range(ranks):
-        call.rank_wait("experts", source)
-    every = (Uses(call.part("experts")[0 : sizes.m], "experts"),)
-    call.rank_compute("route", route, every)
-    for step in range(ranks):
-        source = (rank - step) % ranks  # in the order in which shards arrive
-        low, high = sizes.rows(source)
-        call.rank_wait("tokens", source)
-        reads = (Uses(call.part("tokens")[low:high], "x", low), *every)
-        pairs = slice(low * sizes.top, high * sizes.top)
-        call.rank_compute(
-            f"multiply_{source}",
-            partial(multiply, source),
-            reads,
-            _made(h and h[pairs], "h", pairs.start),
-        )
-
-
-def scatter_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
-    """What peers address in the second matmul."""
-    rows, signals = sizes.shard * sizes.ranks, _one_a_rank(sizes.ranks)
-    buffers = {name: SymmetricBuffer(rows, sizes.columns, sizes.dtype) for name in ("parts", "landed")}
-    return buffers, {"computed": signals, "landed": signals}
-
-
-def write_scatter(
-    call: TileCall,
-    sizes: Sizes,
-    compute: Callable[[int, torch.Tensor], object],
-    add: Callable[[OwnBuffer], object],
-    paper: tuple[Part, Part] | None = None,
-) -> None:
-    """A call of the second matmul. compute: the sums over experts of an owner's tokens into a matrix. add: the landed
-    parts of all ranks. paper: h, by pairs, and y."""
-    rank, ranks, copies = call.rank, sizes.ranks, call.queue("copies")
-    block = slice(rank * sizes.shard, rank * sizes.shard + sizes.rows(rank)[1] - sizes.rows(rank)[0])
-    for step in range(1, ranks + 1):
-        owner = (rank + step) % ranks
-        low, high = sizes.rows(owner)
-        name, rows = ("landed", block) if owner == rank else ("parts", slice(low, high))
-        pairs = slice(low * sizes.top, high * sizes.top)
-        call.rank_compute(
-            f"compute_{owner}",
-            lambda own, owner=owner, name=name, rows=rows: compute(owner, own(name)[rows]),
-            (Uses(paper[0][pairs], f"h.{rank}", pairs.start),) if paper else (),
-            _made(paper and call.part(name)[rows], f"part.{rank}", low),
-        )
-        if owner == rank:
-            call.rank_notify("landed", rank, rank)
-            continue
-        call.rank_notify("computed", owner, rank)
-        copies.rank_wait("computed", owner)
-        landing = slice(rank * sizes.shard, rank * sizes.shard + high - low)
-        copies.rank_copy_data(call.part("parts")[low:high], call.part("landed", owner)[landing])
-        copies.rank_notify("landed", rank, owner)
-    for source in range(ranks):
-        call.rank_wait("landed", source)
-    low, high = sizes.rows(rank)
-    starts = [source * sizes.shard for source in range(ranks)]
-    landed = (
-        Uses(call.part("landed")[at : at + high - low], f"part.{source}", low) for source, at in enumerate(starts)
-    )
-    call.rank_compute("add", add, tuple(landed), _made(paper and paper[1], "y", low))
-
-
-def _made(part: Part | None, tensor: str, row: int = 0) -> tuple[Uses, ...]:
-    return () if part is None else (Uses(part, tensor, row),)
-
-
 class Overlapped(NamedTuple):
     """A call on one rank: its group, and its sizes."""
 
@@ -178,7 +52,7 @@ class Overlapped(NamedTuple):
     def program(
         self, kind: str, where: tuple[torch.device, object], load_kernels: Callable[[OwnBuffer], object]
     ) -> TileProgram:
-        """Built when a signature is first called, by all ranks. Raises RankMismatch where they differ.
+        """Proven and built when a signature is first called, by all ranks. Raises RankMismatch where they differ.
 
         where: the device, and what decides which kernels a call has. load_kernels: computes on any symmetric buffers:
         on a GPU, loading may wait for kernels that wait for peers, so that it is done before the first call.
@@ -188,6 +62,8 @@ class Overlapped(NamedTuple):
         if key not in known:
             if len(known) >= MOST_PROGRAMS:
                 known.pop(next(iter(known)))
+            if self.sizes.m:
+                verify_schedule(schedule_of(kind, self.sizes, COLUMNS_STEP)).raise_if_refused()
             buffers, channels = BUFFERS[kind](self.sizes)
             program = TileProgram(buffers, channels, self.group.process_group, device, has_kernels=False)
             known[key] = _Built(program, set())
@@ -202,9 +78,6 @@ class Overlapped(NamedTuple):
             torch.cuda.synchronize(device)
             built.loaded.add(kernels)
         return built.program
-
-
-BUFFERS = {"gather": gather_buffers, "scatter": scatter_buffers}
 
 
 def obstacle(x: torch.Tensor, columns: int) -> str:

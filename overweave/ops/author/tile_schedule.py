@@ -167,6 +167,8 @@ class _Paper:
         elif isinstance(action, TileMove):
             launched.add(self._moved(launched, queue, action))
         elif isinstance(action, TileTask):
+            if launched.waits.get(queue):
+                launched.add_idle(queue)
             launched.add(self._computed(launched, queue, action))
         elif isinstance(action, TileLaunch):
             if launched.waits.get(queue):
@@ -179,7 +181,8 @@ class _Paper:
         rank, waits = launched.rank, launched.taken_waits(queue)
         kind: type[Put | Get | Copy] = Copy if source.rank == target.rank else Put if source.rank == rank else Get
         name = f"{kind.__name__.lower()}.{rank}.{len(launched.operations)}"
-        return kind(name=name, rank=rank, queue=queue, waits=waits, sources=(source,), destinations=(target,))
+        sides = ((), ()) if source.is_empty else ((source,), (target,))
+        return kind(name=name, rank=rank, queue=queue, waits=waits, sources=sides[0], destinations=sides[1])
 
     def _computed(self, launched: _Launched, queue: str, task: TileTask) -> Apply:
         """Torch's operations as one tile of a kernel."""
@@ -187,15 +190,14 @@ class _Paper:
         if not task.makes and not task.reads:
             found = "nobody says what it reads and makes"
             raise InputError(f"prove {task.name}", found, "Pass reads= and makes= of rank_compute")
-        if launched.waits.get(queue):
-            launched.add_idle(queue)
+        reads, makes = ([each for each in uses if each.part.shape[0]] for uses in (task.reads, task.makes))
         return Apply(
             name=f"{task.name}.{rank}.{number}",
             rank=rank,
             queue=f"{queue}.{number}",
             function=task.name,
-            needs=tuple(InitialContents(self._region(each.part), each.tensor, each.row, 0) for each in task.reads),
-            makes=tuple(Goal(self._region(each.part), each.tensor, each.row, 0) for each in task.makes),
+            needs=tuple(InitialContents(self._region(each.part), each.tensor, each.row, 0) for each in reads),
+            makes=tuple(Goal(self._region(each.part), each.tensor, each.row, 0) for each in makes),
             tiles=((0, 1),),
         )
 

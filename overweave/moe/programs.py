@@ -1,0 +1,194 @@
+"""The programs of overlapped experts: what travels in which order, what waits for what, on any device and on paper.
+
+Rows are pushed to peers by copy engine, each shard with a signal behind it. The first matmul multiplies a shard's rows
+once they have come, the own ones first; the second computes the rows of one owner after the other, and pushes each
+while it computes the next. On paper rows of h stand by pairs of a token and an expert, in the order of tokens: where a
+routing puts a pair among the rows of its expert is a permutation, which `routing.places` says. A shard's pairs are all
+that its experts can have, so that one proof serves every routing, with empty experts and without.
+SOURCE: TileLink, section 5 (figure 5); the order of pushes: docs/design/0004-house.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from overweave.errors import InputError
+from overweave.ir.schedule import Schedule
+from overweave.ir.shards import shard_rows
+from overweave.lang.mapping import TileChannel, Tiles
+from overweave.ops.author.tile_program import TileCall
+from overweave.ops.author.tile_schedule import CallersMatrix, tile_schedule
+from overweave.runtime.handwritten import Declared, OwnBuffer, Part, SymmetricBuffer, Uses
+
+Matrix = Part | torch.Tensor
+
+
+class Sizes(NamedTuple):
+    """Of a call: what travels, `[m, columns]` in a dtype, and `top` experts of each token."""
+
+    m: int
+    columns: int
+    top: int
+    dtype: torch.dtype
+    ranks: int
+
+    def rows(self, rank: int) -> tuple[int, int]:
+        """The tokens of a rank."""
+        return shard_rows(self.m, self.ranks, rank)
+
+    @property
+    def shard(self) -> int:
+        """Rows that the longest shard has; one at least, for a buffer."""
+        return max(1, -(-self.m // self.ranks))
+
+
+def _one_a_rank(ranks: int) -> TileChannel:
+    return TileChannel(Tiles(ranks, 1, 1, 1, ranks))
+
+
+def gather_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
+    """What peers address in the first matmul."""
+    rows, signals = sizes.shard * sizes.ranks, _one_a_rank(sizes.ranks)
+    buffers = {
+        "tokens": SymmetricBuffer(rows, sizes.columns, sizes.dtype),
+        "experts": SymmetricBuffer(rows, sizes.top, torch.int32),
+    }
+    return buffers, {"tokens": signals, "experts": signals}
+
+
+def write_gather(
+    call: TileCall,
+    sizes: Sizes,
+    given: tuple[Matrix, Matrix],
+    route: Callable[[OwnBuffer], object],
+    multiply: Callable[[int, OwnBuffer], object],
+    h: Part | None = None,
+) -> None:
+    """A call of the first matmul. given: the own tokens and their experts. multiply: a shard's tokens by their experts.
+    h: the result on paper, by pairs of tokens and experts, as they stand before they are sorted."""
+    x, ids = given
+    rank, ranks = call.rank, sizes.ranks
+    own, copies = slice(*sizes.rows(rank)), call.queue("copies")
+    for what, name in ((ids, "experts"), (x, "tokens")):
+        call.rank_copy_data(what, call.part(name)[own])
+        call.rank_notify(name, rank, rank)
+    for what, name in ((ids, "experts"), (x, "tokens")):
+        for step in range(1, ranks):
+            peer = (rank + step) % ranks
+            copies.rank_copy_data(what, call.part(name, peer)[own])
+            copies.rank_notify(name, rank, peer)
+    for source in range(ranks):
+        call.rank_wait("experts", source)
+    every = (Uses(call.part("experts")[0 : sizes.m], "experts"),)
+    call.rank_compute("route", route, every)
+    for step in range(ranks):
+        source = (rank - step) % ranks  # in the order in which shards arrive
+        low, high = sizes.rows(source)
+        call.rank_wait("tokens", source)
+        reads = (Uses(call.part("tokens")[low:high], "x", low), *every)
+        pairs = slice(low * sizes.top, high * sizes.top)
+        call.rank_compute(
+            f"multiply_{source}",
+            partial(multiply, source),
+            reads,
+            _made(h and h[pairs], "h", pairs.start),
+        )
+
+
+def scatter_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
+    """What peers address in the second matmul."""
+    rows, signals = sizes.shard * sizes.ranks, _one_a_rank(sizes.ranks)
+    buffers = {name: SymmetricBuffer(rows, sizes.columns, sizes.dtype) for name in ("parts", "landed")}
+    return buffers, {"computed": signals, "landed": signals}
+
+
+def write_scatter(
+    call: TileCall,
+    sizes: Sizes,
+    compute: Callable[[int, torch.Tensor], object],
+    add: Callable[[OwnBuffer], object],
+    paper: tuple[Part, Part] | None = None,
+) -> None:
+    """A call of the second matmul. compute: the sums over experts of an owner's tokens into a matrix. add: the landed
+    parts of all ranks. paper: h, by pairs as in `write_gather`, and y."""
+    rank, ranks, copies = call.rank, sizes.ranks, call.queue("copies")
+    block = slice(rank * sizes.shard, rank * sizes.shard + sizes.rows(rank)[1] - sizes.rows(rank)[0])
+    for step in range(1, ranks + 1):
+        owner = (rank + step) % ranks
+        low, high = sizes.rows(owner)
+        name, rows = ("landed", block) if owner == rank else ("parts", slice(low, high))
+        pairs = slice(low * sizes.top, high * sizes.top)
+        call.rank_compute(
+            f"compute_{owner}",
+            lambda own, owner=owner, name=name, rows=rows: compute(owner, own(name)[rows]),
+            (Uses(paper[0][pairs], "h", pairs.start),) if paper else (),
+            _made(paper and call.part(name)[rows], f"part.{rank}", low),
+        )
+        if owner == rank:
+            call.rank_notify("landed", rank, rank)
+            continue
+        call.rank_notify("computed", owner, rank)
+        copies.rank_wait("computed", owner)
+        landing = slice(rank * sizes.shard, rank * sizes.shard + high - low)
+        copies.rank_copy_data(call.part("parts")[low:high], call.part("landed", owner)[landing])
+        copies.rank_notify("landed", rank, owner)
+    for source in range(ranks):
+        call.rank_wait("landed", source)
+    low, high = sizes.rows(rank)
+    starts = [source * sizes.shard for source in range(ranks)]
+    landed = (
+        Uses(call.part("landed")[at : at + high - low], f"part.{source}", low) for source, at in enumerate(starts)
+    )
+    call.rank_compute("add", add, tuple(landed), _made(paper and paper[1], "y", low))
+
+
+def _made(part: Part | None, tensor: str, row: int = 0) -> tuple[Uses, ...]:
+    return () if part is None else (Uses(part, tensor, row),)
+
+
+BUFFERS = {"gather": gather_buffers, "scatter": scatter_buffers}
+
+
+def schedule_of(kind: str, sizes: Sizes, width: int) -> Schedule:
+    """kind: `gather` (all_gather_experts) or `scatter` (experts_reduce_scatter), by `per_shard`. width: columns of h.
+    Raises InputError for another kind."""
+    if kind not in WRITERS:
+        raise InputError(f"experts' schedule {kind!r}", "there is no such kind", f"Use one of {', '.join(WRITERS)}")
+    buffers, channels = BUFFERS[kind](sizes)
+    declared = Declared({name: replace(each, dtype=torch.float32) for name, each in buffers.items()}, channels)
+    pairs = sizes.m * sizes.top
+    if kind == "gather":
+        callers = {
+            "x": CallersMatrix(sizes.m, sizes.columns, "x", is_shard=True),
+            "ids": CallersMatrix(sizes.m, sizes.top, "experts", is_shard=True),
+            "h": CallersMatrix(pairs, width, "h", is_result=True),
+        }
+    else:
+        callers = {
+            "h": CallersMatrix(pairs, width, "h"),
+            "y": CallersMatrix(sizes.m, sizes.columns, "y", is_shard=True, is_result=True),
+        }
+    name = f"experts.{kind}.per_shard"
+    return tile_schedule(
+        name, declared, callers, sizes.ranks, lambda call, **given: WRITERS[kind](call, sizes, **given)
+    )
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _gather(call: TileCall, sizes: Sizes, x: Any, ids: Any, h: Any) -> None:
+    write_gather(call, sizes, (x, ids), _nothing, _nothing, h)
+
+
+def _scatter(call: TileCall, sizes: Sizes, h: Any, y: Any) -> None:
+    write_scatter(call, sizes, _nothing, _nothing, (h, y))
+
+
+WRITERS = {"gather": _gather, "scatter": _scatter}
