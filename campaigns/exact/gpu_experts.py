@@ -73,6 +73,17 @@ def layer_trial(plan: str, skewed: bool) -> Trial:
     return Trial(f"layer of experts, {plan}{', skewed' * skewed}", inputs, run, exact)
 
 
+def chain_trial() -> Trial:
+    """The same layer at once."""
+    halves = layer_trial("per_shard", skewed=True)
+
+    def run(given: Tensors) -> torch.Tensor:
+        x, ids, weights, up, down = given
+        return moe.experts_mlp(x, ids, weights, moe.ExpertWeights(up, down), plan="per_shard")
+
+    return halves._replace(name="layer of experts at once, per_shard", run=run)
+
+
 def sent_trial() -> Trial:
     """Tokens to experts of other ranks, and back."""
 
@@ -104,6 +115,7 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
         drawn = moe_exactness.cases(asked.cases, 1, dist.get_world_size(), (torch.bfloat16,))
         yield Check(f"exact: {name}", partial(map, partial(part, device="cuda"), drawn))
     trials = [layer_trial(plan, skewed) for plan in ("sequential", "per_shard") for skewed in (False, True)]
+    trials.append(chain_trial())
     late = int(asked.late * CYCLES)
     for trial in (*trials, sent_trial()):
         yield Check(f"calls: {trial.name}", partial(long_run, trial, asked.calls, False, late), asked.calls)

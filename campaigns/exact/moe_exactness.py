@@ -212,6 +212,20 @@ def tensor_parallel(case: MoeCase, device: str, plan: str | None = None) -> str:
     return mine.told("tensor parallel")
 
 
+def chained(case: MoeCase, device: str, plan: str | None = None) -> str:
+    """A whole layer at once, on tokens' weights on its output."""
+    case = case._replace(weighs_input=False)
+    mine = Mine(case, device)
+    data, exact = mine.data, mine.exact
+    wide = [data.x[mine.rows], data.up[:, mine.inner], data.down[:, :, mine.inner]]
+    x, up, down = (each.to(case.dtype).to(device).contiguous() for each in wide)
+    biases = [each.to(case.dtype).to(device).contiguous() for each in (data.up_bias[:, mine.inner], data.down_bias)]
+    weights = moe.ExpertWeights(up, down, *(biases if case.has_bias else (None, None)))
+    ids, of_slots = data.ids[mine.rows].to(device), data.weights[mine.rows].float().to(device)
+    mine.compare("y", moe.experts_mlp(x, ids, of_slots, weights, m=case.tokens, plan=plan), exact.y[mine.rows])
+    return mine.told("layer")
+
+
 def all_reduced(case: MoeCase, device: str) -> str:
     """Tokens that every rank has."""
     mine = Mine(case, device)
@@ -267,6 +281,8 @@ def expert_parallel(case: MoeCase, device: str) -> str:
 PARTS: dict[str, Callable[[MoeCase, str], str]] = {
     "tensor parallel": tensor_parallel,
     "tensor parallel, per_shard": partial(tensor_parallel, plan="per_shard"),
+    "layer": chained,
+    "layer, per_shard": partial(chained, plan="per_shard"),
     "all-reduce": all_reduced,
     "expert parallel": expert_parallel,
 }

@@ -3,13 +3,20 @@
 from overweave.moe.dispatch import Dispatched, combine, dispatch
 from overweave.moe.glu import GPT_OSS, Glu
 from overweave.moe.grouped import grouped_matmul
+from overweave.moe.overlapped import ExpertWeights
 from overweave.moe.pairs import RoutedTokens, experts_matmul, experts_sum
 from overweave.moe.routing import Routing, route
-from overweave.moe.tensor_parallel import all_gather_experts, experts_all_reduce, experts_reduce_scatter
+from overweave.moe.tensor_parallel import (
+    all_gather_experts,
+    experts_all_reduce,
+    experts_mlp,
+    experts_reduce_scatter,
+)
 
 __all__ = [
     "GPT_OSS",
     "Dispatched",
+    "ExpertWeights",
     "Glu",
     "RoutedTokens",
     "Routing",
@@ -18,6 +25,7 @@ __all__ = [
     "dispatch",
     "experts_all_reduce",
     "experts_matmul",
+    "experts_mlp",
     "experts_reduce_scatter",
     "experts_sum",
     "grouped_matmul",

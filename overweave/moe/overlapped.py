@@ -8,6 +8,7 @@ routing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -19,9 +20,10 @@ from overweave.ir.shards import shard_rows
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.memory.group import Group
 from overweave.moe.collectives import WHERE, RowsOp, agreed, define
+from overweave.moe.glu import Glu
 from overweave.moe.grouped import grouped_outer
-from overweave.moe.pairs import RoutedTokens, ordered_sum, routed_tokens
-from overweave.moe.programs import BUFFERS, Sizes, schedule_of, write_gather, write_scatter
+from overweave.moe.pairs import RoutedTokens, added, multiplied, ordered_sum, routed_tokens
+from overweave.moe.programs import BUFFERS, Sizes, schedule_of, write_chain, write_gather, write_scatter
 from overweave.ops.author.tile_program import TileProgram
 from overweave.ops.call.groups import group_of
 from overweave.runtime.backends import load
@@ -149,12 +151,7 @@ def scattered_sums(
         _multiply_into(products, call)
         target.copy_(ordered_sum(products.view(high - low, sizes.top, n), part.has_expert))
 
-    def add(own: OwnBuffer) -> None:
-        landed = own("landed").view(sizes.ranks, sizes.shard, n)[:, : high - low]
-        total = landed[0].float()
-        for source in range(1, sizes.ranks):
-            total = total + landed[source].float()
-        y.copy_(total)
+    add = partial(_add_landed, sizes, y)
 
     def load_kernels(own: OwnBuffer) -> None:
         for owner in range(sizes.ranks):
@@ -164,6 +161,59 @@ def scattered_sums(
     program = of.program("scatter", (h.device, ("scatter", experts, k, weights is None)), load_kernels)
     with program.call() as call:
         write_scatter(call, sizes, compute, add)
+    return y
+
+
+def _add_landed(sizes: Sizes, y: torch.Tensor, own: OwnBuffer) -> None:
+    """The parts of all ranks, in fp32, in the order of ranks, rounded once."""
+    landed = own("landed").view(sizes.ranks, sizes.shard, y.shape[1])[:, : y.shape[0]]
+    total = landed[0].float()
+    for source in range(1, sizes.ranks):
+        total = total + landed[source].float()
+    y.copy_(total)
+
+
+class ExpertWeights(NamedTuple):
+    """This rank's part of the experts of a layer. up: `[experts, n, k]`, down: `[experts, k, n]`, or where up packs the
+    two weights of a glu `[experts, k, n / 2]`. up_bias `[experts, n]`; down_bias `[experts, k]`, alike on every rank.
+    """
+
+    up: torch.Tensor
+    down: torch.Tensor
+    up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    glu: Glu | None = None
+
+
+def chained(
+    of: Overlapped, x: torch.Tensor, ids: torch.Tensor, topk_weights: torch.Tensor, weights: ExpertWeights
+) -> torch.Tensor:
+    """A whole layer but for the second biases: this rank's tokens of the sum over ranks."""
+    sizes, experts = of.sizes, weights.up.shape[0]
+    y = x.new_empty((x.shape[0], sizes.columns))
+    slots = torch.cat([ids, topk_weights.float().contiguous().view(torch.int32)], 1)
+
+    def compute(owner: int, own: OwnBuffer, target: torch.Tensor) -> None:
+        low, high = sizes.rows(owner)
+        if low == high:
+            return
+        of_shard = own("slots")[low:high]
+        routed = routed_tokens(of_shard[:, : sizes.top].contiguous(), experts)
+        h = multiplied(own("tokens")[low:high], routed, None, (weights.up, weights.up_bias), weights.glu)
+        of_tokens = of_shard[:, sizes.top :].contiguous().view(torch.float32)
+        target.copy_(added(h, routed, of_tokens, weights.down))
+
+    add = partial(_add_landed, sizes, y)
+
+    def load_kernels(own: OwnBuffer) -> None:
+        for owner in range(sizes.ranks):
+            compute(owner, own, own("parts")[slice(*sizes.rows(owner))])
+        add(own)
+
+    kernels = ("chain", *(None if each is None else each.shape for each in weights[:4]), weights.glu)
+    program = of.program("chain", (x.device, kernels), load_kernels)
+    with program.call() as call:
+        write_chain(call, sizes, (x, slots), compute, add)
     return y
 
 
@@ -303,11 +353,54 @@ def _of_gradients(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in ("group_name", "place")} | {"told": f"gradients of {told}"}
 
 
+def _chained(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    *,
+    m: int,
+    glu: str,
+    group_name: str,
+    told: str,
+    place: list[int],
+) -> torch.Tensor:
+    agreed(group_name, f"{told} by {PER_SHARD}", lambda group: None)
+    of = overlapped_in(group_name, m, ids.shape[1], down.shape[1], x.dtype)
+    weights = ExpertWeights(up, down, up_bias, None, GLUS[glu])
+    return chained(of, x.contiguous(), ids.contiguous(), topk_weights, weights)
+
+
+def _chained_fake(
+    x: torch.Tensor, ids: torch.Tensor, topk_weights: torch.Tensor, *_: Any, **options: Any
+) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+GLUS: dict[str, Glu | None] = {"": None}  # by their words, in which ops are told of them
+
+
+def glu_word(glu: Glu | None) -> str:
+    """The word of a glu in a call of an op."""
+    if glu is None:
+        return ""
+    word = repr(tuple(glu))
+    GLUS[word] = glu
+    return word
+
+
+_CHAINED = (
+    "(Tensor x, Tensor ids, Tensor topk_weights, Tensor up, Tensor down, Tensor? up_bias, *, SymInt m, str glu, "
+    f"{WHERE}) -> Tensor"
+)
 _GATHERED = (
     f"(Tensor x, Tensor ids, Tensor w, Tensor? bias, *, SymInt m, bool keeps, {WHERE}) -> (Tensor, Tensor, Tensor)"
 )
 _SCATTERED = f"(Tensor h, Tensor ids, Tensor? weights, Tensor w, *, {WHERE}) -> Tensor"
 for _op in (
+    RowsOp("chained_experts", _CHAINED, _chained, _chained_fake),
     RowsOp("gathered_experts", _GATHERED, _gathered, _gathered_fake, _gathered_gradient, _keep_gathered),
     RowsOp("scattered_experts", _SCATTERED, _scattered, _scattered_fake, _scattered_gradient, _keep_scattered),
 ):

@@ -123,6 +123,22 @@ def check_second(
     check_weights(name, h, *factors)
 
 
+def check_down(name: str, weights: tuple[object, object, object, object, object]) -> None:
+    """The second weights of a layer beside its first, which are sound. Raises InputError."""
+    up, down, _, bias, glu = weights
+    assert isinstance(up, torch.Tensor)
+    experts, n, k = up.shape
+    wanted = [experts, k, n if glu is None else n // 2]
+    if not isinstance(down, torch.Tensor) or list(down.shape) != wanted or down.dtype != up.dtype:
+        found = (
+            f"got {down.dtype} {list(down.shape)}" if isinstance(down, torch.Tensor) else f"got {type(down).__name__}"
+        )
+        raise InputError(f"{name}: down {wanted} in {up.dtype}", found, "Pass the second weights of the same experts")
+    if bias is not None and (not isinstance(bias, torch.Tensor) or list(bias.shape) != wanted[:2]):
+        found = f"got {list(bias.shape)}" if isinstance(bias, torch.Tensor) else f"got {type(bias).__name__}"
+        raise InputError(f"{name}: down_bias {wanted[:2]}", found, "Pass a row for each expert, alike on all ranks")
+
+
 def routed_tokens(topk_ids: torch.Tensor, experts: int) -> RoutedTokens:
     """Tokens with their tables. Raises InputError on a CPU for ids that are no expert's."""
     ids = topk_ids.to(torch.int32)

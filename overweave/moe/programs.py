@@ -137,42 +137,97 @@ def write_scatter(
         landing = slice(rank * sizes.shard, rank * sizes.shard + high - low)
         copies.rank_copy_data(call.part("parts")[low:high], call.part("landed", owner)[landing])
         copies.rank_notify("landed", rank, owner)
-    for source in range(ranks):
+    _write_sum(call, sizes, add, paper and paper[1])
+
+
+def _write_sum(call: TileCall, sizes: Sizes, add: Callable[[OwnBuffer], object], y: Part | None) -> None:
+    """The end of a call: the landed parts of the own tokens are added."""
+    for source in range(sizes.ranks):
         call.rank_wait("landed", source)
-    low, high = sizes.rows(rank)
-    starts = [source * sizes.shard for source in range(ranks)]
+    low, high = sizes.rows(call.rank)
+    starts = [source * sizes.shard for source in range(sizes.ranks)]
     landed = (
         Uses(call.part("landed")[at : at + high - low], f"part.{source}", low) for source, at in enumerate(starts)
     )
-    call.rank_compute("add", add, tuple(landed), _made(paper and paper[1], "y", low))
+    call.rank_compute("add", add, tuple(landed), _made(y, "y", low))
+
+
+def chain_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
+    """What peers address in a whole layer. slots: the experts of tokens and their weights, words of 32 bits."""
+    buffers, channels = scatter_buffers(sizes)
+    rows = sizes.shard * sizes.ranks
+    buffers["tokens"] = SymmetricBuffer(rows, sizes.columns, sizes.dtype)
+    buffers["slots"] = SymmetricBuffer(rows, 2 * sizes.top, torch.int32)
+    return buffers, channels | {"tokens": _one_a_rank(sizes.ranks)}
+
+
+def write_chain(
+    call: TileCall,
+    sizes: Sizes,
+    given: tuple[Matrix, Matrix],
+    compute: Callable[[int, OwnBuffer, torch.Tensor], object],
+    add: Callable[[OwnBuffer], object],
+    y: Part | None = None,
+) -> None:
+    """A call of a whole layer: a shard's tokens arrive, their experts' sums are computed and go back to their owner,
+    while other shards arrive and return. given: the own tokens and slots. compute: the sums of a shard into a matrix.
+    add: the landed parts of all ranks. y: the result on paper."""
+    x, slots = given
+    rank, ranks = call.rank, sizes.ranks
+    own, copies, returns = slice(*sizes.rows(rank)), call.queue("copies"), call.queue("returns")
+    call.rank_copy_data(slots, call.part("slots")[own])
+    call.rank_copy_data(x, call.part("tokens")[own])
+    call.rank_notify("tokens", rank, rank)
+    for step in range(1, ranks):
+        peer = (rank + step) % ranks
+        copies.rank_copy_data(slots, call.part("slots", peer)[own])
+        copies.rank_copy_data(x, call.part("tokens", peer)[own])
+        copies.rank_notify("tokens", rank, peer)
+    for step in range(ranks):
+        owner = (rank - step) % ranks  # in the order in which shards arrive
+        low, high = sizes.rows(owner)
+        begin = rank * sizes.shard
+        name, rows = ("landed", slice(begin, begin + high - low)) if owner == rank else ("parts", slice(low, high))
+        call.rank_wait("tokens", owner)
+        call.rank_compute(
+            f"layer_{owner}",
+            lambda mine, owner=owner, name=name, rows=rows: compute(owner, mine, mine(name)[rows]),
+            (Uses(call.part("tokens")[low:high], "x", low), Uses(call.part("slots")[low:high], "slots", low)),
+            _made(call.part(name)[rows], f"part.{rank}", low),
+        )
+        if owner == rank:
+            call.rank_notify("landed", rank, rank)
+            continue
+        call.rank_notify("computed", owner, rank)
+        returns.rank_wait("computed", owner)
+        returns.rank_copy_data(call.part("parts")[low:high], call.part("landed", owner)[begin : begin + high - low])
+        returns.rank_notify("landed", rank, owner)
+    _write_sum(call, sizes, add, y)
 
 
 def _made(part: Part | None, tensor: str, row: int = 0) -> tuple[Uses, ...]:
     return () if part is None else (Uses(part, tensor, row),)
 
 
-BUFFERS = {"gather": gather_buffers, "scatter": scatter_buffers}
+BUFFERS = {"gather": gather_buffers, "scatter": scatter_buffers, "chain": chain_buffers}
 
 
 def schedule_of(kind: str, sizes: Sizes, width: int) -> Schedule:
-    """kind: `gather` (all_gather_experts) or `scatter` (experts_reduce_scatter), by `per_shard`. width: columns of h.
-    Raises InputError for another kind."""
+    """The `per_shard` program of a kind: `gather` (all_gather_experts), `scatter` (experts_reduce_scatter) or `chain`
+    (experts_mlp). width: columns of h. Raises InputError for another kind."""
     if kind not in WRITERS:
         raise InputError(f"experts' schedule {kind!r}", "there is no such kind", f"Use one of {', '.join(WRITERS)}")
     buffers, channels = BUFFERS[kind](sizes)
     declared = Declared({name: replace(each, dtype=torch.float32) for name, each in buffers.items()}, channels)
     pairs = sizes.m * sizes.top
-    if kind == "gather":
-        callers = {
-            "x": CallersMatrix(sizes.m, sizes.columns, "x", is_shard=True),
-            "ids": CallersMatrix(sizes.m, sizes.top, "experts", is_shard=True),
-            "h": CallersMatrix(pairs, width, "h", is_result=True),
-        }
-    else:
-        callers = {
-            "h": CallersMatrix(pairs, width, "h"),
-            "y": CallersMatrix(sizes.m, sizes.columns, "y", is_shard=True, is_result=True),
-        }
+    x = CallersMatrix(sizes.m, sizes.columns, "x", is_shard=True)
+    y = CallersMatrix(sizes.m, sizes.columns, "y", is_shard=True, is_result=True)
+    ids, slots = (CallersMatrix(sizes.m, each * sizes.top, name, is_shard=True) for each, name in OF_TOKENS)
+    callers = {
+        "gather": {"x": x, "ids": ids, "h": CallersMatrix(pairs, width, "h", is_result=True)},
+        "scatter": {"h": CallersMatrix(pairs, width, "h"), "y": y},
+        "chain": {"x": x, "own_slots": slots, "y": y},
+    }[kind]
     name = f"experts.{kind}.per_shard"
     return tile_schedule(
         name, declared, callers, sizes.ranks, lambda call, **given: WRITERS[kind](call, sizes, **given)
@@ -191,4 +246,9 @@ def _scatter(call: TileCall, sizes: Sizes, h: Any, y: Any) -> None:
     write_scatter(call, sizes, _nothing, _nothing, (h, y))
 
 
-WRITERS = {"gather": _gather, "scatter": _scatter}
+def _chain(call: TileCall, sizes: Sizes, x: Any, own_slots: Any, y: Any) -> None:
+    write_chain(call, sizes, (x, own_slots), _nothing, _nothing, y)
+
+
+OF_TOKENS = ((1, "experts"), (2, "slots"))  # words beside a token for each of its experts
+WRITERS = {"gather": _gather, "scatter": _scatter, "chain": _chain}

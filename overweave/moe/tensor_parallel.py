@@ -5,6 +5,8 @@ y = experts_reduce_scatter(h, routed, topk_weights, down, group)                
 
 h, routed = experts_matmul(x, topk_ids, gate_up, glu=Glu())                       # of x that every rank has
 y = experts_all_reduce(h, routed, topk_weights, down, group)                        # [t, k], alike on every rank
+
+    y = experts_mlp(x_shard, topk_ids, topk_weights, ExpertWeights(gate_up, down, glu=Glu()), group)     # the first two
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from overweave.moe.collectives import (
     replicated,
 )
 from overweave.moe.glu import Glu, gated
-from overweave.moe.overlapped import PER_SHARD, choose, obstacle
+from overweave.moe.overlapped import PER_SHARD, ExpertWeights, choose, glu_word, obstacle
 from overweave.moe.pairs import (
     RoutedTokens,
     TokensExperts,
     added,
+    check_down,
     check_first,
     check_second,
     multiplied,
@@ -136,6 +139,52 @@ def experts_reduce_scatter(
     else:
         y = reduce_scatter_rows(exchange, added(h, routed, weights, w))
     return y if bias is None else with_bias(y, (ids, topk_weights), replicated(exchange, bias))
+
+
+def experts_mlp(
+    x_shard: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor | None,
+    weights: ExpertWeights,
+    group: GroupLike = None,
+    *,
+    m: int | None = None,
+    plan: str | None = None,
+) -> torch.Tensor:
+    """y = this rank's tokens of a layer of experts, every weight split over ranks: both matmuls, and what is between.
+
+    Plain torch:  h, routed = all_gather_experts(x_shard, topk_ids, up, bias=up_bias, glu=glu)
+                  y = experts_reduce_scatter(h, routed, topk_weights, down, bias=down_bias)
+
+    x_shard: `[t/W, k]`. topk_ids, topk_weights: `[t/W, top]`. weights: this rank's part of all experts. m: t, where W
+    does not divide it. Returns `[t/W, k]`. plan: `per_shard`, of calls that are not differentiated, is one chain: a
+    shard's tokens arrive, their experts' sums are computed and go back to their owner while others travel, without a
+    collective of the library; of others both halves take the plan. None: `sequential`.
+
+    Gradients: as those of the two halves. Raises as `all_gather_experts`.
+    """
+    name = "experts_mlp"
+    with refusing(group):
+        up, down, up_bias, down_bias, glu = weights
+        check_first(name, x_shard, topk_ids, topk_weights, ((up, up_bias), glu))
+        check_down(name, weights)
+        place = place_of(group)
+        tokens = _all_tokens(name, place, x_shard.shape[0], m)
+        chosen = choose(name, plan, obstacle(x_shard, down.shape[2]))
+        tensors = {"x": x_shard, "topk_weights": topk_weights, "up": up, "down": down, "bias": up_bias}
+        exchange = exchange_in(group, _told(name, topk_ids, up, tensors))
+    differentiated = torch.is_grad_enabled() and any(
+        each is not None and each.requires_grad for each in tensors.values()
+    )
+    if chosen != PER_SHARD or differentiated or place.world_size == 1:
+        h, routed = all_gather_experts(x_shard, topk_ids, up, group, bias=up_bias, glu=glu, m=m, plan=plan)
+        return experts_reduce_scatter(h, routed, topk_weights, down, group, bias=down_bias, plan=plan)
+    ids, given = topk_ids.to(torch.int32), topk_weights
+    if given is None:
+        given = torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
+    options = exchange.options | {"m": tokens, "glu": glu_word(glu)}
+    y = torch.ops.overweave.chained_experts(x_shard, ids, given, up, down, up_bias, **options)
+    return y if down_bias is None else with_bias(y, (ids, given), down_bias)
 
 
 def experts_all_reduce(

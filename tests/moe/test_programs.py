@@ -15,7 +15,7 @@ from overweave.moe.programs import Sizes, schedule_of
 from overweave.ops.author.tile_program import TileQueue
 from overweave.runtime.handwritten import Uses
 
-KINDS = ("gather", "scatter")
+KINDS = ("gather", "scatter", "chain")
 
 
 def sizes(m: int, ranks: int, top: int = 2) -> Sizes:
@@ -39,7 +39,10 @@ def test_it_is_proven_as_it_is(kind: str):
     assert refusals(kind) == set()
 
 
-@pytest.mark.parametrize(("kind", "channel"), [("gather", "tokens"), ("gather", "experts"), ("scatter", "landed")])
+@pytest.mark.parametrize(
+    ("kind", "channel"),
+    [("gather", "tokens"), ("gather", "experts"), ("scatter", "landed"), ("chain", "tokens"), ("chain", "landed")],
+)
 def test_a_reader_that_does_not_wait_is_refused(kind: str, channel: str):
     honest = TileQueue.rank_wait
 
@@ -51,7 +54,16 @@ def test_a_reader_that_does_not_wait_is_refused(kind: str, channel: str):
         assert refusals(kind)
 
 
-@pytest.mark.parametrize(("kind", "channel"), [("gather", "tokens"), ("scatter", "landed"), ("scatter", "computed")])
+TOLD = [
+    ("gather", "tokens"),
+    ("scatter", "landed"),
+    ("scatter", "computed"),
+    ("chain", "tokens"),
+    ("chain", "computed"),
+]
+
+
+@pytest.mark.parametrize(("kind", "channel"), TOLD)
 def test_an_empty_shard_that_does_not_signal_is_refused(kind: str, channel: str):
     honest = TileQueue.rank_notify
 
@@ -92,5 +104,5 @@ def test_a_table_that_is_one_row_too_long_is_refused(kind: str):
 
 
 def test_another_kind_is_refused():
-    with pytest.raises(InputError, match="gather, scatter"):
+    with pytest.raises(InputError, match="gather, scatter, chain"):
         schedule_of("ring", sizes(4, 2), 16)
