@@ -3,9 +3,9 @@
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_experts_times [--only MoE-1] [--tokens 64 256]
 
 A whole layer, tensor parallel, in bf16: SwiGLU experts whose weights are split over the ranks, tokens sharded on the
-way in and out, routed evenly and by Zipf's law. Methods are interleaved; the median of the slowest rank is printed, in us,
-with the ratio of the baseline to the quickest of ours, and the matmuls alone. --tokens: of all ranks, in place of those
-of the shapes.
+way in and out, routed evenly and by Zipf's law. Methods are interleaved; the median of the slowest rank is printed, in
+us, with the ratio of the baseline to the quickest of ours, and the matmuls alone. --tokens: of all ranks, in place of
+those of the shapes.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def multiplied(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, given:
     (tokens, top), experts = ids.shape, given.up.shape[0]
     chosen, order = ids.flatten().sort(stable=True)
     ends = torch.searchsorted(chosen, torch.arange(experts, device="cuda", dtype=chosen.dtype), right=True).int()
-    products = torch._grouped_mm(x[order // top], given.up.transpose(1, 2), offs=ends)  # type: ignore[attr-defined]
+    products = functional.grouped_mm(x[order // top], given.up.transpose(1, 2), offs=ends)
     first, second = products.chunk(2, 1)
     h = functional.silu(first) * second
-    z = torch._grouped_mm(h, given.down.transpose(1, 2), offs=ends)  # type: ignore[attr-defined]
+    z = functional.grouped_mm(h, given.down.transpose(1, 2), offs=ends)
     back = torch.empty_like(z)
     back[order] = z
     return (back.view(tokens, top, -1) * weights.unsqueeze(2).to(z.dtype)).sum(1)
