@@ -113,7 +113,7 @@ def sent_trial() -> Trial:
 def checks(asked: argparse.Namespace) -> Iterator[Check]:
     for name, part in moe_exactness.PARTS.items():
         drawn = moe_exactness.cases(asked.cases, 1, dist.get_world_size(), (torch.bfloat16,))
-        yield Check(f"exact: {name}", partial(map, partial(part, device="cuda"), drawn))
+        yield Check(f"exact: {name}", partial(map, partial(moe_exactness.outcome, part, "cuda"), drawn))
     trials = [layer_trial(plan, skewed) for plan in ("sequential", "per_shard") for skewed in (False, True)]
     trials.append(chain_trial())
     late = int(asked.late * CYCLES)

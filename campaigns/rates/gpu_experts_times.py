@@ -71,7 +71,8 @@ def multiplied(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, given:
     z = functional.grouped_mm(h, given.down.transpose(1, 2), offs=ends)
     back = torch.empty_like(z)
     back[order] = z
-    return (back.view(tokens, top, -1) * weights.unsqueeze(2).to(z.dtype)).sum(1)
+    sums: torch.Tensor = (back.view(tokens, top, -1) * weights.unsqueeze(2).to(z.dtype)).sum(1)
+    return sums
 
 
 def by_nccl(given: LayerInputs) -> torch.Tensor:

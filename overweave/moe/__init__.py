@@ -3,6 +3,7 @@
 from overweave.moe.dispatch import Dispatched, combine, dispatch
 from overweave.moe.glu import GPT_OSS, Glu
 from overweave.moe.grouped import grouped_matmul
+from overweave.moe.layer import ExpertsMlp
 from overweave.moe.overlapped import ExpertWeights
 from overweave.moe.pairs import RoutedTokens, experts_matmul, experts_sum
 from overweave.moe.routing import Routing, route
@@ -17,6 +18,7 @@ __all__ = [
     "GPT_OSS",
     "Dispatched",
     "ExpertWeights",
+    "ExpertsMlp",
     "Glu",
     "RoutedTokens",
     "Routing",

@@ -110,7 +110,8 @@ def replicated(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
     """x, whose gradient is the sum of what all ranks find."""
     if exchange.place.world_size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
         return x
-    same: torch.Tensor = _Replicated.apply(x, exchange)
+    differentiated: Any = _Replicated
+    same: torch.Tensor = differentiated.apply(x, exchange)
     return same
 
 

@@ -39,7 +39,7 @@ def gated(products: torch.Tensor, glu: Glu) -> torch.Tensor:
     first, up = first.float(), up.float()
     if glu.limit is not None:
         first, up = first.clamp(max=glu.limit), up.clamp(-glu.limit, glu.limit)
-    act = first * torch.sigmoid(glu.slope * first) if glu.slope != 1.0 else ACTIVATIONS[glu.activation](first)
+    act = first * torch.sigmoid(glu.slope * first) if glu.slope != 1.0 else ACTIVATIONS[glu.activation](first)  # type: ignore[index]
     return (act * (up + glu.shift)).to(products.dtype)
 
 

@@ -125,7 +125,7 @@ def write_scatter(
         pairs = slice(low * sizes.top, high * sizes.top)
         call.rank_compute(
             f"compute_{owner}",
-            lambda own, owner=owner, name=name, rows=rows: compute(owner, own(name)[rows]),
+            partial(_into, partial(compute, owner), (name, rows)),
             (Uses(paper[0][pairs], "h", pairs.start),) if paper else (),
             _made(paper and call.part(name)[rows], f"part.{rank}", low),
         )
@@ -138,6 +138,18 @@ def write_scatter(
         copies.rank_copy_data(call.part("parts")[low:high], call.part("landed", owner)[landing])
         copies.rank_notify("landed", rank, owner)
     _write_sum(call, sizes, add, paper and paper[1])
+
+
+def _into(compute: Callable[[torch.Tensor], object], target: tuple[str, slice], own: OwnBuffer) -> None:
+    name, rows = target
+    compute(own(name)[rows])
+
+
+def _from_and_into(
+    compute: Callable[[OwnBuffer, torch.Tensor], object], target: tuple[str, slice], own: OwnBuffer
+) -> None:
+    name, rows = target
+    compute(own, own(name)[rows])
 
 
 def _write_sum(call: TileCall, sizes: Sizes, add: Callable[[OwnBuffer], object], y: Part | None) -> None:
@@ -191,7 +203,7 @@ def write_chain(
         call.rank_wait("tokens", owner)
         call.rank_compute(
             f"layer_{owner}",
-            lambda mine, owner=owner, name=name, rows=rows: compute(owner, mine, mine(name)[rows]),
+            partial(_from_and_into, partial(compute, owner), (name, rows)),
             (Uses(call.part("tokens")[low:high], "x", low), Uses(call.part("slots")[low:high], "slots", low)),
             _made(call.part(name)[rows], f"part.{rank}", low),
         )
@@ -251,4 +263,4 @@ def _chain(call: TileCall, sizes: Sizes, x: Any, own_slots: Any, y: Any) -> None
 
 
 OF_TOKENS = ((1, "experts"), (2, "slots"))  # words beside a token for each of its experts
-WRITERS = {"gather": _gather, "scatter": _scatter, "chain": _chain}
+WRITERS: dict[str, Callable[..., None]] = {"gather": _gather, "scatter": _scatter, "chain": _chain}
