@@ -345,13 +345,15 @@ class Timed(NamedTuple):
         w = torch.randn(size.experts, size.n, size.k, device="cuda", dtype=torch.bfloat16).mul_(0.02)
         return cls(size, x, w.transpose(1, 2))
 
-    def calls(self, spread: str) -> Calls:
-        ends = ends_of(counts_of(spread, self.size.rows, self.size.experts))
-        return {
-            "ours": lambda turn: grouped_matmul(self.x, self.w, ends),
-            "torch": lambda turn: torch._grouped_mm(self.x, self.w, offs=ends),  # type: ignore[attr-defined]
-            "dense": lambda turn: torch.mm(self.x, self.w[0]),
-        }
+    def calls(self, spreads: tuple[str, ...] = SPREADS) -> Calls:
+        made: Calls = {"dense": lambda turn: torch.mm(self.x, self.w[0])}
+        for spread in spreads:
+            ends = ends_of(counts_of(spread, self.size.rows, self.size.experts))
+            made[f"ours {spread}"] = lambda turn, ends=ends: grouped_matmul(self.x, self.w, ends)  # type: ignore[misc]
+            made[f"torch {spread}"] = lambda turn, ends=ends: torch._grouped_mm(  # type: ignore[misc,attr-defined]
+                self.x, self.w, offs=ends
+            )
+        return made
 
     def moved(self, spread: str) -> Calls:
         """With rows gathered before, and scattered behind. Half as many tokens as rows."""
@@ -368,6 +370,8 @@ class Timed(NamedTuple):
         return {
             "ours": lambda turn: grouped_matmul(tokens, self.w, ends, rows=gathered, into=places),
             "torch": apart,
+            "gathered apart": lambda turn: grouped_matmul(tokens.index_select(0, gathered), self.w, ends, into=places),
+            "plain": lambda turn: grouped_matmul(self.x, self.w, ends),
             "gathered": lambda turn: grouped_matmul(tokens, self.w, ends, rows=gathered),
             "scattered": lambda turn: grouped_matmul(self.x, self.w, ends, into=places),
         }
@@ -434,19 +438,17 @@ class Ratios:
 
 def time_size(size: Size, ratios: Ratios, with_tiles: bool) -> None:
     tensors, about = Timed.of(size), size.flops / 7e8
-    ours = {}
+    took = timed(tensors.calls(), about)
     for spread in SPREADS:
-        took = timed(tensors.calls(spread), about)
-        ours[spread], dense = took["ours"], took["dense"]
-        ratios.keep("torch / ours", took["torch"] / took["ours"])
-        ratios.keep("dense / ours", dense / took["ours"])
+        ours, torchs, dense = took[f"ours {spread}"], took[f"torch {spread}"], took["dense"]
+        ratios.keep("torch / ours", torchs / ours)
+        ratios.keep("dense / ours", dense / ours)
         print(
-            f"{size.name:12s} {spread:7s} ours {took['ours']:7.1f} us {size.flops / took['ours'] / 1e6:4.0f} TFLOP/s"
-            f" torch {took['torch']:7.1f} {took['torch'] / took['ours']:.3f}x dense {dense:7.1f}"
-            f" {dense / took['ours']:.3f}",
+            f"{size.name:12s} {spread:7s} ours {ours:7.1f} us {size.flops / ours / 1e6:4.0f} TFLOP/s"
+            f" torch {torchs:7.1f} {torchs / ours:.3f}x dense {dense:7.1f} {dense / ours:.3f}",
             flush=True,
         )
-    ratios.keep("even / ragged", ours["even"] / ours["ragged"])
+    ratios.keep("even / ragged", took["ours even"] / took["ours ragged"])
     for spread in ("even", "zipf"):
         took = timed(tensors.moved(spread), about)
         ratios.keep("gather + torch + scatter / ours", took["torch"] / took["ours"])
@@ -463,9 +465,9 @@ def time_size(size: Size, ratios: Ratios, with_tiles: bool) -> None:
 def time_few(size: Size, ratios: Ratios, with_tiles: bool) -> None:
     tensors = Timed.of(size)
     read_us = tensors.w.numel() * 2 / 4.3e6  # MEASURED: 4.3 TB/s of an H200's 4.8, reading weights alone
-    calls = tensors.calls("even") | {"summed by torch": lambda turn: tensors.w.sum()}
+    calls = tensors.calls(("even",)) | {"summed by torch": lambda turn: tensors.w.sum()}
     took = timed(calls, read_us)
-    ratios.keep("reading the weights / 16 rows each", read_us / took["ours"])
+    ratios.keep("reading the weights / 16 rows each", read_us / took["ours even"])
     print(f"{size.name}: {told(took)}, weights read in {read_us:.1f}", flush=True)
     if with_tiles:
         took = timed(tensors.tiles("even"), read_us)

@@ -63,6 +63,7 @@ def route_kernel(
     BINS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     SOURCES: tl.constexpr,
 ):
     """Each program routes PARTS times PART pairs. The tables are those of moe/routing.Routing.
@@ -92,14 +93,12 @@ def route_kernel(
     total, before = tl.zeros([BINS], tl.int32), tl.zeros([BINS], tl.int32)
     any_wrong = 0
     if is_met == 1:
-        for some in range(0, programs, 16):
-            other = some + tl.arange(0, 16)
+        for some in range(0, programs, AT_ONCE):
+            other = some + tl.arange(0, AT_ONCE)
             place, is_any = scratch + other[:, None] * BINS + bins[None, :], (other < programs)[:, None]
             theirs = tl.load(place, mask=is_any, other=0, volatile=True)
             total += tl.sum(theirs, 0)
             before += tl.sum(tl.where((other < program)[:, None], theirs, 0), 0)
-            each_wrong = tl.load(wrongs + other, mask=other < programs, other=0, volatile=True)
-            any_wrong = tl.maximum(any_wrong, tl.max(each_wrong, 0))
     through = tl.cumsum(total, 0)
     routed = tl.sum(total, 0)
     rows_of_tiles = (total + BLOCK_M - 1) // BLOCK_M
@@ -109,34 +108,36 @@ def route_kernel(
         tl.store(offsets + bins + 1, through, mask=bins < experts)
         tl.store(offsets, 0)
         tl.store(count, tl.sum(rows_of_tiles, 0))
+        if is_met == 1:
+            for some in range(0, programs, AT_ONCE):
+                other = some + tl.arange(0, AT_ONCE)
+                each_wrong = tl.load(wrongs + other, mask=other < programs, other=0, volatile=True)
+                any_wrong = tl.maximum(any_wrong, tl.max(each_wrong, 0))
 
+    # Where the pairs of each expert go that are not placed yet; behind all those without one, as many as are in no bin.
     base = through - total + before
-    # Pairs without an expert lie behind all others: of those before, as many as are in no bin.
     base_of_none = routed + first - tl.sum(before, 0)
     for part in range(PARTS):
         pair = first + part * PART + own
         expert, _unused = experts_of(ids, pair, pairs, top, row_stride, col_stride, experts)
         if is_met == 0:
             expert = expert * 0 + experts
-        is_pair, has_expert = pair < pairs, expert < experts
+        its = tl.histogram(expert, BINS, mask=expert < experts)
+        ahead = tl.cumsum(its, 0) - its  # in the part, sorted
+        # Sorted by expert, and by number among those of one: behind the last are those that are no pairs.
+        key = tl.sort(tl.where(pair < pairs, expert, experts + 1) * PART + own)
+        sorted_expert, sorted_pair = key // PART, first + part * PART + key % PART
+        is_pair, has_expert = sorted_expert <= experts, sorted_expert < experts
         tl.debug_barrier()  # of the part before all have read
-        tl.store(bases + program * BINS + bins, base)
+        tl.store(bases + program * BINS + bins, base - ahead)
         tl.debug_barrier()
-        begin = tl.load(bases + program * BINS + expert, mask=has_expert, other=0, volatile=True)
-        earlier = tl.zeros([PART], tl.int32)
-        for some in range(0, PART, 32):
-            others = first + part * PART + some + tl.arange(0, 32)
-            theirs, _wrong = experts_of(ids, others, pairs, top, row_stride, col_stride, experts)
-            if is_met == 0:
-                theirs = theirs * 0 + experts
-            is_earlier = (theirs[None, :] == expert[:, None]) & (others[None, :] < pair[:, None])
-            earlier += tl.sum(is_earlier.to(tl.int32), 1)
-        row = tl.where(has_expert, begin, base_of_none) + earlier
-        tl.store(places + pair, row, mask=is_pair)
-        tl.store(order + row, pair, mask=is_pair)
-        tl.store(tokens + row, pair // top, mask=is_pair)
-        base += tl.histogram(expert, BINS, mask=has_expert)
-        base_of_none += tl.sum((is_pair & (has_expert == 0)).to(tl.int32), 0)
+        begin = tl.load(bases + program * BINS + sorted_expert, mask=has_expert, other=0, volatile=True)
+        row = own + tl.where(has_expert, begin, base_of_none - tl.sum(its, 0))
+        tl.store(places + sorted_pair, row, mask=is_pair)
+        tl.store(order + row, sorted_pair, mask=is_pair)
+        tl.store(tokens + row, sorted_pair // top, mask=is_pair)
+        base += its
+        base_of_none += tl.sum(((pair < pairs) & (expert == experts)).to(tl.int32), 0)
 
     if SOURCES > 0:
         is_met_again, meeting = meet(state, limits)

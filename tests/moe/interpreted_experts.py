@@ -199,7 +199,7 @@ def test_tables_are_those_of_plain_torch(name: str, monkeypatch: pytest.MonkeyPa
         got = Routing(*tables_of(words, sizes))
         assert got.reason.item() == int(is_wrong.any())
         assert all(torch.equal(a, b) for a, b in zip(got[:-1], want[:-1], strict=True))
-    assert meeting.state.tolist() == [4 << 20, 0, 0]
+    assert meeting.state[:3].tolist() == [4 << 20, 0, 0]
 
 
 def test_programs_that_do_not_meet_leave_tables_in_range_and_say_so(monkeypatch: pytest.MonkeyPatch):

@@ -20,9 +20,9 @@ need: `b` is loaded and the result stored rectangle by rectangle, and multiplied
 products of one rectangle of columns: `b`'s lies before the gate's (`b_1`), both are multiplied in one accumulator.
 
 Of experts (kernels/experts.py) `b` is one tensor of all weights, and a tile begins where its expert's do. A group's
-last tile, if it has rows for one consumer alone, is loaded and multiplied by that one. Rows that are gathered the
-producer loads row by row, by asynchronous copies, and those that are scattered, or end with their group, the storer
-stores row by row, so that consumers are at the next tile.
+last tile, if it has rows for one consumer alone, is loaded and multiplied by that one. Rows that are gathered
+two warps more load row by row (gathered.py), and those that are scattered, or end with their group, the storer stores
+row by row, so that consumers are at the next tile.
 SOURCE: the structure of DeepGEMM and of Triton's Gluon tutorials (producer, two 64-row consumers, storer).
 """
 
@@ -34,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.consumer import consume
+from overweave.kernels.hopper.gathered import GATHERING, gather
 from overweave.kernels.hopper.producer import produce
 from overweave.kernels.hopper.rectangles import Rectangles, count_first
 from overweave.kernels.hopper.ring import RING
@@ -115,11 +116,11 @@ def matmul_hopper_kernel(
     told = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     received = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(full.index(stage), count=1 + (GATHERING if traits.gathers else 0))
         mbarrier.init(empty.index(stage), count=2)
     for place in gl.static_range(RING):
         mbarrier.init(ring_full.index(place), count=1)
-        mbarrier.init(ring_empty.index(place), count=3)
+        mbarrier.init(ring_empty.index(place), count=4 if traits.gathers else 3)
     for half in gl.static_range(2):
         mbarrier.init(c_full.index(half), count=1)
         mbarrier.init(c_empty.index(half), count=1)
@@ -132,24 +133,46 @@ def matmul_hopper_kernel(
     results = StagedResults(Rectangles(c_tiles, c_rest), c_full, c_empty)
     sums, dealt = ReductionArgs(addends, addend_tiles, verdicts, received), SplitKArgs(shares, told)
     # Tuples of the kernel's arguments stand inline: one kept in a variable would turn its constants into tensors.
-    gl.warp_specialize(
-        [
-            (consume, (
-                traits, 0, claimed, begun, claim, stages, results, ring,
-                TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
-            (consume, (
-                traits, 1, None, None, None, stages, results, ring,
-                TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
-            (produce, (
-                traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, experts, queue, claim, protocol, k, first_k)),
-            (store, (
-                traits, results, ring,
-                Outs(
-                    out, out_1, out_2, total_tiles,
-                    (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
-                    (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7)),
-                TileArgs(products, ends, sums, dealt, peers, experts, queue, k), protocol)),
-        ],
-        [4, 1, 1],
-        registers_of(traits),
-    )  # fmt: skip
+    if traits.gathers:
+        gl.warp_specialize(
+            [
+                (consume, (
+                    traits, 0, claimed, begun, claim, stages, results, ring,
+                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
+                (consume, (
+                    traits, 1, None, None, None, stages, results, ring,
+                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
+                (gather, (traits, stages, ring, experts, queue.table, k)),
+                (produce, (
+                    traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, experts, queue, claim, protocol, k,
+                    first_k)),
+                (store, (
+                    traits, results, ring, Outs(out, None, None, None, None, None),
+                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k), protocol)),
+            ],
+            [4, 2, 1, 1],
+            [232, 40, 40, 40],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (
+                    traits, 0, claimed, begun, claim, stages, results, ring,
+                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
+                (consume, (
+                    traits, 1, None, None, None, stages, results, ring,
+                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
+                (produce, (
+                    traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, experts, queue, claim, protocol, k,
+                    first_k)),
+                (store, (
+                    traits, results, ring,
+                    Outs(
+                        out, out_1, out_2, total_tiles,
+                        (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
+                        (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7)),
+                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k), protocol)),
+            ],
+            [4, 1, 1],
+            registers_of(traits),
+        )  # fmt: skip

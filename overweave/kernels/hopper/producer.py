@@ -7,7 +7,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from overweave.compat.triton_names import load_tile
 from overweave.kernels.epilogue import GATE
 from overweave.kernels.experts import is_sound, tiles_of
-from overweave.kernels.hopper.gathered import gather_rows, gathered
 from overweave.kernels.hopper.rectangles import rectangle
 from overweave.kernels.hopper.ring import LACKS, LAST, VOID, pass_on
 from overweave.kernels.hopper.start import receive_claim
@@ -74,9 +73,6 @@ def produce(
             stage = step % traits.stages
             mbarrier.wait(stages.empty.index(stage), ((step // traits.stages) & 1) ^ 1)
             arrived = stages.full.index(stage)
-            if traits.gathers:
-                gather_rows(traits, experts, table, tile, depth, k, is_short, stages.a, A_PARTS * stage, A_PARTS)
-                gathered(arrived)
             for short in gl.static_range(B_PARTS):
                 if MAY_BE_SHORT and A_BYTES > 0:
                     has_all, has_half = (lacks == short) & (is_short == 0), (lacks == short) & (is_short != 0)

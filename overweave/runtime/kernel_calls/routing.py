@@ -10,10 +10,12 @@ from overweave.kernels.arguments import TopkShape
 from overweave.kernels.routing import route_kernel
 from overweave.runtime.kernel_calls.call import KernelCall
 
-PART = 512  # pairs that a program ranks at a time
+PART = 512  # pairs that a program sorts at a time
 MOST_PROGRAMS = 128  # all are to run at once
 TILES_AT_ONCE = 16
+MOST_COUNTS = 16384  # that a program has in its registers: of some programs, of all experts
 UNIT = 4  # words: each table begins at a multiple of 16 bytes
+LINE_WORDS = 32
 DEADLINE_NS = 2 * 10**9
 
 
@@ -59,8 +61,14 @@ class Meeting(NamedTuple):
     @classmethod
     def on(cls, device: torch.device) -> Meeting:
         """Make one."""
-        state = torch.zeros(3, dtype=torch.int32, device=device)
-        return cls(state, torch.full((1,), DEADLINE_NS, dtype=torch.int64, device=device))
+        return cls.several(device, 1)[0]
+
+    @classmethod
+    def several(cls, device: torch.device, count: int) -> list[Meeting]:
+        """Make so many. Each has a line of memory."""
+        states = torch.zeros(count, LINE_WORDS, dtype=torch.int32, device=device)
+        limits = torch.full((1,), DEADLINE_NS, dtype=torch.int64, device=device)
+        return [cls(state, limits) for state in states]
 
 
 def programs_of(pairs: int) -> tuple[int, int]:
@@ -81,6 +89,7 @@ def route_call(
         *(ids, starts, *tables_of(words, sizes), scratch, *meeting, sizes.pairs),
         TopkShape(sizes.top, *ids.stride(), sizes.experts, sources),
         *(sizes.most_tiles, PART, parts, bins, sizes.block_m, TILES_AT_ONCE),
+        min(1 << (programs - 1).bit_length(), max(1, MOST_COUNTS // bins)),
         1 << sources.bit_length() if sources else 0,
     ]
     return KernelCall(route_kernel, arguments, {"num_warps": 8}, programs)

@@ -142,7 +142,10 @@ def aligned(call: Grouped) -> Grouped:
         for name in ("offs", "bias", "rows", "into", "row_weights", "scale_x", "scale_w")
         for one in (getattr(call, name),)
     }
-    return call._replace(x=_aligned_rows(call.x), w=w, gate=gate, **contiguous)
+    x = _aligned_rows(call.x)
+    if call.rows is not None and call.x.shape[1] * call.x.element_size() % _WORD_BYTES:
+        x = _with_room(call.x)  # whole words of it are copied: zeros behind its own columns
+    return call._replace(x=x, w=w, gate=gate, **contiguous)
 
 
 def _is_aligned(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
@@ -183,7 +186,7 @@ def _with_room(tensor: torch.Tensor) -> torch.Tensor:
     """A copy whose last dimension is contiguous, with room behind it up to whole words."""
     unit = _WORD_BYTES // tensor.element_size()
     width = tensor.shape[-1]
-    room = tensor.new_empty((*tensor.shape[:-1], -(-width // unit) * unit))
+    room = tensor.new_zeros((*tensor.shape[:-1], -(-width // unit) * unit))
     kept = room[..., :width]
     kept.copy_(tensor)
     return kept
