@@ -54,7 +54,7 @@ def inputs_of(case: dict[str, int], tokens: int, zipf: bool) -> LayerInputs:
     ids = torch.multinomial(shares.expand(max(own, 1), -1), top, generator=draw)[:own].int()
 
     def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=draw, device="cuda", dtype=torch.bfloat16) / shape[-1] ** 0.5
+        return torch.randn(*shape, generator=draw, device="cuda", dtype=torch.bfloat16).div_(float(shape[-1]) ** 0.5)
 
     weights = torch.rand(own, top, generator=draw, device="cuda")
     return LayerInputs(drawn(own, hidden), ids, weights, drawn(experts, 2 * part, hidden), drawn(experts, hidden, part))
