@@ -25,7 +25,7 @@ from overweave.ops.author.tile_program import TileCall
 from overweave.ops.author.tile_schedule import CallersMatrix, tile_schedule
 from overweave.runtime.handwritten import Declared, OwnBuffer, Part, SymmetricBuffer, Uses
 
-Matrix = Part | torch.Tensor
+RowsPlace = Part | torch.Tensor
 
 
 class Sizes(NamedTuple):
@@ -64,7 +64,7 @@ def gather_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, 
 def write_gather(
     call: TileCall,
     sizes: Sizes,
-    given: tuple[Matrix, Matrix],
+    given: tuple[RowsPlace, RowsPlace],
     route: Callable[[OwnBuffer], object],
     multiply: Callable[[int, OwnBuffer], object],
     h: Part | None = None,
@@ -176,7 +176,7 @@ def chain_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, T
 def write_chain(
     call: TileCall,
     sizes: Sizes,
-    given: tuple[Matrix, Matrix],
+    given: tuple[RowsPlace, RowsPlace],
     compute: Callable[[int, OwnBuffer, torch.Tensor], object],
     add: Callable[[OwnBuffer], object],
     y: Part | None = None,
