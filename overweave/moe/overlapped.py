@@ -22,10 +22,11 @@ from overweave.memory.group import Group
 from overweave.moe.collectives import WHERE, RowsOp, agreed, define
 from overweave.moe.glu import Glu
 from overweave.moe.grouped import grouped_outer
-from overweave.moe.pairs import RoutedTokens, added, multiplied, ordered_sum, routed_tokens
+from overweave.moe.pairs import RoutedTokens, added, multiplied, routed_tokens
 from overweave.moe.programs import BUFFERS, Sizes, schedule_of, write_chain, write_gather, write_scatter
+from overweave.moe.slots import ordered_sum
 from overweave.ops.author.tile_program import TileProgram
-from overweave.ops.call.groups import group_of
+from overweave.ops.call.groups import group_of, refuse
 from overweave.runtime.backends import load
 from overweave.runtime.handwritten import OwnBuffer
 from overweave.runtime.library import grouped as reference
@@ -167,10 +168,7 @@ def scattered_sums(
 def _add_landed(sizes: Sizes, y: torch.Tensor, own: OwnBuffer) -> None:
     """The parts of all ranks, in fp32, in the order of ranks, rounded once."""
     landed = own("landed").view(sizes.ranks, sizes.shard, y.shape[1])[:, : y.shape[0]]
-    total = landed[0].float()
-    for source in range(1, sizes.ranks):
-        total = total + landed[source].float()
-    y.copy_(total)
+    y.copy_(ordered_sum(landed.transpose(0, 1)))
 
 
 class ExpertWeights(NamedTuple):
@@ -241,6 +239,14 @@ def _multiply_into(out: torch.Tensor, call: Grouped) -> None:
     out[call.into[:count].long()] = products[:count]
 
 
+def _check_ids(group_name: str, ids: torch.Tensor, experts: int) -> None:
+    """On a CPU, where peers are told of ids that are no expert's before anything travels. Raises InputError."""
+    if ids.is_cuda or not bool(((ids < -1) | (ids >= experts)).any()):
+        return
+    found, cure = f"they are {int(ids.min())} to {int(ids.max())}", "Pass experts, or -1 for none"
+    raise refuse(group_of(group_name), InputError(f"topk_ids below {experts}", found, cure))
+
+
 def _gathered(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -253,6 +259,7 @@ def _gathered(
     told: str,
     place: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    _check_ids(group_name, ids, w.shape[0])
     agreed(group_name, f"{told} by {PER_SHARD}", lambda group: None)
     of = overlapped_in(group_name, m, ids.shape[1], x.shape[1], x.dtype)
     return gathered_products(of, x.contiguous(), ids.contiguous(), (w, bias), keeps)
@@ -367,6 +374,7 @@ def _chained(
     told: str,
     place: list[int],
 ) -> torch.Tensor:
+    _check_ids(group_name, ids, up.shape[0])
     agreed(group_name, f"{told} by {PER_SHARD}", lambda group: None)
     of = overlapped_in(group_name, m, ids.shape[1], down.shape[1], x.dtype)
     weights = ExpertWeights(up, down, up_bias, None, GLUS[glu])

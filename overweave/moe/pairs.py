@@ -15,6 +15,7 @@ from overweave.moe.checks import check_routing, check_rows, check_weights
 from overweave.moe.glu import Glu, check_glu, gate_and_up, gated
 from overweave.moe.grouped import grouped_matmul
 from overweave.moe.routing import Routing, route
+from overweave.moe.slots import ordered_sum
 
 
 class RoutedTokens(NamedTuple):
@@ -182,14 +183,6 @@ def _is_row(routed: RoutedTokens) -> torch.Tensor:
     """Whether a row has an expert."""
     order = routed.tables.order
     return torch.arange(order.shape[0], device=order.device) < routed.offsets[-1]
-
-
-def ordered_sum(products: torch.Tensor, is_there: torch.Tensor) -> torch.Tensor:
-    """`[t, top, n]` -> `[t, n]`: in fp32, slot by slot, rounded once; what is not there is not added."""
-    total = torch.zeros((), dtype=torch.float32, device=products.device)
-    for slot in range(products.shape[1]):
-        total = total + torch.where(is_there[:, slot, None], products[:, slot], 0.0).float()
-    return total.to(products.dtype)
 
 
 def with_bias(y: torch.Tensor, experts: tuple[torch.Tensor, torch.Tensor | None], bias: torch.Tensor) -> torch.Tensor:

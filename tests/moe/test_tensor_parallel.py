@@ -17,7 +17,7 @@ from tests.ranks import run_ranks
 T, K, N, EXPERTS = 3, 8, 6, 4
 X, W = torch.ones(T, K), torch.ones(EXPERTS, N, K)
 IDS, WEIGHTS = torch.arange(2 * T, dtype=torch.int32).view(T, 2) % EXPERTS, torch.ones(T, 2)
-H = torch.ones(2 * T * 2, K)
+H, W8 = torch.ones(2 * T * 2, K), torch.ones(EXPERTS, 8, K)
 
 
 def first(**changed: Any) -> Any:
@@ -48,6 +48,9 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "rows of other tokens": (second, {"h": H[:-1]}, "h has 11 rows"),
     "weights of other slots": (second, {"topk_weights": WEIGHTS[:, :1]}, r"topk_weights \[3, 2\]"),
     "h of all tokens": (both, {"h": H}, "h has 12 rows"),
+    "an expert too many, overlapped": (first, {"topk_ids": IDS + 1, "w": W8, "plan": "per_shard"}, "1 to 4"),
+    "no such plan": (first, {"plan": "push"}, "Use one of sequential, per_shard"),
+    "rows that are no words": (first, {"plan": "per_shard"}, "no whole words of 16 bytes"),
     "experts that nobody has": (both, {"topk_ids": IDS - 5}, "-"),
 }
 
