@@ -124,7 +124,8 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
         if sharers() == 1 or "per_shard" in trial.name:
             replays = partial(long_run, trial, asked.replays, True, late)
             yield Check(f"replayed: {trial.name}", replays, asked.replays)
-    yield Check("absent: per_shard", partial(absent_rank, trials[2], asked.deadline + LATE_S + 3), 1)
+    for trial in (trials[2], trials[-1]):
+        yield Check(f"absent: {trial.name}", partial(absent_rank, trial, asked.deadline + LATE_S + 3), 1)
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ routing.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.schedule import verify_schedule
-from overweave.memory.group import Group
+from overweave.memory.group import LIVE_GROUPS, Group
 from overweave.moe.collectives import WHERE, RowsOp, agreed, define
 from overweave.moe.glu import Glu
 from overweave.moe.grouped import grouped_outer
@@ -43,7 +43,8 @@ class _Built(NamedTuple):
     loaded: set[object]
 
 
-_PROGRAMS: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, Sizes, torch.device], _Built]] = WeakKeyDictionary()
+_PROGRAMS: dict[dist.ProcessGroup, dict[tuple[str, Sizes, torch.device], _Built]] = {}
+atexit.register(_PROGRAMS.clear)  # a process group must not outlive the interpreter
 
 
 class Overlapped(NamedTuple):
@@ -60,6 +61,8 @@ class Overlapped(NamedTuple):
         where: the device, and what decides which kernels a call has. load_kernels: computes on any symmetric buffers:
         on a GPU, loading may wait for kernels that wait for peers, so that it is done before the first call.
         """
+        for gone in [each for each in _PROGRAMS if each not in LIVE_GROUPS]:
+            del _PROGRAMS[gone]
         known, (device, kernels) = _PROGRAMS.setdefault(self.group.process_group, {}), where
         key = (kind, self.sizes, device)
         if key not in known:
@@ -125,6 +128,7 @@ def gathered_products(
     program = of.program("gather", (x.device, ("gather", experts, n, bias is None)), load_kernels)
     with program.call() as call:
         write_gather(call, sizes, (x, ids), route, multiply)
+        call.rank_void(h)
     return h, every, kept
 
 
@@ -162,6 +166,7 @@ def scattered_sums(
     program = of.program("scatter", (h.device, ("scatter", experts, k, weights is None)), load_kernels)
     with program.call() as call:
         write_scatter(call, sizes, compute, add)
+        call.rank_void(y)
     return y
 
 
@@ -212,6 +217,7 @@ def chained(
     program = of.program("chain", (x.device, kernels), load_kernels)
     with program.call() as call:
         write_chain(call, sizes, (x, slots), compute, add)
+        call.rank_void(y)
     return y
 
 

@@ -176,7 +176,14 @@ class TileTask:
     makes: tuple[Uses, ...] = ()
 
 
-TileAction = TileLaunch | TileTask | TileMove | Raise | Await
+@dataclass(frozen=True)
+class TileVoid:
+    """A result, contiguous floats, becomes NaN where a wait has failed."""
+
+    result: torch.Tensor
+
+
+TileAction = TileLaunch | TileTask | TileVoid | TileMove | Raise | Await
 TileStep = tuple[str, TileAction]  # the queue, and what it does
 
 

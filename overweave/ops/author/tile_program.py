@@ -41,6 +41,7 @@ from overweave.runtime.handwritten import (
     TileMove,
     TileStep,
     TileTask,
+    TileVoid,
     Uses,
 )
 
@@ -173,6 +174,15 @@ class TileQueue:
             found = "kernels beside it may hold all SMs"
             raise InputError(f"compute {name} in queue {self._name}", found, "Compute it in the main queue")
         self._add(TileTask(name, run, reads, makes))
+
+    def rank_void(self, result: torch.Tensor) -> None:
+        """Makes a result NaN if a wait of the call has failed, here or at a peer: work of torch does not know of waits.
+
+        result: contiguous floats, written before. On the CPU such a call raises instead.
+        """
+        if not isinstance(result, torch.Tensor) or not result.is_contiguous() or not result.is_floating_point():
+            raise InputError("void a result", f"got {_described(result)}", "Pass a contiguous tensor of floats")
+        self._add(TileVoid(result))
 
     def rank_copy_data(self, source: TileTensor, target: TileTensor, mode: Mode = "p2p") -> None:
         """Copies a matrix between ranks by copy engine: pulls if `source` is a peer's part, pushes if `target` is.

@@ -21,6 +21,7 @@ from overweave.runtime.handwritten import (
     TileMove,
     TileStep,
     TileTask,
+    TileVoid,
 )
 from overweave.runtime.host.event_loop import Beside, IsDone, run_event_loop
 
@@ -110,6 +111,8 @@ class TaskCall:
             return self.start_kernel(action)
         if isinstance(action, TileTask):
             return self.beside.start(lambda: _run(action, self))
+        if isinstance(action, TileVoid):
+            return lambda: True  # where a wait fails here, the call raises
         if isinstance(action, Await):
             return lambda: all(self._is_full(action.channel, counter, count) for counter, count in action.counts)
         if isinstance(action, TileMove):
@@ -154,6 +157,6 @@ def _run(task: TileTask, call: TaskCall) -> None:
 
 
 def _name(action: TileAction) -> str:
-    if isinstance(action, Raise | TileMove | Await):
+    if isinstance(action, Raise | TileMove | TileVoid | Await):
         return f"{type(action).__name__.lower()} in a queue"
     return action.name
