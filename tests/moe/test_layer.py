@@ -24,7 +24,7 @@ def outcomes() -> list[bool]:
         given = moe.ExpertWeights(layer.up, layer.down, layer.up_bias, layer.down_bias, layer.glu)
         y = layer(x, ids, weights)
         wanted = moe.experts_mlp(x, ids, weights, given) + shared(x)
-        with torch.no_grad():  # by one chain, where the plan is per_shard
+        with torch.inference_mode():  # by one chain, where the plan is per_shard
             found.append(torch.allclose(layer(x, ids, weights), wanted, atol=1e-5))
         y.sum().backward()
         found.append(torch.allclose(y, wanted, atol=1e-5) and all(each.grad is not None for each in layer.parameters()))

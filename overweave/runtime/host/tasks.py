@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ class TaskCall:
         if isinstance(action, TileLaunch):
             return self.start_kernel(action)
         if isinstance(action, TileTask):
-            return self.beside.start(lambda: _run(action, self))
+            return self.beside.start(partial(_run, action, self, torch.is_inference_mode_enabled()))
         if isinstance(action, TileVoid):
             return lambda: True  # where a wait fails here, the call raises
         if isinstance(action, Await):
@@ -150,9 +151,9 @@ class TaskCall:
         return Alarm("timeout", f"{names} did not end")
 
 
-def _run(task: TileTask, call: TaskCall) -> None:
-    """In a thread of its own, which has modes of its own."""
-    with torch.no_grad():
+def _run(task: TileTask, call: TaskCall, is_inference: bool) -> None:
+    """In a thread of its own, which has modes of its own: the caller's tensors may be those of inference."""
+    with torch.inference_mode(is_inference), torch.no_grad():
         task.run(call.own)
 
 
