@@ -106,7 +106,8 @@ def sent_trial() -> Trial:
     def exact(seed: int, given: Tensors) -> torch.Tensor:
         x, ids, weights = given
         there: torch.Tensor = torch.where(ids >= 0, weights, 0.0).sum(1, keepdim=True)
-        return x.float() * there
+        wide: torch.Tensor = x.float()
+        return wide * there
 
     return Trial("dispatch and combine", inputs, run, exact)
 
