@@ -84,6 +84,39 @@ def chain_trial() -> Trial:
     return halves._replace(name="layer of experts at once, per_shard", run=run)
 
 
+def held_trial() -> Trial:
+    """Experts that ranks hold whole, by one chain."""
+    halves, ranks = layer_trial("per_shard", skewed=True), dist.get_world_size()
+    held = EXPERTS // ranks
+
+    def inputs(seed: int) -> Tensors:
+        x, ids, weights, *_ = halves.inputs(seed)
+        return (x, ids, weights, *whole_weights(seed, held * dist.get_rank(), held))
+
+    def whole_weights(seed: int, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        up, down = integers(EXPERTS, INNER, HIDDEN, seed=seed), integers(EXPERTS, HIDDEN, INNER, seed=seed + 500)
+        own = slice(first, first + count)
+        return (up * sparse(up, seed + 1, 8))[own].contiguous(), (down * sparse(down, seed + 2, 32))[own].contiguous()
+
+    def run(given: Tensors) -> torch.Tensor:
+        x, ids, weights, up, down = given
+        layer = moe.ExpertWeights(up, down, first=held * dist.get_rank())
+        return moe.experts_mlp(x, ids, weights, layer, plan="per_shard")
+
+    def exact(seed: int, given: Tensors) -> torch.Tensor:
+        x, ids, weights, *_ = given
+        up, down = whole_weights(seed, 0, EXPERTS)
+        total = torch.zeros_like(x, dtype=torch.float32)
+        for slot in range(TOP):
+            for expert in range(EXPERTS):
+                its = ids[:, slot] == expert
+                h = x[its].float() @ up[expert].float().t()
+                total[its] += (h @ down[expert].float().t()) * weights[its, slot, None]
+        return total
+
+    return Trial("whole experts, per_shard", inputs, run, exact)
+
+
 def sent_trial() -> Trial:
     """Tokens to experts of other ranks, and back."""
 
@@ -117,7 +150,7 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
         drawn = moe_exactness.cases(asked.cases, 1, dist.get_world_size(), (torch.bfloat16,))
         yield Check(f"exact: {name}", partial(map, partial(moe_exactness.outcome, part, "cuda"), drawn))
     trials = [layer_trial(plan, skewed) for plan in ("sequential", "per_shard") for skewed in (False, True)]
-    trials.append(chain_trial())
+    trials += [chain_trial()] + ([held_trial()] if EXPERTS % dist.get_world_size() == 0 else [])
     late = int(asked.late * CYCLES)
     for trial in (*trials, sent_trial()):
         yield Check(f"calls: {trial.name}", partial(long_run, trial, asked.calls, False, late), asked.calls)

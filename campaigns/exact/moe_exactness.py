@@ -226,6 +226,29 @@ def chained(case: MoeCase, device: str, plan: str | None = None) -> str:
     return mine.told("layer")
 
 
+def held(case: MoeCase, device: str, plan: str | None = None) -> str:
+    """A layer whose experts ranks hold whole, without a look at counts."""
+    case = case._replace(weighs_input=False)
+    mine = Mine(case, device)
+    data, exact, own = mine.data, mine.exact, mine.own_experts
+    wide = [each[own] for each in (data.up, data.down, data.up_bias, data.down_bias)]
+    up, down, up_bias, down_bias = map(mine.tensor, wide)
+    given = (up_bias, down_bias) if case.has_bias else (None, None)
+    weights = moe.ExpertWeights(up, down, *given, first=own.start)
+    x, ids = mine.tensor(data.x[mine.rows]), data.ids[mine.rows].to(device)
+    of_slots = mine.tensor(data.weights[mine.rows], torch.float32)
+    with torch.set_grad_enabled(plan is None):
+        y = moe.experts_mlp(x, ids, of_slots, weights, m=case.tokens, plan=plan)
+    mine.compare("y", y, exact.y[mine.rows])
+    if plan is None:
+        y.backward(data.gradient[mine.rows].to(case.dtype).to(device))
+        mine.compare("dx", x.grad, exact.gradients["x"][mine.rows])
+        mine.compare("dweights", of_slots.grad, exact.gradients["weights"][mine.rows])
+        mine.compare("dup", up.grad, exact.gradients["up"][own])
+        mine.compare("ddown", down.grad, exact.gradients["down"][own])
+    return mine.told("whole experts")
+
+
 def all_reduced(case: MoeCase, device: str) -> str:
     """Tokens that every rank has."""
     mine = Mine(case, device)
@@ -283,6 +306,8 @@ PARTS: dict[str, Callable[[MoeCase, str], str]] = {
     "tensor parallel, per_shard": partial(tensor_parallel, plan="per_shard"),
     "layer": chained,
     "layer, per_shard": partial(chained, plan="per_shard"),
+    "whole experts": held,
+    "whole experts, per_shard": partial(held, plan="per_shard"),
     "all-reduce": all_reduced,
     "expert parallel": expert_parallel,
 }

@@ -46,8 +46,9 @@ def check_routing(name: str, tokens: int, topk_ids: object, topk_weights: object
         raise InputError(f"{name}: topk_weights {list(topk_ids.shape)}", f"got {told}", "Pass a float for each expert")
 
 
-def check_weights(name: str, x: torch.Tensor, w: object, bias: object) -> None:
-    """Weights of experts `[E, n, k]`, in the dtype of x, and their biases `[E, n]`. Raises InputError."""
+def check_weights(name: str, x: torch.Tensor, w: object, bias: object, least: int = 1) -> None:
+    """Weights of experts `[E, n, k]`, in the dtype of x, and their biases `[E, n]`. least: of experts. Raises
+    InputError."""
     asked = f"{name}: w [experts, n, {x.shape[1]}] in {x.dtype}"
     if not isinstance(w, torch.Tensor) or w.dim() != 3 or w.shape[2] != x.shape[1]:
         found = f"got {list(w.shape)}" if isinstance(w, torch.Tensor) else f"got {type(w).__name__}"
@@ -56,7 +57,7 @@ def check_weights(name: str, x: torch.Tensor, w: object, bias: object) -> None:
         raise InputError(
             asked, f"got {w.dtype} on {w.device}, x is on {x.device}", "Pass both in one dtype, on one device"
         )
-    if w.shape[0] < 1:
+    if w.shape[0] < least:
         raise InputError(asked, "got no experts", "Pass at least one, alike on all ranks")
     if bias is not None and (not isinstance(bias, torch.Tensor) or bias.shape != w.shape[:2]):
         found = f"got {list(bias.shape)}" if isinstance(bias, torch.Tensor) else f"got {type(bias).__name__}"

@@ -8,6 +8,7 @@ routing.
 from __future__ import annotations
 
 import atexit
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from overweave.memory.group import LIVE_GROUPS, Group
 from overweave.moe.collectives import WHERE, RowsOp, agreed, define
 from overweave.moe.glu import Glu
 from overweave.moe.grouped import grouped_outer
-from overweave.moe.pairs import RoutedTokens, added, multiplied, routed_tokens
+from overweave.moe.pairs import RoutedTokens, added, multiplied, routed_tokens, with_bias
 from overweave.moe.programs import BUFFERS, Sizes, schedule_of, write_chain, write_gather, write_scatter
 from overweave.moe.slots import ordered_sum
 from overweave.ops.author.tile_program import TileProgram
@@ -179,6 +180,8 @@ def _add_landed(sizes: Sizes, y: torch.Tensor, own: OwnBuffer) -> None:
 class ExpertWeights(NamedTuple):
     """This rank's part of the experts of a layer. up: `[experts, n, k]`, down: `[experts, k, n]`, or where up packs the
     two weights of a glu `[experts, k, n / 2]`. up_bias `[experts, n]`; down_bias `[experts, k]`, alike on every rank.
+    first: where each rank holds experts whole, the number of its first one among those of all ranks; down_bias is of
+    these then. None: each has a part of every expert.
     """
 
     up: torch.Tensor
@@ -186,13 +189,34 @@ class ExpertWeights(NamedTuple):
     up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
     glu: Glu | None = None
+    first: int | None = None
+
+    def own_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        """The experts of tokens as this rank numbers its own; -1 for others."""
+        if self.first is None:
+            return ids
+        own = ids - self.first
+        return torch.where((own >= 0) & (own < self.up.shape[0]), own, -1)
+
+    def sums(self, x: torch.Tensor, ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+        """What this rank adds to each token of x, but for biases that its owner adds."""
+        if not self.up.shape[0]:  # a rank without experts: nothing, of which its peers' gradients still hear
+            heard = x[:, :0].sum(1, keepdim=True) + topk_weights[:, :0].sum(1, keepdim=True).to(x.dtype)
+            return x.new_zeros(x.shape) + heard
+        ids = self.own_ids(ids)
+        routed = routed_tokens(ids, self.up.shape[0])
+        h = multiplied(x, routed, None, (self.up, self.up_bias), self.glu)
+        part = added(h, routed, topk_weights, self.down)
+        if self.first is None or self.down_bias is None:
+            return part
+        return with_bias(part, (ids, topk_weights), self.down_bias)
 
 
 def chained(
     of: Overlapped, x: torch.Tensor, ids: torch.Tensor, topk_weights: torch.Tensor, weights: ExpertWeights
 ) -> torch.Tensor:
     """A whole layer but for the second biases: this rank's tokens of the sum over ranks."""
-    sizes, experts = of.sizes, weights.up.shape[0]
+    sizes = of.sizes
     y = x.new_empty((x.shape[0], sizes.columns))
     slots = torch.cat([ids, topk_weights.float().contiguous().view(torch.int32)], 1)
 
@@ -201,10 +225,8 @@ def chained(
         if low == high:
             return
         of_shard = own("slots")[low:high]
-        routed = routed_tokens(of_shard[:, : sizes.top].contiguous(), experts)
-        h = multiplied(own("tokens")[low:high], routed, None, (weights.up, weights.up_bias), weights.glu)
-        of_tokens = of_shard[:, sizes.top :].contiguous().view(torch.float32)
-        target.copy_(added(h, routed, of_tokens, weights.down))
+        ids, of_tokens = (each.contiguous() for each in of_shard.split(sizes.top, 1))
+        target.copy_(weights.sums(own("tokens")[low:high], ids, of_tokens.view(torch.float32)))
 
     add = partial(_add_landed, sizes, y)
 
@@ -373,17 +395,20 @@ def _chained(
     up: torch.Tensor,
     down: torch.Tensor,
     up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
     *,
     m: int,
     glu: str,
+    first: int | None,
     group_name: str,
     told: str,
     place: list[int],
 ) -> torch.Tensor:
-    _check_ids(group_name, ids, up.shape[0])
+    if first is None:
+        _check_ids(group_name, ids, up.shape[0])
     agreed(group_name, f"{told} by {PER_SHARD}", lambda group: None)
     of = overlapped_in(group_name, m, ids.shape[1], down.shape[1], x.dtype)
-    weights = ExpertWeights(up, down, up_bias, None, GLUS[glu])
+    weights = ExpertWeights(up, down, up_bias, down_bias, Glu(*json.loads(glu)) if glu else None, first)
     return chained(of, x.contiguous(), ids.contiguous(), topk_weights, weights)
 
 
@@ -393,21 +418,14 @@ def _chained_fake(
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-GLUS: dict[str, Glu | None] = {"": None}  # by their words, in which ops are told of them
-
-
 def glu_word(glu: Glu | None) -> str:
-    """The word of a glu in a call of an op."""
-    if glu is None:
-        return ""
-    word = repr(tuple(glu))
-    GLUS[word] = glu
-    return word
+    """A glu in the text of an op's call."""
+    return "" if glu is None else json.dumps(tuple(glu))
 
 
 _CHAINED = (
-    "(Tensor x, Tensor ids, Tensor topk_weights, Tensor up, Tensor down, Tensor? up_bias, *, SymInt m, str glu, "
-    f"{WHERE}) -> Tensor"
+    "(Tensor x, Tensor ids, Tensor topk_weights, Tensor up, Tensor down, Tensor? up_bias, Tensor? down_bias, *, "
+    f"SymInt m, str glu, int? first, {WHERE}) -> Tensor"
 )
 _GATHERED = (
     f"(Tensor x, Tensor ids, Tensor w, Tensor? bias, *, SymInt m, bool keeps, {WHERE}) -> (Tensor, Tensor, Tensor)"

@@ -97,14 +97,19 @@ def experts_sum(
 
 
 def check_first(
-    name: str, x: object, ids: object, topk_weights: object, factors: tuple[tuple[object, object], object]
+    name: str,
+    x: object,
+    ids: object,
+    topk_weights: object,
+    factors: tuple[tuple[object, object], object],
+    least: int = 1,
 ) -> None:
-    """The operands of the first matmul. Raises InputError."""
+    """The operands of the first matmul. least: experts. Raises InputError."""
     (w, bias), glu = factors
     check_rows(name, x)
     assert isinstance(x, torch.Tensor)
     check_routing(name, x.shape[0], ids, topk_weights)
-    check_weights(name, x, w, bias)
+    check_weights(name, x, w, bias, least)
     assert isinstance(w, torch.Tensor)
     check_glu(name, glu, w.shape[1])
 

@@ -151,40 +151,46 @@ def experts_mlp(
     m: int | None = None,
     plan: str | None = None,
 ) -> torch.Tensor:
-    """y = this rank's tokens of a layer of experts, every weight split over ranks: both matmuls, and what is between.
+    """y = this rank's tokens of a layer of experts: both matmuls, and what is between.
 
     Plain torch:  h, routed = all_gather_experts(x_shard, topk_ids, up, bias=up_bias, glu=glu)
                   y = experts_reduce_scatter(h, routed, topk_weights, down, bias=down_bias)
 
-    x_shard: `[t/W, k]`. topk_ids, topk_weights: `[t/W, top]`. weights: this rank's part of all experts. m: t, where W
-    does not divide it. Returns `[t/W, k]`. plan: `per_shard`, of calls that are not differentiated, is one chain: a
-    shard's tokens arrive, their experts' sums are computed and go back to their owner while others travel, without a
-    collective of the library; of others both halves take the plan. None: `sequential`.
+    x_shard: `[t/W, k]`. topk_ids, topk_weights: `[t/W, top]`. weights: this rank's part of all experts, or, with
+    `first`, the experts that it holds whole: all tokens travel to all ranks then, and no host looks at a count, as
+    `dispatch` does. m: t, where W does not divide it. Returns `[t/W, k]`.
+    plan: `per_shard`, of calls that are not differentiated, is one chain: a shard's tokens arrive, their experts' sums
+    are computed and go back to their owner while others travel, without a collective of the library. Of differentiated
+    calls both halves take the plan, and those of whole experts are sequential. None: `sequential`.
 
     Gradients: as those of the two halves. Raises as `all_gather_experts`.
     """
     name = "experts_mlp"
     with refusing(group):
-        up, down, up_bias, down_bias, glu = weights
-        check_first(name, x_shard, topk_ids, topk_weights, ((up, up_bias), glu))
-        check_down(name, weights)
+        up, down, up_bias, down_bias, glu, first = weights
+        least = 1 if first is None else 0
+        check_first(name, x_shard, topk_ids, topk_weights, ((up, up_bias), glu), least)
+        check_down(name, weights[:5])
         place = place_of(group)
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
         chosen = choose(name, plan, obstacle(x_shard, down.shape[2]))
         tensors = {"x": x_shard, "topk_weights": topk_weights, "up": up, "down": down, "bias": up_bias}
-        exchange = exchange_in(group, _told(name, topk_ids, up, tensors))
-    differentiated = torch.is_grad_enabled() and any(
-        each is not None and each.requires_grad for each in tensors.values()
-    )
-    if chosen != PER_SHARD or differentiated or place.world_size == 1:
+        exchange = exchange_in(group, _told(name, topk_ids, up, tensors, is_whole=first is not None))
+    leaves = [each for each in (*tensors.values(), down_bias) if each is not None]
+    differentiated = torch.is_grad_enabled() and any(each.requires_grad for each in leaves)
+    is_chain = chosen == PER_SHARD and not differentiated and place.world_size > 1
+    if first is None and not is_chain:
         h, routed = all_gather_experts(x_shard, topk_ids, up, group, bias=up_bias, glu=glu, m=m, plan=plan)
         return experts_reduce_scatter(h, routed, topk_weights, down, group, bias=down_bias, plan=plan)
     ids, given = topk_ids.to(torch.int32), topk_weights
     if given is None:
         given = torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
-    options = exchange.options | {"m": tokens, "glu": glu_word(glu)}
-    y = torch.ops.overweave.chained_experts(x_shard, ids, given, up, down, up_bias, **options)
-    return y if down_bias is None else with_bias(y, (ids, given), down_bias)
+    if not is_chain:
+        every = [all_gather_rows(exchange, each, tokens) for each in (x_shard, ids, given.float())]
+        return reduce_scatter_rows(exchange, weights.sums(*every))
+    options = exchange.options | {"m": tokens, "glu": glu_word(glu), "first": first}
+    y = torch.ops.overweave.chained_experts(x_shard, ids, given, up, down, up_bias, down_bias, **options)
+    return y if down_bias is None or first is not None else with_bias(y, (ids, given), down_bias)
 
 
 def experts_all_reduce(
@@ -228,9 +234,16 @@ def _all_tokens(name: str, place: GroupRank, own: int, m: int | None) -> int:
     return m
 
 
-def _told(name: str, ids: torch.Tensor, w: torch.Tensor, differentiated: dict[str, torch.Tensor | None]) -> str:
-    """A call in words that all ranks compare: they will compute gradients together."""
-    experts, n, k = w.shape
+def _told(
+    name: str,
+    ids: torch.Tensor,
+    w: torch.Tensor,
+    differentiated: dict[str, torch.Tensor | None],
+    is_whole: bool = False,
+) -> str:
+    """A call in words that all ranks compare: they will compute gradients together. is_whole: ranks hold whole experts,
+    as many as they please."""
+    experts, n, k = ("whole" if is_whole else w.shape[0]), *w.shape[1:]
     is_on = torch.is_grad_enabled()
     names = [key for key, each in differentiated.items() if is_on and each is not None and each.requires_grad]
     of_gradients = f" with gradients of {' '.join(names)}" if names else ""
