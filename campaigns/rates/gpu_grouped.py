@@ -84,7 +84,7 @@ def counts_of(spread: str, rows: int, experts: int, seed: int = 0) -> list[int]:
     else:
         weights = torch.rand(experts, generator=generator) ** 4
     ends = (weights.cumsum(0) / weights.sum() * rows).round().long()
-    return torch.diff(ends, prepend=torch.zeros(1).long()).tolist()  # type: ignore[no-any-return]
+    return torch.diff(ends, prepend=torch.zeros(1).long()).tolist()
 
 
 def ends_of(counts: list[int]) -> torch.Tensor:
@@ -185,8 +185,8 @@ def computed(form: Form, call: Grouped) -> torch.Tensor:
     epilogue: Any = chosen.epilogue
     found = shapes_of_experts(form.dtype, "portable" if form.portable else "hopper", epilogue)  # type: ignore[arg-type]
     config = found[(form.shape or 0) % len(found)].config
-    out = torch.empty(call.count, form.size[2], dtype=call.out_dtype, device="cuda")
-    multiply_into(out, call, ExpertsForm(call.count, config, epilogue))
+    out = torch.empty(call.pairs, form.size[2], dtype=call.out_dtype, device="cuda")
+    multiply_into(out, call, ExpertsForm(call.pairs, config, epilogue))
     return out
 
 
@@ -350,7 +350,7 @@ class Timed(NamedTuple):
         for spread in spreads:
             ends = ends_of(counts_of(spread, self.size.rows, self.size.experts))
             made[f"ours {spread}"] = lambda turn, ends=ends: grouped_matmul(self.x, self.w, ends)  # type: ignore[misc]
-            made[f"torch {spread}"] = lambda turn, ends=ends: torch._grouped_mm(  # type: ignore[misc,attr-defined]
+            made[f"torch {spread}"] = lambda turn, ends=ends: torch._grouped_mm(  # type: ignore[misc]
                 self.x, self.w, offs=ends
             )
         return made
@@ -364,7 +364,7 @@ class Timed(NamedTuple):
         out = torch.empty(rows, self.size.n, device="cuda", dtype=torch.bfloat16)
 
         def apart(turn: int) -> object:
-            y = torch._grouped_mm(tokens.index_select(0, gathered), self.w, offs=ends)  # type: ignore[attr-defined]
+            y = torch._grouped_mm(tokens.index_select(0, gathered), self.w, offs=ends)
             return out.index_copy_(0, places.long(), y)
 
         return {
@@ -385,8 +385,8 @@ class Timed(NamedTuple):
             return grouped_matmul(g, across, ends), grouped_outer(self.x, g, ends)
 
         def torchs(turn: int) -> object:
-            dx = torch._grouped_mm(g, across, offs=ends)  # type: ignore[attr-defined]
-            return dx, torch._grouped_mm(self.x.t(), g, offs=ends)  # type: ignore[attr-defined]
+            dx = torch._grouped_mm(g, across, offs=ends)
+            return dx, torch._grouped_mm(self.x.t(), g, offs=ends)
 
         return {"ours": ours, "torch": torchs, "dx": lambda turn: grouped_matmul(g, across, ends)}
 
@@ -395,11 +395,11 @@ class Timed(NamedTuple):
         ends = ends_of(counts_of(spread, self.size.rows, self.size.experts))
         call = Grouped(self.x, self.w, ends, None, None, "", None, None, None, None, None, torch.bfloat16)
         chosen = form_of(call)
-        out = torch.empty(call.count, self.size.n, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty(call.pairs, self.size.n, device="cuda", dtype=torch.bfloat16)
         made: Calls = {}
         for shape in shapes_of_experts("bfloat16", "hopper", chosen.epilogue):
             config = shape.config
-            form = ExpertsForm(call.count, config, chosen.epilogue)
+            form = ExpertsForm(call.pairs, config, chosen.epilogue)
             mark = "*" if config == chosen.config else ""
             name = f"{config.block_m}x{config.block_n}/{config.split_n}{mark}"
             made[name] = lambda turn, form=form: multiply_into(out, call, form)  # type: ignore[misc]
@@ -420,7 +420,7 @@ class Ratios:
         self.kept.setdefault(name, []).append(value)
 
     def verdicts(self) -> Iterator[Verdict]:
-        least = {
+        least: dict[str, tuple[float, Callable[[list[float]], float]]] = {
             "torch / ours, mean": (1.10, geometric_mean),
             "torch / ours, least": (0.95, min),
             "dense / ours, least": (0.80, min),

@@ -19,9 +19,9 @@ from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.simulate import total_us
 from overweave.tuner.space.partition_search import (
-    Grouped,
     Partition,
     WaveCosts,
+    WaveGroups,
     best_partitions,
     format_partition,
     wave_costs,
@@ -74,7 +74,7 @@ class Sized(NamedTuple):
         """The plan of groups of one wave each."""
         return self._plan(self._candidate((1,) * self.costs().waves))
 
-    def grouped(self) -> Grouped:
+    def grouped(self) -> WaveGroups:
         """The waves of the tiles that are taken where no partition is named."""
         grouped = grouped_matmul(self.problem, self.target, self._candidate())
         assert grouped is not None, "equal shards of several ranks"

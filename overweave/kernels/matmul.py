@@ -150,14 +150,15 @@ def multiply_tile(traits: tl.constexpr, a, b, gate, experts, weight, row, row_en
     BLOCK_N: tl.constexpr = b.block_shape[-2] if traits.b_is_transposed else b.block_shape[-1]
     if traits.gathers:
         at, is_known = gathered_rows(experts, row + tl.arange(0, BLOCK_M), row_end)
-        steps = tl.arange(0, BLOCK_K)
-        beginnings = experts.source + at[:, None] * experts.stride + steps[None, :]
+        WORD: tl.constexpr = 16 * 8 // a.dtype.primitive_bitwidth  # rows are whole words of 16 bytes
+        steps, whole = tl.arange(0, BLOCK_K), tl.cdiv(high, WORD) * WORD
+        beginnings = experts.source + at[:, None] * (experts.stride // WORD * WORD) + steps[None, :]
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if GATE & traits.epilogue:
         gate_accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for depth in range(low, high, BLOCK_K):
         if traits.gathers:
-            a_tile = tl.load(beginnings + depth, mask=is_known[:, None] & (depth + steps < high)[None, :], other=0.0)
+            a_tile = tl.load(beginnings + depth, mask=is_known[:, None] & (steps < whole - depth)[None, :], other=0.0)
         else:
             a_tile = a.load([row, depth])
         b_tile = load_factor(traits, b, weight, depth, col)
@@ -247,7 +248,7 @@ def end_tile(
         value = end_rows(value, experts, rows, row_end)
         at, is_stored = stored_rows(experts, rows, row_end)
         inside = is_stored[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
-        places = target + at[:, None] * cols_end + cols[None, :]
+        places = target + at[:, None] * (cols_end // 8 * 8) + cols[None, :]  # whole words: known to be multiples
         tl.store(places, value.to(target.dtype.element_ty), mask=inside)
     else:
         inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]

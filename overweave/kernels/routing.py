@@ -142,7 +142,26 @@ def route_kernel(
     if SOURCES > 0:
         is_met_again, meeting = meet(state, limits)
         is_met *= is_met_again
-    for some in range(program * BLOCK, most, programs * BLOCK):
+    store_tiles(
+        tiles, sources, tokens, starts, source_count, total, through, rows_of_tiles, tiles_through, is_met, most,
+        BLOCK_M, BLOCK, SOURCES,
+    )  # fmt: skip
+    if program == 0:
+        is_late = (is_met == 0) | (tl.load(state + 2, volatile=True) == meeting + 1)
+        tl.store(state + 2, 0)
+        tl.store(reason, any_wrong + 2 * is_late.to(tl.int32))
+
+
+@triton.jit
+def store_tiles(
+    tiles, sources, tokens, starts, source_count, total, through, rows_of_tiles, tiles_through, is_met, most,
+    BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, SOURCES: tl.constexpr,
+):  # fmt: skip
+    """The tiles of all experts, and whose tokens each reads; zeros behind them. total, through, rows_of_tiles,
+    tiles_through: of each expert its rows, with those before it, and its tiles, with those before it.
+    """
+    bins = tl.arange(0, total.shape[0])
+    for some in range(tl.program_id(0) * BLOCK, most, tl.num_programs(0) * BLOCK):
         tile = some + tl.arange(0, BLOCK)
         is_its = (tile[:, None] < tiles_through[None, :]) & (tile[:, None] >= (tiles_through - rows_of_tiles)[None, :])
         is_tile = (tile < tl.sum(rows_of_tiles, 0)) & (is_met == 1)
@@ -162,10 +181,6 @@ def route_kernel(
             high = source_of(starts, source_count, high_token, SOURCES)
         tl.store(sources + tile * 2, tl.where(is_tile, low, 0), mask=tile < most)
         tl.store(sources + tile * 2 + 1, tl.where(is_tile, high, 0), mask=tile < most)
-    if program == 0:
-        is_late = (is_met == 0) | (tl.load(state + 2, volatile=True) == meeting + 1)
-        tl.store(state + 2, 0)
-        tl.store(reason, any_wrong + 2 * is_late.to(tl.int32))
 
 
 @triton.jit

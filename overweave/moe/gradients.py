@@ -142,7 +142,7 @@ _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 def _is_row(call: Grouped) -> torch.Tensor:
     """Which rows of the product are some expert's."""
-    return torch.arange(call.count, device=call.x.device) < call.offs[-1]
+    return torch.arange(call.pairs, device=call.x.device) < call.offs[-1]
 
 
 def _rows_of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -85,7 +85,7 @@ def _matmul(*arguments: Any) -> torch.Tensor:
 
 def _matmul_fake(*arguments: Any) -> torch.Tensor:
     call = Grouped(*arguments)
-    return call.x.new_empty((call.count, call.w.shape[2]), dtype=call.out_dtype)
+    return call.x.new_empty((call.pairs, call.w.shape[2]), dtype=call.out_dtype)
 
 
 def _outer(x: torch.Tensor, g: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ def check(call: Grouped) -> None:
 
 
 def _check_shapes(call: Grouped) -> None:
-    (experts, _, n), pairs = call.w.shape, call.count
+    (experts, _, n), pairs = call.w.shape, call.pairs
     of_scales = (experts, n) if call.gate is None else (experts, 2, n)
     integer, single = (torch.int32,), (torch.float32,)
     expected = {

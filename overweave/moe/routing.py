@@ -27,7 +27,7 @@ class Routing(NamedTuple):
     places [P]: the row of each pair: the inverse of `order`. tokens [P]: the token of each row, `order // top`.
     tiles [T, 3]: of each tile of at most block_m rows its expert, first row and rows; zeros behind the last tile.
     sources [T, 2]: the first and the last source whose tokens a tile reads; without `starts` zeros.
-    count [1]: how many tiles there are.
+    tile_count [1]: how many tiles there are.
     reason [1]: 0, or why the tables are void or short of pairs: BAD_IDS, LATE.
     """
 
@@ -38,7 +38,7 @@ class Routing(NamedTuple):
     tokens: torch.Tensor
     tiles: torch.Tensor
     sources: torch.Tensor
-    count: torch.Tensor
+    tile_count: torch.Tensor
     reason: torch.Tensor
 
 

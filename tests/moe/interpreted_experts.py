@@ -85,10 +85,10 @@ def call_of(form: Form) -> Grouped:
 def computed(call: Grouped, epilogue: Epilogue) -> torch.Tensor:
     """What the kernels make of a call, in an output that held UNTOUCHED."""
     experts, _, n = call.w.shape
-    out = torch.full((call.count, n), UNTOUCHED, dtype=call.out_dtype)
+    out = torch.full((call.pairs, n), UNTOUCHED, dtype=call.out_dtype)
     config = MatmulConfig(block_m=16, block_n=32, block_k=64 // call.x.element_size() // 2, group_m=2, stages=2)
-    form = ExpertsForm(call.count, config, epilogue)
-    table = torch.full((table_rows(call.count, experts, n, config), COLUMNS), -9, dtype=torch.int32)
+    form = ExpertsForm(call.pairs, config, epilogue)
+    table = torch.full((table_rows(call.pairs, experts, n, config), COLUMNS), -9, dtype=torch.int32)
     scale_x = call.scale_x if call.rows is None or call.scale_x is None else call.scale_x[call.rows.long()]
     tensors = ExpertTensors(
         *(call.x, call.w, call.offs, out, table, torch.full((2,), -9, dtype=torch.int32), call.bias, call.gate),
@@ -214,5 +214,5 @@ def test_programs_that_do_not_meet_leave_tables_in_range_and_say_so(monkeypatch:
         got = Routing(*tables_of(words, sizes))
         reasons.add(int(got.reason))
         assert all(int(table.min()) >= 0 and int(table.max()) < 200 for table in (got.order, got.places, got.tokens))
-        assert 0 <= int(got.count) <= sizes.most_tiles
+        assert 0 <= int(got.tile_count) <= sizes.most_tiles
     assert 2 in reasons

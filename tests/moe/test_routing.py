@@ -30,8 +30,8 @@ def test_tables_are_those_of_a_loop_over_pairs(tokens: int, top: int, experts: i
     assert tables.offsets.tolist() == [sum(tables.counts[:expert].tolist()) for expert in range(experts + 1)]
     covered = [row for _, first, rows in tables.tiles.tolist() for row in range(first, first + rows)]
     assert covered == list(range(int(tables.offsets[-1])))
-    assert int(tables.count) == sum(rows > 0 for _, _, rows in tables.tiles.tolist())
-    assert int(tables.count) <= most_tiles(tokens * top, experts, block_m) == len(tables.tiles)
+    assert int(tables.tile_count) == sum(rows > 0 for _, _, rows in tables.tiles.tolist())
+    assert int(tables.tile_count) <= most_tiles(tokens * top, experts, block_m) == len(tables.tiles)
     for (expert, first, rows), sources in zip(tables.tiles.tolist(), tables.sources.tolist(), strict=True):
         read = [tables.tokens[row].item() for row in range(first, first + rows)]
         assert all(ordered[row][0] == expert for row in range(first, first + rows))

@@ -55,7 +55,7 @@ def multiply(call: Grouped) -> torch.Tensor:
     """Return the result of a call whose tensors are on one GPU."""
     n = call.w.shape[2]
     call = aligned(with_steps(call))
-    out = torch.empty(call.count, call.w.shape[2], dtype=call.out_dtype, device=call.x.device)
+    out = torch.empty(call.pairs, call.w.shape[2], dtype=call.out_dtype, device=call.x.device)
     if out.numel():
         multiply_into(out, call)
     return out if n == out.shape[1] else out[:, :n].contiguous()
@@ -85,13 +85,13 @@ def form_of(call: Grouped) -> ExpertsForm:
         scaling="rows" if call.scale_x is not None else None,
     )
     dtype: Any = str(call.x.dtype).removeprefix("torch.")
-    groups = Groups(call.count, experts, n, k, dtype, epilogue)
+    groups = Groups(call.pairs, experts, n, k, dtype, epilogue)
     # Beyond an expert's last row of k lies the next expert's, in a tensor of all that is read as one matrix.
     has_whole_steps = call.w.stride(1) == 1 or k % 64 == 0
     is_half = call.x.dtype != torch.float32 and call.out_dtype != torch.float32
     kernel: Any = "hopper" if device.major == HOPPER and is_half and has_whole_steps else "portable"
     config = grouped_shape(groups, kernel, device.multi_processor_count)
-    return ExpertsForm(call.count, config, epilogue)
+    return ExpertsForm(call.pairs, config, epilogue)
 
 
 def launch_grouped(form: ExpertsForm, tensors: ExpertTensors) -> None:
@@ -112,7 +112,7 @@ def outer(x: torch.Tensor, g: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     experts, k, n = offs.shape[0], x.shape[1], g.shape[1]
     major = torch.cuda.get_device_properties(x.device).major
     if x.dtype == torch.bfloat16 and major >= HOPPER and k % 8 == 0 and n % 8 == 0 and x.shape[0]:
-        return torch._grouped_mm(x.t(), g, offs=offs)  # type: ignore[attr-defined,no-any-return]
+        return torch._grouped_mm(x.t(), g, offs=offs)
     out = torch.empty(experts, k, n, dtype=x.dtype, device=x.device)
     tile = OUTER_TILE_FP32 if x.dtype == torch.float32 else OUTER_TILE
     programs = experts * -(-k // tile["BLOCK_K"]) * -(-n // tile["BLOCK_N"])

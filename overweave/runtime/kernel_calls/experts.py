@@ -118,10 +118,10 @@ def head_words(head: Any) -> tuple[Any, Any]:
     """Return the work counter and the number of tiles of a `head`."""
     if isinstance(head, torch.Tensor):
         return head[:1], head[1:]
-    return head, Behind(head, 4)
+    return head, ShiftedStandIn(head, 4)
 
 
-class Behind:
+class ShiftedStandIn:
     """A stand-in for what lies so many bytes behind another."""
 
     def __init__(self, of: Moving, distance: int) -> None:

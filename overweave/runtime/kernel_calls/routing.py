@@ -87,7 +87,7 @@ def route_call(
     sources = 0 if starts is None else starts.shape[0] - 1
     arguments = [
         *(ids, starts, *tables_of(words, sizes), scratch, *meeting, sizes.pairs),
-        TopkShape(sizes.top, *ids.stride(), sizes.experts, sources),
+        TopkShape(sizes.top, ids.stride(0), ids.stride(1), sizes.experts, sources),
         *(sizes.most_tiles, PART, parts, bins, sizes.block_m, TILES_AT_ONCE),
         min(1 << (programs - 1).bit_length(), max(1, MOST_COUNTS // bins)),
         1 << sources.bit_length() if sources else 0,

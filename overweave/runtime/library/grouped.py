@@ -6,7 +6,7 @@ The host looks at the groups here. Products are summed in fp32, in the order of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,7 +31,7 @@ class Grouped(NamedTuple):
     out_dtype: torch.dtype
 
     @property
-    def count(self) -> int:
+    def pairs(self) -> int:
         """Rows of the product."""
         return self.x.shape[0] if self.rows is None else self.rows.shape[0]
 
@@ -48,8 +48,9 @@ def groups_of(offs: torch.Tensor, rows: int) -> Iterator[tuple[int, slice]]:
 
 def multiply(call: Grouped) -> torch.Tensor:
     """The whole result; rows that are not computed are zeros."""
-    rows, n = call.count, call.w.shape[2]
-    x, scale_x = _taken(call.x, call.rows), _taken(call.scale_x, call.rows)
+    rows, n = call.pairs, call.w.shape[2]
+    x = _taken(call.x, call.rows)
+    scale_x = None if call.scale_x is None else _taken(call.scale_x, call.rows)
     out = torch.zeros(rows, n, dtype=call.out_dtype, device=call.x.device)
     for expert, its in groups_of(call.offs, rows):
         value = _scaled(_product(x[its], call.w[expert]), call, expert, its, scale_x, 0)
@@ -90,9 +91,9 @@ def _scaled(
     return value * (scale_x[its, None] * of_columns)
 
 
-def _taken(x: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:  # type: ignore[return]
+def _taken(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     """Rows by index; those out of range are NaN."""
-    if x is None or rows is None:
+    if rows is None:
         return x
     is_known = (rows >= 0) & (rows < x.shape[0])
     if x.shape[0] == 0:
@@ -128,16 +129,15 @@ def aligned(call: Grouped) -> Grouped:
     """
     n, unit = call.w.shape[2], 8
     more = -n % unit
-    w, gate = call.w, call.gate
     if more:
-        w, gate = (_wider(one, more) for one in (w, gate))
-        call = call._replace(bias=_wider(call.bias, more), scale_w=_wider(call.scale_w, more))
+        wider = {name: getattr(call, name) for name in ("w", "gate", "bias", "scale_w")}
+        wider = {name: _wider(one, more) for name, one in wider.items() if one is not None}
+        call = call._replace(**wider)
     of_k = call.x.element_size() == 1  # fp8 is multiplied along k, as it lies in memory
-    w, gate = (_aligned_stack(one, of_k) for one in (w, gate))
-    assert w is not None
+    w, gate = _aligned_stack(call.w, of_k), None if call.gate is None else _aligned_stack(call.gate, of_k)
     if gate is not None and gate.stride() != w.stride():
         w, gate = w.contiguous(), gate.contiguous()
-    contiguous = {
+    contiguous: dict[str, Any] = {
         name: None if one is None else one.contiguous()
         for name in ("offs", "bias", "rows", "into", "row_weights", "scale_x", "scale_w")
         for one in (getattr(call, name),)
@@ -153,9 +153,7 @@ def _is_aligned(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
     return tensor.data_ptr() % _WORD_BYTES == 0 and all(stride * size % _WORD_BYTES == 0 for stride in strides)
 
 
-def _wider(tensor: torch.Tensor | None, columns: int) -> torch.Tensor | None:
-    if tensor is None:
-        return None
+def _wider(tensor: torch.Tensor, columns: int) -> torch.Tensor:
     if tensor.dim() == 3 and tensor.stride(1) == 1:  # as weights of linear layers lie
         return torch.nn.functional.pad(tensor.transpose(1, 2), (0, 0, 0, columns)).transpose(1, 2)
     return torch.nn.functional.pad(tensor, (0, columns))
@@ -168,10 +166,8 @@ def _aligned_rows(x: torch.Tensor) -> torch.Tensor:
     return _with_room(x)
 
 
-def _aligned_stack(w: torch.Tensor | None, of_k: bool) -> torch.Tensor | None:
+def _aligned_stack(w: torch.Tensor, of_k: bool) -> torch.Tensor:
     """A stack of weights, or a copy, in which k (alone if `of_k`) or n is contiguous."""
-    if w is None:
-        return None
     for is_transposed in (True,) if of_k else (False, True):
         along, across = (1, 2) if is_transposed else (2, 1)
         if w.stride(along) == 1 and w.stride(across) >= w.shape[along]:

@@ -122,7 +122,7 @@ def parse_partition(text: str) -> Partition:
     return tuple(map(int, text.split("+")))
 
 
-class Grouped(Struct, frozen=True, kw_only=True):
+class WaveGroups(Struct, frozen=True, kw_only=True):
     """A matmul whose tiles run wave by wave, the subject of Algorithm 1. tiles: of a rank; per_wave: of a full wave.
     function: the collective of each group over `world_size` ranks."""
 
@@ -135,7 +135,7 @@ class Grouped(Struct, frozen=True, kw_only=True):
     world_size: int
 
 
-def wave_costs(machine: Machine, matmul: Grouped) -> WaveCosts:
+def wave_costs(machine: Machine, matmul: WaveGroups) -> WaveCosts:
     """Return the costs on a described machine: a wave by the rate of its tiles, collectives by their curve."""
     config, full_sms = matmul.config, machine.processor.sms
     rate = machine.tile(config.kernel, config.block_m, config.block_n)

@@ -18,9 +18,9 @@ from overweave.schedules.families.wave_groups import count_waves, wave_tiles
 from overweave.schedules.methods.registry import methods_for
 from overweave.schedules.records.record import Method
 from overweave.tuner.space.partition_search import (
-    Grouped,
     Partition,
     WaveCosts,
+    WaveGroups,
     best_partitions,
     format_partition,
     parse_partition,
@@ -59,7 +59,7 @@ def wave_families(problem: Problem, target: Target, machine: Machine, is_thoroug
 
 
 def _gains(
-    predicted_us: float, costs: WaveCosts, grouped: Grouped, method: Method, problem: Problem, target: Target
+    predicted_us: float, costs: WaveCosts, grouped: WaveGroups, method: Method, problem: Problem, target: Target
 ) -> bool:
     """Whether the predicted gain over the matmul on all SMs and its collective exceeds the method's margin times the
     doubt."""
@@ -68,7 +68,7 @@ def _gains(
     return predicted_us + target.found.doubt * (margin.us + margin.share * plain_us) < plain_us
 
 
-def grouped_matmul(problem: Problem, target: Target, candidate: Candidate) -> Grouped | None:
+def grouped_matmul(problem: Problem, target: Target, candidate: Candidate) -> WaveGroups | None:
     """Return the waves of a candidate on a problem; None if its shards have different numbers of them, or none."""
     options, record = full_options(problem, target, candidate), problem.record
     config = matmul_config(candidate.schedule(problem.operator), problem, options)
@@ -78,7 +78,7 @@ def grouped_matmul(problem: Problem, target: Target, candidate: Candidate) -> Gr
     sms = int(options.get("sms", target.sms)) - int(options.get(LIBRARY_SMS, DEFAULT_LIBRARY_SMS))
     if ranks == 1 or len(heights) > 1 or not problem.m or sms < 1:
         return None
-    return Grouped(
+    return WaveGroups(
         tiles=len(shards) * max(heights) * -(-problem.n // config.block_n),
         per_wave=wave_tiles(sms, len(shards)),
         config=config,
