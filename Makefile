@@ -24,7 +24,7 @@ NEWEST := .triton-3.9.0
 WITH_NEWEST := PYTHONPATH=$(NEWEST) TRITON_CACHE_DIR=$(NEWEST)/cache $(PYTEST) -p no:cacheprovider -W ignore::UserWarning
 newest: $(NEWEST)/triton/__init__.py
 	$(WITH_NEWEST) tests/runtime/gpu/test_launcher.py tests/compat
-	TRITON_INTERPRET=1 $(WITH_NEWEST) --part=1/9 tests/runtime/interpreted_kernels.py
+	TRITON_INTERPRET=1 $(WITH_NEWEST) --part=1/18 tests/runtime/interpreted_kernels.py tests/runtime/interpreted_table.py
 	TRITON_INTERPRET=1 $(WITH_NEWEST) tests/runtime/interpreted_bits.py
 
 $(NEWEST)/triton/__init__.py: .venv/stamp .ci/triton
@@ -64,7 +64,7 @@ nightly: .venv/stamp     ## the long runs, some hours on two cores; `make nightl
 nightly-newest: $(NEWEST)/triton/__init__.py ## what `make nightly` runs with the newest Triton
 	PYTHONPATH=$(NEWEST) $(BIN)/python -m campaigns.lint_all
 	$(WITH_NEWEST) tests/compiler/test_lint_compiled.py tests/tools
-	TRITON_INTERPRET=1 $(WITH_NEWEST) tests/runtime/interpreted_kernels.py
+	TRITON_INTERPRET=1 $(WITH_NEWEST) tests/runtime/interpreted_kernels.py tests/runtime/interpreted_table.py
 
 nightly-list:            ## what `make nightly` runs
 	@printf 'python -m campaigns.%s\n' $(NIGHTLY); echo 'python -m pytest -m nightly -rs'
@@ -78,7 +78,7 @@ VLLM_NEEDS := aiohttp cachetools cbor2 cloudpickle einops 'fastapi<0.137' llguid
 # What megatron-core needs from 0.17 on. Where it is not there, the last that an older Python takes stands for it.
 PYTHON_3_12 ?= python3.12
 
-# The newest of each, and the oldest: overweave/adapters/versions.py names both.
+# The newest of each, and the oldest: overweave/adapters/packages.py names both.
 # Of torchtitan's own tests, which its package leaves out: TORCHTITAN_TESTS=<its repository>/tests/unit_tests.
 adapters-test: .venv/stamp ## adapters against the packages that they adapt, each in an environment of its own
 	.ci/adapter transformers 'transformers>=5.24,<6' peft 'torchao>=0.18,<0.19'

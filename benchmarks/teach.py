@@ -24,7 +24,7 @@ from overweave.tuner.measure.baselines import NAMED, SEQUENTIAL, row_name
 from overweave.tuner.space.shapes import ShapeCase
 from overweave.tuner.space.space import Candidate, candidate, candidates, is_member
 from overweave.tuner.store import cache
-from overweave.tuner.store.table import Entry, Time, bucket_problem
+from overweave.tuner.store.cache import Entry, Time, bucket_problem
 
 PLANS = {row_name(plan): plan for plan in (SEQUENTIAL, "per_shard", *OUTSIDE)}
 DEFAULTS = {"pieces": 1}  # of plans with a tile kernel, on a GPU (tuner/space/target.py)

@@ -78,15 +78,8 @@ def engines(of: Named) -> Iterator[Named]:
         yield of.with_words("sums=epilogue")
 
 
-def dealt(of: Named) -> Iterator[Named]:
-    """A method whose last tiles are dealt out along k, if they can be."""
-    if of.method.takes("split_k") and (of.method.grids and of.method.takes("mover")):
-        yield of.with_words("split_k=3")
-
-
-# What runs long, comes late, and meets faults: all that is not a library's alone, by every engine; and dealt out.
+# What runs long, comes late, and meets faults: all that is not a library's alone, by every engine.
 BY_ENGINES = tuple(one for plain in PLAIN if not plain.method.is_plain for one in engines(plain))
-LONG_RUNS = (*BY_ENGINES, *(one for plain in PLAIN for one in dealt(plain)))
 # What moves by collectives of the library beside matmuls: they have its deadline, and are enqueued one by one.
 BY_COLLECTIVES = tuple(plain.with_words("carrier=library") for plain in PLAIN if plain.method.takes("carrier"))
 
@@ -106,10 +99,7 @@ IN_KERNELS = tuple(
 
 
 # Beside these, options that change what a kernel of fp8 does.
-OF_FP8 = (
-    *(Named(ALL_GATHER, f"push split_k=2 {kernel}") for kernel in (HOPPER, PORTABLE)),
-    Named(REDUCE_SCATTER, f"scatter {HOPPER} own_pieces=2"),
-)
+OF_FP8 = (Named(REDUCE_SCATTER, f"scatter {HOPPER} own_pieces=2"),)
 
 
 def shaped(of: Named) -> Iterator[Named]:
@@ -127,13 +117,11 @@ def shaped(of: Named) -> Iterator[Named]:
 
 
 def every_plan(operator: str) -> tuple[str, ...]:
-    """The plans of an operator: by every engine, in tiles of several shapes, dealt out along k, in another order."""
+    """The plans of an operator: by every engine, in tiles of several shapes, in another order."""
     own = [plain for plain in PLAIN if plain.operator == operator]
     found = [one for plain in own for by in engines(plain) for one in shaped(by)]
     found += [one for one in BY_COLLECTIVES if one.operator == operator]
-    for split in (split for plain in own for split in dealt(plain)):
-        plain = split._replace(plan=split.plan.split()[0])
-        shares = f"split_k=8 {TILES[0]}", f"split_k=3 {TILES[2]}", f"split_k=2 {PORTABLE}"
-        movers = f"mover=copy_kernel {PORTABLE}", "mover=copy_kernel copy_programs=4 pieces=4 order=all_peers"
-        found += [split, *map(plain.with_words, (*shares, *movers))]
+    movers = f"mover=copy_kernel {PORTABLE}", "mover=copy_kernel copy_programs=4 pieces=4 order=all_peers"
+    pushed = (plain for plain in own if plain.method.grids and plain.method.takes("mover"))
+    found += [plain.with_words(words) for plain in pushed for words in movers]
     return tuple(dict.fromkeys(one.plan for one in found))

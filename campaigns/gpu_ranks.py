@@ -66,13 +66,15 @@ def sharers() -> int:
 
 def integers(*shape: int, seed: int) -> torch.Tensor:
     """-1, 0 and 1, so that every sum of products is exact; the same on every rank that names the same seed."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randint(-1, 2, shape, generator=generator, device="cuda").bfloat16()
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(where).manual_seed(seed)
+    return torch.randint(-1, 2, shape, generator=generator, device=where).bfloat16()
 
 
 def shard(whole: torch.Tensor) -> torch.Tensor:
     """This rank's rows."""
-    return whole.chunk(dist.get_world_size())[dist.get_rank()].contiguous()
+    parts = whole.chunk(dist.get_world_size())
+    return parts[dist.get_rank()].contiguous() if dist.get_rank() < len(parts) else whole[:0]
 
 
 class Report:

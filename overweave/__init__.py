@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from overweave.adapters.parallel.styles import Colwise, PrepareGather, Rowwise
     from overweave.adapters.symm_mem.install import install, report, uninstall
     from overweave.lang.mapping import TileChannel, Tiles
-    from overweave.layers.blocks import QkvParallelLinear, SwiGluMlp
-    from overweave.layers.linear import ColumnParallelLinear, RowParallelLinear
+    from overweave.layers.linear import ColumnParallelLinear, QkvParallelLinear, RowParallelLinear, SwiGluMlp
     from overweave.ops.all_gather_matmul import all_gather_matmul
     from overweave.ops.all_to_all_matmul import all_to_all_matmul
     from overweave.ops.author.compile import compile
@@ -52,10 +51,10 @@ _MODULE_OF = {
     "Colwise": "overweave.adapters.parallel.styles",
     "ColumnParallelLinear": "overweave.layers.linear",
     "PrepareGather": "overweave.adapters.parallel.styles",
-    "QkvParallelLinear": "overweave.layers.blocks",
+    "QkvParallelLinear": "overweave.layers.linear",
     "RowParallelLinear": "overweave.layers.linear",
     "Rowwise": "overweave.adapters.parallel.styles",
-    "SwiGluMlp": "overweave.layers.blocks",
+    "SwiGluMlp": "overweave.layers.linear",
     "explain": "overweave.ops.explain",
     "install": "overweave.adapters.symm_mem.install",
     "report": "overweave.adapters.symm_mem.install",

@@ -11,7 +11,7 @@ strides. Their weights may be DTensors, sharded as the layer says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeGuard, overload
+from typing import Any, Literal, NamedTuple, TypeGuard, Unpack, overload
 
 import torch
 from torch.autograd import forward_ad
@@ -30,55 +30,25 @@ from overweave.ops.dispatch.main_grad import added_to_main_grad
 from overweave.ops.dispatch.route import GroupRank, by_dispatcher, place_of, refused
 from overweave.ops.dispatch.rows import gathered_rows, matrix_of, scattered_rows
 from overweave.ops.dispatch.schema import results_named
+from overweave.ops.keywords import GatheredLinear, NormedLinear, Save, ScatteredLinear
 
 for _record in (all_gather_matmul.OPERATOR, matmul_reduce_scatter.OPERATOR, matmul_all_reduce.OPERATOR):
     define(_record)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _GATHER, _SCATTER, _REDUCE = all_gather_matmul.OPERATOR, matmul_reduce_scatter.OPERATOR, matmul_all_reduce.OPERATOR
 Factors = torch.Tensor | Sequence[torch.Tensor]
-Save = Literal["gathered", "shard", "columns"]
 
 
 @overload
 def all_gather_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    group: GroupLike = None,
-    *,
-    dim: int = 0,
-    size: int | None = None,
-    activation: str | None = None,
-    gate: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    return_gathered: Literal[False] = False,
-    save: Save = "gathered",
-    main_grad: bool = False,
-    plan: str | None = None,
-    backward_plan: str | None = None,
-) -> torch.Tensor: ...
-
-
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, group: GroupLike = None, *,
+    return_gathered: Literal[False] = False, **keywords: Unpack[GatheredLinear],
+) -> torch.Tensor: ...  # fmt: skip
 @overload
 def all_gather_linear(
-    x: torch.Tensor,
-    weight: Factors,
-    bias: torch.Tensor | None = None,
-    group: GroupLike = None,
-    *,
-    dim: int = 0,
-    size: int | None = None,
-    activation: str | None = None,
-    gate: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    return_gathered: bool = False,
-    save: Save = "gathered",
-    main_grad: bool = False,
-    plan: str | None = None,
-    backward_plan: str | None = None,
-) -> Any: ...
-
-
+    x: torch.Tensor, weight: Factors, bias: torch.Tensor | None = None, group: GroupLike = None, *,
+    return_gathered: bool = False, **keywords: Unpack[GatheredLinear],
+) -> Any: ...  # fmt: skip
 def all_gather_linear(
     x: torch.Tensor,
     weight: Factors,
@@ -137,33 +107,14 @@ def all_gather_linear(
 
 @overload
 def linear_reduce_scatter(
-    x: Factors,
-    weight: Factors,
-    bias: torch.Tensor | None = None,
-    group: GroupLike = None,
-    *,
-    dim: int = 0,
-    activation: str | None = None,
-    residual: torch.Tensor | None = None,
-    norm: None = None,
-    main_grad: bool = False,
-    plan: str | None = None,
-    backward_plan: str | None = None,
-) -> torch.Tensor: ...
+    x: Factors, weight: Factors, bias: torch.Tensor | None = None, group: GroupLike = None, *, norm: None = None,
+    **keywords: Unpack[ScatteredLinear],
+) -> torch.Tensor: ...  # fmt: skip
 @overload
 def linear_reduce_scatter(
-    x: Factors,
-    weight: Factors,
-    bias: torch.Tensor | None = None,
-    group: GroupLike = None,
-    *,
-    dim: int = 0,
-    residual: torch.Tensor | None = None,
-    norm: RmsNorm,
-    main_grad: bool = False,
-    plan: str | None = None,
-    backward_plan: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
+    x: Factors, weight: Factors, bias: torch.Tensor | None = None, group: GroupLike = None, *, norm: RmsNorm,
+    **keywords: Unpack[NormedLinear],
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 def linear_reduce_scatter(
     x: Factors,
     weight: Factors,
@@ -379,7 +330,6 @@ def _norm_operand(norm: RmsNorm | None, as_rows: Callable[[torch.Tensor], torch.
 
 
 def _bias_operand(layer: _Layer, bias: Any, shard_dim: int | None) -> torch.Tensor | None:
-    """Return the local shard of a bias, contiguous."""
     return None if bias is None else _local_shard(layer, bias, "bias", shard_dim).contiguous()
 
 

@@ -72,7 +72,7 @@ def test_functions_stay_small():
 
 
 def is_operator(function: Function) -> bool:
-    """A public operator: its keywords are those of its record (tests/ops/call/test_epilogue.py holds them together)."""
+    """A public operator: its keywords are those of its record (tests/ops/test_refused.py holds them together)."""
     return function.name in OPERATORS and function.args.kwarg is not None
 
 

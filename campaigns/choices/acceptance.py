@@ -29,13 +29,13 @@ import msgspec
 from msgspec import Struct
 
 from campaigns.choices import cold_choice
+from campaigns.choices.bars import BARS, Bar, Cases, Quantity
 from campaigns.verdict import Verdict
 from overweave.errors import InputError
-from overweave.ir.operators.bars import Bar, Cases, Quantity
 from overweave.ir.operators.registry import operator_of
 from overweave.tuner.measure.baselines import CEILING, COMMUNICATION, COPIES, MATMUL, OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
-from overweave.tuner.measure.statistics import Ratio, geometric_mean
+from overweave.tuner.measure.timer import Ratio, geometric_mean
 from overweave.tuner.space.shapes import ShapeCase
 
 FEWEST_ROUNDS, NOT_SLOWER, JUDGED_RANKS = 5, 0.98, 4
@@ -205,7 +205,7 @@ def verdicts(rows: list[Row]) -> list[Verdict]:
         told = f"absent from {len(absent)} of {len(own)} rows {', '.join(absent[:8])}".rstrip()
         found += [Verdict(f"{what}: ours ran", told, not absent), *never_slower(f"{what}: never slower", own)]
         found += as_finished(what, own) + as_captured(what, own)
-        promised = [verdict for bar in operator_of(operator).bars for verdict in kept(what, bar, own)]
+        promised = [verdict for bar in BARS.get(operator, ()) for verdict in kept(what, bar, own)]
         promised += as_repeated(what, own)
         promised += bounded(f"{what}: {HOST.told}", own, HOST, (None, HOST_US))
         judged = ranks == JUDGED_RANKS and dtype == "bf16"

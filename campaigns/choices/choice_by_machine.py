@@ -38,7 +38,7 @@ from overweave.tuner.model.rank import clear_predictions, cold_choice, handicapp
 from overweave.tuner.space.shapes import read_shapes
 from overweave.tuner.space.space import Candidate, candidate, library_path, reason_unsupported
 from overweave.tuner.space.target import Target, target_named
-from overweave.tuner.store.table import bucket_problem
+from overweave.tuner.store.cache import bucket_problem
 
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 SETS = ("mlp", "gpt3")

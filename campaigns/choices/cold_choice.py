@@ -26,8 +26,7 @@ from overweave.tuner.measure.baselines import SEQUENTIAL
 from overweave.tuner.model.choose import choose
 from overweave.tuner.model.rank import cold_choice, rank_candidates
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import decode, fingerprint, shipped
-from overweave.tuner.store.table import Entry, Knowledge, Table, Time
+from overweave.tuner.store.cache import Entry, Knowledge, Table, Time, decode, fingerprint, shipped
 
 TABLES = Path(__file__).parents[2] / "overweave" / "tuner" / "tables"
 LEAST_MEAN, NEVER_BELOW = 0.97, 0.98

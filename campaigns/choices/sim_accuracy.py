@@ -39,7 +39,7 @@ from overweave.memory.cuda.card import current_gpu
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us
-from overweave.tuner.space.machines import machine_of
+from overweave.tuner.space.target import machine_of
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FEWEST_ROWS = 1024

@@ -34,7 +34,8 @@ FP8 = torch.float8_e4m3fn
 class Form(NamedTuple):
     """What follows a product. scaling: of fp8 operands, by `rows` or one for the `tensor`.
 
-    weights: over one gather. out_dtype: of the result, where that is not what is usual.
+    weights: over one gather. out_dtype: of the result, where that is not what is usual. gathered: whether what was
+    gathered comes back as well, last.
     """
 
     bias: bool = False
@@ -45,18 +46,24 @@ class Form(NamedTuple):
     weights: int = 1
     norm: bool = False
     out_dtype: torch.dtype | None = None
+    gathered: bool = False
 
     def __str__(self) -> str:
         scaled, several = f"fp8 by {self.scaling}" * bool(self.scaling), f"{self.weights} weights" * (self.weights > 1)
         flags = ("bias", self.bias), (self.activation, True), ("gate", self.gate), ("residual", self.residual)
         words = (scaled, several, *(word for word, holds in flags if holds), "norm" * self.norm)
-        words = (*words, "" if self.out_dtype is None else f"into {self.out_dtype}")
+        words = (*words, "" if self.out_dtype is None else f"into {self.out_dtype}", "gathered" * self.gathered)
         return "+".join(filter(None, words))
 
     def suits(self, record: Operator) -> bool:
         """Whether an operator offers it."""
         forms = record.forms
-        wanted = (self.norm, forms.norm), (self.gate, forms.gate), (self.weights > 1, forms.several_weights)
+        wanted = (
+            (self.norm, forms.norm),
+            (self.gate, forms.gate),
+            (self.weights > 1, forms.several_weights),
+            (self.gathered, forms.returns_gathered),
+        )
         return all(offered or not asked for asked, offered in wanted)
 
     @property
@@ -128,6 +135,7 @@ class Case(NamedTuple):
             epilogue=epilogue,
             norm=Norm(eps=EPS, residual=form.residual) if form.norm else None,
             columns=widths(self) if form.weights > 1 else (),
+            returns_gathered=form.gathered,
         )
 
     @property
@@ -223,23 +231,25 @@ def widths(case: Case) -> tuple[int, ...]:
 
 def results(case: Case, inputs: Inputs, group: dist.ProcessGroup | None = None) -> tuple[torch.Tensor, ...]:
     """What the operator under test gives back: y; z behind it, if rows are normed; products, if weights are several."""
-    form, given = case.form, dict[str, Any]()
-    if form._replace(weights=1, norm=False) != BARE and not form.norm:
-        named = {"activation": form.activation, "out_dtype": form.out_dtype}
-        named |= {name: getattr(inputs, name) for name in ("bias", "residual", "gate", "scale_x", "scale_w")}
-        given |= {name: value for name, value in named.items() if value is not None}
-    if form.norm:
-        assert inputs.norm_weight is not None
-        given["norm"] = ow.RmsNorm(inputs.norm_weight, inputs.residual, EPS)
+    form = case.form
+    named = {"activation": form.activation, "out_dtype": form.out_dtype}
+    named |= {name: getattr(inputs, name) for name in ("bias", "residual", "gate", "scale_x", "scale_w")}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if inputs.norm_weight is not None:
+        given["norm"] = ow.RmsNorm(inputs.norm_weight, given.pop("residual", None), EPS)
     w: Any = inputs.w
     if form.weights > 1:
         parts = inputs.w.split(widths(case), dim=1)
         w = parts if case.b_is_transposed else [part.contiguous() for part in parts]
     if case.record.has_row_shards:
         given["m"] = case.m
+    if form.gathered:
+        given["return_gathered"] = True
     call: Callable[..., Any] = getattr(ow, case.operator)
     found = call(inputs.x, w, group, plan=case.plan, **given)
-    return found if isinstance(found, tuple) else (found,)
+    if form.gathered and form.weights > 1:
+        return *found[0], found[1]
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
 def run(case: Case, inputs: Inputs, group: dist.ProcessGroup | None = None) -> torch.Tensor:

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.cases import ALL_REDUCE, LONG_RUNS
+from campaigns.cases import ALL_REDUCE, BY_ENGINES
 from campaigns.exact.calls import Case, Inputs, expected, make_inputs, run
 from campaigns.gpu_ranks import Check, arguments, report, run_campaign
 from campaigns.rates.gpu_beside import SHAPES
@@ -34,11 +34,11 @@ from overweave.errors import OverweaveError
 from overweave.ops.call.groups import group_of
 from overweave.schedules.records.outside import TORCH_ONE_SHOT
 from overweave.tuner.measure.baselines import SEQUENTIAL
-from overweave.tuner.measure.replay import SIGHTS
+from overweave.tuner.measure.timer import SIGHTS
 
 LANES = 3  # streams, groups or threads
 LONGEST_HOLD = 400_000  # cycles that a stream is held up: some 200 us, longer than most calls
-PLANS = (*LONG_RUNS, (ALL_REDUCE, SEQUENTIAL), (ALL_REDUCE, TORCH_ONE_SHOT))
+PLANS = (*BY_ENGINES, (ALL_REDUCE, SEQUENTIAL), (ALL_REDUCE, TORCH_ONE_SHOT))
 
 
 class Work(NamedTuple):

@@ -1,7 +1,7 @@
 """Are results right on GPUs? Every operator through its public face, every result compared on the device.
 
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_exactness --shapes 200 --calls 1000 --replays 1000 \\
-        [--plans split_k --set ""] [--apart --plans waves --set ""]
+        [--plans ring_stored --set ""] [--apart --plans waves --set ""]
 
 Integer data in {-1, 0, 1} with at most 32 non-zeros along the global k: every partial and total is exact, so results
 are bit-equal. Float data: at most 1.05 times the error of torch + NCCL against fp64. Outputs start as NaN, inputs
@@ -19,11 +19,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from campaigns.cases import BY_COLLECTIVES, LONG_RUNS, OPERATORS, every_plan
+from campaigns.cases import BY_COLLECTIVES, BY_ENGINES, OPERATORS, every_plan
 from campaigns.exact.calls import Case, error_ratio
 from campaigns.exact.trials import long_run, of_case
 from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers
-from overweave.memory.cuda import peer_access
+from overweave.memory.cuda import heap
 from overweave.tuner.space.shapes import read_shapes
 
 ERROR_RATIO = 1.05
@@ -70,7 +70,7 @@ def shape_set(name: str, operators: tuple[str, ...] = OPERATORS) -> Iterator[Cas
 
 def part_gpus() -> None:
     """From here on no GPU reaches another, be it one that ranks share."""
-    peer_access.can_access_peers = lambda own, others: False
+    heap.can_access_peers = lambda own, others: False
 
 
 def checks(asked: argparse.Namespace) -> Iterator[Check]:
@@ -84,8 +84,8 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     judged = [case for case in cases if case.m * case.n >= JUDGED_FROM]
     yield Check("float error beside the library", lambda: [loud(case, seed) for seed, case in enumerate(judged)])
     m, n, k = asked.long_shape
-    every = (*LONG_RUNS, *BY_COLLECTIVES)
-    replayed = [one for one in LONG_RUNS if not one.method.has_library_beside]  # what gloo does no graph holds
+    every = (*BY_ENGINES, *BY_COLLECTIVES)
+    replayed = [one for one in BY_ENGINES if not one.method.has_library_beside]  # what gloo does no graph holds
     runs = (
         ("successive calls", asked.calls, False, every),
         ("replays", asked.replays, True, replayed if sharers() > 1 else every),
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--set", default="mlp", help="a shape set to check too; empty: none")
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--replays", type=int, default=100)
-    parser.add_argument("--plans", default="", help="only plans with this text in them, such as split_k")
+    parser.add_argument("--plans", default="", help="only plans with this text in them, such as ring_stored")
     parser.add_argument("--apart", action="store_true", help="as if no GPU reached another; name --plans that can run")
     long_shape = "M,N,K of the named plans' long runs"
     parser.add_argument("--long-shape", type=sizes, default=(1000, 512, 512), help=long_shape)

@@ -21,18 +21,17 @@ import torch.distributed as dist
 from overweave.compat.triton_names import QuickLaunch
 from overweave.memory.board import records
 from overweave.memory.board.board import Board
-from overweave.memory.board.records import Records
-from overweave.memory.board.shared import SharedFile
+from overweave.memory.board.records import Records, SharedFile
 from overweave.memory.cuda import driver, streams
 from overweave.memory.cuda.streams import Chain
 from overweave.memory.cuda.workspace import Workspace
-from overweave.memory.fast_empty import Make
 from overweave.memory.group import Group
+from overweave.memory.outside_modes import Make
 from overweave.ops.call import prepare
 from overweave.runtime.gpu import launcher
 from overweave.runtime.gpu.launcher import PackedLaunch
 from overweave.runtime.kernel_calls.call import KernelCall
-from overweave.runtime.library import run as library_run
+from overweave.runtime.library import calls as library_calls
 
 FILE = __file__  # calls of functions of this file stand for calls into C
 COLLECTIVES = "_allgather_base", "_reduce_scatter_base", "allreduce", "alltoall_base"
@@ -139,7 +138,7 @@ class Blocks:
         self._made: dict[tuple[tuple[int, int], torch.dtype], list[_Block]] = {}
 
     def empty_factory(self, device: torch.device) -> Make:
-        """What makes a matrix (memory/fast_empty.py)."""
+        """What makes a matrix (memory/outside_modes.py)."""
         return self._make
 
     def _make(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
@@ -194,7 +193,7 @@ def group_without_gpus(ranks: int) -> Iterator[Group]:
             (Workspace, "of", workspace_of),
             (Workspace, "existing", lambda group: opened[0] if opened else None),
             (prepare, "_bind", prepare._bind_aligned),
-            *((where, "empty_factory", blocks.empty_factory) for where in (prepare, library_run)),
+            *((where, "empty_factory", blocks.empty_factory) for where in (prepare, library_calls)),
             (Records, "is_alive", _is_alive),
             (driver, "driver", Driver()),
             (launcher.Launch, "__init__", _init_launch),

@@ -196,7 +196,6 @@ CRAFTED: dict[str, Callable[[], bytes]] = {
     "tiles of one element": lambda: _shipped(
         lambda p: p["realization"]["matmul"].update(block_m=1, block_n=1), m=1 << 20, n=1 << 12
     ),
-    "shares along k": lambda: _shipped(lambda p: p["realization"]["matmul"].update(split_k=MOST, split_tiles=MOST)),
     "waits of parts": _part_waits,
     "a wait of a tile": lambda: _with_rows([row(3, 0, 0, 0, 1, 0, 0, MOST, 1, -1)] * MANY, _issue([_apply()])),
     "a wait for every signal": lambda: schedule_of([operation("copy", 0, waits=[wait(0, MOST)], sources=[],

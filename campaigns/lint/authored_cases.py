@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from campaigns.lint.lint_case import Case
-from overweave.compiler.emit.emit import PARAMETERS, parameters_of
-from overweave.compiler.emit.fuse import contract_of, weaving_of
-from overweave.compiler.emit.generated import load_generated
+from overweave.compiler.emit.emit import PARAMETERS, load_generated, parameters_of
+from overweave.compiler.emit.fuse import weaving_of
 from overweave.errors import ScheduleError
 from overweave.ops.author.compile import FusedKernel, compile
 from tools.aot import Source
+from tools.ptx_lint.contract import contract_of
 
 KERNELS = Path(__file__).parents[2] / "examples" / "kernels"
 GATHERS = ("all_gather.push pieces=2", "all_gather.pull", "all_gather.collective")

@@ -17,9 +17,8 @@ from tempfile import TemporaryDirectory
 
 from campaigns.lint.authored_cases import AUTHORS, KERNELS, WORLD_SIZE, Author
 from campaigns.tables.table_rows import Row, show, verdicts, write
-from overweave.compiler.emit.emit import emit
+from overweave.compiler.emit.emit import emit, load_generated
 from overweave.compiler.emit.fuse import weaving_of
-from overweave.compiler.emit.generated import load_generated
 from overweave.ops.author.compile import compile
 
 REPEATS = 3

@@ -19,8 +19,8 @@ from campaigns.lint.lint_case import Case
 from campaigns.lint.lint_cases import cases
 from campaigns.lint.spills import beyond
 from campaigns.shown import shown
-from overweave.compiler.contract import Finding
 from tools.aot import Resources, compile_kernel
+from tools.ptx_lint.contract import Finding
 from tools.ptx_lint.lint import lint
 
 COLUMNS = f"{'kernel':<21} {'configuration':<44} {'registers':>9} {'spills':>7} {'shared':>8} {'findings':>8}"

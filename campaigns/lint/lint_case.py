@@ -7,16 +7,13 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from msgspec.structs import replace
 
-from overweave.compiler.contract import Contract, Guard
 from overweave.ir.dtype import Dtype
-from overweave.ir.plan import MatmulConfig
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 from overweave.memory.split_k import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, TileKernelArgs
-from overweave.schedules.tiles.shape import TileShape
 from tools.aot import Source, source_of_launch
+from tools.ptx_lint.contract import Contract, Guard
 
 SOME = 1001  # a number of which nothing is known
 ADDRESSES = torch.empty(16, dtype=torch.int64)
@@ -66,11 +63,6 @@ VARIANTS = tuple(Variant(*bits) for bits in product((False, True), (False, True)
 RARE_VARIANTS = (Variant(is_transposed=True, traced=True), Variant(is_transposed=True, ragged=True))
 SUM = Variant(two_sources=False)
 SCALED = Variant(is_transposed=True)
-
-
-def dealt(shape: TileShape) -> MatmulConfig:
-    """A tile shape whose kernel knows shares. How many is no matter to it."""
-    return replace(shape.config, split_tiles=1, split_k=2)
 
 
 def case_of(call: KernelCall, label: str, **promises: Any) -> Case:

@@ -17,7 +17,6 @@ from campaigns.lint.lint_packed import packed_cases
 from campaigns.lint.lint_protocol import begin_case, stamp_case, tell_case, wait_case
 from campaigns.lint.lint_skinny import skinny_cases
 from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
-from overweave.compiler.contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
@@ -25,6 +24,7 @@ from overweave.kernels.arguments import AfterSums
 from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, copy_call, reduction_call
 from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape
+from tools.ptx_lint.contract import Guard
 
 NORMED_COLS = (1024, 4096, 16384)
 

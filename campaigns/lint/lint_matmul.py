@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 import torch
 
 from campaigns.lint.lint_case import PLAIN, Case, Variant, case_of, tiles_of
-from overweave.compiler.contract import Guard
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
 from overweave.kernels.arguments import ExpertRows
-from overweave.memory.split_k import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, Peers
 from overweave.runtime.kernel_calls.matmul import Operands, matmul_call
+from tools.ptx_lint.contract import Guard
 
 # Sizes are no matter but for what a launch specialises for: whether they are multiples of 16.
 TILES, ROWS = 7, 512
@@ -63,9 +62,9 @@ class Tile(NamedTuple):
     experts: ByExperts = ONE_WEIGHT
 
     def __str__(self) -> str:
-        config, along_k = self.config, " along k" * bool(self.config.split_k)
+        config = self.config
         parts = f"/{config.split_n}" * (config.split_n > 1)
-        shape = f"{config.block_m}x{config.block_n}x{config.block_k} {config.warps}w{config.stages}s{parts}{along_k}"
+        shape = f"{config.block_m}x{config.block_n}x{config.block_k} {config.warps}w{config.stages}s{parts}"
         added = f"{self.addends} addend{'s' * (self.addends > 1)}" if self.addends else ""
         several = f"{self.weights} weights" if self.weights > 1 else ""
         words = (f"{self.dtype} {shape}", self.variant, self.epilogue, added, several, self.stored, self.experts)
@@ -120,7 +119,6 @@ def operands_of(tile: Tile) -> Operands:
         total=out if tile.addends else None,
         addends=addresses if tile.addends else None,
         addend_rows=(out, addresses) if tile.addends == 1 else None,
-        shares=Shares(torch.empty(64), torch.empty(64, dtype=torch.int32)) if tile.config.split_k else None,
         peers=Peers(addresses, distances, out if tile.stored.spreads else None) if distances else None,
         experts=_expert_rows(tile, a, scales) if tile.experts.are else None,
     )
@@ -132,10 +130,10 @@ def _expert_rows(tile: Tile, a: torch.Tensor, scales: torch.Tensor) -> ExpertRow
         step=size,
         source=a if tile.experts.gathers else None,
         stride=size,
-        source_rows=ROWS,
+        twice_source_rows=2 * ROWS,
         rows=places if tile.experts.gathers else None,
         into=places if tile.experts.scatters else None,
-        out_rows=ROWS,
+        twice_out_rows=2 * ROWS,
         weights=scales if tile.experts.weighs else None,
     )
 

@@ -11,15 +11,15 @@ import torch
 from msgspec.structs import replace
 
 from campaigns.lint.lint_case import DTYPES, OPERANDS, PROTOCOL, SOME, WORDS, Case, case_of
-from overweave.compiler.contract import Packed
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm
 from overweave.ir.operators.forms import Z
 from overweave.ir.plan import PACKED_SUMS, PackedConfig, PackedExchange
 from overweave.ir.problem import Problem
-from overweave.memory.packed_layout import PackedLayout
+from overweave.memory.layout import PackedLayout
 from overweave.runtime.kernel_calls.packed import Caller, packed_call
 from overweave.schedules.tiles.shape import PACKED, PACKED_ROWS
+from tools.ptx_lint.contract import Packed
 
 EXCHANGES: tuple[PackedExchange, ...] = get_args(PackedExchange)
 SPACE: Any = SimpleNamespace(half_bytes=1001, spaces=WORDS.limits, state=WORDS.state)

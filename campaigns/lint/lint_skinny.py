@@ -11,7 +11,7 @@ from campaigns.lint.lint_case import Case, case_of
 from overweave.ir.dtype import Dtype
 from overweave.ir.plan import SkinnyConfig
 from overweave.memory.split_k import SharedShares
-from overweave.runtime.kernel_calls.skinny import ChainPosition, SkinnyOperands, skinny_call
+from overweave.runtime.kernel_calls.packed import ChainPosition, SkinnyOperands, skinny_call
 from overweave.schedules.tiles.shape import SHAPES
 
 

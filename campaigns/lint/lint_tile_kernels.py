@@ -16,10 +16,10 @@ from campaigns.lint.lint_case import Case
 from examples.tile_kernels.all_gather_experts import gather_experts_kernel
 from examples.tile_kernels.gathered_attention import attention_kernel
 from examples.tile_kernels.matmul_ring_reduce_scatter import matmul_ring_kernel
-from overweave.compiler.contract import Contract, Guard
 from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
 from overweave.lang.mapping import TileChannel, Tiles
 from tools.aot import Source
+from tools.ptx_lint.contract import Contract, Guard
 
 WORLD_SIZES = (2, 4)
 LAUNCH = {"num_warps": 8, "num_stages": 3}

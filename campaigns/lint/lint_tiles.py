@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from campaigns.lint.lint_case import RARE_VARIANTS, SCALED, SUM, VARIANTS, Variant, dealt
+from campaigns.lint.lint_case import RARE_VARIANTS, SCALED, SUM, VARIANTS, Variant
 from campaigns.lint.lint_matmul import ONE_WEIGHT, STAYS, ByExperts, Stored, Tile
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
-from overweave.ir.plan import TILE_KERNEL, MatmulConfig, split_k_obstacle
+from overweave.ir.plan import TILE_KERNEL, MatmulConfig
 from overweave.ir.problem import Problem
-from overweave.schedules.catalog.finished import shapes_of_tiles
+from overweave.schedules.catalog.realized import shapes_of_tiles
 from overweave.schedules.records.record import Adds
 from overweave.schedules.tiles.grouped import shapes_of_experts
 from overweave.schedules.tiles.shape import KernelChoice, shapes
@@ -46,10 +46,7 @@ SCALED_GATES = tuple(
 
 
 class Tiles(NamedTuple):
-    """Tiles of some kernels: every combination of the fields of a `Tile`, in these of the kernel's shapes.
-
-    along_k: the tiles know shares, and shapes that cannot have shares are left out.
-    """
+    """Tiles of some kernels: every combination of the fields of a `Tile`, in these of the kernel's shapes."""
 
     dtype: Dtype = "bfloat16"
     variants: tuple[Variant, ...] = (COMMON,)
@@ -60,7 +57,6 @@ class Tiles(NamedTuple):
     experts: tuple[ByExperts, ...] = (ONE_WEIGHT,)
     shapes: slice = EVERY
     kernels: tuple[KernelChoice, ...] = KERNELS
-    along_k: bool = False
 
 
 TILES = (
@@ -100,17 +96,6 @@ TILES = (
     Tiles(FLOAT8, (SCALED,), SCALED_GATES, shapes=FIRST),
     Tiles(FLOAT8, (SCALED_SUM, SCALED._replace(traced=True)), (SCALED_SWIGLU,), shapes=FIRST),
     Tiles(FLOAT8, (SCALED,), (SCALED_SWIGLU,), shapes=OTHERS),
-    Tiles(FLOAT8, (SCALED,), (replace(SCALED_SWIGLU, activation="gelu", residual=True),), along_k=True),
-    Tiles(FLOAT8, (SCALED,), (SCALED_SWIGLU,), shapes=FIRST, along_k=True),
-    # Tiles dealt out along k, and all that may come with it. With a residual, tiles of 128 x 256 spill a little: 8
-    # bytes, two looks per tile; a narrower one is compiled.
-    Tiles(kernels=("hopper",), along_k=True),
-    Tiles(variants=(VARIANTS[0], *RARE_VARIANTS), shapes=FIRST, kernels=("hopper",), along_k=True),
-    Tiles(variants=(SUM,), addends=(3,), shapes=FIRST, kernels=("hopper",), along_k=True),
-    Tiles(weights=(2,), shapes=FIRST, kernels=("hopper",), along_k=True),
-    Tiles(epilogues=(*EPILOGUES[:2], SWIGLU), shapes=FIRST, kernels=("hopper",), along_k=True),
-    Tiles(epilogues=EPILOGUES[2:], shapes=slice(1, 2), kernels=("hopper",), along_k=True),
-    Tiles(FLOAT8, (SCALED,), (BY_ROWS,), shapes=FIRST, kernels=("hopper",), along_k=True),
     # Operands in fp8, scaled by rows in every shape, or by one scale each.
     Tiles(FLOAT8, (SCALED,), (BY_ROWS,)),
     Tiles(FLOAT8, (SCALED,), (BY_TENSOR,), shapes=FIRST),
@@ -153,5 +138,4 @@ def configs(row: Tiles, kernel: KernelChoice, epilogue: Epilogue, addends: int, 
         ranks = addends + 1
         size = Problem(operator="matmul_all_reduce", m=1024, n=1024, k=1024, world_size=ranks, dtype=row.dtype)
         known = shapes_of_tiles(replace(size, epilogue=epilogue), kernel, Adds(TILE_KERNEL), "epilogue")
-    plain = [dealt(shape) if row.along_k else shape.config for shape in known]
-    return [config for config in plain if not (row.along_k and split_k_obstacle(config))]
+    return [shape.config for shape in known]

@@ -25,7 +25,11 @@ from campaigns.shown import shown
 
 ROOT = Path(__file__).parents[2]
 RESULTS = "benchmarks/results/versions.*.txt"
-LIMIT_S = 3600
+LIMIT_S, LAST_CHARACTERS = 3600, 120
+
+
+class NotToBeHad(Exception):
+    """A torch or a Triton that cannot be put beside: its row says so."""
 
 
 class Pair(NamedTuple):
@@ -57,7 +61,10 @@ class Tests(NamedTuple):
 
 COLUMNS = (
     Tests("launches, configurations, names", ("tests/runtime/gpu/test_launcher.py", "tests/compat")),
-    Tests("interpreted kernels", ("--part=1/9", "tests/runtime/interpreted_kernels.py"), True),
+    Tests(
+        "interpreted kernels",
+        ("--part=1/18", "tests/runtime/interpreted_kernels.py", "tests/runtime/interpreted_table.py"), True,
+    ),
     Tests("their arithmetic", ("tests/runtime/interpreted_bits.py",), True),
     Tests(
         "operators, styles, replaced ops",
@@ -82,7 +89,11 @@ def made(kind: str, version: str, *packages: str) -> str:
     """The folder of a torch or a Triton that stands beside, made where it is not there."""
     folder = ROOT / f".{kind}-{version}"
     if not (folder / kind / "__init__.py").exists():
-        subprocess.run([f".ci/{kind}", version, *packages], cwd=ROOT, check=True, timeout=LIMIT_S)
+        run = subprocess.run(
+            [f".ci/{kind}", version, *packages], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        if run.returncode:
+            raise NotToBeHad(f"{kind} {version} is not to be had: {run.stderr.strip()[-LAST_CHARACTERS:]}")
     return str(folder)
 
 
@@ -109,13 +120,16 @@ def said_by(tests: Tests, environment: dict[str, str]) -> str:
         return f"not done after {LIMIT_S} s"
     counts = re.findall(r"^.*\d+ (?:passed|failed|error).*$", run.stdout, re.MULTILINE)
     if not counts:
-        return f"exit code {run.returncode}: {run.stderr.strip()[-120:]}"
+        return f"exit code {run.returncode}: {run.stderr.strip()[-LAST_CHARACTERS:]}"
     counted = re.findall(r"\d+ (?:passed|failed|error|skipped)", counts[-1])
     return ", ".join(counted)
 
 
 def row_of(pair: Pair, numpy: str) -> Row:
-    environment = environment_of(pair, numpy)
+    try:
+        environment = environment_of(pair, numpy)
+    except NotToBeHad as error:
+        return Row(pair, (str(error),))
     return Row(pair, tuple(said_by(tests, environment) for tests in COLUMNS))
 
 
@@ -125,12 +139,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--numpy", default=NUMPY, help="what is put beside torch's roof")
     chosen = parser.parse_args(arguments)
     pairs = [pair for pair in PAIRS if not chosen.only or str(pair) in chosen.only]
-    rows = [row_of(pair, chosen.numpy) for pair in shown(pairs, "pairs of a torch and a Triton")]
     python = ".".join(map(str, sys.version_info[:2]))
     print(f"Python {python}, no GPU used; {chosen.numpy} with torch {PAIRS[-1].torch}")
     print(f"{'torch':<8} {'Triton':<8}", *(f"{tests.called:<34}" for tests in COLUMNS))
-    for row in rows:
-        print(f"{str(row.pair).split(':')[0]:<8} {row.pair.triton:<8}", *(f"{each:<34}" for each in row.said))
+    rows = []
+    for pair in shown(pairs, "pairs of a torch and a Triton"):
+        row = row_of(pair, chosen.numpy)
+        rows.append(row)
+        print(
+            f"{str(row.pair).split(':')[0]:<8} {row.pair.triton:<8}", *(f"{each:<34}" for each in row.said), flush=True
+        )
     for path in sorted(ROOT.glob(RESULTS)):
         print(f"\n{path.relative_to(ROOT)}\n{path.read_text().rstrip()}")
     return int(not rows or not all(row.is_right for row in rows))

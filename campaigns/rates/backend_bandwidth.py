@@ -32,10 +32,9 @@ from overweave.memory.group import Group, resolve
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import KernelCall, Moving, table_tensor
-from overweave.tuner.measure.peer_copies import PeerCopies
-from overweave.tuner.measure.sm_copies import SmCopies
-from overweave.tuner.measure.statistics import median
-from overweave.tuner.measure.timer import Effort, compare
+from overweave.tuner.measure.baselines import PeerCopies
+from overweave.tuner.measure.overlap_losses import SmCopies
+from overweave.tuner.measure.timer import Effort, compare, median
 
 SIZES_KIB = (64, 256, 1024, 4096, 16384, 65536)  # to each peer
 SMS = (4, 8, 16, 32, 64, 132)
@@ -80,7 +79,7 @@ class Transfers:
         self.peers = [(group.rank - step) % group.world_size for step in range(1, group.world_size)]
 
     def piece(self, peer: int) -> tuple[int, int, int]:
-        """What the copy engine pushes to a peer (tuner/measure/peer_copies.py)."""
+        """What the copy engine pushes to a peer (tuner/measure/baselines.py)."""
         return 0, 0, self.size_bytes
 
     def call(self, config: CopyConfig, tile_kib: int) -> Call:

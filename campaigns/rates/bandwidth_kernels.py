@@ -1,9 +1,9 @@
-"""Kernels that compute nothing: one that leaves what programs carry between their tiles, one that takes the time."""
+"""A kernel that computes nothing, and leaves what programs carry between their tiles."""
 
 import triton
 import triton.language as tl
 
-from overweave.lang.tile_table import claim_tile, push_slices, read_clock
+from overweave.lang.tile_table import claim_tile, push_slices
 
 
 @triton.jit
@@ -13,9 +13,3 @@ def carry_kernel(table, claims, targets, source, tiles, slices, BULK: tl.constex
     while row < tiles:
         push_slices(table, row, claims, targets, source, tiles, slices, BULK)
         row = claim_tile(claims)
-
-
-@triton.jit
-def stamp_kernel(times, AT: tl.constexpr):
-    """Writes down the device's clock."""
-    tl.store(times + AT, read_clock())

@@ -31,7 +31,7 @@ from overweave.runtime.library import grouped as reference
 from overweave.runtime.library import routing as routing_reference
 from overweave.runtime.library.grouped import Grouped
 from overweave.schedules.tiles.grouped import shapes_of_experts
-from overweave.tuner.measure.statistics import geometric_mean
+from overweave.tuner.measure.timer import geometric_mean
 
 JOB_S = 150.0  # of one job, with what it compiles: one that takes longer stands still
 GRAPH_US = 4000.0  # of one replay, about
@@ -140,6 +140,8 @@ def forms(is_quick: bool) -> Iterator[Form]:
     yield Form(dtype="float8_e4m3fn", gathers=True, scatters=True)
     yield Form(dtype="float8_e4m3fn", gate=True, activation="silu")
     yield Form(size=(515, 3, 129, 77))
+    yield everything._replace(size=(1, 2, 256, 128))
+    yield Form(gathers=True, size=(2, 1, 8, 64), is_transposed=False)
     yield Form(size=(300, 600, 256, 128))
 
 
@@ -195,7 +197,7 @@ def wrong_form(form: Form) -> list[str]:
     found = []
     rows, experts = form.size[:2]
     for spread in ("even", "zipf", "one", "none", "random", "short"):
-        counts = counts_of("random" if spread == "short" else spread, rows - 100 * (spread == "short"), experts, 1)
+        counts = counts_of("random" if spread == "short" else spread, max(0, rows - 100 * (spread == "short")), experts, 1)
         call = call_of(form, counts)
         got, want = computed(form, call), reference.multiply(call)
         is_row = torch.arange(rows, device="cuda") < sum(counts)

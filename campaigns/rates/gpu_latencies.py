@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from campaigns.gpu_ranks import join
-from overweave.tuner.calibrate.latencies import element_wise, latencies, measure, push_points
-from overweave.tuner.calibrate.samples import Bench, Queues
+from overweave.tuner.calibrate.latencies import Bench, Queues, element_wise, latencies, measure, push_points
 
 
 def main() -> None:
@@ -28,7 +27,7 @@ def main() -> None:
     if bench.rank == 0:
         where = f"{bench.world_size} x {torch.cuda.get_device_name()}"
         source = f"measured {datetime.now(UTC).date()} on {where}: campaigns/rates/gpu_latencies.py"
-        print(json.dumps({"raw": {name: round(us, 2) for name, us in raw._asdict().items()}}))
+        print(json.dumps({"raw": {name: round(us, 2) for name, us in raw.items()}}))
         for name, us in found.items():
             print(f"{json.dumps(name)}: {json.dumps({'us': round(us, 2), 'source': source})},")
         for name, rate in element_wise(found["call"] + found["kernel"]).items():

@@ -22,14 +22,14 @@ import torch
 from msgspec.structs import replace
 
 from campaigns.gpu_ranks import need_gpus
+from campaigns.rates.operands import operands, product
 from overweave.ir.plan import MOST_SPLITS, SkinnyConfig
 from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import Moving, stand_in_for
-from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call, skinny_tiles
+from overweave.runtime.kernel_calls.packed import SkinnyOperands, skinny_call, skinny_tiles
 from overweave.schedules.tiles.shape import SHAPES, skinny_shape
-from overweave.tuner.calibrate.single_gpu import operands, product
-from overweave.tuner.measure.statistics import geometric_mean
+from overweave.tuner.measure.timer import geometric_mean
 
 # n and k: of `o` and `down` of Llama-3-8B and 70B at tensor parallel 4, then of query, key and value, and gate and up.
 LAYERS = (

@@ -5,12 +5,11 @@
 
 The local matmuls of both operators of each set, by default at 512 rows and more, or random ones, of columns and a k
 from 512 to 16,384 that are multiples of 8 or of M, whose chosen tiles are held to a share of cuBLAS; in every tile
-shape of the Hopper kernel, and with the tiles of the last wave dealt out along k in 2 to 8 shares. First each runs on
-integers, over ragged sizes too, and its result is compared bit for bit. Then all are timed by turns on normal numbers,
-beside cuBLAS with `b` in either layout, of which the better counts; what is dealt out must give the same bits each
-time. `b` is transposed for ours, or with --plain row-major. --times: every time, a line of JSON for each matmul, from
+shape of the Hopper kernel. First each runs on integers, over ragged sizes too, and its result is compared bit for bit.
+Then all are timed by turns on normal numbers, beside cuBLAS with `b` in either layout, of which the better counts.
+`b` is transposed for ours, or with --plain row-major. --times: every time, a line of JSON for each matmul, from
 which campaigns/rates/tile_fit.py draws the constants of the model. --old: such a file of another commit, which these
-times are held against. --chosen: of all tile shapes those alone that the model takes, which takes seconds, not minutes.
+times are held against. --chosen: the tile shape alone that the model takes: seconds, not minutes.
 --pitch: rows of both operands begin at multiples of P elements, whatever k is. --library: the names of the kernels that
 cuBLAS launches.
 """
@@ -32,17 +31,15 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from campaigns.gpu_ranks import need_gpus
-from campaigns.rates.operands import check_ragged, make_normal
-from campaigns.rates.tile_times import Candidate, Record, Shape, Times, chosen, efficiencies
+from campaigns.rates.operands import check_ragged, checked_matmul, make_normal, operands, product
+from campaigns.rates.tile_times import Record, Shape, Times, chosen, efficiencies
 from campaigns.verdict import Verdict, tell
-from overweave.ir.plan import MatmulConfig, split_k_obstacle
-from overweave.runtime.gpu.matmul import Matmul
+from overweave.ir.plan import MatmulConfig
 from overweave.schedules.records.needs import ALIGNED
 from overweave.schedules.records.record import MethodRequest
-from overweave.schedules.tiles.along_k import MOST_SHARES
-from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes
-from overweave.tuner.calibrate.single_gpu import checked_matmul, medians_us, operands, product
-from overweave.tuner.measure.statistics import geometric_mean
+from overweave.schedules.tiles.shape import HOPPER, count_tiles, shapes
+from overweave.tuner.calibrate.rates import medians_us
+from overweave.tuner.measure.timer import geometric_mean
 from overweave.tuner.space.shapes import read_shapes
 from overweave.tuner.space.target import Target
 
@@ -51,7 +48,6 @@ OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
 LEAST_ROWS, MOST_TFLOP = 512, 2.8  # beyond this waves are so many that every tile shape fills them
 MOST_TILES = 8192
 SHORTER_STEPS = (HOPPER[0].config, HOPPER[2].config, HOPPER[4].config)
-WAYS = range(2, MOST_SHARES + 1)
 DRAWN = range(512, 16384 + 1)  # columns and k of a random matmul
 LEAST_MEAN, LEAST_EACH = 0.97, 0.9  # of cuBLAS, for what is chosen of random matmuls
 
@@ -98,39 +94,25 @@ def configs() -> list[MatmulConfig]:
     return [*known, *halved]
 
 
-def candidates(shape: Shape, sms: int, is_chosen: bool = False) -> list[Candidate]:
-    """Every tile shape, and every different way to deal its last tiles out; or those alone that the model takes."""
-    if is_chosen:
-        return list(dict.fromkeys(chosen(shape, sms, split_k) for split_k in (1, BEST)))
-    m, n, k = shape
-    found = dict[Candidate, None]()
-    for config in configs():
-        tiles = count_tiles((m,), n, config).tiles
-        if tiles > MOST_TILES:
-            continue
-        found[Candidate(config)] = None
-        dealt = () if split_k_obstacle(config) else (way for way in WAYS if along_k(config, tiles, sms, k, way).split_k)
-        found |= dict.fromkeys(Candidate(config, way) for way in dealt)
-    return list(found)
+def candidates(shape: Shape, sms: int, is_chosen: bool = False) -> list[MatmulConfig]:
+    """Every tile shape; or the one that the model takes."""
+    m, n, _ = shape
+    fit = (config for config in configs() if count_tiles((m,), n, config).tiles <= MOST_TILES)
+    return [chosen(shape, sms)] if is_chosen else list(fit)
 
 
-def compile_one(config: MatmulConfig, is_transposed: bool, tile_rows: int, split_k: int) -> None:
+def compile_one(config: MatmulConfig, is_transposed: bool, tile_rows: int) -> None:
     """Fills Triton's cache, from a process of its own. Kernels differ by whether 16 divides the number of rows."""
     shape = tile_rows * config.block_m, config.block_n, 1024
     a, b = operands(*shape, is_transposed)
-    checked_matmul(config, a, b, product(a, b), split_k)
+    checked_matmul(config, a, b, product(a, b))
 
 
-def every_kernel() -> list[Candidate]:
-    """Each tile shape, with its tiles whole and dealt out."""
-    return [Candidate(one, way) for one in configs() for way in (1, 3) if way == 1 or not split_k_obstacle(one)]
-
-
-def compile_all(kernels: list[Candidate], is_transposed: bool) -> None:
+def compile_all(kernels: list[MatmulConfig], is_transposed: bool) -> None:
     """The kernels, in processes beside each other."""
-    ways = dict.fromkeys((one.config, min(one.split_k, 3)) for one in kernels)
     with ProcessPoolExecutor(16, mp_context=multiprocessing.get_context("spawn")) as pool:
-        jobs = [pool.submit(compile_one, config, is_transposed, rows, way) for config, way in ways for rows in (16, 15)]
+        each = dict.fromkeys(kernels)
+        jobs = [pool.submit(compile_one, config, is_transposed, rows) for config in each for rows in (16, 15)]
         for job in jobs:
             job.result()
 
@@ -157,47 +139,21 @@ def library_kernels(calls: list[Callable[[], object]]) -> list[str]:
     return names
 
 
-def compare(shape: Shape, tried: list[Candidate], is_transposed: bool, pitch: int, names_library: bool) -> Times:
+def compare(shape: Shape, tried: list[MatmulConfig], is_transposed: bool, pitch: int, names_library: bool) -> Times:
     """Their times in us. Raises AssertionError for a result that differs."""
     m, n, k = shape
     a, b = (at_pitch(one, pitch) for one in operands(m, n, k, is_transposed))
     exact = product(a, b)
-    matmuls = [checked_matmul(one.config, a, b, exact, one.split_k) for one in tried]
+    matmuls = [checked_matmul(one, a, b, exact) for one in tried]
     other = b.contiguous() if is_transposed else b.t().contiguous().t()
     make_normal(a, b)
     other.copy_(b)
-    for one, matmul in zip(tried, matmuls, strict=True):
-        check_repeats(one, matmul)
     out = torch.empty_like(exact)
     library: list[Callable[[], object]] = [lambda: torch.mm(a, b, out=out), lambda: torch.mm(a, other, out=out)]
     if names_library:
         print("; ".join(library_kernels(library)))
     first, second, *times = medians_us([*library, *matmuls])
     return Times(m, n, k, min(first, second), dict(zip(tried, times, strict=True)))
-
-
-def check_repeats(one: Candidate, matmul: Matmul) -> None:
-    """What is dealt out gives the same bits, whoever comes last. Raises AssertionError."""
-    if one.split_k == 1:
-        return
-    matmul()
-    first = matmul.out.clone()
-    for _ in range(3):
-        matmul.out.fill_(float("nan"))
-        matmul()
-        assert torch.equal(matmul.out, first), f"{one.name}: other bits"
-    assert matmul.shares is None or not matmul.shares.arrivals.any(), f"{one.name}: counters are not at zero"
-
-
-def gain_of_shares(found: list[Times]) -> str:
-    """How much quicker the best is than the best whole tile, where tiles may be dealt out along k."""
-    gains = []
-    for times in found:
-        whole = min(us for one, us in times.us.items() if one.split_k == 1)
-        gains.append(whole / min(times.us.values()))
-    quicker, most = sum(gain > 1 for gain in gains), max(gains)
-    mean = geometric_mean(gains)
-    return f"shares: quicker than the best whole tile in {quicker} of {len(gains)}, {mean:.3f}, at most {most:.3f}"
 
 
 def against(found: list[Times], old: Path) -> str:
@@ -224,7 +180,7 @@ def main() -> None:
     parser.add_argument("--pitch", type=int, default=1, metavar="P", help="rows begin at multiples of P elements")
     parser.add_argument("--library", action="store_true", help="name the kernels of cuBLAS")
     parser.add_argument("--rows", type=rows_of, default=range(LEAST_ROWS, 1 << 30), metavar="A:B")
-    parser.add_argument("--chosen", action="store_true", help="the tile shapes that the model takes, and no others")
+    parser.add_argument("--chosen", action="store_true", help="the tile shape that the model takes, and no other")
     parser.add_argument("--plain", action="store_true", help="`b` row-major, not transposed")
     parser.add_argument("--times", type=Path, help="where to write every time")
     parser.add_argument("--old", type=Path, help="times that another commit wrote, to hold these against")
@@ -236,18 +192,14 @@ def main() -> None:
     else:
         sizes = list(local_shapes(asked.sets, asked.world, asked.rows))
     tried = {shape: candidates(shape, sms, asked.chosen) for shape in sizes}
-    compile_all([one for each in tried.values() for one in each] if asked.chosen else every_kernel(), not asked.plain)
+    compile_all([one for each in tried.values() for one in each] if asked.chosen else configs(), not asked.plain)
     if not asked.chosen:
         check_ragged(configs())
-    shares: dict[str, list[float]] = {"whole": [], "chosen": [], "best": []}
+    shares: dict[str, list[float]] = {"chosen": [], "best": []}
     found = []
     for shape in sizes:
         times = compare(shape, tried[shape], not asked.plain, asked.pitch, asked.library)
-        picked = {
-            "whole": chosen(shape, sms, 1),
-            "chosen": chosen(shape, sms, BEST),
-            "best": min(times.us, key=lambda one: times.us[one]),
-        }
+        picked = {"chosen": chosen(shape, sms), "best": min(times.us, key=lambda one: times.us[one])}
         said = ", ".join(f"{word} {times.said(one)}" for word, one in picked.items())
         print(f"{times.shape}: cuBLAS {times.library_us:8.1f} us, {said}", flush=True)
         for word, one in picked.items():
@@ -259,7 +211,6 @@ def main() -> None:
     if not asked.chosen:
         for line in efficiencies(found, configs(), sms):
             print(line)
-        print(gain_of_shares(found))
     if asked.old:
         print(against(found, asked.old))
     for word, each in shares.items():

@@ -5,15 +5,14 @@
 FILE: what `python -m campaigns.gpu_tile_choice --times FILE` wrote. Prints how near what the model takes comes to the
 best of the tile shapes that it knows, for each file; and of all files, for each tile shape what a wave of whole tiles
 takes, a step of k and beside its steps (least squares of the relative errors), and from the first shape's steps the
-efficiencies; RECTANGLE_TIMES of schedules/tiles/shape.py, what last waves of cut tiles took, the median; LEAVE_US,
-COUNT_US and READ_US of sim/split_k.py, by least squares. All these from matmuls whose k is a multiple of 64; of those
-whose rows begin at odd multiples of 16 bytes STRADDLING_US, a step of each tile shape, the median.
+efficiencies; RECTANGLE_TIMES of schedules/tiles/shape.py, what last waves of cut tiles took, the median. All these from
+matmuls whose k is a multiple of 64; of those whose rows begin at odd multiples of 16 bytes STRADDLING_US, a step of
+each tile shape, the median.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -21,12 +20,10 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from campaigns.rates.tile_times import CALL_US, Candidate, Record, Times, chosen, whole_waves
+from campaigns.rates.tile_times import CALL_US, Record, Times, chosen, steps_of, tile_name, whole_waves
 from overweave.ir.plan import MatmulConfig
-from overweave.schedules.tiles.along_k import steps_of
-from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, tiles_to_cut
-from overweave.sim.split_k import relative_tile_size
-from overweave.tuner.measure.statistics import geometric_mean
+from overweave.schedules.tiles.shape import HOPPER, count_tiles, tiles_to_cut
+from overweave.tuner.measure.timer import geometric_mean
 
 LEAST_ROWS = 6  # of an equation with three unknowns
 
@@ -62,13 +59,12 @@ def least_squares(rows: list[list[float]], values: list[float]) -> list[float]:
 
 def fitted(found: list[Times], config: MatmulConfig, sms: int) -> Wave | None:
     """From the matmuls whose tiles are all whole; None if they are too few."""
-    whole = Candidate(config)
     rows, values = [], []
     for times in found:
         waves = whole_waves(times, config, sms)
-        if waves and whole in times.us:
+        if waves and config in times.us:
             rows.append([1.0, waves, waves * steps_of(times.k, config)])
-            values.append(times.us[whole])
+            values.append(times.us[config])
     return Wave(*least_squares(rows, values)) if len(rows) >= LEAST_ROWS else None
 
 
@@ -78,45 +74,12 @@ def rectangle_times(found: list[Times], config: MatmulConfig, wave: Wave, sms: i
     for times in found:
         count = count_tiles((times.m,), times.n, config)
         cut = tiles_to_cut(count, sms, config)
-        if not cut or count.narrow or Candidate(config) not in times.us:
+        if not cut or count.narrow or config not in times.us:
             continue
         rounds, steps = -(-cut * config.split_n // sms), steps_of(times.k, config)
-        left_us = times.us[Candidate(config)] - wave.us((count.tiles - cut) // sms, steps)
+        left_us = times.us[config] - wave.us((count.tiles - cut) // sms, steps)
         shares.append(left_us / rounds / wave.of_one(steps))
     return shares
-
-
-class Dealt(NamedTuple):
-    """A measured time of tiles that were dealt out: what shares cost in it, and how much there is of each."""
-
-    us: float
-    cost_us: float
-    leave: float
-    counts: float
-    read: float
-
-
-def dealt(found: list[Times], waves: dict[MatmulConfig, Wave], sms: int) -> Iterator[Dealt]:
-    """All of them: what they took beyond their waves and steps."""
-    for times in found:
-        for one, us in times.us.items():
-            if one.split_k == 1 or one.config not in waves:
-                continue
-            tiles = count_tiles((times.m,), times.n, one.config).tiles
-            deal = along_k(one.config, tiles, sms, times.k, one.split_k)
-            rounds, steps = -(-deal.split_tiles * deal.split_k // sms), steps_of(times.k, one.config)
-            wave, share = waves[one.config], -(-steps // deal.split_k) / steps
-            alone_us = wave.us(tiles // sms + rounds * share, steps)
-            scale = relative_tile_size(one.config)
-            yield Dealt(us, us - alone_us, scale * rounds, rounds, scale * (1 if deal.split_k == 2 else deal.split_k))
-
-
-def shares_fitted(costs: list[Dealt]) -> list[float]:
-    """LEAVE_US, COUNT_US, READ_US by least squares of the errors relative to the whole time."""
-    scale = 1 / torch.tensor([[one.us] for one in costs], dtype=torch.float64)
-    left = torch.tensor([[one.leave, one.counts, one.read] for one in costs], dtype=torch.float64)
-    right = torch.tensor([[one.cost_us] for one in costs], dtype=torch.float64)
-    return [float(one) for one in torch.linalg.lstsq(left * scale, right * scale).solution[:, 0]]
 
 
 def nearness(found: list[Times], sms: int) -> str:
@@ -124,8 +87,8 @@ def nearness(found: list[Times], sms: int) -> str:
     known = {shape.config for shape in HOPPER}
     shares = []
     for times in found:
-        least = min(us for one, us in times.us.items() if one.config in known)
-        shares.append(least / times.us[chosen((times.m, times.n, times.k), sms, BEST)])
+        least = min(us for one, us in times.us.items() if one in known)
+        shares.append(least / times.us[chosen((times.m, times.n, times.k), sms)])
     return f"{geometric_mean(shares):.4f} of the best over {len(shares)}, the worst {min(shares):.3f}"
 
 
@@ -134,8 +97,8 @@ def straddling_us(found: list[Times], config: MatmulConfig, sms: int) -> list[fl
     each = []
     for times in found:
         waves = -(-count_tiles((times.m,), times.n, config).tiles // sms)
-        if times.k % 16 and Candidate(config) in times.us:
-            step_us = (times.us[Candidate(config)] - CALL_US) / waves / steps_of(times.k, config)
+        if times.k % 16 and config in times.us:
+            step_us = (times.us[config] - CALL_US) / waves / steps_of(times.k, config)
             each.append(step_us / (config.block_m + config.block_n))
     return each
 
@@ -151,14 +114,14 @@ def main() -> None:
         print(f"{path.name}: what the model takes: {nearness(of_file, sms)}")
         every += of_file
     found = [times for times in every if times.k % 64 == 0]
-    configs = list(dict.fromkeys(one.config for times in found for one in times.us))
+    configs = list(dict.fromkeys(one for times in found for one in times.us))
     waves = {config: wave for config in configs if (wave := fitted(found, config, sms)) is not None}
     first = next(iter(waves), None)
     for config, wave in waves.items():
         per_area = wave.step_us / (config.block_m * config.block_n * config.block_k)
         best = waves[first].step_us / (first.block_m * first.block_n * first.block_k) if first else per_area
         said = f"call {wave.call_us:6.2f} us, wave {wave.tile_us:6.2f} us and {wave.step_us:7.4f} us a step"
-        print(f"{Candidate(config).name:10s} {said}, efficiency of steps {best / per_area:6.3f}")
+        print(f"{tile_name(config):10s} {said}, efficiency of steps {best / per_area:6.3f}")
     for config, wave in waves.items():
         shares = rectangle_times(found, config, wave, sms) if config.split_n > 1 else []
         if shares:
@@ -166,13 +129,7 @@ def main() -> None:
             print(f"RECTANGLE_TIMES[{key}] = {median(shares):.2f}  # of {len(shares)}, block_m={config.block_m}")
     for shape in HOPPER:
         if each := straddling_us(every, shape.config, sms):
-            print(f"{Candidate(shape.config).name:10s} STRADDLING_US = {median(each):.5f}  # of {len(each)}")
-    costs = list(dealt(found, waves, sms))
-    if len(costs) >= LEAST_ROWS:
-        leave, count, read = shares_fitted(costs)
-        print(f"LEAVE_US, COUNT_US, READ_US = {leave:.2f}, {count:.2f}, {read:.2f}  # of {len(costs)}")
-        errors = [abs(one.cost_us - leave * one.leave - count * one.counts - read * one.read) for one in costs]
-        print(f"off by {median(errors):.2f} us in the median, at most {max(errors):.2f} us")
+            print(f"{tile_name(shape.config):10s} STRADDLING_US = {median(each):.5f}  # of {len(each)}")
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ from campaigns.tables.table_rows import Row
 from overweave.memory.group import Group
 from overweave.ops.author.compile import FusedKernel, compile
 from overweave.ops.operators import operator_for
-from overweave.tuner.measure.baseline_calls import BenchSide, Setting
-from overweave.tuner.measure.statistics import median, p90
-from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.baselines import BenchSide, Setting
+from overweave.tuner.measure.timer import Effort, median, p90
 from overweave.tuner.measure.trial import CheckedCall, TimedTrial
 from overweave.tuner.space.shapes import ShapeCase
 

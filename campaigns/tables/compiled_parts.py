@@ -33,8 +33,7 @@ from campaigns.tables.table_rows import BEST, CHOSEN, COMPILED, LIBRARY, MATMUL,
 from overweave.memory.group import Group
 from overweave.ops.author.compile_auto import compile_auto
 from overweave.tuner.measure.baselines import TORCH_FUSED, methods_of
-from overweave.tuner.measure.replay import capture_graphs
-from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.timer import Effort, capture_graphs
 from overweave.tuner.measure.trial import CheckedCall
 from overweave.tuner.space.shapes import ShapeCase
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from campaigns.verdict import Verdict
-from overweave.tuner.measure.statistics import geometric_mean, median
+from overweave.tuner.measure.timer import geometric_mean, median
 
 MATMUL, LIBRARY, TORCH, PORTABLE, COMPILED = "matmul alone", "NCCL + cuBLAS", "torch fused", "portable", "compiled"
 CHOSEN, BEST = "the tuner's choice", "best of the tables"

@@ -33,7 +33,7 @@ from campaigns.waves.simulated import (
     write_rows,
 )
 from overweave.hardware.machine import Machine, load
-from overweave.tuner.space.partition_search import WaveCosts
+from overweave.tuner.space.waves import WaveCosts
 
 OF_BOUND = 0.8
 SHOWN = {"speedup": "times as quick as sequential", "of_bound": "share of the bound"}

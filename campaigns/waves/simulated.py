@@ -18,18 +18,20 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.simulate import total_us
-from overweave.tuner.space.partition_search import (
-    Partition,
-    WaveCosts,
-    WaveGroups,
-    best_partitions,
-    format_partition,
-    wave_costs,
-)
 from overweave.tuner.space.shapes import SETS
 from overweave.tuner.space.space import Candidate, candidate, full_options, library_path
 from overweave.tuner.space.target import Target, target_on
-from overweave.tuner.space.waves import GROUPS, LIBRARY_SMS, grouped_matmul
+from overweave.tuner.space.waves import (
+    GROUPS,
+    LIBRARY_SMS,
+    Grouped,
+    Partition,
+    WaveCosts,
+    best_partitions,
+    format_partition,
+    grouped_matmul,
+    wave_costs,
+)
 
 SUMS = tuple(name for name, record in OPERATORS.items() if record.adds)
 RANGES = SETS / "flashoverlap.ranges.json"
@@ -74,7 +76,7 @@ class Sized(NamedTuple):
         """The plan of groups of one wave each."""
         return self._plan(self._candidate((1,) * self.costs().waves))
 
-    def grouped(self) -> WaveGroups:
+    def grouped(self) -> Grouped:
         """The waves of the tiles that are taken where no partition is named."""
         grouped = grouped_matmul(self.problem, self.target, self._candidate())
         assert grouped is not None, "equal shards of several ranks"

@@ -23,7 +23,7 @@ from campaigns.shown import shown
 from campaigns.verdict import Verdict, tell
 from campaigns.waves.simulated import MEBI, Search, Sized, drawn, figure_of, named_us, save, write_rows
 from overweave.hardware.machine import load
-from overweave.tuner.space.partition_search import Partition, best_partitions, format_partition, predicted_us
+from overweave.tuner.space.waves import Partition, best_partitions, format_partition, predicted_us
 
 RANKS, EQUAL = (2, 4), (1, 2, 4)  # ranks of a group; waves of each group of an equal partition
 MOST_WAVES, LARGEST = 10, 32 * MEBI  # of exhaustive searches; elements of the product in the others

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from overweave.adapters.forwards import obstacle_of
-from overweave.adapters.versions import names_of
+from overweave.adapters.packages import names_of, obstacle_of
 from overweave.functional import all_gather_linear, linear_reduce_scatter
 
 with names_of("torchtitan"):

@@ -17,10 +17,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from overweave.adapters.forwards import obstacle_of
+from overweave.adapters.packages import names_of, obstacle_of
 from overweave.adapters.report import site
 from overweave.adapters.transformers_experts import register_experts
-from overweave.adapters.versions import names_of
 from overweave.errors import InputError
 from overweave.functional import linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import local
@@ -41,7 +40,7 @@ class Colwise(stock.ColwiseParallel):  # type: ignore[misc]  # transformers has 
         is_supported = self.use_local_output and self.output_layouts == Shard(-1) and self.input_layouts == Replicate()
         reason = _reason_layer_unsupported(module, is_supported)
         super().install_forward(module, mesh)
-        return _with_forward(module, _column_parallel, (self, mesh), reason)
+        return _with_forward(module, (self, mesh), reason)
 
 
 class Rowwise(stock.RowwiseParallel):  # type: ignore[misc]
@@ -55,42 +54,32 @@ class Rowwise(stock.RowwiseParallel):  # type: ignore[misc]
             module, self.use_local_output and self.input_layouts == Shard(-1) and is_output_supported
         )
         super().install_forward(module, mesh)
-        return _with_forward(module, _row_parallel, (self, mesh), reason)
+        return _with_forward(module, (self, mesh), reason)
 
 
-def _with_forward(module: nn.Module, forward: Any, style: tuple[Any, Any], reason: str) -> nn.Module:
+def _with_forward(module: nn.Module, style: tuple[Any, Any], reason: str) -> nn.Module:
     """Give a layer overweave's forward, unless there is a reason against it. The forward is a bound method, so that a
     deep copy of the layer computes with the copy's weights."""
     if reason:
         site(type(style[0]).__name__ + SITES).by_torch[reason] += 1
         return module
     module.overweave_style = style  # type: ignore[assignment]
-    module.forward = MethodType(forward, module)
+    module.forward = MethodType(_forward, module)
     return module
 
 
-def _column_parallel(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """The forward of a column-parallel layer."""
-    weight, bias, counts = module.weight, module.bias, site("Colwise" + SITES)
-    reason = _reason_call_unsupported(x, weight)
+def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """Return this rank's columns, or the sum over ranks; as Transformers does if there is a reason against it."""
+    style, weight, bias = module.overweave_style[0], module.weight, module.bias
+    counts, reason = site(type(style).__name__ + SITES), _reason_call_unsupported(x, weight)
     if reason:
         counts.by_torch[reason] += 1
         return _stock_forward(module, x)
     counts.by_overweave += 1
-    return replicated_linear(x, local(weight), local(bias), weight.device_mesh)
-
-
-def _row_parallel(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """The forward of a row-parallel layer."""
-    weight, bias, counts = module.weight, module.bias, site("Rowwise" + SITES)
-    reason = _reason_call_unsupported(x, weight)
-    if reason:
-        counts.by_torch[reason] += 1
-        return _stock_forward(module, x)
-    counts.by_overweave += 1
-    output = module.overweave_style[0].output_layouts
-    if _is_shard(output):
-        return linear_reduce_scatter(x, weight, bias, dim=output.dim)
+    if isinstance(style, Colwise):
+        return replicated_linear(x, local(weight), local(bias), weight.device_mesh)
+    if _is_shard(style.output_layouts):
+        return linear_reduce_scatter(x, weight, bias, dim=style.output_layouts.dim)
     y: torch.Tensor = linear_all_reduce(x, weight, bias)
     return y
 

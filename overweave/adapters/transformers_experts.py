@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from overweave import moe
+from overweave.adapters.packages import names_of
 from overweave.adapters.report import site
-from overweave.adapters.versions import names_of
 
 with names_of("transformers"):
     from transformers.activations import SiLUActivation

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from overweave.adapters.forwards import ReplacedForward, is_dense
-from overweave.adapters.versions import names_of
+from overweave.adapters.packages import ReplacedForward, is_dense, names_of
 from overweave.functional import linear_all_reduce
 
 with names_of("vllm"):

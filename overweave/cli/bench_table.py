@@ -1,16 +1,20 @@
-"""The tables of a comparison: one for each case, then one line per method over all cases."""
+"""The tables of a comparison (one for each case, then one line per method over all cases), and the file of `--json`."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from overweave.cli.output_file import write_file
 from overweave.ir.operators.registry import OPERATORS
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
-from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
-from overweave.tuner.measure.summary import Spread, regressions, summarize
+from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow, Spread, middle, regressions, spread, summarize
 
 CASE_COLUMNS = (
     "median\nus", "p90\nus", "host\nus", "faster than\nlibrary", "faster than\ntorch fused",
@@ -45,7 +49,6 @@ def print_runs(runs: tuple[BenchRun, ...], middle_run: int, spreads: dict[str, d
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
-    """Return an empty table with these columns of numbers."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", overflow="fold")  # names of plans take further lines, so that numbers keep their digits
     for column in columns:
@@ -54,7 +57,6 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _case_table(rows: CaseRows, is_matmul: bool) -> Table:
-    """Return the table of all methods on one case."""
     case = rows.case
     mode = ", all methods as captured graphs" if rows.is_replayed else ""
     product = f": [{case.m}, {case.k}] @ [{case.k}, {case.n}]" if is_matmul else ""
@@ -67,7 +69,6 @@ def _case_table(rows: CaseRows, is_matmul: bool) -> Table:
 
 
 def _case_cells(row: MethodRow) -> list[str]:
-    """Return the cells of a method on one case."""
     label = row.label if row.label.endswith(row.plan) else f"{row.label}: {row.plan}"
     cells = [label, f"{row.median_us:.1f}", f"{row.p90_us:.1f}", _number(row.host_us, ".1f")]
     for baseline in (SEQUENTIAL, TORCH_FUSED):
@@ -104,3 +105,47 @@ def _significant(value: float) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+class BenchReport(Struct, frozen=True, kw_only=True):
+    """The content of the file. runs: every whole run. middle: the one to quote. spread: of its numbers over runs.
+
+    unfinished: "" or the progress of a bench that still runs or was stopped. Then the last run may lack cases; it
+    counts for the middle and the spread only if it is the first.
+    """
+
+    command: str
+    shapes_source: str
+    unfinished: str = ""
+    runs: tuple[BenchRun, ...]
+    middle: int
+    spread: dict[str, dict[str, Spread]]
+
+
+def report_of(command: str, cases_of: tuple[str, int], repeats: int, runs: tuple[BenchRun, ...]) -> BenchReport:
+    """Return the file after some of `repeats` whole runs, the last of which may lack cases.
+
+    cases_of: the source of the cases, and how many there are.
+    """
+    source, cases = cases_of
+    whole = tuple(each for each in runs if len(each.cases) == cases) or runs
+    middle_run, done = middle(whole, OURS), len(runs[-1].cases)
+    is_finished = len(runs) == repeats and done == cases
+    return BenchReport(
+        command=command,
+        shapes_source=source,
+        unfinished="" if is_finished else f"{done} of {cases} cases of run {len(runs)} of {repeats}",
+        runs=runs,
+        middle=middle_run,
+        spread=spread(whole, middle_run),
+    )
+
+
+def read_report(path: Path) -> BenchReport:
+    """Return the content of a bench's file."""
+    return msgspec.json.decode(path.read_bytes(), type=BenchReport)
+
+
+def write_report(path: Path, report: BenchReport) -> None:
+    """Write the file atomically. Raises InputError."""
+    write_file(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")

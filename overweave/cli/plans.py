@@ -6,20 +6,80 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
+import typer
 from msgspec import MsgspecError, convert
 from msgspec.structs import replace
 
+from overweave.compiler.frontend.symbols.directives import SHAPE
 from overweave.errors import InputError, ScheduleFileError
 from overweave.ir.dtype import Dtype
+from overweave.ir.operators.record import Operator
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Schedule
+from overweave.ir.schedule import LIMIT, Schedule
 from overweave.ir.text.files import read_file
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.rules.verdict import Verdict
 from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.methods.registry import method_of
 from overweave.schedules.tiles.order import tile_count, tile_orders
+from overweave.tuner.space.shapes import ShapeCase
+
+SHAPE_HELP = "M,N,K of the global matmul, before tensor parallelism; M,N1+N2,K of several weights"
+AFTER_HELP = "What happens to the product: bias+silu+residual, gate+silu, residual+rms_norm, ..."
+
+
+def case_of(shape: str, after: str = "", least_rows: int = 0) -> ShapeCase:
+    """Return the case of `M,N,K` or `M,N1+N2,K`. Raises InputError."""
+    words = [word.strip() for word in shape.split(",")]
+    m, columns, k = (words[0], words[1].split("+"), words[2]) if len(words) == 3 else ("", [], "")
+    are_sizes = bool(columns) and all(_is_size(word, 1) for word in (*columns, k)) and _is_size(m, least_rows)
+    if not are_sizes:
+        found = f"not three numbers, m {least_rows} to {LIMIT}, n and k 1 to {LIMIT}"
+        raise InputError(f"shape {shape[:60]!r}", found, "Write for example --shape 8192,14336,4096")
+    widths = tuple(map(int, columns))
+    name = f"{m}x{'+'.join(columns)}x{k}{f' {after}' if after else ''}"
+    return ShapeCase(name, int(m), sum(widths), int(k), widths if len(widths) > 1 else (), after)
+
+
+def _is_size(word: str, least: int) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) < 11 and least <= int(word) <= LIMIT
+
+
+def report_rounding(operator: Operator, case: ShapeCase, world_size: int) -> None:
+    """Print to the error stream how a shape that ranks do not divide is rounded up."""
+    wholes = {"m": (case.m,), "n": case.columns or (case.n,), "k": (case.k,)}
+    for whole in wholes[operator.split] if operator.split else ():
+        if whole % world_size:
+            rounded = -(-whole // world_size)
+            typer.echo(
+                f"{operator.split}={whole} does not divide by {world_size} ranks: each is taken to have {rounded}",
+                err=True,
+            )
+
+
+def schedules_of(words: list[str]) -> str | dict[str, str]:
+    """Return one schedule, or one for each tensor (`TENSOR:SCHEDULE`). Raises InputError."""
+    if len(words) == 1 and ":" not in words[0]:
+        return words[0]
+    by_tensor = dict(word.partition(":")[::2] for word in words)
+    if len(by_tensor) != len(words) or not all(by_tensor.values()):
+        raise InputError(f"schedules {words}", "not one for each tensor", "Write TENSOR:SCHEDULE, each tensor once")
+    return by_tensor
+
+
+def integers_of(text: str) -> dict[str, int]:
+    """Return `M=8192,N=3584` as name -> integer. Raises InputError."""
+    integers: dict[str, int] = {}
+    for word in text.split(",") if text.strip() else ():
+        name, _, value = (part.strip() for part in word.partition("="))
+        is_number = value.isascii() and value.isdecimal() and len(value) < 11
+        if not (name.isidentifier() or SHAPE.fullmatch(name)) or name in integers or not is_number:
+            request, reason = f"numbers {text[:60]!r}", f"{word[:40]!r} is none, or twice"
+            raise InputError(request, reason, "Write NAME=NUMBER,NAME=NUMBER")
+        integers[name] = int(value)
+    return integers
+
 
 MAX_TILES = 2**22  # of a plan from a file
 UNCHECKED_IN_SCHEDULES = (

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from overweave.block.cases import BLOCK, read_blocks
-from overweave.block.graphs import fused_by_torch
-from overweave.block.predicted import PredictedBlock, predicted
+from overweave.block.predicted import PredictedBlock, fused_by_torch, predicted
 from overweave.cli.bench_table import LEAST_WIDTH
 from overweave.cli.output_file import check_file, write_file
 from overweave.errors import InputError
@@ -50,7 +49,6 @@ def predict_blocks(subject: str, shapes: str, place: tuple[str, int], file: Path
 
 
 def _table(blocks: tuple[PredictedBlock, ...], title: str) -> Table:
-    """Return the table of predicted times, one line for each case."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)

@@ -14,7 +14,7 @@ from overweave.cli.pictures.gantt import is_on_one_scale, print_gantt, print_tab
 from overweave.errors import PACKAGES
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
-from overweave.ir.timeline.contents import with_contents
+from overweave.ir.timeline.operations import with_contents
 from overweave.ir.timeline.timeline import Timeline
 from overweave.ir.timeline.trace import to_chrome
 from overweave.ops.trial import TrialResult

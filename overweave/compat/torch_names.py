@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from overweave.compat.homes import Home, Names, find, first_found
+from overweave.compat.versions import Home, Names, find, first_found
 
 FROM_2_10 = "2.10 on"
 Paths = Mapping[str, tuple[str, ...]]  # by module; an empty path is the module itself

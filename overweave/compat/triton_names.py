@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import triton
 from triton.language import core
 
-from overweave.compat.homes import Home, Names, cure_of, first_found
-from overweave.compat.versions import numbers, standing
+from overweave.compat.versions import Home, Names, cure_of, first_found, numbers, standing
 from overweave.errors import KernelUnavailable
 
 VERSIONS_CURE = cure_of("triton")

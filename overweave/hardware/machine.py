@@ -5,22 +5,66 @@ A machine is a JSON file: one of the package's in `machines/`, or one that `over
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import pairwise
 from math import log2
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
-from overweave.errors import InputError, MachineFileError
-from overweave.hardware.curves import Bandwidth, Curve, Points, Positive, SmCurve, interpolated_us
-from overweave.hardware.json_records import nearest_field, values_of
-from overweave.hardware.topology import Routes, Topology, check, routes
-from overweave.untrusted import read_bytes
+from overweave.errors import InputError, MachineFileError, nearest
+from overweave.hardware.topology import (
+    Bandwidth,
+    Curve,
+    Points,
+    Positive,
+    Routes,
+    SmCurve,
+    Topology,
+    check,
+    interpolated_us,
+    routes,
+)
+from overweave.untrusted import check_keys, check_words, read_bytes
+
+_UNKNOWN_FIELD = re.compile("unknown field `([^`]*)`")
+
+
+def values_of(data: bytes, most_bytes: int) -> object:
+    """Return decoded JSON. Raises msgspec's errors, and ValueError for too many bytes, duplicate keys, unprintable
+    words."""
+    if len(data) > most_bytes:
+        raise ValueError(f"more than {most_bytes} bytes")
+    values: object = msgspec.json.decode(data)
+    check_keys(data)
+    check_words(values)
+    return values
+
+
+def nearest_field(error: str, record: type[Struct]) -> str:
+    """Return a cure for msgspec's error about an unknown field; "" for other errors."""
+    unknown = _UNKNOWN_FIELD.search(error)
+    if unknown is None:
+        return ""
+    structs, names = [record], set[str]()
+    for struct in structs:
+        names.update(struct.__struct_fields__)
+        kinds = get_type_hints(struct).values()
+        structs += [each for kind in kinds for each in _structs_of(kind) if each not in structs]
+    return nearest("Fields", unknown.group(1), sorted(names), "docs/how-to/machines.md")
+
+
+def _structs_of(kind: Any) -> list[type[Struct]]:
+    """Return the records that a type is made of."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return [kind]
+    return [each for part in get_args(kind) for each in _structs_of(part)]
+
 
 NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Whole = Annotated[int, Meta(ge=1, le=2**31 - 1)]

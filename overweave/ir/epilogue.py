@@ -98,7 +98,6 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Return the names of the caller's tensors that it reads and no schedule moves. `scale_x` of rows is moved."""
         scales = {None: (), "tensor": (SCALE_X, SCALE_W), "rows": (SCALE_W,)}[self.scaling]
         own = (BIAS,) * self.bias + (RESIDUAL,) * self.residual + (GATE,) * self.gate + scales
         return own + tuple(read.name for each in self.added for read in registered(each.name).inputs)
@@ -129,7 +128,6 @@ class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Return the names of the caller's tensors that it reads."""
         return (NORM_WEIGHT,) + (RESIDUAL,) * self.residual
 
     @property

@@ -1,11 +1,11 @@
-"""Which of the packed kernels runs a queue of LL-protocol messages (data and flag in one word), by its operations."""
+"""How operations exchange rows: by which packed kernel, and whether at other GPUs' memory."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
 from overweave.ir.plan import PackedExchange
-from overweave.ir.schedule import Buffer, Copy, Operation, Reduce
+from overweave.ir.schedule import Buffer, Collective, Copy, Operation, Reduce, Schedule
 
 
 def packed_exchange(members: Collection[Operation], buffers: Mapping[str, Buffer]) -> PackedExchange:
@@ -22,3 +22,20 @@ def _is_whole(total: Reduce, buffers: Mapping[str, Buffer]) -> bool:
     """Whether a Reduce adds all of its rank's local partial sum, not a shard of it."""
     own = [(part, buffers[part.buffer]) for part in total.operands if part.rank == total.rank]
     return any(buffer.home == "local" and part.shape == (buffer.rows, buffer.cols) for part, buffer in own)
+
+
+NO_REACH = "do not reach each other's memory, where it reads or writes rows"
+
+
+def addresses_peers(schedule: Schedule) -> bool:
+    """Whether an operation other than an NCCL collective reads or writes on another rank, or any notifies one."""
+    return any(map(_is_at_peers, schedule.operations))
+
+
+def _is_at_peers(operation: Operation) -> bool:
+    """Whether an operation notifies, reads or writes on another rank itself."""
+    if any(notify.rank != operation.rank for notify in operation.notifies):
+        return True
+    if isinstance(operation, Collective):
+        return False
+    return any(region.rank != operation.rank for region in (*operation.reads, *operation.writes))

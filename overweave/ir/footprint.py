@@ -58,7 +58,6 @@ class Operand(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def cols(self) -> int:
-        """Elements of all other dimensions together."""
         return prod(dim.extent for dim in self.dims[1:])
 
 

@@ -24,7 +24,6 @@ class CollectiveSide(NamedTuple):
 
     @property
     def part_size(self) -> int:
-        """Return the elements of a part."""
         return (self.span[1] - self.span[0]) // self.parts
 
 
@@ -35,7 +34,6 @@ def is_permuted(operation: Operation, buffers: Buffers) -> bool:
 
 
 def image_of_regions(buffers: Buffers, regions: tuple[Region, ...], by_cells: bool = False) -> Image:
-    """Return the image in memory of regions of one buffer."""
     buffer = buffers[regions[0].buffer]
     parts = tuple((one.rows, one.cols) for one in regions)
     return memory_image(buffer.blocks, (buffer.rows, buffer.cols), parts, by_cells)

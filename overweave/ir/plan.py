@@ -43,8 +43,6 @@ class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     split_n: how many TMA boxes of columns, side by side, make up a tile. Tiles of the last wave may be cut into these
     boxes, so that more SMs share that wave, and a last column of tiles has only as many boxes as it needs
     (`split_obstacle` says which tiles can be split).
-    split_tiles, split_k: the last `split_tiles` tiles of a rank are split-K tiles of `split_k` shares each
-    (TileRow.shares). 0: every tile is one row.
     """
 
     kernel: Literal["portable", "hopper"] = "portable"
@@ -55,8 +53,6 @@ class MatmulConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     stages: Count = 3
     warps: Count = 8
     split_n: Annotated[int, Meta(ge=1, le=5)] = 1
-    split_tiles: Annotated[int, Meta(ge=0)] = 0
-    split_k: Annotated[int, Meta(ge=0)] = 0
 
     @property
     def part_n(self) -> int:
@@ -81,13 +77,6 @@ def split_obstacle(config: MatmulConfig) -> str:
         return f"block_n={config.block_n} in {config.split_n} leaves less than 64 columns"
     if config.kernel == "hopper" and config.block_m < 128:
         return f"the halves of a tile of {config.block_m} rows are one consumer's each"
-    return ""
-
-
-def split_k_obstacle(config: MatmulConfig) -> str:
-    """Return why a kernel cannot do split-K; "" if it can."""
-    if config.kernel == "hopper" and config.split_n > 3 and config.block_n > 160:
-        return f"beside sums of shares, main loops for {config.split_n} widths spill registers"
     return ""
 
 
@@ -176,7 +165,6 @@ class PackedConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def shots(self) -> int:
-        """Return how many messages each rank receives from each peer."""
         return 2 if self.exchange == "two_shot" else 1
 
 
@@ -245,7 +233,6 @@ class Realization(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
         return {assignment.queue: assignment.engine for assignment in reversed(self.engines)}
 
     def engine_of(self, queue: str) -> Engine:
-        """Return the engine of a queue. Raises KeyError."""
         return self.engine_by_queue[queue]
 
 

@@ -53,12 +53,10 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def record(self) -> Operator:
-        """Return the record of the operator."""
         return record_of(self.operator)
 
     @property
     def sizes(self) -> dict[MatmulDim, int]:
-        """Return the extents of one rank's matmul."""
         return {"m": self.m, "n": self.n, "k": self.k}
 
     def start(self, operand: CallMatrix, rank: int) -> tuple[int, int]:
@@ -84,7 +82,6 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def product_epilogue(self) -> Epilogue:
-        """Return what is applied to each product before it is stored."""
         return self.epilogue.part_epilogue if self._adds else self.epilogue
 
     @property
@@ -109,7 +106,6 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def without_endings(self) -> Problem:
-        """The same with a bare product."""
         return replace(self, epilogue=NO_EPILOGUE, norm=None)
 
     @property
@@ -135,12 +131,10 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def has_sum_epilogue(self) -> bool:
-        """Whether anything is applied to the whole sum."""
         return self.of_rows is not None or self.sum_epilogue.bits != 0
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Return the columns of each weight."""
         return self.columns or (self.n,)
 
     def columns_of(self, weight: str) -> Range:
@@ -166,7 +160,6 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def result_dtype(self) -> Dtype:
-        """Return the dtype of the result."""
         return self.out_dtype or self.dtype
 
     @property
@@ -176,7 +169,6 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def moved_columns(self) -> int:
-        """Return the columns of the rows that travel."""
         return self.k if self.record.gathers else self.n
 
     def operand(self, name: str, rank: int) -> tuple[int, int, str]:
@@ -213,7 +205,6 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return all_to_all_result(FACTORS[0], rank) if self.record.exchanges else FACTORS[0]
 
     def result_rows(self, rank: int) -> int:
-        """Return the rows of a rank's result."""
         return self._rows(rank) if self.record.scatters else self.m
 
     def result_ranges(self, rank: int) -> tuple[Range, ...]:
@@ -223,7 +214,6 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return (shard_rows(self.m, self.world_size, rank) if self.record.scatters else (0, self.m),)
 
     def operand_rows(self, rank: int) -> int:
-        """Return the rows of x on a rank."""
         return rows_of(self.operand_ranges(rank))
 
     def operand_ranges(self, rank: int) -> tuple[Range, ...]:

@@ -75,6 +75,16 @@ class Region(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
         return f"{self.buffer}@{self.rank}[{r0}:{r1},{c0}:{c1}]"
 
 
+def overlap(one: Region, other: Region) -> bool:
+    """Whether two regions share an element."""
+    return (
+        one.buffer == other.buffer
+        and one.rank == other.rank
+        and max(one.rows[0], other.rows[0]) < min(one.rows[1], other.rows[1])
+        and max(one.cols[0], other.cols[0]) < min(one.cols[1], other.cols[1])
+    )
+
+
 class SignalPad(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """`size` counters on every rank, zero at the start of a call. A wait reads the pad of its own rank."""
 
@@ -224,7 +234,6 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     @property
     def stored_at(self) -> set[int]:
-        """Return the ranks where its result is stored."""
         return {part.rank for part in self.writes}
 
     @property
@@ -233,7 +242,6 @@ class Compute(_Operation, frozen=True, forbid_unknown_fields=True, kw_only=True,
 
     @property
     def beside(self) -> tuple[Region, ...]:
-        """What it reads and writes beside its factors and its product."""
         return self.scales + self.addends + self.copies
 
     @property

@@ -50,7 +50,6 @@ def strip_rows(m: int, world_size: int, rank: int, strip: int) -> tuple[Range, .
 
 
 def rows_of(ranges: Iterable[Range]) -> int:
-    """Return how many rows the ranges have together."""
     return sum(hi - lo for lo, hi in ranges)
 
 

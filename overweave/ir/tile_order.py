@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -14,7 +13,6 @@ OWN_SHARD, WORKSPACE = 0, 1
 NO_SIGNAL = -1
 NO_ADDENDS = -1
 ALL_RANKS = -1
-ARRIVAL_WORDS = 4  # int32 words: the arrival counters of each slot of partial sums
 
 
 class TileRow(NamedTuple):
@@ -36,9 +34,6 @@ class TileRow(NamedTuple):
     ALL_RANKS, and the peers are notified (MULTIPLY). The same rows and columns, the same signal; of the same buffer,
     or, if stored on all ranks, of one buffer for all peers.
     into: of the outputs of that weight, in the order of their first Computes, the one it writes: 0 or 1.
-    shares: split-K: how many rows make up its tile, each multiplying `[k_lo, k_hi)` of k, in the order of `share`; 0:
-    one row, which multiplies all of k. The row that is done last sums them and alone notifies; the partial sums lie in
-    slots `[partial, partial + shares)` of the kernel's partials.
     shift: by how many columns those of its weight lie further than those of its result (MULTIPLY): where blocks are
     permuted, `row` and `col` are of the stack of their cells, and a tile is a whole cell.
     operation: position of its operation among those of the rank and queue, for traces and reports.
@@ -68,11 +63,6 @@ class TileRow(NamedTuple):
     late_count: int = 0
     weight: int = 0
     into: int = 0
-    k_lo: int = 0
-    k_hi: int = 0
-    share: int = 0
-    shares: int = 0
-    partial: int = 0
     finishes: int = 0
     to: int = 0
     shift: int = 0
@@ -104,8 +94,3 @@ def ranks_to_notify(compute: Compute) -> set[int]:
     """Return the ranks that a Compute's tiles notify: the one where they store, or, if they store on all, the peers."""
     ranks = compute.stored_at
     return ranks if len(ranks) == 1 else ranks - {compute.rank}
-
-
-def partial_slots(rows: Iterable[TileRow]) -> int:
-    """Return how many slots of partial sums the split-K rows of a table need."""
-    return max((row.partial + row.shares for row in rows), default=0)

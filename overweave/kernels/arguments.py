@@ -65,23 +65,24 @@ class ExpertRows(NamedTuple):
     """Of a matmul by experts (kernels/experts.py), whose tiles name one (`TileRow.weight`). step: how many rows of the
     weights, as they lie in memory, each expert's are behind those of the one before.
 
-    rows: int32, which of `source_rows` rows of `source`, `stride` elements apart, each row of the product is made of;
-    None: each its own. into: int32, where each row is stored, of `out_rows`; None: at its own. weights: fp32, what each
-    row is multiplied by last, or None.
+    rows: int32, which row of `source`, `stride` elements apart, each row of the product is made of; None: each its own.
+    into: int32, where each row is stored; None: at its own. weights: fp32, what each row is multiplied by last, or
+    None. How many rows there are is told twice as large: a number that is 1 is a constant, and Triton 3.6 loses those
+    of tuples within tuples that partitions are given.
     """
 
     step: int
     source: Any
     stride: int
-    source_rows: int
+    twice_source_rows: int
     rows: Any
     into: Any
-    out_rows: int
+    twice_out_rows: int
     weights: Any
 
 
 class AtPeers(NamedTuple):
-    """Where tiles store at other ranks, if any does (kernels/stored.py). places: int64, a row of two for each rank.
+    """Where tiles store at other ranks, if any does (kernels/tile_end.py). places: int64, a row of two for each rank.
     everyone: how many ranks there are, if sums are stored at every one.
     """
 
@@ -90,8 +91,8 @@ class AtPeers(NamedTuple):
 
 
 class AfterSums(NamedTuple):
-    """What stands beside sums that end with an epilogue or a norm (kernels/norm.py). z: where the norm's input goes.
-    more: what registered epilogues read."""
+    """Operands of what follows a sum (kernels/reduction.py). z: where the norm's input goes. more: what registered
+    epilogues read."""
 
     bias: Any = None
     residual: Any = None
@@ -105,10 +106,9 @@ class Traits(Struct, frozen=True, kw_only=True):
 
     b_is_transposed: how the weights lie in memory. two_sources: whether tiles read rows of both places of `a`.
     epilogue: the bits of an `Epilogue`. addends: how many a tile with addends has. weights: by how many it multiplies.
-    EXPERTS (kernels/weights.py): a tile names one of many in one tensor. split_k: whether tiles may be dealt out along
-    k. gathers: whether rows of `a` are gathered (ExpertRows). precision: of the portable kernel's products. Of the
-    Hopper kernel: stages, split_n: as in `MatmulConfig`; in_columns: consumers share a tile's columns; peers: where
-    tiles store.
+    EXPERTS (kernels/tile_end.py): a tile names one of many in one tensor. gathers: whether rows of `a` are gathered
+    (ExpertRows). precision: of the portable kernel's products. Of the Hopper kernel: stages, split_n: as in
+    `MatmulConfig`; in_columns: consumers share a tile's columns; peers: where tiles store.
     """
 
     b_is_transposed: bool
@@ -117,7 +117,6 @@ class Traits(Struct, frozen=True, kw_only=True):
     epilogue: int
     addends: int
     weights: int
-    split_k: bool
     gathers: bool = False
     precision: str = ""
     stages: int = 0

@@ -9,7 +9,7 @@ and scattered (`into`); an index out of range is not followed.
 import triton
 import triton.language as tl
 
-from overweave.kernels.weights import EXPERTS
+from overweave.kernels.tile_end import EXPERTS
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     ALSO,
@@ -49,7 +49,7 @@ def is_sound(table, tile):
 def gathered_rows(experts, rows, row_end):
     """Which rows of the source these rows of the product are made of, and which of them are any."""
     at = tl.load(experts.rows + rows, mask=rows < row_end, other=-1)
-    is_known = (at >= 0) & (at < experts.source_rows)
+    is_known = (at >= 0) & (at < experts.twice_source_rows // 2)
     return tl.where(is_known, at, 0).to(tl.int64), is_known
 
 
@@ -59,7 +59,7 @@ def stored_rows(experts, rows, row_end):
     at, is_stored = rows, rows < row_end
     if experts.into is not None:
         at = tl.load(experts.into + rows, mask=is_stored, other=-1)
-        is_stored = (at >= 0) & (at < experts.out_rows)
+        is_stored = (at >= 0) & (at < experts.twice_out_rows // 2)
     return at.to(tl.int64), is_stored
 
 
@@ -70,7 +70,7 @@ def end_rows(value, experts, rows, row_end):
         value *= tl.load(experts.weights + rows, mask=rows < row_end, other=0.0)[:, None]
     if experts.rows is not None:
         at = tl.load(experts.rows + rows, mask=rows < row_end, other=0)
-        is_known = (at >= 0) & (at < experts.source_rows)
+        is_known = (at >= 0) & (at < experts.twice_source_rows // 2)
         value += tl.where(is_known, 0.0, float("nan"))[:, None]
     return value
 

@@ -7,9 +7,9 @@
 
 One program holds one tile at a time. Prologue: claim a row of the table, wait for its signals. Main loop: bulk-tensor
 loads, tensor cores. Epilogue: masked store, one signal; a tile with addends waits for them there and stores the sum
-(kernels/received.py). Waits stand outside the pipelined loop, which must stay nested: flattening or
+(kernels/tile_end.py). Waits stand outside the pipelined loop, which must stay nested: flattening or
 automatic warp specialisation lose the pipeline or the signals on Triton 3.6. A tile of half the columns
-(`TileRow.width`) takes as long as a whole one here. A tile that is dealt out along k ends in kernels/shares.py.
+(`TileRow.width`) takes as long as a whole one here.
 
 Alone on one GPU it is an ordinary matmul: a table without waits and signals (`Matmul` in
 runtime/kernel_calls/matmul.py).
@@ -30,10 +30,16 @@ from overweave.kernels.epilogue import (
     scales_beside,
 )
 from overweave.kernels.experts import end_rows, gathered_rows, is_sound, stored_rows, tiles_of
-from overweave.kernels.received import store_sum, wait_for_addends
-from overweave.kernels.shares import LEFT_OUT, SUMMED, end_share, k_range
-from overweave.kernels.stored import finish_stored_tile, target_at
-from overweave.kernels.weights import EXPERTS, columns_before, of_weight, weight_of
+from overweave.kernels.tile_end import (
+    EXPERTS,
+    columns_before,
+    finish_stored_tile,
+    of_weight,
+    store_sum,
+    target_at,
+    wait_for_addends,
+    weight_of,
+)
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     CLAIMED,
@@ -70,16 +76,13 @@ def matmul_kernel(
     ends,
     addends,
     peers,
-    shares,
     experts,
     queue,
     protocol,
     k,
     traits: tl.constexpr,
 ):
-    """Tuples and traits: kernels/arguments.py; shares: memory/shares.Shares, or None. addends: int64
-    `[operations, traits.addends]`.
-    """
+    """Tuples and traits: kernels/arguments.py. addends: int64 `[operations, traits.addends]`."""
     BLOCK_N: tl.constexpr = b.block_shape[-2] if traits.b_is_transposed else b.block_shape[-1]
     table, claims, trace, tiles = queue
     tiles = tiles_of(tiles, traits.weights)
@@ -110,39 +113,29 @@ def matmul_kernel(
         if peers.places is not None:
             target = target_at(target, table, tile, peers)
         cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
-        low, high = k_range(table, tile, k, a_shard.block_shape[1], traits.split_k)
         factor = of_weight(weight, b, b_1, b_2, traits.weights)
         from_col = col + read_column(table, tile, SHIFT, 16)
         if traits.weights == EXPERTS:
             verdict &= is_sound(table, tile)
-        accumulator, gate = multiply_tile(
-            traits, a, factor, b_1, experts, weight, source_row, row_end, from_col, low, high
-        )  # fmt: skip
+        accumulator, gate = multiply_tile(traits, a, factor, b_1, experts, weight, source_row, row_end, from_col, k)
         accumulator += tl.where(verdict == 1, 0.0, float("nan"))
 
         # Epilogue.
-        told = SUMMED
-        if traits.split_k:
-            told, accumulator, gate = end_share(
-                accumulator, gate, (GATE & traits.epilogue) != 0, shares, table, tile, verdict
+        if GATE & traits.epilogue:
+            accumulator = gate_tile(
+                traits, accumulator, gate, ends, table, tile, row, row_end, col, products.n, weight
             )  # fmt: skip
-            verdict = (told == SUMMED).to(tl.int32)
-        if traits.split_k == 0 or told != LEFT_OUT:
-            if GATE & traits.epilogue:
-                accumulator = gate_tile(
-                    traits, accumulator, gate, ends, table, tile, row, row_end, col, products.n, weight
-                )
-            end_tile(
-                traits, accumulator, verdict, ends, target, products, addends, peers, experts, queue, protocol, tile,
-                row, row_end, col, width, cols_end, weight,
-            )  # fmt: skip
+        end_tile(
+            traits, accumulator, verdict, ends, target, products, addends, peers, experts, queue, protocol, tile,
+            row, row_end, col, width, cols_end, weight,
+        )  # fmt: skip
         record_time(trace, tile, STORED, traits.traced)
         tile = claim_tile(claims)
 
 
 @triton.jit
-def multiply_tile(traits: tl.constexpr, a, b, gate, experts, weight, row, row_end, col, low, high):
-    """`a[row:, low:high] @ b[low:high, col:]` of a tile in fp32, and of a gated one the same by `gate`. Rows and
+def multiply_tile(traits: tl.constexpr, a, b, gate, experts, weight, row, row_end, col, k):
+    """`a[row:] @ b[:, col:]` of a tile in fp32, and of a gated one the same by `gate`. Rows and
     columns beyond the matrices read as zero. weight: of experts, which.
     """
     BLOCK_M: tl.constexpr = a.block_shape[0]
@@ -151,12 +144,12 @@ def multiply_tile(traits: tl.constexpr, a, b, gate, experts, weight, row, row_en
     if traits.gathers:
         at, is_known = gathered_rows(experts, row + tl.arange(0, BLOCK_M), row_end)
         WORD: tl.constexpr = 16 * 8 // a.dtype.primitive_bitwidth  # rows are whole words of 16 bytes
-        steps, whole = tl.arange(0, BLOCK_K), tl.cdiv(high, WORD) * WORD
+        steps, whole = tl.arange(0, BLOCK_K), tl.cdiv(k, WORD) * WORD
         beginnings = experts.source + at[:, None] * (experts.stride // WORD * WORD) + steps[None, :]
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if GATE & traits.epilogue:
         gate_accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for depth in range(low, high, BLOCK_K):
+    for depth in range(0, k, BLOCK_K):
         if traits.gathers:
             a_tile = tl.load(beginnings + depth, mask=is_known[:, None] & (steps < whole - depth)[None, :], other=0.0)
         else:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from overweave.ir.plan import MOST_SPLITS
-from overweave.memory.device.dependent_launch import (
+from overweave.memory.device.protocol import (
     LINE_BYTES,
     launch_dependents,
     prefetch_lines,
@@ -51,7 +51,7 @@ def skinny_matmul_kernel(
     One program per tile and share of k: shares of a tile first, then tiles of the same columns, then columns.
     shares: memory/shares.Shares, with BLOCK_M x BLOCK_N places for each program and a counter for each tile; None where
     `splits` is one. B_IS_TRANSPOSED: how b lies in memory. TURN: LEADS: the next kernel starts early; FOLLOWS:
-    this one does, before a is there (memory/device/dependent_launch.py).
+    this one does, before a is there (memory/device/protocol.py).
     """
     # Added to a tensor: a number of one arrives as a plain number.
     n = tl.zeros([], tl.int32) + n

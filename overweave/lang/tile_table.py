@@ -6,7 +6,7 @@ A verdict is 1, or 0 if a wait failed: then the tile is stored as NaN and nobody
 import triton
 import triton.language as tl
 
-from overweave.ir.tile_order import ARRIVAL_WORDS, NO_ADDENDS, NO_SIGNAL, OWN_SHARD, TileRow
+from overweave.ir.tile_order import NO_ADDENDS, NO_SIGNAL, OWN_SHARD, TileRow
 from overweave.memory.device.copy import move_words
 from overweave.memory.device.ptx import COMPLETE_BULK_STORES
 from overweave.memory.device.signals import (
@@ -80,19 +80,9 @@ LATE_HI = tl.constexpr(TileRow._fields.index("late_hi"))
 LATE_COUNT = tl.constexpr(TileRow._fields.index("late_count"))
 WEIGHT = tl.constexpr(TileRow._fields.index("weight"))
 INTO = tl.constexpr(TileRow._fields.index("into"))
-K_LO = tl.constexpr(TileRow._fields.index("k_lo"))
-K_HI = tl.constexpr(TileRow._fields.index("k_hi"))
-SHARE = tl.constexpr(TileRow._fields.index("share"))
-SHARES = tl.constexpr(TileRow._fields.index("shares"))
-PARTIAL = tl.constexpr(TileRow._fields.index("partial"))
 FINISHES = tl.constexpr(TileRow._fields.index("finishes"))
 TO = tl.constexpr(TileRow._fields.index("to"))
 SHIFT = tl.constexpr(TileRow._fields.index("shift"))
-
-# Split-K counters of a tile: how many partial sums of each half exist, and how many halves of the result are stored.
-ARRIVALS = tl.constexpr(ARRIVAL_WORDS)
-DONE = tl.constexpr(2)
-VOID_SHARE = tl.constexpr(1 << 16)  # a partial sum whose wait failed adds this beside its one
 
 # Slices that tiles push: columns of the tiles' rows, and of the table of addresses (memory/lower.py).
 SLICES_BEFORE, CLAIMS_SLICES = COL, WIDTH

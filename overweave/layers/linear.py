@@ -1,17 +1,37 @@
-"""Linear layers that hold a part of their weight on each rank, in the names of Megatron-LM."""
+"""Linear layers that hold a part of their weight on each rank, in the names of Megatron-LM, and blocks of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.distributed import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.functional import silu
 
 from overweave.errors import InputError
-from overweave.functional import Save, all_gather_linear, linear_all_reduce, linear_reduce_scatter
-from overweave.layers.parts import own_shard
+from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.replicated import replicated_linear
-from overweave.memory.group import GroupLike
+from overweave.memory.group import GroupLike, process_group_of
+from overweave.ops.keywords import Save
+
+
+def own_shard(whole: torch.Tensor, dim: int, group: GroupLike, name: str) -> nn.Parameter:
+    """Return this rank's shard of a weight along a dimension, as a copy; with a DeviceMesh a DTensor.
+
+    name: of the weight, in errors. Raises InputError if the number of ranks does not divide the dimension.
+    """
+    process_group = process_group_of(group)
+    ranks, rank = process_group.size(), process_group.rank()
+    if whole.shape[dim] % ranks:
+        found = f"{whole.shape[dim]} does not divide by {ranks} ranks"
+        raise InputError(f"{name}, cut along dimension {dim}", found, "Choose a width that does, or fewer ranks")
+    part = whole.detach().chunk(ranks, dim)[rank].clone(memory_format=torch.contiguous_format)
+    if isinstance(group, DeviceMesh):
+        part = DTensor.from_local(part, group, [Shard(dim)], run_check=False)
+    return nn.Parameter(part, requires_grad=whole.requires_grad)
 
 
 class ColumnParallelLinear(nn.Module):
@@ -131,3 +151,81 @@ def check_linear(whole: nn.Module, name: str) -> None:
 def local(parameter: Any) -> Any:
     """Return a parameter's local shard, differentiable; a plain tensor and None as they are."""
     return parameter.to_local() if hasattr(parameter, "device_mesh") else parameter
+
+
+class QkvParallelLinear(nn.Module):
+    """Query, key and value of the same rows: three column-parallel layers, `q`, `k` and `v`, over one gather.
+
+    widths: of query, key and value, each of which W must divide. dim, save: as of `ColumnParallelLinear`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        widths: Sequence[int],
+        bias: bool = False,
+        group: GroupLike = None,
+        *,
+        dim: int | None = None,
+        save: Save = "gathered",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.group, self.dim, self.save = group, dim, save
+        options: dict[str, Any] = {"dim": dim, "save": save, "device": device, "dtype": dtype}
+        self.q, self.k, self.v = (ColumnParallelLinear(in_features, n, bias, group, **options) for n in widths)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x: `[.., S/W, .., k]`, or whole without `dim`. Returns q, k and v: this rank's columns of all rows."""
+        if self.dim is None:
+            return self.q(x), self.k(x), self.v(x)
+        layers = (self.q, self.k, self.v)
+        biases = [each for layer in layers if (each := local(layer.bias)) is not None]
+        bias = torch.cat(biases) if biases else None
+        weights = [layer.weight for layer in layers]
+        q, k, v = all_gather_linear(x, weights, bias, self.group, dim=self.dim, save=self.save)
+        return q, k, v
+
+
+class SwiGluMlp(nn.Module):
+    """`down(silu(gate(x)) * up(x))`: the gather of x overlaps with gate and up, the sum over ranks with down.
+
+    dim: along which the rows of x and of the result are sharded; None: both are whole on every rank.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        inner: int,
+        group: GroupLike = None,
+        *,
+        dim: int | None = None,
+        save: Save = "gathered",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.group, self.dim, self.save = group, dim, save
+        options: dict[str, Any] = {"dim": dim, "device": device, "dtype": dtype}
+        self.gate = ColumnParallelLinear(features, inner, False, group, save=save, **options)
+        self.up = ColumnParallelLinear(features, inner, False, group, save=save, **options)
+        self.down = RowParallelLinear(inner, features, False, group, **options)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x: `[.., S/W, .., k]`, or `[.., k]` without `dim`; the result has its shape. residual: added to it."""
+        if self.dim is None:
+            inner = silu(self.gate(x)) * self.up(x)
+        else:
+            inner = all_gather_linear(
+                x,
+                self.up.weight,
+                None,
+                self.group,
+                dim=self.dim,
+                gate=self.gate.weight,
+                activation="silu",
+                save=self.save,
+            )
+        result: torch.Tensor = self.down(inner, residual)
+        return result

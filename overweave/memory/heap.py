@@ -1,4 +1,4 @@
-"""Symmetric memory as its users see it, on GPUs (memory/cuda/heap.py) and on CPUs (memory/host/heap.py)."""
+"""Symmetric memory as its users see it, on GPUs (memory/cuda/heap.py) and on CPUs (memory/host/workspace.py)."""
 
 from __future__ import annotations
 

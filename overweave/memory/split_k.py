@@ -1,4 +1,4 @@
-"""Memory for split-K tiles (`TileRow.shares`): partial sums for the CTA that finishes last, and arrival counters."""
+"""Memory for split-K tiles of few rows: partial sums for the CTA that finishes last, and arrival counters."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import MatmulConfig
-from overweave.ir.tile_order import ARRIVAL_WORDS
-
-
-def partial_elements(config: MatmulConfig, epilogue: Epilogue) -> int:
-    """Return the fp32 elements of a partial sum: a tile's product, and the gate's if the epilogue is gated."""
-    return config.block_m * config.block_n * epilogue.products
-
 
 class Shares(NamedTuple):
-    """Partial sums and counters. partials: fp32, by slot. arrivals: int32, `ARRIVAL_WORDS` a slot, 0 when idle."""
+    """Partial sums and counters. partials: fp32, by slot. arrivals: int32, one a slot, 0 when idle."""
 
     partials: torch.Tensor
     arrivals: torch.Tensor
@@ -26,11 +17,11 @@ class Shares(NamedTuple):
     def allocate(cls, slots: int, elements: int, device: torch.device) -> Shares:
         """Allocate memory for so many partial sums of so many elements."""
         partials = torch.empty(slots * elements, dtype=torch.float32, device=device)
-        return cls(partials, torch.zeros(slots * ARRIVAL_WORDS, dtype=torch.int32, device=device))
+        return cls(partials, torch.zeros(slots, dtype=torch.int32, device=device))
 
     def holds(self, slots: int, elements: int) -> bool:
         """Return whether there is room for so many partial sums of so many elements."""
-        return slots * elements <= self.partials.numel() and slots * ARRIVAL_WORDS <= self.arrivals.numel()
+        return slots * elements <= self.partials.numel() and slots <= self.arrivals.numel()
 
 
 class SharedShares:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, Unpack, overload
 
 import torch
 
@@ -11,86 +11,36 @@ from overweave.ops.call.groups import GroupLike
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
 from overweave.ops.dispatch.schema import PRODUCTS
+from overweave.ops.keywords import OneWeight, SeveralWeights
 
 define(OPERATOR)
 Products = tuple[torch.Tensor, ...]
+Weights = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 @overload
 def all_gather_matmul(
-    x_shard: torch.Tensor,
-    w: torch.Tensor,
-    group: GroupLike = None,
-    *,
-    m: int | None = None,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    residual: torch.Tensor | None = None,
-    gate: torch.Tensor | None = None,
-    scale_x: torch.Tensor | None = None,
-    scale_w: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    return_gathered: Literal[False] = False,
-    plan: str | None = None,
-) -> torch.Tensor: ...
-
-
+    x_shard: torch.Tensor, w: torch.Tensor, group: GroupLike = None, *, return_gathered: Literal[False] = False,
+    **keywords: Unpack[OneWeight],
+) -> torch.Tensor: ...  # fmt: skip
 @overload
 def all_gather_matmul(
-    x_shard: torch.Tensor,
-    w: torch.Tensor,
-    group: GroupLike = None,
-    *,
-    m: int | None = None,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    residual: torch.Tensor | None = None,
-    gate: torch.Tensor | None = None,
-    scale_x: torch.Tensor | None = None,
-    scale_w: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    return_gathered: Literal[True],
-    plan: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
+    x_shard: torch.Tensor, w: torch.Tensor, group: GroupLike = None, *, return_gathered: Literal[True],
+    **keywords: Unpack[OneWeight],
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 @overload
 def all_gather_matmul(
-    x_shard: torch.Tensor,
-    w: list[torch.Tensor] | tuple[torch.Tensor, ...],
-    group: GroupLike = None,
-    *,
-    m: int | None = None,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    scale_x: torch.Tensor | None = None,
-    scale_w: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    return_gathered: Literal[False] = False,
-    plan: str | None = None,
-) -> Products: ...
-
-
+    x_shard: torch.Tensor, w: Weights, group: GroupLike = None, *, return_gathered: Literal[False] = False,
+    **keywords: Unpack[SeveralWeights],
+) -> Products: ...  # fmt: skip
 @overload
 def all_gather_matmul(
-    x_shard: torch.Tensor,
-    w: list[torch.Tensor] | tuple[torch.Tensor, ...],
-    group: GroupLike = None,
-    *,
-    m: int | None = None,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    scale_x: torch.Tensor | None = None,
-    scale_w: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    return_gathered: Literal[True],
-    plan: str | None = None,
-) -> tuple[Products, torch.Tensor]: ...
-
-
+    x_shard: torch.Tensor, w: Weights, group: GroupLike = None, *, return_gathered: Literal[True],
+    **keywords: Unpack[SeveralWeights],
+) -> tuple[Products, torch.Tensor]: ...  # fmt: skip
 def all_gather_matmul(
     x_shard: torch.Tensor,
-    w: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...],
+    w: torch.Tensor | Weights,
     group: GroupLike = None,
     *,
     m: int | None = None,

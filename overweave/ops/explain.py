@@ -11,10 +11,8 @@ from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.ops.call.operands import TAKEN, name_of
 from overweave.schedules.catalog.catalog import check_problem
-from overweave.tuner.model.choice import Choice
-from overweave.tuner.model.choose import explain_choice
-from overweave.tuner.space.problem_words import as_benchmarked, with_epilogue
-from overweave.tuner.space.shapes import DTYPES
+from overweave.tuner.model.choose import Choice, explain_choice
+from overweave.tuner.space.shapes import DTYPES, as_benchmarked, with_epilogue
 from overweave.tuner.space.target import Target, target_of
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Unpack, overload
 
 import torch
 
@@ -13,45 +13,25 @@ from overweave.ops.call.norm import RmsNorm
 from overweave.ops.call.side_by_side import SideBySideWeights
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
+from overweave.ops.keywords import NormedSum, PlainSum
 
 define(OPERATOR)
+SumFactors = torch.Tensor | SideBySideWeights
 
 
 @overload
 def matmul_all_reduce(
-    x: torch.Tensor | SideBySideWeights,
-    w: torch.Tensor | SideBySideWeights,
-    group: GroupLike = None,
-    *,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    residual: torch.Tensor | None = None,
-    norm: None = None,
-    scale_x: torch.Tensor | None = None,
-    scale_w: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    plan: str | None = None,
-) -> torch.Tensor: ...
-
-
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: None = None, plan: str | None = None,
+    **keywords: Unpack[PlainSum],
+) -> torch.Tensor: ...  # fmt: skip
 @overload
 def matmul_all_reduce(
-    x: torch.Tensor | SideBySideWeights,
-    w: torch.Tensor | SideBySideWeights,
-    group: GroupLike = None,
-    *,
-    residual: torch.Tensor | None = None,
-    norm: RmsNorm,
-    scale_x: torch.Tensor | None = None,
-    scale_w: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    plan: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None,
+    **keywords: Unpack[NormedSum],
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 def matmul_all_reduce(
-    x: torch.Tensor | SideBySideWeights,
-    w: torch.Tensor | SideBySideWeights,
+    x: SumFactors,
+    w: SumFactors,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Never, overload
+from typing import Never, Unpack, overload
 
 import torch
 
@@ -14,8 +14,10 @@ from overweave.ops.call.row_map import ROWS, ROWS_OF_ALL, RowMap
 from overweave.ops.call.side_by_side import SideBySideWeights
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.library import define
+from overweave.ops.keywords import NormedSum, PlainSum
 
 define(OPERATOR)
+SumFactors = torch.Tensor | SideBySideWeights
 Returned = (
     torch.Tensor
     | tuple[torch.Tensor, RowMap]
@@ -26,63 +28,37 @@ Returned = (
 
 @overload
 def matmul_reduce_scatter(
-    x: torch.Tensor | SideBySideWeights,
-    w: torch.Tensor | SideBySideWeights,
+    x: SumFactors,
+    w: SumFactors,
     group: GroupLike = None,
     *,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    residual: torch.Tensor | None = None,
     norm: None = None,
-    scale_x: torch.Tensor | None = None,
-    scale_w: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
     plan: None = None,
+    **keywords: Unpack[PlainSum],
 ) -> torch.Tensor: ...
 @overload
 def matmul_reduce_scatter(
-    x: torch.Tensor | SideBySideWeights,
-    w: torch.Tensor | SideBySideWeights,
-    group: GroupLike = None,
-    *,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    residual: torch.Tensor | None = None,
-    norm: None = None,
-    scale_x: torch.Tensor | None = None,
-    scale_w: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    plan: str | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, RowMap]: ...
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: None = None, plan: str | None = None,
+    **keywords: Unpack[PlainSum],
+) -> torch.Tensor | tuple[torch.Tensor, RowMap]: ...  # fmt: skip
 @overload
 def matmul_reduce_scatter(
-    x: torch.Tensor | SideBySideWeights,
-    w: torch.Tensor | SideBySideWeights,
+    x: SumFactors,
+    w: SumFactors,
     group: GroupLike = None,
     *,
-    residual: torch.Tensor | None = None,
     norm: RmsNorm,
-    scale_x: torch.Tensor | None = None,
-    scale_w: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
     plan: None = None,
+    **keywords: Unpack[NormedSum],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def matmul_reduce_scatter(
-    x: torch.Tensor | SideBySideWeights,
-    w: torch.Tensor | SideBySideWeights,
-    group: GroupLike = None,
-    *,
-    residual: torch.Tensor | None = None,
-    norm: RmsNorm,
-    scale_x: torch.Tensor | None = None,
-    scale_w: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    plan: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, RowMap]: ...
+    x: SumFactors, w: SumFactors, group: GroupLike = None, *, norm: RmsNorm, plan: str | None = None,
+    **keywords: Unpack[NormedSum],
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, RowMap]: ...  # fmt: skip
 def matmul_reduce_scatter(
-    x: torch.Tensor | SideBySideWeights,
-    w: torch.Tensor | SideBySideWeights,
+    x: SumFactors,
+    w: SumFactors,
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,

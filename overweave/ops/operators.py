@@ -10,7 +10,7 @@ from overweave.ir.problem import Problem
 from overweave.ops.call.operands import CallArguments
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.schema import PRODUCTS
-from overweave.tuner.measure.baseline_calls import OperatorCall
+from overweave.tuner.measure.baselines import OperatorCall
 from overweave.tuner.measure.trial import CallResult
 
 

@@ -17,8 +17,7 @@ from overweave.ir.verify.schedule import verify_schedule
 from overweave.memory.group import Group, resolve
 from overweave.ops.reference import PlainCollectives
 from overweave.runtime.backends import load
-from overweave.runtime.host.host import Depth, run_on_host
-from overweave.runtime.host.trace import trace_on_host
+from overweave.runtime.host.host import Depth, run_on_host, trace_on_host
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import method_of
 from overweave.schedules.records.needs import obstacle

@@ -15,14 +15,12 @@ from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.ops.call.prepared import calls_of
 from overweave.ops.explain import device_of, problem_to_choose_for
 from overweave.ops.operators import operator_for
-from overweave.tuner.measure.baseline_calls import Setting
+from overweave.tuner.measure.baselines import Setting
 from overweave.tuner.measure.search import EFFORT, OnRound, Tuned, tune_problem
 from overweave.tuner.measure.timer import Effort
-from overweave.tuner.model.choice import Choice
-from overweave.tuner.model.choose import choose
+from overweave.tuner.model.choose import Choice, choose
 from overweave.tuner.space.target import target_of
-from overweave.tuner.store.agreement import agreed_knowledge, learn
-from overweave.tuner.store.cache import fingerprint, save
+from overweave.tuner.store.cache import agreed_knowledge, fingerprint, learn, save
 
 
 def tune(
@@ -38,7 +36,7 @@ def tune(
 ) -> Choice:
     """Measures the candidates for `[m, k] @ [k, n]` on each rank and keeps the quickest. Collective; takes seconds.
 
-    m: rows after the gather or before the scatter, rounded up to its bucket (tuner/store/table.py); n and k: as one
+    m: rows after the gather or before the scatter, rounded up to its bucket (tuner/store/cache.py); n and k: as one
     rank's matmul has them; n, a list or tuple: the columns of each of several weights. dtype: fp8 (e4m3) is scaled by
     rows, into bf16. group: as the operators take it. device: this rank's; by default its GPU, or the CPU without one.
     after: what happens to the product, as `overweave.explain` takes it.

@@ -89,7 +89,8 @@ class MemoryReport(NamedTuple):
     """What a group keeps on this rank beside tensors of the caller's, in bytes.
 
     symmetric_bytes: memory that peers write to, one piece for all calls, as large as the largest needs; pieces that
-    were outgrown stay as long as plans or graphs know them. calls: signatures that were prepared.
+    were outgrown stay as long as plans or graphs know them. calls: signatures that were prepared, of operators and of
+    authors' kernels.
     """
 
     symmetric_bytes: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,6 +34,11 @@ class AuthoredKernel:
     options: Mapping[str, int]
     shapes: Mapping[str, tuple[str, int]]
 
+    @cached_property
+    def columns(self) -> dict[str, int]:
+        """The columns of every tensor that the kernel accesses."""
+        return {one.tensor: one.cols for one in (*self.space.loads, *self.space.stores)}
+
     def arguments(
         self, author_arguments: Mapping[str, Any], matrix_of: Callable[[str], torch.Tensor | None]
     ) -> dict[str, Any]:
@@ -52,6 +58,12 @@ class AuthoredKernel:
                 for name, value in author_arguments.items()
             }
         )
+
+
+def exchanged_tensors(kernel: AuthoredKernel, author_arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the caller's communicated tensors by name, shaped as the schedule's matrices."""
+    tensors = {tensor: tensor_of(author_arguments[parameter]) for parameter, (tensor, _) in kernel.buffers.items()}
+    return {name: one.view(-1, kernel.columns[name]) for name, one in tensors.items() if one is not None}
 
 
 def buffers_of_tensors(plan: Plan, space: TileSpace, wanted: Iterable[str]) -> dict[str, tuple[str, str]]:

@@ -20,9 +20,10 @@ BACKENDS = {
     "host tasks": "overweave.runtime.host.tasks:HostTaskRun",
     "gpu handwritten": "overweave.runtime.gpu.handwritten:HandwrittenRun",
     "gpu workspace": "overweave.memory.cuda.workspace:Workspace",
-    "gpu launch": "overweave.runtime.gpu.launch:bind",
+    "gpu launch": "overweave.runtime.gpu.bound:bind",
     "hopper kernel": "overweave.runtime.kernel_calls.hopper:hopper_call",
-    "gpu launch check": "overweave.runtime.gpu.launch_check:launch_check",
+    "gpu launch check": "overweave.runtime.gpu.launcher:launch_check",
+    "gpu torch": "overweave.runtime.gpu.torch_symm_mem:bind_by_torch",
     "gpu trace": "overweave.runtime.gpu.trace:trace_on_gpu",
     "gpu heap": "overweave.memory.cuda.heap:CudaHeap",
     "gpu grouped": "overweave.runtime.gpu.experts:multiply",
@@ -31,7 +32,7 @@ BACKENDS = {
     "gpu grouped clear": "overweave.runtime.gpu.experts:clear",
     "gpu slots": "overweave.runtime.gpu.slots:add_slots",
     "gpu routing": "overweave.runtime.gpu.routing:route",
-    "gpu scratch": "overweave.memory.cuda.scratch:Scratch",
+    "gpu scratch": "overweave.memory.cuda.heap:Scratch",
 }
 
 

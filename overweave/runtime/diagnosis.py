@@ -18,8 +18,8 @@ import torch.distributed as dist
 from overweave.compat.versions import numbers, standing, tested
 from overweave.errors import PACKAGES, KernelUnavailable, MachineError
 from overweave.hardware import multicast
+from overweave.memory.cuda.card import has_multicast
 from overweave.memory.cuda.heap import CudaHeap
-from overweave.memory.cuda.multicast import has_multicast
 from overweave.memory.group import resolve
 from overweave.runtime.backends import load
 from overweave.runtime.finding import Check, DeviceFinding, Status, installed

@@ -2,88 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from overweave.ir.schedule import Operation, Schedule
+from overweave.ir.schedule import Operation, Schedule, Wait
 
 
 @dataclass(frozen=True)
 class PendingStep:
     """One operation, or all operations of a kernel's queue: a kernel waits for signals itself.
 
-    first, last: positions among the rank's operations, in launch order.
+    first, last: positions among the rank's operations, in launch order. waits: what must be signalled before it starts.
     """
 
     queue: str
     operations: tuple[Operation, ...]
     first: int
     last: int
+    waits: tuple[Wait, ...] = ()
     is_kernel: bool = False
 
 
-@dataclass
-class _PendingQueue:
-    """The steps of one queue. after: queues whose earlier steps must have completed. head: index of the first step that
-    has not completed. running: returns whether the head, which has started, has completed; None before it starts."""
+@dataclass(frozen=True)
+class StepQueue:
+    """The steps of one queue. after: queues whose earlier steps must have completed."""
 
     after: tuple[str, ...]
-    steps: list[PendingStep]
-    head: int = 0
-    running: Callable[[], bool] | None = None
+    steps: tuple[PendingStep, ...]
 
 
-@dataclass
+def step_queues(schedule: Schedule, rank: int, kernel_queues: frozenset[str] = frozenset()) -> dict[str, StepQueue]:
+    """Return the queues of a rank by name. kernel_queues: those whose operations run as one step."""
+    steps: dict[str, list[PendingStep]] = {queue.name: [] for queue in schedule.queues}
+    for position, operation in enumerate(schedule.of_rank(rank)):
+        step = PendingStep(operation.queue, (operation,), position, position, tuple(operation.all_waits))
+        steps[operation.queue].append(step)
+    for queue in kernel_queues & steps.keys():
+        if parts := steps[queue]:
+            operations = tuple(part.operations[0] for part in parts)
+            steps[queue] = [PendingStep(queue, operations, parts[0].first, parts[-1].last, is_kernel=True)]
+    return {queue.name: StepQueue(queue.after, tuple(steps[queue.name])) for queue in schedule.queues}
+
+
 class Agenda:
-    """The state of one call. queues: name -> queue.
+    """The state of one call.
 
     A step starts when it is the head of its queue and the queue's `after` queues have completed all earlier steps.
-    Issue queues run one step at a time, too, as one resident block would.
+    Issue queues run one step at a time, too, as one resident block would. left: how many steps have not completed.
     """
 
-    queues: dict[str, _PendingQueue] = field(default_factory=dict)
+    def __init__(self, queues: Mapping[str, StepQueue]) -> None:
+        self._queues = queues
+        self._heads = dict.fromkeys(queues, 0)  # the first step that has not completed, by queue
+        self._running: dict[str, Callable[[], bool]] = {}  # whether a head that has started has completed, by queue
+        self.left = sum([len(queue.steps) for queue in queues.values()])
 
-    @classmethod
-    def of(cls, schedule: Schedule, rank: int, kernel_queues: frozenset[str] = frozenset()) -> Agenda:
-        """Return the queues of a rank. kernel_queues: those whose operations run as one step."""
-        steps: dict[str, list[PendingStep]] = {queue.name: [] for queue in schedule.queues}
-        for position, operation in enumerate(schedule.of_rank(rank)):
-            steps[operation.queue].append(PendingStep(operation.queue, (operation,), position, position))
-        for queue in kernel_queues & steps.keys():
-            if parts := steps[queue]:
-                operations = tuple(part.operations[0] for part in parts)
-                steps[queue] = [PendingStep(queue, operations, parts[0].first, parts[-1].last, is_kernel=True)]
-        return cls({queue.name: _PendingQueue(queue.after, steps[queue.name]) for queue in schedule.queues})
+    def heads(self) -> list[PendingStep]:
+        """Return the first step of every queue that has not completed."""
+        queues = ((queue.steps, self._heads[name]) for name, queue in self._queues.items())
+        return [steps[head] for steps, head in queues if head < len(steps)]
 
-    @property
-    def is_done(self) -> bool:
-        """Return whether every step has completed."""
-        return all(queue.head == len(queue.steps) for queue in self.queues.values())
-
-    def startable(self) -> Iterator[PendingStep]:
-        """Yield the steps that may start once their own waits are satisfied."""
-        for queue in self.queues.values():
-            if queue.running is None and queue.head < len(queue.steps):
-                step = queue.steps[queue.head]
-                if all(self._has_passed(name, step.last) for name in queue.after):
-                    yield step
+    def startable(self) -> list[PendingStep]:
+        """Return the steps that may start once their own waits are satisfied."""
+        found = []
+        for name, queue in self._queues.items():
+            head = self._heads[name]
+            if head == len(queue.steps) or name in self._running:
+                continue
+            if not queue.after or all(self._has_passed(other, queue.steps[head].last) for other in queue.after):
+                found.append(queue.steps[head])
+        return found
 
     def start(self, step: PendingStep, is_done: Callable[[], bool] | None) -> None:
         """Mark a step as started. is_done: returns whether it has completed; None: it has already."""
-        queue = self.queues[step.queue]
         if is_done is None:
-            queue.head += 1
+            self._heads[step.queue] += 1
+            self.left -= 1
         else:
-            queue.running = is_done
+            self._running[step.queue] = is_done
 
-    def poll_completed(self) -> Iterator[PendingStep]:
-        """Yield the running steps that have completed since the last call."""
-        for queue in self.queues.values():
-            if queue.running is not None and queue.running():
-                queue.running = None
-                queue.head += 1
-                yield queue.steps[queue.head - 1]
+    def poll_completed(self) -> list[PendingStep]:
+        """Return the running steps that have completed since the last call."""
+        found = []
+        for name, is_done in list(self._running.items()):
+            if is_done():
+                del self._running[name]
+                found.append(self._queues[name].steps[self._heads[name]])
+                self.start(found[-1], None)
+        return found
 
     def _has_passed(self, name: str, position: int) -> bool:
-        queue = self.queues[name]
-        return queue.head == len(queue.steps) or queue.steps[queue.head].first > position
+        steps, head = self._queues[name].steps, self._heads[name]
+        return head == len(steps) or steps[head].first > position

@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from overweave.ir.plan import COPY_ENGINE, Plan
 from overweave.ir.schedule import Operation
-from overweave.ir.timeline.contents import with_contents
-from overweave.ir.timeline.operations import arrows, kind_of
+from overweave.ir.timeline.operations import arrows, kind_of, with_contents
 from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, Timeline, TimelineSpan, make_timeline
 from overweave.memory.group import Group
 from overweave.runtime.scheduler import PendingStep

@@ -27,7 +27,6 @@ def check_stores(space: TileSpace) -> None:
 
 
 def output(store: Operand) -> Buffer:
-    """The caller's tensor, as a matrix."""
     return Buffer(store.tensor, store.rows, store.cols, "output")
 
 

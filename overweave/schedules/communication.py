@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from overweave.errors import ScheduleError
 from overweave.ir.schedule import (
     CREDITS,
     ECHOES,
+    OUTPUT,
     Buffer,
     Collective,
     Goal,
@@ -23,6 +25,7 @@ from overweave.ir.schedule import (
     Region,
     SignalPad,
     Wait,
+    overlap,
 )
 from overweave.ir.shards import piece_rows, shard_rows
 from overweave.ir.tensors import FACTORS
@@ -148,19 +151,9 @@ class Split(Struct, frozen=True, kw_only=True):
     def shard(self, rank: int) -> Range:
         return shard_rows(self.rows, self.world_size, rank)
 
-    def piece(self, rank: int, piece: int) -> Range:
+    def piece_of(self, rank: int, piece: int) -> Range:
         """Return the rows of a piece, counted in the whole tensor."""
         return piece_rows(self.shard(rank), self.pieces, self.alignment)[piece]
-
-    def steps(self, by_piece: bool = False) -> Iterator[tuple[int, int]]:
-        """Yield (step, piece) in launch order; step 1 to world_size - 1 is the distance to the peer.
-
-        by_piece: all peers get one piece before the next, in either order.
-        """
-        steps, pieces = range(1, self.world_size), range(self.pieces)
-        if self.order == "ring" and not by_piece:
-            return ((step, piece) for step in steps for piece in pieces)
-        return ((step, piece) for piece in pieces for step in steps)
 
     def peer(self, rank: int, step: int) -> int:
         """Return the peer of a rank in a step. Negative steps count the other way round."""
@@ -171,16 +164,6 @@ class Split(Struct, frozen=True, kw_only=True):
     def peers(self, rank: int) -> list[int]:
         """Return all peers in ring order, the next rank first."""
         return [(rank + step) % self.world_size for step in range(1, self.world_size)]
-
-    def copy_queue(self, step: int) -> str:
-        """Return the copy engine's queue for the peer at a distance."""
-        return COPIES if self.order == "ring" else f"{COPIES}.{step}"
-
-    def put_queue(self, step: int) -> str:
-        """Return the queue of the engine that pushes a rank's own rows to the peer at a distance."""
-        if self.mover in COPYING_KERNELS:
-            return PUSHES
-        return TILES if self.mover in CARRYING_TILES else self.copy_queue(step)
 
 
 def region(buffer: Buffer, rank: int, rows: Range) -> Region:
@@ -197,7 +180,6 @@ def is_empty(rows: Range) -> bool:
 
 
 def common(one: Range, other: Range) -> Range:
-    """Return the intersection, an empty range if there is none."""
     return max(one[0], other[0]), min(one[1], other[1])
 
 
@@ -313,7 +295,52 @@ def used(buffers: Iterable[Buffer], steps: Iterable[Operation | MatmulChunk]) ->
 
 
 def _regions(step: Operation | MatmulChunk) -> tuple[Region, ...]:
-    """Return all regions that a step reads or writes."""
     if isinstance(step, MatmulChunk):
         return (*step.reads, *step.addends, *step.places, *step.into)
     return (*step.reads, *step.writes)
+
+
+# Tiles that store what they compute where it is needed: at a peer, whom they tell, instead of a Put that follows them.
+#
+# A template writes a chunk here and puts it to its peers. Where nobody else waits for the chunk the tiles may store it
+# there themselves.
+# SOURCE: Flux (arXiv 2406.06858) 4.1 (stores to the peer in the epilogue); AutoOverlap 5 (co-located SMs).
+
+
+class _Read(NamedTuple):
+    """A step that is no tiles', and a part of what it reads."""
+
+    step: Operation
+    part: Region
+
+
+def stored_at_peers(made: Communication) -> Communication:
+    """The same, without the Puts in the tiles' queue: the tiles that write what these carry store it there.
+
+    A tile stores here, too, what is the caller's or what its own rank reads. Raises ScheduleError for a Put of more, or
+    less, than some tiles write, or of what others wait for.
+    """
+    named = {step.name for step in made.steps if isinstance(step, Put) and step.queue == TILES}
+    behind_tiles = {queue.name for queue in made.queues if TILES in queue.after}
+    callers = {buffer.name for buffer in made.buffers if buffer.home == OUTPUT}
+    reads: dict[tuple[str, int], list[_Read]] = {}
+    for read in (_Read(step, part) for step in made.steps if not isinstance(step, MatmulChunk) for part in step.reads):
+        reads.setdefault((read.part.buffer, read.part.rank), []).append(read)
+    gone: set[str] = set()
+    steps: list[Operation | MatmulChunk] = []
+    for step in made.steps:
+        if isinstance(step, MatmulChunk):
+            own = step.region
+            readers = [one for one in reads.get((own.buffer, own.rank), ()) if overlap(one.part, own)]
+            puts = [one.step for one in readers if isinstance(one.step, Put)]
+            rest = [one.step for one in readers if one.step not in puts]
+            is_carried = all(put.name in named and put.sources == (own,) for put in puts)
+            if puts and is_carried and all(other.queue in behind_tiles for other in rest):
+                gone.update(put.name for put in puts)
+                here = (own,) if rest or own.buffer in callers else ()
+                step = replace(step, places=(*here, *(to for put in puts for to in put.destinations)))
+        steps.append(step)
+    if left_over := sorted(named - gone):
+        found = "others read what it carries too, or it is not just what some tiles announce as one"
+        raise ScheduleError(f"let tiles carry {left_over[0]}", found, "Use mover=copy_engine, or another chunk")
+    return replace(made, steps=tuple(step for step in steps if step.name not in gone)) if gone else made

@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
-from math import inf
+from itertools import combinations
+from math import inf, prod, sqrt
 
 from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.hardware.machine import Machine, TileRate
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
+from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, indexed_name
 from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
 from overweave.sim.order import LaunchStep, QueueRun, tiles_of
-from overweave.sim.split_k import partial_tile_us, sum_partials_us
 
 PricedMove = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
 MatmulShape = tuple[int, int, int]  # rows, columns, k
@@ -116,8 +117,6 @@ class Costs:
         alone_us = tile_us(machine, rate, (block_m, block_n, shape[2]), self._realization.dtype)
         beside = 0 if operation.addends else self._beside(self._problem.product_epilogue.reads_rows, operation.out)
         us = max(alone_us, _memory_tile_us(machine, *self._read_together(operation, shape), beside=beside))
-        if run.depth:  # split-K: on average each program adds one partial sum
-            us = partial_tile_us(us, run.depth / shape[2], config) + sum_partials_us(1, config)
         stored_us = self._stores_us(operation, count)
         return KernelCost(count, max(us, stored_us), self._addends_us(operation, config, count), min(us, stored_us))
 
@@ -135,7 +134,7 @@ class Costs:
 
         Each SM has an equal part of the bandwidth of HBM, or of the links to peers.
 
-        The Hopper kernel reads a single own addend while it multiplies (kernels/hopper/received.py).
+        The Hopper kernel reads a single own addend while it multiplies (kernels/hopper/tile_end.py).
         """
         machine = self._machine
         if not operation.addends:
@@ -347,12 +346,10 @@ def matmul_shape(operation: Compute) -> MatmulShape:
 
 
 def size(region: Region) -> int:
-    """Return the elements of a region."""
     return 0 if region.is_empty else region.shape[0] * region.shape[1]
 
 
 def moves_between_ranks(operation: PricedMove) -> bool:
-    """Return whether the operation's bytes cross a link."""
     return any(
         source.rank != target.rank for source, target in zip(operation.sources, operation.destinations, strict=True)
     )
@@ -370,3 +367,36 @@ def _memory_tile_us(
     moved = (rows * k + k * cols) * item + rows * cols * out_item * (2 if accumulates else 1) + beside
     waves = -(-count // machine.processor.sms)
     return moved / machine.hbm.gb_per_s / 1e3 / max(waves, 1)
+
+
+# Estimate the time of a tile of an author's kernel from the elements that its directives declare.
+
+
+def estimate_tile_us(machine: Machine, space: TileSpace, dtype: Dtype) -> float:
+    """Return microseconds of one tile, every SM busy: the longer of memory time and tensor-core time.
+
+    Memory: all operands are read or written once, in equal parts by all waves. Tensor cores: if the tile reads two
+    operands or more, each store is taken for the contraction of the two largest, `[m, k] @ [k, n]`; the three sizes
+    give m, n and k. Exact for matmuls, within a small factor for attention; other arithmetic is not modelled.
+    """
+    reads, writes = ([_elements(space, one) for one in side] for side in (space.loads, space.stores))
+    moved = sum(one.rows * one.cols for one in (*space.loads, *space.stores)) * ITEMSIZE_BYTES[dtype]
+    waves = max(1, -(-space.tile_count // machine.processor.sms))
+    by_memory = moved / machine.hbm.gb_per_s / 1e3 / waves
+    if len(reads) < 2 or not all((*reads, *writes)):
+        return by_memory
+    a, b = max(combinations(reads, 2), key=sum)
+    return max(by_memory, sum(_contraction_us(machine, (a, b, out), dtype) for out in writes))
+
+
+def _contraction_us(machine: Machine, elements: tuple[int, int, int], dtype: Dtype) -> float:
+    """Return the time of a contraction. elements: of `a`, `b` and their product, from which m, n and k follow."""
+    a, b, out = elements
+    m, n, k = (max(1, round(side)) for side in (sqrt(a * out / b), sqrt(b * out / a), sqrt(a * b / out)))
+    return tile_us(machine, machine.tile("portable", m, n), (m, n, k), dtype)
+
+
+def _elements(space: TileSpace, operand: Operand) -> int:
+    """Return the elements of an operand that the first tile accesses, over all its loop iterations."""
+    first = {axis.name: 0 for axis in space.grid}
+    return prod(hi - lo for lo, hi in (space.touched(dim, first) for dim in operand.dims))

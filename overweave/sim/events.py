@@ -25,7 +25,6 @@ class EventQueue:
         self.at(self.now + delay_us, action)
 
     def run(self) -> None:
-        """Run until no event is left."""
         while self._events:
             self.now, _, action = heappop(self._events)
             action()

@@ -17,7 +17,7 @@ from overweave.ir.tile_order import APPLY, COPY, PART, TileRow
 from overweave.ir.timeline.operations import kind_of
 from overweave.ir.timeline.timeline import SpanKind
 
-_KIND, _FIELDS = attrgetter("kind"), attrgetter("kind", "operation", "width", "k_lo", "k_hi")
+_KIND, _FIELDS = attrgetter("kind"), attrgetter("kind", "operation", "width")
 
 
 class LaunchStep(Struct, frozen=True):
@@ -30,7 +30,6 @@ class LaunchStep(Struct, frozen=True):
 
     @property
     def is_packed(self) -> bool:
-        """Return whether a packed kernel runs it."""
         return self.engine == PACKED_KERNEL
 
     @property
@@ -41,13 +40,12 @@ class LaunchStep(Struct, frozen=True):
 class QueueRun(NamedTuple):
     """Tiles of an operation that are claimed one after the other and take equally long.
 
-    width: 0 for whole tiles, else TileRow.width. depth: 0 for all of k, else the length of their split of k.
+    width: 0 for whole tiles, else TileRow.width.
     """
 
     operation: int
     tiles: int
     width: int = 0
-    depth: int = 0
 
 
 class KernelLaunch(Struct, frozen=True):
@@ -61,12 +59,10 @@ class KernelLaunch(Struct, frozen=True):
 
     @property
     def tiles(self) -> int:
-        """Tiles of all its operations."""
         return sum(run.tiles for run in self.runs)
 
 
 def tiles_of(rows: int, cols: int, block_m: int, block_n: int) -> int:
-    """Return how many tiles `[block_m, block_n]` cover a matrix."""
     return -(-rows // block_m) * -(-cols // block_n)
 
 
@@ -127,10 +123,10 @@ def _untabled_tiles(plan: Plan, operation: Operation) -> int:
     return operation.instances
 
 
-def _run_key(fields: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return (operation, width, depth) of a tile, from its `_FIELDS`; tiles of author's kernels are always whole."""
-    kind, operation, width, k_lo, k_hi = fields
-    return (operation, 0, 0) if kind == APPLY else (operation, width, k_hi - k_lo)
+def _run_key(fields: tuple[int, ...]) -> tuple[int, int]:
+    """Return (operation, width) of a tile, from its `_FIELDS`; tiles of author's kernels are always whole."""
+    kind, operation, width = fields
+    return operation, 0 if kind == APPLY else width
 
 
 def _claim_order(rows: tuple[TileRow, ...]) -> Sequence[TileRow]:
@@ -167,8 +163,8 @@ def _runs(plan: Plan, rank: int, queue: str, positions: list[int]) -> tuple[Queu
     alike = groupby(equal, key=lambda found: _run_key(found[0]))
     try:
         return tuple(
-            QueueRun(positions[operation], sum(count for _, count in counts), width, depth)
-            for (operation, width, depth), counts in alike
+            QueueRun(positions[operation], sum(count for _, count in counts), width)
+            for (operation, width), counts in alike
         )
     except IndexError:
         found = f"an operation beyond the {len(positions)} that rank {rank} has there"

@@ -10,24 +10,22 @@ from functools import partial
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
-from overweave.ir.launch.reach import NO_REACH, addresses_peers
+from overweave.ir.exchange import NO_REACH, addresses_peers
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, TILE_KERNEL, Plan
-from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Put, Reduce
-from overweave.ir.timeline.timeline import Timeline
-from overweave.sim.collectives import Collectives
+from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Operation, Put, Reduce, Schedule
+from overweave.ir.timeline.operations import arrows
+from overweave.ir.timeline.timeline import BEGIN, WAIT, SpanKind, Timeline, TimelineSpan, make_timeline
 from overweave.sim.cost import Costs, KernelCost, Segment, moves_between_ranks
 from overweave.sim.events import EventQueue, Gate, SignalCounters, SignalKey
-from overweave.sim.link_floor import bounded_total_us
 from overweave.sim.order import KernelLaunch, LaunchStep, kernel_launches, launch_steps, tile_counts
-from overweave.sim.ports import Ports
-from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
-from overweave.sim.record import Recorder
+from overweave.sim.ports import Ports, bounded_total_us
+from overweave.sim.processor import Batch, Collectives, RunningKernel, StreamingMultiprocessors, TileRun
 
 
 def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile_us: float | None = None) -> Timeline:
     """Return the Timeline of one warm call of `plan` on `machine`. with_tiles: spans of tiles, not of operations.
-    author_tile_us: time of one tile of an author's kernel, every SM busy (sim/author.py estimates it).
+    author_tile_us: time of one tile of an author's kernel, every SM busy (sim/cost.py estimates it).
 
     Raises InputError if the machine has fewer GPUs than the plan has ranks, or no peer access and the plan addresses
     peers, ScheduleError if the plan cannot be run to its end: a queue without an engine, a kernel without a config, or
@@ -199,7 +197,6 @@ class _Run:
             self._recorder.add_join(rank, self._stream(rank), max(own), joined_us)
 
     def _is_on_side_stream(self, step: LaunchStep) -> bool:
-        """Return whether a step runs on a side stream."""
         return step.operation.queue in self._side_queues
 
     def _stream(self, rank: int) -> str:
@@ -401,3 +398,71 @@ class _Run:
         """Slow a rank's kernels by the load of its ports: copies share its memory bandwidth."""
         factor = self._machine.sharing.copy_engine.factor
         self._processors[rank].set_slowdown(1.0 + (factor - 1.0) * load)
+
+
+# Recorder of a simulated run: spans per operation or per tile, and an arrow for each signal.
+
+
+class Recorder:
+    """Collects spans. with_tiles: one track per program and one span per tile instead of one span per operation."""
+
+    def __init__(self, with_tiles: bool) -> None:
+        self._with_tiles = with_tiles
+        self._spans: list[TimelineSpan] = []
+        self._first: dict[str, int] = {}  # operation -> index of its first span
+        self._last: dict[str, int] = {}  # and of its last one
+        self._tiles: dict[str, tuple[float, float, float]] = {}  # operation -> claim, begin and end of its tiles, us
+
+    def add_prologue(self, rank: int, track: str, begin_us: float, end_us: float) -> None:
+        self._spans.append(TimelineSpan(rank, track, "begin", BEGIN, begin_us, end_us))
+
+    def add_join(self, rank: int, track: str, begin_us: float, end_us: float) -> None:
+        self._spans.append(TimelineSpan(rank, track, "join", WAIT, begin_us, end_us))
+
+    def add_wait(self, operation: Operation, begin_us: float, end_us: float) -> None:
+        if end_us > begin_us:
+            self._spans.append(TimelineSpan(operation.rank, operation.queue, operation.name, WAIT, begin_us, end_us))
+
+    def add_span(self, operation: Operation, kind: SpanKind, begin_us: float, end_us: float) -> None:
+        self._add(operation, TimelineSpan(operation.rank, operation.queue, operation.name, kind, begin_us, end_us))
+
+    def add_batch(self, operation: Operation, kind: SpanKind, batch: Batch, end_us: float) -> None:
+        """Add the tiles of a batch that has ended; without tiles, widen the operation's span to cover them."""
+        if self._with_tiles:
+            for position, program in enumerate(batch.programs):
+                track, name = f"{operation.queue}.{program:03d}", f"{operation.name}.{batch.first + position}"
+                if batch.begin_us > batch.claimed_us:
+                    self._spans.append(
+                        TimelineSpan(operation.rank, track, name, WAIT, batch.claimed_us, batch.begin_us)
+                    )
+                self._tile(operation, track, name, kind, batch, end_us)
+            return
+        claimed, begin, end = self._tiles.get(operation.name, (batch.claimed_us, batch.begin_us, end_us))
+        self._tiles[operation.name] = min(claimed, batch.claimed_us), min(begin, batch.begin_us), max(end, end_us)
+
+    def _tile(self, operation: Operation, track: str, name: str, kind: SpanKind, batch: Batch, end_us: float) -> None:
+        """Add the span of a tile; of a tile that waited late: its product, its wait and the rest."""
+        begin_us = batch.begin_us
+        late_wait = batch.late_wait_us or (end_us, end_us)
+        if late_wait[0] < late_wait[1]:
+            self._add(operation, TimelineSpan(operation.rank, track, name, kind, begin_us, late_wait[0]))
+            self._spans.append(TimelineSpan(operation.rank, track, name, WAIT, *late_wait))
+            begin_us = late_wait[1]
+        self._add(operation, TimelineSpan(operation.rank, track, name, kind, begin_us, end_us))
+
+    def end_tiles(self, operation: Operation, kind: SpanKind) -> None:
+        """Add the spans of an operation whose last tile has ended."""
+        if operation.name in self._tiles:
+            claimed, begin, end = self._tiles.pop(operation.name)
+            self.add_wait(operation, claimed, begin)
+            self.add_span(operation, kind, begin, end)
+
+    def timeline(self, name: str, schedule: Schedule, with_arrows: bool) -> Timeline:
+        """Return all spans. with_arrows: from each operation that signals to each that waits for it."""
+        drawn = arrows(schedule, self._first, self._last) if with_arrows else ()
+        return make_timeline(name, "simulated", schedule.world_size, self._spans, drawn)
+
+    def _add(self, operation: Operation, span: TimelineSpan) -> None:
+        self._first.setdefault(operation.name, len(self._spans))
+        self._last[operation.name] = len(self._spans)
+        self._spans.append(span)

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from overweave.adapters import versions
-from overweave.adapters.versions import ADAPTED, names_of
+from overweave.adapters import packages
+from overweave.adapters.packages import ADAPTED, names_of
 from overweave.errors import MachineError
 from tests.source_tree import ROOT, modules
 
@@ -19,7 +19,7 @@ from tests.source_tree import ROOT, modules
 @pytest.mark.parametrize("name", ADAPTED)
 def test_one_that_is_older_or_missing_is_named_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch):
     wanted = ADAPTED[name]
-    monkeypatch.setattr(versions, "version", lambda package: "0.0.9")
+    monkeypatch.setattr(packages, "version", lambda package: "0.0.9")
     with pytest.raises(MachineError) as raised, names_of(name):
         pass
     told = str(raised.value)
@@ -30,7 +30,7 @@ def test_one_that_is_older_or_missing_is_named_in_one_line(name: str, monkeypatc
     def missing(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(versions, "version", missing)
+    monkeypatch.setattr(packages, "version", missing)
     with pytest.raises(MachineError, match=f"{wanted.package} is not installed.*pip install"), names_of(name):
         pass
 
@@ -39,7 +39,7 @@ def test_one_that_is_older_or_missing_is_named_in_one_line(name: str, monkeypatc
 def test_one_whose_names_have_moved_is_named_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch):
     """Newer ones are such, sooner or later: the package is here an empty one."""
     package = name
-    monkeypatch.setattr(versions, "version", lambda package: "99.1.2rc1")
+    monkeypatch.setattr(packages, "version", lambda package: "99.1.2rc1")
     for loaded in [each for each in sys.modules if each.split(".")[0] in (package, "spmd_types")]:
         monkeypatch.delitem(sys.modules, loaded)
     for empty in (package, "spmd_types"):
@@ -54,7 +54,7 @@ def test_one_whose_names_have_moved_is_named_in_one_line(name: str, monkeypatch:
 
 def test_between_the_first_and_beyond_the_last_names_decide(monkeypatch: pytest.MonkeyPatch):
     for found in ("5.17.0", "5.24.1", "5.99", "6.0"):
-        monkeypatch.setattr(versions, "version", lambda package, found=found: found)
+        monkeypatch.setattr(packages, "version", lambda package, found=found: found)
         with names_of("transformers"):
             pass
 

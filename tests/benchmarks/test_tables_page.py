@@ -15,8 +15,6 @@ from benchmarks.tables_page import COMMANDS, PAGE, REMARKS, _gpus, page, picture
 from campaigns.tables.table_pictures import DRAWN
 from campaigns.tables.table_rows import COMPILED, PORTABLE, TABLES, TORCH, Row, write
 
-HEAD = "back_end,sms,bytes,us,gb_per_s\n"
-
 
 def test_the_page_is_what_the_files_say():
     assert PAGE.read_text() == page(), "run python -m benchmarks.tables_page"
@@ -64,29 +62,6 @@ def test_the_latest_file_of_a_table_counts(results: Path):
     assert "90.0" not in text
     assert "- PASS  op: compiled within 1.03 of portable, geometric mean: 1.010" in text
     assert "- op, MLP-1, compiled: `how compiled`" in text
-
-
-def test_what_is_of_two_gpus_alone_and_what_is_missing_is_said(results: Path):
-    write(
-        results / "compiled_tables.h200x2.2026-01-02.csv",
-        [*against(101.0), *(r._replace(table="tiles") for r in against(1.0))],
-    )
-    write(results / "compiled_tables.h200x4.2026-01-02.csv", against(101.0))
-    text = page()
-    assert "| 4 x NVIDIA H200 |" in text
-    assert f"On two GPUs alone: {TABLES['tiles'].title}.\n" in text
-    missing = next(line for line in text.splitlines() if line.startswith("Not measured: "))
-    assert TABLES["streamed"].title in missing
-    assert TABLES["against"].title not in missing
-
-
-def test_bandwidth_is_told_by_back_end_sms_and_size(results: Path):
-    lines = 'copy_engine,0,65536,16.38,4.00\n"load_store, own SMs",4,65536,9.79,6.69\n'
-    (results / "backend_bandwidth.h200x2.2026-01-01.csv").write_text(HEAD + lines)
-    text = page()
-    assert "**load/store, own SMs**" in text
-    assert "| 4 SMs | 7 |" in text
-    assert "| copy engine | 4 |" in text
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from benchmarks.teach import entries, together
 from overweave.tuner.space.shapes import ShapeCase
 from overweave.tuner.space.space import candidate, variations
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.table import Entry, Time
+from overweave.tuner.store.cache import Entry, Time
 
 CASE = {"name": "c", "m": 4096, "n": 2048, "k": 1024}
 

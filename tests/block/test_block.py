@@ -9,10 +9,9 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner
 
-from overweave.block import bench, ways
+from overweave.block import ways
 from overweave.block.cases import BlockCase, BlockSizes, BlockWork, read_blocks
-from overweave.block.graphs import FusedCounts
-from overweave.block.predicted import predicted
+from overweave.block.predicted import FusedCounts, predicted
 from overweave.cli.main import app
 from overweave.errors import InputError
 from overweave.memory.group import resolve
@@ -114,8 +113,8 @@ def test_torchs_pass_is_asked_what_it_fuses(tmp_path: Path):
 def rows(work: BlockWork, is_compiled: bool) -> list[list[str]]:
     """For `run_ranks`: the ways that ran and what was counted of their graphs, and those that were left out."""
     request = BenchRequest(operator="block", device="cpu", dtype="fp32", effort=Effort(rounds=2, warmup=1))
-    with patch.object(bench, "WAYS", tuple(way for way in ways.WAYS if is_compiled or way.graph is None)):
-        (run,) = bench.block_runs((case(work),), request, resolve(None))
+    with patch.object(ways, "WAYS", tuple(way for way in ways.WAYS if is_compiled or way.graph is None)):
+        (run,) = ways.block_runs((case(work),), request, resolve(None))
     (measured,) = run.cases
     return [[f"{row.name} {row.plan}".rstrip() for row in measured.methods], list(measured.left_out)]
 

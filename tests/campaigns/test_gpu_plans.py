@@ -8,14 +8,14 @@ from campaigns import cases
 from campaigns.exact import gpu_faults, gpu_packed
 from campaigns.host import host_cases
 from overweave.ir.problem import Problem
-from overweave.ops.call.plan_words import candidate_of
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.record import Method
+from overweave.tuner.space.space import candidate_of
 
 NAMED = (
     *((operator, plan) for operator in cases.OPERATORS for plan in cases.every_plan(operator)),
-    *cases.LONG_RUNS,
+    *cases.BY_ENGINES,
     *cases.IN_KERNELS,
     *((lost[0].operator, lost[0].plan) for lost in gpu_faults.LOST),
     *((case.operator, case.plan) for case in host_cases.CASES),

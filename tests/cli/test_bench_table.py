@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from overweave.cli.bench_table import print_runs
-from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
-from overweave.tuner.measure.measures import Measures
-from overweave.tuner.measure.statistics import Ratio
-from overweave.tuner.measure.summary import spread
-from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.bench import BenchRun, CaseRows, Measures, MethodRow, spread
+from overweave.tuner.measure.timer import Effort, Ratio
 from overweave.tuner.space.shapes import ShapeCase
 
 RATIO = Ratio(value=1.05, low=1.04, high=1.06)

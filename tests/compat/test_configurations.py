@@ -17,7 +17,7 @@ CONFIGURATIONS = 12
 
 def chosen() -> list[Case]:
     """Of the Hopper kernel half of them: most of what a version of Triton can break is there. The last has rectangles
-    of which as many as there are make no whole wider ones (kernels/hopper/rectangles.py), in operands and in results.
+    of which as many as there are make no whole wider ones (kernels/hopper/tiles.py), in operands and in results.
     """
     every = list(cases())
     hopper = [each for each in every if "hopper" in each.source.name]

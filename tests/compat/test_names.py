@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from overweave.compat import triton_names, versions
-from overweave.compat.homes import Home
-from overweave.compat.versions import TESTED, numbers, standing
+from overweave.compat.versions import TESTED, Home, numbers, standing
 from overweave.errors import KernelUnavailable
 from tests.source_tree import ROOT, nodes
 
@@ -21,7 +20,7 @@ TELLS = (
     "adapters/symm_mem/install.py",
     "cli/main.py",
     "runtime/diagnosis.py",
-    "tuner/calibrate/calibration.py",
+    "tuner/calibrate/machine_file.py",
     "tuner/store/cache.py",
 )
 # Modules of Triton whose names are nobody's promise; the interpreter's are repaired in rooms of their own.

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from overweave.compat import torch_names
-from overweave.compat.homes import Home
+from overweave.compat.versions import Home
 from overweave.errors import MachineError
 from tests.source_tree import ROOT, nodes
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from overweave.compiler.contract import Contract, Guard
 from tests.compiler import kernels_protocol as kernels
 from tools.aot import Source
+from tools.ptx_lint.contract import Contract, Guard
 
 TILE = {"BM": 64, "BN": 64, "BK": 64}
 LAUNCH = {"num_warps": 4, "num_stages": 3}

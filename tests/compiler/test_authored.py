@@ -10,7 +10,7 @@ import triton
 
 from campaigns.lint.authored_cases import AUTHORS, authored_case
 from campaigns.lint.lint_authored import main
-from overweave.compiler.emit.generated import load_generated
+from overweave.compiler.emit.emit import load_generated
 from tests import forked
 from tools.aot import compile_kernel
 from tools.ptx_lint.lint import lint
@@ -18,19 +18,12 @@ from tools.ptx_lint.lint import lint
 pytestmark = pytest.mark.slow
 
 
-CARRIED = "tiles or bulk or both"  # cases whose tiles carry something, or that exchange two tensors
-# A short version: the ordinary matmul on any number of ranks, all others on three. The files themselves run every case.
-SHORT = "-3] or ((test_a_gathered_matmul or test_a_scattered_matmul) and not copy_kernel)"
-
-
 @pytest.mark.parametrize("part", ["1/12", *(pytest.param(f"{k}/12", marks=pytest.mark.nightly) for k in range(2, 13))])
 @pytest.mark.parametrize(
     ("files", "chosen"),
     [
-        ("authored_kernels", f"(({CARRIED}) and -3]) or (not ({CARRIED}) and ({SHORT}))"),
-        ("authored_chunks", ""),
-        ("authored_sums authored_spelled authored_forms", ""),
-        ("authored_layer_norm", "-3] and (pull or tiles or spread)"),
+        ("authored_table", ""),
+        ("authored_calls authored_spelled authored_forms", ""),
         ("untruths/exact_on_ranks", "-3]"),
     ],
 )

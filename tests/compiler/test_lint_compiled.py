@@ -24,7 +24,6 @@ from campaigns.lint.lint_protocol import begin_case, tell_case, wait_case
 from campaigns.lint.lint_tiles import FINISHED
 from campaigns.lint.spills import beyond
 from overweave.compat.versions import numbers
-from overweave.compiler.contract import Contract
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig, ReduceConfig
@@ -53,6 +52,7 @@ from tests.compiler.cases import (
 )
 from tests.compiler.listing import ATOMICS, Listing
 from tools.aot import Compiled, Source, compile_kernel
+from tools.ptx_lint.contract import Contract
 from tools.ptx_lint.lint import lint
 from tools.ptx_lint.ptx import Instruction, registers
 from tools.ptx_lint.subject import Subject

@@ -11,7 +11,7 @@ import triton
 
 from campaigns.lint.lint_all import report
 from campaigns.lint.lint_tile_kernels import cases
-from overweave.compiler.emit.generated import load_generated
+from overweave.compiler.emit.emit import load_generated
 from tests import forked
 from tests.source_tree import ROOT
 from tests.test_size import functions, is_device

@@ -87,7 +87,7 @@ def test_every_way_in_which_kernels_end(dtype: str):
 
 
 def test_another_number_is_another_kernel():
-    from overweave.kernels.added import epilogue_code
+    from overweave.kernels.epilogue import epilogue_code
 
     toy_epilogue.add()
     codes = {epilogue_code(replace(ENDS, more=(Applied("scaled_clamp", (-3.0, high)),))) for high in (5.0, 6.0)}

@@ -22,7 +22,7 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ops.dispatch.schema import DEFINED
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.simulate import total_us
-from overweave.tuner.space.problem_words import with_epilogue
+from overweave.tuner.space.shapes import with_epilogue
 from tests import forked
 from tests.extending import toy_epilogue
 from tests.extending.toy_epilogue import FORM, in_torch

@@ -24,8 +24,8 @@ from overweave.schedules.moves import gather_templates
 from overweave.schedules.moves.reduction_templates import across_mesh, round_ring
 from overweave.schedules.records.record import Method
 from overweave.schedules.weave.transports import wanted_of
+from overweave.tuner.measure.compiled import families
 from overweave.tuner.model.rank import rank_candidates
-from overweave.tuner.space.compiled import families
 from overweave.tuner.space.space import candidate, candidates, is_member, reason_unsupported
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import shipped

@@ -16,7 +16,7 @@ from campaigns.oracle.plans.library_queues import ROWS, K, N, gathered_beside, g
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
-from overweave.runtime.gpu.launch import bind
+from overweave.runtime.gpu.bound import bind
 from tests.ir.column_chunks import gathered, scattered
 
 CALLS = 20

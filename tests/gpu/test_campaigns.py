@@ -42,7 +42,7 @@ CAMPAIGNS = {
 # NCCL has no two ranks on a GPU. In gloo the collectives of DTensors on GPUs end in a segmentation fault (torch 2.11).
 NEEDS_NCCL = {"models", *(f"beside {one}" for one in OPERATORS)}
 ALONE = {  # one process each: odd sizes, and what the GPU's arithmetic is
-    "odd_sizes": ["gpu_short_matmul", "--only", "odd"],
+    "odd_sizes": ["gpu_odd_sizes", "--repeats", "20"],
     "arithmetic": ["gpu_arithmetic"],
 }
 # Every tile shape, bit-equal at the sizes of mlp, by one process too. It waits for the GPU after each of more than ten

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from overweave.errors import InputError
-from overweave.hardware.curves import Curve, SmCurve
 from overweave.hardware.machine import load, names
+from overweave.hardware.topology import Curve, SmCurve
 
 COUNTS = ("gpus", "between")  # how many GPUs there are, and which of them a link joins
 

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from overweave.errors import MachineFileError
-from overweave.hardware.curves import Bandwidth, Curve
 from overweave.hardware.machine import decode, load, names
-from overweave.hardware.topology import Link, Routes, Topology, check
+from overweave.hardware.topology import Bandwidth, Curve, Link, Routes, Topology, check
 from tests.clock import ends_within
 
 PORT = Bandwidth(100.0, "paper")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from overweave.compiler.contract import Contract, Guard
 from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
 from overweave.lang.mapping import TileChannel, Tiles
 from tests import forked
 from tests.lang import primitive_kernels as kernels
 from tools.aot import Source, compile_kernel
+from tools.ptx_lint.contract import Contract, Guard
 from tools.ptx_lint.lint import lint
 
 pytestmark = pytest.mark.slow

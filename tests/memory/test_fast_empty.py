@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from overweave.memory import fast_empty as maker
-from overweave.memory.fast_empty import empty_factory as maker_of
+from overweave.memory import outside_modes
+from overweave.memory.outside_modes import empty_factory
 
 CPU = torch.device("cpu")
 
@@ -15,12 +15,12 @@ def test_results_are_made_where_x_lies_on_the_quick_way_where_it_is_the_current_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[tuple[object, ...]] = []
-    monkeypatch.setattr(maker, "empty_strided_cuda", lambda *given: made.append(given))
-    monkeypatch.setattr(maker, "cuda_getDevice", lambda: 1)
-    here, there = (maker_of(torch.device("cuda", index)) for index in (1, 2))
+    monkeypatch.setattr(outside_modes, "empty_strided_cuda", lambda *given: made.append(given))
+    monkeypatch.setattr(outside_modes, "cuda_getDevice", lambda: 1)
+    here, there = (empty_factory(torch.device("cuda", index)) for index in (1, 2))
     here((3, 5), torch.float16)
     assert made == [((3, 5), (5, 1), torch.float16)]
     monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: (shape, dtype, device))
     assert there((3, 5), torch.float16) == ((3, 5), torch.float16, torch.device("cuda", 2))
-    assert maker_of(CPU)((3, 5), torch.float16) == ((3, 5), torch.float16, CPU)
+    assert empty_factory(CPU)((3, 5), torch.float16) == ((3, 5), torch.float16, CPU)
     assert len(made) == 1

@@ -12,13 +12,17 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Put, Region, Schedule
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
+    CopyStep,
+    MemoryRef,
     SlotAddresses,
+    StreamStep,
+    WaitStep,
+    WriteStep,
     addend_addresses,
     copy_steps,
     copy_targets,
     reduction_operands,
 )
-from overweave.memory.steps import CopyStep, MemoryRef, StreamStep, WaitStep, WriteStep
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.communication import PUSHES
 from tests.ir.two_ranks import RANKS, altered, exchange, put, sums, total, whole

@@ -11,14 +11,13 @@ import torch.distributed as dist
 import overweave as ow
 from campaigns.cases import BY_COLLECTIVES, EXCHANGED, PLAIN
 from overweave.errors import GroupError
-from overweave.memory import subgroups
-from overweave.memory.group import resolve
-from overweave.memory.subgroups import subgroup
+from overweave.memory import group as groups
+from overweave.memory.group import resolve, subgroup
 from tests.ops.calls import Call, is_right
 from tests.ranks import run_ranks
 
 ORDERS = ([3, 2, 1, 0], [2, 0, 3, 1])
-needs_order = pytest.mark.skipif(not subgroups.CAN_KEEP_ORDER, reason="this torch sorts the ranks of new groups")
+needs_order = pytest.mark.skipif(not groups.CAN_KEEP_ORDER, reason="this torch sorts the ranks of new groups")
 SPLITS = hasattr(dist.ProcessGroupGloo, "split")
 MADE_BY = (
     "new_group",
@@ -86,7 +85,7 @@ def test_operators_are_exact(order: list[int], made_by: str):
 def refusals() -> list[str]:
     """As with a torch that sorts: refused on all ranks, those of a part that ascends, too."""
     group, told = resolve(disordered([0, 1, 3, 2])), []
-    with patch.object(subgroups, "CAN_KEEP_ORDER", False):
+    with patch.object(groups, "CAN_KEEP_ORDER", False):
         own = (0, 1) if group.rank < 2 else (2, 3)
         with pytest.raises(GroupError) as caught:
             subgroup(group, own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import NamedTuple
 
 import torch
@@ -14,10 +13,6 @@ from overweave.ir.dtype import Dtype
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
 from overweave.ops.call.groups import GroupLike
-
-ALIGNED = {"n": 24, "k": 16}  # what tile kernels take in every dtype
-RAGGED = {"n": 13, "k": 9}
-DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
 
 
 class Call(NamedTuple):
@@ -69,39 +64,3 @@ def is_right(call: Call, turn: int = 0, group: GroupLike = None) -> bool:
         if not torch.equal(gathered[0], torch.cat(shards)):
             return False
     return y.shape == data.exact.shape and torch.equal(y, data.exact.to(y.dtype))
-
-
-def wrong_calls(calls: list[Call]) -> list[str]:
-    """For `run_ranks`: the calls that were wrong on this rank, each made twice."""
-    return [f"{call} turn {turn}" for call in calls for turn in range(2) if not is_right(call, turn)]
-
-
-def rows(world_size: int) -> list[int]:
-    """None, one, fewer than ranks, as many, ragged, a prime, even."""
-    return sorted({0, 1, world_size - 1, world_size, 2 * world_size + 1, 37, 16 * world_size})
-
-
-def calls_of_any_size(operator: str, world_size: int, seed: int) -> list[Call]:
-    """Every number of rows without naming a plan; dtypes, layouts and ragged extents as they fall."""
-    chance = random.Random(seed)
-    return [
-        Call(
-            operator,
-            m,
-            dtype=chance.choice(DTYPES),
-            b_is_transposed=chance.random() < 0.5,
-            returns_gathered=operator == ALL_GATHER and chance.random() < 0.5,
-            **chance.choice((ALIGNED, RAGGED)),
-        )
-        for m in rows(world_size)
-    ]
-
-
-def calls_by_plan(operator: str, plans: tuple[str, ...], m: int, dtypes: tuple[Dtype, ...]) -> list[Call]:
-    """Every plan in every given dtype, in both layouts."""
-    return [
-        Call(operator, m, dtype, plan, b_is_transposed)
-        for plan in plans
-        for dtype in dtypes
-        for b_is_transposed in (False, True)
-    ]

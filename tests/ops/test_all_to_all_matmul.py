@@ -16,7 +16,7 @@ from overweave.ir.verify.plan import verify_plan
 from overweave.memory.group import Group, resolve
 from overweave.ops.call.prepared import calls_of
 from overweave.schedules.catalog import catalog
-from overweave.schedules.methods.finer import POINTS
+from overweave.schedules.families.finer import POINTS
 from tests.ranks import run_ranks
 
 K, N, MOST = 16, 24, 9

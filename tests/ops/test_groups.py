@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -19,8 +18,6 @@ import torch.distributed as dist
 
 import overweave as ow
 from overweave.errors import GroupError, InputError, OverweaveError
-from overweave.memory.group import resolve
-from overweave.ops.author.compile import FusedKernel
 from overweave.ops.call import groups as known_groups
 from overweave.ops.call import prepared
 from overweave.runtime.host.emulate import HostCall
@@ -84,18 +81,17 @@ def test_nothing_is_kept_for_groups_that_are_gone():
         assert known[:2] == [2, 1] or known[:2] == [1, 1]
 
 
-def compile_for_two() -> int:
-    fused = object.__new__(FusedKernel)
-    fused._calls = WeakKeyDictionary()
+def compiled_for_two() -> int:
     groups = [dist.new_group(EVERY) for _ in range(2)]
-    fused._calls_of(resolve(groups[0]))["a call"] = resolve(groups[0])
+    compiled = prepared.AgreedCall("a kernel", b"", lambda given: None)
+    prepared.calls_of(known_groups.group_of(groups[0])).put(("a call",), compiled)
     dist.destroy_process_group(groups[0])
-    fused._calls_of(resolve(groups[1]))
-    return len(fused._calls)
+    known_groups.group_of(groups[1])
+    return sum(compiled in calls.values() for calls in prepared.CALLS.values())
 
 
 def test_compiled_kernels_keep_nothing_either():
-    assert run_ranks(compile_for_two, 2) == [1, 1]
+    assert run_ranks(compiled_for_two, 2) == [0, 0]
 
 
 def look_alone() -> bool:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
+from campaigns.exact.calls import FP8, Case, Form, widths
 from overweave.errors import InputError, OverweaveError, RankMismatch
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
@@ -20,10 +21,10 @@ from overweave.ops.call import prepared
 from overweave.ops.tune import tune_and_learn
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import decode, fingerprint, path_of, save
-from overweave.tuner.store.table import Entry, Time
+from overweave.tuner.store.cache import Entry, Time, decode, fingerprint, path_of, save
 from tests.clock import slowness
 from tests.ops.calls import Call, is_right
+from tests.ops.table import fault
 from tests.ranks import run_ranks
 
 AG, RS, AR = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
@@ -91,41 +92,40 @@ def test_a_later_process_chooses_by_the_cache():
     assert run_ranks(calls_of, 2, 48) == ["per_shard"] * 2
 
 
-def tuned_beside(operator: str, n: Any, after: str) -> list[Any]:
+def tuned_beside(case: Case, after: str) -> list[Any]:
     """A call with more than a bare product, tuned: what was found, and what explain, a call and a neighbour take."""
-    choice = ow.tune(operator, m=48, n=n, k=16, dtype=torch.float32, after=after)
-    asked = {"m": 44, "k": 16, "world_size": 2, "dtype": torch.float32, "device": "cpu"}
-    told = [choice.text, choice.source, *_taken(ow.explain(operator, n=n, after=after, **asked))]
-    x, w = torch.ones(22 if operator == AG else 44, 16), torch.ones(16, 24)
-    if isinstance(n, tuple):
-        products = ow.all_gather_matmul(x, [part.contiguous() for part in w.split(n, dim=1)])
-        told.append(all(bool((y == 16).all()) for y in products))
-    elif operator == AR:
-        ow.matmul_all_reduce(x, w, norm=ow.RmsNorm(torch.ones(24), torch.ones(44, 24)))
-    else:
-        ow.all_gather_matmul(x, w, activation="silu", gate=torch.ones(16, 24))
-    told.append(prepared.calls_of(resolve(None)).latest().choice.text)
-    other = ow.explain(operator, n=24, **asked)
-    return [*told, other.source]
-
-
-def _taken(choice: Any) -> list[str]:
-    return [choice.text, choice.source]
+    n, asked = (widths(case) if case.form.weights > 1 else case.n), {"k": case.k, "dtype": case.dtype, "device": "cpu"}
+    choice = ow.tune(case.operator, m=48, n=n, after=after, **asked)
+    told = ow.explain(case.operator, m=case.m, n=n, after=after, world_size=2, **asked)
+    right = fault(case, 1)
+    taken = prepared.calls_of(resolve(None)).latest().choice
+    other = ow.explain(case.operator, m=case.m, n=case.n, world_size=2, **asked)
+    return [choice.source, told.source, choice.text, told.text, taken.text, right, other.source]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("operator", "n", "after"),
-    [(AG, (8, 16), ""), (AG, 24, "gate+silu"), (AR, 24, "residual+rms_norm")],
+    ("operator", "form", "after", "other"),
+    [  # other: a bare product is near enough to ask it, but for a gate, whose product is twice as wide
+        (AG, Form(weights=3), "", "nearest"),
+        (AG, Form(gate=True, activation="silu"), "gate+silu", "rule"),
+        (AR, Form(norm=True, residual=True), "residual+rms_norm", "nearest"),
+        *((operator, Form(scaling="rows"), "", "cache") for operator in (AG, RS, AR)),
+        (AG, Form(scaling="rows", gate=True), "gate", "rule"),
+        (AG, Form(scaling="rows", weights=3, bias=True, activation="silu"), "bias+silu", "nearest"),
+    ],
 )
-def test_more_than_a_bare_product_is_tuned_explained_and_chosen_alike(operator: str, n: Any, after: str):
-    first, second = run_ranks(tuned_beside, 2, operator, n, after)
+def test_more_than_a_bare_product_is_tuned_explained_and_chosen_alike(
+    operator: str, form: Form, after: str, other: str
+):
+    dtype = FP8 if form.scaling else torch.float32
+    case = Case(operator, 44, 144, 32, dtype, bool(form.scaling), form=form)
+    first, second = run_ranks(tuned_beside, 2, case, after)
     assert first == second
-    text, source, explained, explained_source, *_, called, other = first
-    assert (source, explained_source) == ("cache", "cache")
+    tuned_by, explained_by, text, explained, called, fault, bare = first
+    assert (tuned_by, explained_by) == ("cache", "cache")
     assert text == explained == called
-    # A bare product is near enough to ask it, but for a gate, whose product is twice as wide.
-    assert other == ("rule" if "gate" in after else "nearest")
+    assert (fault, bare) == ("", other)
 
 
 def public(operator: str) -> list[str]:
@@ -272,7 +272,9 @@ def choose_anew() -> list[Any]:
 
 
 def _sources(group: Group) -> list[str]:
-    return sorted({call.choice.source for call in prepared.calls_of(group).values()})
+    return sorted(
+        {call.choice.source for call in prepared.calls_of(group).values() if isinstance(call, prepared.Prepared)}
+    )
 
 
 @pytest.mark.slow

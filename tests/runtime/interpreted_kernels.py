@@ -14,7 +14,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from overweave.runtime.interpreted import interpreter
 
@@ -24,16 +23,14 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
-from campaigns.exact.exactness import Case, compute, make_data  # noqa: E402
+from campaigns.exact.exactness import Case, make_data  # noqa: E402
 from overweave.errors import InputError, PeerTimeout  # noqa: E402
-from overweave.ir.epilogue import Epilogue  # noqa: E402
 from overweave.ir.problem import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.memory.host.workspace import HostSlot, HostWorkspace  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.host.host import run_on_host  # noqa: E402
-from overweave.runtime.interpreted.arithmetic import matmul_fp32  # noqa: E402
-from overweave.runtime.library.epilogue import apply_epilogue  # noqa: E402
+from overweave.runtime.interpreted.numbers import matmul_fp32  # noqa: E402
 from overweave.schedules.catalog import catalog  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 
@@ -205,125 +202,6 @@ def test_atomic_add_loses_nothing():
     assert word[0] == 20000
 
 
-def run_kernels(calls: int) -> list[str]:
-    group, wrong = resolve(None), []
-    for schedule in ("all_gather_matmul.push", "all_gather_matmul.pull", "matmul_reduce_scatter.scatter"):
-        for m in (0, 1, 37):
-            problem = Problem(
-                operator=schedule.split(".")[0],
-                m=m,
-                n=40,
-                k=16,
-                world_size=group.world_size,
-                dtype="bfloat16",
-                b_is_transposed=m == 1,
-            )
-            case = Case(schedule, problem, {"pieces": 2}, seed=m)
-            plan = catalog.build(schedule, problem, case.options)
-            for call in range(calls):
-                data = make_data(case, group.rank, is_integer=True, call=call)
-                if not torch.equal(compute(case, plan, group, data, "interpreter"), data.exact.bfloat16()):
-                    wrong.append(f"{case} call {call}")
-    return wrong
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_the_real_kernels_are_exact(world_size: int):
-    assert run_ranks(run_kernels, world_size, 3) == [[]] * world_size
-
-
-def run_cut_tiles() -> list[str]:
-    """Tables with narrow tiles, for signals count them."""
-    group, wrong = resolve(None), []
-    halves = {"block_m": 16, "block_n": 128, "split_n": 2, "sms": 6}
-    quarters = {"block_m": 16, "block_n": 256, "split_n": 4, "sms": 4}
-    gather, scatter = "all_gather_matmul.push", "matmul_reduce_scatter.scatter"
-    for schedule, n, options in ((gather, 200, halves), (scatter, 168, halves), (scatter, 424, quarters)):
-        operator = schedule.split(".")[0]
-        problem = Problem(operator=operator, m=37, n=n, k=16, world_size=group.world_size, dtype="bfloat16")
-        case = Case(schedule, problem, options, seed=n)
-        plan = catalog.build(schedule, problem, options)
-        assert any(row.width for row in plan.tile_order(group.rank, "tiles").rows)
-        data = make_data(case, group.rank, is_integer=True)
-        if not torch.equal(compute(case, plan, group, data, "interpreter"), data.exact.bfloat16()):
-            wrong.append(str(case))
-    return wrong
-
-
-def test_cut_tiles_are_exact():
-    assert run_ranks(run_cut_tiles, 2) == [[]] * 2
-
-
-def run_sums_in_tiles(calls: int) -> list[str]:
-    """Own tiles that add what arrived: every place in the order, empty and short pieces, half tiles, tall strips."""
-    group, wrong = resolve(None), []
-    half = {"block_n": 128, "split_n": 2, "sms": 6}
-    for m, options in ((0, {}), (1, {}), (37, {"order": "all_peers"}), (90, {"pieces": 3}), (64, half), (150, half)):
-        problem = Problem(
-            operator="matmul_reduce_scatter", m=m, n=168, k=16, world_size=group.world_size, dtype="bfloat16"
-        )
-        tiles: dict[str, int | str] = {"block_m": 16, "block_n": 64, "pieces": 2, "sums": "epilogue"}
-        case = Case("matmul_reduce_scatter.scatter", problem, tiles | options, seed=m)
-        plan = catalog.build(case.schedule, problem, case.options)
-        for call in range(calls):
-            data = make_data(case, group.rank, is_integer=True, call=call)
-            if not torch.equal(compute(case, plan, group, data, "interpreter"), data.exact.bfloat16()):
-                wrong.append(f"{case} call {call}")
-    return wrong
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_sums_in_own_tiles_are_exact(world_size: int):
-    assert run_ranks(run_sums_in_tiles, world_size, 2) == [[]] * world_size
-
-
-def run_pushes(calls: int) -> list[str]:
-    """Chunks moved by the copy kernel: beside the tiles, behind them, and fewer rows than tiles."""
-    group, wrong = resolve(None), []
-    for schedule in ("all_gather_matmul.push", "matmul_reduce_scatter.scatter"):
-        for m, options in ((0, {}), (1, {}), (37, {"sms": 1}), (150, {"pieces": 1}), (75, {"order": "all_peers"})):
-            operator = schedule.split(".")[0]
-            problem = Problem(operator=operator, m=m, n=104, k=208, world_size=group.world_size, dtype="bfloat16")
-            case = Case(schedule, problem, {"mover": "copy_kernel", "copy_programs": 1, **options}, seed=m)
-            plan = catalog.build(schedule, problem, case.options)
-            for call in range(calls):
-                data = make_data(case, group.rank, is_integer=True, call=call)
-                if not torch.equal(compute(case, plan, group, data, "interpreter"), data.exact.bfloat16()):
-                    wrong.append(f"{case} call {call}")
-    return wrong
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_pushes_by_a_kernel_are_exact(world_size: int):
-    assert run_ranks(run_pushes, world_size, 1) == [[]] * world_size
-
-
-def run_epilogues() -> list[str]:
-    group, wrong = resolve(None), []
-    torch.manual_seed(group.rank)
-    rows, n, k = 20, 40, 16
-    x, w = torch.randn(rows, k).bfloat16(), torch.randn(k, n).bfloat16()
-    extras = {"bias": torch.randn(1, n).bfloat16(), "residual": torch.randn(rows * group.world_size, n).bfloat16()}
-    gathered = torch.empty(rows * group.world_size, k)
-    dist.all_gather_into_tensor(gathered, x.float())
-    for activation in ("silu", "gelu", "gelu_tanh"):
-        epilogue = Epilogue(bias=True, activation=activation, residual=True)
-        shape = {"m": rows * group.world_size, "n": n, "k": k, "world_size": group.world_size, "dtype": "bfloat16"}
-        problem = Problem(operator="all_gather_matmul", epilogue=epilogue, **shape)
-        plan = catalog.build("all_gather_matmul.push", problem, {"block_m": 16, "block_n": 32})
-        y = torch.full((problem.m, n), torch.nan).bfloat16()
-        run_on_host(plan, group, {"x": x, "w": w, **extras}, {"y": y}, depth="interpreter")
-        exact = gathered @ w.float()
-        apply_epilogue(exact, slice(0, problem.m), epilogue, {name: each.float() for name, each in extras.items()})
-        if not torch.allclose(y.float(), exact, rtol=2**-7, atol=2**-7):  # one rounding
-            wrong.append(f"{activation}: {float((y.float() - exact).abs().max())}")
-    return wrong
-
-
-def test_kernels_finish_their_tiles():
-    assert run_ranks(run_epilogues, 2) == [[]] * 2
-
-
 def refuse_unaligned() -> str:
     group = resolve(None)
     problem = Problem(operator="all_gather_matmul", m=4, n=8, k=9, world_size=group.world_size, dtype="bfloat16")
@@ -382,3 +260,28 @@ def test_kernels_that_wait_in_vain_are_ended(schedule: str, options: dict[str, i
     for text in run_ranks(call_alone, 2, schedule, options, timeout_s=20):
         assert f"rank 0 is late: {late}" in text
         assert "expected 1, seen 0" in text
+
+
+def bits_of_lost_sums(plan: str, options: dict[str, int | str]) -> list[int]:
+    """The bits of sums that are below 0 by less than half of the least fp16."""
+    group = resolve(None)
+    problem = Problem(operator="matmul_all_reduce", m=32, n=32, k=16, world_size=group.world_size, dtype="float16")
+    x, w = torch.full((32, 16), -(2.0**-14)).half(), torch.zeros(16, 32).half()
+    w[0] = 2.0**-14
+    y = torch.full((32, 32), torch.nan).half()
+    made = catalog.build(f"matmul_all_reduce.{plan}", problem, options)
+    run_on_host(made, group, {"x": x, "w": w}, {"y": y}, depth="interpreter")
+    return y.view(torch.int16).flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [
+        ("two_shot", {"sums": "epilogue"}),
+        ("ring_stored", {}),
+    ],
+)
+def test_a_zero_has_the_same_sign_on_every_rank(plan: str, options: dict[str, int | str]):
+    """Own sums and those of peers come to `y` by different ways: a move must leave the bits as they are."""
+    first, *others = run_ranks(bits_of_lost_sums, 3, plan, {"block_m": 16, "block_n": 32} | options)
+    assert others == [first] * 2

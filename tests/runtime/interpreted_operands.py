@@ -28,7 +28,6 @@ from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.host.processes import run_ranks  # noqa: E402 - forked now, with what this process has made
 from overweave.runtime.interpreted import (  # noqa: E402
     operands,
-    source,
 )
 
 load("host interpreter")
@@ -135,7 +134,7 @@ def test_what_triton_refuses_is_refused():
 
 def test_threads_may_make_one_function_at_once():
     """Programs run as threads, and launches beside each other: what is read of a file is the same for all of them."""
-    read = source._functions_of(__file__)[failing_kernel.fn.__code__.co_firstlineno]
+    read = operands._functions_of(__file__)[failing_kernel.fn.__code__.co_firstlineno]
     before = ast.dump(read, include_attributes=True)
     assert callable(triton_interpreter.FunctionRewriter(failing_kernel.fn).rewrite_ast())
     assert ast.dump(read, include_attributes=True) == before
@@ -153,4 +152,4 @@ def unmade() -> list[str]:
 
 def test_ranks_inherit_all_functions_but_the_one_that_is_refused():
     assert run_ranks(unmade, 2) == [["twice_assigning_kernel"]] * 2
-    assert not source._pending
+    assert not operands._pending

@@ -12,7 +12,7 @@ interpreter.repair()
 
 from overweave.ir.plan import SkinnyConfig  # noqa: E402
 from overweave.memory.split_k import SharedShares  # noqa: E402
-from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call  # noqa: E402
+from overweave.runtime.kernel_calls.packed import SkinnyOperands, skinny_call  # noqa: E402
 
 SHAPES = ((1, 64, 256), (5, 40, 104), (17, 77, 85), (3, 1, 40), (2, 33, 1), (40, 24, 16))
 CONFIG = SkinnyConfig(block_m=16, block_n=32, block_k=16)

@@ -10,7 +10,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.timeline.timeline import KINDS
 from overweave.memory.group import resolve
-from overweave.runtime.host.trace import subtract_poll_time, trace_on_host
+from overweave.runtime.host.host import subtract_poll_time, trace_on_host
 from overweave.runtime.trace import (
     HEAD,
     NOT_A_TILE,

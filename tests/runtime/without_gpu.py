@@ -15,13 +15,13 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import CompiledKernel
 
-from overweave.ir.launch.waits_without_deadline import waits_without_deadline
+from overweave.ir.launch.streams import waits_without_deadline
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.memory.cuda import driver
 from overweave.memory.layout import lay_out
 from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu import launcher
-from overweave.runtime.gpu.waits import merge_adjacent, pack_waits
+from overweave.runtime.gpu.launcher import merge_adjacent, pack_waits
 from tools.aot import HOPPER
 
 SIDE_STREAM: Any = SimpleNamespace(cuda_stream=5, wait_event=lambda event: None)

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from campaigns.oracle.plans.library_queues import ROWS, K, N, Sizes, gathered_beside, gathered_in_pairs, reduced_beside
 from overweave.hardware.machine import load
 from overweave.ir.launch.order import launch_order
-from overweave.ir.launch.streams import queues_beside
-from overweave.ir.launch.waits_without_deadline import waits_without_deadline
+from overweave.ir.launch.streams import queues_beside, waits_without_deadline
 from overweave.ir.plan import MatmulConfig, Plan
 from overweave.ir.schedule import Collective, Notify, Wait
 from overweave.ir.verify.plan import MachineLimits, verify_plan

@@ -12,7 +12,7 @@ from msgspec.structs import fields, replace
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import Norm
-from overweave.ir.launch.reach import addresses_peers
+from overweave.ir.exchange import addresses_peers
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import OUTPUT, Compute
@@ -39,12 +39,11 @@ OTHER_WORDS = {
     "overweave.hardware.topology": {"mesh", "ring"},  # how GPUs are linked
     "overweave.ir.plan": EXCHANGES,
     "overweave.ir.verify.engines.packed": EXCHANGES,
-    "overweave.memory.packed_layout": EXCHANGES,
+    "overweave.memory.layout": EXCHANGES,
     "overweave.runtime.kernel_calls.packed": EXCHANGES,
     "overweave.tuner.calibrate.machine_file": {"push"},  # a curve of a machine file
     "overweave.tuner.measure.baselines": ROWS,
     "overweave.tuner.measure.bench": ROWS,
-    "overweave.tuner.measure.summary": ROWS,
     "overweave.cli.bench_table": ROWS,
 }
 RING_ORDER = re.compile(r"\border (==|!=) 'ring'")  # the value of an option, and of how a method adds

@@ -12,8 +12,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.communication import PUSHES
-from overweave.schedules.moves.back_ends import MOVERS
-from overweave.schedules.moves.moves import settled
+from overweave.schedules.moves.moves import MOVERS, settled
 from overweave.schedules.weave.author_plan import author_plan
 from tests.schedules.weave.test_weave import BLOCK, matmul
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 import overweave as ow
 from campaigns.oracle.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
@@ -156,6 +157,37 @@ def test_the_library_sums_behind_kernels_that_push(mover: str):
     together = ow.Collective((rows(0, 16), rows(48, 96)))
     put = ow.Put(1, 0, rows(16, 48), mover=mover)  # type: ignore[arg-type]
     planned(ow.Reduction(2, (together, put)), 2, 96)
+
+
+def test_the_library_may_sum_any_rows_everywhere():
+    """One call for each chunk, in place, however shards are cut."""
+    written = ow.Reduction(2, (ow.Collective((rows(0, 64),)), ow.Collective((rows(64, 80), rows(80, 96)))), True)
+    plan = planned(written, 2, 96)
+    assert verify_plan(plan, MachineLimits()).ok
+    calls = [one for one in plan.schedule.of_rank(1) if isinstance(one, Collective)]
+    assert [one.sources[0].rows for one in calls] == [(0, 64), (64, 80), (80, 96)]
+    assert all(one.sources == one.destinations for one in calls)
+    with pytest.raises(ScheduleError, match="not whole rows"):
+        planned(ow.Reduction(2, (ow.Collective((ow.Chunk((0, 96), (0, 8)),)),), True), 2, 96)
+
+
+def test_what_is_read_in_place_is_a_partial():
+    there = ow.Get(2, 1, rows(64, 96), in_place=True)
+    moves = (there, ow.Get(2, 0, rows(64, 96), in_place=True))
+    others = tuple(ow.Put(rank, to, rows(32 * to, 32 * to + 32)) for to in (0, 1) for rank in range(3) if rank != to)
+    assert trace_provenance(ow.Reduction(3, (*moves, *others)), 96, COLS).ends[2]
+    summed = (ow.Put(0, 1, rows(64, 96)), ow.Sum(1, rows(64, 96)), there)
+    with pytest.raises(ScheduleError, match="rank 1 has a sum of it"):
+        trace_provenance(ow.Reduction(3, (*summed, *others)), 96, COLS)
+
+
+@pytest.mark.parametrize(
+    "move", [ow.Put(0, 1, rows(48, 96), mover="copy_kernel", adds=True), ow.Get(1, 0, rows(48, 96), in_place=True)]
+)
+def test_authors_kernels_add_nothing_on_its_way_and_where_it_lies(move: ow.Put | ow.Get):
+    other = replace(move, rank=1 - move.rank, peer=1 - move.peer, chunk=rows(0, 48))
+    with pytest.raises(ScheduleError, match="only kernels of operators"):
+        planned(ow.Reduction(2, (move, other)), 2, 96)
 
 
 @pytest.mark.parametrize(

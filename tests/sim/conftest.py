@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from overweave.hardware.curves import Bandwidth, Curve, SmCurve
 from overweave.hardware.machine import (
     CollectiveCurve,
     ElementWise,
@@ -18,6 +17,7 @@ from overweave.hardware.machine import (
     TileRate,
     load,
 )
+from overweave.hardware.topology import Bandwidth, Curve, SmCurve
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from overweave.hardware.machine import load
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.timeline.timeline import COMPUTE
 from overweave.schedules.weave.author_plan import author_plan
-from overweave.sim.author import estimate_tile_us
-from overweave.sim.cost import library_matmul_us, tile_us
+from overweave.sim.cost import estimate_tile_us, library_matmul_us, tile_us
 from overweave.sim.simulate import simulate, total_us
 
 MACHINE, TILE_US = load("h200x4"), 40.0

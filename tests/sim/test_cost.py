@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from overweave.hardware.curves import Bandwidth, SmCurve
 from overweave.hardware.machine import ElementWise, Latency, Machine, load
+from overweave.hardware.topology import Bandwidth, SmCurve
 from overweave.ir.plan import CopyConfig, MatmulConfig, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Compute, Operation, Put, Reduce, Region, Schedule

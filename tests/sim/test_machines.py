@@ -10,7 +10,7 @@ from overweave.ir.plan import LIBRARY, EngineAssignment, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Copy, Queue, Region, Schedule
 from overweave.schedules.catalog.catalog import build
-from overweave.sim.link_floor import links_bound_us
+from overweave.sim.ports import links_bound_us
 from overweave.sim.simulate import simulate, total_us
 from tests.clock import ends_within
 

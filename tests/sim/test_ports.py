@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from overweave.hardware.curves import Bandwidth, Curve
 from overweave.hardware.machine import Machine
-from overweave.hardware.topology import Link, Topology
+from overweave.hardware.topology import Bandwidth, Curve, Link, Topology
 from overweave.sim.cost import Segment
 from overweave.sim.events import EventQueue
 from overweave.sim.ports import Ports

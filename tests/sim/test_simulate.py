@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
-from overweave.hardware.curves import Bandwidth
 from overweave.hardware.machine import ElementWise, HeldSms, Latency, Machine, Share, Sharing, load
+from overweave.hardware.topology import Bandwidth
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import EngineAssignment, MatmulConfig, Plan, Realization, ReduceConfig

@@ -11,8 +11,8 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute
 from overweave.schedules.catalog.catalog import build
 from overweave.sim.cost import Costs, KernelCost
-from overweave.sim.link_floor import links_bound_us
 from overweave.sim.order import QueueRun, launch_steps
+from overweave.sim.ports import links_bound_us
 from overweave.sim.simulate import simulate
 
 MACHINE = load("h200x4")

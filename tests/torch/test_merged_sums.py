@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import overweave as ow
 from overweave.adapters.inductor import fusion
 from overweave.adapters.inductor.fusion import FuseCollectives
-from overweave.block.graphs import backend
+from overweave.block.predicted import backend
 from tests.ranks import run_ranks
 from tests.torch.compiled import collectives, woven
 

@@ -17,9 +17,9 @@ from torch.distributed._functional_collectives import (
 from torch.nn.functional import linear
 
 import overweave as ow
-from overweave.adapters.inductor import agreement
+from overweave.adapters.inductor import agreed
 from overweave.adapters.report import SITES
-from overweave.block.graphs import backend
+from overweave.block.predicted import backend
 from overweave.errors import RankMismatch
 from tests.ranks import run_ranks
 
@@ -115,14 +115,14 @@ def tried(name: str, how: str) -> list[str]:
     first rank compiles it, too, or runs it as it is."""
     program, is_fused = PROGRAMS[name]
     wanted = values(program, operands())
-    SITES.pop(agreement.SITE, None)
+    SITES.pop(agreed.SITE, None)
     torch._dynamo.reset()
     ow.install(graphs=True)
     try:
         compiled = torch.compile(program, backend=backend([]), dynamic=False)
         used = program if how == "eager" and is_first() else compiled
         results = [values(used, operands()) for _ in range(3)]
-        left = ow.report().operators.get(agreement.SITE)
+        left = ow.report().operators.get(agreed.SITE)
     finally:
         ow.uninstall()
     same = [torch.allclose(*pair, rtol=1e-4, atol=1e-4) for each in results for pair in zip(each, wanted, strict=True)]

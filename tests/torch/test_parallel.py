@@ -17,7 +17,7 @@ import overweave as ow
 from campaigns.torch.small_llama import Llama, Sizes, loss_of, plan
 from overweave import functional
 from overweave.adapters import report
-from overweave.adapters.parallel import gathering, linears, summing
+from overweave.adapters.parallel import gathering, styles
 from overweave.errors import InputError
 from tests.ranks import run_ranks
 
@@ -198,14 +198,14 @@ def calls_of_a_block() -> dict[str, int]:
 
         return call
 
-    for module in (gathering, linears, summing):
+    for module in (gathering, styles):
         vars(module).update({name: counted(name) for name in plain if name in vars(module)})
     try:
         x = torch.randn(1, 8, sizes.width, requires_grad=True)
         model.blocks[0](x).sum().backward()
         return counts
     finally:
-        for module in (gathering, linears, summing):
+        for module in (gathering, styles):
             vars(module).update({name: each for name, each in plain.items() if name in vars(module)})
 
 

@@ -29,7 +29,7 @@ from torch.nn.functional import linear
 import overweave as ow
 from campaigns.torch.small_llama import Llama, Sizes, plan
 from overweave.adapters.inductor.fusion import FuseCollectives
-from overweave.block.graphs import backend
+from overweave.block.predicted import backend
 from overweave.errors import InputError
 from tests.ranks import run_ranks
 from tests.torch.compiled import collectives, woven

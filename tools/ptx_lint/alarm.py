@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.contract import Finding
+from tools.ptx_lint.contract import Finding
 from tools.ptx_lint.debts import Due, unpaid
 from tools.ptx_lint.flow import Access, direct
 from tools.ptx_lint.graph import NOTHING, Facts, Spread, facts_before

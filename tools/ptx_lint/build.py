@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from overweave.compiler.contract import Finding
+from tools.ptx_lint.contract import Finding
 from tools.ptx_lint.ptx import Instruction
 from tools.ptx_lint.subject import Subject
 

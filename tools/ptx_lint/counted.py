@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.contract import Finding, Guard
+from tools.ptx_lint.contract import Finding, Guard
 from tools.ptx_lint.debts import START, Due, unpaid
 from tools.ptx_lint.flow import Access, reaches
 from tools.ptx_lint.subject import Subject

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from overweave.compiler.contract import Finding
+from tools.ptx_lint.contract import Finding
 from tools.ptx_lint.graph import NOTHING, Facts, Spread, facts_before
 from tools.ptx_lint.ptx import Instruction
 from tools.ptx_lint.subject import Subject

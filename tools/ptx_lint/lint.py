@@ -32,10 +32,10 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from overweave.compiler.contract import Contract, Finding
 from tools.aot import Compiled
 from tools.ptx_lint.alarm import sounded_alarm
 from tools.ptx_lint.build import forbidden, shared_base, spills, system_scope, tensor_cores
+from tools.ptx_lint.contract import Contract, Finding
 from tools.ptx_lint.counted import counted_shares
 from tools.ptx_lint.order import barrier_before_release, bulk_completion, proxy_fence
 from tools.ptx_lint.packed import packed_messages

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.contract import Finding
+from tools.ptx_lint.contract import Finding
 from tools.ptx_lint.debts import Due, unpaid
 from tools.ptx_lint.flow import Access, is_shared, reaches
 from tools.ptx_lint.ptx import Instruction

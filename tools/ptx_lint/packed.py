@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.contract import Finding
+from tools.ptx_lint.contract import Finding
 from tools.ptx_lint.flow import Access, reaches
 from tools.ptx_lint.subject import Subject
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.contract import Finding, Guard
+from tools.ptx_lint.contract import Finding, Guard
 from tools.ptx_lint.flow import reaches
 from tools.ptx_lint.graph import NOTHING, Facts, Spread, facts_before
 from tools.ptx_lint.ptx import Function, Instruction

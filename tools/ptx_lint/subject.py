@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from overweave.compiler.contract import Contract, Finding
 from overweave.errors import InputError
 from tools.aot import Compiled
+from tools.ptx_lint.contract import Contract, Finding
 from tools.ptx_lint.flow import THREAD, Access, Flow, direct, reaches
 from tools.ptx_lint.graph import NOTHING, Facts, Graph, Loop, Spread, facts_before
 from tools.ptx_lint.ptx import Edge, Instruction, parse

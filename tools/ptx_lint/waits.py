@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overweave.compiler.contract import Finding
+from tools.ptx_lint.contract import Finding
 from tools.ptx_lint.flow import reaches
 from tools.ptx_lint.ptx import Edge, Instruction
 from tools.ptx_lint.subject import Subject, Wait

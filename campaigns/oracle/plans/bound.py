@@ -7,12 +7,10 @@ of launch that the proof does not state.
 from __future__ import annotations
 
 from overweave.errors import OverweaveError, ScheduleError
-from overweave.ir.launch.gates import kernels_on_own_streams, launch_obstacle
 from overweave.ir.launch.order import QueueLaunch, launch_order
-from overweave.ir.launch.waits_without_deadline import waits_without_deadline
+from overweave.ir.launch.streams import kernels_on_own_streams, launch_obstacle, waits_without_deadline
 from overweave.ir.library_call import library_obstacle
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, LIBRARY, REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.tile_order import partial_slots
 from overweave.memory.layout import lay_out
 from overweave.memory.lower import (
     SlotAddresses,
@@ -57,9 +55,7 @@ def _bind(plan: Plan, addresses: SlotAddresses, action: QueueLaunch, rank: int) 
             if said := library_obstacle(operation, {buffer.name: buffer for buffer in plan.schedule.buffers}):
                 raise ScheduleError(f"run {operation.name} by the library", said, "")
             tuple(wait_steps(addresses, operation)), tuple(write_steps(addresses, operation))
-    else:
-        partial_slots(plan.tile_order(rank, queue).rows)
-    if engine == TILE_KERNEL:
+    elif engine == TILE_KERNEL:
         addend_addresses(addresses, rank, queue)
         addend_row_shifts(plan.schedule, rank, queue)
         peer_slot_offsets(addresses, rank, queue)

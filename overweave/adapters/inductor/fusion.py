@@ -10,11 +10,55 @@ import torch.distributed as dist
 from torch.fx import Graph, Node
 
 from overweave import errors
-from overweave.adapters.inductor import agreed, decisions, flattened, gathers, merged_sums, nodes, pieces, reductions
+from overweave.adapters.inductor import agreed, gathers, nodes, reductions
+from overweave.adapters.inductor.nodes import ATEN, VIEWS, Writer, has_sizes, is_call, is_same, replace, value
 from overweave.adapters.report import Site, site
 from overweave.compat.torch_names import CustomGraphPass, config, get_hash_for_files, stable_topological_sort
 from overweave.errors import InputError
 from overweave.memory.group import LIVE_GROUPS
+
+SINGLE = frozenset((ATEN.unsqueeze.default, ATEN.squeeze.dim, ATEN.squeeze.dims))
+
+
+def flatten_products(graph: Graph) -> None:
+    """Rewrite the products of `einsum` into those of `linear`, the only form that the other passes match.
+
+    unsqueeze, permute of dimensions of size 1 -> reshape        reshape of a reshape -> one reshape
+    bmm of a batch of one                      -> mm
+    """
+    products = [node for node in graph.nodes if is_call(node, ATEN.bmm.default) and _is_single(node)]
+    for node in products:
+        _bmm_to_mm(graph, node)
+    for node in list(graph.nodes) if products else ():
+        if _is_reshape(node) and _is_reshape(node.args[0]) and has_sizes(node, 1):
+            root = node.args[0]
+            while _is_reshape(root):
+                root = root.args[0]
+            replace(node, Writer(graph, node).shaped(root, node))
+    if products:
+        graph.eliminate_dead_code()  # dead reshapes would count as readers
+
+
+def _is_single(bmm: Any) -> bool:
+    """Whether the batch is one, and the sizes of both factors can be arguments of a reshape."""
+    return is_same(value(bmm).shape[0], 1) and all(has_sizes(factor, 1) for factor in bmm.args)
+
+
+def _bmm_to_mm(graph: Graph, bmm: Any) -> None:
+    """Replace `bmm(a, b)` by `unsqueeze(mm(squeeze(a, 0), squeeze(b, 0)), 0)`."""
+    writer = Writer(graph, bmm)
+    factors = [writer.call(ATEN.squeeze.dim, factor, 0) for factor in bmm.args]
+    replace(bmm, writer.call(ATEN.unsqueeze.default, writer.call(ATEN.mm.default, *factors), 0))
+
+
+def _is_reshape(node: Any) -> bool:
+    """Whether a node is a view that keeps the order of its input's elements."""
+    if is_call(node, ATEN.permute.default):
+        shape = value(node.args[0]).shape
+        moved = [at % len(shape) for at in node.args[1] if not is_same(shape[at], 1)]
+        return moved == sorted(moved)
+    return is_call(node, *VIEWS, *SINGLE)
+
 
 SITES = {"gathers in compiled graphs": gathers.gathers, "sums in compiled graphs": reductions.reductions}
 _FUSE: dict[str, Callable[[Graph, Node], str]] = {
@@ -23,7 +67,7 @@ _FUSE: dict[str, Callable[[Graph, Node], str]] = {
 }
 # The version, the pass, and what it writes: whoever mends one of them finds no graph that the old one made.
 _VERSION = Path(str(errors.__file__)).with_name("__init__.py")
-_PASS = (agreed, decisions, flattened, gathers, merged_sums, nodes, pieces, reductions)
+_PASS = (agreed, gathers, nodes, reductions)
 FILES = (str(_VERSION), __file__, *(str(module.__file__) for module in _PASS))
 
 
@@ -31,7 +75,7 @@ class FuseCollectives(CustomGraphPass):  # type: ignore[misc]
     """Replaces collectives beside matmuls by overweave's operators, and counts what it replaces and what it leaves.
 
     It fuses what torch's own pass (`_micro_pipeline_tp`) leaves: a batch of one, biases, sums of matmuls, all-reduces.
-    Sums over ranks are made fewer and smaller first (merged_sums.py). It needs no NCCL. before: a pass that was
+    Sums over ranks are made fewer and smaller first (reductions.py). It needs no NCCL. before: a pass that was
     registered already, and runs first.
     """
 
@@ -44,16 +88,16 @@ class FuseCollectives(CustomGraphPass):  # type: ignore[misc]
             self.before(graph)
         if not any(find(graph) for find in SITES.values()):
             return
-        before = decisions.collectives_by_group(graph)
-        flattened.flatten_products(graph)
-        pieces.split_slices(graph)
-        merged_sums.merge_sums(graph)
+        before = agreed.collectives_by_group(graph)
+        flatten_products(graph)
+        nodes.split_slices(graph)
+        reductions.merge_sums(graph)
         for name, find in SITES.items():
             for node in find(graph):
                 _count(site(name), _fuse_or_reason(_FUSE[name], graph, node))
         stable_topological_sort(graph)  # an operator stands where the first of its results is read
         graph.eliminate_dead_code()
-        decisions.record_decisions(graph, before)
+        agreed.record_decisions(graph, before)
 
     def uuid(self) -> Any:
         """Return the key of this pass in Inductor's graph caches: a digest of its files, and the ranks of all groups.

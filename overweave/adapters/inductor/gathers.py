@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from torch.fx import Graph, Node
 
-from overweave.adapters.inductor.agreed import GATHERED
-from overweave.adapters.inductor.decisions import replace_collectives
+from overweave.adapters.inductor.agreed import GATHERED, replace_collectives
 from overweave.adapters.inductor.nodes import (
     ATEN,
     COLLECTIVE,
@@ -21,9 +20,9 @@ from overweave.adapters.inductor.nodes import (
     is_call,
     is_same,
     keeps_rows,
+    pieces_joined,
     value,
 )
-from overweave.adapters.inductor.pieces import pieces_joined
 from overweave.ir.problem import LONGEST_LIST
 
 LAST_DIMENSION = "the last dimension, which holds columns, is gathered"

@@ -17,8 +17,7 @@ import typer
 from msgspec.structs import replace
 
 from overweave.block.cases import BLOCK, read_blocks
-from overweave.cli.bench_file import BenchReport, read_report, report_of, write_report
-from overweave.cli.bench_table import print_runs
+from overweave.cli.bench_table import BenchReport, print_runs, read_report, report_of, write_report
 from overweave.cli.output_file import check_file
 from overweave.cli.progress import OnPart, progress
 from overweave.cli.ranks import (
@@ -33,10 +32,10 @@ from overweave.errors import InputError, MachineError
 from overweave.hardware import multicast
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.memory.group import Group
-from overweave.ops.call.plan_words import candidate_of
 from overweave.ops.operators import operator_for
 from overweave.tuner.measure.bench import BenchRequest, BenchRun, join_world, runs
 from overweave.tuner.space.shapes import DtypeWord, ShapeCase, read_shapes, usual_set
+from overweave.tuner.space.space import candidate_of
 
 NO_MULTICAST_HELP = "The ranks use no NVLink multicast; so it is wherever the environment says so of one library"
 RUN_NUMBER = "OVERWEAVE_BENCH_TURN"  # variable with the number of the whole run, from 1, for ranks that we started
@@ -90,7 +89,8 @@ def bench(
     else:
         earlier = read_report(json).runs[: run_number - 1] if json is not None and run_number > 1 else ()
         command = shlex.join(["overweave", *arguments])
-        report = _run_as_rank(place, subject, lambda run: report_of(command, subject, repeat, (*earlier, run)), json)
+        cases = subject.source, len(subject.cases)
+        report = _run_as_rank(place, subject, lambda run: report_of(command, cases, repeat, (*earlier, run)), json)
         if run_number or os.environ["RANK"] != "0":
             return  # another process prints
     print_runs(report.runs, report.middle, report.spread)
@@ -138,7 +138,7 @@ def _block_subject(
     request = BenchRequest(operator=BLOCK, device=device, dtype=dtype)
 
     def compared(group: Group, on_progress: OnPart) -> Iterator[BenchRun]:
-        from overweave.block.bench import block_runs  # which imports torch's compiler
+        from overweave.block.ways import block_runs  # which imports torch's compiler
 
         return block_runs(blocks.cases, request, group, on_progress)
 

@@ -15,10 +15,9 @@ from overweave.hardware.cards import find
 from overweave.hardware.machine import load
 from overweave.memory.cuda.card import current_gpu
 from overweave.runtime.diagnosis import reason_without_gpu
-from overweave.tuner.calibrate.calibration import PARTS, measure_machine
-from overweave.tuner.calibrate.machine_file import FROM_FILE, machine_file
+from overweave.tuner.calibrate.machine_file import FROM_FILE, PARTS, machine_file, measure_machine
 from overweave.tuner.measure.bench import device_count, join_world
-from overweave.tuner.space.machines import save_calibrated
+from overweave.tuner.space.target import save_calibrated
 
 
 def calibrate(

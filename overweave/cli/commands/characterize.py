@@ -36,7 +36,7 @@ from overweave.tuner.model.overlap_losses import (
 from overweave.tuner.space.shapes import read_shapes
 
 try:
-    from overweave.cli.pictures.overlap_losses import save_losses
+    from overweave.cli.pictures.png import save_losses
 except ImportError:  # matplotlib is an extra
     HAS_PICTURES = False
 else:
@@ -137,7 +137,6 @@ def _columns(cases: list[Losses]) -> tuple[str, ...]:
 
 
 def _table(cases: list[Losses], where: str) -> Table:
-    """Return the table of all losses, one line for each case."""
     table = Table(title=Text(f"time over the whole's, or over itself alone; {where}"), title_justify="left")
     for column in ("case", "m", "n", "k", "scale", "op/byte", "GB", *_columns(cases)):
         table.add_column(column, justify="right")
@@ -170,7 +169,6 @@ def _print_trends(console: Console, cases: list[Losses]) -> None:
 
 
 def _csv(cases: list[Losses]) -> bytes:
-    """Return the losses as a CSV file."""
     text = StringIO()
     writer = csv.writer(text)
     writer.writerow(["case", "m", "n", "k", "scaled", "op_to_byte", "traffic_bytes", *_columns(cases)])

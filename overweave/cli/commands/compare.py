@@ -12,14 +12,14 @@ from rich.text import Text
 
 from overweave.cli.commands.simulate import named_plan, plan_of_file
 from overweave.cli.limits import existing_files, limited
-from overweave.cli.page_file import HTML_HELP, page_writer
+from overweave.cli.output_file import HTML_HELP, page_writer
 from overweave.cli.pictures.gantt import print_gantt, print_table, time_text
 from overweave.cli.plans import options_of
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import Plan
 from overweave.ir.text.files import printable
-from overweave.ir.timeline.contents import with_contents
+from overweave.ir.timeline.operations import with_contents
 from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, WAIT, Timeline
 from overweave.ir.timeline.trace import MAX_BYTES, from_chrome, is_trace
 from overweave.schedules.methods.registry import METHODS

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from overweave.cli.kernel_words import schedules_of
 from overweave.cli.limits import limited
 from overweave.cli.output_file import write_file
+from overweave.cli.plans import schedules_of
 from overweave.compiler.emit.fuse import kernel_of
 from overweave.errors import InputError
 from overweave.ops.author.arguments import where_of

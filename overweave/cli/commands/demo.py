@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from overweave.cli.output_file import make_folder
-from overweave.cli.page_file import HTML_HELP, page_writer
+from overweave.cli.output_file import HTML_HELP, make_folder, page_writer
 from overweave.cli.ranks import DeviceChoice, RequestedPlan, device_for, rank_count, run_trials
 from overweave.cli.trial_output import print_charts, print_trials, save_trace_and_picture, simulate_schedule
 from overweave.hardware.machine import default_for

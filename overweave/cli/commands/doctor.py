@@ -18,7 +18,7 @@ from overweave.tuner.caches import cache_folders
 try:
     from overweave.memory.cuda.card import current_gpu
     from overweave.runtime.diagnosis import CHECKS, has_gpu
-    from overweave.tuner.space.machines import machine_of
+    from overweave.tuner.space.target import machine_of
 except ModuleNotFoundError as error:  # `doctor` must run with missing packages, too
     _missing = str(error.name).partition(".")[0]
 

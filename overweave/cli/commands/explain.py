@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from overweave.cli.limits import allowed_s, existing_files, limited
-from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of, report_rounding
+from overweave.cli.plans import AFTER_HELP, SHAPE_HELP, case_of, report_rounding
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
 from overweave.ops.explain import device_of, target_for

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from overweave.cli.kernel_words import integers_of, schedules_of
+from overweave.cli.plans import integers_of, schedules_of
 from overweave.ops.author.compile_auto import compile_auto
 from overweave.tuner.space.shapes import DTYPES, DtypeWord
 

@@ -9,8 +9,7 @@ import typer
 from msgspec.structs import replace
 
 from overweave.cli.limits import limited
-from overweave.cli.output_file import write_file
-from overweave.cli.page_file import HTML_HELP, page_writer
+from overweave.cli.output_file import HTML_HELP, page_writer, write_file
 from overweave.cli.plans import PROBLEM_OPTIONS, options_of, problem_of
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype
@@ -18,8 +17,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import Schedule
 from overweave.ir.text.files import printable, read_file, to_json
 from overweave.ir.text.printed import to_text
-from overweave.ir.timeline.contents import with_contents
-from overweave.ir.timeline.steps import timeline_of_steps
+from overweave.ir.timeline.operations import timeline_of_steps, with_contents
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.options import Option

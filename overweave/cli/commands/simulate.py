@@ -13,18 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from overweave.cli.limits import errors_as_json, existing_files, limited
-from overweave.cli.output_file import write_file
-from overweave.cli.page_file import HTML_HELP, page_writer
+from overweave.cli.output_file import HTML_HELP, page_writer, write_file
 from overweave.cli.pictures.gantt import print_gantt, print_table
+from overweave.cli.plans import case_of, options_of, problem_of, prove, report_rounding
 from overweave.cli.plans import load as load_plan
-from overweave.cli.plans import options_of, problem_of, prove
-from overweave.cli.shape import case_of, report_rounding
 from overweave.errors import InputError, nearest
 from overweave.hardware.machine import Machine, default_for, load
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.schedule import Compute, Schedule
 from overweave.ir.text.files import printable
-from overweave.ir.timeline.contents import with_contents
+from overweave.ir.timeline.operations import with_contents
 from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WAIT, SpanKind, Timeline
 from overweave.ir.timeline.trace import to_chrome
 from overweave.schedules.catalog.catalog import build
@@ -162,8 +160,6 @@ def matmul_alone_us(plan: Plan, machine: Machine) -> float:
 
 
 def _rank_report(timeline: Timeline, rank: int) -> RankReport:
-    """Return the numbers of one rank."""
-
     def busy_us(kind: SpanKind) -> float:
         return round(timeline.busy_us(rank, (kind,)), 3)
 
@@ -180,7 +176,6 @@ def _rank_report(timeline: Timeline, rank: int) -> RankReport:
 
 
 def _table(report: SimulationReport, machine: Machine) -> Table:
-    """Return the table of all ranks."""
     caption = (
         "us in which a rank did each; exposed: did any of it but computing;\n"
         "overlap: (compute + communication - call) / communication\n"

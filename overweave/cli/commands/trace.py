@@ -9,12 +9,10 @@ import typer
 from rich.console import Console
 
 from overweave.cli.limits import existing_files, limited
-from overweave.cli.output_file import make_folder
-from overweave.cli.page_file import HTML_HELP, page_writer
-from overweave.cli.plans import options_of
+from overweave.cli.output_file import HTML_HELP, make_folder, page_writer
+from overweave.cli.plans import case_of as case_of_shape
+from overweave.cli.plans import options_of, report_rounding
 from overweave.cli.ranks import DeviceChoice, device_for, is_one_of_the_ranks, rank_count, run_trials
-from overweave.cli.shape import case_of as case_of_shape
-from overweave.cli.shape import report_rounding
 from overweave.cli.trial_output import print_charts, print_trials, save_trace_and_picture, simulate_schedule
 from overweave.errors import InputError
 from overweave.hardware.machine import default_for, load

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from overweave.cli.output_file import check_file, write_file
+from overweave.cli.plans import AFTER_HELP, SHAPE_HELP, case_of
 from overweave.cli.progress import progress
 from overweave.cli.ranks import (
     DeviceChoice,
@@ -22,7 +23,6 @@ from overweave.cli.ranks import (
     start_ranks,
     warn_of_long_runs,
 )
-from overweave.cli.shape import AFTER_HELP, SHAPE_HELP, case_of
 from overweave.errors import InputError
 from overweave.ir.operators.forms import SCALE_X, registered
 from overweave.ir.operators.registry import OPERATORS, operator_of
@@ -34,8 +34,7 @@ from overweave.tuner.measure.search import Tuned
 from overweave.tuner.space.shapes import DtypeWord, ShapeCase, read_shapes, usual_set
 from overweave.tuner.space.space import library_path
 from overweave.tuner.space.target import target_of
-from overweave.tuner.store.cache import fingerprint, load, path_of
-from overweave.tuner.store.table import Fingerprint, Table, bucket_problem
+from overweave.tuner.store.cache import Fingerprint, Table, bucket_problem, fingerprint, load, path_of
 
 
 def tune(

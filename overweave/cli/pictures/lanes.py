@@ -115,7 +115,6 @@ def _by_rank(lanes: tuple[DrawnLane, ...]) -> dict[int, list[DrawnLane]]:
 
 
 def _bars(timeline: Timeline, places: LaneHeights) -> dict[SpanKind, TableColumns]:
-    """Return the bars of all spans by kind, with tooltips."""
     tooltips, bars_of_lane = _Told(timeline), Counter[tuple[int, str]]()
     bars: dict[SpanKind, TableColumns] = {}
     for span in timeline.spans:

@@ -49,7 +49,6 @@ def _range(total: float) -> Range1d:
 
 
 def _picture(drawing: Drawing, x_range: Range1d) -> figure:
-    """Return the picture of one timeline."""
     picture = figure(
         title=drawing.title,
         x_range=x_range,
@@ -85,7 +84,6 @@ def _picture(drawing: Drawing, x_range: Range1d) -> figure:
 
 
 def _draw_bars(picture: figure, drawing: Drawing) -> None:
-    """Draw the spans, with tooltips."""
     renderers: list[DataRenderer] = []
     for kind in sorted(drawing.bars, key=lambda kind: (kind != WAIT, KINDS.index(kind))):  # waits lie under the rest
         colour = _WAITING if kind == WAIT else COLOURS[kind]

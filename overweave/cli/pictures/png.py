@@ -1,4 +1,4 @@
-"""Timelines as a PNG file. The only module that imports matplotlib: import it only to draw a picture.
+"""Timelines, and overlap losses, as PNG files. The only module that imports matplotlib: import it only to draw.
 
 Each rank is a band of rows. A queue that runs one thing at a time is a row of bars; the programs of a kernel share a
 row, whose height is split by how many of them compute, reduce or wait at that time.
@@ -19,6 +19,7 @@ from matplotlib.patches import Patch, Rectangle
 from overweave.cli.pictures.gantt import COLOURS, MANY_US, lane_order, spans_by_track, time_text
 from overweave.errors import InputError
 from overweave.ir.timeline.timeline import BEGIN, KINDS, WAIT, SpanKind, Timeline, TimelineSpan
+from overweave.tuner.model.overlap_losses import MATMULS, TRANSFER, Losses
 
 # Heights of rows, and of the space between rows and between ranks, in units of _ROW_INCHES.
 _BAR, _KERNEL, _BETWEEN, _GAP = 0.55, 1.15, 0.12, 0.5
@@ -94,7 +95,6 @@ def _draw(axis: Axes, timeline: Timeline, ranks: list[DrawnRows], until_us: floa
 
 
 def _draw_row(axis: Axes, place: tuple[float, float], spans: list[TimelineSpan]) -> None:
-    """Draw the spans of one track."""
     low, high = place
     if _is_kernel(spans):
         _draw_programs(axis, place, [span for span in spans if span.kind != BEGIN])
@@ -158,3 +158,60 @@ def _height(ranks: list[DrawnRows]) -> float:
 
 def _colour(kind: SpanKind) -> str:
     return _WAITING if kind == WAIT else COLOURS[kind]
+
+
+_BARS = ("#2f6fb3", "#e08a1e", "#8fb8de", "#f3c587", "#5a9e6f", "#a9678f", "#777777", "#c44e52", "#2e4057")
+_LOSS_INCHES, _HIGH, _LOSS_DPI = 11.0, 2.6, 130
+
+
+def save_losses(cases: list[Losses], title: str) -> bytes:
+    """Return FiCCO's Figures 7 to 10 as a PNG file: losses of cut matmuls by op-to-byte, of cut transfers and of
+    concurrent work by memory traffic, and the share of each kind in a case's losses."""
+    names = tuple(cases[0].factors)
+    contention = tuple(name for name in names if "beside" in name)
+    panels = [
+        ("7: cut matmuls, by op-to-byte", tuple(name for name in names if name in MATMULS), "op_to_byte"),
+        ("8: cut transfers, by memory traffic", tuple(name for name in names if name == TRANSFER), "traffic_bytes"),
+        ("9: beside each other, by memory traffic", contention, "traffic_bytes"),
+    ]
+    panels_with_data = [panel for panel in panels if panel[1]]
+    figure = Figure(figsize=(_LOSS_INCHES, _HIGH * (len(panels_with_data) + 1)), dpi=_LOSS_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=9)
+    rows = figure.subplots(len(panels_with_data) + 1, 1, squeeze=False)
+    for (axes,), (head, bar_names, order) in zip(rows, panels_with_data, strict=False):
+        _draw_bars(axes, sorted(cases, key=lambda each: getattr(each, order)), bar_names)
+        axes.set_title(head, fontsize=8, loc="left")
+    _draw_shares(rows[-1][0], sorted(cases, key=lambda each: each.op_to_byte * each.traffic_bytes), names)
+    file = BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
+
+
+def _draw_bars(axes: Axes, cases: list[Losses], names: tuple[str, ...]) -> None:
+    width = 0.8 / len(names)
+    for index, name in enumerate(names):
+        places = [place + index * width for place in range(len(cases))]
+        axes.bar(places, [each.factors[name] - 1 for each in cases], width, 1.0, color=_BARS[index % 9], label=name)
+    axes.axhline(1.0, color="#1b1f24", linewidth=0.6)
+    axes.set_yscale("log", base=2)
+    _label(axes, cases)
+
+
+def _draw_shares(axes: Axes, cases: list[Losses], names: tuple[str, ...]) -> None:
+    """Draw the share of each loss in a case's losses, from the least operations to the most."""
+    below = [0.0] * len(cases)
+    for index, name in enumerate(names):
+        losses = [max(each.factors[name] - 1, 0.0) for each in cases]
+        totals = [sum(max(value - 1, 0.0) for value in each.factors.values()) or 1.0 for each in cases]
+        shares = [one / all_of_it for one, all_of_it in zip(losses, totals, strict=True)]
+        axes.bar(range(len(cases)), shares, 0.8, below, color=_BARS[index % 9], label=name)
+        below = [low + share for low, share in zip(below, shares, strict=True)]
+    axes.set_title("10: shares of all losses, by operations", fontsize=8, loc="left")
+    _label(axes, cases)
+
+
+def _label(axes: Axes, cases: list[Losses]) -> None:
+    axes.set_xticks(range(len(cases)), [each.case for each in cases], fontsize=7)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.legend(fontsize=6, ncols=4)

@@ -8,18 +8,23 @@ loop over its parts around it, with one wait for each part.
 
 from __future__ import annotations
 
+import os
 import re
+from hashlib import blake2b
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
 
 import libcst as cst
 from msgspec import Struct
 
 from overweave.compiler.frontend.source.author import Statement, is_constant
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
-from overweave.compiler.frontend.source.language import is_stored_value
+from overweave.compiler.frontend.source.language import accesses_in, is_stored_value, used_names
 from overweave.compiler.frontend.source.module import fused_module
-from overweave.compiler.frontend.source.names import accesses_in, used_names
-from overweave.compiler.frontend.symbols.expressions import SHAPE
+from overweave.compiler.frontend.symbols.directives import SHAPE
 from overweave.compiler.frontend.symbols.polynomials import Polynomial
+from overweave.errors import InputError, MachineError
 from overweave.ir.plan import DataPath
 
 LANG = "overweave_lang"
@@ -244,7 +249,6 @@ def text_of(expression: Polynomial) -> str:
 
 
 def _parameter_of_load(kernel: AnnotatedKernel, tensor: str | None) -> str | None:
-    """Return the kernel's parameter for a tensor that it loads, or None."""
     return next((load.directive.parameter for load in kernel.loads if load.directive.tensor == tensor), None)
 
 
@@ -409,3 +413,48 @@ def _with_leading_comments(emitted: list[cst.CSTNode], replaced: Statement) -> l
 
 def _parse(text: str) -> cst.CSTNode:
     return cst.parse_statement(text)
+
+
+# Triton reads a kernel's source from its file, so a fused kernel must have one. A file with any other text than
+# the one just emitted is overwritten.
+
+_LOADED: dict[Path, Any] = {}  # file -> module
+
+
+def generated_path(folder: Path, name: str, text: str) -> Path:
+    """Return the file of the fused kernel `name`, by the digest of its text."""
+    return folder / f"{name}_{blake2b(text.encode(), digest_size=8).hexdigest()}.py"
+
+
+def write_generated(folder: Path, name: str, text: str) -> Path:
+    """Write the file atomically, unless it exists with this text. Return its path. Raises MachineError."""
+    path = generated_path(folder, name, text)
+    try:
+        if not path.is_file() or path.read_bytes() != text.encode():
+            folder.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(f".{os.getpid()}.draft")
+            draft.write_bytes(text.encode())
+            draft.replace(path)
+    except OSError as error:
+        cure = "Set OVERWEAVE_CACHE_DIR to a folder that can be written"
+        raise MachineError(f"write the fused kernel {path.name}", str(error), cure) from error
+    return path
+
+
+def load_generated(folder: Path, name: str, text: str) -> Any:
+    """Import the fused kernel `name` from its file, once. Raises MachineError, and InputError if the import fails."""
+    path = write_generated(folder, name, text)
+    if path not in _LOADED:
+        spec = spec_from_file_location(f"overweave_generated_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise MachineError(f"import {path.name}", "Python has no loader for it", "Report this")
+        module = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            cure = "Let the file define or import, at its top level, all that the kernel uses"
+            raise InputError(
+                f"import the fused kernel {name}", f"{type(error).__name__}: {error}"[:200], cure
+            ) from error
+        _LOADED[path] = module
+    return getattr(_LOADED[path], name)

@@ -1,4 +1,4 @@
-"""From a proven plan: what to emit into an annotated kernel, and the contract of the fused kernel with the lint."""
+"""From a proven plan: what to emit into an annotated kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from overweave.compiler.contract import Contract, Guard
 from overweave.compiler.emit.emit import Weaving
 from overweave.compiler.frontend.soundness import check_kernel
 from overweave.compiler.frontend.source.author import read_file, read_source
@@ -55,7 +54,6 @@ def _is_pushed_by_tiles(plan: Plan, operation: Operation) -> bool:
 
 
 def _tensor_stored_at_peers(plan: Plan) -> str | None:
-    """Return the tensor that tiles store at peers, or None."""
     applies = (operation for operation in plan.schedule.operations if isinstance(operation, Apply))
     products = ((apply, content) for apply in applies for content in apply.makes)
     return next(
@@ -71,34 +69,3 @@ def _dual_source_tensor(plan: Plan) -> str | None:
         for need in operation.needs if isinstance(operation, Apply) else ():
             reads_input.setdefault(all_to_all_source(need.tensor), set()).add(homes[need.region.buffer] == INPUT)
     return next((tensor for tensor, kinds in reads_input.items() if len(kinds) == 2), None)
-
-
-def contract_of(kernel: AnnotatedKernel, weaving: Weaving, tensor_cores: int = 0) -> Contract:
-    """Return what the PTX must show: exactly the emitted waits, before their loads, and notifies, behind their stores.
-
-    tensor_cores: how many wgmma groups stay in flight in the main loop; 0 for a kernel without them.
-    """
-    streamed = {axis.name for axis in kernel.axes if axis.is_streamed}
-    late = [load.directive for load in kernel.loads if load.directive.dims[0].names & streamed]
-    waited_loads = [load.directive for load in kernel.loads if load.directive.tensor in weaving.waited_tensors]
-    early = [
-        f"overweave_{load.parameter}" if load.tensor == weaving.dual_source else load.parameter for load in waited_loads
-    ]
-    guarded = dict.fromkeys(early + [load.parameter for load in late if weaving.waits_in_loop])
-    stored_pointers = dict.fromkeys(store.directive.parameter for store in kernel.stores)
-    waits = bool(weaving.waited_tensors) + weaving.waits_in_loop
-    signals = "*overweave_places" if weaving.stored_at_peers else "overweave_signals"
-    return Contract(
-        waits=waits,
-        releases=bool(weaving.notifies) + bool(weaving.push_path),
-        looks=waits,
-        guarded=(Guard("overweave_signals", tuple(guarded), optional=True),) if waits else (),
-        announced=(
-            *((Guard(signals, tuple(stored_pointers), optional=True),) if weaving.notifies else ()),
-            *((Guard("*overweave_targets", ("*overweave_targets",), optional=True),) if weaving.push_path else ()),
-        ),
-        alarm=("overweave_words", "*overweave_limits"),
-        claims=("overweave_claims",),
-        wgmma=bool(tensor_cores),
-        depth=tensor_cores,
-    )

@@ -8,7 +8,8 @@ or a function of the value that a variable had when the iteration began.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel, StreamedLoop
@@ -16,28 +17,36 @@ from overweave.compiler.frontend.symbols.directives import SourceLine
 
 
 class Recurrence(NamedTuple):
-    """How a value depends on loop-carried variables. variable: the one that it updates. scale: the maximum M in it.
+    """How a value depends on loop-carried variables. variable: the one that it updates.
 
-    kind, where m is the old value of a running maximum and M the new one, as in the online softmax:
-        steady, iteration, data   no loop-carried variable: invariant, of the iteration's number, of its loads
-        old, sum, product, max    the old value; plus a term; times a factor; maximum or minimum with a value
-        below, weight             `x - M`; `exp(x - M)`, and products of it with data
-        drop, shrink              `m - M`; `exp(m - M)`
-        scaled                    `old * exp(m - M)`, also plus a weight
-        other                     any other function
+    scale: the maximum M in it: (its variable, where it is taken, and what scales it), so that all parts of an online
+    softmax can be held to one maximum. kind, where m is the old value of a running maximum and M the new one:
+        steady, iteration, data    no loop-carried variable: invariant, of the iteration's number, of its loads
+        old, sum, product          the old value; plus a term; times a factor
+        maximum, minimum, lifted   maximum or minimum with a value; a maximum times an invariant factor
+        below, weight              `x - M`; `exp(x - M)`, and products of it with data
+        drop, shrink               `m - M`; `exp(m - M)`
+        scaled                     `old * exp(m - M)`, also plus a weight
+        other                      any other function
     """
 
     kind: str
     variable: str = ""
-    scale: str = ""
+    scale: tuple[str, ...] = ()
 
 
 STEADY, ITERATION, DATA = Recurrence("steady"), Recurrence("iteration"), Recurrence("data")
 NOT_CARRIED = (STEADY, ITERATION, DATA)  # may vary between iterations; several combine to the last of them
-SHAPE_OPS = ("reshape", "view", "trans", "to", "cast", "broadcast_to", "expand_dims", "permute", "ravel", "multiple_of")
-LINEAR_OPS = ("sum", "dot", "dot_scaled", *SHAPE_OPS)
+KEPT_OPS = ("to", "cast", "broadcast_to", "expand_dims", "multiple_of")  # each element stays where it is
+LINEAR_OPS = ("sum", "dot", "dot_scaled", "reshape", "view", "trans", "permute", "ravel", *KEPT_OPS)
 EXPONENTIAL = ("exp", "exp2")
-EXTREMA = ("maximum", "minimum", "max", "min")
+EXTREMA = {"maximum": "maximum", "max": "maximum", "minimum": "minimum", "min": "minimum"}
+OVERWRITING = ("store", "scatter", "atomic_xchg", "atomic_cas")
+OVERWRITES = (
+    "every turn stores to one place, and parts are walked in the order in which they arrive",
+    "Store behind the loop, or at a place of the turn's own",
+)
+ORDER_FREE = ("old", "sum", "product", "maximum", "minimum")
 
 
 def check_loop_carried(kernel: AnnotatedKernel, stream: StreamedLoop) -> None:
@@ -54,6 +63,7 @@ class _Loop:
     holds at the current statement.
 
     used_behind: names that are read behind the loop. read: loop-carried variables whose old value the body reads.
+    updates: how often a variable has been assigned. stored: variables that one place keeps, and after how many updates.
     """
 
     def __init__(self, place: SourceLine, function: ast.FunctionDef, loop: ast.For) -> None:
@@ -69,19 +79,25 @@ class _Loop:
             self.variable: ITERATION
         }
         self.read: set[str] = set()
+        self.updates: Counter[str] = Counter()
+        self.stored: set[tuple[str, int]] = set()
 
     def check(self) -> None:
         """Raise DirectiveError for the first variable whose recurrence depends on the order."""
         self.block(self.loop.body)
+        for name, updates in sorted(self.stored):
+            if updates != self.updates[name]:  # the last turn's own part would be missing
+                raise self.refused(name)
         for name in self.assigned:
             value = self.values[name]
-            is_order_free = value.variable == name and value.kind in ("old", "sum", "product", "max")
+            is_order_free = value.variable == name and value.kind in ORDER_FREE
             if value.kind == "scaled" and value.variable == name:
-                is_order_free = self.values.get(value.scale) == Recurrence("max", value.scale)
+                peak = value.scale[0]
+                is_order_free = self.values.get(peak) == Recurrence("maximum", peak, value.scale[:2])
             if is_order_free or (name not in self.used_behind and name not in self.read) or value == STEADY:
                 continue
             is_other = value.kind == "other" and self.values.get(value.variable, STEADY).kind not in (
-                "max",
+                "maximum",
                 "scaled",
             )
             raise self.refused(value.variable if is_other and value.variable else name)
@@ -109,20 +125,27 @@ class _Loop:
     def _augassign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
             old = self.recurrence(ast.Name(node.target.id, ast.Load()))
-            self.values[node.target.id] = binary_recurrence(old, self.recurrence(node.value), node.op)
+            texts = node.target.id, ast.unparse(node.value)
+            self.values[node.target.id] = binary_recurrence(old, self.recurrence(node.value), node.op, texts)
+            self.updates[node.target.id] += 1
 
     def _set(self, target: ast.expr, value: ast.expr) -> None:
         """Assign a value to a name, or to the names of a tuple, one by one where the value is a tuple, too."""
+        for name, recurrence in list(self._bindings(target, value)):
+            self.values[name] = recurrence
+            self.updates[name] += 1
+
+    def _bindings(self, target: ast.expr, value: ast.expr) -> Iterator[tuple[str, Recurrence]]:
         if isinstance(target, ast.Name):
-            self.values[target.id] = self.recurrence(value)
-        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            kinds = [self.recurrence(element) for element in value.elts]
-            for element, kind in zip(target.elts, kinds, strict=True):
-                self.values |= {element.id: kind} if isinstance(element, ast.Name) else {}
-        elif isinstance(target, ast.Tuple):
-            kind = self.recurrence(value)
-            for element in target.elts:
-                self.values |= {element.id: _combine([kind])} if isinstance(element, ast.Name) else {}
+            yield target.id, self.recurrence(value)
+        elif isinstance(target, ast.Tuple | ast.List):
+            values = value.elts if isinstance(value, ast.Tuple | ast.List) else ()
+            if len(values) == len(target.elts):
+                for element, each in zip(target.elts, values, strict=True):
+                    yield from self._bindings(element, each)
+                return
+            kind = _combine([self.recurrence(value)])
+            yield from ((name, kind) for name in _stored_names([target]))
 
     def _expr(self, node: ast.Expr) -> None:
         self.recurrence(node.value)
@@ -134,9 +157,13 @@ class _Loop:
         self.block(node.body)
         taken_kinds, self.values = self.values, start
         self.block(node.orelse)
-        self.values = {
-            name: _merge_branches(taken_kinds.get(name, STEADY), kind) for name, kind in self.values.items()
-        } | {name: kind for name, kind in taken_kinds.items() if name not in self.values}
+        self._merge(taken_kinds, node)
+
+    def _merge(self, others: Mapping[str, Recurrence], node: ast.stmt) -> None:
+        """Merge the values of another way through a statement."""
+        where, values = f"or line {node.lineno}", self.values
+        merged = {name: _merge_branches(others.get(name, STEADY), kind, where) for name, kind in values.items()}
+        self.values = {**others, **merged}
 
     def _check_condition(self, test: ast.expr) -> None:
         """Raise for a condition on the iteration, or on a loop-carried variable."""
@@ -150,17 +177,19 @@ class _Loop:
             raise self.refused(kind.variable)
 
     def _for(self, node: ast.For) -> None:
-        """Follow an inner loop twice, so that its second iteration sees the values of the first."""
-        self._set(node.target, node.iter)
-        self.block(node.body)
-        first = dict(self.values)
-        self.block(node.body)
-        self.values = {name: _merge_branches(first.get(name, kind), kind) for name, kind in self.values.items()}
+        """Follow an inner loop twice, so that its second iteration sees the values of the first; it may have none."""
+        start = dict(self.values)
+        for _ in range(2):
+            self._set(node.target, node.iter)
+            self.block(node.body)
+            self._merge(start, node)
 
     def _while(self, node: ast.While) -> None:
-        self._check_condition(node.test)
-        self.block(node.body)
-        self.block(node.body)
+        start = dict(self.values)
+        for _ in range(2):
+            self._check_condition(node.test)
+            self.block(node.body)
+            self._merge(start, node)
 
     def recurrence(self, node: ast.expr) -> Recurrence:
         """Return the recurrence of an expression."""
@@ -169,7 +198,8 @@ class _Loop:
             self.read |= {recurrence.variable} if recurrence.kind == "old" else set()
             return recurrence
         if isinstance(node, ast.BinOp):
-            return binary_recurrence(self.recurrence(node.left), self.recurrence(node.right), node.op)
+            texts = ast.unparse(node.left), ast.unparse(node.right)
+            return binary_recurrence(self.recurrence(node.left), self.recurrence(node.right), node.op, texts)
         if isinstance(node, ast.Subscript):
             return self.recurrence(node.value)
         if isinstance(node, ast.Attribute):
@@ -178,7 +208,7 @@ class _Loop:
             return self.recurrence(node.operand)
         if isinstance(node, ast.IfExp):
             self._check_condition(node.test)
-            return _merge_branches(self.recurrence(node.body), self.recurrence(node.orelse))
+            return _merge_branches(self.recurrence(node.body), self.recurrence(node.orelse), _position(node))
         if isinstance(node, ast.Call):
             return self._call(node)
         return _combine([self.recurrence(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)])
@@ -197,19 +227,22 @@ class _Loop:
             return _mask(kinds, values[2], values[1])
         if name in EXPONENTIAL and len(kinds) == 1:
             exponential = {
-                "below": Recurrence("weight", scale=first.scale),
-                "drop": Recurrence("shrink", scale=first.scale),
+                "below": Recurrence("weight", scale=(*first.scale, name)),
+                "drop": Recurrence("shrink", scale=(*first.scale, name)),
             }
             return exponential.get(first.kind, _combine(kinds))
-        if name in EXTREMA and len(kinds) == 2 and any(kind.kind in ("old", "max") for kind in kinds):
-            recurrences = [kind for kind in kinds if kind.kind in ("old", "max")]
+        if name in EXTREMA and len(kinds) == 2 and any(kind.kind in ("old", EXTREMA[name]) for kind in kinds):
+            recurrences = [kind for kind in kinds if kind.kind in ("old", EXTREMA[name])]
             free = [kind for kind in kinds if kind in NOT_CARRIED]
-            return Recurrence("max", recurrences[0].variable) if len(recurrences) == len(free) == 1 else _combine(kinds)
+            variable = recurrences[0].variable
+            found = Recurrence(EXTREMA[name], variable, (variable, _position(node)))
+            return found if len(recurrences) == len(free) == 1 else _combine(kinds)
         if name in ("dot", "dot_scaled"):
             return self._dot(node, kinds)
         if name == "fma" and len(kinds) == 3:
             return binary_recurrence(binary_recurrence(kinds[0], kinds[1], ast.Mult()), kinds[2], ast.Add())
-        if name in SHAPE_OPS and all(kind in NOT_CARRIED for kind in kinds[1:]):
+        is_rounded = name in ("to", "cast") and _is_integer_or_bitcast(node)
+        if name in KEPT_OPS and not is_rounded and all(kind in NOT_CARRIED for kind in kinds[1:]):
             return first
         if name in LINEAR_OPS and first.kind == "weight" and all(kind in NOT_CARRIED for kind in kinds[1:]):
             return first
@@ -239,61 +272,67 @@ class _Loop:
         for kind in kinds if is_load else kinds[:1]:
             if kind not in NOT_CARRIED:
                 raise self.refused(kind.variable or self.variable)
-        overwrites = not is_load and len(kinds) > 1 and kinds[0] == STEADY and kinds[1] in (ITERATION, DATA)
-        if overwrites and name in ("store", "scatter", "atomic_xchg", "atomic_cas"):
-            found = "every turn stores to one place, and parts are walked in the order in which they arrive"
-            raise self.place.error(found, "Store behind the loop, or at a place of the turn's own")
-        others = [kind for kind in kinds[1:] if kind not in NOT_CARRIED]
-        if others and not is_load and (kinds[0] != STEADY or name.startswith("atomic_")):
-            raise self.refused(others[0].variable or self.variable)
+        overwrites = not is_load and len(kinds) > 1 and kinds[0] == STEADY
+        if overwrites and kinds[1] in (ITERATION, DATA) and name in OVERWRITING:
+            raise self.place.error(*OVERWRITES)
+        for kind in kinds[1:] if not is_load else ():
+            is_kept = overwrites and kind.kind in ORDER_FREE and not name.startswith("atomic_")
+            if kind not in NOT_CARRIED and not is_kept:
+                raise self.refused(kind.variable or self.variable)
+            self.stored |= {(kind.variable, self.updates[kind.variable])} if kind not in NOT_CARRIED else set()
         return DATA
 
 
-def binary_recurrence(left: Recurrence, right: Recurrence, sign: ast.operator) -> Recurrence:
-    """Return the recurrence of `left sign right`."""
+def binary_recurrence(
+    left: Recurrence, right: Recurrence, sign: ast.operator, texts: tuple[str, str] = ("", "")
+) -> Recurrence:
+    """Return the recurrence of `left sign right`. texts: of both sides."""
     if left in NOT_CARRIED and right in NOT_CARRIED:
         return _combine([left, right])
     if isinstance(sign, ast.Add):
         return _add(left, right) or _add(right, left) or _combine([left, right])
     if isinstance(sign, ast.Sub):
         return _subtract(left, right)
-    if isinstance(sign, ast.Mult | ast.Div):
-        return (
-            _multiply(left, right) or (isinstance(sign, ast.Mult) and _multiply(right, left)) or _combine([left, right])
-        )
-    return _combine([left, right])
+    if isinstance(sign, ast.Mult):
+        times = _multiply(left, right, f"* {texts[1]}") or _multiply(right, left, f"* {texts[0]}")
+        return times or _combine([left, right])
+    return (isinstance(sign, ast.Div) and _multiply(left, right, f"/ {texts[1]}")) or _combine([left, right])
 
 
 def _add(left: Recurrence, right: Recurrence) -> Recurrence | None:
     """Return the recurrence of `left + right`, if left is a sum or a part of an online softmax; else None."""
     if left.kind in ("old", "sum") and right in NOT_CARRIED:
         return Recurrence("sum", left.variable)
-    if left.kind == "scaled" and right.kind == "weight" and left.scale == right.scale:
+    if left.kind in ("scaled", "weight") and right.kind == "weight" and left.scale == right.scale:
         return left
-    if left.kind == right.kind == "weight" and left.scale == right.scale:
-        return left
-    return left if left.kind in ("below", "drop") and right == STEADY else None
+    return left if left.kind == "below" and right == STEADY else None
 
 
 def _subtract(left: Recurrence, right: Recurrence) -> Recurrence:
     """Return the recurrence of `left - right`."""
-    if right.kind == "max" and left in NOT_CARRIED:
-        return Recurrence("below", scale=right.variable)
-    if right.kind == "max" and left == Recurrence("old", right.variable):
-        return Recurrence("drop", scale=right.variable)
+    is_peak = right.kind in ("maximum", "lifted")
+    if is_peak and left in NOT_CARRIED:
+        return Recurrence("below", scale=right.scale)
+    olds = Recurrence("old", right.variable), Recurrence("product", right.variable, right.scale[2:])
+    if is_peak and left == olds[right.kind == "lifted"]:
+        return Recurrence("drop", scale=right.scale)
     return _add(left, right) or _combine([left, right])
 
 
-def _multiply(left: Recurrence, right: Recurrence) -> Recurrence | None:
-    """Return the recurrence of `left * right`, if left is a product or a part of an online softmax; else None."""
+def _multiply(left: Recurrence, right: Recurrence, factor: str) -> Recurrence | None:
+    """Return the recurrence of `left * right`, if left is a product or a part of an online softmax; else None.
+
+    factor: the text of what stands beside left.
+    """
     if left.kind == "old" and right.kind == "shrink":
         return Recurrence("scaled", left.variable, right.scale)
     if left.kind in ("old", "product") and right in NOT_CARRIED:
-        return Recurrence("product", left.variable)
-    is_same = (left.kind == "weight" and right in NOT_CARRIED) or (
-        left.kind in ("below", "drop", "max") and right == STEADY
-    )
-    return left if is_same else None
+        return Recurrence("product", left.variable, (*left.scale, factor) if right == STEADY else ("data",))
+    if left.kind == "weight" and right in NOT_CARRIED:
+        return left
+    kinds = {"below": "below", "drop": "drop", "maximum": "lifted", "lifted": "lifted"}
+    is_scaled = left.kind in kinds and right == STEADY
+    return Recurrence(kinds[left.kind], left.variable, (*left.scale, factor)) if is_scaled else None
 
 
 def _mask(kinds: list[Recurrence], other: ast.expr, value: ast.expr) -> Recurrence:
@@ -309,26 +348,41 @@ def _mask(kinds: list[Recurrence], other: ast.expr, value: ast.expr) -> Recurren
     return _combine([*kinds])
 
 
-def _merge_branches(left: Recurrence, right: Recurrence) -> Recurrence:
-    """Return the recurrence of a variable behind an `if`: an update in one branch alone stays that update."""
+def _merge_branches(left: Recurrence, right: Recurrence, where: str) -> Recurrence:
+    """Return the recurrence of a variable behind an `if`: an update in one branch alone stays that update.
+
+    where: of the `if`. A maximum is then another one than above it, and so it is for all that the branch scales by it.
+    """
     if left == right:
         return left
     if left in NOT_CARRIED and right in NOT_CARRIED:
         return _combine([left, right])
     old, other = (left, right) if left.kind == "old" else (right, left)
-    is_update = old.kind == "old" and other.variable == old.variable and other.kind != "other"
-    return other if is_update else _combine([left, right])
+    is_update = old.kind == "old" and other.variable == old.variable and other.kind in (*ORDER_FREE, "scaled")
+    taken_at = other.scale[:1] + tuple(f"{at} {where}" for at in other.scale[1:2]) + other.scale[2:]
+    return Recurrence(other.kind, other.variable, taken_at) if is_update else _combine([left, right])
+
+
+def _position(node: ast.expr) -> str:
+    return f"{node.lineno}:{node.col_offset}"
+
+
+def _is_integer_or_bitcast(node: ast.Call) -> bool:
+    """Whether a cast is to an integer type, which rounds in every turn, or none of the value."""
+    given = [each for value in (*node.args[-1:], *node.keywords) for each in ast.walk(value)]
+    words = [value.attr for value in given if isinstance(value, ast.Attribute)]
+    is_integer = any(word.startswith(("int", "uint")) for word in words)
+    return is_integer or any(word.arg == "bitcast" for word in node.keywords)
 
 
 def _combine(kinds: Sequence[Recurrence]) -> Recurrence:
     """Return the recurrence of an unknown function of several values."""
     dependent = [kind for kind in kinds if kind not in NOT_CARRIED]
     if dependent:
-        return Recurrence("other", dependent[-1].variable or dependent[-1].scale)
+        return Recurrence("other", dependent[-1].variable or dependent[-1].scale[0])
     return max(kinds, key=NOT_CARRIED.index, default=STEADY)
 
 
-def _stored_names(statements: Sequence[ast.stmt]) -> set[str]:
-    """Return the names that statements assign."""
+def _stored_names(statements: Sequence[ast.AST]) -> set[str]:
     nodes = (node for statement in statements for node in ast.walk(statement))
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

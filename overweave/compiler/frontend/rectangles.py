@@ -12,13 +12,12 @@ from math import prod
 from typing import Any
 
 from overweave.compiler.frontend.addresses.access import AccessCheck
-from overweave.compiler.frontend.addresses.bounds import Bounds, Extents
-from overweave.compiler.frontend.addresses.dimensions import Dimension
+from overweave.compiler.frontend.addresses.dimensions import Bounds, Dimension, Extents
 from overweave.compiler.frontend.addresses.index_check import Open
+from overweave.compiler.frontend.loop_carried import OVERWRITES
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.source.language import ATOMIC
-from overweave.compiler.frontend.symbols.directives import AccessDirective, SourceLine
-from overweave.compiler.frontend.symbols.expressions import affine_in, is_of_blocks
+from overweave.compiler.frontend.symbols.directives import AccessDirective, SourceLine, affine_in, is_of_blocks
 from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
     BlockOf,
@@ -30,6 +29,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
     number,
 )
 from overweave.compiler.frontend.symbols.values import (
+    LOOP_CARRIED,
     MAXIMUM,
     MINIMUM,
     PROGRAM_ID,
@@ -38,9 +38,8 @@ from overweave.compiler.frontend.symbols.values import (
     Number,
     value_tags,
 )
-from overweave.compiler.frontend.walk.accesses import Begun, Followed, Reached
-from overweave.compiler.frontend.walk.follow import STORES, follow
-from overweave.compiler.frontend.walk.loops import TILES
+from overweave.compiler.frontend.walk.evaluate import Begun, Followed, Reached
+from overweave.compiler.frontend.walk.follow import STORES, TILES, follow
 from overweave.compiler.frontend.walk.tl_functions import substitute_numbers
 
 COMMUTATIVE_ATOMICS = tuple(f"atomic_{name}" for name in ("add", "max", "min", "and", "or", "xor"))
@@ -128,22 +127,46 @@ class _Check:
                 )
 
     def _check_memory_dependence(self, loop: str, accesses: list[Reached]) -> None:
-        """Raise if a loop that is reordered carries a value through memory: it loads from an address that it stores to,
-        unless the address belongs to one iteration."""
+        """Raise if tiles, or iterations of a streamed loop, hand on a value through memory.
+
+        They do where what one stores another may load, or where each iteration stores to the same place.
+        """
         own_axes = {loop} if loop != TILES else {axis.name for axis in self.kernel.grid}
         stores = [one for one in accesses if one.kind in STORES or one.kind.startswith(ATOMIC)]
         for load in (one for one in accesses if one.kind not in STORES):
             for store in stores:
-                shared = _pointer_parameters(load, self.kernel) & _pointer_parameters(store, self.kernel)
-                addresses = {_address(load), _address(store)}
-                is_private = len(addresses) == 1 and all(BlockOf(axis) in _address(load).atoms for axis in own_axes)
+                shared = self._pointers(load) & self._pointers(store)
+                is_private = self._is_private(load, store, own_axes)
                 if shared and not is_private and not (load is store and load.kind in COMMUTATIVE_ATOMICS):
-                    what = "tiles" if loop == TILES else f"parts of {loop}"
-                    found = (
-                        f"{sorted(shared)[0]} is loaded and stored in a loop over {what}, which come in another order"
-                    )
-                    cure = "Carry it in a variable as a sum or a maximum, or give each turn a place of its own"
+                    what = "by tiles" if loop == TILES else f"in a loop over parts of {loop}"
+                    found = f"{sorted(shared)[0]} is loaded and stored {what}, which come in another order"
+                    own = "Load and store each tile's own: give both a directive with the same dimensions, all axes"
+                    cure = own if loop == TILES else "Carry it in a variable as a sum or a maximum"
                     raise self._at(store.line).error(found, cure)
+        for store in stores if loop != TILES else ():
+            values = [store.address, *store.arguments[0][1:], *store.arguments[1].values()]
+            is_carried = LOOP_CARRIED in frozenset[str]().union(*map(value_tags, values))
+            is_own_place = BlockOf(loop) in _address(store).atoms or store.kind in COMMUTATIVE_ATOMICS
+            if store.is_in_helper and (is_carried or not is_own_place):  # others: see loop_carried.py
+                raise self._at(store.line).error(*OVERWRITES)
+
+    def _is_private(self, load: Reached, store: Reached, own_axes: set[str]) -> bool:
+        """Whether no tile, or no iteration, loads what another stores."""
+        dims = load.directive.dims if load.directive else ()
+        if store.directive and dims == store.directive.dims:
+            return own_axes <= frozenset[str]().union(*(dim.names for dim in dims))
+        is_same = _address(load) == _address(store)
+        return is_same and all(BlockOf(axis) in _address(load).atoms for axis in own_axes)
+
+    def _pointers(self, access: Reached) -> frozenset[str]:
+        """Return the parameters that may be the pointer of an access; none where only a call tells it from a number."""
+        if access.directive:
+            return frozenset({access.directive.parameter})
+        address = _address(access)
+        alone = frozenset(str(atoms[0]) for atoms, _ in address.terms if len(atoms) == 1 and isinstance(atoms[0], str))
+        names = (alone or address.names) & frozenset(self.kernel.source.parameters)
+        pointers = names - self.kernel.symbols - self.kernel.source.constants - self.numbers.keys()
+        return pointers if self.is_call or len(pointers) == 1 else frozenset()
 
     def _check_no_program_id(self, access: Reached) -> None:
         """Raise if an address, or a stored value, depends on the program id: the schedule renumbers tiles."""
@@ -196,14 +219,8 @@ class _Check:
 
 
 def _address(access: Reached) -> Polynomial:
-    """Return the address of an access; of a descriptor its base."""
     address = access.address
     return address.poly if isinstance(address, Number) else address.pointer if isinstance(address, Descriptor) else ZERO
-
-
-def _pointer_parameters(access: Reached, kernel: AnnotatedKernel) -> frozenset[str]:
-    """Return the pointer parameters in the address of an access."""
-    return _address(access).names & frozenset(kernel.source.parameters) - kernel.symbols - kernel.source.constants
 
 
 def _is_multiple(low: Polynomial, block: Polynomial) -> bool:
@@ -218,7 +235,6 @@ def _is_multiple(low: Polynomial, block: Polynomial) -> bool:
 
 
 def _is_covered(sizes: list[int], rectangles: list[tuple[range, ...]]) -> bool:
-    """Whether rectangles together cover a box of these sizes."""
     for ranges in rectangles:
         if all(
             set(range(size)) <= set(each) if len(each) >= size else False

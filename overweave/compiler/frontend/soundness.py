@@ -10,21 +10,26 @@ import libcst.matchers as m
 from overweave.compiler.frontend.loop_carried import check_loop_carried
 from overweave.compiler.frontend.rectangles import check_addresses
 from overweave.compiler.frontend.source.author import KernelSource
-from overweave.compiler.frontend.source.callees import Callees, Touch
 from overweave.compiler.frontend.source.kernel import AnnotatedAccess, AnnotatedKernel, check_names
-from overweave.compiler.frontend.source.language import dotted
-from overweave.compiler.frontend.source.module import jit_decorators
-from overweave.compiler.frontend.source.names import (
+from overweave.compiler.frontend.source.language import (
     Origins,
     accesses_in,
     assigned_names,
     assignments,
     calls_in,
+    dotted,
     used_names,
     walk,
 )
-from overweave.compiler.frontend.symbols.directives import RESERVED, AccessDirective
-from overweave.compiler.frontend.symbols.expressions import ExpressionError, affine_in, is_of_blocks, parse_expression
+from overweave.compiler.frontend.source.module import Callees, Touch, jit_decorators
+from overweave.compiler.frontend.symbols.directives import (
+    RESERVED,
+    AccessDirective,
+    ExpressionError,
+    affine_in,
+    is_of_blocks,
+    parse_expression,
+)
 from overweave.compiler.frontend.symbols.polynomials import Polynomial, number
 
 VALUE_PRESERVING = (
@@ -136,6 +141,10 @@ def _check_call(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Origi
     directive, place, language = access.directive, access.directive.place, kernel.source.language
     kind = "store" if directive.is_store else "load"
     is_simple = isinstance(access.statement, cst.SimpleStatementLine)
+    for call in calls_in(access.statement) if is_simple else ():
+        if language.memory_kind(call) == "atomic":
+            text = kernel.source.module.code_for_node(call).split("\n")[0][:60]
+            raise place.error(*_unannotated_error(Touch(directive.parameter, "atomic", call), text))
     calls = accesses_in(access.statement, kind, language) if is_simple else []
     if len(calls) != 1:
         found = f"the statement below it has {len(calls)} {kind}s"

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from overweave.ir.operators.bars import LINK_BOUND, MLP, SHARDED, Bar, Cases
 from overweave.ir.operators.record import CallMatrix, Demo, Forms, Operator, SizeRule
-
-_NO_MLP = "(?!MLP-)"
-_MANY_ROWS = Cases(label="other shapes of 4,096 rows on", shapes=_NO_MLP, least_m=4096, link_bound=False)
-_FEW_ROWS = Cases(label="fewer rows", shapes=_NO_MLP, most_m=4095, link_bound=False)
 
 OPERATOR = Operator(
     name="all_gather_matmul",
@@ -21,14 +16,6 @@ OPERATOR = Operator(
     size_rule=SizeRule("push", "per_shard"),
     dual="matmul_reduce_scatter",
     baselines=("torch.fused", "per_shard"),
-    bars=(
-        Bar(of="of_ceiling", cases=MLP, mean=1.03, each=1.05),
-        Bar(of="efficiency", cases=MLP, mean=0.88, each=0.8),
-        Bar(of="of_ceiling", cases=_MANY_ROWS, mean=1.04),
-        Bar(of="beyond_ceiling_us", cases=_FEW_ROWS, each=12.0),
-        Bar(of="of_communication", cases=LINK_BOUND, each=1.12),
-        *SHARDED,
-    ),
     # The first half of an MLP with 8,192 tokens, hidden 4,096 and 14,336.
     demo=Demo("push", m=8192, n=3584, k=4096),
 )

@@ -70,7 +70,6 @@ class Form(Struct, frozen=True, kw_only=True):
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """Return the keywords of a call."""
         return (self.keyword,) if self.keyword else self.words
 
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from overweave.ir.operators.bars import Bar, Cases
 from overweave.ir.operators.record import CallMatrix, Forms, Operator, SizeRule
-
-_LAYERS = r"Llama-3-(8B|70B)\.(o|down)\."  # where an all-reduce follows a matmul
-_PREFILL = Cases(label="1,024 to 8,192 tokens", shapes=_LAYERS, least_m=1024, most_m=8192)
-_DECODING = Cases(label="1 to 256 tokens", shapes=_LAYERS, most_m=256)
 
 OPERATOR = Operator(
     name="matmul_all_reduce",
@@ -21,8 +16,4 @@ OPERATOR = Operator(
     size_rule=SizeRule("two_shot", "sequential"),
     dual="",
     baselines=("torch.one_shot", "torch.two_shot", "decomposed"),
-    bars=(
-        Bar(of="against_library", cases=_PREFILL, mean=1.4),
-        Bar(of="against_best", cases=_DECODING, mean=1.15),
-    ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from overweave.ir.operators.bars import LINK_BOUND, MLP, SHARDED, Bar
 from overweave.ir.operators.record import CallMatrix, Demo, Forms, Operator, SizeRule
 
 OPERATOR = Operator(
@@ -18,11 +17,6 @@ OPERATOR = Operator(
     size_rule=SizeRule("scatter", "sequential", {"own_pieces": 4}),
     dual="all_gather_matmul",
     baselines=("torch.fused", "per_shard", "decomposed"),
-    bars=(
-        Bar(of="efficiency", cases=MLP, mean=0.83, each=0.75),
-        Bar(of="of_communication", cases=LINK_BOUND, each=1.25),
-        *SHARDED,
-    ),
     # The second half of an MLP with 8,192 tokens, hidden 4,096 and 14,336.
     demo=Demo("scatter", m=8192, n=4096, k=3584),
 )

@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from overweave.ir.operators.bars import Bar
 from overweave.ir.operators.forms import FORMS, Form
 
 MatmulDim = Literal["m", "n", "k"]
@@ -59,7 +58,7 @@ class Forms(Struct, frozen=True, kw_only=True):
 
 
 class SizeRule(Struct, frozen=True):
-    """The overlapped plan of an operator, and its options on a GPU (tuner/model/default_plan.py).
+    """The overlapped plan of an operator, and its options on a GPU (tuner/model/choose.py).
 
     without_kernel: the plan where no tile kernel can run. A scatter of cuBLAS matmuls would be summed by torch's passes
     over memory, hardly faster than NCCL. MEASURED: 0.96 to 1.04 times, mlp, W=4 (4 x H200, 2026-11-20).
@@ -108,7 +107,7 @@ class Operator(Struct, frozen=True, kw_only=True):
     split: the one of which a rank's problem has only the rank's part. matmuls: of one call. groups: over how many a
     call communicates. reference: plain torch on a call's tensors by their names. baselines: plans that `bench` times
     besides cuBLAS with NCCL and the chosen one. torch's own (schedules/records/outside.py) are candidates by that.
-    bars: limits of its times on four ranks. dual: the operator that computes the gradient of x from that of y; empty: a
+    dual: the operator that computes the gradient of x from that of y; empty: a
     matmul of each rank alone; None: there are no gradients.
     """
 
@@ -123,7 +122,6 @@ class Operator(Struct, frozen=True, kw_only=True):
     sizes: tuple[MatmulDim, ...] = ("m", "n", "k")
     forms: Forms = Forms()
     baselines: tuple[str, ...] = ()
-    bars: tuple[Bar, ...] = ()
     matmuls: int = 1
     groups: int = 1
     demo: Demo | None = None
@@ -153,12 +151,10 @@ class Operator(Struct, frozen=True, kw_only=True):
 
     @property
     def adds(self) -> bool:
-        """Whether each rank's product is a partial sum."""
         return self.y.ownership == "summed"
 
     @property
     def has_row_shards(self) -> bool:
-        """Whether a rank passes its shard of the rows of x."""
         return self.x.along == "m"
 
     @property
@@ -168,7 +164,6 @@ class Operator(Struct, frozen=True, kw_only=True):
 
     @property
     def shares_sums(self) -> bool:
-        """Whether every rank gets the whole sum (all-reduce)."""
         return self.adds and not self.scatters
 
     def whole_rows(self, m: int, world_size: int) -> int:
@@ -181,5 +176,4 @@ class Operator(Struct, frozen=True, kw_only=True):
 
     @property
     def moved(self) -> CallMatrix:
-        """Return the operand that travels between ranks."""
         return self.x if self.gathers else self.y

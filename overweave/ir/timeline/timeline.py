@@ -61,7 +61,7 @@ class Content(Struct, frozen=True, forbid_unknown_fields=True):
 class Timeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Spans of one call on all ranks, by begin time.
 
-    source: `steps` where each operation takes one step in place of a time (ir/timeline/steps.py). contents: of the
+    source: `steps` where each operation takes one step in place of a time (ir/timeline/operations.py). contents: of the
     operations that the spans are named after; empty unless `with_contents` added them.
     """
 

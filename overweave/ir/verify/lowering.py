@@ -33,11 +33,8 @@ from overweave.ir.tile_order import (
     outputs,
     ranks_to_notify,
 )
-from overweave.ir.verify.engines.addends import check_addends
-from overweave.ir.verify.engines.copies import check_copy
-from overweave.ir.verify.engines.split_k import check_partials, merge_split_k
-from overweave.ir.verify.engines.stores import check_block_stores, check_stores
-from overweave.ir.verify.engines.sum_epilogue import applies_epilogue
+from overweave.ir.verify.engines.norm import applies_epilogue
+from overweave.ir.verify.engines.stores import check_addends, check_block_stores, check_copy, check_stores
 from overweave.ir.verify.rules.author_tables import (
     check_parts,
     check_slice_sources,
@@ -46,7 +43,7 @@ from overweave.ir.verify.rules.author_tables import (
     note_operand_buffers,
 )
 from overweave.ir.verify.rules.graphs import Graph, SignalIndex
-from overweave.ir.verify.rules.scales import check_scale_rows
+from overweave.ir.verify.rules.values import check_scale_rows
 from overweave.ir.verify.rules.verdict import Findings
 
 OUT = "out"
@@ -97,12 +94,10 @@ class _Table:
         if self.is_author:
             before = dict(enumerate(accumulate((len(rows) for rows in _slices_only(tiles)), initial=0)))
             check_slices(tile_rows, before, len(slices), self.findings)
-        check_partials(tile_rows, self.findings)
         operands: dict[str, set[str]] = {}
         implied = self._implied_waits(positions)
         for position, rows in zip(positions, tiles, strict=True):
             operation = self.graph.operations[position]
-            rows = merge_split_k(operation, rows, self.matmul, self.findings)
             self._check_signals(position, rows, implied[position])
             base = self.order.rank * self.graph.signals_per_rank
             late = {key - base: self.graph.full[key] for key in self.graph.late.get(position, ())}
@@ -158,7 +153,6 @@ class _Table:
             check_slice_sources(move, applies, self.homes, self.findings)
 
     def _output_index(self, compute: Compute) -> int:
-        """Return which of its weight's outputs a Compute writes."""
         return self.outs[compute.b.buffer].index(compute.out[0].buffer) if compute.out else 0
 
     def _check_weights(self, positions: list[int]) -> None:
@@ -382,5 +376,4 @@ def _note_operands(compute: Compute, buffers: dict[str, Buffer], operands: dict[
 
 
 def signal_fields(row: TileRow) -> tuple[int, int, int, int, int, int]:
-    """Return the waits and the signal of a tile."""
     return row.wait_lo, row.wait_hi, row.wait_count, row.signal, row.also, row.also_count

@@ -6,23 +6,21 @@ from msgspec import Struct
 
 from overweave.ir.dtype import ITEMSIZE_BYTES, SUM_DTYPE
 from overweave.ir.kernel_limits import SIGNAL_CAPACITY
-from overweave.ir.launch.gates import kernels_on_own_streams, launch_obstacle
+from overweave.ir.launch.streams import kernels_on_own_streams, launch_obstacle
 from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import LIMIT, OUTPUT, Compute, Name, Operation, Reduce, Region
 from overweave.ir.verify.engines.assignment import check_engines
 from overweave.ir.verify.engines.contract import check_contract
-from overweave.ir.verify.engines.norm import check_norm
-from overweave.ir.verify.engines.packed import check_packed
+from overweave.ir.verify.engines.norm import check_norm, check_sum_epilogue
+from overweave.ir.verify.engines.packed import check_packed, check_skinny
 from overweave.ir.verify.engines.replays import check_replays
-from overweave.ir.verify.engines.skinny import check_skinny
-from overweave.ir.verify.engines.sum_epilogue import check_sum_epilogue
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.residency import check_residency
 from overweave.ir.verify.rules.blocks import check_permuted_engines
 from overweave.ir.verify.rules.collectives import fold_collectives
 from overweave.ir.verify.rules.counted import check_counted_engines
 from overweave.ir.verify.rules.graphs import Graph, build_graph
-from overweave.ir.verify.rules.scales import check_scaling
+from overweave.ir.verify.rules.values import check_scaling
 from overweave.ir.verify.rules.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
 from overweave.ir.verify.schedule import verify_schedule
 

@@ -5,7 +5,7 @@ operation stands, and so is each library call. Within a kernel tiles run in tabl
 that graph has no cycle, any residency will do. If it has one, two kernels may break it if both surely fit.
 
 A queue on a side stream (`ir/launch/streams.py`) may start at another time than it is launched. A kernel is held back
-until the results of its rank that it waits for are stored (`ir/launch/gates.py`); then it may start at once, ahead of
+until the results of its rank that it waits for are stored (`ir/launch/streams.py`); then it may start at once, ahead of
 launches before it, or later than all launches that are not after it. A library call may find every SM taken by kernels
 that were launched behind it. So the graphs of all these orders must have no cycle either.
 """

@@ -17,19 +17,68 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from overweave.compat.triton_names import block_barrier
-from overweave.kernels.epilogue import ENDINGS, GATE, finished_by_parts, of_product
+from overweave.kernels.epilogue import (
+    BIAS,
+    BY_ROWS,
+    ENDINGS,
+    GATE,
+    SCALES,
+    finished_by_parts,
+    gated,
+    of_product,
+    scales_beside,
+)
 from overweave.kernels.experts import end_rows
-from overweave.kernels.hopper.finished import finish, gate_half
-from overweave.kernels.hopper.received import hear_of_addends, store_sum
-from overweave.kernels.hopper.rectangles import power_of_two, side_by_side
-from overweave.kernels.hopper.ring import LAST, NUMBER, VOID, lacking, receive
-from overweave.kernels.hopper.shares import end_share, tell
+from overweave.kernels.hopper.shared import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper.start import pass_claim, pass_claim_traced
-from overweave.kernels.hopper.tiles import is_short_tile, may_be_short, place_of
-from overweave.kernels.shares import LEFT_OUT, k_range
-from overweave.kernels.stored import target_at
-from overweave.kernels.weights import EXPERTS, of_weight
+from overweave.kernels.hopper.tile_end import half_of, hear_of_addends, store_sum
+from overweave.kernels.hopper.tiles import is_short_tile, may_be_short, place_of, power_of_two, side_by_side
+from overweave.kernels.tile_end import EXPERTS, columns_before, of_weight, target_at, weight_of
 from overweave.lang.tile_table import ADDS_NOTHING, FINISHES, INTO, MULTIPLIED, PLACE, read_column, record_time
+
+# These two are the halves of one accumulator; or, of fp8, beside whose sums one step's product stands too, two of them.
+
+
+@gluon.jit
+def finish(
+    value, table, tile, ends, row, row_end, col, products, cols_end, EPILOGUE: gl.constexpr, WEIGHTS: gl.constexpr
+):  # fmt: skip
+    """The epilogue of some columns of a tile, of a weight that has cols_end."""
+    bias, scale_w = ends.bias, ends.scale_w
+    if EPILOGUE:
+        if WEIGHTS != 1:
+            before = columns_before(weight_of(table, tile, WEIGHTS), products.n, products.n_1, WEIGHTS)
+            if BIAS & EPILOGUE:
+                bias += before
+            if BY_ROWS & EPILOGUE:
+                scale_w += before
+        beside = scales_beside(ends, table, tile, None, EPILOGUE)
+        value = finished_by_parts(
+            value, None, bias, ends.residual, beside, scale_w, ends.more, row, row_end, col, cols_end, EPILOGUE
+        )  # fmt: skip
+    return value
+
+
+@gluon.jit
+def gate_half(
+    result, others, PART_N: gl.constexpr, table, tile, ends, row, row_end, col, n, EPILOGUE: gl.constexpr,
+    WEIGHTS: gl.constexpr,
+):  # fmt: skip
+    """A consumer's two products made one, each scaled by its own before. They are one accumulator, or both."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
+    value, gate = result, others
+    if result.shape[1] > PART_N:
+        value, gate = half_of(result, False), half_of(result, True)
+    if SCALES & EPILOGUE:
+        beside = scales_beside(ends, table, tile, None, EPILOGUE)
+        scale_w = ends.scale_w
+        if WEIGHTS == EXPERTS and BY_ROWS & EPILOGUE:
+            scale_w += 2 * columns_before(weight_of(table, tile, WEIGHTS), n, None, WEIGHTS)
+        value = finished_by_parts(value, gate, None, None, beside, scale_w, None, row, row_end, col, n, EPILOGUE)
+    else:
+        value = gated(value, gate, EPILOGUE)
+    return gl.convert_layout(value, layout)  # no instruction: all of both is the thread's own
+
 
 FP8_COLUMNS = 128  # of sums, beside which those of one step have registers
 
@@ -95,42 +144,20 @@ def consume_tile(
     WIDE: gl.constexpr = widest(PRODUCTS, PART_N, stages.a.dtype.is_fp8())
     HAS_REST: gl.constexpr = PRODUCTS > WIDE
     LEFT: gl.constexpr = 1 if GATE & traits.epilogue else WIDE
-    SIZE: gl.constexpr = PART_M * PART_N * (2 if GATE & traits.epilogue else traits.split_n)
     BELOW: gl.constexpr = 0 if traits.in_columns else HALF * PART_M
     BESIDE: gl.constexpr = HALF * PART_N if traits.in_columns else 0
     tile = message & NUMBER
-    if not traits.split_k:
-        own_row, row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
-        target = target_of(table, tile, weight, products, work.peers, traits.weights)
-        cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
-    low, high = k_range(table, tile, work.k, stages.a.type.shape[2], traits.split_k)
-    result, others, step = multiply(traits, HALF, PRODUCTS, PART_N, step, stages, high - low)
+    own_row, row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
+    target = target_of(table, tile, weight, products, work.peers, traits.weights)
+    cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
+    result, others, step = multiply(traits, HALF, PRODUCTS, PART_N, step, stages, work.k)
     result += gl.where(message < VOID, 0.0, float("nan"))
     if HAS_REST:
         others += gl.where(message < VOID, 0.0, float("nan"))
-    if traits.split_k:
-        told, result, others = end_share(
-            HAS_REST, HALF, SIZE, result, others, work.shares.memory, table, tile, message < VOID
-        )
-        await_room(HALF, turn, results, work.queue, tile, traits.traced and traits.addends > 0)
-        if told != LEFT_OUT:
-            # Where the tile lies is read here: beside sums of shares there is no register for it.
-            own_row, row, row_end, col, weight = place_of(traits, table, tile, BELOW, BESIDE, PART_M)
-            target = target_of(table, tile, weight, products, work.peers, traits.weights)
-            cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
-            end_tile(
-                traits, HALF, PARTS, LEFT, result, others, turn, results, target, work, tile, own_row, row,
-                row_end, col, cols_end,
-            )  # fmt: skip
-        elif work.sums.tiles is not None:
-            if read_column(table, tile, PLACE) != ADDS_NOTHING:
-                hear_of_addends(work.sums, turn)  # what is loaded for nothing is there before the next tile's
-        tell(work.shares.told.index(HALF), told)
-    else:
-        end_tile(
-            traits, HALF, PARTS, LEFT, result, others, turn, results, target, work, tile, own_row, row, row_end, col,
-            cols_end,
-        )  # fmt: skip
+    end_tile(
+        traits, HALF, PARTS, LEFT, result, others, turn, results, target, work, tile, own_row, row, row_end, col,
+        cols_end,
+    )  # fmt: skip
     mbarrier.arrive(results.full.index(HALF), count=1)
     return step
 
@@ -227,14 +254,6 @@ def target_of(table, tile, weight, products, peers, WEIGHTS: gl.constexpr):
 
 
 @gluon.jit
-def await_room(HALF: gl.constexpr, turn, results, queue, tile, TRACED: gl.constexpr):
-    """The products are there; the storer is done with the last tile."""
-    if HALF == 0:
-        record_time(queue.trace, tile, MULTIPLIED, TRACED)
-    mbarrier.wait(results.empty.index(HALF), (turn & 1) ^ 1)
-
-
-@gluon.jit
 def end_tile(
     traits: gl.constexpr, HALF: gl.constexpr, PARTS: gl.constexpr, WIDE: gl.constexpr, result, others, turn, results,
     target, work, tile, own_row, row, row_end, col, cols_end,
@@ -253,8 +272,9 @@ def end_tile(
         further = col + WIDE * PART_N
         if traits.addends == 0:  # with addends, behind those of the others: both would not fit
             others = finish(others, table, tile, ends, row, row_end, further, products, cols_end, OF_PRODUCT, WEIGHTS)
-    if not traits.split_k:
-        await_room(HALF, turn, results, work.queue, tile, traits.traced and traits.addends > 0)
+    if HALF == 0:
+        record_time(work.queue.trace, tile, MULTIPLIED, traits.traced and traits.addends > 0)
+    mbarrier.wait(results.empty.index(HALF), (turn & 1) ^ 1)  # the storer is done with the last tile
     hand_over(traits, HALF, 0, result, results.tiles, turn, target, work, tile, own_row, row, row_end, col, cols_end)
     if PARTS > WIDE:
         if traits.addends > 0:

@@ -16,9 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from overweave.compat.triton_names import copy_to_shared
 from overweave.kernels.experts import gathered_rows
-from overweave.kernels.hopper.ring import LAST, NUMBER, receive
+from overweave.kernels.hopper.shared import LAST, NUMBER, receive
 from overweave.kernels.hopper.tiles import is_short_tile
-from overweave.kernels.shares import k_range
 from overweave.lang.tile_table import ROW, ROW_END, read_column
 from overweave.memory.device.ptx import WORDS_BEHIND
 
@@ -49,8 +48,7 @@ def gather(traits: gl.constexpr, stages, ring, experts, table, k):
         lower = upper
         if PARTS == 2:
             lower = words_before(experts, row + PART_M + below, row_end, WIDTH)
-        low, high = k_range(table, tile, k, BLOCK_K, traits.split_k)
-        for depth in range(low, high, BLOCK_K):
+        for depth in range(0, k, BLOCK_K):
             stage = step % traits.stages
             mbarrier.wait(stages.empty.index(stage), ((step // traits.stages) & 1) ^ 1)
             is_column = (cols < width - depth)[None, :]

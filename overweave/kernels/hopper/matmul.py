@@ -36,13 +36,11 @@ from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.consumer import consume
 from overweave.kernels.hopper.gathered import GATHERING, gather
 from overweave.kernels.hopper.producer import produce
-from overweave.kernels.hopper.rectangles import Rectangles, count_first
-from overweave.kernels.hopper.ring import RING
-from overweave.kernels.hopper.shared import Claim, ReductionArgs, Ring, SplitKArgs, StagedResults, Stages, TileArgs
+from overweave.kernels.hopper.shared import RING, Claim, ReductionArgs, Ring, StagedResults, Stages, TileArgs
 from overweave.kernels.hopper.start import begin_claim, fetch_maps, fetch_row, place_for_claim
 from overweave.kernels.hopper.storer import store
-from overweave.kernels.hopper.tiles import b_parts
-from overweave.kernels.weights import EXPERTS
+from overweave.kernels.hopper.tiles import Rectangles, b_parts, count_first
+from overweave.kernels.tile_end import EXPERTS
 from overweave.lang.tile_table import read_clock
 
 
@@ -71,7 +69,7 @@ def registers_of(traits):
 def matmul_hopper_kernel(
     a_shard, a_workspace, b, b_1, b_2, out, out_1, out_2, total_tiles, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5,
     tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, addend_tiles, products, ends, addends,
-    peers, shares, experts, queue, protocol, k, first_k, traits: gl.constexpr,
+    peers, experts, queue, protocol, k, first_k, traits: gl.constexpr,
 ):  # fmt: skip
     """Up to `addend_tiles`, tensor descriptors; behind them as `matmul_kernel`. `out` is what `products.out` points to.
 
@@ -113,7 +111,6 @@ def matmul_hopper_kernel(
     c_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     c_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     verdicts = gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    told = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     received = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1 + (GATHERING if traits.gathers else 0))
@@ -131,24 +128,24 @@ def matmul_hopper_kernel(
     stages = Stages(a_tiles, Rectangles(b_tiles, b_rest), full, empty)
     ring = Ring(messages, ring_full, ring_empty)
     results = StagedResults(Rectangles(c_tiles, c_rest), c_full, c_empty)
-    sums, dealt = ReductionArgs(addends, addend_tiles, verdicts, received), SplitKArgs(shares, told)
+    sums = ReductionArgs(addends, addend_tiles, verdicts, received)
     # Tuples of the kernel's arguments stand inline: one kept in a variable would turn its constants into tensors.
     if traits.gathers:
         gl.warp_specialize(
             [
                 (consume, (
                     traits, 0, claimed, begun, claim, stages, results, ring,
-                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
+                    TileArgs(products, ends, sums, peers, experts, queue, k))),
                 (consume, (
                     traits, 1, None, None, None, stages, results, ring,
-                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
+                    TileArgs(products, ends, sums, peers, experts, queue, k))),
                 (gather, (traits, stages, ring, experts, queue.table, k)),
                 (produce, (
                     traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, experts, queue, claim, protocol, k,
                     first_k)),
                 (store, (
                     traits, results, ring, Outs(out, None, None, None, None, None),
-                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k), protocol)),
+                    TileArgs(products, ends, sums, peers, experts, queue, k), protocol)),
             ],
             [4, 2, 1, 1],
             [232, 40, 40, 40],
@@ -158,10 +155,10 @@ def matmul_hopper_kernel(
             [
                 (consume, (
                     traits, 0, claimed, begun, claim, stages, results, ring,
-                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
+                    TileArgs(products, ends, sums, peers, experts, queue, k))),
                 (consume, (
                     traits, 1, None, None, None, stages, results, ring,
-                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k))),
+                    TileArgs(products, ends, sums, peers, experts, queue, k))),
                 (produce, (
                     traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, experts, queue, claim, protocol, k,
                     first_k)),
@@ -171,7 +168,7 @@ def matmul_hopper_kernel(
                         out, out_1, out_2, total_tiles,
                         (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
                         (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7)),
-                    TileArgs(products, ends, sums, dealt, peers, experts, queue, k), protocol)),
+                    TileArgs(products, ends, sums, peers, experts, queue, k), protocol)),
             ],
             [4, 1, 1],
             registers_of(traits),

@@ -7,12 +7,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from overweave.compat.triton_names import load_tile
 from overweave.kernels.epilogue import GATE
 from overweave.kernels.experts import is_sound, tiles_of
-from overweave.kernels.hopper.rectangles import rectangle
-from overweave.kernels.hopper.ring import LACKS, LAST, VOID, pass_on
+from overweave.kernels.hopper.shared import LACKS, LAST, VOID, pass_on
 from overweave.kernels.hopper.start import receive_claim
-from overweave.kernels.hopper.tiles import b_parts, is_short_tile, may_be_short, source_of, wait_for_tile
-from overweave.kernels.shares import k_range
-from overweave.kernels.weights import EXPERTS, of_weight, weight_of
+from overweave.kernels.hopper.tiles import b_parts, is_short_tile, may_be_short, rectangle, source_of, wait_for_tile
+from overweave.kernels.tile_end import EXPERTS, of_weight, weight_of
 from overweave.lang.tile_table import (
     CLAIMED,
     COL,
@@ -68,8 +66,7 @@ def produce(
             down = 0 if traits.b_is_transposed else weight * experts.step
         top, further = source_of(traits, table, tile, PART_M, A_PARTS)
         is_short = is_short_tile(traits, table, tile, PART_M)
-        low, high = k_range(table, tile, k, BLOCK_K, traits.split_k)
-        for depth in range(low, high, BLOCK_K):
+        for depth in range(0, k, BLOCK_K):
             stage = step % traits.stages
             mbarrier.wait(stages.empty.index(stage), ((step // traits.stages) & 1) ^ 1)
             arrived = stages.full.index(stage)

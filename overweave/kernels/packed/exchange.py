@@ -17,31 +17,274 @@ them. What is gathered is moved as it is, whatever its dtype.
 SOURCE: one-shot and two-shot all-reduces as in TensorRT-LLM; flags in the message as in NCCL's LL protocol.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from overweave.kernels.packed.parts import (
-    alarm_if_missing,
-    load_words,
-    open_call,
-    poll,
-    push_to_all,
-    store_words,
-    stretch_of,
-    sums_of,
-    told_by,
-    words_of,
+from overweave.kernels.epilogue import ADDED, BIAS, RESIDUAL, activated, apply_added
+from overweave.memory.device.packed import (
+    DATA_WORDS,
+    MESSAGE_BYTES,
+    PACKED_OPERATION,
+    poll_messages,
+    push_message,
+    take_ticket,
 )
-from overweave.kernels.packed.rows import deliver, norm_row
-from overweave.memory.device.dependent_launch import launch_dependents, wait_for_previous_kernel
-from overweave.memory.device.packed import push_message
+from overweave.memory.device.protocol import launch_dependents, wait_for_previous_kernel
+from overweave.memory.device.signals import TIMEOUT_NS, claim_report, write_report
+
+# A program's part is a stretch of `span` words of what a rank sends to another: as many messages as it has under way at
+# a time, or a whole row, which takes it several turns of BLOCK messages each. All ranks deal stretches alike to
+# programs.
+
+
+class PackedCall(NamedTuple):
+    """A program's view of a call. part: of this program, in the order of arrival. here: where what rank 0 sends to this
+    rank lies in this call's half; of each further rank, `stride` bytes behind it. mine: where this rank's own lies at
+    each peer, the next rank first. The rest: as of kernels/arguments.py.
+    """
+
+    epoch: Any
+    part: Any
+    here: Any
+    mine: Any
+    timeout_ns: Any
+    rank: Any
+    stride: Any
+    total: Any
+    shard: Any
+    span: Any
+    words: Any
+    limits: Any
+    world_size: Any
+
+
+@triton.jit
+def open_call(space, parts, protocol, rank, SENDERS):
+    """How a packed kernel begins: takes its part."""
+    # Added to a tensor: a number of one arrives as a plain number.
+    rank = tl.zeros([], tl.int32) + rank
+    stride = tl.zeros([], tl.int64) + space.stride
+    # What no ticket is needed for comes first: its loads are under way together with the ticket.
+    timeout_ns = tl.load(protocol.limits + TIMEOUT_NS)
+    here = tl.load(space.spaces + rank)
+    peers = ()
+    for step in tl.static_range(SENDERS):
+        peers += (tl.load(space.spaces + (rank + step + 1) % (SENDERS + 1)),)
+    epoch, part = take_ticket(space.state, tl.num_programs(0))
+    begin = (epoch & 1).to(tl.int64) * space.half
+    mine = ()
+    for step in tl.static_range(SENDERS):
+        mine += (peers[step] + begin + rank.to(tl.int64) * stride,)
+    return PackedCall(
+        epoch, part, here + begin, mine, timeout_ns, rank, stride, parts.total, parts.shard, parts.span,
+        protocol.words, protocol.limits, protocol.world_size,
+    )  # fmt: skip
+
+
+@triton.jit
+def stretch_of(call, turn, BLOCK: tl.constexpr):
+    """The messages of a program's turn: (where each lies, its first word, how many words of the stretch are left)."""
+    messages = turn * BLOCK + tl.arange(0, BLOCK)
+    within = messages * DATA_WORDS
+    at = (call.part * ((call.span + 2) // DATA_WORDS) + messages).to(tl.int64) * MESSAGE_BYTES
+    return at, call.part * call.span + within, call.span - within
+
+
+@triton.jit
+def words_of(call, owner):
+    """How many words an owner has of all, dealt in shards; none or fewer where it has no rows."""
+    return tl.minimum(call.total - owner.to(tl.int64) * call.shard, call.shard).to(tl.int32)
+
+
+@triton.jit
+def poll(traits: tl.constexpr, call, address, inside):
+    """The messages of all peers, as `poll_messages` finds them."""
+    POLL: tl.constexpr = traits.poll.text
+    HELD: tl.constexpr = traits.poll.constraints
+    return poll_messages(
+        address, call.stride, call.rank, call.epoch, inside, call.words, call.timeout_ns, traits.senders, POLL, HELD
+    )
+
+
+@triton.jit
+def load_words(data, left):
+    """The words of each message: up to three of those that are left."""
+    return (
+        tl.load(data, mask=left > 0, other=0),
+        tl.load(data + 1, mask=left > 1, other=0),
+        tl.load(data + 2, mask=left > 2, other=0),
+    )
+
+
+@triton.jit
+def store_words(target, words, left):
+    """Stores the words of each message, up to three of those that are left."""
+    for index in tl.static_range(3):
+        tl.store(target + index, words[index], mask=left > index)
+
+
+@triton.jit
+def push_to_all(mine, at, words, epoch, inside, SENDERS: tl.constexpr):
+    """The same messages to every peer."""
+    for step in tl.static_range(SENDERS):
+        push_message(mine[step] + at, words[0], words[1], words[2], epoch, inside)
+
+
+@triton.jit
+def sums_of(traits: tl.constexpr, own, found, rank, is_void, after, start, first, left, n, dtype: tl.constexpr):
+    """The words of each message of the sum of all ranks, finished by the epilogue (kernels/epilogue.py), rounded once.
+
+    They are words of the result from `start + first` on, `left` of them; at `start` a row of n numbers begins.
+    after: kernels/arguments.AfterSums.
+    """
+    sums = ()
+    for index in tl.static_range(DATA_WORDS):
+        low, high = _added(own[index], found, index, rank, is_void, dtype, traits.senders)
+        if traits.epilogue:
+            at, inside = first + index, left > index
+            low, high = _ended(low, high, after, start, at, inside, n, dtype, traits.epilogue)
+        sums += (word_of(low, high, dtype),)  # type: ignore[assignment]
+    return sums
+
+
+@triton.jit
+def _ended(low, high, after, start, word, inside, n, dtype: tl.constexpr, EPILOGUE: tl.constexpr):
+    """`activation(sum + bias) + residual` of both numbers of words of the result, in fp32."""
+    NUMBERS: tl.constexpr = 32 // dtype.primitive_bitwidth
+    if BIAS & EPILOGUE:
+        low += tl.load(after.bias + word * NUMBERS % n, mask=inside, other=0.0).to(tl.float32)
+        if NUMBERS == 2:
+            high += tl.load(after.bias + (word * NUMBERS + 1) % n, mask=inside, other=0.0).to(tl.float32)
+    low, high = activated(low, EPILOGUE), activated(high, EPILOGUE)
+    if RESIDUAL & EPILOGUE:
+        beside = tl.load(after.residual.to(tl.pointer_type(tl.int32)) + start + word, mask=inside, other=0)
+        numbers = numbers_of(beside, dtype)
+        low += numbers[0]
+        high += numbers[1]
+    if ADDED & EPILOGUE:
+        places = (start + word).to(tl.int64) * NUMBERS
+        low = apply_added(low, after.more, places, inside, places % n, n, EPILOGUE)
+        if NUMBERS == 2:
+            high = apply_added(high, after.more, places + 1, inside, (places + 1) % n, n, EPILOGUE)
+    return low, high
+
+
+@triton.jit
+def _added(own, found, index: tl.constexpr, rank, is_void, dtype: tl.constexpr, SENDERS: tl.constexpr):
+    """The sum of one word of all ranks, in rank order: two numbers of 16 bits, or one of 32. NaN where it is void."""
+    low = tl.zeros(own.shape, tl.float32)
+    high = tl.zeros(own.shape, tl.float32)
+    for source in tl.static_range(SENDERS + 1):
+        # Senders leave no gap where the own rank stands.
+        behind = found[3 * (source if source < SENDERS else source - 1) + index]
+        before = found[3 * (source - 1 if source > 0 else 0) + index]
+        word = tl.where(source == rank, own, tl.where(source < rank, behind, before))
+        numbers = numbers_of(word, dtype)
+        low += numbers[0]
+        high += numbers[1]
+    low = tl.where(is_void, float("nan"), low)
+    high = tl.where(is_void, float("nan"), high)
+    return low, high
+
+
+@triton.jit
+def told_by(found, sender: tl.constexpr, is_void):
+    """The words of each message of a sender as they came; where they are void, all bits, which is NaN in any dtype."""
+    return (
+        tl.where(is_void, -1, found[3 * sender]),
+        tl.where(is_void, -1, found[3 * sender + 1]),
+        tl.where(is_void, -1, found[3 * sender + 2]),
+    )
+
+
+@triton.jit
+def numbers_of(word, dtype: tl.constexpr):
+    """The two numbers of 16 bits in a word, the lower first, or the one of 32, and nought beside it."""
+    if dtype.primitive_bitwidth == 32:
+        return word.to(tl.float32, bitcast=True), tl.zeros(word.shape, tl.float32)
+    else:
+        low = word.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+        return low, (word >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def word_of(low, high, dtype: tl.constexpr):
+    """Two numbers rounded to 16 bits, or one of 32, as a word."""
+    if dtype.primitive_bitwidth == 32:
+        return low.to(tl.int32, bitcast=True)
+    else:
+        lower = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        upper = high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16
+        return upper | lower
+
+
+@triton.jit
+def alarm_if_missing(call, missing):
+    """Reports the peer whose message some element of `missing` did not get, if there is one."""
+    late = tl.max(missing, 0)
+    if late > 0:
+        if claim_report(call.words, call.limits):
+            sender = tl.where(late - 1 >= call.rank, late, late - 1)
+            write_report(PACKED_OPERATION, sender, call.epoch, 0, call.words, call.limits, call.world_size)
+
+
+# As kernels/reduction.py: `z = sum + residual`, stored, and `z / rms(z) * norm_weight`, each step rounded where torch
+# rounds. A program has whole rows then, in turns; a row's squares are added over them, and z is read again once they
+# are known.
+
+
+@triton.jit
+def deliver(out, after, first, sums, left):
+    """A turn's sums from word `first` on, `left` words of them; returns the squares of what is normed later, by
+    message. after: kernels/arguments.AfterSums; without z nothing is
+    normed, without a residual nothing is added."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    squares = tl.zeros(left.shape, tl.float32)
+    if after.z is None:
+        store_words(out.to(tl.pointer_type(tl.int32)) + first, sums, left)
+    else:
+        kept = ()
+        for index in tl.static_range(3):
+            word = sums[index]
+            if after.residual is not None:
+                beside = after.residual.to(tl.pointer_type(tl.int32)) + first + index
+                added = numbers_of(tl.load(beside, mask=left > index, other=0), dtype)
+                numbers = numbers_of(word, dtype)
+                word = word_of(numbers[0] + added[0], numbers[1] + added[1], dtype)
+            kept += (word,)
+            value = numbers_of(word, dtype)
+            squares += tl.where(left > index, value[0] * value[0] + value[1] * value[1], 0.0)
+        store_words(after.z.to(tl.pointer_type(tl.int32)) + first, kept, left)
+    return squares
+
+
+@triton.jit
+def norm_row(traits: tl.constexpr, call, out, after, squares, start, size, turns):
+    """The row that a program has of the `size` words from `start` on, if that is one, out of z.
+
+    A block barrier stands before: what is read of z may have been written by another thread.
+    """
+    dtype = out.dtype.element_ty
+    scale = tl.rsqrt(tl.sum(squares, 0) / (call.span * (32 // dtype.primitive_bitwidth)) + traits.eps)
+    for turn in range(turns):
+        _, first, left = stretch_of(call, turn, traits.block)
+        left = tl.minimum(left, size - first)
+        row = load_words(after.z.to(tl.pointer_type(tl.int32)) + start + first, left)
+        weight = load_words(after.norm_weight.to(tl.pointer_type(tl.int32)) + first - call.part * call.span, left)
+        normed = ()
+        for index in tl.static_range(3):
+            value, factor = numbers_of(row[index], dtype), numbers_of(weight[index], dtype)
+            normed += (word_of(value[0] * scale * factor[0], value[1] * scale * factor[1], dtype),)  # type: ignore[assignment]
+        store_words(out.to(tl.pointer_type(tl.int32)) + start + first, normed, left)
 
 
 @triton.jit
 def packed_kernel(source, out, after, space, parts, protocol, rank, n, traits: tl.constexpr):
     """source: the own partial sums, or the own one of the shards that are gathered. out: what the caller gets, rows of
     n numbers: all, or the own shard of a scatter. after: what a norm (rows.py) or the epilogue of sums reads. A
-    gather's matmul starts early behind it, any other exchange behind its matmul (memory/device/dependent_launch.py).
+    gather's matmul starts early behind it, any other exchange behind its matmul (memory/device/protocol.py).
     Tuples and traits: kernels/arguments.py.
     """
     SENDERS: tl.constexpr = traits.senders

@@ -8,36 +8,74 @@ lock        a file lock, dropped by the operating system when a process ends; pe
 
 from __future__ import annotations
 
-import atexit
 import re
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Literal, NamedTuple
 
-from torch.distributed import ProcessGroup
-
-from overweave.errors import OverweaveError, RankMismatch
+from overweave.errors import OverweaveError, PeerDied, PeerError, PeerTimeout, RankMismatch
 from overweave.ir.operators.registry import OPERATORS
 from overweave.memory.board import records
-from overweave.memory.board.alarm import RULES, SAME_CALL, Alarm
 from overweave.memory.board.records import (
     ALARM_TEXT_BYTES,
     GATHER_BYTES,
     TEXT_BYTES,
     Pause,
     Records,
+    SharedFile,
+    create_shared_memory,
     entry_offset,
     now_ms,
 )
-from overweave.memory.board.shared import SharedFile, create_shared_memory
-from overweave.memory.group import Group, all_gather_bytes
+from overweave.memory.group import Group, OfGroup, all_gather_bytes
+
+FailureKind = Literal["died", "timeout", "mismatch", "failed"]
+RULES: tuple[FailureKind, ...] = ("died", "timeout", "mismatch", "failed")
+RESET = "then call overweave.reset(group) on every rank"
+SAME_CALL = (
+    "Call the same operator with the same shapes, dtype and options on every rank; for uneven shards of rows, "
+    "pass m=, the rows of all ranks"
+)
+
+# rule -> what happened to the peer, the error class, what to do.
+_MEANINGS: dict[FailureKind, tuple[str, type[OverweaveError], str]] = {
+    "died": ("died", PeerDied, "Find out why its process ended; start the group again"),
+    "timeout": ("is late", PeerTimeout, f"Find what holds it up; {RESET}"),
+    "mismatch": ("differs", RankMismatch, f"{SAME_CALL}; {RESET}"),
+    "failed": ("failed", PeerError, f"See its own error; {RESET}"),
+}
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Why a call failed: in `operation`, `peer` (-1: unknown) had counted to `seen` instead of `expected`."""
+
+    rule: FailureKind
+    operation: str
+    peer: int = -1
+    expected: int = -1
+    seen: int = -1
+
+    def error(self, group: str, reporter: int, call: int, later: int = 0) -> OverweaveError:
+        """Return the error to raise on any rank. reporter: the rank that raised the alarm, in `call`.
+
+        later: the number of the call that raises the error, if that is a later one.
+        """
+        verb, kind, cure = _MEANINGS[self.rule]
+        peer = "a peer" if self.peer < 0 else f"rank {self.peer}"
+        counts = "" if self.expected < 0 else f", expected {self.expected}, seen {self.seen}"
+        found = f"{peer} {verb}: {self.operation}{counts}"
+        if later > call:
+            since = f"the group is broken since call {call}, as rank {reporter} saw ({found})"
+            return kind(f"make call {later} of group {group}", f"{since}: right calls fail, too", cure)
+        return kind(f"call {call} of group {group}, seen by rank {reporter}", found, cure)
+
 
 PROBE_EVERY_S = 0.05
 ABSENT_AFTER_S = 1.0
@@ -325,7 +363,6 @@ class Board:
                 raise self._alarm_error(rank)
 
     def _alarm_error(self, reporter: int) -> OverweaveError:
-        """Return the error for the alarm that rank `reporter` published."""
         words = [self._records.word(reporter, records.ALARM + index) for index in range(records.ALARM_FIELDS)]
         rule, peer, expected, seen, call = words
         text = self._records.text(reporter, records.ALARM_TEXT, ALARM_TEXT_BYTES)
@@ -358,8 +395,7 @@ def _entry_words(own: int, peers: list[int], call: int) -> _EntryWords:
     return _EntryWords(offset, own + offset + records.CALL, own + records.BEGUN, own + offset + records.HASH, starts)
 
 
-_BOARDS: WeakKeyDictionary[ProcessGroup, Board] = WeakKeyDictionary()
-atexit.register(_BOARDS.clear)  # a process group must not outlive the interpreter
+_BOARDS = OfGroup[Board]()
 
 
 @lru_cache(maxsize=1024)

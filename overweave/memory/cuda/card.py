@@ -1,4 +1,4 @@
-"""What the driver says of a GPU: name, capability, SMs, memory, and its links to other GPUs.
+"""What the driver says of a GPU: name, capability, SMs, memory, its links to other GPUs, and NVLink multicast.
 
 NVML, which comes with the driver, tells the links; if it is missing or says nothing, the CUDA driver does. Containers
 and virtual machines may hide both: then the links are unknown, and nothing fails.
@@ -103,3 +103,20 @@ def _supports_atomics(own: int, other: int) -> bool | None:
     attribute = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
     status, value = driver.cuDeviceGetP2PAttribute(attribute, own, other)
     return bool(value) if status == driver.CUresult.CUDA_SUCCESS else None
+
+
+_SUPPORTED = 132  # SOURCE: CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED of cuda.h
+_DRIVER = "libcuda.so.1"
+
+
+@lru_cache
+def has_multicast(device: torch.device) -> bool:
+    """Return whether a GPU supports multicast objects; False if the driver does not say."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    value = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+        failed = driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(value), _SUPPORTED, index)
+    except (OSError, AttributeError):
+        return False
+    return not failed and bool(value.value)

@@ -15,7 +15,7 @@ import torch
 
 from overweave.errors import MachineError
 from overweave.memory.cuda import driver
-from overweave.memory.steps import CopyStep, MemoryRef, StreamStep, WaitStep
+from overweave.memory.lower import CopyStep, MemoryRef, StreamStep, WaitStep
 
 MOST_GRAPHS = 8  # a caller's tensors recur at few addresses: each has a graph; new addresses retarget the oldest one
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,52 @@ import torch.distributed as dist
 from overweave.compat.torch_names import symmetric_memory
 from overweave.errors import MachineError
 from overweave.hardware.multicast import BY_TORCH, WITHOUT
-from overweave.memory.cuda.peer_access import group_has_peer_access
-from overweave.memory.group import Group
+from overweave.memory.board.board import Board
+from overweave.memory.cuda.streams import Captures, Streams
+from overweave.memory.group import Group, OfGroup
+
+YES, NO = b"yes", b"no"
+_AGREED = OfGroup[dict[torch.device, bool]]()
+
+
+@lru_cache
+def has_peer_access(device: torch.device) -> bool:
+    """Return whether a GPU and every other one that this process sees have peer access; True if it sees one alone."""
+    return can_access_peers(_index(device), range(torch.cuda.device_count()))
+
+
+def group_has_peer_access(group: Group, device: torch.device) -> bool:
+    """Return whether all GPUs of a group have peer access, the same on every rank. The first call is collective.
+
+    Each rank checks its own GPU against those of its peers that it sees; one no decides. Raises RankMismatch on every
+    rank if one makes another call, and PeerError.
+    """
+    if group.world_size == 1:
+        return True
+    known = _AGREED.setdefault(group.process_group, {})
+    if device not in known:
+        board = Board.of(group)
+        board.agree(b"what memory the GPUs of the group reach")
+        uuids = board.all_gather_bytes(_uuid(_index(device)))
+        peers = [index for index in range(torch.cuda.device_count()) if _uuid(index) in uuids]
+        known[device] = NO not in board.all_gather_bytes(YES if can_access_peers(_index(device), peers) else NO)
+    return known[device]
+
+
+def can_access_peers(own: int, others: Iterable[int]) -> bool:
+    """Return whether a GPU has peer access to all others, and they to it."""
+    can_access = torch.cuda.can_device_access_peer
+    return all(can_access(own, other) and can_access(other, own) for other in others if other != own)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _uuid(index: int) -> bytes:
+    """Return a GPU's UUID, the same in all processes, whatever its index there."""
+    return str(torch.cuda.get_device_properties(index).uuid).encode()
+
 
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # without it torch maps no memory between ranks of one GPU
 SMS_FOR_COPIES = 8
@@ -118,3 +163,44 @@ def allocate_heap(group: Group, device: torch.device, size_bytes: int) -> CudaHe
     """Allocate memory for the calls of a group: symmetric if its GPUs have peer access, else local. Collective."""
     kind = CudaHeap if group_has_peer_access(group, device) else OwnHeap
     return kind(group, device, size_bytes)
+
+
+class Scratch:
+    """Scratch memory as large as the largest call that was ever bound; its contents belong to the call that runs.
+
+    heap: the current memory; a captured graph keeps the heap of its capture alive. captures: captures the graphs of
+    calls. current_stream: returns the caller's stream.
+    """
+
+    heap: CudaHeap
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self.captures, self.current_stream = Captures(device, None), Streams(device).current
+        self._size_bytes = 0
+        self._last: torch.cuda.Stream | None = None
+
+    @classmethod
+    def of(cls, group: Group, device: torch.device) -> Scratch:
+        """Return the scratch memory of a group on this rank's device."""
+        known = _SCRATCH.setdefault(group.process_group, {})
+        if device not in known:
+            known[device] = cls(group, device)
+        return known[device]
+
+    def reserve(self, size_bytes: int) -> None:
+        """Grow to calls of this size. Collective: all ranks reserve the same, in the same order."""
+        if size_bytes > self._size_bytes:
+            self._size_bytes = 1 << (size_bytes - 1).bit_length()  # in few steps: each is a rendezvous
+            # Allocation synchronizes every rank's GPU, and the old heap is freed behind it: no peer still reads that.
+            self.heap = CudaHeap(self._group, self._device, self._size_bytes)
+
+    def enter(self, stream: torch.cuda.Stream) -> CudaHeap:
+        """Return the heap for a call on this stream, which waits for the last call's stream. Not under capture."""
+        if self._last is not None and self._last != stream:
+            stream.wait_stream(self._last)
+        self._last = stream
+        return self.heap
+
+
+_SCRATCH = OfGroup[dict[torch.device, Scratch]]()

@@ -18,15 +18,74 @@ leaves the SMs free. A call has no epilogue.
 import triton
 import triton.language as tl
 
+from overweave.memory.device.ptx import LAUNCH_DEPENDENTS, PREFETCH_TO_L2, WAIT_FOR_PREVIOUS_KERNEL
 from overweave.memory.device.signals import (
     COMPLETED,
+    INTERPRETED,
     PEER_ADDRESSES,
     STRIDE,
+    read_clock,
     report_timeout,
     satisfy_all,
     wait_at_least,
     wait_for_signals_by_lanes,
 )
+
+# The next kernel starts once every program of the kernel in front has called `launch_dependents`, or has ended: so all
+# of them have their SMs. The next kernel must not access what the kernel in front writes before
+# `wait_for_previous_kernel` returns: then that kernel has ended and its stores are visible. Stores of kernels before
+# both are visible from the start if the kernel in front was launched in the ordinary way.
+# SOURCE: PTX ISA, griddepcontrol; CUDA C++ programming guide, programmatic dependent launch and synchronization.
+
+LAUNCH_ASSEMBLY = tl.constexpr(LAUNCH_DEPENDENTS)
+WAIT_ASSEMBLY = tl.constexpr(WAIT_FOR_PREVIOUS_KERNEL)
+PREFETCH_ASSEMBLY = tl.constexpr(PREFETCH_TO_L2)
+LINE_BYTES = tl.constexpr(128)
+
+
+@triton.jit
+def launch_dependents():
+    """Allow the next kernel on the stream to start, if it was launched so, once all programs have executed this."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(LAUNCH_ASSEMBLY, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def wait_for_previous_kernel():
+    """Wait until the kernel in front has ended; return at once if this one was launched in the ordinary way."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(WAIT_ASSEMBLY, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def prefetch_lines(addresses, inside):
+    """Prefetch the cache lines of `addresses` into L2, where `inside`; do not wait."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            PREFETCH_ASSEMBLY, "=r,l,r", [addresses, inside.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+# The kernel notifies every peer, waits for all of them, and reads the device clock. Ranks leave within the time that a
+# store takes to cross NVLink, about 1 us.
+
+# Positions in `state`, int64 words.
+ROUND = tl.constexpr(0)
+CLOCK = tl.constexpr(1)
+
+
+@triton.jit
+def stamp_kernel(state, addresses, signals, words, limits, rank, world_size):
+    """Run the barrier and store the clock. signals: one word per peer. addresses: of each rank's signals. One block."""
+    round_number = (tl.load(state + ROUND) + 1).to(tl.int32)
+    for peer in range(world_size):
+        peer_signals = tl.load(addresses + peer).to(tl.pointer_type(tl.int32))
+        tl.atomic_xchg(peer_signals + rank * STRIDE, round_number, sem="release", scope="sys")
+    for peer in range(world_size):
+        wait_at_least(signals + peer * STRIDE, round_number, words, limits)
+    tl.store(state + ROUND, round_number.to(tl.int64))
+    tl.store(state + CLOCK, read_clock())
+
 
 # Positions in `state`, int64 words of local memory.
 EPOCH = tl.constexpr(0)
@@ -35,7 +94,7 @@ USED_SIGNALS = tl.constexpr(2)
 STATE_WORDS = 3
 
 BEGIN_OPERATION = tl.constexpr(-1)  # the `operation` of a report when a credit did not come
-QUEUE_OPERATION = tl.constexpr(-3)  # and when a stream waits on behalf of a queue (runtime/gpu/waits.py)
+QUEUE_OPERATION = tl.constexpr(-3)  # and when a stream waits on behalf of a queue (runtime/gpu/launcher.py)
 WAIT_NUMBERS = ("low", "high", "count", "also", "also_count", "operation", "signal_count", "world_size")
 
 

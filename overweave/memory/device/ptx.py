@@ -79,9 +79,6 @@ SLEEP_UNTIL = """{
     mov.u32 $0, 0;
 }"""
 
-# A sum that is opaque to the compiler: it does not precompute such an address for the next loop iteration.
-OPAQUE_ADD = "add.s64 $0, $1, $2;"
-
 # The address so many words of 16 bytes behind another. Operands: words, address.
 WORDS_BEHIND = "mad.wide.u32 $0, $1, 16, $2;"
 
@@ -108,7 +105,7 @@ def fetch_tensor_maps(kernel: str, maps: int) -> str:
     return "{ .reg .pred first; mov.u32 $0, %tid.x; setp.eq.u32 first, $0, 0; " + " ".join(lines) + " }"
 
 
-# Programmatic dependent launch (memory/device/dependent_launch.py): every thread executes it.
+# Programmatic dependent launch (memory/device/protocol.py): every thread executes it.
 LAUNCH_DEPENDENTS = "griddepcontrol.launch_dependents; mov.u32 $0, 0;"
 WAIT_FOR_PREVIOUS_KERNEL = "griddepcontrol.wait; mov.u32 $0, 0;"
 # Operands: unused, an address, whether to prefetch its line.

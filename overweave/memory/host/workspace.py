@@ -7,24 +7,72 @@ A call has no epilogue.
 
 from __future__ import annotations
 
-import atexit
+import fcntl
+import os
 import time
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from math import prod
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from overweave.errors import InputError, WorkspaceBroken
-from overweave.memory.board.alarm import Alarm
-from overweave.memory.board.board import Board
-from overweave.memory.board.records import Pause
-from overweave.memory.board.shared import Fence
-from overweave.memory.group import Group
+from overweave.memory.board.board import Alarm, Board
+from overweave.memory.board.records import Fence, Pause, create_shared_memory
+from overweave.memory.group import Group, OfGroup
 from overweave.memory.heap import HALVES, PackedSpace
-from overweave.memory.host.heap import HostHeap
-from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout
+from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout, aligned
+
+
+def try_run_locked(work: Callable[[], None]) -> bool:
+    """Run `work` under the lock and return True; return False at once if another process holds the lock.
+
+    A process that dies releases the lock. A process suspended while it holds the lock delays peers; their deadlines
+    apply.
+    """
+    descriptor = os.open(__file__, os.O_RDONLY | os.O_CLOEXEC)  # any file that all processes can open
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        work()
+        return True
+    finally:
+        os.close(descriptor)
+
+
+class HostHeap:
+    """`size_bytes` zeroed bytes of every rank of a group. Collective: all ranks allocate in one order.
+
+    tensor: this rank's part, uint8. addresses: of each rank's part, in this process. Raises MachineError on every rank
+    if one cannot map it, PeerDied, PeerTimeout.
+    """
+
+    def __init__(self, board: Board, size_bytes: int, deadline_s: float | None = None) -> None:
+        self._part_bytes, ranks = aligned(size_bytes), board.world_size
+        file = create_shared_memory(
+            board.rank,
+            ranks * self._part_bytes,
+            lambda data: board.all_gather_bytes(data, deadline_s),
+            lambda file: None,
+        )
+        file.close_descriptor()
+        self._memory = torch.frombuffer(file.memory, dtype=torch.uint8)
+        self._bytes, self._rank = file.memory, board.rank
+        self.tensor = self._memory[board.rank * self._part_bytes :][: self._part_bytes]
+        self.addresses = tuple(self._memory.data_ptr() + rank * self._part_bytes for rank in range(ranks))
+
+    def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, rank: int | None = None) -> torch.Tensor:
+        """Return a row-major tensor, `offset` bytes from the start of a rank's part. rank: None for this rank."""
+        start = (self._rank if rank is None else rank) * self._part_bytes + offset
+        return self._memory[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    def words(self, offset: int, count: int, rank: int | None = None) -> memoryview:
+        """Return int32 words of a rank's part: a memoryview, which Python reads and writes quicker than a tensor."""
+        start = (self._rank if rank is None else rank) * self._part_bytes + offset
+        return self._bytes[start : start + 4 * count].cast("i")
+
 
 ABORT, COMPLETED = 0, 1  # lines of the words
 # A signal's line holds one word per contributor, so that no word has two writers and no atomic add is needed.
@@ -176,5 +224,4 @@ class HostSlot:
         return True
 
 
-_WORKSPACES: WeakKeyDictionary[ProcessGroup, HostWorkspace] = WeakKeyDictionary()
-atexit.register(_WORKSPACES.clear)  # a process group must not outlive the interpreter
+_WORKSPACES = OfGroup[HostWorkspace]()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from overweave.compiler.frontend.source.author import KernelSource
-from overweave.compiler.frontend.symbols.expressions import SHAPE
+from overweave.compiler.frontend.symbols.directives import SHAPE
 from overweave.errors import InputError
 from overweave.ir.dtype import Dtype, MovedDtype
 from overweave.ir.footprint import Operand

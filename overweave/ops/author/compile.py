@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 import torch
-import torch.distributed as dist
 
-from overweave.compiler.emit.emit import Weaving, can_select_source, can_store_at_peers, emit, shape_parameters
+from overweave.compiler.emit.emit import (
+    Weaving,
+    can_select_source,
+    can_store_at_peers,
+    emit,
+    load_generated,
+    shape_parameters,
+)
 from overweave.compiler.emit.fuse import kernel_of, weaving_of
-from overweave.compiler.emit.generated import load_generated
 from overweave.compiler.frontend.rectangles import check_addresses
 from overweave.compiler.frontend.soundness import check_exchanged
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
@@ -27,13 +29,14 @@ from overweave.ir.plan import Plan
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board.board import Board
-from overweave.memory.group import LIVE_GROUPS, Group
+from overweave.memory.group import Group
 from overweave.memory.outside_modes import outside_modes_and_pools
 from overweave.ops.author import arguments as asked_arguments
 from overweave.ops.author.arguments import MOVED, check_dtype, passed, where_of
 from overweave.ops.author.trial import CHECKED, NOT_CHECKED, check_footprint
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
+from overweave.ops.call.prepared import AgreedCall, CallKey, calls_of
 from overweave.ops.call.surroundings import check_untraced
 from overweave.runtime.authored import AuthoredKernel, buffers_of_tensors, tensor_of
 from overweave.runtime.backends import load
@@ -51,7 +54,6 @@ from overweave.schedules.weave.transports import (
 from overweave.tuner.caches import cache_folders
 
 OPTIONS = (*asked_arguments.LAUNCH_OPTIONS, "tile_group")
-MOST_CALLS = 256  # of one kernel and group; a call that was forgotten is bound again
 Schedules = ScheduleChoice | Mapping[str, ScheduleChoice]
 
 
@@ -94,8 +96,7 @@ class FusedKernel:
         check_exchanged(kernel, read, sides.keys() - read)
         path_of_slices(self.wanted.values())
         self._away  # noqa: B018 - refuses what cannot be
-        self._calls: WeakKeyDictionary[dist.ProcessGroup, OrderedDict[Any, _Call]] = WeakKeyDictionary()
-        _FUSED.add(self)
+        self._key = object()  # of its calls, which the group keeps (ops/call/prepared.py)
 
     def __call__(self, *arguments: Any, group: GroupLike = None, **named: Any) -> None:
         """Runs the fused kernel on this rank.
@@ -118,41 +119,21 @@ class FusedKernel:
         except InputError as error:
             raise refuse(resolved, error) from None
         try:
-            key = (*(_signature_of(value) for value in given.values()), *options.items())
+            key: CallKey = (self._key, *map(_signature_of, given.values()), *options.items())
         except RuntimeError:  # a tensor that lies nowhere
-            _Call(self, resolved, given, options)  # says which
+            _prepare(self, resolved, given, options)  # says which
             raise
-        calls = self._calls_of(resolved)
+        calls = calls_of(resolved)
         try:
             call = calls.get(key)
         except TypeError:
             raise refuse(resolved, asked_arguments.unusable(self.kernel.source.name, given)) from None
+        is_new = call is None
         if call is None:
             Board.of(resolved).user_calls += 1
-            call = calls[key] = _Call(self, resolved, given, options)
-            if len(calls) > MOST_CALLS and _device(given).type == "cuda":
-                torch.cuda.synchronize()  # what is forgotten must not be under way
-            while len(calls) > MOST_CALLS:
-                calls.popitem(last=False)
-        else:
-            calls.move_to_end(key)
-            board = Board.of(resolved)
-            board.user_calls += 1
-            board.post(call.signature)
-        try:
-            call.run(given)
-        except BaseException as error:
-            Board.of(resolved).report_failure(error, self.kernel.source.name)
-            raise
-
-    def _calls_of(self, group: Group) -> OrderedDict[Any, _Call]:
-        """Those of a group; what was kept for groups that have been destroyed goes where a new one comes."""
-        calls = self._calls.get(group.process_group)
-        if calls is None:
-            for known in [known for known in self._calls if known not in LIVE_GROUPS]:
-                del self._calls[known]
-            calls = self._calls[group.process_group] = OrderedDict()
-        return calls
+            call = _prepare(self, resolved, given, options)
+            calls.put(key, call)
+        call(given, None if is_new else b"")
 
     def __getitem__(self, grid: object) -> None:
         """Raises InputError: how many programs run is for the schedule to say."""
@@ -233,67 +214,44 @@ class FusedKernel:
         )
 
 
-_FUSED: WeakSet[FusedKernel] = WeakSet()
-
-
-@atexit.register
-def _forget_calls() -> None:
-    """A process group must not outlive the interpreter, and calls hold theirs."""
-    for fused in list(_FUSED):
-        fused._calls.clear()
-
-
-class _Call:
+@outside_modes_and_pools
+def _prepare(fused: FusedKernel, group: Group, given: Mapping[str, Any], options: Mapping[str, int]) -> AgreedCall:
     """One combination of numbers, tensors and options: planned, proven, agreed on by all ranks, and bound."""
+    name = fused.kernel.source.name
+    try:
+        asked_arguments.check_options(name, options)
+        asked_arguments.check_memory(name, given)
+        numbers = asked_arguments.numbers_of(given)
+        check_addresses(fused.kernel, fused.kernel.source.default_numbers | asked_arguments.constants_of(given))
+        fused.try_directives(given)
+        space, wanted = fused.kernel.space(numbers), fused.wanted
+        operands = _exchanged(space, wanted)
+        rows = {one.tensor: _own_rows(one, wanted, group) for one in operands}
+        dtype = _check_tensors(fused.kernel, operands, given, (rows, wanted))
+        others = [one for one in (*space.loads, *space.stores) if one.tensor not in rows]
+        asked_arguments.check_others(name, others, given)
+        plan = fused.plan(numbers, group.world_size, dtype, group.rank, options.get("tile_group", TILE_GROUP))
+        weaving = weaving_of(plan, space, wanted)
+        text = emit(fused.kernel, weaving)
+        function = load_generated(cache_folders()["overweave"] / "kernels", name, text)
+    except OverweaveError as error:
+        raise refuse(group, error) from None
+    signature, board = _shared(plan, space, wanted, text), Board.of(group)
+    board.agree(signature)
+    places = buffers_of_tensors(plan, space, wanted)
+    chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.dual_source), None)
+    away = next((store for store in space.stores if store.tensor == weaving.stored_at_peers), None)
+    launch = {name: value for name, value in options.items() if name in asked_arguments.LAUNCH_OPTIONS}
+    persistent, shapes = fused.kernel.tile_loop is not None, shape_parameters(fused.kernel)
+    kernel = AuthoredKernel(function, space, places, chosen, away, persistent, launch, shapes)
+    is_on_gpu = _device(given).type == "cuda"
+    try:
+        bound = load("gpu author" if is_on_gpu else "host author").bind(plan, group, kernel, given)
+    except BaseException as error:
+        board.report_failure(error, name)
+        raise
 
-    @outside_modes_and_pools
-    def __init__(self, fused: FusedKernel, group: Group, given: Mapping[str, Any], options: Mapping[str, int]) -> None:
-        self.group = group
-        try:
-            asked_arguments.check_options(fused.kernel.source.name, options)
-            asked_arguments.check_memory(fused.kernel.source.name, given)
-            numbers = asked_arguments.numbers_of(given)
-            check_addresses(fused.kernel, fused.kernel.source.default_numbers | asked_arguments.constants_of(given))
-            fused.try_directives(given)
-            space = fused.kernel.space(numbers)
-            wanted = fused.wanted
-            self.operands = _exchanged(space, wanted)
-            rows = {one.tensor: _own_rows(one, wanted, group) for one, _ in self.operands}
-            dtype = _check_tensors(fused.kernel, self.operands, given, (rows, wanted))
-            others = [one for one in (*space.loads, *space.stores) if one.tensor not in rows]
-            asked_arguments.check_others(fused.kernel.source.name, others, given)
-            self.plan = fused.plan(numbers, group.world_size, dtype, group.rank, options.get("tile_group", TILE_GROUP))
-            weaving = weaving_of(self.plan, space, wanted)
-            text = emit(fused.kernel, weaving)
-            folder = cache_folders()["overweave"] / "kernels"
-            function = load_generated(folder, fused.kernel.source.name, text)
-        except OverweaveError as error:
-            raise refuse(group, error) from None
-        self.signature = _shared(self.plan, space, wanted, text)
-        Board.of(group).agree(self.signature)
-        places = buffers_of_tensors(self.plan, space, wanted)
-        chosen = next((name for name, (tensor, _) in places.items() if tensor == weaving.dual_source), None)
-        away = next((store for store in space.stores if store.tensor == weaving.stored_at_peers), None)
-        launch = {name: value for name, value in options.items() if name in asked_arguments.LAUNCH_OPTIONS}
-        persistent, shapes = fused.kernel.tile_loop is not None, shape_parameters(fused.kernel)
-        kernel = AuthoredKernel(function, space, places, chosen, away, persistent, launch, shapes)
-        device = _device(given)
-        make = load("gpu author") if device.type == "cuda" else load("host author")
-        try:
-            self._bound = make.bind(self.plan, group, kernel, given)
-        except BaseException as error:
-            Board.of(group).report_failure(error, fused.kernel.source.name)
-            raise
-
-    def run(self, given: Mapping[str, Any]) -> None:
-        """Runs it. Exchanged tensors go by their names, as the matrices that the schedule knows."""
-        inputs: dict[str, torch.Tensor] = {}
-        outputs: dict[str, torch.Tensor] = {}
-        for operand, is_store in self.operands:
-            tensor = tensor_of(given[operand.parameter])
-            assert tensor is not None
-            (outputs if is_store else inputs)[operand.tensor] = tensor.view(-1, operand.cols)
-        self._bound(given, inputs, outputs)
+    return AgreedCall(name, signature, bound, bound if is_on_gpu else None, board=board)
 
 
 def _shared(plan: Plan, space: TileSpace, wanted: Mapping[str, ScheduleChoice], text: str) -> bytes:
@@ -332,10 +290,10 @@ def by_name(
     return {name: given[name] for name in names if name in given}, options
 
 
-def _exchanged(space: TileSpace, wanted: Mapping[str, ScheduleChoice]) -> list[tuple[Operand, bool]]:
+def _exchanged(space: TileSpace, wanted: Mapping[str, ScheduleChoice]) -> list[Operand]:
     sides = {tensor: transport_of(words).side for tensor, words in wanted.items()}
-    loads = [(one, False) for one in space.loads if sides.get(one.tensor) == GATHER]
-    return loads + [(one, True) for one in space.stores if sides.get(one.tensor, GATHER) != GATHER]
+    loads = [one for one in space.loads if sides.get(one.tensor) == GATHER]
+    return loads + [one for one in space.stores if sides.get(one.tensor, GATHER) != GATHER]
 
 
 def _own_rows(operand: Operand, wanted: Mapping[str, ScheduleChoice], group: Group) -> int:
@@ -350,7 +308,7 @@ def _own_rows(operand: Operand, wanted: Mapping[str, ScheduleChoice], group: Gro
 
 
 def _check_tensors(
-    kernel: AnnotatedKernel, operands: list[tuple[Operand, bool]], given: Mapping[str, Any], call: tuple[Any, Any]
+    kernel: AnnotatedKernel, operands: list[Operand], given: Mapping[str, Any], call: tuple[Any, Any]
 ) -> dict[str, MovedDtype]:
     """The dtypes of exchanged tensors, each of which has the rows that this rank should pass, row-major. Or InputError.
 
@@ -358,7 +316,7 @@ def _check_tensors(
     """
     rows, wanted = call
     dtypes: dict[str, torch.dtype] = {}
-    for operand, _ in operands:
+    for operand in operands:
         own, tensor = rows[operand.tensor], tensor_of(given.get(operand.parameter))
         of_whom, cure = passed(operand, own)
         asked = f"{kernel.source.name}: {operand.parameter}, {of_whom} [{own}, {operand.cols}] of {operand.tensor}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -32,14 +32,18 @@ from overweave.runtime.authored import tensor_of
 from overweave.schedules.moves.moves import AllToAll, Gather, Reduction
 from overweave.schedules.weave.author_plan import TILE_GROUP, author_plan, plan_dtype
 from overweave.schedules.weave.transports import GATHER, ScheduleChoice, wanted_of
-from overweave.sim.author import estimate_tile_us
+from overweave.sim.cost import estimate_tile_us
 from overweave.sim.simulate import total_us
 from overweave.tuner.measure.compiled import (
     FINALISTS,
+    Constants,
+    KernelWay,
     RankedWay,
     TimedWay,
     TunedTimes,
+    close_choices,
     content_key,
+    is_auto,
     predicted_best,
     prediction_machine,
     rank_ways,
@@ -47,16 +51,14 @@ from overweave.tuner.measure.compiled import (
     refinements,
     save_tuning,
     shortlist,
+    side_of,
+    with_side,
 )
-from overweave.tuner.measure.statistics import median
-from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.search import EFFORT, search
 from overweave.tuner.measure.trial import TimedTrial
-from overweave.tuner.model.choice import SOURCES, candidate_counts
-from overweave.tuner.space.compiled import Constants, KernelWay, close_choices, is_auto, side_of, with_side
+from overweave.tuner.model.choose import SOURCES, candidate_counts
 from overweave.tuner.space.target import Target, target_of
 from overweave.tuner.store.cache import fingerprint
-
-EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
 
 
 def compile_auto(
@@ -72,7 +74,7 @@ def compile_auto(
     left to every back end in turn; one alone means the first tensor that is read, or written.
     configs: constants to choose among too, of the kernel's tile, of its launch, and `tile_group`, which calls then
     leave out; by default those of its `@triton.autotune`. tile_us: what one tile takes, every SM busy, for the model;
-    by default that is guessed from what a tile touches (sim/author.py).
+    by default that is guessed from what a tile touches (sim/cost.py).
 
     Returns a callable as `compile` does, whose calls wait and raise as its. Each set of numbers is simulated once;
     its `tune` measures, collectively. On a CPU the model stands for an H200. Raises DirectiveError for a kernel that
@@ -280,20 +282,23 @@ class _Call:
         fused(*self._arguments, group=self.group.process_group, **self._named, **constants)
 
     def autotuned(self, judged: tuple[RankedWay, ...]) -> tuple[TimedWay, ...]:
-        """All times, those of the last few first, which were taken side by side. Collective."""
-        times = self.measured(shortlist(judged))
-        more = refinements(judged[0].candidate.constants, times, self._auto.asked)
-        if more:
-            anew = self.measured((times[0].way, *more))
-            times = tuple(sorted({one.way: one for one in (*times, *anew)}.values(), key=lambda one: one.us))
-        last = self.measured([one.way for one in times[:FINALISTS]])
-        return (*last, *(one for one in times if one.way not in {each.way for each in last}))
-
-    def measured(self, ways: Sequence[KernelWay]) -> tuple[TimedWay, ...]:
-        """Medians of those that run and write what the first one does, quickest first. Collective.
+        """All times, those of the last few first, which were taken side by side. Collective.
 
         Raises InputError, on every rank, if none runs.
         """
+
+        def vary(times: dict[KernelWay, float]) -> tuple[KernelWay, ...]:
+            return refinements(judged[0].candidate.constants, tuple(times), self._auto.asked)
+
+        times = search(self.measured, shortlist(judged), vary, FINALISTS)
+        if not times:
+            asked, left_out = f"tune {self._auto.kernel.source.name}", self._trial.left_out
+            found = f"none of {len(left_out)} ways runs; {list(left_out.items())[:1]}"
+            raise InputError(asked, found, "Call one by name to see why")
+        return tuple(TimedWay(way, round(us, 3)) for way, us in times.items())
+
+    def measured(self, ways: Iterable[KernelWay]) -> dict[KernelWay, float]:
+        """Medians of those that run and write what the first one does, quickest first. Collective."""
         stored = {one.directive.tensor for one in self._auto.kernel.stores}
         (out, *_) = [tensor for tensor in map(tensor_of, self._stored(stored)) if tensor is not None]
 
@@ -301,13 +306,7 @@ class _Call:
             self.run(way)
             return out
 
-        samples = self._trial.times({str(way): partial(call, way=way) for way in ways}).device_us
-        if not samples:
-            asked, left_out = f"tune {self._auto.kernel.source.name}", self._trial.left_out
-            found = f"none of {len(left_out)} ways runs; {list(left_out.items())[:1]}"
-            raise InputError(asked, found, "Call one by name to see why")
-        times = [TimedWay(way, round(median(samples[str(way)]), 3)) for way in ways if str(way) in samples]
-        return tuple(sorted(times, key=lambda one: one.us))
+        return self._trial.medians({way: partial(call, way=way) for way in ways})
 
     def _stored(self, tensors: Any) -> list[Any]:
         """The arguments that hold these tensors."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import prod
+from math import lcm, prod
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ BEGIN_S = 120.0  # until then
 READY = b"\n"  # what the process writes when its trial begins
 MOST_ELEMENTS = 1 << 22  # of the tensors of a trial
 LARGE = 1 << 20  # elements of a tensor of which no directive tells
+FEW = 16  # heads of keys, which divide the heads of queries of a smaller problem, too
 KEPT = 128  # of an extent that no axis cuts, and what it leaves by that
 _BLOCK = re.compile(r"[0-9]{1,6}(x[0-9]{1,6})+")
 CHECKED, NOT_CHECKED = "checked", "not checked"
@@ -203,9 +204,12 @@ def _extents(kernel: AnnotatedKernel, numbers: Mapping[str, int]) -> dict[str, i
         for dim in access.directive.dims:
             for name in dim.names - axes - found.keys() - constants - blocks - walked:
                 found[name] = min(numbers[name], KEPT + numbers[name] % KEPT)
+    kept = dict(found)
     for axis in kernel.axes:
         name, block = str(axis.extent), axis.block.value(numbers)
         if name in numbers and name not in found:
+            heads = (size for size in kept.values() if 0 < size <= FEW and numbers[name] % size == 0)
+            block = lcm(block, *heads) if numbers[name] % block == 0 else block
             part = 0 if numbers[name] % block == 0 else max(1, block // 2)
             sizes = [count * block + part for count in (2 + (not part), 3 + (not part), 4, 1)]
             taken = set(found.values())

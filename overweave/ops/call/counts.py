@@ -14,11 +14,12 @@ from overweave.memory.group import Group
 
 
 class RowCounts(NamedTuple):
-    """The counts of a call on one rank. matrix: int64 `[W, W]` on the CPU, rows that a rank sends, by target.
+    """The counts of a call on one rank. rows: how many a rank sends, by target. matrix: the same, int64 on the CPU.
 
     most: rows of a block, at most, in all calls that one plan is to serve. received: rows of this rank's result.
     """
 
+    rows: list[list[int]]
     matrix: torch.Tensor
     most: int
     sent: int
@@ -36,7 +37,8 @@ def routed(operator: Operator, group: Group, given: dict[str, Any]) -> dict[str,
     """
     if given.get(TOKENS) is not None and TOKENS in operator.keywords:
         given = {**given, "x": _in_order(operator.name, given["x"], given[TOKENS]), TOKENS: None}
-    return given if given.get(COUNTS) is None else _with_counts(operator, group, given)
+    counts = given.get(COUNTS)
+    return given if counts is None or isinstance(counts, RowCounts) else _with_counts(operator, group, given)
 
 
 def _in_order(operator: str, x: object, tokens: object) -> object:
@@ -69,6 +71,7 @@ def _with_counts(operator: Operator, group: Group, given: dict[str, Any]) -> dic
         raise InputError(f"{operator.name}: most, an upper bound of all counts", found, "Pass a larger int, or None")
     words = b" counts=" + ";".join(",".join(map(str, row)) for row in rows).encode()
     counts = RowCounts(
+        rows=rows,
         matrix=torch.tensor(rows, dtype=torch.int64),
         most=most,
         sent=sum(rows[group.rank]),

@@ -38,7 +38,7 @@ from overweave.memory.group import Group
 from overweave.ops.call.counts import RowCounts
 from overweave.ops.call.norm import RmsNorm
 from overweave.schedules.catalog.forms import check_forms
-from overweave.tuner.space.problem_words import FP8_STEP, unaligned
+from overweave.tuner.space.shapes import FP8_STEP, unaligned
 
 CallArguments = dict[str, Any]  # what a caller passed beside the group, by name: `x`, `w`, `w.1`, ..., and keywords
 WEIGHTS = tuple(indexed_name("w", index) for index in range(LONGEST_LIST))
@@ -101,6 +101,12 @@ def problem_of_call(
     check_forms(name, problem)
     _check_beside(problem, group.rank, tensors)
     return problem
+
+
+def with_weights(given: CallArguments) -> CallArguments:
+    """What was passed, with each weight of a list by its name; too many as they were."""
+    w = given["w"]
+    return {**given, **dict(zip(WEIGHTS, w, strict=False))} if len(w) <= LONGEST_LIST else given
 
 
 def weights_of(given: CallArguments) -> list[Any]:

@@ -13,37 +13,30 @@ from overweave.ir.plan import X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.board.board import Board
-from overweave.memory.fast_empty import empty_factory
-from overweave.memory.group import Group
-from overweave.memory.outside_modes import outside_modes_and_pools
-from overweave.memory.subgroups import NCCL
-from overweave.ops.call.counts import RowCounts
+from overweave.memory.group import NCCL, Group
+from overweave.memory.outside_modes import empty_factory, outside_modes_and_pools
 from overweave.ops.call.devices import ALIGNED_BYTES, is_captured
 from overweave.ops.call.groups import refuse
-from overweave.ops.call.plan_words import candidate_of
 from overweave.ops.call.prepared import (
     BoundCall,
     CallKey,
     Prepared,
     PreparedRun,
     Tensors,
-    as_matrices,
     calls_of,
     outputs_of,
 )
 from overweave.ops.call.row_map import maps_of
-from overweave.ops.call.side_by_side import takes_parts, whole
-from overweave.ops.call.torch_symm_mem import bind_by_torch
 from overweave.runtime.backends import load
-from overweave.runtime.host.host import run_on_host
-from overweave.runtime.library.run import LibraryRun, is_library_plan
+from overweave.runtime.host.host import HostRun, as_matrices
+from overweave.runtime.library.calls import LibraryRun, is_library_plan
+from overweave.runtime.library.two_parts import takes_parts, whole
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE
-from overweave.tuner.model.choice import Choice, make_choice
-from overweave.tuner.model.choose import choose
-from overweave.tuner.space.space import Candidate, library_path, reason_unsupported
+from overweave.tuner.model.choose import Choice, choose, make_choice
+from overweave.tuner.space.space import Candidate, candidate_of, library_path, reason_unsupported
 from overweave.tuner.space.target import Target, target_of
-from overweave.tuner.store.agreement import agreed_knowledge
+from overweave.tuner.store.cache import agreed_knowledge
 
 CAPTURED, WORDS_BYTES = b" in a capture", 200  # what ranks tell each other of a call that is captured
 
@@ -54,26 +47,26 @@ def prepare(
     caller: tuple[Group, str],
     tensors: Tensors,
     plan: str | None,
-    counts: RowCounts | None = None,
+    words: bytes = b"",
 ) -> Prepared:
     """Chooses and proves the plan of a new call, agrees on it with all ranks, and binds it. tensors: its inputs.
 
     caller: the group, and the names of the tensors that are differentiated, in which ranks agree: they will compute
-    gradients together. counts: those of the call, on which ranks agree as well.
+    gradients together. words: of this call alone, such as its counts, on which ranks agree as well.
     A plan that nobody asked for, and whose kernel cannot be made here, is replaced by the library path, with a warning.
     Raises RankMismatch where ranks ask for different things, InputError for an unknown plan, and PeerError.
     """
     Board.of(caller[0]).user_calls += 1
-    prepared = _prepare(problem, caller, tensors, plan, (counts, is_captured(tensors["x"])))
+    prepared = _prepare(problem, caller, tensors, plan, (words, is_captured(tensors["x"])))
     calls_of(caller[0]).put(key, prepared)
     return prepared
 
 
 @outside_modes_and_pools
 def _prepare(
-    problem: Problem, caller: tuple[Group, str], tensors: Tensors, plan: str | None, call: tuple[RowCounts | None, bool]
+    problem: Problem, caller: tuple[Group, str], tensors: Tensors, plan: str | None, call: tuple[bytes, bool]
 ) -> Prepared:
-    """See `prepare`. call: its counts, and whether a graph of the caller's is being captured."""
+    """See `prepare`. call: its words, and whether a graph of the caller's is being captured."""
     group, _ = caller
     target = target_of(tensors["x"].device, group)
     known = agreed_knowledge(group, target, problem.operator) if plan is None else None
@@ -94,25 +87,22 @@ def _prepare(
 
 
 def _prepared(
-    problem: Problem, caller: tuple[Group, str], tensors: Tensors, choice: Choice, call: tuple[RowCounts | None, bool]
+    problem: Problem, caller: tuple[Group, str], tensors: Tensors, choice: Choice, call: tuple[bytes, bool]
 ) -> Prepared:
     """The call by a plan that was chosen for it: proven, agreed on and bound."""
     group, gradients = caller
-    counts, captured = call
+    words, captured = call
     try:
         built = None if choice.plan in OUTSIDE else _proven(choice, problem, group.rank)
     except (InputError, ScheduleError) as error:
         raise refuse(group, error) from None
     signature = _signature(problem, choice, gradients)
-    agreed = signature if counts is None else signature + counts.words
-    Board.of(group).agree(agreed + CAPTURED if captured else agreed)
+    Board.of(group).agree(signature + words + (CAPTURED if captured else b""))
     outputs, make = outputs_of(problem, group.rank), empty_factory(tensors["x"].device)
-    is_laid = X_REST in tensors and not takes_parts(built)
     try:
         made = {name: make(shape, dtype) for name, shape, dtype in outputs}
-        example = as_matrices(whole(tensors) if is_laid else tensors)
         bind = _bound_in_capture if captured else _bound
-        run, bound = bind(built, choice, problem, (group, example | made))
+        run, bound = bind(built, choice, problem, (group, as_matrices(tensors) | made))
     except BaseException as error:
         Board.of(group).report_failure(error, problem.operator)
         raise
@@ -120,9 +110,8 @@ def _prepared(
         run = _with_map(run, maps_of(built.problem, group.rank, tensors["x"].device))
     if bound is not None:
         outputs = tuple(each for each in outputs if each[0] not in bound.allocated_outputs)
-    if is_laid:
-        run = _with_whole_factors(run)
-    return Prepared(problem, signature, choice, run, bound, outputs, Board.of(group), make)
+    kept = (bound, outputs, Board.of(group), make)
+    return Prepared(problem.operator, signature, run, *kept, problem=problem, choice=choice)
 
 
 def _asked(problem: Problem, target: Target, plan: str) -> Choice:
@@ -185,8 +174,14 @@ def _bound(
 ) -> tuple[PreparedRun, BoundCall | None]:
     """How a plan runs, or what torch has in its place. where: the group, and tensors as it will be called with."""
     group, example = where
+    if X_REST in example and not takes_parts(built):
+        run, keeps = _bound(built, choice, problem, (group, whole(example)))
+        return _with_whole_factors(run), keeps
     if built is None:
-        return bind_by_torch(choice.plan, problem, group, example)
+        bound: tuple[PreparedRun, BoundCall | None] = load("gpu torch")(
+            OUTSIDE[choice.plan].curve, problem, group, example
+        )
+        return bound
     return _bind(built, group, example)
 
 
@@ -197,7 +192,7 @@ def _bound_in_capture(
 
     Raises InputError where no library's calls can be captured either.
     """
-    group, example = where
+    group, _ = where
     found, why = None, ""
     try:
         found = _bound(built, choice, problem, where)
@@ -215,24 +210,14 @@ def _bound_in_capture(
     warnings.warn(f"{asked}: {told}; a library computes it. {cure}.", stacklevel=2)
     library = library_path(problem.operator)
     plan = build(library.schedule(problem.operator), problem, dict(library.options), rank=group.rank)
-    if X_REST not in example:
-        return _bound(plan, choice, problem, where)
-    run, bound = _bound(plan, choice, problem, (group, whole(example)))
-    return _with_whole_factors(run), bound
+    return _bound(plan, choice, problem, where)
 
 
 def _bind(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedRun, BoundCall | None]:
-    if tensors["x"].device.type == "cuda":
-        return _bind_aligned(plan, group, tensors) if plan.problem.m else (_do_nothing, None)
-    outputs = {buffer.name for buffer in plan.schedule.buffers if buffer.home == "output"}
-    outputs |= set(plan.problem.also_made)
-    plan = replace(plan, tile_orders=())  # torch computes whole operations here, and the tables are large
-
-    def run(moved: Tensors) -> None:
-        inputs = {name: tensor for name, tensor in moved.items() if name not in outputs}
-        run_on_host(plan, group, as_matrices(inputs), {name: moved[name] for name in outputs})
-
-    return run, None
+    if tensors["x"].device.type == "cpu":
+        # Torch computes whole operations there, and the tables are large.
+        return HostRun(replace(plan, tile_orders=()), group), None
+    return _bind_aligned(plan, group, tensors) if plan.problem.m else (_do_nothing, None)
 
 
 def _bind_aligned(plan: Plan, group: Group, tensors: Tensors) -> tuple[PreparedRun, BoundCall]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,9 @@ from overweave.compat.torch_names import is_profiler_enabled
 from overweave.ir.plan import indexed_name
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
-from overweave.memory.fast_empty import Make, empty_factory
 from overweave.memory.group import Group
-from overweave.tuner.model.choice import Choice
+from overweave.memory.outside_modes import Make, empty_factory
+from overweave.tuner.model.choose import Choice
 
 MOST_CALLS = 1024  # of one group; each keeps its tile tables on the device, some hundred KiB for a large problem
 Tensors = dict[str, torch.Tensor]
@@ -43,45 +43,58 @@ class BoundCall(Protocol):
 
 
 @dataclass(slots=True)
-class Prepared:
-    """A call that all ranks agreed on once: its problem, the choice made for it, and how it runs.
+class AgreedCall:
+    """A call that all ranks agreed on once, of an operator or of an author's kernel.
 
+    signature: what they agreed on. run: runs it on what a call passes, by name.
     bound: what the run keeps on a GPU; None if that is nothing. outputs: by name, what is made for its results before
     it runs. board: where calls are announced to the peers. make: makes a matrix where x lies. last_use: which of all
     calls of this process was the last like it.
     """
 
-    problem: Problem
+    operation: str
     signature: bytes
-    choice: Choice
-    run: PreparedRun
+    run: Callable[[dict[str, Any]], None]
     bound: BoundCall | None = None
     outputs: tuple[Output, ...] = ()
     board: Board | None = None
     make: Make = _ON_CPU
     last_use: int = 0
 
-    def __call__(self, tensors: Tensors) -> None:
-        """Runs the call on its inputs by name, to which its outputs are added.
+    def __call__(self, passed: dict[str, Any], words: bytes | None = None) -> None:
+        """Runs the call on what was passed, by name, to which its outputs are added.
 
-        Peers count on it: they are told if it ends before it is launched."""
+        words: of this call alone, announced to the peers with the signature; None: they have just agreed on it. Peers
+        count on it: they are told if it ends before it is launched.
+        """
         self.last_use = next(_CLOCK)
+        if words is not None and self.board is not None:
+            self.board.user_calls += 1
+            self.board.post(self.signature + words)
         try:
             for name, shape, dtype in self.outputs:
-                tensors[name] = self.make(shape, dtype)
+                passed[name] = self.make(shape, dtype)
             if is_profiler_enabled():
-                self._run_named(tensors)
+                self._run_named(passed)
             else:
-                self.run(tensors)
+                self.run(passed)
         except BaseException as error:
             if self.board is not None:
-                self.board.report_failure(error, self.problem.operator)
+                self.board.report_failure(error, self.operation)
             raise
 
-    def _run_named(self, tensors: Tensors) -> None:
+    def _run_named(self, passed: dict[str, Any]) -> None:
         """Under a profiler, which tells the operator, its sizes and its plan."""
-        with profiler.record_function(f"overweave.{self.problem.operator} {self.signature.decode()}"):
-            self.run(tensors)
+        with profiler.record_function(f"overweave.{self.operation} {self.signature.decode()}"):
+            self.run(passed)
+
+
+@dataclass(slots=True)
+class Prepared(AgreedCall):
+    """A call of an operator, with its problem and the choice made for it."""
+
+    problem: Problem = field(kw_only=True)
+    choice: Choice = field(kw_only=True)
 
 
 def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:
@@ -94,36 +107,32 @@ def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:
     return (*made, *((name, (rows, problem.n), dtype) for name in problem.also_made))
 
 
-def as_matrices(tensors: Tensors) -> Tensors:
-    """The tensors of a call as plans describe them: vectors as one row, a number as `[1, 1]`.
-
-    A call takes them as they were passed: kernels ask where they lie, and torch's operations broadcast.
-    """
-    return {name: tensor if tensor.dim() == 2 else tensor.reshape(1, -1) for name, tensor in tensors.items()}
-
-
-class Calls(dict[CallKey, Prepared]):
+class Calls(dict[CallKey, AgreedCall]):
     """The prepared calls of one group; beyond the limit those go that ran longest ago."""
 
     def __init__(self) -> None:
         super().__init__()
         self._held: list[BoundCall] = []  # forgotten, but replayed by graphs of the caller's
 
-    def put(self, key: CallKey, prepared: Prepared) -> None:
-        self[key] = prepared
-        prepared.last_use = next(_CLOCK)
+    def put(self, key: CallKey, call: AgreedCall) -> None:
+        self[key] = call
+        call.last_use = next(_CLOCK)
         if len(self) > MOST_CALLS:
             by_use = sorted(self, key=lambda key: self[key].last_use)
             self._drop(by_use[: MOST_CALLS // 4])
 
+    @property
+    def of_operators(self) -> dict[CallKey, Prepared]:
+        return {key: call for key, call in self.items() if isinstance(call, Prepared)}
+
     def latest(self) -> Prepared:
-        """The one that ran last."""
-        return max(self.values(), key=lambda call: call.last_use)
+        """The one of an operator that ran last."""
+        return max(self.of_operators.values(), key=lambda call: call.last_use)
 
     def forget(self, operator: str) -> None:
         """The next call of each signature of an operator chooses anew, but for what callers asked for by name."""
-        choices = [key for key, call in self.items() if call.choice.source != "asked"]
-        self._drop([key for key in choices if self[key].problem.operator == operator])
+        calls = self.of_operators.items()
+        self._drop([key for key, call in calls if call.operation == operator and call.choice.source != "asked"])
 
     def close(self) -> bool:
         """Forgets all calls; whether nothing is left that graphs of the caller's replay."""

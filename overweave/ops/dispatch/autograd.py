@@ -14,7 +14,6 @@ import torch
 
 from overweave.compat.torch_names import AutoDispatchBelowAutograd, OpOverload, any_requires_grad
 from overweave.errors import InputError
-from overweave.ir.counts import COUNTS
 from overweave.ir.epilogue import Applied
 from overweave.ir.operators.forms import (
     BIAS,
@@ -46,11 +45,13 @@ from overweave.ops.dispatch.route import refused
 from overweave.ops.dispatch.schema import (
     DEFINED,
     OF_GRADIENTS,
+    PLACE,
     Eager,
     OperatorArguments,
+    SchemaCall,
     beside,
+    given_by,
     in_order,
-    matrix_of,
     request_of,
 )
 from overweave.runtime.library.epilogue import ACTIVATIONS
@@ -86,15 +87,16 @@ def autograd_kernel(operator: Operator, op: OpOverload, plain: DispatchKernel) -
         with _below_autograd():
             return op(*tensors, **options) if is_watched() else plain(*tensors, **options)
 
-    def run(given: OperatorArguments, gradients: str) -> Any:
-        request = request_of(names, given["group_name"], given)
+    def run(group_name: str, given: OperatorArguments, gradients: str) -> Any:
+        request = request_of(names, group_name, given)
         return below(*request.tensors, **(request.options | {"gradients": gradients}))
 
     def kernel(*tensors: Any, **options: Any) -> Any:
         if not (torch.is_grad_enabled() and any_requires_grad(*tensors)):
             return below(*tensors, **options)
-        given = dict(zip(("x", "w", *names), tensors, strict=False)) | options
-        return _recorded(operator, options["group_name"], given, run)
+        kept = {name: each for name, each in options.items() if name in (*OF_GRADIENTS, PLACE)}
+        given = given_by(names, SchemaCall(tensors, options)) | kept
+        return _recorded(operator, options["group_name"], given, partial(run, options["group_name"]))
 
     return kernel
 
@@ -105,8 +107,6 @@ def eager_call(operator: Operator) -> Eager:
 
     def run(group_name: str, given: OperatorArguments, gradients: str) -> list[torch.Tensor]:
         plain = {name: each for name, each in given.items() if name not in OF_GRADIENTS}
-        if plain.get(COUNTS) is not None:
-            plain[COUNTS] = matrix_of(plain[COUNTS])
         return in_order(plain, call(operator, group_name, plain, gradients))
 
     return lambda group_name, given: _recorded(operator, group_name, given, partial(run, group_name))

@@ -12,7 +12,6 @@ Of several weights over one gather, the dual sums several products before one sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,15 +19,16 @@ import torch.distributed as dist
 
 from overweave.compat.torch_names import all_gather_single, c10d_functional
 from overweave.errors import InputError
-from overweave.ir.counts import COUNTS
+from overweave.ir.counts import COUNTS, Counts
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import process_group_of
+from overweave.ops.call.counts import RowCounts
 from overweave.ops.call.surroundings import is_watched
-from overweave.ops.dispatch.flops import tell_counters
+from overweave.ops.dispatch.fake import tell_counters
 from overweave.ops.dispatch.route import place_of, told_of
-from overweave.ops.dispatch.schema import DEFINED, matrix_of
+from overweave.ops.dispatch.schema import DEFINED, request_of
 
 Maybe = torch.Tensor | None
 
@@ -37,7 +37,7 @@ class Kept(NamedTuple):
     """What a call keeps for its gradients beside tensors.
 
     m: all rows of the product. save: what a gather keeps of x, `gathered`, `shard` or `columns`. plan: of the call,
-    and of what gathers columns again; dual_plan: of the dual. counts, most: of an exchange, as its schema has them.
+    and of what gathers columns again; dual_plan: of the dual. counts, most: of an exchange.
     """
 
     operator: Operator
@@ -48,7 +48,7 @@ class Kept(NamedTuple):
     save: str
     plan: str | None
     dual_plan: str | None
-    counts: Sequence[int] | None = None
+    counts: Counts | None = None
     most: int | None = None
 
 
@@ -151,8 +151,8 @@ def _call(operator: Operator, kept: Kept, xs: list[Any], ws: list[Any], **option
     defined = DEFINED[operator.name]
     if is_watched():
         tell_counters()
-        place = told_of(place_of(kept.group_name))
-        return list(defined.op(xs, ws, group_name=kept.group_name, **options, **place))
+        request = request_of(defined.names, kept.group_name, {"x": xs, "w": ws, **options})
+        return list(defined.op(*request.tensors, **request.options, **told_of(place_of(kept.group_name))))
     x, w = (each if len(each) > 1 else each[0] for each in (xs, ws))
     return defined.eager(kept.group_name, {"x": x, "w": w, **options})
 
@@ -164,32 +164,26 @@ def gathered(kept: Kept, rows: torch.Tensor) -> Any:
     most = -(-kept.m // kept.world_size)
     padded = rows if kept.m % kept.world_size == 0 else torch.nn.functional.pad(rows, (0, 0, 0, most - rows.shape[0]))
     if is_watched():
-        collective = c10d_functional
-        every = collective.all_gather_into_tensor(padded.contiguous(), kept.world_size, kept.group_name)
-        return collective.wait_tensor(every)[: kept.m]
+        return _recorded("all_gather_into_tensor", padded.contiguous(), kept.world_size, kept.group_name)[: kept.m]
     # The functional collective would do; of tensors on a GPU that gloo gathers, it ends the process (torch 2.11).
     every = rows.new_empty((most * kept.world_size, *rows.shape[1:]))
     all_gather_single(every, padded.contiguous(), group=process_group_of(kept.group_name))
     return every[: kept.m]
 
 
-def transposed(counts: Sequence[int]) -> list[int]:
-    """Counts, one behind the other, of the same blocks on their way back."""
-    return [each for column in zip(*matrix_of(counts), strict=True) for each in column]
+def transposed(counts: Counts) -> list[list[int]]:
+    """Counts of the same blocks on their way back."""
+    return [list(column) for column in zip(*counts, strict=True)]
 
 
-def exchanged(kept: Kept, rows: torch.Tensor, counts: Sequence[int] | None) -> torch.Tensor:
+def exchanged(kept: Kept, rows: torch.Tensor, counts: Counts | None) -> torch.Tensor:
     """The blocks of rows that all ranks have for this one, one below the other, by the library."""
     even = [rows.shape[0] // kept.world_size] * kept.world_size
     sent, received = even, even
     if counts is not None:
-        matrix = matrix_of(counts)
-        sent, received = matrix[kept.rank], [row[kept.rank] for row in matrix]
+        sent, received = list(counts[kept.rank]), [row[kept.rank] for row in counts]
     if is_watched():
-        collective = c10d_functional
-        every = collective.all_to_all_single(rows.contiguous(), received, sent, kept.group_name)
-        waited: torch.Tensor = collective.wait_tensor(every)
-        return waited
+        return _recorded("all_to_all_single", rows.contiguous(), received, sent, kept.group_name)
     every = rows.new_empty((sum(received), *rows.shape[1:]))
     dist.all_to_all_single(every, rows.contiguous(), received, sent, group=process_group_of(kept.group_name))
     return every
@@ -200,11 +194,15 @@ def summed(kept: Kept, part: torch.Tensor) -> torch.Tensor:
     if kept.world_size == 1:
         return part
     if is_watched():
-        collective = c10d_functional
-        waited: torch.Tensor = collective.wait_tensor(collective.all_reduce(part, "sum", kept.group_name))
-        return waited
+        return _recorded("all_reduce", part, "sum", kept.group_name)
     dist.all_reduce(part, group=process_group_of(kept.group_name))
     return part
+
+
+def _recorded(collective: str, *arguments: Any) -> torch.Tensor:
+    """What a functional collective of torch returns, which tracers record."""
+    every: torch.Tensor = c10d_functional.wait_tensor(getattr(c10d_functional, collective)(*arguments))
+    return every
 
 
 def added_to_shard(kept: Kept, dx: Maybe, d_gathered: torch.Tensor) -> torch.Tensor:
@@ -236,5 +234,6 @@ def kept_of(operator: Operator, group_name: str, rows: Any, options: dict[str, A
     elif operator.exchanges:
         save = "shard"
     plans = options.get("plan"), options.get("backward_plan")
-    exchange = options.get(COUNTS), options.get("most")
+    counts = options.get(COUNTS)
+    exchange = counts.rows if isinstance(counts, RowCounts) else counts, options.get("most")
     return Kept(operator, group_name, world_size, place.rank, m, save, *plans, *exchange)

@@ -1,7 +1,8 @@
 """One call of an operator, from what a caller passes to the tensors that hold its results, as its record says.
 
-The first call of a signature waits for all ranks, and raises on every rank if they differ; later calls only post what
-they are about to do (memory/board/board.py).
+A call is put in the words of all operators, looked up, prepared if it is new to its group, and run. The first call of a
+signature waits for all ranks, and raises on every rank if they differ; later calls only post what they are about to do
+(memory/board/board.py).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from overweave.compat.torch_names import (
+    any_requires_grad,
     current_level,
     dispatch_tls_is_dispatch_key_included,
     get_tracing_state,
@@ -19,23 +21,23 @@ from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
 from overweave.ir.operators.forms import NORM
 from overweave.ir.operators.record import Operator
-from overweave.ir.problem import LONGEST_LIST
 from overweave.memory.group import Group
 from overweave.ops.call.counts import TOKENS, RowCounts, routed
 from overweave.ops.call.devices import ALIGNED_BYTES, is_away, run_on
 from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.ops.call.norm import with_norm
-from overweave.ops.call.operands import WEIGHTS, CallArguments, check_kinds, problem_of_call
+from overweave.ops.call.operands import CallArguments, check_kinds, problem_of_call, with_weights
 from overweave.ops.call.prepare import prepare
-from overweave.ops.call.prepared import CALLS, CallKey, Prepared, Tensors
+from overweave.ops.call.prepared import CALLS, AgreedCall, CallKey, Tensors
 from overweave.ops.call.row_map import refuse_maps
-from overweave.ops.call.side_by_side import added_alone, side_by_side
+from overweave.ops.call.side_by_side import side_by_side
 from overweave.ops.call.surroundings import PRE_DISPATCH, is_read_by_compiler, waited
 from overweave.ops.dispatch.route import by_dispatcher
 
 # What torch knows of tracers and autocast, without its functions of Python: every call asks.
 _is_recorded, _is_dispatched = get_tracing_state, len_torch_dispatch_stack
 _is_before_dispatch, _is_cast = dispatch_tls_is_dispatch_key_included, is_any_autocast_enabled
+_is_grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor  # looked up once
 _LISTS = (list, tuple)
 _PLAIN, _VALUES = frozenset((torch.Tensor, torch.nn.Parameter)), frozenset((bool, int, str))
@@ -50,55 +52,57 @@ def call(operator: Operator, group: GroupLike, given: CallArguments, gradients: 
     Raises InputError or GroupError for arguments it cannot take, RankMismatch on every rank if ranks differ, PeerError
     for a peer that died or stalled.
     """
-    if given.get(NORM) is not None:
-        given = with_norm(given)
-    if is_read_by_compiler():
-        return by_dispatcher(operator, group, given)
-    x, w, passed = given["x"], given["w"], given
-    is_recorded = _is_recorded() or _is_dispatched() or _is_before_dispatch(PRE_DISPATCH)
-    if gradients is None and (is_recorded or _is_cast() or x.__class__ in _LISTS):
-        return by_dispatcher(operator, group, given)
+    if gradients is None:
+        if given.get(NORM) is not None:
+            given = with_norm(given)
+        is_seen = is_read_by_compiler() or _is_recorded() or _is_dispatched() or _is_before_dispatch(PRE_DISPATCH)
+        if is_seen or _is_cast() or (_is_grad_enabled() and any_requires_grad(*given.values())):
+            return by_dispatcher(operator, group, given)
+    x, w = given["x"], given["w"]
     if is_away(x):
         return run_on(x.device, call, operator, group, given, gradients)
-    if operator.forms.several_weights and isinstance(w, (list, tuple)) and len(w) <= LONGEST_LIST:
-        given = {**given, **dict(zip(WEIGHTS, w, strict=False))}
-    resolved = group_of(group)
+    resolved, counts = group_of(group), given.get(COUNTS)
     with resolved.lock:
         try:
-            counts = None
             if gradients is not None:
                 refuse_maps(operator.name, given.get("plan"))
-            if (given.get(COUNTS) is not None or given.get(TOKENS) is not None) and operator.exchanges:
-                given = routed(operator, resolved, given)
+            if counts is not None or given.get(TOKENS) is not None or x.__class__ in _LISTS:
+                given = _normalised(operator, resolved, given)
+                if "x" not in given:
+                    return given  # the results themselves
                 counts = given.get(COUNTS)
-            if x.__class__ in _LISTS:
-                if resolved.world_size == 1 and (total := added_alone(operator, given)) is not None:
-                    return {"y": total}
-                given = given | side_by_side(operator, x, w)
+            elif w.__class__ in _LISTS and operator.forms.several_weights:
+                given = with_weights(given)
             key, tensors, prepared = look_up(operator, resolved, given)
-            is_differentiated = prepared is None and gradients is None and _needs_gradient(tensors)
-            if prepared is None and not is_differentiated:
+            if prepared is None:
                 problem = problem_of_call(operator, resolved, given, tensors)
         except InputError as error:
             raise refuse(resolved, error) from None
-        if is_differentiated:
-            return by_dispatcher(operator, group, passed)
-        if prepared is None:
-            prepared = prepare(key, problem, (resolved, gradients or ""), tensors, given.get("plan"), counts)
-        elif prepared.board is not None:
-            prepared.board.user_calls += 1
-            prepared.board.post(prepared.signature if counts is None else prepared.signature + counts.words)
-        prepared(tensors)
+        words = b"" if counts is None else counts.words
+        if prepared is not None:
+            prepared(tensors, words)
+        else:
+            caller = resolved, gradients or ""
+            prepare(key, problem, caller, tensors, given.get("plan"), words)(tensors)
     if counts is not None:
         tensors["y"] = tensors["y"][: counts.received]
     return tensors
 
 
-def _needs_gradient(tensors: Tensors) -> bool:
-    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors.values())
+def _normalised(operator: Operator, group: Group, given: CallArguments) -> CallArguments:
+    """What some operators alone take, in the words of all: tokens and counts of exchanges, several products.
+
+    The results, without an x, of what is no call of several ranks. Raises InputError.
+    """
+    if operator.exchanges:
+        given = routed(operator, group, given)
+    if isinstance(given["x"], _LISTS):
+        refuse_maps(operator.name, given.get("plan"))
+        return side_by_side(operator, given, group.world_size)
+    return given
 
 
-def look_up(operator: Operator, group: Group, given: CallArguments) -> tuple[CallKey, Tensors, Prepared | None]:
+def look_up(operator: Operator, group: Group, given: CallArguments) -> tuple[CallKey, Tensors, AgreedCall | None]:
     """Everything that decides how a call runs; its tensors, by the names under which plans know them; and the call that
     was prepared for the same.
 

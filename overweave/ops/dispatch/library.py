@@ -5,21 +5,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from overweave.compat.torch_names import OpOverload
+from overweave.compat.torch_names import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, OpOverload
 from overweave.ir.operators.forms import SCALE_DTYPE, Form, register
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
-from overweave.ops.dispatch.autocast import KEYS, autocast_kernel
 from overweave.ops.dispatch.autograd import autograd_kernel, eager_call
 from overweave.ops.dispatch.call import call
 from overweave.ops.dispatch.fake import results_for
 from overweave.ops.dispatch.schema import DEFINED, NAMESPACE, Defined, SchemaCall, beside, given_by, in_order, schema_of
 
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_KEYS = {"cpu": DispatchKey.AutocastCPU, "cuda": DispatchKey.AutocastCUDA}
+_CAST = (torch.bfloat16, torch.float16, torch.float32)  # neither fp64 nor fp8
 
 
 def define(operator: Operator) -> OpOverload:
@@ -71,6 +73,28 @@ def _implemented(operator: Operator, overload: str) -> Defined:
     _LIBRARY.impl(name, differentiated, "Autograd")
     inputs = [each for form in operator.forms.allowed for each in form.inputs]
     kept = frozenset(2 + index for index, each in enumerate(inputs) if each.dtype == SCALE_DTYPE)
-    for device, key in KEYS.items():
-        _LIBRARY.impl(name, autocast_kernel(op, device, kept), key)
+    for device, key in _KEYS.items():
+        _LIBRARY.impl(name, autocast_kernel(op, device, kept), key.name)
     return Defined(op, names, eager_call(operator))
+
+
+def autocast_kernel(op: OpOverload, device: str, kept: frozenset[int]) -> Callable[..., Any]:
+    """The kernel of an op for autocast on a device: operands are cast as those of `torch.nn.functional.linear` are.
+
+    kept: which of its tensors are never cast, as scales of fp8.
+    """
+    below = DispatchKeySet(_KEYS[device])
+
+    def kernel(*tensors: Any, **options: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device)
+        cast = [each if index in kept else _cast(each, dtype) for index, each in enumerate(tensors)]
+        with ExcludeDispatchKeyGuard(below):
+            return op(*cast, **options)
+
+    return kernel
+
+
+def _cast(each: Any, dtype: torch.dtype) -> Any:
+    if isinstance(each, list):
+        return [_cast(one, dtype) for one in each]
+    return each.to(dtype) if isinstance(each, torch.Tensor) and each.dtype in _CAST else each

@@ -12,15 +12,14 @@ import torch.distributed as dist
 
 from overweave.compat.torch_names import is_any_autocast_enabled
 from overweave.errors import InputError, OverweaveError
-from overweave.ir.counts import COUNTS
 from overweave.ir.operators.record import Operator
 from overweave.memory.group import LIVE_GROUPS, GroupLike, process_group_of
 from overweave.ops.call.counts import TOKENS, routed
 from overweave.ops.call.groups import group_of, refuse
-from overweave.ops.call.operands import WEIGHTS, check_kinds
+from overweave.ops.call.operands import check_kinds, with_weights
 from overweave.ops.call.side_by_side import check_pairs
 from overweave.ops.call.surroundings import is_read_by_compiler, is_watched
-from overweave.ops.dispatch.flops import tell_counters
+from overweave.ops.dispatch.fake import tell_counters
 from overweave.ops.dispatch.schema import (
     DEFINED,
     OF_GRADIENTS,
@@ -72,34 +71,30 @@ def told_of(place: GroupRank) -> OperatorArguments:
 
 
 def _in_one_row(operator: Operator, group: GroupLike, given: OperatorArguments) -> OperatorArguments:
-    """What was passed, with the rows of x in the order in which they are sent, and the counts one behind the other.
+    """What was passed, with the rows of x in the order in which they are sent.
 
     Where nothing runs, the values of counts and tokens are not looked at: the op does that, when it runs.
     """
-    counts, tokens = given.get(COUNTS), given.get(TOKENS)
     if not _is_imagined():
         try:
-            given = routed(operator, group_of(group), given)
+            return routed(operator, group_of(group), given)
         except InputError as error:
             raise refuse(group_of(group), error) from None
-    elif tokens is not None:
-        given = {**given, "x": given["x"].index_select(0, torch.as_tensor(tokens)), TOKENS: None}
-    if counts is None:
+    tokens = given.get(TOKENS)
+    if tokens is None:
         return given
-    rows = counts.tolist() if isinstance(counts, torch.Tensor) else counts
-    return {**given, COUNTS: [each for row in rows for each in row]}
+    return {**given, "x": given["x"].index_select(0, torch.as_tensor(tokens)), TOKENS: None}
 
 
 def _check(operator: Operator, group: GroupLike, given: OperatorArguments) -> None:
     """Raises InputError, on every rank, for arguments that do not fit the schema."""
     try:
-        x, w = given["x"], given["w"]
-        if isinstance(x, (list, tuple)):
-            check_pairs(operator, x, w)
-            x, w = x[0], w[0]
-        listed = dict(zip(WEIGHTS, w, strict=False)) if isinstance(w, (list, tuple)) else {"w": w}
+        x = given["x"]
         known = {name: value for name, value in given.items() if name not in OF_GRADIENTS}
-        check_kinds(operator, known | {"x": x} | listed)
+        if isinstance(x, (list, tuple)):
+            check_pairs(operator, x, given["w"])
+            known |= {"x": x[0], "w": given["w"][0]}
+        check_kinds(operator, with_weights(known) if isinstance(known["w"], (list, tuple)) else known)
     except InputError as error:
         raise refuse(group_of(group), error) from None
 

@@ -21,6 +21,7 @@ from overweave.ir.operators.forms import MADE_BY
 from overweave.ir.operators.record import Operator
 from overweave.ir.plan import indexed_name
 from overweave.ir.problem import LONGEST_LIST
+from overweave.ops.call.counts import RowCounts
 
 NAMESPACE = "overweave"
 OperatorArguments = dict[str, Any]
@@ -65,7 +66,7 @@ def request_of(names: tuple[str, ...], group_name: str, given: OperatorArguments
     options: OperatorArguments = {"group_name": group_name}
     for name, value in given.items():
         if value is not None and name not in ("x", "w") and name not in names:
-            options[name] = value
+            options[name] = in_one_list(value) if name == COUNTS else value
     factors = [[*each] if isinstance(each, (list, tuple)) else [each] for each in (given["x"], given["w"])]
     return SchemaCall((*factors, *[given.get(name) for name in names]), options)
 
@@ -78,15 +79,17 @@ def given_by(names: tuple[str, ...], request: SchemaCall) -> OperatorArguments:
     given |= request.options
     for name in ("group_name", PLACE, *OF_GRADIENTS):
         given.pop(name, None)
-    if given.get(COUNTS) is not None:
-        given[COUNTS] = matrix_of(given[COUNTS])
+    counts = given.get(COUNTS)
+    if counts is not None:
+        ranks = isqrt(len(counts))
+        given[COUNTS] = [list(counts[row * ranks : (row + 1) * ranks]) for row in range(ranks)]
     return given
 
 
-def matrix_of(counts: Sequence[int]) -> list[list[int]]:
-    """The counts of a schema, one behind the other, as `[W, W]`."""
-    ranks = isqrt(len(counts))
-    return [list(counts[row * ranks : (row + 1) * ranks]) for row in range(ranks)]
+def in_one_list(counts: Any) -> list[int]:
+    """Counts `[W, W]` as a schema has them, one behind the other."""
+    rows = counts.rows if isinstance(counts, RowCounts) else counts
+    return [each for row in (rows.tolist() if isinstance(rows, torch.Tensor) else rows) for each in row]
 
 
 def results_of(given: OperatorArguments, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

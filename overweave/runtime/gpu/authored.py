@@ -14,13 +14,11 @@ from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.ir.tile_order import APPLY
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
-from overweave.memory.group import Group
-from overweave.memory.steps import WaitStep
-from overweave.memory.subgroups import create_subgroups
-from overweave.runtime.authored import AuthoredKernel, tensor_of
-from overweave.runtime.gpu.bound import BoundPlan, free_sms
+from overweave.memory.group import Group, create_subgroups
+from overweave.memory.lower import WaitStep
+from overweave.runtime.authored import AuthoredKernel, exchanged_tensors, tensor_of
+from overweave.runtime.gpu.bound import BoundPlan, free_sms, side_queues
 from overweave.runtime.gpu.call_frame import PlanRun
-from overweave.runtime.gpu.launch import side_queues
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.gpu.replays import may_replay
 from overweave.runtime.kernel_calls.author import author_call, count_rows
@@ -80,13 +78,10 @@ class AuthoredRun(PlanRun[BoundPlan]):
     def __init__(
         self, plan: Plan, workspace: Workspace, kernel: AuthoredKernel, author_arguments: Mapping[str, Any]
     ) -> None:
+        self._kernel = kernel
         create_subgroups(workspace.group, plan.schedule.of_rank(workspace.group.rank))
-        bound = BoundPlan(
-            plan,
-            workspace,
-            exchanged_tensors(plan, kernel, author_arguments),
-            author=FusedTiles(kernel, author_arguments),
-        )
+        example, tiles = exchanged_tensors(kernel, author_arguments), FusedTiles(kernel, author_arguments)
+        bound = BoundPlan(plan, workspace, example, author=tiles)
         super().__init__(workspace, bound, side_queues(plan, workspace.group.rank), may_replay(plan))
 
     @classmethod
@@ -96,14 +91,10 @@ class AuthoredRun(PlanRun[BoundPlan]):
         workspace = Workspace.of(group, tensor.device)
         return cls(plan, workspace, kernel, author_arguments)
 
-    def __call__(self, author_arguments: Mapping[str, Any], inputs: TensorsByName, outputs: TensorsByName) -> None:  # type: ignore[override]
-        """Enqueue a call. inputs, outputs: communicated tensors, by name.
-
-        Raises PeerError if an earlier call failed.
-        """
-        tensors = {**inputs, **outputs}
-        addresses = addresses_of(tensors, author_arguments)
-        super().__call__(tensors, addresses)
+    def __call__(self, author_arguments: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Enqueue a call. Raises PeerError if an earlier call failed."""
+        tensors = exchanged_tensors(self._kernel, author_arguments)
+        super().__call__(tensors, addresses_of(tensors, author_arguments))
 
 
 def addresses_of(tensors: TensorsByName, author_arguments: Mapping[str, Any]) -> dict[str, int]:
@@ -114,14 +105,6 @@ def addresses_of(tensors: TensorsByName, author_arguments: Mapping[str, Any]) ->
         if tensor is not None:
             addresses[_ARGUMENT + name] = tensor.data_ptr()
     return addresses
-
-
-def exchanged_tensors(
-    plan: Plan, kernel: AuthoredKernel, author_arguments: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
-    """Return the caller's communicated tensors, shaped as the schedule's matrices."""
-    tensors = {tensor: tensor_of(author_arguments[parameter]) for parameter, (tensor, _) in kernel.buffers.items()}
-    return {name: one.view(-1, plan.schedule.buffer(name).cols) for name, one in tensors.items() if one is not None}
 
 
 def _check_shared(name: str, tiles_bytes: int, device: torch.device) -> None:

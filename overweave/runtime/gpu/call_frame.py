@@ -104,7 +104,9 @@ class PlanRun(CallFrame, Generic[Bound]):
         # Most calls come through here: `run_call` inlined, without closures (campaigns/host/host_path.py counts).
         workspace = self._workspace
         if addresses is None:
-            addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+            addresses = {}
+            for name, tensor in tensors.items():  # quicker than a comprehension, which is a function of its own
+                addresses[name] = tensor.data_ptr()
         if torch.cuda.is_current_stream_capturing():
             self._keep_alive()
             self._enqueue(tensors, addresses, workspace.current_stream())

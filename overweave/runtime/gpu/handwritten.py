@@ -16,9 +16,8 @@ from overweave.memory.device.protocol import QUEUE_OPERATION
 from overweave.memory.group import Group
 from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
 from overweave.runtime.gpu.call_frame import CallFrame
+from overweave.runtime.gpu.launcher import Enqueue, bind_waits, compiled_for
 from overweave.runtime.gpu.launcher import Launch as KernelLaunch
-from overweave.runtime.gpu.launcher import compiled_for
-from overweave.runtime.gpu.waits import Enqueue, bind_waits
 from overweave.runtime.handwritten import (
     MAIN,
     Await,
@@ -32,8 +31,8 @@ from overweave.runtime.handwritten import (
     TileTask,
     TileVoid,
 )
+from overweave.runtime.kernel_calls.call import prologue_call, require_peer_access, signal_words
 from overweave.runtime.kernel_calls.program import ProgramArguments
-from overweave.runtime.kernel_calls.protocol import prologue_call, require_peer_access, signal_words
 
 VOIDING = 64  # programs
 
@@ -158,7 +157,6 @@ class _BoundProgram:
         return dtype.itemsize
 
     def _address(self, place: Part | torch.Tensor) -> tuple[int, int]:
-        """Return the address of a part or tensor, and the pitch of its rows in bytes."""
         if isinstance(place, torch.Tensor):
             return place.data_ptr(), place.stride(0) * place.element_size()
         buffer = self._declared.buffers[place.buffer]

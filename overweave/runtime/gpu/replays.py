@@ -10,25 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Collective
+from overweave.memory.cuda.streams import Captures
 
 TensorAddresses = tuple[int, ...]  # addresses, and of tensors that are copied the allocations they lie in
 
 MOST_GRAPHS = 64  # of one plan: a model of many layers calls one plan with the tensors of each
 MOST_SEEN = 256
 STALE_CALLS = 1024  # a graph that was not launched in so many calls may be replaced
-
-
-class GraphMaker(Protocol):
-    """Captures graphs (memory/cuda/captures.py)."""
-
-    def graph(self, enqueue: Callable[[torch.cuda.Stream], None]) -> torch.cuda.CUDAGraph:
-        """Capture what `enqueue` puts on a stream."""
 
 
 @dataclass
@@ -55,7 +48,7 @@ class Replays:
         self._calls = 0
 
     def launch(
-        self, addresses: TensorAddresses, captures: GraphMaker, enqueue: Callable[..., None], *arguments: object
+        self, addresses: TensorAddresses, captures: Captures, enqueue: Callable[..., None], *arguments: object
     ) -> bool:
         """Launch the graph of a call with these addresses, or capture it at the second call. Return whether it has one.
 
@@ -83,7 +76,7 @@ class Replays:
     ) -> torch.cuda.CUDAGraph | None:
         """Capture the graph if this is the second call with these addresses; return None at the first.
 
-        capture: captures it (memory/cuda/captures.py), before its call begins: the driver may wait for running kernels
+        capture: captures it (memory/cuda/streams.py), before its call begins: the driver may wait for running kernels
         until it has memory for a graph, and no peer's kernels may wait for this call on all SMs meanwhile.
         """
         if not self._is_repeated(addresses) or not self._has_room():

@@ -19,13 +19,12 @@ from overweave.ir.schedule import ECHOES
 from overweave.ir.timeline.timeline import BEGIN, KINDS, Timeline
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.cuda.workspace import Workspace
-from overweave.memory.device.sync_clocks import CLOCK
+from overweave.memory.device.protocol import CLOCK
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES
-from overweave.runtime.gpu.bound import BoundPlan
-from overweave.runtime.gpu.launch import bind_with_prologue
+from overweave.runtime.gpu.bound import BoundPlan, bind_with_prologue
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.bind import TensorsByName
-from overweave.runtime.kernel_calls.protocol import control_words, stamp_call
+from overweave.runtime.kernel_calls.call import control_words, stamp_call
 from overweave.runtime.trace import (
     HEAD,
     NOT_A_TILE,

@@ -8,10 +8,8 @@ from typing import Any
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
-from overweave.memory.layout import lay_out
-from overweave.runtime.authored import AuthoredKernel, tensor_of
-from overweave.runtime.host.emulate import TensorsByName
-from overweave.runtime.host.event_loop import IsDone
+from overweave.runtime.authored import AuthoredKernel, exchanged_tensors, tensor_of
+from overweave.runtime.host.emulate import HostProgram, IsDone
 from overweave.runtime.host.interpreted import PROGRAMS, InterpretedCall
 from overweave.runtime.kernel_calls.author import author_call
 from overweave.runtime.scheduler import PendingStep
@@ -21,34 +19,37 @@ class HostAuthoredRun:
     """A plan and its kernel, bound to this rank's group. Calls follow each other in the same sequence on all ranks."""
 
     def __init__(self, plan: Plan, group: Group, kernel: AuthoredKernel) -> None:
-        self._plan, self._group, self._kernel = plan, group, kernel
-        self._layout = lay_out(plan.schedule, plan.realization.dtype)
+        self._group, self._kernel = group, kernel
+        self._program = HostProgram.of(plan, group.rank, AuthoredCall.kernel_queues(plan))
 
     @classmethod
     def bind(cls, plan: Plan, group: Group, kernel: AuthoredKernel, arguments: Mapping[str, Any]) -> HostAuthoredRun:
         """Bind a kernel. arguments: the author's arguments, as of a call."""
         return cls(plan, group, kernel)
 
-    def __call__(self, arguments: Mapping[str, Any], inputs: TensorsByName, outputs: TensorsByName) -> None:
-        """Run one call. arguments: the author's arguments. inputs, outputs: communicated tensors, by name.
-
-        Raises PeerError; all outputs are NaN then.
-        """
+    def __call__(self, arguments: Mapping[str, Any]) -> None:
+        """Run one call. arguments: the author's. Raises PeerError; all outputs are NaN then."""
         workspace = HostWorkspace.of(self._group)
-        call = AuthoredCall(self._plan, self._group, workspace, self._kernel, arguments)
-        store_tensors = {store.tensor: tensor_of(arguments[store.parameter]) for store in self._kernel.space.stores}
-        written_tensors = {name: tensor for name, tensor in store_tensors.items() if tensor is not None}
-        call.run(self._layout, inputs, written_tensors | dict(outputs))
+        call = AuthoredCall(self._program, self._group, workspace, self._kernel, arguments)
+        exchanged = exchanged_tensors(self._kernel, arguments)
+        written = {store.tensor: tensor_of(arguments[store.parameter]) for store in self._kernel.space.stores}
+        outputs = {name: exchanged.get(name, tensor) for name, tensor in written.items() if tensor is not None}
+        call.run({name: tensor for name, tensor in exchanged.items() if name not in outputs}, outputs)
 
 
 class AuthoredCall(InterpretedCall):
     """One call of an author's plan on one rank. arguments: the author's arguments by name."""
 
     def __init__(
-        self, plan: Plan, group: Group, workspace: HostWorkspace, kernel: AuthoredKernel, arguments: Mapping[str, Any]
+        self,
+        program: HostProgram,
+        group: Group,
+        workspace: HostWorkspace,
+        kernel: AuthoredKernel,
+        arguments: Mapping[str, Any],
     ) -> None:
         self._kernel, self._arguments = kernel, arguments
-        super().__init__(plan, group, workspace, group.timeout_s)
+        super().__init__(program, group, workspace, group.timeout_s)
 
     def begin_step(self, step: PendingStep) -> IsDone | None:
         """Launch the author's kernel in a thread; start other steps as `InterpretedCall` does."""

@@ -6,8 +6,10 @@ slots and credits are those of the Plan.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,38 +30,108 @@ from overweave.ir.schedule import (
     Put,
     ReducePut,
     Region,
-    Wait,
 )
-from overweave.memory.board.alarm import Alarm
-from overweave.memory.group import Group
-from overweave.memory.host.lock import try_run_locked
-from overweave.memory.host.workspace import HostSlot, HostWorkspace
-from overweave.memory.layout import SlotLayout
-from overweave.memory.subgroups import subgroup
-from overweave.runtime.host.event_loop import IsDone, run_event_loop
+from overweave.memory.board.board import Alarm, Board
+from overweave.memory.board.records import Pause
+from overweave.memory.group import Group, subgroup
+from overweave.memory.host.workspace import HostSlot, HostWorkspace, try_run_locked
+from overweave.memory.layout import SlotLayout, lay_out
 from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
 from overweave.runtime.library.library import View, as_movable
-from overweave.runtime.scheduler import Agenda, PendingStep
+from overweave.runtime.scheduler import Agenda, PendingStep, StepQueue, step_queues
 from overweave.runtime.trace import Stopwatch
+
+IsDone = Callable[[], bool]
+
+
+def run_event_loop(
+    is_over: Callable[[], bool],
+    advance: Callable[[], bool],
+    timeout_alarm: Callable[[], Alarm],
+    board: Board,
+    timeout_s: float,
+) -> None:
+    """Call `advance` until `is_over`. Raises peers' alarms, and PeerTimeout after `timeout_s` without progress.
+
+    advance: returns whether it has made progress. timeout_alarm: returns the alarm of a timeout.
+    """
+    pause, progress_s = Pause(), time.monotonic()
+    while not is_over():
+        if advance():
+            pause, progress_s = Pause(), time.monotonic()
+        else:
+            pause()
+        board.check_periodically()
+        if time.monotonic() - progress_s > timeout_s:
+            raise board.alarm(timeout_alarm())
+
+
+class Beside:
+    """The kernel launches of one call, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def start(self, work: Callable[[], None]) -> IsDone:
+        """Run a launch in a new thread. Return a function that polls for its end, and raises what it raised."""
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised by the loop
+                errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+        def is_done() -> bool:
+            has_ended = not thread.is_alive()  # before `errors`: a thread may fail in between
+            if errors:
+                raise errors[0]
+            return has_ended
+
+        return is_done
+
+    def join(self) -> None:
+        """Wait for all threads. The abort word must be set, or all signals."""
+        for thread in self._threads:
+            thread.join()
+
 
 TensorsByName = Mapping[str, Tensor]
 
 
-class Instances:
-    """Views of a plan's buffers in a slot, of every rank, cached."""
+class HostProgram(NamedTuple):
+    """What a rank derives from a plan once for all its calls.
 
-    def __init__(self, plan: Plan, slot: HostSlot) -> None:
-        self._plan, self._slot = plan, slot
-        self._tensors: dict[tuple[str, int], Tensor] = {}  # (buffer, rank) -> its view
+    callers: the buffers that callers pass. permuted: those whose blocks are permuted. ends_sums: whether an operation's
+    sums are followed by an epilogue or a norm of their own.
+    """
 
-    def __call__(self, name: str, rank: int) -> Tensor:
-        """Return a rank's instance of a buffer, shaped as `stored_shape` says."""
-        tensor = self._tensors.get((name, rank))
-        if tensor is None:
-            buffer = self._plan.schedule.buffer(name)
-            dtype = getattr(torch, buffer.dtype or self._plan.realization.dtype)
-            tensor = self._tensors[name, rank] = self._slot.matrix(name, stored_shape(buffer), dtype, rank)
-        return tensor
+    plan: Plan
+    layout: SlotLayout
+    queues: Mapping[str, StepQueue]
+    buffers: Mapping[str, Buffer]
+    callers: frozenset[str]
+    permuted: Mapping[str, Buffer]
+    ends_sums: bool
+
+    @classmethod
+    def of(cls, plan: Plan, rank: int, kernel_queues: frozenset[str]) -> HostProgram:
+        """Derive it. kernel_queues: queues whose operations run as one kernel."""
+        schedule = plan.schedule
+        sums = (each for each in schedule.operations if isinstance(each, Collective))
+        return cls(
+            plan=plan,
+            layout=lay_out(schedule, plan.realization.dtype),
+            queues=step_queues(schedule, rank, kernel_queues),
+            buffers={buffer.name: buffer for buffer in schedule.buffers},
+            callers=frozenset(buffer.name for buffer in schedule.buffers if buffer.home in (INPUT, OUTPUT)),
+            permuted={buffer.name: buffer for buffer in schedule.buffers if buffer.blocks is not None},
+            ends_sums=plan.problem.of_rows is not None or any(each.finishes for each in sums),
+        )
 
 
 class HostCall:
@@ -68,34 +140,32 @@ class HostCall:
     Raises PeerDied, PeerTimeout or another PeerError; the outputs are then NaN and the workspace is broken.
     """
 
-    def __init__(self, plan: Plan, group: Group, workspace: HostWorkspace, timeout_s: float) -> None:
-        self.plan = plan
+    def __init__(self, program: HostProgram, group: Group, workspace: HostWorkspace, timeout_s: float) -> None:
+        self.program, self.plan = program, program.plan
         self.group = group
         self.workspace = workspace
         self.timeout_s = timeout_s
         self.stopwatch: Stopwatch | None = None
-        self.agenda = self.make_agenda()
-        self._homes = {buffer.name: buffer.home for buffer in plan.schedule.buffers}
+        self.agenda = Agenda(program.queues)
         self._filled: Filled | None = None
 
     @staticmethod
     def check(plan: Plan) -> None:
         """Raise InputError if this depth cannot run the plan."""
 
-    def make_agenda(self) -> Agenda:
-        """Return the queues of this rank, one step per operation."""
-        return Agenda.of(self.plan.schedule, self.group.rank)
+    @staticmethod
+    def kernel_queues(plan: Plan) -> frozenset[str]:
+        """Return the queues whose operations run as one kernel."""
+        return frozenset()
 
-    def run(self, layout: SlotLayout, inputs: TensorsByName, outputs: TensorsByName) -> None:
+    def run(self, inputs: TensorsByName, outputs: TensorsByName) -> None:
         """Run the call. inputs, outputs: by buffer name, `[rows, cols]`, at least as large as this rank's regions."""
         self.tensors = {**inputs, **outputs}
         if not self.plan.problem.has_fixed_sizes:
             self._filled = Filled(self.plan.schedule, inputs[COUNTS].tolist())
         try:
-            self.slot = self.workspace.begin(layout, self.timeout_s)
-            self.instance = Instances(self.plan, self.slot)
-            self.memory = _buffer_lookup(self.tensors, self._homes, self.instance)
-            self._permuted = Permuted(self.plan.schedule.buffers, self.memory)
+            self.slot = self.workspace.begin(self.program.layout, self.timeout_s)
+            self.memory = CallMemory(self.program, self.tensors, self.slot)
             self.prepare()
             self._run_steps()
         except BaseException as error:
@@ -133,14 +203,15 @@ class HostCall:
 
     def _execute(self, operation: Operation) -> None:
         """Compute an operation at once."""
-        view, store = self._permuted.as_matrices(operation, self.view)
+        view, store = self.memory.as_matrices(operation) if self.program.permuted else (self.memory.view, None)
         if isinstance(operation, Put | Get | ReducePut):
             for source, destination in zip(operation.sources, operation.destinations, strict=True):
                 target, arriving = view(destination), view(source)
                 target.copy_(target.float() + arriving.float() if isinstance(operation, ReducePut) else arriving)
         else:
             run_with_epilogue(operation, self.plan.problem, view, (self.tensors, self.group))
-        store()
+        if store is not None:
+            store()
 
     def _start_delayed(self, operation: Copy) -> IsDone:
         """Execute a copy after its delay; return a function that polls for its end."""
@@ -158,7 +229,7 @@ class HostCall:
         """Start a gloo collective; return a function that polls for its end."""
         try:
             group = subgroup(self.group, operation.ranks)
-            poll = start_collective(operation, group, self._permuted.call_tensors(operation, self.view))
+            poll = start_collective(operation, group, self.memory.call_tensors(operation))
         except RuntimeError as error:
             raise self.workspace.board.root_cause(error, operation.name) from error
 
@@ -170,14 +241,10 @@ class HostCall:
 
         return is_done
 
-    def view(self, region: Region) -> Tensor:
-        """Return the view of a region."""
-        return self.memory(region.buffer, region.rank)[slice(*region.rows), slice(*region.cols)]
-
     def _run_steps(self) -> None:
         """Run all steps. Raises peers' alarms, and PeerTimeout after `timeout_s` without progress."""
         run_event_loop(
-            lambda: self.agenda.is_done,
+            lambda: not self.agenda.left,
             lambda: self._advance() or self.has_progressed(),
             self._timeout_alarm,
             self.workspace.board,
@@ -187,22 +254,20 @@ class HostCall:
     def _advance(self) -> bool:
         """Complete steps that have ended and start steps that may; return whether there was one."""
         has_progressed = False
-        for step in list(self.agenda.poll_completed()):
+        for step in self.agenda.poll_completed():
             self._complete(step)
             has_progressed = True
-        for step in list(self.agenda.startable()):
-            if step.is_kernel or all(self._is_satisfied(wait) for wait in step.operations[0].all_waits):
-                if self.stopwatch is not None:
-                    self.stopwatch.start(step)
-                is_done = self.begin_step(step)
-                self.agenda.start(step, is_done)
-                if is_done is None:
-                    self._complete(step)
-                has_progressed = True
+        for step in self.agenda.startable():
+            if step.waits and not all(self.slot.has_reached(one.pad, one.signals, one.count) for one in step.waits):
+                continue
+            if self.stopwatch is not None:
+                self.stopwatch.start(step)
+            is_done = self.begin_step(step)
+            self.agenda.start(step, is_done)
+            if is_done is None:
+                self._complete(step)
+            has_progressed = True
         return has_progressed
-
-    def _is_satisfied(self, wait: Wait) -> bool:
-        return self.slot.has_reached(wait.pad, wait.signals, wait.count)
 
     def _complete(self, step: PendingStep) -> None:
         """Apply the epilogue of a step's sums and signal its notifies; a kernel does both itself."""
@@ -210,13 +275,14 @@ class HostCall:
             self.stopwatch.stop(step)
         if not step.is_kernel:
             (operation,) = step.operations
-            finish_sum(operation, self.plan.problem, self.view, self.tensors)
+            if self.program.ends_sums:
+                finish_sum(operation, self.plan.problem, self.memory.view, self.tensors)
             for notify in operation.notifies:
                 self.slot.notify(notify.pad, notify.rank, notify.signal, operation.instances)
 
     def _timeout_alarm(self) -> Alarm:
         """Return the alarm of a timeout: an unsatisfied wait, and the rank that has not signalled."""
-        blocked = [step for queue in self.agenda.queues.values() for step in queue.steps[queue.head : queue.head + 1]]
+        blocked = self.agenda.heads()
         for operation in (operation for step in blocked for operation in step.operations):
             for wait in operation.all_waits:
                 for signal in range(*wait.signals):
@@ -236,13 +302,6 @@ class HostCall:
                 if (notify.pad, notify.rank, notify.signal) == (pad, self.group.rank, signal):
                     expected[operation.rank] += operation.instances
         return next((rank for rank, count in enumerate(expected) if arrived[rank] < count), -1)
-
-
-def _buffer_lookup(
-    tensors: TensorsByName, homes: Mapping[str, str], instance: Instances
-) -> Callable[[str, int], Tensor]:
-    """Return a function from (buffer, rank) to a tensor: the caller's, or an instance in the slot."""
-    return lambda name, rank: tensors[name] if homes[name] in (INPUT, OUTPUT) else instance(name, rank)
 
 
 def start_collective(operation: Collective, group: Group, sides: tuple[list[Tensor], list[Tensor]]) -> IsDone:
@@ -289,28 +348,41 @@ def _start_all_to_all(group: Group, sources: list[Tensor], received: list[Tensor
     return is_done
 
 
-# Buffers with permuted blocks, in the emulation: gathered into matrices for an operation, and scattered back.
+class CallMemory:
+    """The memory of one call: the caller's tensors, and every rank's instances of buffers in a slot.
 
+    Buffers with permuted blocks are gathered into matrices for an operation, and scattered back.
+    """
 
-class Permuted:
-    """The permuted buffers of a schedule. memory: returns the whole tensor of a rank's instance of a buffer."""
+    def __init__(self, program: HostProgram, tensors: TensorsByName, slot: HostSlot) -> None:
+        self._program, self._tensors, self._slot = program, tensors, slot
+        self._instances: dict[tuple[str, int], Tensor] = {}  # (buffer, rank) -> its view
 
-    def __init__(self, buffers: Iterable[Buffer], memory: Callable[[str, int], Tensor]) -> None:
-        self._all = {buffer.name: buffer for buffer in buffers}
-        self._buffers = {name: buffer for name, buffer in self._all.items() if buffer.blocks is not None}
-        self._memory = memory
+    def whole(self, name: str, rank: int) -> Tensor:
+        """Return a caller's tensor, or a rank's instance of a buffer, shaped as `stored_shape` says."""
+        if name in self._program.callers:
+            return self._tensors[name]
+        tensor = self._instances.get((name, rank))
+        if tensor is None:
+            buffer = self._program.buffers[name]
+            dtype = getattr(torch, buffer.dtype or self._program.plan.realization.dtype)
+            tensor = self._instances[name, rank] = self._slot.matrix(name, stored_shape(buffer), dtype, rank)
+        return tensor
 
-    def as_matrices(self, operation: Operation, view: View) -> tuple[View, Callable[[], None]]:
+    def view(self, region: Region) -> Tensor:
+        """Return the view of a region."""
+        name, rows, cols = region.buffer, slice(*region.rows), slice(*region.cols)
+        return (self._tensors[name] if name in self._program.callers else self.whole(name, region.rank))[rows, cols]
+
+    def as_matrices(self, operation: Operation) -> tuple[View, Callable[[], None]]:
         """Return a view of the operation's regions as matrices, and a function that stores results from these."""
-        if not any(region.buffer in self._buffers for region in (*operation.reads, *operation.writes)):
-            return view, lambda: None
         seen: dict[Region, Tensor] = {}
 
         def matrix(region: Region) -> Tensor:
-            if region.buffer not in self._buffers:
-                return view(region)
+            if region.buffer not in self._program.permuted:
+                return self.view(region)
             if region not in seen:
-                seen[region] = torch.empty(region.shape, dtype=self._memory(region.buffer, region.rank).dtype)
+                seen[region] = torch.empty(region.shape, dtype=self.whole(region.buffer, region.rank).dtype)
                 for part, place in self._pieces(region, seen[region]):
                     part.copy_(place)
             return seen[region]
@@ -323,30 +395,30 @@ class Permuted:
 
         return matrix, store
 
-    def call_tensors(self, collective: Collective, view: View) -> tuple[list[Tensor], list[Tensor]]:
+    def call_tensors(self, collective: Collective) -> tuple[list[Tensor], list[Tensor]]:
         """Return the source and destination tensors of a collective, one per member or one for all.
 
         Of permuted blocks: equal parts of a contiguous range of memory; else the views of regions.
         """
-        if not is_permuted(collective, self._all):
+        if not is_permuted(collective, self._program.buffers):
             pairs = zip((collective.sources, collective.destinations), CUT_BY_MEMBER[collective.function], strict=True)
             sent, got = (
-                [view(one) for (one,) in regions_by_member(side, is_dealt, len(collective.ranks))]
+                [self.view(one) for (one,) in regions_by_member(side, is_dealt, len(collective.ranks))]
                 for side, is_dealt in pairs
             )
             return sent, got
-        sides = call_sides(collective, self._all)
+        sides = call_sides(collective, self._program.buffers)
         assert not isinstance(sides, str), f"verify refuses it: {sides}"
         sent, got = (list(self._memory_range(side, collective.rank).tensor_split(side.parts)) for side in sides)
         return sent, got
 
     def _memory_range(self, side: CollectiveSide, rank: int) -> Tensor:
-        return self._memory(side.buffer, rank).view(-1)[slice(*side.span)]
+        return self.whole(side.buffer, rank).view(-1)[slice(*side.span)]
 
     def _pieces(self, region: Region, matrix: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
         """Yield each contiguous part of a region's matrix with its view in the buffer's memory."""
-        buffer = self._buffers[region.buffer]
-        memory = self._memory(region.buffer, region.rank)
+        buffer = self._program.permuted[region.buffer]
+        memory = self.whole(region.buffer, region.rank)
         for run in memory_runs(buffer.blocks, (buffer.rows, buffer.cols), (region.rows, region.cols)):
             part = matrix[run.row : run.row + run.rows, run.col : run.col + run.cols]
             yield part, memory.as_strided((run.rows, run.cols), (run.pitch, 1), memory.storage_offset() + run.start)

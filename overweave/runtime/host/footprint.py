@@ -2,7 +2,7 @@
 
 A process of its own: `python -m overweave.runtime.host.footprint`, which reads a `FootprintTrial` from standard input
 and writes a `FootprintVerdict`. Each tile's addresses are compared with the rectangle that its directives declare. A
-streamed loop runs over its ranges forwards and backwards, and must store the same.
+streamed loop runs over its ranges in other orders, and all tiles run as one launch backwards, and must store the same.
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ interpreter.repair()
 from triton.runtime import interpreter as triton_interpreter  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
-from overweave.compiler.emit.emit import PARAMETERS, Weaving, emit, shape_parameters  # noqa: E402
+from overweave.compiler.emit.emit import (  # noqa: E402
+    PARAMETERS,
+    Weaving,
+    emit,
+    load_generated,
+    shape_parameters,
+)
 from overweave.compiler.emit.fuse import kernel_of  # noqa: E402
-from overweave.compiler.emit.generated import load_generated  # noqa: E402
 from overweave.ir.footprint import Operand, TileSpace  # noqa: E402
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileRow  # noqa: E402
 
 READY = b"\n"  # written when all is imported: the time limit of a trial begins
 GUARD_BYTES = 1 << 16  # before and behind each tensor: an access there is out of bounds
 DIFFERENCE = 0.02  # of the largest value: ranges in another order round differently
+ROUNDING = 1e-3  # of the largest value, of tiles in another order: what atomics add to
 
 
 class TracedInput(msgspec.Struct, frozen=True):
@@ -105,47 +111,56 @@ class _Run:
         """Raise Untrue unless all tiles access what their directives declare, and loop ranges commute."""
         ranges = list(self._loop_ranges())
         _record_accesses(self.accesses)
-        stores = self._run_tiles(ranges, is_checked=True)
-        if len(ranges) > 1:
-            reordered = self._run_tiles(ranges[::-1], is_checked=False)
-            for name, tensor in stores.items():
-                _compare(name, tensor, reordered[name], self.kernel.streams[0].directive.axis)
+        tiles = list(enumerate(self.space.coordinates()))
+        stores = self._run_tiles(tiles, ranges, is_checked=True)
+        for order in (ranges[::-1], ranges[1:] + ranges[:1]) if len(ranges) > 1 else ():
+            axis = self.kernel.streams[0].directive.axis
+            _compare(stores, self._run_tiles(tiles, order, is_checked=False), "its parts", axis, DIFFERENCE)
+        together = self._run_tiles(tiles[::-1], ranges, is_checked=None)
+        _compare(stores, together, "its tiles", "", ROUNDING)
 
     def _loop_ranges(self) -> Iterator[tuple[int, int]]:
         for axis in self.space.axes:
             if axis.is_streamed:
                 yield from ((lo, min(lo + axis.block, axis.extent)) for lo in range(0, axis.extent, axis.block))
 
-    def _run_tiles(self, ranges: list[tuple[int, int]], is_checked: bool) -> dict[str, torch.Tensor]:
-        """Run all tiles on zeroed outputs and return what they store. is_checked: compare accesses with directives."""
+    def _run_tiles(
+        self, tiles: list[tuple[int, dict[str, int]]], ranges: list[tuple[int, int]], is_checked: bool | None
+    ) -> dict[str, torch.Tensor]:
+        """Run tiles on zeroed outputs and return what all tensors hold then, which are put back.
+
+        is_checked: compare accesses with directives; None for all tiles in one launch.
+        """
         names = {store.parameter for store in self.space.stores} - {load.parameter for load in self.space.loads}
         for name in names:
             self.tensors[name].zero_()
-        before = {store.parameter: self.tensors[store.parameter].clone() for store in self.space.stores}
-        for number, tile in enumerate(self.space.coordinates()):
+        before = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        for number, tile in tiles if is_checked is not None else ():
             self.accesses.clear()
-            self._launch(number, ranges)
+            self._launch([number], ranges)
             for operand in (*self.space.loads, *self.space.stores) if is_checked else ():
                 self._check_operand(operand, operand in self.space.stores, number, tile)
-        stores = {name: self.tensors[name].clone() for name in before}
+        if is_checked is None:
+            self._launch([number for number, _ in tiles], ranges)
+        after = {name: tensor.clone() for name, tensor in self.tensors.items()}
         for name, tensor in before.items():
             self.tensors[name].copy_(tensor)
-        return stores
+        return after
 
-    def _launch(self, number: int, ranges: list[tuple[int, int]]) -> None:
-        """Run one tile. ranges: of its streamed loop, in order."""
-        rows = [_row(APPLY, number, number + 1), *(_row(PART, lo, hi) for lo, hi in ranges)]
+    def _launch(self, numbers: list[int], ranges: list[tuple[int, int]]) -> None:
+        """Run tiles in order. ranges: of their streamed loops, in order."""
+        rows = [*(_row(APPLY, number, number + 1) for number in numbers), *(_row(PART, lo, hi) for lo, hi in ranges)]
         words, limits = torch.zeros(4096, dtype=torch.int32), torch.zeros(64, dtype=torch.int64)
         arrays = (torch.tensor(rows, dtype=torch.int32), torch.zeros(8, dtype=torch.int32), words, words, limits)
         arguments: dict[str, Any] = {**self.trial.constants, **self.tensors}
         for name, tensor in self.trial.tensors.items():
             if tensor.block:
                 arguments[name] = TensorDescriptor.from_tensor(self.tensors[name], list(tensor.block))
-        arguments |= dict(zip(PARAMETERS, (*arrays, 1, len(ranges), 1), strict=True))
+        arguments |= dict(zip(PARAMETERS, (*arrays, len(numbers), len(ranges), 1), strict=True))
         arguments |= {
             name: self.trial.tensors[of].shape[at] for name, (of, at) in shape_parameters(self.kernel).items()
         }
-        self.function[(1,)](**arguments)
+        self.function[(1 if self.kernel.tile_loop is not None else len(numbers),)](**arguments)
 
     def _check_operand(self, operand: Operand, is_store: bool, number: int, tile: dict[str, int]) -> None:
         """Raise Untrue if a tile has accessed an operand outside of its rectangle, or has not stored all of it."""
@@ -198,11 +213,18 @@ def _least_extent(space: TileSpace) -> int:
     return max(1, min(extents, default=1))
 
 
-def _compare(name: str, first: torch.Tensor, reordered: torch.Tensor, axis: str) -> None:
-    one, other = first.float().nan_to_num(), reordered.float().nan_to_num()
-    largest = float(one.abs().max()) if one.numel() else 0.0
-    if largest and float((one - other).abs().max()) > DIFFERENCE * largest:
-        raise Untrue(f"with its parts in another order {name} holds something else", axis)
+def _compare(
+    first: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor], what: str, subject: str, most: float
+) -> None:
+    """Raise Untrue for a tensor that holds something else. most: of its largest value, how much it may differ."""
+    for name, tensor in first.items():
+        one, other = tensor.float(), others[name].float()
+        are_finite, other_finite = one.isfinite(), other.isfinite()
+        largest = float(one[are_finite].abs().max()) if are_finite.any() else 0.0
+        is_other = bool((are_finite != other_finite).any())
+        differences = (one - other)[are_finite & other_finite].abs()
+        if is_other or (differences.numel() and float(differences.max()) > most * largest):
+            raise Untrue(f"with {what} in another order {name} holds something else", subject)
 
 
 def _allocate(tensors: Mapping[str, TracedInput], bound: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

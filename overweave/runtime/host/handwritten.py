@@ -8,7 +8,7 @@ from overweave.memory.group import Group
 from overweave.memory.host.workspace import ABORT, HostSlot, HostWorkspace
 from overweave.memory.layout import REPORT_WORDS
 from overweave.runtime.handwritten import Declared, TileLaunch
-from overweave.runtime.host.event_loop import IsDone
+from overweave.runtime.host.emulate import IsDone
 from overweave.runtime.host.interpreted import host_words
 from overweave.runtime.host.tasks import HostTaskRun, TaskCall
 from overweave.runtime.interpreted import interpreter
@@ -16,8 +16,8 @@ from overweave.runtime.interpreted import interpreter
 interpreter.repair()
 
 # Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
+from overweave.runtime.kernel_calls.call import signal_words  # noqa: E402
 from overweave.runtime.kernel_calls.program import ProgramArguments  # noqa: E402
-from overweave.runtime.kernel_calls.protocol import signal_words  # noqa: E402
 
 
 class HostHandwrittenRun(HostTaskRun):

@@ -20,24 +20,19 @@ from overweave.ir.operators.forms import GATE
 from overweave.ir.plan import KERNELS, PACKED_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.group import Group
-from overweave.memory.host.heap import HostHeap
-from overweave.memory.host.workspace import ABORT
-from overweave.memory.layout import REPORT_WORDS, SlotLayout
-from overweave.memory.packed_layout import lay_out_packed
+from overweave.memory.host.workspace import ABORT, HostHeap
+from overweave.memory.layout import REPORT_WORDS, lay_out_packed
 from overweave.memory.split_k import SharedShares
-from overweave.runtime.host.emulate import HostCall, TensorsByName
-from overweave.runtime.host.event_loop import Beside, IsDone
+from overweave.runtime.host.emulate import Beside, HostCall, IsDone, TensorsByName
 from overweave.runtime.interpreted import interpreter
-from overweave.runtime.scheduler import Agenda, PendingStep
+from overweave.runtime.scheduler import PendingStep
 
 interpreter.repair()
 
 # Behind the repair: importing a kernel decorates it, for interpreting or for compiling.
 from overweave.runtime.kernel_calls.bind import Binding, kernel_call  # noqa: E402
-from overweave.runtime.kernel_calls.call import KernelCall  # noqa: E402
-from overweave.runtime.kernel_calls.packed import Caller, packed_call  # noqa: E402
-from overweave.runtime.kernel_calls.protocol import control_words  # noqa: E402
-from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call  # noqa: E402
+from overweave.runtime.kernel_calls.call import KernelCall, control_words  # noqa: E402
+from overweave.runtime.kernel_calls.packed import Caller, SkinnyOperands, packed_call, skinny_call  # noqa: E402
 
 PROGRAMS = 3  # of one grid: enough to overlap and to race, few enough for two cores
 _ROW_BYTES = 16  # bulk-tensor rows start at multiples of this
@@ -49,7 +44,7 @@ _COPIED_KIB = 1
 
 
 class HostWords(NamedTuple):
-    """The protocol words of one call beside those of its slot: a `ProtocolWords` (kernel_calls/protocol.py)."""
+    """The protocol words of one call beside those of its slot: a `ProtocolWords` (kernel_calls/call.py)."""
 
     group: Group
     words: HostHeap
@@ -83,9 +78,10 @@ class InterpretedCall(HostCall):
                 cure = f"Pad {name} to a multiple of {_ROW_BYTES // ITEMSIZE_BYTES[problem.dtype]}"
                 raise InputError(f"run the kernels of {plan.name}", f"{name}={extent} of {problem.dtype}", cure)
 
-    def make_agenda(self) -> Agenda:
-        """Return the queues of this rank; all operations of a kernel's queue are one step."""
-        return Agenda.of(self.plan.schedule, self.group.rank, frozenset(_kernel_queues(self.plan)))
+    @staticmethod
+    def kernel_queues(plan: Plan) -> frozenset[str]:
+        """Return the queues of kernels."""
+        return frozenset(_kernel_queues(plan))
 
     def prepare(self) -> None:
         """Bind the kernels to the slot and to the protocol's words (memory/device/signals.py)."""
@@ -106,7 +102,7 @@ class InterpretedCall(HostCall):
         """Launch a kernel in a thread; start other steps as at library depth."""
         (first, *_), realization = step.operations, self.binding.plan.realization
         if not step.is_kernel and realization.skinny and isinstance(first, Compute):
-            factors = SkinnyOperands(*(self.view(part) for part in (first.a[0], first.b, first.out[0])))
+            factors = SkinnyOperands(*(self.memory.view(part) for part in (first.a[0], first.b, first.out[0])))
             return self.launch(skinny_call(realization.skinny, factors, self.words.shares))
         if not step.is_kernel:
             return super().begin_step(step)
@@ -126,13 +122,12 @@ class InterpretedCall(HostCall):
         """Run a launch in a new thread. Return a function that polls for its end, and raises what it raised."""
         return self._launched.start(work)
 
-    def run(self, layout: SlotLayout, inputs: TensorsByName, outputs: TensorsByName) -> None:
+    def run(self, inputs: TensorsByName, outputs: TensorsByName) -> None:
         """Run as `HostCall.run`; check that kernels have left the split-K counters at zero for the next launch."""
-        super().run(layout, inputs, outputs)
+        super().run(inputs, outputs)
         assert self.words.shares.are_unused()
 
     def _packed(self) -> KernelCall:
-        """Return the call of the packed kernel."""
         plan = self.binding.plan
         layout, config = lay_out_packed(plan), plan.realization.packed
         assert config is not None

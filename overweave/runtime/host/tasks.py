@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from overweave.errors import InputError, OverweaveError
-from overweave.memory.board.alarm import Alarm
+from overweave.memory.board.board import Alarm
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostSlot, HostWorkspace
 from overweave.runtime.handwritten import (
@@ -24,7 +24,7 @@ from overweave.runtime.handwritten import (
     TileTask,
     TileVoid,
 )
-from overweave.runtime.host.event_loop import Beside, IsDone, run_event_loop
+from overweave.runtime.host.emulate import Beside, IsDone, run_event_loop
 
 
 class HostTaskRun:

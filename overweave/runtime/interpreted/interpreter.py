@@ -2,7 +2,7 @@
 
 What Triton 3.6 does under TRITON_INTERPRET=1, and what it does with these patches:
 
-    bf16 computes with bit patterns             computes as a GPU, bit for bit (interpreted/arithmetic.py), and so do
+    bf16 computes with bit patterns             computes as a GPU, bit for bit (interpreted/numbers.py), and so do
                                                 fp16, fp8 and all casts; fp8 that no compiler accepts raises
     a reduction is numpy's                      combines halves, as the lanes of a warp (interpreted/reductions.py)
     `a and b` of blocks is b                    is element-wise
@@ -47,13 +47,14 @@ import triton
 import triton.language as tl
 import triton.runtime.interpreter as triton_interpreter
 
-from overweave.runtime.interpreted.arithmetic import atomic_rmw, install_gpu_arithmetic
-from overweave.runtime.interpreted.numbers import round_to_bfloat16, round_to_fp8
-from overweave.runtime.interpreted.operands import install_operand_shortcuts
-from overweave.runtime.interpreted.padding import install_nan_padding
+from overweave.runtime.interpreted.numbers import atomic_rmw, install_gpu_arithmetic, round_to_bfloat16, round_to_fp8
+from overweave.runtime.interpreted.operands import (
+    install_function_cache,
+    install_nan_padding,
+    install_operand_shortcuts,
+    install_type_cache,
+)
 from overweave.runtime.interpreted.reductions import install_warp_reductions
-from overweave.runtime.interpreted.source import install_function_cache
-from overweave.runtime.interpreted.types import install_type_cache
 
 if _is_first:
     # Kernels that are decorated later read the knob. Its setter would write the environment, which processes inherit.

@@ -17,9 +17,9 @@ from overweave.ir.kernel_limits import COPY_WORD_BYTES, LEAST_WAVES
 from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X_REST, Engine, MatmulConfig, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
-from overweave.ir.tile_order import outputs, partial_slots
-from overweave.kernels.added import added_operands, epilogue_code
+from overweave.ir.tile_order import outputs
 from overweave.kernels.arguments import LaunchTiles
+from overweave.kernels.epilogue import added_operands, epilogue_code
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
 from overweave.memory.layout import lay_out
@@ -33,20 +33,20 @@ from overweave.memory.lower import (
     reduction_operands,
     reduction_widths,
 )
-from overweave.memory.split_k import partial_elements
 from overweave.runtime.kernel_calls.call import (
     KernelCall,
     MatrixInput,
     Moving,
     Peers,
+    ProtocolWords,
     TileKernelArgs,
     addresses_tensor,
     as_words,
+    signal_words,
     stand_in_for,
     table_tensor,
 )
 from overweave.runtime.kernel_calls.matmul import Operands, hopper_strip, portable_call
-from overweave.runtime.kernel_calls.protocol import ProtocolWords, signal_words
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, after_sums, copy_call, reduction_call
 
 TensorsByName = Mapping[str, torch.Tensor]
@@ -143,7 +143,6 @@ def kernel_call(binding: Binding, queue: str, matmul_call: MatmulCall = portable
 
 
 def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCall:
-    """Return the call of a queue's matmul kernel."""
     plan, schedule, config = binding.plan, binding.plan.schedule, binding.plan.realization.matmul
     assert config is not None
     computes, tiles = binding.operations(queue, Compute), binding.tiles(queue)
@@ -163,7 +162,6 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     }
     addends = addend_addresses(binding.addresses, binding.rank, queue)
     addend_shifts = addend_row_shifts(schedule, binding.rank, queue)
-    partials = partial_slots(plan.tile_order(binding.rank, queue).rows)
     operands = Operands(
         a_shard=binding.caller_tensor(shard) if shard else None,
         a_workspace=binding.workspace_buffer(gathered) if gathered else None,
@@ -179,7 +177,6 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         addend_rows=(binding.workspace_buffer(addend_shifts[0]), binding.table(addend_shifts[1]))
         if addend_shifts
         else None,
-        shares=binding.workspace.shares.get(partials, partial_elements(config, epilogue)) if partials else None,
         peers=_peers(binding, queue, computes, tiles.queue.tiles / binding.programs(tiles.queue.tiles)),
     )
     return matmul_call(config, operands, tiles)
@@ -208,7 +205,6 @@ def _peers(binding: Binding, queue: str, computes: list[Compute], waves: float) 
 
 
 def _reduce(binding: Binding, queue: str) -> KernelCall:
-    """Return the call of a queue's reduction kernel."""
     plan, config = binding.plan, binding.plan.realization.reduction
     assert config is not None
     reduces = binding.operations(queue, Reduce)
@@ -246,7 +242,6 @@ def _block_map(binding: Binding, reduces: list[Reduce]) -> dict[str, Any]:
 
 
 def _copy(binding: Binding, queue: str) -> KernelCall:
-    """Return the call of a queue's copy kernel."""
     config = binding.plan.realization.copy
     moves = [one for one in binding.plan.schedule.of_rank(binding.rank) if one.queue == queue]
     assert config is not None
@@ -261,7 +256,7 @@ def _copy(binding: Binding, queue: str) -> KernelCall:
     return copy_call(config, binding.tiles(queue), pushes)
 
 
-# The interval at which a tile of the Hopper kernel stores its strips at peers (kernels/hopper/stored.py).
+# The interval at which a tile of the Hopper kernel stores its strips at peers (kernels/hopper/storer.py).
 
 # Strips of so many bytes from each SM at this interval saturate the link.
 # MEASURED: on two H200s, 16 rings (benchmarks/results/paces.h200x2.2026-11-22.txt): the quickest, or 1 % behind it
@@ -279,7 +274,7 @@ def peer_store_interval_ns(problem: Problem, computes: Iterable[Compute], waves:
     faster than the link takes them; those of a long tile over half of the time of the next tile. waves: of tiles in
     each shard. The interval follows from k, not from a clock: a tile that waits for a peer would measure a longer time,
     and delay the next rank. Without a pause where that is faster. MEASURED: interleaved, by an earlier rule
-    (benchmarks/results/rests.h200x4.2026-11-22.txt; `campaigns.gpu_paces` times this one):
+    (benchmarks/results/rests.h200x4.2026-11-22.txt):
 
     - a shard has no second wave: the next rank of a ring waits for each tile. 286 us, and 219 without; on two, by this
       rule, 117 us and 107.

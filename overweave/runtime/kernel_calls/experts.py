@@ -83,13 +83,13 @@ def experts_call(form: ExpertsForm, tensors: ExpertTensors, device: torch.device
     is_transposed = tensors.w.stride()[1] == 1 and tensors.w.stride()[2] != 1
     x, out = tensors.x, tensors.out
     own = ExpertRows(
-        step=stack_step(tensors.w, is_transposed),
+        step=stack_step(tensors.w, is_transposed) if tensors.w.shape[0] > 1 else 0,
         source=x if tensors.rows is not None else None,
         stride=x.stride()[0],
-        source_rows=x.shape[0],
+        twice_source_rows=2 * x.shape[0],
         rows=tensors.rows,
         into=tensors.into,
-        out_rows=out.shape[0],
+        twice_out_rows=2 * out.shape[0],
         weights=tensors.row_weights,
     )
     operands = Operands(

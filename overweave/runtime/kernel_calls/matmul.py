@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
-from overweave.kernels.added import epilogue_code
 from overweave.kernels.arguments import AtPeers, Ends, ExpertRows, MatmulOutputs, Traits
+from overweave.kernels.epilogue import epilogue_code
 from overweave.kernels.matmul import matmul_kernel
-from overweave.kernels.weights import EXPERTS
-from overweave.memory.split_k import Shares
+from overweave.kernels.tile_end import EXPERTS
 from overweave.runtime.backends import load
 from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, Peers, TileKernelArgs, descriptor
 
@@ -38,7 +37,6 @@ class Operands:
     addends: int64 `[operations, addends]`, their addresses (memory/lower.addend_addresses); None if no tile has any.
     addend_rows: if every operation has one addend in one own matrix: that matrix `[rows, n]`, and int64 `[operations]`,
     the addend's row minus the result's (memory/lower.addend_row_shifts).
-    shares: split-K memory; None without split-K.
     peers: where tiles store their products at other ranks; None if they do not.
     more: what registered epilogues read.
     experts: of a table that names experts: the weights are `[experts, k, n]`, and the gate; else None.
@@ -59,7 +57,6 @@ class Operands:
     addend_rows: tuple[MatrixInput, torch.Tensor] | None = None
     gate: MatrixInput | None = None
     rest: tuple[MatrixInput, MatrixInput] | None = None
-    shares: Shares | None = None
     peers: Peers | None = None
     more: tuple[Any, ...] | None = None
     experts: ExpertRows | None = None
@@ -136,8 +133,8 @@ def portable_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArg
 
 def common_arguments(operands: Operands, addends: torch.Tensor | None, tiles: TileKernelArgs) -> list[Any]:
     """Return the arguments that both kernels take between their descriptors and their constants."""
-    operand_args = [operands.output_args, operands.epilogue_args, addends, operands.peer_args, operands.shares]
-    return [*operand_args, operands.experts, tiles.queue, tiles.protocol, operands.k]
+    operand_args = [operands.output_args, operands.epilogue_args, addends, operands.peer_args, operands.experts]
+    return [*operand_args, tiles.queue, tiles.protocol, operands.k]
 
 
 def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
@@ -149,7 +146,6 @@ def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
         epilogue=epilogue_code(operands.epilogue),
         addends=0 if operands.addends is None else operands.addends.shape[1],
         weights=len(operands.weights) if operands.experts is None else EXPERTS.value,
-        split_k=operands.shares is not None,
         gathers=operands.experts is not None and operands.experts.rows is not None,
     )
 

@@ -9,9 +9,9 @@ import torch
 
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import CopyConfig, ReduceConfig
-from overweave.kernels.added import added_operands
 from overweave.kernels.arguments import AfterSums
 from overweave.kernels.copy import copy_kernel
+from overweave.kernels.epilogue import added_operands
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.cuda.heap import sms_for_copies
 from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, TileKernelArgs
@@ -22,7 +22,7 @@ SUMS_PER_SM = 4  # of the SMs left to copies; a reduction block takes an eighth 
 
 
 class ReductionCall(NamedTuple):
-    """Operands, output and epilogue of a reduction: RMSNorm of whole rows (kernels/norm.py), or the epilogue
+    """Operands, output and epilogue of a reduction: RMSNorm of whole rows (kernels/reduction.py), or the epilogue
     of these bits (kernels/epilogue.py).
 
     operands: int64 addresses (memory/lower.reduction_operands). widths: as of memory/lower.reduction_widths. out: of

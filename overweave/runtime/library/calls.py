@@ -1,4 +1,4 @@
-"""Bound operations of cuBLAS and NCCL: what does not change from call to call is decided when a plan is bound.
+"""Operations and whole plans of cuBLAS and NCCL, or torch and gloo: what recurs is decided when a plan is bound.
 
 A plain matmul and a collective of whole buffers have fast paths: most such plans consist of these. Other operations run
 as in runtime/library/epilogue.py and runtime/library/library.py.
@@ -6,22 +6,105 @@ as in runtime/library/epilogue.py and runtime/library/library.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions, ReduceScatterOptions
 
-from overweave.ir.blocks import CUT_BY_MEMBER
+from overweave.errors import ScheduleError
+from overweave.ir.blocks import CUT_BY_MEMBER, stored_shape
 from overweave.ir.counts import COUNTS, Filled
-from overweave.ir.plan import W_REST, X_REST, Plan
+from overweave.ir.launch.streams import queues_beside
+from overweave.ir.library_call import call_sides, is_permuted, library_obstacle
+from overweave.ir.plan import LIBRARY, W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Collective, Compute, Operation, Region
-from overweave.memory.group import Group
-from overweave.memory.subgroups import subgroup
+from overweave.ir.schedule import LOCAL, Buffer, Collective, Compute, Operation, Region
+from overweave.memory.board.board import Board
+from overweave.memory.group import Group, create_subgroups, subgroup
+from overweave.memory.outside_modes import empty_factory
 from overweave.runtime.library.epilogue import finish_sum, run_with_epilogue
-from overweave.runtime.library.library import full_precision
-from overweave.runtime.library.views import Cut, Views, ViewShape, region_index
+from overweave.runtime.library.library import View, as_movable, full_precision
+
+ViewShape = tuple[int, ...]
+Cut = slice | tuple[slice, slice]
+
+
+def shapes_of(tensors: Mapping[str, Any]) -> dict[str, ViewShape]:
+    """Return the shapes of tensors by name; x and w in two parts have the shape of both together."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if X_REST in shapes:
+        (rows, k), (_, cols) = shapes["x"], shapes["w"]
+        k += shapes[X_REST][1]
+        shapes |= {"x": (rows, k), "w": (k, cols)}
+    return shapes
+
+
+class Views:
+    """Computes views of the regions of operations. shapes: of the buffers."""
+
+    def __init__(self, operations: Iterable[Operation], shapes: Mapping[str, ViewShape]) -> None:
+        regions = [region for operation in operations for region in (*operation.reads, *operation.writes)]
+        # The region itself is kept alive: its id is the key.
+        self._indices = {id(region): (region, region.buffer, region_index(region, shapes)) for region in regions}
+
+    def of(self, tensors: Mapping[str, torch.Tensor]) -> View:
+        """Return a function from a region to its view in these tensors, by buffer name."""
+        indices = self._indices
+
+        def view(region: Region) -> torch.Tensor:
+            _, buffer, index = indices[id(region)]
+            return tensors[buffer] if index is None else tensors[buffer][index]
+
+        return view
+
+
+def padded_rows(rows: int, parts: int) -> int:
+    """Round rows up to a multiple of `parts`, so that `merge_parts` can merge them as equal parts."""
+    return -(-rows // parts) * parts
+
+
+def merge_parts(operation: Operation, shapes: Mapping[str, ViewShape], buffer_rows: Mapping[str, int]) -> Operation:
+    """Return the operation; a collective whose equal parts are adjacent in a buffer becomes one of a single part.
+
+    buffer_rows: buffer -> its rows, if its memory has more (as of `shapes`). The last parts may then be shorter, or
+    empty: the merged part extends over the padding, which is never read.
+    """
+    if isinstance(operation, Collective) and operation.function == "all_gather":
+        return replace(operation, destinations=_merge_parts(operation.destinations, shapes, buffer_rows))
+    if isinstance(operation, Collective) and operation.function == "reduce_scatter":
+        return replace(operation, sources=_merge_parts(operation.sources, shapes, buffer_rows))
+    if isinstance(operation, Collective) and operation.function == "all_to_all":
+        sources, destinations = (_merge_parts(side, shapes, {}) for side in (operation.sources, operation.destinations))
+        if len(sources) == len(destinations) == 1:
+            return replace(operation, sources=sources, destinations=destinations)
+    return operation
+
+
+def _merge_parts(
+    parts: tuple[Region, ...], shapes: Mapping[str, ViewShape], buffer_rows: Mapping[str, int]
+) -> tuple[Region, ...]:
+    """Return adjacent equal parts of one buffer as one part; others unchanged."""
+    first, size = parts[0], parts[0].shape[0]
+    rows, cols = shapes[first.buffer]
+    top, last = first.rows[0], buffer_rows.get(first.buffer, rows)
+    bounds = [min(top + at * size, last) for at in range(len(parts) + 1)]
+    is_one_buffer = all((part.buffer, part.rank, part.cols) == (first.buffer, first.rank, (0, cols)) for part in parts)
+    if not is_one_buffer or [part.rows for part in parts] != list(pairwise(bounds)) or top + len(parts) * size > rows:
+        return parts
+    return (replace(first, rows=(top, top + len(parts) * size)),)
+
+
+def region_index(region: Region, shapes: Mapping[str, ViewShape]) -> Cut | None:
+    """Return the index of a region in its buffer: None for the whole buffer, one slice for whole rows."""
+    rows, cols = shapes.get(region.buffer, (-1, -1))
+    if region.cols != (0, cols):
+        return slice(*region.rows), slice(*region.cols)
+    return None if region.rows == (0, rows) else slice(*region.rows)
+
 
 TensorsByName = dict[str, torch.Tensor]
 BoundLibraryCall = Callable[[TensorsByName], None]
@@ -203,3 +286,92 @@ MOVES = {
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
 }
+
+
+def permuted_collective_call(
+    operation: Operation, buffers: Mapping[str, Buffer], group: Group, most_sms: int = 0
+) -> BoundLibraryCall:
+    """Bind a collective of permuted blocks; the result takes the tensors of all buffers. Raises ScheduleError for an
+    operation that is not one call on contiguous ranges; verify refuses it, too.
+
+    most_sms: SMs that its kernel may take; 0: no limit.
+    """
+    sides = call_sides(operation, buffers) if isinstance(operation, Collective) else ""
+    if not isinstance(operation, Collective) or isinstance(sides, str):
+        found = library_obstacle(operation, buffers)
+        raise ScheduleError(f"run {operation.name} by the library", found, "Run it on CPU tensors, at depth `library`")
+    source, target = sides
+    adds = operation.function in ("all_reduce", "reduce_scatter")
+    run = MOVES[operation.function](subgroup(group, operation.ranks, most_sms).process_group)
+
+    def call(tensors: TensorsByName) -> None:
+        parts = [tensors[side.buffer].view(-1)[slice(*side.span)] for side in (target, source)]
+        work = run(*(parts if adds else map(as_movable, parts)))
+        if work is not None:
+            work.wait()  # on a GPU, in stream order
+
+    return call
+
+
+def is_library_plan(plan: Plan) -> bool:
+    """Return whether cuBLAS and NCCL alone run a plan, on one stream: without kernels of ours and without signals."""
+    engines = {assignment.engine for assignment in plan.realization.engines}
+    return engines <= {LIBRARY} and not plan.schedule.pads and not queues_beside(plan)
+
+
+class LibraryRun:
+    """A plan run by cuBLAS and NCCL alone: no signals, no workspace; local buffers come from torch's allocator.
+
+    allocated_outputs: results that its matmuls allocate unless they are passed.
+    """
+
+    was_captured = False  # a graph that captured it keeps its own memory
+
+    def __init__(self, plan: Plan, group: Group, example: Mapping[str, torch.Tensor]) -> None:
+        problem, shapes = plan.problem, shapes_of(example)
+        buffers = {each.name: each for each in plan.schedule.buffers}
+        local = [each for each in plan.schedule.buffers if each.home == LOCAL]
+        allocated_shapes = {each.name: _allocated_shape(each, group.world_size) for each in local}
+        shapes |= allocated_shapes
+        create_subgroups(group, plan.schedule.of_rank(group.rank))
+        rows, permuted = {each.name: each.rows for each in local}, list[Operation]()
+        operations = list(plan.schedule.of_rank(group.rank))
+        if problem.has_fixed_sizes:
+            permuted = [each for each in operations if is_permuted(each, buffers)]
+            operations = [each if each in permuted else merge_parts(each, shapes, rows) for each in operations]
+        allocated = {allocated_output(each, problem, shapes) for each in operations if problem.has_fixed_sizes}
+        self.allocated_outputs = frozenset(name for name in allocated if name in example)
+
+        def how(operation: Operation) -> BoundLibraryCall:
+            if operation in permuted:
+                return permuted_collective_call(operation, buffers, group)
+            return call_of(operation, plan, shapes, group)
+
+        self._calls = [how(each) for each in operations]
+        self._empty = empty_factory(example["w"].device)
+        self._local = [
+            (each.name, allocated_shapes[each.name], _dtype(each, problem.dtype))
+            for each in local
+            if each.name not in allocated
+        ]
+        self._board = Board.of(group)
+        self._board.probes_rarely = True  # NCCL's watchdog ends a collective that waits for a dead peer
+
+    def __call__(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Run the plan once, on the current stream. Add what it allocates to the tensors."""
+        for name, shape, dtype in self._local:
+            tensors[name] = self._empty(shape, dtype)
+        for call in self._calls:
+            call(tensors)
+        if not self._board.is_watched:  # else the workspace does so at exit
+            self._board.finish()  # collectives in flight have NCCL's watchdog
+
+
+def _allocated_shape(buffer: Buffer, ranks: int) -> tuple[int, int]:
+    """Return rows and columns of a local buffer's memory: rows padded for equal parts, unless blocks are permuted."""
+    return stored_shape(buffer) if buffer.blocks else (padded_rows(buffer.rows, ranks), buffer.cols)
+
+
+def _dtype(buffer: Buffer, otherwise: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, buffer.dtype or otherwise)
+    return found

@@ -7,13 +7,72 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as functional
 
+from overweave.compat.torch_names import scaled_mm
 from overweave.ir.epilogue import NO_EPILOGUE, Activation, Epilogue, Norm
-from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, Z, input_of, registered
+from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z, input_of, registered
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
-from overweave.runtime.library.library import End, View, full_precision, run_operation, without_autocast
-from overweave.runtime.library.scaled import column_scales, multiply_scaled, row_scales, scaled_matmul
+from overweave.runtime.library.library import End, View, add_addends, full_precision, run_operation, without_autocast
+
+TensorsByName = Mapping[str, torch.Tensor]
+Scales = tuple[torch.Tensor, torch.Tensor]
+SCALES_BYTES = 16  # cuBLAS requires scales at multiples of so many bytes
+
+
+def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, sum_epilogue: End | None) -> None:
+    """`out = (a @ b) * scale_x * scale_w` for each part of `a`; scales per tensor, or of its rows and all columns.
+
+    With addends, or added to what lies there, the scaled product stays fp32 until the sum is rounded. end: as of
+    `run_operation`.
+    """
+    for a, scale_x, out in zip(compute.a, row_scales(compute, view, tensors), compute.out, strict=True):
+        if out.is_empty:
+            continue
+        scales, target = (scale_x, column_scales(tensors)[0]), view(out)
+        if compute.addends:
+            product = target.new_empty(target.shape, dtype=torch.float32)
+            scaled_matmul(view(a), view(compute.b), scales, product)
+            add_addends(compute, product, view, sum_epilogue)
+        elif compute.accumulate:
+            product = target.new_empty(target.shape, dtype=torch.float32)
+            scaled_matmul(view(a), view(compute.b), scales, product)
+            target += product
+        else:
+            scaled_matmul(view(a), view(compute.b), scales, target)
+
+
+def row_scales(compute: Compute, view: View, tensors: TensorsByName) -> list[torch.Tensor]:
+    """Return the row scales of each part of `a`, or the one scale of all."""
+    return [view(region) for region in compute.scales] or [tensors[SCALE_X]] * len(compute.a)
+
+
+def column_scales(tensors: TensorsByName) -> tuple[torch.Tensor, ...]:
+    """Return the scales of the weight, and of the gate if there is one: both are in one tensor."""
+    scale_w = tensors[SCALE_W]
+    return scale_w.reshape(1, -1).chunk(2, dim=1) if GATE in tensors else (scale_w,)
+
+
+def scaled_matmul(a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor) -> None:
+    """`out = (a @ b) * scales[0] * scales[1]`, summed in fp32 without torch's fast accumulation.
+
+    a: `[m, k]`; b: `[k, n]`, stored as `[n, k]`; scales: fp32 `[1, 1]` both, or `[m, 1]` and `[1, n]`. Scaled by rows
+    torch returns only bf16: in another dtype the scales are applied to its fp32 product.
+    """
+    if a.device.type == "cpu":
+        with full_precision(torch.float32):
+            out.copy_(torch.mm(a.float(), b.float()) * scales[0] * scales[1])
+    elif out.dtype == torch.bfloat16 or scales[1].numel() == 1:
+        scaled_mm(a, b, align_scales(scales[0]), align_scales(scales[1]), out_dtype=out.dtype, out=out)
+    else:
+        one = torch.ones(1, 1, dtype=torch.float32, device=a.device)
+        out.copy_(scaled_mm(a, b, one, one, out_dtype=torch.float32) * scales[0] * scales[1])
+
+
+def align_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Return scales at an address that cuBLAS accepts: those of a gate, behind the weight's, may need a copy."""
+    return scales.clone() if scales.data_ptr() % SCALES_BYTES else scales
+
 
 Moved = tuple[Mapping[str, torch.Tensor], Group]
 
@@ -32,7 +91,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensor
     A gate is one matmul more.
     """
     tensors, group = tensors_and_group
-    if problem.epilogue is NO_EPILOGUE:
+    if problem.epilogue == NO_EPILOGUE:
         run_operation(operation, view, group)
         return
     epilogue, sum_epilogue = problem.product_epilogue, _sum_epilogue(problem, tensors)
@@ -84,7 +143,6 @@ def slice_columns(tensors: Mapping[str, torch.Tensor], columns: Range, width: in
 
 
 def _gate_product(compute: Compute, part: int, view: View, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the gate's product of one part of `a`."""
     a, weight, y = view(compute.a[part]), tensors[GATE], view(compute.out[part])
     if SCALE_W in tensors:
         product = y.new_empty(y.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,8 +23,33 @@ from overweave.compat.torch_names import (
 )
 from overweave.errors import ScheduleError
 from overweave.ir.schedule import Clear, Collective, Compute, Copy, Operation, Reduce, Region
-from overweave.memory.group import Group
-from overweave.memory.subgroups import subgroup
+from overweave.memory.group import Group, subgroup
+
+# `overweave.install` registers overweave's kernels for these operators. overweave itself calls the operators to run
+# torch's kernels: as a plan that it chose, and as a baseline of a measurement. `use_torch_kernels` marks such a call.
+
+
+class _Thread(threading.local):
+    wants_torch = False
+
+
+_THREAD = _Thread()
+
+
+@contextmanager
+def use_torch_kernels() -> Iterator[None]:
+    """Run the operators by torch's kernels inside, in this thread."""
+    before, _THREAD.wants_torch = _THREAD.wants_torch, True
+    try:
+        yield
+    finally:
+        _THREAD.wants_torch = before
+
+
+def wants_torch() -> bool:
+    """Return whether this thread is inside `use_torch_kernels`."""
+    return _THREAD.wants_torch
+
 
 View = Callable[[Region], torch.Tensor]
 End = Callable[[torch.Tensor, Region], None]  # applies the epilogue in place to a sum that goes to a region
@@ -48,7 +74,7 @@ class full_precision:  # noqa: N801 - a context manager, called as torch calls i
 
     fp32 does not become TF32. 16-bit operands are not summed in 16 bits, as cuBLAS does where it splits a small matmul
     along k. MEASURED: 1.42 times the error of the unsplit matmul (fp16 and bf16, H200, 2026-11-20).
-    For fp8 there is no such setting: its matmul takes an argument instead (runtime/library/scaled.py).
+    For fp8 there is no such setting: its matmul takes an argument instead (runtime/library/epilogue.py).
     Autocast, which would cast operands down, is off inside.
     An object can be entered repeatedly, but not recursively.
     """
@@ -121,7 +147,6 @@ def run_operation(operation: Operation, view: View, group: Group, sum_epilogue: 
 
 
 def _multiply(compute: Compute, view: View, sum_epilogue: End | None) -> None:
-    """Run a Compute by cuBLAS, with its addends."""
     b = view(compute.b)
     if compute.addends:
         _multiply_and_sum(compute, view, sum_epilogue)
@@ -186,7 +211,7 @@ def as_movable(tensor: torch.Tensor) -> torch.Tensor:
 def _all_gather(collective: Collective, view: View, group: Group) -> None:
     """Run all_gather on shards padded to equal rows.
 
-    Padding is uninitialised and never read: it lands behind the rows of a buffer (`merge_parts` in views.py), or in
+    Padding is uninitialised and never read: it lands behind the rows of a buffer (`merge_parts` in calls.py), or in
     temporary memory.
     """
     source, *targets = [as_movable(view(part)) for part in (*collective.sources, *collective.destinations)]
@@ -264,7 +289,6 @@ def _all_to_all(collective: Collective, view: View, group: Group) -> None:
 
 
 def _flatten_adjacent(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return adjacent parts as one 1-D tensor."""
     return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
 
 

@@ -13,14 +13,13 @@ from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.operators.registry import register as register_record
-from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, indexed_name, split_k_obstacle, step_obstacle
+from overweave.ir.plan import MatmulConfig, Plan, gate_obstacle, indexed_name, step_obstacle
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT, Buffer, Goal, InitialContents, Operation, Queue, Range, Schedule
 from overweave.ir.tensors import product
-from overweave.schedules.catalog.compose import MatmulFootprint, compose
-from overweave.schedules.catalog.finished import shapes_of_tiles, with_finished_sums
+from overweave.schedules.catalog.compose import MatmulFootprint, compose, with_finished_sums
 from overweave.schedules.catalog.forms import check_forms
-from overweave.schedules.catalog.realized import realized, sums_shape
+from overweave.schedules.catalog.realized import realized, shapes_of_tiles, sums_shape
 from overweave.schedules.catalog.scales import of_partials, with_row_scales
 from overweave.schedules.communication import (
     COMPLETE,
@@ -49,7 +48,7 @@ from overweave.schedules.records.needs import obstacle
 from overweave.schedules.records.options import Settings, settle
 from overweave.schedules.records.record import Method, MethodInputs, MethodRequest
 from overweave.schedules.tiles.order import tile_orders
-from overweave.schedules.tiles.shape import BEST, along_k, count_tiles, half_tiles, has_second_wave, tile_shape
+from overweave.schedules.tiles.shape import half_tiles, has_second_wave, tile_shape
 
 MAX_WORLD_SIZE = 1024
 GATHERED_WEIGHT = "gathered_w"  # a buffer: all rows of a weight that ranks have shards of
@@ -198,13 +197,7 @@ def _config(problem: Problem, method: Method, settings: Settings) -> MatmulConfi
     is_one_wave = not has_second_wave(problem.m, problem.n, problem.world_size, settings.sms)
     if settings.half_tiles == "on" or (method.stores_round_a_ring and is_one_wave):
         candidates = half_tiles(candidates) or candidates
-    may_deal = settings.split_k == BEST
-    config = settings.tile(tile_shape(heights, problem.widths, settings.sms, candidates, problem.k, may_deal))
-    if settings.split_k not in (1, BEST) and split_k_obstacle(config):
-        raise InputError(f"split_k={settings.split_k}", split_k_obstacle(config), "Use split_k=1")
-    if settings.split_k != 1:
-        tiles = count_tiles(heights, problem.widths, config).tiles
-        config = along_k(config, tiles, settings.sms, problem.k, settings.split_k)
+    config = settings.tile(tile_shape(heights, problem.widths, settings.sms, candidates, problem.k))
     obstacle = gate_obstacle(config, problem.dtype) if problem.epilogue.products > 1 else ""
     if obstacle:
         raise InputError(f"epilogue {problem.epilogue}", obstacle, "Leave the tile shape to overweave")
@@ -274,7 +267,6 @@ def _gather_then_matmul(work: MethodInputs) -> Schedule:
 
 
 def _longest(problem: Problem) -> int:
-    """Rows of the longest shard of a weight."""
     lo, hi = problem.weight_rows(0)
     return hi - lo
 

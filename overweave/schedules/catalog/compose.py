@@ -8,21 +8,24 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.ir.plan import MatmulConfig
+from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
     CREDITS,
     Buffer,
+    Collective,
     Compute,
     Goal,
     InitialContents,
     Operation,
     Queue,
+    Reduce,
     Region,
     Schedule,
 )
+from overweave.ir.tensors import epilogue_applied
 from overweave.schedules.assemble_schedule import counted, credits
-from overweave.schedules.communication import Communication, MatmulChunk, region
-from overweave.schedules.fewest_waits import without_repeated_waits
-from overweave.schedules.signals import with_signals
+from overweave.schedules.communication import TOTAL, Communication, MatmulChunk, Y, region
+from overweave.schedules.signals import with_signals, without_repeated_waits
 from overweave.schedules.tiles.shape import count_tiles, tiles_to_cut
 
 
@@ -47,7 +50,6 @@ class MatmulFootprint(Struct, frozen=True, kw_only=True):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The columns of each weight."""
         return self.b.cols, *(b.cols for b, _ in self.more)
 
     def tiles(self, chunks: list[MatmulChunk]) -> list[int]:
@@ -172,3 +174,25 @@ def _with_known_predecessors(queues: tuple[Queue, ...]) -> tuple[Queue, ...]:
         replace(queue, after=tuple(name for name in queue.after if name in names and name != queue.name))
         for queue in queues
     )
+
+
+def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:
+    """The same, each whole sum finished, if the problem's epilogue does anything to sums."""
+    if not problem.sum_epilogue.bits:
+        return schedule
+    permuted = {buffer.name for buffer in schedule.buffers if buffer.blocks}
+    operations = (replace(each, finishes=True) if _sums_last(each, permuted) else each for each in schedule.operations)
+    goals = (replace(goal, tensor=epilogue_applied(goal.tensor)) for goal in schedule.goal)
+    return replace(schedule, operations=tuple(operations), goal=tuple(goals))
+
+
+def _sums_last(operation: Operation, permuted: set[str]) -> bool:
+    """Sums lie in `y` or, to be shared, in `total` once they are whole, and never before. Whole sums in blocks that are
+    permuted are finished on their way to `y`, where they lie row by row.
+    """
+    adds = (
+        (isinstance(operation, Reduce) and (len(operation.operands) > 1 or operation.operands[0].buffer in permuted))
+        or (isinstance(operation, Compute) and bool(operation.addends))
+        or (isinstance(operation, Collective) and operation.function in ("reduce_scatter", "all_reduce"))
+    )
+    return adds and all(part.buffer in (Y, TOTAL) for part in operation.writes)

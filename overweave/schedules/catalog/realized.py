@@ -6,7 +6,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
 from overweave.ir.exchange import packed_exchange
 from overweave.ir.plan import (
     COPY_ENGINE,
@@ -25,39 +25,28 @@ from overweave.ir.plan import (
 )
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Put, Queue, Schedule
-from overweave.schedules.communication import (
-    COPIES,
-    EXCHANGES,
-    GATHERS,
-    ISSUE,
-    MAIN,
-    PACKED,
-    SCALES,
-    SCATTERS,
-    SUMS,
-    TILES,
-)
+from overweave.schedules.communication import COMPLETE, COPIES, EXCHANGES, PACKED, SCALES, SUMS, TILES
 from overweave.schedules.records.movers import copy_config
 from overweave.schedules.records.options import Settings
-from overweave.schedules.records.record import Method
+from overweave.schedules.records.record import Adds, Method
 from overweave.schedules.tiles.shape import (
     SUMS_FINISHED,
+    KernelChoice,
+    TileShape,
     packed_row_shape,
     packed_shape,
     reduction_shape,
     row_shape,
+    shapes,
     skinny_shape,
 )
 
-_ENGINES = {
-    COPIES: COPY_ENGINE,
-    SCALES: COPY_ENGINE,
-    MAIN: LIBRARY,
-    TILES: TILE_KERNEL,
-    SUMS: REDUCE_KERNEL,
-    PACKED: PACKED_KERNEL,
-    **dict.fromkeys((GATHERS, EXCHANGES, SCATTERS), LIBRARY),
-}
+
+def assigned(queue: Queue, of_tiles: Engine = TILE_KERNEL) -> EngineAssignment:
+    """The engine of a queue, by its name: what has none of its own is the library's."""
+    copies = COPY_ENGINE if queue.order == COMPLETE else COPY_KERNEL
+    engines = {TILES: of_tiles, COPIES: copies, SCALES: COPY_ENGINE, SUMS: REDUCE_KERNEL, PACKED: PACKED_KERNEL}
+    return EngineAssignment(queue.name, cast("Engine", engines.get(queue.name.split(".")[0], LIBRARY)))
 
 
 def realized(
@@ -72,7 +61,7 @@ def realized(
     queues = {queue.name for queue in schedule.queues}
     return Realization(
         dtype=problem.dtype,
-        engines=tuple(EngineAssignment(queue.name, _engine(queue)) for queue in schedule.queues),
+        engines=tuple(assigned(queue) for queue in schedule.queues),
         matmul=matmul,
         reduction=sums if SUMS in queues else None,
         copy=copy_config(settings),
@@ -112,6 +101,18 @@ def packed_config(schedule: Schedule, problem: Problem, sms: int) -> PackedConfi
     return packed_shape(max(sizes, default=0), sms, packed_exchange(members, buffers))
 
 
-def _engine(queue: Queue) -> Engine:
-    kind = queue.name.split(".")[0]
-    return cast("Engine", COPY_KERNEL if (kind, queue.order) == (COPIES, ISSUE) else _ENGINES[kind])
+def shapes_of_tiles(problem: Problem, kernel: KernelChoice, adds: Adds | None, sums: str) -> tuple[TileShape, ...]:
+    """The tile shapes of a method's kernel, beside what it does to products, and to sums if its tiles make such.
+
+    adds: how the method adds. sums: the option of this name.
+    """
+    finish = (adds is not None and adds.by == TILE_KERNEL) or sums == "epilogue"
+    candidates = shapes(problem.dtype, kernel, problem.tile_epilogue(finish), len(problem.widths))
+    if kernel == "portable" or not finish or not problem.sum_epilogue.bits:
+        return candidates
+    # The assembler spills a register or two: of fp8, beside a step's product; where a consumer has 128 rows, beside
+    # several addends.
+    if problem.dtype == FLOAT8:
+        return tuple(shape for shape in candidates if shape.config.block_n <= 128)
+    has_several = adds is not None and adds.order != "ring" and problem.world_size > 2
+    return tuple(shape for shape in candidates if shape.config.block_m <= 128 or not has_several)

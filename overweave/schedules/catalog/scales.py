@@ -7,10 +7,9 @@ ones are read where they lie; so are all of them where products are summed over 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import groupby
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.ir.operators.forms import SCALE_DTYPE, SCALE_X
@@ -23,6 +22,7 @@ from overweave.ir.schedule import (
     Operation,
     Put,
     Queue,
+    Region,
 )
 from overweave.ir.tensors import scale_of
 from overweave.schedules.communication import (
@@ -34,8 +34,8 @@ from overweave.schedules.communication import (
     MatmulChunk,
     Split,
     gathered_by_library,
-    is_empty,
     region,
+    shifted,
     used,
 )
 
@@ -63,82 +63,54 @@ def of_partials(communication: Communication, rows: int, firsts: tuple[int, ...]
     )
 
 
-class _Scales(Struct, frozen=True):
-    """own: `[S, 1]`, the caller's. all: `[m, 1]`, in global place."""
-
-    split: Split
-    own: Buffer
-    all: Buffer
-
-    def peers(self, rank: int) -> list[int]:
-        """Whom a rank puts its scales to, in its rotation."""
-        return [self.split.peer(rank, -step) for step in range(1, self.split.world_size)]
-
-
 def with_row_scales(communication: Communication, split: Split, engine: Engine) -> Communication:
     """An all-gather of row shards, and of the scales of their rows beside it. engine: which moves the shards."""
-    ranks, rows = range(split.world_size), split.rows
     own = Buffer(SCALE_X, split.shard_size, 1, "input", SCALE_DTYPE)
-    everyone = Buffer(SCALES, rows, 1, "local" if engine == LIBRARY else "symmetric", SCALE_DTYPE)
-    scales = _Scales(split, own, everyone)
-    homes = {buffer.name: buffer.home for buffer in communication.buffers}
+    whole = Buffer(SCALES, split.rows, 1, "local" if engine == LIBRARY else "symmetric", SCALE_DTYPE)
+    inputs = {buffer.name for buffer in communication.buffers if buffer.home == INPUT}
+    shards = {rank: split.shard(rank) for rank in range(split.world_size)}
+    held = {rank: region(own, rank, shifted(rows, -rows[0])) for rank, rows in shards.items()}
+    some = (rank for rank in shards if not held[rank].is_empty)
+    given = (InitialContents(held[rank], scale_of(A), shards[rank][0], 0) for rank in some)
+
+    def scaled(step: Operation | MatmulChunk) -> Operation | MatmulChunk:
+        if not isinstance(step, MatmulChunk):
+            return step
+        is_own = step.region.buffer in inputs
+        scales = region(own if is_own else whole, step.rank, step.region.rows if is_own else step.rows)
+        return replace(step, scales=(scales,))
+
     steps: list[Operation | MatmulChunk] = []
     for rank, of_rank in groupby(communication.steps, lambda step: step.rank):
-        mine = [_scaled(scales, step, homes) if isinstance(step, MatmulChunk) else step for step in of_rank]
-        steps += _moves(scales, rank, engine, any(_spans_all(scales, step) for step in mine))
-        steps += mine
+        mine, every = list(map(scaled, of_rank)), region(whole, rank, (0, split.rows))
+        keeps_own = any(isinstance(step, MatmulChunk) and step.scales == (every,) for step in mine)
+        steps += (*_moves(split, held[rank], whole, engine, keeps_own), *mine)
     is_put = any(isinstance(step, Put) and step.queue == SCALES for step in steps)
     return replace(
         communication,
-        buffers=communication.buffers + used((own, everyone), steps),
+        buffers=communication.buffers + used((own, whole), steps),
         queues=communication.queues + ((Queue(SCALES, COMPLETE),) if is_put else ()),
-        given=communication.given + tuple(_given(scales, rank) for rank in ranks if not is_empty(split.shard(rank))),
+        given=(*communication.given, *given),
         steps=tuple(steps),
     )
 
 
-def _given(scales: _Scales, rank: int) -> InitialContents:
-    lo, hi = scales.split.shard(rank)
-    return InitialContents(region(scales.own, rank, (0, hi - lo)), scale_of(A), lo, 0)
-
-
-def _spans_all(scales: _Scales, step: Operation | MatmulChunk) -> bool:
-    """Whether a Chunk reads the rows of all ranks at once, from one place."""
-    return (
-        isinstance(step, MatmulChunk)
-        and step.scales[0].buffer == scales.all.name
-        and step.rows == (0, scales.split.rows)
-    )
-
-
-def _scaled(scales: _Scales, chunk: MatmulChunk, homes: Mapping[str, str]) -> MatmulChunk:
-    """A chunk with the scales of its rows."""
-    if homes[chunk.region.buffer] == INPUT:
-        return replace(chunk, scales=(region(scales.own, chunk.rank, chunk.region.rows),))
-    return replace(chunk, scales=(region(scales.all, chunk.rank, chunk.rows),))
-
-
-def _moves(scales: _Scales, rank: int, engine: Engine, keeps_own: bool) -> Iterator[Operation]:
-    """What puts the own scales where they are read."""
-    split = scales.split
-    lo, hi = split.shard(rank)
+def _moves(split: Split, own: Region, whole: Buffer, engine: Engine, keeps_own: bool) -> Iterator[Operation]:
+    """What puts a rank's own scales where they are read. keeps_own: a chunk reads those of all ranks in one place."""
+    rank, rows = own.rank, split.shard(own.rank)
     if split.world_size == 1 or split.rows == 0:
         return
-    source = region(scales.own, rank, (0, hi - lo))
     if engine == LIBRARY:
-        yield gathered_by_library(split, source, scales.all, "all_gather_scales")
+        yield gathered_by_library(split, own, whole, "all_gather_scales")
         return
-    if lo == hi:
-        return
-    for peer in scales.peers(rank):
+    for peer in (split.peer(rank, -step) for step in range(1, split.world_size) if not own.is_empty):
         yield Put(
             name=f"push_scales.{rank}-{peer}",
             rank=rank,
             queue=SCALES,
-            sources=(source,),
-            destinations=(region(scales.all, peer, (lo, hi)),),
+            sources=(own,),
+            destinations=(region(whole, peer, rows),),
         )
-    if keeps_own:
-        target = region(scales.all, rank, (lo, hi))
-        name = f"keep_scales.{rank}"
-        yield Copy(name=name, rank=rank, queue=MAIN, sources=(source,), destinations=(target,))
+    if keeps_own and not own.is_empty:
+        target, name = region(whole, rank, rows), f"keep_scales.{rank}"
+        yield Copy(name=name, rank=rank, queue=MAIN, sources=(own,), destinations=(target,))

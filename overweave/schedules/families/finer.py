@@ -8,9 +8,9 @@ SOURCE: FiCCO (Design Space Exploration of DMA based Finer-Grain Compute Communi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Literal
 
 from msgspec import Struct
@@ -18,11 +18,14 @@ from msgspec.structs import replace
 
 from overweave.ir.contract import GATHERED_OUT
 from overweave.ir.dtype import SUM_DTYPE
-from overweave.ir.plan import indexed_name
+from overweave.ir.operators import all_gather_matmul, all_to_all_matmul
+from overweave.ir.operators.record import Operator
+from overweave.ir.plan import COPY_ENGINE, indexed_name
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Collective, Copy, Goal, InitialContents, Operation, Put, Range, Reduce, Region
 from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import (
+    COPIES,
     EXCHANGES,
     GATHERS,
     MAIN,
@@ -40,19 +43,16 @@ from overweave.schedules.communication import (
     region,
     shifted,
 )
-from overweave.schedules.records.record import MethodInputs
+from overweave.schedules.records import needs, option_sets, options
+from overweave.schedules.records.record import Method, MethodInputs, Need
 
 # Buffers: what arrives; own columns, row by row; products to be scattered; sums of the products of columns.
 LANDED, OWN_COLUMNS, PRODUCTS, ADDED = "landed", "own_columns", "products", "added"
 Steps = Iterator[Operation | MatmulChunk]
 
 
-def finer(point: Point) -> Callable[[MethodInputs], Communication]:
-    """What writes a point of the design space, for a method's `write`."""
-    return partial(_written, point)
-
-
-def _written(point: Point, work: MethodInputs) -> Communication:
+def finer(point: Point, work: MethodInputs) -> Communication:
+    """What a point of the design space moves."""
     problem, m, k, size = work.problem, work.problem.m, work.problem.k, work.problem.world_size
     split = replace(work.split, pieces=size)
     pieces = Pieces(point, split, k, work.settings.carrier == "library" and size > 1)
@@ -117,15 +117,17 @@ class _Rank:
             for piece in pieces
             if piece.owner == self.rank
         }
+        size, is_ring = self.split.world_size, self.split.order == "ring"
+        queues = {away: COPIES if is_ring else f"{COPIES}.{away}" for away in range(1, size)}
         # What one queue carries stands together: it is one launch.
-        for away, step in sorted(self.split.steps(by_piece=True), key=lambda at: self.split.copy_queue(at[0])):
+        for step, away in sorted(product(range(size), queues), key=lambda at: queues[at[1]]):
             peer = self.split.peer(self.rank, away)
             if (peer, step) in places:
                 piece = places[peer, step]
                 yield Put(
                     name=f"push.{self.rank}-{peer}.{step}",
                     rank=self.rank,
-                    queue=self.split.copy_queue(away),
+                    queue=queues[away],
                     sources=(self._in_x(piece, peer),),
                     destinations=(_lies(piece, peer),),
                 )
@@ -256,7 +258,6 @@ class _Rank:
         return _lies(piece, self.rank)
 
     def _each(self, buffer: str, rows: Range) -> Iterator[Region]:
-        """The buffer of each weight."""
         return (self._of(buffer, at, rows) for at in range(len(self.widths)))
 
     def _of(self, buffer: str, weight: int, rows: Range) -> Region:
@@ -372,3 +373,59 @@ class Pieces(Struct, frozen=True):
                 top = place[1] if place else top
             placed.append(pieces)
         return placed
+
+
+# The methods of finer-grain overlap: all eight points of one design space, of which four are never chosen.
+
+
+_SUMMARIES = {
+    "rows": "pieces of shards by rows from all peers at once",
+    "columns": "pieces of shards by columns from all peers at once, products added in fp32",
+    "uniform": "every step alike",
+    "hetero": "the own shard first",
+    "fused": "one library matmul for a step",
+    "unfused": "one library matmul for a piece",
+}
+_SHARDS_ROWS = "the paper drops it: columns are cut where m < k, and there matmuls of fewer rows lose more"
+_DROPPED = {
+    Point("rows", "uniform", "unfused"): (
+        "the paper drops it: it cuts the matmuls of hetero_unfused_1d once more and moves as much"
+    ),
+    Point("columns", "uniform", "unfused"): _SHARDS_ROWS,
+    Point("columns", "hetero", "fused"): _SHARDS_ROWS,
+    Point("columns", "hetero", "unfused"): _SHARDS_ROWS,
+}
+# As the paper lists them, the four that it keeps first.
+POINTS = (
+    Point("rows", "uniform", "fused"),
+    Point("rows", "hetero", "fused"),
+    Point("rows", "hetero", "unfused"),
+    Point("columns", "uniform", "fused"),
+    *_DROPPED,
+)
+
+
+def _needs(point: Point) -> tuple[Need, ...]:
+    if point.cut == "columns":
+        return (needs.PLAIN_PARTS,)
+    return (needs.NO_RESIDUAL, needs.NO_ROW_SCALES) if point.matmul == "fused" else ()
+
+
+def _method(operator: Operator, point: Point) -> Method:
+    return Method(
+        operator=operator.name,
+        name=point.name,
+        summary=", ".join(_SUMMARIES[word] for word in (point.cut, point.steps, point.matmul)),
+        source="FiCCO V-B, Figure 11",
+        dropped=_DROPPED.get(point, ""),
+        write=partial(finer, point),
+        moves=(COPY_ENGINE,),
+        options=(options.ALL_PEERS, options.CARRIER),
+        needs=_needs(point),
+        grids=() if point in _DROPPED else (option_sets.AS_IT_IS,),
+        margins=(option_sets.NOT_MEASURED,),
+    )
+
+
+GATHER_METHODS = tuple(_method(all_gather_matmul.OPERATOR, point) for point in POINTS)
+EXCHANGE_METHODS = tuple(_method(all_to_all_matmul.OPERATOR, point) for point in POINTS)

@@ -8,18 +8,36 @@ SOURCE: flags in the message as in NCCL's LL protocol; one- and two-shot all-red
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.ir.contract import GATHERED_OUT
-from overweave.ir.schedule import Buffer, Copy, Goal, InitialContents, Notify, Put, Region, Wait
+from overweave.ir.schedule import (
+    Buffer,
+    Copy,
+    Goal,
+    InitialContents,
+    Notify,
+    Operation,
+    Put,
+    Range,
+    Reduce,
+    Region,
+    Wait,
+)
+from overweave.ir.tensors import product
 from overweave.schedules.communication import (
     ARRIVED,
     GATHERED,
     PACKED,
     PARTIAL,
+    SLOTS,
     SUMMED,
     TOTAL,
     A,
+    B,
     Communication,
     MatmulChunk,
     Split,
@@ -28,11 +46,13 @@ from overweave.schedules.communication import (
     communicated,
     is_empty,
     region,
+    shifted,
 )
-from overweave.schedules.families.sums import Steps, SumSpec, slot_of_all
+from overweave.schedules.records.record import MethodInputs
 
 MESSAGES = "messages"  # a buffer
 SHARED = "shared"  # a pad: a summed piece of a peer is here
+Steps = Iterator[Operation | MatmulChunk]
 
 
 def gather_packed(split: Split, cols: int, returns_gathered: bool) -> Communication:
@@ -74,30 +94,77 @@ def _gathered(split: Split, buffers: tuple[Buffer, Buffer, Buffer], rank: int) -
     yield MatmulChunk(name=f"multiply.{rank}", rank=rank, rows=whole, region=region(gathered, rank, whole))
 
 
-def one_shot(how: SumSpec, rank: int) -> Steps:
+class PackedSums(Struct, frozen=True):
+    """Sums of `cols` columns, of which each rank gets its shard, or, everywhere, all."""
+
+    split: Split
+    cols: int
+    everywhere: bool
+
+    @property
+    def rows(self) -> Range:
+        return 0, self.split.rows
+
+    def region(self, buffer: str, rank: int, rows: Range) -> Region:
+        return Region(buffer, rank, rows, (0, self.cols))
+
+    def wanted(self, rank: int) -> tuple[Range, Region]:
+        """The rows that a rank gets, and where."""
+        rows = self.rows if self.everywhere else self.split.shard(rank)
+        return rows, self.region(Y, rank, shifted(rows, -rows[0]))
+
+    def arrived(self, rank: int, source: int, rows: Range) -> Region:
+        """Where all rows, or a rank's shard, lie there until they are added, from a source: behind those of others."""
+        if source == rank:
+            return self.region(PARTIAL, rank, rows)
+        height = self.split.rows if rows == self.rows else self.split.shard_size
+        return self.region(SLOTS, rank, shifted(rows, source * height - rows[0]))
+
+    def added(self, rank: int, rows: Range, out: Region) -> Reduce:
+        """The sum of all ranks' partials of rows, in rank order, when all have arrived."""
+        operands = tuple(self.arrived(rank, by, rows) for by in range(self.split.world_size))
+        waits = (_from_all(self.split, ARRIVED),)
+        return Reduce(name=f"sum.{rank}", rank=rank, queue=PACKED, waits=waits, operands=operands, out=out)
+
+
+def packed_sums(steps_of: Callable[[PackedSums, int], Steps], work: MethodInputs) -> Communication:
+    """Sums by the steps of each rank."""
+    split, cols, everywhere = work.split, work.problem.n, work.problem.record.shares_sums
+    how, is_alone = PackedSums(split, cols, everywhere), split.world_size == 1
+    ranks = range(split.world_size if split.rows else 0)
+    steps = [step for rank in ranks for step in (_multiplied(how, rank, Y) if is_alone else steps_of(how, rank))]
+    y = Buffer(Y, split.rows if everywhere else split.shard_size, cols, "output")
+    wanted = ((rows, out) for rows, out in map(how.wanted, ranks) if not is_empty(rows))
+    goal = (Goal(out, product(A, B), rows[0], 0, work.held) for rows, out in wanted)
+    return communicated(split.world_size, steps, (y,), goal=goal, has_messages=not is_alone)
+
+
+def _multiplied(how: PackedSums, rank: int, buffer: str = PARTIAL) -> Steps:
+    """All of a rank's partial by one matmul."""
+    yield MatmulChunk(name=f"multiply.{rank}", rank=rank, rows=how.rows, region=how.region(buffer, rank, how.rows))
+
+
+def one_shot(how: PackedSums, rank: int) -> Steps:
     """Each partial to every rank, which adds them all."""
-    split, own = how.split, how.region(PARTIAL, rank, how.rows)
-    yield how.multiplied(f"multiply.{rank}", own)
-    for peer in split.peers(rank):
-        yield _message(split, "push", ARRIVED, own, slot_of_all(how, peer, rank))
-    parts = tuple(own if by == rank else slot_of_all(how, rank, by) for by in range(split.world_size))
-    total = how.sum(f"sum.{rank}", parts, how.region(Y, rank, how.rows))
-    yield replace(total, waits=(_from_all(split, ARRIVED),))
+    yield from _multiplied(how, rank)
+    for peer in how.split.peers(rank):
+        to = how.arrived(peer, rank, how.rows)
+        yield _message(how.split, "push", ARRIVED, how.region(PARTIAL, rank, how.rows), to)
+    yield how.added(rank, how.rows, how.region(Y, rank, how.rows))
 
 
-def straight(how: SumSpec, rank: int) -> Steps:
+def straight(how: PackedSums, rank: int) -> Steps:
     """Parts to their owners, who add them; everywhere, sums to everybody, and all in place."""
     split, own = how.split, how.split.shard(rank)
-    yield how.multiplied(f"multiply.{rank}", how.region(PARTIAL, rank, how.rows))
+    yield from _multiplied(how, rank)
     for owner in split.peers(rank):
         rows = split.shard(owner)
-        yield _message(split, "push", ARRIVED, how.region(PARTIAL, rank, rows), how.slot(owner, rank, rows))
+        to = how.arrived(owner, rank, rows)
+        yield _message(split, "push", ARRIVED, how.region(PARTIAL, rank, rows), to)
     arrived, is_idle = (_from_all(split, ARRIVED),), is_empty(own)
     if not is_idle:
-        parts = (how.slot(rank, by, own) for by in range(split.world_size))
-        operands = tuple(how.region(PARTIAL, rank, own) if by == rank else part for by, part in enumerate(parts))
-        total = how.sum(f"sum.{rank}", operands, how.whole(rank, own))
-        yield replace(total, waits=arrived, notifies=(Notify(SUMMED, rank, 0),) if how.everywhere else ())
+        total = how.added(rank, own, how.region(TOTAL, rank, own) if how.everywhere else how.wanted(rank)[1])
+        yield replace(total, notifies=(Notify(SUMMED, rank, 0),) if how.everywhere else ())
     elif not how.everywhere:
         yield Copy(name=f"idle.{rank}", rank=rank, queue=PACKED, waits=arrived, sources=(), destinations=())
     if not how.everywhere:

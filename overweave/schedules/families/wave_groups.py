@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.blocks import Blocks
-from overweave.ir.schedule import Buffer, Collective, Goal, Notify, Queue, Range, Reduce, Region, Wait
+from overweave.ir.schedule import Buffer, Collective, Goal, Notify, Operation, Queue, Range, Reduce, Region, Wait
 from overweave.ir.tensors import product
 from overweave.schedules.communication import (
     COMPLETE,
@@ -38,8 +38,6 @@ from overweave.schedules.communication import (
     Y,
     communicated,
 )
-from overweave.schedules.families import sums
-from overweave.schedules.families.sums import Steps, sums_by
 from overweave.schedules.records.record import MethodInputs
 from overweave.schedules.tiles.order import swizzled
 
@@ -47,6 +45,7 @@ Partition = tuple[int, ...]
 Function = Literal["all_reduce", "reduce_scatter", "all_to_all"]
 TileBlock = tuple[int, int]  # its row and column among the blocks of a shard, or of the whole
 WavePart = tuple[Range, Range]  # rows and columns, of blocks
+Steps = Iterator[Operation | MatmulChunk]
 MOST_GROUPS = 4
 
 
@@ -62,7 +61,6 @@ def wave_tiles(sms: int, members: int) -> int:
 
 
 def count_waves(tiles: int, sms: int, members: int) -> int:
-    """How many waves so many tiles are."""
     return -(-tiles // wave_tiles(sms, members))
 
 
@@ -93,7 +91,6 @@ class WaveAssignment(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Of the longest shard."""
         return max(hi - lo for lo, hi in self.shards)
 
     def whole_rows(self, member: int, rows: Range) -> Range:
@@ -198,20 +195,15 @@ def rectangles(blocks: Iterable[TileBlock]) -> list[WavePart]:
     return list(found.values())
 
 
-def wave_groups(work: MethodInputs) -> Communication:
-    """The tiles of each group and its collective, then what puts the sums in place.
-
-    Where no groups are asked for, a group of one has none, and shards of which one has a row of tiles less than the
-    others are summed at once, behind all tiles.
-    """
+def is_at_once(work: MethodInputs) -> bool:
+    """Whether sums have no groups: none are asked for, and it is a group of one, or one shard has a row of tiles less
+    than the others."""
     in_shards = not work.problem.strip
-    if work.settings.groups is None and (work.split.world_size == 1 or (in_shards and len(_heights(work)) > 1)):
-        return sums_by(sums.collective)(work)
-    return in_groups(work, "all_reduce" if work.problem.record.shares_sums else "reduce_scatter")
+    return work.settings.groups is None and (work.split.world_size == 1 or (in_shards and len(_heights(work)) > 1))
 
 
 def in_groups(work: MethodInputs, function: Function) -> Communication:
-    """As `wave_groups`, of groups in any case. function: the collective of each."""
+    """The tiles of each group and its collective, then what puts what it brought in place. function: the collective."""
     problem, split = work.problem, work.split
     ranks = range(split.world_size if split.rows else 0)
     y = Buffer(Y, split.shard_size if function == "reduce_scatter" else split.rows, problem.n, "output")
@@ -237,7 +229,6 @@ class _Groups(NamedTuple):
 
     @property
     def landing(self) -> str:
-        """The buffer in which a collective leaves blocks."""
         return {"all_reduce": STAGED, "reduce_scatter": SUMMED, "all_to_all": GATHERED}[self.function]
 
     def buffers(self) -> tuple[Buffer, Buffer]:

@@ -6,8 +6,6 @@ from functools import partial
 
 from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_all_to_all, matmul_reduce_scatter
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, LIBRARY, REDUCE_KERNEL
-from overweave.schedules.families import sums
-from overweave.schedules.families.sums import sums_by
 from overweave.schedules.methods import exchanges, gathers
 from overweave.schedules.methods.by_moves import by_moves, summed_in_waves, sums_of_moves
 from overweave.schedules.moves import gather_templates, reduction_templates
@@ -28,7 +26,7 @@ _SUMS = (
 )
 _WAVES = (
     (_RS, summed_in_waves, "reduce_scatter.waves"),
-    (_AR, sums_by(sums.decomposed), "all_reduce.waves"),
+    (_AR, summed_in_waves, "all_reduce.waves"),
     (_TRADED, exchanges.decomposed, "all_to_all.send_waves"),
 )
 METHODS = (
@@ -62,7 +60,7 @@ METHODS = (
         operator=_AR,
         name="one_shot",
         summary="whole partials go to every peer, and every rank adds them",
-        write=sums_of_moves(reduction_templates.one_shot, beside=False),
+        write=partial(sums_of_moves, reduction_templates.one_shot, beside=False),
         adds=Adds(REDUCE_KERNEL),
         options=(options.ORDER,),
     ),

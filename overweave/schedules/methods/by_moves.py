@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from overweave.ir.operators.all_gather_matmul import OPERATOR
 from overweave.ir.operators.registry import operator_of
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL
-from overweave.ir.schedule import Collective, Queue
+from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, LIBRARY, REDUCE_KERNEL, TILE_KERNEL
+from overweave.ir.schedule import Collective, Range
+from overweave.ir.shards import piece_rows
 from overweave.schedules.communication import (
     CARRYING_TILES,
-    COMPLETE,
     EXCHANGES,
     PUSHES,
     TILES,
@@ -23,11 +23,13 @@ from overweave.schedules.communication import (
     Split,
     Y,
     in_parts,
+    queues_of,
+    stored_at_peers,
 )
+from overweave.schedules.families.wave_groups import in_groups, is_at_once
 from overweave.schedules.moves.gather_templates import Mesh, Template, gather_of
 from overweave.schedules.moves.moves import Chunk, Reduction, ReductionStep, Sum
 from overweave.schedules.moves.moves import Collective as Together
-from overweave.schedules.moves.peer_stores import stored_at_peers
 from overweave.schedules.moves.reduction import Placing, chunked_reduction, reduced
 from overweave.schedules.moves.reduction_templates import ReductionTemplate, reduction_of
 from overweave.schedules.moves.transfers import transferred
@@ -62,19 +64,12 @@ def _moved(template: MoveTemplate, shared: Template | None, sends: bool, work: M
 
 
 def sums_of_moves(
-    template: Callable[[ReductionTemplate], Iterator[ReductionStep]], beside: bool = True
-) -> Callable[[MethodInputs], Communication]:
-    """Return a method's `write` that runs a template of sums; `Method.adds` says which engine adds.
+    template: Callable[[ReductionTemplate], Iterator[ReductionStep]], work: MethodInputs, *, beside: bool = True
+) -> Communication:
+    """Return the communication of a template of sums for one call; `Method.adds` says which engine adds.
 
     beside: the reduction kernel may run beside the tiles.
     """
-    return partial(_summed, template, beside)
-
-
-def _summed(
-    template: Callable[[ReductionTemplate], Iterator[ReductionStep]], beside: bool, work: MethodInputs
-) -> Communication:
-    """Return the communication of a template of sums for one call."""
     split, cols, settings, adds = work.split, work.problem.moved_columns, work.settings, work.method.adds
     by_tiles = settings.sums == "epilogue" or (adds is not None and adds.by == TILE_KERNEL)
     sums = ReductionTemplate(
@@ -82,6 +77,7 @@ def _summed(
         "tiles" if by_tiles else "kernel",
         settings.own_pieces,
         work.problem.record.shares_sums,
+        adds is not None and adds.order == "arrival",
     )
     moves = tuple(template(sums)) if split.world_size > 1 else ()
     reduction = Reduction(split.world_size, moves, sums.everywhere, settings.copy_programs)
@@ -106,21 +102,45 @@ def _placing(work: MethodInputs, are_behind: bool = False) -> Placing:
 def collectives_by_piece(split: Split) -> tuple[Together, ...]:
     """Return one library collective for each piece: the same piece of every rank's shard."""
     ranks = range(split.world_size)
-    pieces = (tuple(Chunk(split.piece(rank, piece)) for rank in ranks) for piece in range(split.pieces))
-    return tuple(Together(parts) for parts in pieces if any(lo < hi for lo, hi in (part.rows for part in parts)))
+    return _together(tuple(split.piece_of(rank, piece) for rank in ranks) for piece in range(split.pieces))
+
+
+def _together(pieces: Iterable[tuple[Range, ...]]) -> tuple[Together, ...]:
+    """Return a library collective of the rows of each piece, without those that have none."""
+    return tuple(Together(tuple(map(Chunk, piece))) for piece in pieces if any(lo < hi for lo, hi in piece))
 
 
 def beside_tiles(made: Communication) -> Communication:
     """Return the communication with its collectives on a side stream, beside the tiles of later pieces."""
-    steps = (replace(step, queue=EXCHANGES) if isinstance(step, Collective) else step for step in made.steps)
-    return replace(made, steps=tuple(steps), queues=(Queue(EXCHANGES, COMPLETE),))
+    steps = [replace(step, queue=EXCHANGES) if isinstance(step, Collective) else step for step in made.steps]
+    return replace(made, steps=tuple(steps), queues=queues_of(steps))
+
+
+def summed_by_library(work: MethodInputs) -> Communication:
+    """Return the library's all-reduce, or reduce-scatter, of all rows behind the matmul."""
+    return _by_library(work, replace(work.split, pieces=1))
 
 
 def summed_in_waves(work: MethodInputs) -> Communication:
-    """Return library reduce-scatters piece by piece, each beside the tiles of the next piece."""
-    split = work.split
-    moves = collectives_by_piece(split) if split.world_size > 1 else ()
-    return beside_tiles(chunked_reduction(Reduction(split.world_size, moves), split.rows, work.problem.n, work.held))
+    """Return the library's piece by piece, each beside the matmul of the next piece."""
+    return beside_tiles(_by_library(work, work.split))
+
+
+def summed_in_groups(work: MethodInputs) -> Communication:
+    """Return the library's for each group of waves of tiles, or of all rows where there are no groups."""
+    if is_at_once(work):
+        return summed_by_library(work)
+    return in_groups(work, "all_reduce" if work.problem.record.shares_sums else "reduce_scatter")
+
+
+def _by_library(work: MethodInputs, split: Split) -> Communication:
+    everywhere = work.problem.record.shares_sums
+    rows = piece_rows((0, split.rows), split.pieces, split.alignment) if everywhere else ()
+    moves = _together((one,) for one in rows) if everywhere else collectives_by_piece(split)
+    reduction = Reduction(split.world_size, moves if split.world_size > 1 else (), everywhere)
+    # An author's tiles store where their tensor has the rows.
+    how = Placing(is_gathered=work.method.multiplies != AUTHOR_KERNEL)
+    return chunked_reduction(reduction, split.rows, work.problem.moved_columns, work.held, how)
 
 
 def method_of_moves(template: MoveTemplate, operator: str = OPERATOR.name, **fields: Any) -> Method:

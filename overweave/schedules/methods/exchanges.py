@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-
-from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.operators.all_to_all_matmul import OPERATOR
@@ -15,44 +12,25 @@ from overweave.schedules.communication import (
     PUSHES,
     TILES,
     Communication,
-    MatmulChunk,
     in_parts,
+    stored_at_peers,
 )
 from overweave.schedules.families.wave_groups import in_groups
 from overweave.schedules.methods.by_moves import beside_tiles, collectives_by_piece
 from overweave.schedules.moves.gather_templates import all_to_all_of
 from overweave.schedules.moves.moves import AllToAll
-from overweave.schedules.moves.peer_stores import stored_at_peers
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records import needs, option_sets, options
 from overweave.schedules.records.movers import mesh_of
 from overweave.schedules.records.record import WITH_KERNELS, MarginCase, Method, MethodInputs
 
 
-def by_exchange(by_library: bool) -> Callable[[MethodInputs], Communication]:
-    """What writes an all-to-all of the rows that are multiplied, or of their products, for a method's `write`."""
-    return partial(_moved, by_library)
-
-
-def _moved(by_library: bool, work: MethodInputs) -> Communication:
+def exchanged(by_library: bool, work: MethodInputs) -> Communication:
+    """An all-to-all of the rows that are multiplied, or of their products."""
     split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
     moves = all_to_all_of(sends, by_library, mesh_of(split, cols, work.settings))
     made = in_parts(transferred(moves, split.rows, cols, sends=sends), dict.fromkeys((PUSHES, TILES), split.tile_rows))
-    if sends:
-        made = _at_once(made, split.rows) if by_library else stored_at_peers(made)
-    return made
-
-
-def _at_once(made: Communication, rows: int) -> Communication:
-    """The same, all rows of a rank as one chunk: the library takes nothing before all are multiplied."""
-    first: dict[int, MatmulChunk] = {}
-    for step in made.steps:
-        if isinstance(step, MatmulChunk):
-            whole = replace(step, rows=(0, rows), region=replace(step.region, rows=(0, rows)))
-            first.setdefault(step.rank, whole)
-    named = {chunk.name: chunk for chunk in first.values()}
-    steps = (named.get(step.name) if isinstance(step, MatmulChunk) else step for step in made.steps)
-    return replace(made, steps=tuple(step for step in steps if step is not None))
+    return stored_at_peers(made) if sends else made
 
 
 def _waves(work: MethodInputs) -> Communication:
@@ -64,7 +42,7 @@ def _waves(work: MethodInputs) -> Communication:
         found = f"blocks of {work.problem.block} rows are no whole tiles of {config.block_m}"
         raise InputError(f"build {work.method.full_name}", found, "Leave groups out, or pad the blocks")
     if groups is None and (is_ragged or work.split.world_size == 1):
-        return _moved(True, work)
+        return exchanged(True, work)
     return in_groups(work, "all_to_all")
 
 
@@ -72,7 +50,7 @@ def decomposed(work: MethodInputs) -> Communication:
     """The same piece of every block at once, by the library, beside the matmuls of the next pieces."""
     split, ranks = work.split, range(work.split.world_size)
     if len(ranks) == 1 or not split.rows:
-        return _moved(True, work)
+        return exchanged(True, work)
     moves = AllToAll(len(ranks), collectives_by_piece(split), True)
     return beside_tiles(transferred(moves, split.rows, work.problem.moved_columns, sends=True))
 
@@ -84,7 +62,7 @@ _library, _behind = partial(Method, operator=OPERATOR.name), partial(Method, ope
 _per_peer = partial(
     Method,
     name="per_peer",
-    write=by_exchange(by_library=False),
+    write=partial(exchanged, False),
     moves=(COPY_ENGINE,),
     options=(options.ORDER,),
     grids=(option_sets.AS_IT_IS, {"order": ("all_peers",)}),
@@ -93,7 +71,7 @@ _per_peer = partial(
 _push = partial(
     Method,
     name="push",
-    write=by_exchange(by_library=False),
+    write=partial(exchanged, False),
     multiplies=TILE_KERNEL,
     moves=(COPY_ENGINE,),
     options=option_sets.PUSHED,
@@ -109,7 +87,7 @@ METHODS = (
         name="sequential",
         transport="all_to_all.receive_collective",
         summary="library all-to-all, then one library matmul",
-        write=by_exchange(by_library=True),
+        write=partial(exchanged, True),
         grids=(option_sets.AS_IT_IS,),
     ),
     _per_peer(
@@ -127,7 +105,7 @@ METHODS = (
         name="sequential",
         transport="all_to_all.send_collective",
         summary="one library matmul, then library all-to-all",
-        write=by_exchange(by_library=True),
+        write=partial(exchanged, True),
         grids=(option_sets.AS_IT_IS,),
     ),
     _per_peer(

@@ -9,15 +9,16 @@ from __future__ import annotations
 from overweave.errors import InputError, nearest
 from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from overweave.ir.plan import AUTHOR_KERNEL
-from overweave.schedules.methods import authored, exchanges, finer, gathers, reductions, scatters
+from overweave.schedules.families import finer
+from overweave.schedules.methods import authored, exchanges, gathers, reductions
 from overweave.schedules.records.record import Method
 
 AUTHORED: dict[str, Method] = {method.full_name: method for method in authored.METHODS}
 METHODS: dict[str, Method] = {
     method.full_name: method
     for method in (
-        *(*gathers.METHODS, *finer.GATHERS, *scatters.METHODS, *reductions.METHODS),
-        *(*exchanges.METHODS, *finer.EXCHANGES),
+        *(*gathers.METHODS, *finer.GATHER_METHODS, *reductions.METHODS),
+        *(*exchanges.METHODS, *finer.EXCHANGE_METHODS),
     )
 }
 
@@ -41,7 +42,6 @@ def method_of(name: str) -> Method:
 
 
 def methods_for(operator: str) -> tuple[Method, ...]:
-    """The methods of an operator, in order."""
     return tuple(method for method in METHODS.values() if method.operator == operator)
 
 
@@ -59,4 +59,4 @@ REPLACED: dict[str, str] = {
     f"{_AR}.two_shot_pull": "two_shot",
     f"{_AR}.two_shot_stored": "ring_stored",
 }
-REPLACED_OPTIONS = ("sharing",)  # of rows in files that were measured with it
+REPLACED_OPTIONS = ("sharing", "split_k")  # of rows in files that were measured with them

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.shards import piece_rows, shard_rows
-from overweave.schedules.communication import Mover, Order, Rotation
+from overweave.schedules.communication import Split
 from overweave.schedules.moves.moves import AllToAll, Chunk, Collective, Gather, GatherMove, Get, Put
 
 SplitAxis = Literal["inner", "outer"]
@@ -26,27 +25,19 @@ COLS_ALIGNMENT = 8  # elements: columns of a chunk begin where words of 16 bytes
 Template = Callable[["Mesh"], Iterator[GatherMove]]
 
 
-class Mesh(Struct, frozen=True, kw_only=True):
-    """`[rows, cols]` on ranks that lie in rows of `island` (None: pairs, where these come out even).
+class Mesh(Split, frozen=True, kw_only=True):
+    """A split of `[rows, cols]` on ranks that lie in rows of `island` (None: pairs, where these come out even).
 
-    pieces, col_pieces: chunks of a shard by rows and by columns; rows begin at multiples of `alignment` in it.
-    axis: along which ranks are met first, inside an island or across islands. lanes: moves of a rank under way at once.
-    order, rotation: as in Split, of push and pull.
-    mover: who carries what is a rank's own, on `copy_programs` SMs if a kernel does; the rest is the copy engine's.
+    col_pieces: chunks of a shard by columns. axis: along which ranks are met first, inside an island or across islands.
+    lanes: moves of a rank under way at once. order, rotation: of push and pull. mover: who carries what is a rank's
+    own, on `copy_programs` SMs if a kernel does; the rest is the copy engine's.
     """
 
-    rows: int
     cols: int
-    world_size: int
-    pieces: int = 1
     col_pieces: int = 1
-    alignment: int = 1
     island: int | None = None
     axis: SplitAxis = "inner"
     lanes: int = 1
-    order: Order = "ring"
-    rotation: Rotation = "on"
-    mover: Mover = "copy_engine"
     copy_programs: int = 16
 
     def steps(self) -> list[tuple[int, int]]:
@@ -68,12 +59,7 @@ class Mesh(Struct, frozen=True, kw_only=True):
             met = ((rank, step, piece) for step in steps for rank in ranks for piece in pieces)
         else:
             met = ((rank, step, piece) for piece in pieces for step in steps for rank in ranks)
-        return ((rank, self._met(rank, step), piece) for rank, step, piece in met)
-
-    def _met(self, rank: int, step: int) -> int:
-        if self.rotation == "off":
-            return [peer for peer in range(self.world_size) if peer != rank][step - 1]
-        return (rank + step) % self.world_size
+        return ((rank, self.peer(rank, step), piece) for rank, step, piece in met)
 
     def lane(self, rank: int, owner: int) -> int:
         """One for all in ring order, else one for each distance."""
@@ -94,7 +80,7 @@ class Mesh(Struct, frozen=True, kw_only=True):
 
     def piece(self, rank: int, piece: int) -> tuple[Chunk, ...]:
         """The chunks of one piece of its rows."""
-        rows = piece_rows(shard_rows(self.rows, self.world_size, rank), self.pieces, self.alignment)[piece]
+        rows = self.piece_of(rank, piece)
         cols = [pair for pair in piece_rows((0, self.cols), self.col_pieces, COLS_ALIGNMENT) if pair[0] < pair[1]]
         return tuple(Chunk(rows, None if self.col_pieces == 1 else pair) for pair in cols if rows[0] < rows[1])
 

@@ -14,14 +14,14 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
-from typing import Final, Literal, get_args
+from typing import ClassVar, Final, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.schedule import Range
-from overweave.schedules.communication import Mover, common
+from overweave.schedules.communication import CARRYING_TILES, COPIES, COPYING_KERNELS, PUSHES, TILES, Mover, common
 
 After = tuple[tuple[int, int], ...]
 AnyMover = Mover | Literal["auto"]
@@ -53,7 +53,8 @@ class Put(Struct, frozen=True):
     """`rank` pushes a chunk to `peer`. lane: moves of one rank in one lane are carried one after the other, lanes
     beside each other. after: (rank, index), the index-th move of a rank that must be complete before, if data does not
     say so already. mover: the back end that carries it; `auto` leaves it to `compile_auto`. One that is none of its
-    lane is as if it had one of its own.
+    lane is as if it had one of its own. adds: it is added at the peer as it arrives, in fp32 and in no order, to what
+    others put there; a kernel of an operator carries it.
     """
 
     rank: int
@@ -62,10 +63,13 @@ class Put(Struct, frozen=True):
     lane: int = 0
     after: After = ()
     mover: AnyMover = "copy_engine"
+    adds: bool = False
 
 
 class Get(Struct, frozen=True):
-    """`rank` pulls a chunk from `peer`, by the copy engine; the rest as in Put."""
+    """`rank` pulls a chunk from `peer`, by the copy engine; the rest as in Put. in_place: nothing moves, and the sum of
+    an operator's kernel reads the peer's partial where it lies.
+    """
 
     rank: int
     peer: int
@@ -73,12 +77,14 @@ class Get(Struct, frozen=True):
     lane: int = 0
     after: After = ()
     mover: AnyMover = "copy_engine"
+    in_place: bool = False
 
 
 class Collective(Struct, frozen=True):
     """What the library carries: of a Gather, one chunk of each rank's own shard, to all, before the kernel's tiles; of
     an AllToAll, one chunk of each block, the same rows on every rank, before the tiles or behind them; of a Reduction,
-    the sum of one chunk of each rank's shard, to its rank or everywhere, behind the tiles and all that is moved.
+    the sum of one chunk of each rank's shard, to its rank, or of any chunks, one by one, everywhere, behind the tiles
+    and all that is moved.
 
     It is a move of every rank, and counts as one of each in `after`. Chunks are whole rows, and may be empty.
     """
@@ -111,6 +117,18 @@ class _Moves(Struct, frozen=True):
 
     world_size: int
     moves: tuple[ReductionStep, ...]
+    what: ClassVar[str]
+    kinds: ClassVar[tuple[type, ...]]
+
+    def __post_init__(self) -> None:
+        _check_moves(self.what.replace("_", "-"), self.world_size, self.moves, self.kinds)
+        programs: object = self.copy_programs  # type: ignore[attr-defined]
+        if type(programs) is not int or not 1 <= programs <= MOST_PROGRAMS:
+            raise InputError(f"copy_programs={str(programs)[:40]}", "no such number", f"Give 1 to {MOST_PROGRAMS}")
+
+    def __str__(self) -> str:
+        digest = blake2b(repr(self).encode(), digest_size=4).hexdigest()
+        return f"{self.what}_by_hand moves={len(self.moves)} #{digest}"
 
     def of_rank(self, rank: int) -> Iterator[int]:
         """Positions of a rank's moves."""
@@ -126,10 +144,6 @@ class _Moves(Struct, frozen=True):
                 counts[rank] += 1
         return known
 
-    def _text(self, what: str) -> str:
-        digest = blake2b(repr(self).encode(), digest_size=4).hexdigest()
-        return f"{what}_by_hand moves={len(self.moves)} #{digest}"
-
 
 class Gather(_Moves, frozen=True):
     """Moves after which every rank of `world_size` has all of a tensor. They stand in the order of their launch, and
@@ -144,15 +158,13 @@ class Gather(_Moves, frozen=True):
     moves: tuple[GatherMove, ...]
     copy_programs: int = 16
     ranges: int = 1
+    what: ClassVar[str] = "gather"
+    kinds: ClassVar[tuple[type, ...]] = (Put, Get, Collective)
 
     def __post_init__(self) -> None:
-        _check_moves("gather", self.world_size, self.moves, (Put, Get, Collective))
-        _check_programs(self.copy_programs)
+        super().__post_init__()
         if type(self.ranges) is not int or not 1 <= self.ranges <= MOST_RANGES:
             raise InputError(f"ranges={str(self.ranges)[:40]}", "no such number", f"Give 1 to {MOST_RANGES}")
-
-    def __str__(self) -> str:
-        return self._text("gather")
 
 
 class Reduction(_Moves, frozen=True):
@@ -168,13 +180,8 @@ class Reduction(_Moves, frozen=True):
 
     everywhere: bool = False
     copy_programs: int = 16
-
-    def __post_init__(self) -> None:
-        _check_moves("reduction", self.world_size, self.moves, (Put, Get, Sum, Collective))
-        _check_programs(self.copy_programs)
-
-    def __str__(self) -> str:
-        return self._text("reduction")
+    what: ClassVar[str] = "reduction"
+    kinds: ClassVar[tuple[type, ...]] = (Put, Get, Sum, Collective)
 
 
 class AllToAll(_Moves, frozen=True):
@@ -189,13 +196,8 @@ class AllToAll(_Moves, frozen=True):
     moves: tuple[Put | Collective, ...]
     sends: bool = False
     copy_programs: int = 16
-
-    def __post_init__(self) -> None:
-        _check_moves("all-to-all", self.world_size, self.moves, (Put, Collective))
-        _check_programs(self.copy_programs)
-
-    def __str__(self) -> str:
-        return self._text("all_to_all")
+    what: ClassVar[str] = "all_to_all"
+    kinds: ClassVar[tuple[type, ...]] = (Put, Collective)
 
 
 Written = Gather | Reduction | AllToAll
@@ -229,11 +231,6 @@ def _check_moves(what: str, world_size: object, moves: object, kinds: tuple[type
 def _are_pairs(after: object) -> bool:
     pairs: tuple[object, ...] = after if isinstance(after, tuple) else (None,)
     return all(isinstance(pair, tuple) and [type(number) for number in pair] == [int, int] for pair in pairs)
-
-
-def _check_programs(copy_programs: object) -> None:
-    if type(copy_programs) is not int or not 1 <= copy_programs <= MOST_PROGRAMS:
-        raise InputError(f"copy_programs={str(copy_programs)[:40]}", "no such number", f"Give 1 to {MOST_PROGRAMS}")
 
 
 def movers_in(written: Written) -> frozenset[str]:
@@ -295,7 +292,6 @@ class RankRows(Struct):
     tallest: int = 0
 
     def own_area(self, box: Box) -> int:
-        """How much of a rectangle is the rank's own."""
         return sum(box.common(Box(rows, self.cols)).area for rows in self.owned)
 
     def owns(self, rows: Range) -> bool:
@@ -342,3 +338,64 @@ class RankRows(Struct):
         if missing:
             found = f"rank {self.rank} lacks {missing} of {whole.area} elements at the end"
             raise ScheduleError(f"bring {whole} to all ranks", found, "Bring every element once")
+
+
+# Which back ends can carry which exchange of a kernel's tensor, and why the others cannot.
+#
+# What a schedule knows is judged here, before anything is planned; what a kernel's text adds, by the compiler;
+# alignment, residency and races, by the proof of the plan.
+
+
+MOVERS: tuple[Mover, ...] = ("copy_engine", *COPYING_KERNELS, *CARRYING_TILES)
+
+ENGINE: Final = "copy_engine"
+PULLS = "a peer's shard is there only once the peer has said so, and what kernels carry waits for nothing"
+REGISTERS = "a tile is stored from registers, and its rows are no longer than it is wide: too short for bulk copies"
+FORWARDS = "what ranks pass on would wait for tiles of peers, which wait for what is passed on"
+_OPEN = "it is left open, and only compile_auto chooses"
+_COLUMNS = "kernels move whole rows"
+_TRAVELS = "it has to arrive first, and what kernels carry waits for nothing but tiles of its own rank"
+_AFTER = "it comes after another move, and what kernels carry waits for nothing but tiles of its own rank"
+
+
+def check_ends(asked: str, move: Put | Get, world_size: int) -> None:
+    """Raises ScheduleError for a move that is not between two ranks, or in no lane."""
+    ranks, lanes = range(world_size), max(MOST_LANES, world_size)
+    if move.rank not in ranks or move.peer not in ranks or move.rank == move.peer:
+        raise ScheduleError(asked, f"it moves between ranks {move.rank} and {move.peer}", "Name two ranks of the group")
+    if not 0 <= move.lane < lanes:
+        raise ScheduleError(asked, f"lane {move.lane}", f"Use lanes 0 to {lanes - 1}")
+
+
+def several_lanes(written: Written) -> bool:
+    moves = (move for move in written.moves if isinstance(move, Put | Get) and move.mover == ENGINE)
+    return len({move.lane for move in moves}) > 1
+
+
+def queue_of(move: Put | Get, has_lanes: bool) -> str:
+    """Where a move of a list stands. has_lanes: whether those of the copy engine are in several lanes."""
+    if move.mover in COPYING_KERNELS:
+        return PUSHES
+    if move.mover in CARRYING_TILES:
+        return TILES
+    return f"{COPIES}.{move.lane}" if has_lanes else COPIES
+
+
+def move_obstacle(move: Put | Get, box: Box, whole: Box, is_own: bool, is_written: bool) -> str:
+    """Why its back end cannot carry a move of a list; empty if it can.
+
+    is_own: nothing of it has come from a peer. is_written: tiles write what moves.
+    """
+    if move.mover == AUTO:
+        return _OPEN
+    if move.mover == ENGINE:
+        return ""
+    if isinstance(move, Get):
+        return PULLS
+    if box.cols != whole.cols:
+        return _COLUMNS
+    if not is_own:
+        return _TRAVELS
+    if move.after:
+        return _AFTER
+    return REGISTERS if is_written and move.mover == "bulk_tiles" else ""

@@ -16,8 +16,7 @@ from overweave.errors import ScheduleError
 from overweave.ir.schedule import Range
 from overweave.ir.shards import shard_rows
 from overweave.schedules.communication import PARTIAL, RUNNING, SLOTS, TOTAL, Y, is_empty
-from overweave.schedules.moves.back_ends import check_ends
-from overweave.schedules.moves.moves import Box, Chunk, Collective, Get, Put, Reduction, Sum
+from overweave.schedules.moves.moves import Box, Chunk, Collective, Get, Put, Reduction, Sum, check_ends
 
 OWN = -1  # the "move" that brings a rank's own partial: its tiles
 
@@ -25,11 +24,13 @@ PartialSum = int | tuple["PartialSum", ...]  # a rank's partial, or the sum of s
 
 
 class BufferedValue(Struct, frozen=True):
-    """A value in a buffer. layer: which of several copies of that buffer (slots, or running sums)."""
+    """A value in a buffer. layer: which of several copies of that buffer (slots, or running sums). rank: the peer in
+    whose buffer it is read; None: the rank's own."""
 
     buffer: str
     layer: int
     value: PartialSum
+    rank: int | None = None
 
 
 class ArrivedPart(Struct, frozen=True):
@@ -76,8 +77,8 @@ class Provenance(Struct):
 
     done: the moves and sums in the order of the list; behind them the sums that complete a rank's result. ends: for
     each rank, the pieces of its result. read: pairs (move, rank) whose result on that rank is passed on or added again.
-    together: position of a library sum in the list -> the rows of each rank's shard that it sums; no other move touches
-    those rows. tiles_end_in: the buffer of whole sums that tiles make and every rank gets.
+    together: position of a library sum in the list -> the rows of its chunks; no other move touches those rows.
+    tiles_end_in: the buffer of whole sums that tiles make and every rank gets.
     """
 
     reduction: Reduction
@@ -211,11 +212,14 @@ class _Tracker:
     def _check_collective(self, index: int, move: Collective) -> None:
         asked = f"move {index} of a reduction of {self.whole} on {self.size} ranks"
         shards = [shard_rows(self.whole.rows[1], self.size, rank) for rank in range(self.size)]
-        inside = (lo <= one.rows[0] <= one.rows[1] <= hi for (lo, hi), one in zip(shards, move.chunks, strict=False))
+        within = [self.whole.rows] * len(move.chunks) if self.reduction.everywhere else shards
+        inside = (lo <= one.rows[0] <= one.rows[1] <= hi for (lo, hi), one in zip(within, move.chunks, strict=False))
         is_whole = all((one.cols or self.whole.cols) == self.whole.cols for one in move.chunks)
-        if len(move.chunks) != self.size or not all(inside) or not is_whole:
-            found = "its chunks are not one of each rank's shard, whole rows of it"
-            raise ScheduleError(asked, found, "Give one for each rank")
+        if len(move.chunks) != len(within) or not all(inside) or not is_whole:
+            found, cure = "its chunks are not one of each rank's shard, whole rows of it", "Give one for each rank"
+            if self.reduction.everywhere:
+                found, cure = "its chunks are not whole rows of it", "Name whole rows"
+            raise ScheduleError(asked, found, cure)
 
     def _check_order(self) -> None:
         """Raise ScheduleError if a move names a library sum in `after`, or a library sum has an `after`."""
@@ -261,12 +265,21 @@ class _Tracker:
         (value,) = values
         pieces = self.grid.pieces(box, lambda cell: [self.current[source, cell]], apart=False)
         self.provenance.read |= {(self.current[source, cell].by, source) for cell in cells}
-        if self._is_whole(value):
+        if isinstance(move, Get) and move.in_place:
+            lands = BufferedValue(PARTIAL, 0, value, source)
+            if value != source:
+                found = f"rank {source} has a sum of it"
+                raise ScheduleError(f"move {index}: read {box} in place", found, "Move sums: partials alone stay")
+            for cell in cells:
+                self._add_pending(index, target, cell, ArrivedPart(lands, index))
+        elif self._is_whole(value):
             lands = BufferedValue(TOTAL, 0, value)
             for cell in cells:
                 self._replace(index, target, cell, ArrivedPart(lands, index))
         else:
-            lands = BufferedValue(SLOTS, max(self.arrived.get((target, cell), 0) for cell in cells), value)
+            adds = isinstance(move, Put) and move.adds  # what is added as it arrives has one slot
+            layer = 0 if adds else max(self.arrived.get((target, cell), 0) for cell in cells)
+            lands = BufferedValue(SLOTS, layer, value)
             for cell in cells:
                 self._add_pending(index, target, cell, ArrivedPart(lands, index))
         self.provenance.done.append(Carried(index, source, target, pieces, lands, box))

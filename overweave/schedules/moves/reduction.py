@@ -5,14 +5,17 @@ Where sums run is settled by what they wait for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
+from overweave.ir.dtype import SUM_DTYPE
 from overweave.ir.plan import ReduceConfig
-from overweave.ir.schedule import Buffer, Collective, Get, Goal, Operation, Put, Range, Reduce, Region
+from overweave.ir.schedule import Buffer, Clear, Collective, Get, Goal, Operation, Put, Range, Reduce, ReducePut, Region
 from overweave.ir.tensors import product
 from overweave.schedules.communication import (
     COMPUTED,
@@ -34,13 +37,11 @@ from overweave.schedules.communication import (
     is_empty,
     queues_of,
     shifted,
+    stored_at_peers,
     united,
 )
-from overweave.schedules.fewest_waits import fits_tile_row
 from overweave.schedules.moves import moves as chunks
-from overweave.schedules.moves.back_ends import ENGINE, move_obstacle, queue_of, several_lanes
-from overweave.schedules.moves.moves import Box, Reduction, earlier
-from overweave.schedules.moves.peer_stores import stored_at_peers
+from overweave.schedules.moves.moves import ENGINE, Box, Reduction, earlier, move_obstacle, queue_of, several_lanes
 from overweave.schedules.moves.provenance import (
     OWN,
     Added,
@@ -52,13 +53,14 @@ from overweave.schedules.moves.provenance import (
     trace_provenance,
 )
 from overweave.schedules.moves.transfers import in_order_of
-from overweave.schedules.signals import with_signals
+from overweave.schedules.signals import fits_tile_row, with_signals
 
 
 class Placing(Struct, frozen=True):
     """How sums are made. blocks: the tiles of a kernel that sums. by_library: the library does. are_behind: a kernel
     that sums starts behind the tiles, for whose last ones it waits anyway. is_one_wave: all tiles
     of a rank run at once, so that a kernel that pushes is launched behind them. tiles_end_in: as of Provenance.
+    is_gathered: partials of one library call lie side by side, where it reads them; else all lie where their rows do.
     """
 
     blocks: ReduceConfig = ReduceConfig()
@@ -66,6 +68,7 @@ class Placing(Struct, frozen=True):
     are_behind: bool = False
     is_one_wave: bool = False
     tiles_end_in: str = Y
+    is_gathered: bool = False
 
 
 def reduced(
@@ -96,27 +99,41 @@ def chunked_reduction(
     held: the range of the reduced axis that each rank's partial holds. Raises ScheduleError for moves that leave a
     partial out, add one twice, or add differently on two ranks that end with the same.
     """
-    made = _Lowering(trace_provenance(reduction, rows, cols, how.tiles_end_in), how.blocks)
+    made = _Lowering(trace_provenance(reduction, rows, cols, how.tiles_end_in), how)
     ranks = range(reduction.world_size)
     steps = [step for rank in ranks for step in made.of_rank(rank)]
     y = Buffer(Y, rows if reduction.everywhere else -(-rows // reduction.world_size), cols, "output")
     goal = (goal for rank in ranks for goal in made.goals(rank, held))
-    return replace(communicated(reduction.world_size, steps, (y,), goal=goal), behind=made.behind)
+    communication = communicated(reduction.world_size, steps, (y,), goal=goal)
+    in_fp32 = {SLOTS} if made.is_unordered else set[str]()
+    buffers = (replace(one, dtype=SUM_DTYPE) if one.name in in_fp32 else one for one in communication.buffers)
+    return replace(communication, buffers=tuple(buffers), behind=made.behind)
 
 
 class _Lowering:
-    """The operations of one list at one size. blocks: of a kernel that sums. behind: as of a Communication."""
+    """The operations of one list at one size. is_unordered: what arrives is added then. behind: as of a Communication.
 
-    def __init__(self, provenance: Provenance, blocks: ReduceConfig) -> None:
-        self.blocks = blocks
+    carried: what moves, without what is read in place.
+    """
+
+    def __init__(self, provenance: Provenance, how: Placing) -> None:
+        self.how = how
         self.provenance, self.reduction, self.whole = provenance, provenance.reduction, provenance.whole
         self.size, self.has_lanes = self.reduction.world_size, several_lanes(self.reduction)
-        self.carried = [one for one in provenance.done if isinstance(one, Carried)]
+        self.carried = [one for one in provenance.done if isinstance(one, Carried) and one.lands.rank is None]
+        self.is_unordered = any(isinstance(move, chunks.Put) and move.adds for move in self.reduction.moves)
+        self.is_read_by_peers = any(isinstance(move, chunks.Get) for move in self.reduction.moves)
         sums = [one for one in provenance.done if isinstance(one, Added)]
         # What a rank's own tiles write: partials, and sums that they make.
         self.own = [{OWN, *(one.at for one in sums if one.by_tiles and one.rank == rank)} for rank in range(self.size)]
         for one in self.carried:
             self._check_mover(one)
+        # What the library alone adds everywhere it adds in place; a kernel stores all of a tensor in one buffer.
+        has_calls_alone = all(isinstance(one, chunks.Collective) for one in self.reduction.moves)
+        self.summed_in = Y if self.reduction.everywhere and has_calls_alone else PARTIAL
+        self.library = self._library_places()
+        firsts = zip(chain(*self.provenance.together.values()), chain(*self.library.values()), strict=True)
+        self.tops = {rows[0]: place[0] for rows, place in firsts if not is_empty(rows)}
         self.holes = [in_order_of(self._reads(rank)) for rank in range(self.size)]
         self.slots = ArrivalLayout.of(self.carried, self.size)
         self.sums = {one.at: list(self._sums(one)) for one in sums}
@@ -125,47 +142,54 @@ class _Lowering:
     def of_rank(self, rank: int) -> Iterator[Operation | MatmulChunk]:
         """What it moves, behind the tiles that write it, and adds, behind all tiles; what the library sums is last."""
         left = self._tiles(rank)
-        if not all(map(self._is_put, self.carried)):  # peers come for what tiles write, and must not wait for moves
-            yield from _taken(left)
+        if self.is_unordered and (height := sum(hi - lo for lo, hi in self.slots.ranges[rank])):
+            cleared = Region(SLOTS, rank, (0, height), self.whole.cols)
+            yield Clear(name=f"clear.{rank}", rank=rank, queue=MAIN, destinations=(cleared,))
+        if self.is_read_by_peers:  # peers come for what tiles write, and must not wait for moves
+            yield from _taken(left, left)
         mine = [one for one in self.carried if self._move(one).rank == rank]
         ahead = [one for one in mine if self._move(one).mover != ENGINE]
         for move in ahead:  # they wait for tiles only, and peers for them
-            yield from _taken(left, move)
+            yield from _taken(left, _up_to(left, move))
             yield self._carry(move)
         for one in self.provenance.done:
             if isinstance(one, Added):
-                yield from _taken(left) if one.rank == rank else ()
+                yield from _taken(left, left) if one.rank == rank else ()
                 yield from (self._named_behind(one.at, each) for each in self.sums[one.at] if each.rank == rank)
             elif one in mine and one not in ahead:
-                yield from _taken(left, one) if self._is_put(one) else ()
+                yield from _taken(left, _up_to(left, one)) if self._is_put(one) else ()
                 yield self._named_behind(one.at, self._carry(one))
-        yield from _taken(left)
+        yield from _taken(left, [rows for rows in left if rows[0] not in self.tops])
         yield from self._moved_at_the_end(rank)
-        yield from self._summed_together(rank) if self.size > 1 else ()
+        yield from self._summed_together(rank, left) if self.size > 1 else ()
+        yield from _taken(left, left)
 
     def _tiles(self, rank: int) -> dict[Range, MatmulChunk]:
         """By their rows, in the order in which they are sent, but for those of tiles that add."""
-        out = Y if self.size == 1 else PARTIAL
         holes = [self.whole.rows] if self.size == 1 and self.whole.rows[1] else self.holes[rank]
         sums = (
             step for each in self.sums.values() for step in each if isinstance(step, MatmulChunk) and step.rank == rank
         )
         added = {step.rows for step in sums}
-        parts = (Region(out, rank, rows, self.whole.cols) for rows in holes if rows not in added)
-        return {
-            part.rows: MatmulChunk(name=f"multiply.{rank}.{part.rows[0]}", rank=rank, rows=part.rows, region=part)
-            for part in parts
-        }
+        found: dict[Range, MatmulChunk] = {}
+        for rows in (one for one in holes if one not in added):
+            first = self.tops.get(rows[0], rows[0])
+            out = Y if self.size == 1 else self.summed_in if rows[0] in self.tops else PARTIAL
+            place = Region(out, rank, shifted(rows, first - rows[0]), self.whole.cols)
+            found[rows] = MatmulChunk(name=f"multiply.{rank}.{rows[0]}", rank=rank, rows=rows, region=place)
+        return found
 
     def goals(self, rank: int, held: tuple[Range, ...]) -> Iterator[Goal]:
         """What a rank has at the end, in the order in which it was added."""
         for piece in self.provenance.ends[rank]:
-            terms = tuple(held[one] for part in piece.parts for one in partials(part.value))
-            yield Goal(self._result(rank, piece.box), product(A, B), piece.box.rows[0], piece.box.cols[0], terms)
-        for together in self.provenance.together.values():
-            for rows in self._wanted(rank, together):
-                if not is_empty(rows):
-                    yield Goal(self._result(rank, Box(rows, self.whole.cols)), product(A, B), rows[0], 0, held)
+            added = [one for part in piece.parts for one in partials(part.value)]
+            terms = tuple(held[one] for one in (sorted(added) if self.is_unordered else added))
+            out, (first, col) = self._result(rank, piece.box), (piece.box.rows[0], piece.box.cols[0])
+            yield Goal(out, product(A, B), first, col, terms, self.is_unordered)
+        together = self.provenance.together.values()
+        wanted = chain(*together) if self.reduction.everywhere else (rows[rank] for rows in together)
+        for rows in united(sorted(wanted)):
+            yield Goal(self._result(rank, Box(rows, self.whole.cols)), product(A, B), rows[0], 0, held)
 
     def _move(self, one: Carried) -> chunks.Put | chunks.Get:
         move = self.reduction.moves[one.at]
@@ -188,7 +212,8 @@ class _Lowering:
         for one in self.provenance.done:
             if (one.source if isinstance(one, Carried) else one.rank) == rank:
                 yield from (piece.box.rows for piece in one.pieces if OWN in piece.by)
-        yield from (rows for together in self.provenance.together.values() for rows in together)
+        for together in self.provenance.together.values():  # rows beside each other are one matmul before one call
+            yield from together if self.reduction.everywhere else united(sorted(together))
 
     def _sums(self, one: Added) -> Iterator[Reduce | MatmulChunk]:
         """A sum of tiles that are written apart is several. It is kept where it is passed on from, or is the result."""
@@ -229,25 +254,29 @@ class _Lowering:
                 yield move
 
     def _reduce(self, name: str, piece: SourcedRectangle, out: Region) -> Reduce:
-        blocks, (height, width) = self.blocks, out.shape
+        blocks, (height, width) = self.how.blocks, out.shape
         return Reduce(
             name=f"{name}.{piece.box.rows[0]}.{piece.box.cols[0]}",
             rank=out.rank,
             queue=SUMS,
-            operands=tuple(self._place(part, out.rank, piece.box) for part in piece.parts),
+            operands=tuple(dict.fromkeys(self._place(part, out.rank, piece.box) for part in piece.parts)),
             out=out,
             tiles=-(-height // blocks.block_m) * -(-width // blocks.block_n),
         )
 
     def _carry(self, one: Carried) -> Put | Get:
         move = self._move(one)
-        kind = Put if self._is_put(one) else Get
-        return kind(
-            name=f"{'push' if kind is Put else 'pull'}.{move.rank}-{move.peer}.{one.at}",
-            rank=move.rank,
-            queue=queue_of(move, self.has_lanes),
-            sources=tuple(self._place(part, one.source, piece.box) for piece in one.pieces for part in piece.parts),
-            destinations=tuple(self._place(one.lands, one.target, piece.box) for piece in one.pieces),
+        words = f"{move.rank}-{move.peer}.{one.at}"
+        known: dict[str, Any] = {
+            "rank": move.rank,
+            "queue": queue_of(move, self.has_lanes),
+            "sources": tuple(self._place(part, one.source, piece.box) for piece in one.pieces for part in piece.parts),
+            "destinations": tuple(self._place(one.lands, one.target, piece.box) for piece in one.pieces),
+        }
+        if isinstance(move, chunks.Get):
+            return Get(name=f"pull.{words}", **known)
+        return (
+            ReducePut(name=f"add.{words}", unordered=True, **known) if move.adds else Put(name=f"push.{words}", **known)
         )
 
     def _named_behind(self, at: int, step: Operation | MatmulChunk) -> Operation | MatmulChunk:
@@ -264,42 +293,59 @@ class _Lowering:
             self.behind[step.name] = tuple(regions)
         return step
 
-    def _summed_together(self, rank: int) -> Iterator[Collective]:
-        """A rank's parts of the library's calls: each shard's rows to its rank, or, everywhere, one call for each."""
+    def _library_places(self) -> dict[int, list[Range]]:
+        """Return where the partials of each library sum's chunks lie on every rank."""
+        top, places = 0, dict[int, list[Range]]()
         for at, together in self.provenance.together.items():
-            for number, rows in enumerate(self._wanted(rank, together)):
-                sources = (rows,) if self.reduction.everywhere else together
-                if not all(map(is_empty, sources)):
-                    function = "all_reduce" if self.reduction.everywhere else "reduce_scatter"
+            places[at] = []
+            for lo, hi in together:
+                first = top if self.how.is_gathered and not self.reduction.everywhere else lo
+                places[at].append((first, first + hi - lo))
+                top += hi - lo
+        return places
+
+    def _summed_together(self, rank: int, left: dict[Range, MatmulChunk]) -> Iterator[Collective | MatmulChunk]:
+        """A rank's parts of the library's calls, each behind the tiles that it sums: each shard's rows to its rank, or,
+        everywhere, one call for each chunk."""
+        everywhere = self.reduction.everywhere
+        function: Literal["all_reduce", "reduce_scatter"] = "all_reduce" if everywhere else "reduce_scatter"
+        for at, together in self.provenance.together.items():
+            yield from _taken(left, [rows for rows in left if any(not is_empty(common(rows, one)) for one in together)])
+            parts = tuple(Region(self.summed_in, rank, rows, self.whole.cols) for rows in self.library[at])
+            for number, rows in enumerate(together if everywhere else (together[rank],)):
+                sources = parts[number : number + 1] if everywhere else parts
+                result = self._result(rank, Box(rows, self.whole.cols))
+                if not all(one.is_empty for one in sources):
                     yield Collective(
                         name=f"{function}.{rank}.{at}.{number}",
                         rank=rank,
                         queue=MAIN,
-                        function="all_reduce" if self.reduction.everywhere else "reduce_scatter",
+                        function=function,
                         label=f"{function}.{at}.{number}",
                         ranks=tuple(range(self.size)),
-                        sources=tuple(Region(PARTIAL, rank, one, self.whole.cols) for one in sources),
-                        destinations=(self._result(rank, Box(rows, self.whole.cols)),),
+                        sources=sources,
+                        destinations=(result,),
                     )
-
-    def _wanted(self, rank: int, together: tuple[Range, ...]) -> tuple[Range, ...]:
-        """Of the rows of all shards that the library sums, those that a rank wants: its own, or all."""
-        return together if self.reduction.everywhere else (together[rank],)
 
     def _place(self, part: BufferedValue, rank: int, box: Box) -> Region:
         rows = self.slots.place(rank, part.layer, box.rows) if part.buffer == SLOTS else box.rows
-        return Region(_buffer(part), rank, rows, box.cols)
+        return Region(_buffer(part), rank if part.rank is None else part.rank, rows, box.cols)
 
     def _result(self, rank: int, box: Box) -> Region:
         return Region(Y, rank, shifted(box.rows, -self.provenance.wanted(rank).rows[0]), box.cols)
 
 
-def _taken(left: dict[Range, MatmulChunk], until: Carried | None = None) -> Iterator[MatmulChunk]:
-    """Takes those tiles out that come up to a move's, or all that are left."""
-    read = [piece.box.rows for piece in until.pieces if OWN in piece.by] if until else []
-    due = [at for at, rows in enumerate(left) if until is None or any(not is_empty(common(rows, one)) for one in read)]
-    for rows in list(left)[: due[-1] + 1 if due else 0]:
+def _taken(left: dict[Range, MatmulChunk], due: Iterable[Range]) -> Iterator[MatmulChunk]:
+    """Takes the tiles of these rows out."""
+    for rows in list(due):
         yield left.pop(rows)
+
+
+def _up_to(left: Iterable[Range], move: Carried) -> list[Range]:
+    """The rows up to the last that a move reads."""
+    read, rows = [piece.box.rows for piece in move.pieces if OWN in piece.by], list(left)
+    met = [at for at, each in enumerate(rows) if any(not is_empty(common(each, one)) for one in read)]
+    return rows[: met[-1] + 1 if met else 0]
 
 
 def _buffer(part: BufferedValue) -> str:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from overweave.ir.schedule import Range
 from overweave.schedules.communication import Mover
 from overweave.schedules.moves.gather_templates import Mesh, Template, gather_of
-from overweave.schedules.moves.moves import Chunk, Put, Reduction, ReductionStep, Sum
+from overweave.schedules.moves.moves import Chunk, Get, Put, Reduction, ReductionStep, Sum
 
 INSIDE, ACROSS = 0, 1  # lanes of islands
 
@@ -108,20 +108,24 @@ def by_islands(mesh: Mesh) -> Iterator[ReductionStep]:
 
 class ReductionTemplate(Struct, frozen=True):
     """The input of a template of sums. by: who adds. own_pieces: pieces in which a kernel sums the own shard.
-    everywhere: every rank gets all sums."""
+    everywhere: every rank gets all sums. on_arrival: what arrives is added to what has, in no order, before the own
+    partial."""
 
     mesh: Mesh
     by: Literal["kernel", "tiles"] = "kernel"
     own_pieces: int = 1
     everywhere: bool = False
+    on_arrival: bool = False
 
     def put(self, rank: int, peer: int, chunk: Chunk, mover: Mover | None = None) -> Put:
         """Return a push to a peer, in the lane of its distance."""
-        return Put(rank, peer, chunk, self.mesh.lane(rank, peer), mover=mover or self.mesh.mover)
+        lane = self.mesh.lane(rank, peer)
+        return Put(rank, peer, chunk, lane, mover=mover or self.mesh.mover, adds=self.on_arrival)
 
     def own(self, rank: int, pieces: int) -> Iterator[ReductionStep]:
         """Return the sums of a rank's own shard, piece by piece."""
-        return (Sum(rank, chunk, by=self.by) for chunk in replace(self.mesh, pieces=pieces).chunks(rank))
+        own = replace(self.mesh, pieces=pieces).chunks(rank)
+        return (Sum(rank, chunk, by=self.by, own_last=self.on_arrival) for chunk in own)
 
     def shares(self, chunks: Callable[[int], Iterable[Chunk]], mover: Mover) -> Iterator[ReductionStep]:
         """Yield the pushes of each rank's sums to all peers, the nearest first."""
@@ -140,6 +144,15 @@ def straight(sums: ReductionTemplate) -> Iterator[ReductionStep]:
         yield from sums.own(rank, pieces)
     for piece in range(mesh.pieces if sums.everywhere else 0):
         yield from sums.shares(partial(mesh.piece, piece=piece), "copy_engine")
+
+
+def in_place(sums: ReductionTemplate) -> Iterator[ReductionStep]:
+    """Nothing moves: owners read what peers' tiles have stored, peers' rows first, as they add it."""
+    mesh = sums.mesh
+    for rank, owner, piece in mesh.turns():
+        yield from (Get(owner, rank, chunk, in_place=True) for chunk in mesh.piece(owner, piece))
+    for rank in range(mesh.world_size):
+        yield from sums.own(rank, sums.own_pieces)
 
 
 def round_ring_of_tiles(sums: ReductionTemplate) -> Iterator[ReductionStep]:

@@ -35,10 +35,21 @@ from overweave.schedules.communication import (
     is_empty,
     region,
     shifted,
+    united,
 )
 from overweave.schedules.moves import moves as chunks
-from overweave.schedules.moves.back_ends import check_ends, move_obstacle, queue_of, several_lanes
-from overweave.schedules.moves.moves import AllToAll, Box, Gather, GatherMove, RankRows, earlier
+from overweave.schedules.moves.moves import (
+    AllToAll,
+    Box,
+    Gather,
+    GatherMove,
+    RankRows,
+    check_ends,
+    earlier,
+    move_obstacle,
+    queue_of,
+    several_lanes,
+)
 
 OWN = "own"  # the buffer that tiles write
 PRESENT = -1  # the arrival of rows that are there before tiles begin; rows that arrive later have the index of a move
@@ -290,8 +301,8 @@ class _Transfers:
         """Yield the rows of `own` that a rank's moves read, in the order of the list."""
         for index in self.written.of_rank(rank):
             move = self.written.moves[index]
-            if isinstance(move, chunks.Collective):
-                yield from self.layout.sent(rank, self._parts(move))
+            if isinstance(move, chunks.Collective):  # it takes nothing before all are there
+                yield from united(sorted(self.layout.sent(rank, self._parts(move))))
             elif index in self.from_own:
                 yield self.layout.place(self.held[rank], move.chunk.rows)
 
@@ -353,11 +364,9 @@ class Gathered(Struct, frozen=True):
         return owned_rows(self.rows, self.written.world_size, rank, self.written.ranges)
 
     def extent(self, rank: int) -> int:
-        """Return how many rows a rank has at the start."""
         return rows_of(self.owned(rank))
 
     def place(self, held: RankRows, rows: Range) -> Range:
-        """Return where rows of the tensor lie in the rank's own buffer."""
         return held.place(rows)
 
     def lands(self, source: int, target: int, rows: Range) -> Range:
@@ -369,7 +378,6 @@ class Gathered(Struct, frozen=True):
         return [parts[rank]]
 
     def tensor(self, rank: int) -> str:
-        """Return the name of the tensor that a rank has at the end."""
         return A
 
     def given(self, rank: int) -> Iterator[InitialContents]:

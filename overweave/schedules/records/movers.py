@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import ITEMSIZE_BYTES
@@ -54,17 +54,11 @@ def by_hand_config(written: Written) -> CopyConfig | None:
 def mesh_of(split: Split, cols: int, settings: Settings) -> Mesh:
     """Chunks begin where the split's pieces do."""
     return Mesh(
-        rows=split.rows,
+        **asdict(split),
         cols=cols,
-        world_size=split.world_size,
-        pieces=split.pieces,
         col_pieces=settings.col_pieces,
-        alignment=split.alignment,
         island=settings.island,
         axis=settings.axis,
         lanes=settings.lanes,
-        order=settings.order,
-        rotation=settings.rotation,
-        mover=settings.mover,
         copy_programs=settings.copy_programs,
     )

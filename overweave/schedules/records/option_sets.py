@@ -8,9 +8,8 @@ from overweave.schedules.records.record import Grid, Margin, MarginCase
 MOVER = (options.MOVER, options.COPY_PROGRAMS)
 FUSED = (options.PIECES, options.ORDER, *options.TILES)
 PUSHED = (options.PIECES, options.ORDER, *MOVER, *options.TILES, options.ROTATION)
-# Beside what stores at peers, the assembler has no register left for shares along k.
-STORED_ROUND = (options.PIECES, *(option for option in options.TILES if option.name != "split_k"))
-WAVES = (options.GROUPS, options.LIBRARY_SMS, *(option for option in options.TILES if option.name != "split_k"))
+STORED_ROUND = (options.PIECES, *options.TILES)
+WAVES = (options.GROUPS, options.LIBRARY_SMS, *options.TILES)
 STORED = (options.ORDER, *STORED_ROUND)
 CUT = (options.PIECES, options.COL_PIECES)
 

@@ -13,8 +13,7 @@ from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.communication import Mover, Order, Rotation, SumEngine
 from overweave.schedules.moves.gather_templates import SplitAxis
 from overweave.schedules.moves.moves import MOST_PROGRAMS
-from overweave.schedules.tiles.along_k import MOST_SHARES
-from overweave.schedules.tiles.shape import BEST, KernelChoice, Multiplier, TileShape
+from overweave.schedules.tiles.shape import KernelChoice, Multiplier, TileShape
 
 RowOrder = Literal["own", "cyclic"]
 AUTO = "auto"
@@ -93,7 +92,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     stages: int | None = None
     warps: int | None = None
     split_n: int | None = None
-    split_k: int | Literal["best"] = 1
     half_tiles: Literal["on", "off"] = "off"
     matmul: Multiplier = "library"
     groups: tuple[int, ...] | None = None
@@ -107,7 +105,6 @@ class Settings(Struct, frozen=True, kw_only=True):
         return tuple(fitting) or candidates
 
     def _asked(self) -> dict[str, int]:
-        """Of the tile shape."""
         return {name: value for name, value in to_builtins(self).items() if name in _SHAPE and value is not None}
 
     def tile(self, chosen: MatmulConfig) -> MatmulConfig:
@@ -216,12 +213,6 @@ TILES = (
     Option(name="stages", high=8, meaning="steps of the main loop in flight"),
     Option(name="warps", choices=(1, 2, 4, 8), meaning="warps of a program"),
     Option(name="split_n", choices=(1, 2, 3, 4, 5), meaning="tiles that a tile of the last wave may be cut into"),
-    Option(
-        name="split_k",
-        default=1,
-        choices=(*range(1, MOST_SHARES + 1), BEST),
-        meaning="shares along k of each tile of the last wave; best: as many as take the least time by the model",
-    ),
     Option(
         name="half_tiles",
         default="off",

@@ -10,10 +10,10 @@ from overweave.schedules.records.record import Margin, MethodRequest, Need
 
 
 class Outside(Struct, frozen=True, kw_only=True):
-    """One of them. curve: of its sums in a machine's description, if they were measured. least_host_us: the least that
-    a call costs the host, and so takes, however quick the GPU is; host_us: what three of four calls cost at most.
-    host_steps: how many pieces the host launches, roughly. like: a method whose schedule is the same, by which a model
-    predicts it; empty: none is.
+    """One of them. curve: torch's all-reduce that sums, which machines' descriptions measure; empty: a fused operator.
+    least_host_us: the least that a call costs the host, and so takes, however quick the GPU is; host_us: what three of
+    four calls cost at most. host_steps: how many pieces the host launches, roughly. like: a method whose schedule is
+    the same, by which a model predicts it; empty: none is.
     """
 
     name: str

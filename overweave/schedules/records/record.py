@@ -157,22 +157,18 @@ class Method(Struct, frozen=True, kw_only=True):
 
     @property
     def full_name(self) -> str:
-        """As the catalog has it."""
         return f"{self.operator}.{self.name}"
 
     @property
     def engines(self) -> frozenset[Engine]:
-        """All that drive it, its options left alone."""
         return frozenset((self.multiplies, *self.moves, *((self.adds.by,) if self.adds else ())))
 
     @property
     def is_plain(self) -> bool:
-        """Whether the library does it all."""
         return self.engines == {LIBRARY}
 
     @property
     def is_fused(self) -> bool:
-        """Whether a tile kernel computes."""
         return self.multiplies == TILE_KERNEL
 
     @property
@@ -191,7 +187,6 @@ class Method(Struct, frozen=True, kw_only=True):
 
     @property
     def has_messages(self) -> bool:
-        """Whether what moves are packed messages."""
         return PACKED_KERNEL in self.moves
 
     @property
@@ -205,7 +200,6 @@ class Method(Struct, frozen=True, kw_only=True):
         return TILE_KERNEL in self.moves and self.adds is not None and self.adds.order == "ring"
 
     def takes(self, option: str) -> bool:
-        """Whether it has the option."""
         return any(known.name == option for known in self.options)
 
     def margin(self, problem: Problem, options: Mapping[str, SettingValue]) -> Margin:

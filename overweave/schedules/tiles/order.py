@@ -40,7 +40,6 @@ from overweave.ir.tile_order import (
     ranks_to_notify,
     store_target,
 )
-from overweave.schedules.tiles.along_k import with_shares
 
 BEHIND_SOURCE_ROW = TileRow._fields.index("source_row") + 1
 EVEN_PIECES = "Use pieces=1, or pieces of equally many tiles; by hand, one range of signals and one signal at most"
@@ -102,9 +101,6 @@ def tile_order(schedule: Schedule, realization: Realization, rank: int, queue: s
             rows += _reduce_rows(operation, position, blocks, _signals(operation, context, after))
         else:
             raise ScheduleError(f"tile order of queue {queue}", f"{operation.name} is none of its tiles", "Move it")
-    computes = [one for one in schedule.of_rank(rank) if isinstance(one, Compute)]
-    if engine == TILE_KERNEL and matmul.split_k and computes:
-        rows = with_shares(rows, matmul, computes[0].b.shape[0])
     return TileOrder(rank, queue, tuple(rows))
 
 
@@ -119,7 +115,7 @@ def copy_rows(schedule: Schedule, rank: int, position: int, move: Operation) -> 
 def tile_count(schedule: Schedule, realization: Realization) -> int:
     """Return an upper bound of the rows of all ranks' tables without making them; exact if every rank has rows."""
     matmul, reduction = realization.matmul or MatmulConfig(), realization.reduction or ReduceConfig()
-    count = schedule.world_size * matmul.split_tiles * max(0, matmul.split_k - 1)
+    count = 0
     for operation in schedule.operations:
         engine = realization.engine_of(operation.queue)
         if engine == COPY_KERNEL:

@@ -7,7 +7,7 @@ change: each element is summed over the same steps of k.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import ceil
 from typing import Literal, NamedTuple
 
@@ -27,12 +27,9 @@ from overweave.ir.plan import (
     ReduceConfig,
     SkinnyConfig,
     narrow_width,
-    split_k_obstacle,
 )
-from overweave.schedules.tiles.along_k import Deal, deals, dealt_out, is_worthwhile
 
 KernelChoice = Literal["portable", "hopper"]
-BEST: Literal["best"] = "best"  # of the ways to deal tiles out along k
 # Time of one rectangle of a tile of (block_n, split_n) against the whole tile. The fewer stages a tile's kernel has,
 # the less a small rectangle gains: it waits for memory.
 # MEASURED: by `python -m campaigns.tile_fit` (benchmarks/results/tile_fit.h200.2026-11-27.txt); of (128, 2) the mean of
@@ -210,40 +207,17 @@ def tile_shape(
     sms: int,
     candidates: tuple[TileShape, ...],
     k: int,
-    may_deal: bool = False,
 ) -> MatmulConfig:
     """The candidate with the shortest time for chunks of `heights` rows each and `cols` columns on `sms` SMs.
 
     Time is waves x the time of a tile. Tiles never straddle chunks, so each chunk is rounded up by itself.
-    may_deal: tiles of the last waves may be dealt out along k (schedules/tiles/along_k.py); the candidate says how.
     """
     heights = tuple(heights)
-    counts = ((shape, count_tiles(heights, cols, shape.config)) for shape in candidates)
-    ways = [one for shape, count in counts for one in _ways(shape, count, sms, k, may_deal)]
-    return min(ways, key=lambda one: one[0])[1]
 
+    def time_us(shape: TileShape) -> float:
+        return _waves(count_tiles(heights, cols, shape.config), sms, shape.config) * tile_time_us(shape, k)
 
-def _ways(shape: TileShape, count: TileCount, sms: int, k: int, may_deal: bool) -> Iterator[tuple[float, MatmulConfig]]:
-    """A candidate with its time in us: as it is, and with every deal, if k is long enough for any."""
-    tile_us = tile_time_us(shape, k)
-    yield _waves(count, sms, shape.config) * tile_us, shape.config
-    if not may_deal or split_k_obstacle(shape.config):
-        return
-    for deal in deals(count.tiles, sms, shape.config, k, tile_us):
-        yield count.tiles // sms * tile_us + deal.time_us, dealt_out(shape.config, deal)
-
-
-def along_k(config: MatmulConfig, tiles: int, sms: int, k: int, split_k: int | Literal["best"]) -> MatmulConfig:
-    """A matmul of so many tiles, those of a last wave that is not full dealt out in `split_k` shares; or in as many as
-    take the least time, if dealing out does. As it was, if they would be too short.
-    """
-    shape = TileShape(replace(config, split_tiles=0, split_k=0), 1.0)
-    if split_k == BEST:
-        return min(_ways(shape, TileCount(tiles), sms, k, may_deal=True), key=lambda one: one[0])[1]
-    rest = tiles % sms
-    if split_k == 1 or not rest or split_k_obstacle(config) or not is_worthwhile(split_k, config, k):
-        return shape.config
-    return dealt_out(config, Deal(rest, split_k))
+    return min(candidates, key=time_us).config
 
 
 def tile_time_us(shape: TileShape, k: int) -> float:
@@ -297,8 +271,6 @@ def _count_tiles(rows: int, cols: int, config: MatmulConfig) -> TileCount:
 
 def tiles_to_cut(count: TileCount, sms: int, config: MatmulConfig) -> int:
     """How many of the last whole tiles are cut: those of the last wave, if their parts take less time than it."""
-    if config.split_k:
-        return 0
     rest = ceil(count.load % sms)
     return min(rest, count.whole) if _time_of_cut(rest, sms, config) < 1 else 0
 

@@ -18,26 +18,20 @@ from overweave.ir.footprint import TileSpace
 from overweave.ir.kernel_limits import COPY_WORD_BYTES
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
-    COPY_ENGINE,
     COPY_KERNEL,
-    LIBRARY,
-    PACKED_KERNEL,
-    REDUCE_KERNEL,
     SPINNING,
     CopyConfig,
-    Engine,
-    EngineAssignment,
     Plan,
     Realization,
     ReduceConfig,
 )
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Apply, Copy, Put, Queue, Range, Schedule, Wait
+from overweave.ir.schedule import Apply, Copy, Put, Range, Schedule, Wait
 from overweave.ir.tensors import all_to_all_source
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, PART, WORKSPACE, TileOrder, TileRow
 from overweave.ir.verify.rules.author_tables import slice_claims, source_of
-from overweave.schedules.catalog.realized import packed_config
-from overweave.schedules.communication import COMPLETE, COPIES, PACKED, PUSHES, SUMS, TILES
+from overweave.schedules.catalog.realized import assigned, packed_config
+from overweave.schedules.communication import PACKED, PUSHES, SUMS, TILES
 from overweave.schedules.records.record import MODEL_SMS
 from overweave.schedules.tiles.order import copy_rows, tile_order
 from overweave.schedules.weave.exchange import exchange
@@ -82,10 +76,9 @@ def author_plan(
     schedule = _typed(weave(f"{space.kernel}.{asked}"[:64], space, bounds, world_size), dtypes, dtype)
     sums = [one for one in schedule.operations if one.queue == SUMS]
     is_early = any(one.notifies for one in sums)  # some sums are passed on while tiles are computed
-    engines = tuple(map(_engine, schedule.queues))
     realization = Realization(
         dtype=dtype,
-        engines=engines,
+        engines=tuple(assigned(queue, AUTHOR_KERNEL) for queue in schedule.queues),
         reduction=(ReduceConfig(programs=SPINNING) if is_early else ReduceConfig()) if sums else None,
         copy=_copy_config(bounds) if any(queue.name == PUSHES for queue in schedule.queues) else None,
         slices=path_of_slices(wanted.values()) or "load_store",
@@ -260,10 +253,3 @@ def _told(asked: str, waits: tuple[Wait, ...], first: Mapping[str, int]) -> Wait
 
 def _shorter(signals: tuple[int, int, int]) -> int:
     return signals[0] - signals[1]
-
-
-def _engine(queue: Queue) -> EngineAssignment:
-    kind = queue.name.split(".")[0]
-    copies = COPY_ENGINE if queue.order == COMPLETE else COPY_KERNEL
-    engines = {TILES: AUTHOR_KERNEL, COPIES: copies, SUMS: REDUCE_KERNEL, PACKED: PACKED_KERNEL}
-    return EngineAssignment(queue.name, cast("Engine", engines.get(kind, LIBRARY)))

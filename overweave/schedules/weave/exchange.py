@@ -32,9 +32,9 @@ from overweave.schedules.communication import (
     X,
     Y,
     in_parts,
+    stored_at_peers,
 )
 from overweave.schedules.moves.moves import Gather, Reduction, Sum, Written
-from overweave.schedules.moves.peer_stores import stored_at_peers
 from overweave.schedules.moves.reduction import Placing, reduced
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records.movers import by_hand_config, copy_config
@@ -144,6 +144,9 @@ def _check_by_hand(operand: Operand, written: Written, world_size: int) -> None:
     if any(isinstance(move, Sum) and move.by == "tiles" for move in written.moves):
         found = "its tiles are to add, and an author's store what they compute"
         raise ScheduleError(f"exchange {operand.tensor} by hand", found, "Let a kernel add: leave `by` out")
+    if any(getattr(move, word, False) for move in written.moves for word in ("adds", "in_place")):
+        found = "what moves is to be added on its way, or read where it lies, and only kernels of operators do that"
+        raise ScheduleError(f"exchange {operand.tensor} by hand", found, "Leave `adds` and `in_place` out")
 
 
 def _written(operand: Operand, written: Written, transport: Transport, tiles: int) -> TensorExchange:

@@ -17,9 +17,18 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Get, Put, Range
 from overweave.schedules.communication import CARRYING_TILES, Communication, Mover, Split, X
 from overweave.schedules.methods.registry import AUTHORED, METHODS
-from overweave.schedules.moves.back_ends import FORWARDS, MOVERS, PULLS, REGISTERS
 from overweave.schedules.moves.gather_templates import COLS_ALIGNMENT
-from overweave.schedules.moves.moves import AllToAll, Gather, Reduction, Written, movers_in
+from overweave.schedules.moves.moves import (
+    FORWARDS,
+    MOVERS,
+    PULLS,
+    REGISTERS,
+    AllToAll,
+    Gather,
+    Reduction,
+    Written,
+    movers_in,
+)
 from overweave.schedules.records.options import (
     ANY_MOVER,
     COPY_PROGRAMS,
@@ -84,7 +93,6 @@ def transports() -> dict[str, Transport]:
 
 @lru_cache(maxsize=8)
 def _transports(known: tuple[str, ...]) -> dict[str, Transport]:
-    """known: the names of all methods."""
     named = {_name(method): method for method in (*METHODS.values(), *AUTHORED.values()) if _is_served(method)}
     ordered = sorted(named, key=lambda name: list(_SIDES).index(name.partition(".")[0]))
     return {name: _of_method(name, named[name]) for name in ordered}
@@ -172,7 +180,6 @@ def check_mover(name: str, mover: Mover) -> None:
 
 
 def legal(name: str) -> Iterator[Mover]:
-    """The back ends that can."""
     return (mover for mover in MOVERS if not obstacle(name, mover))
 
 

@@ -46,7 +46,7 @@ from overweave.schedules.communication import (
     shifted,
     united,
 )
-from overweave.schedules.fewest_waits import without_implied_waits, without_repeated_waits
+from overweave.schedules.signals import without_implied_waits, without_repeated_waits
 from overweave.schedules.weave.beside_tiles import announced_by, from_workspace, with_puts
 from overweave.schedules.weave.exchange import TensorExchange
 from overweave.schedules.weave.transports import GATHER

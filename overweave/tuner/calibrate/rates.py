@@ -1,20 +1,111 @@
-"""Rates of one GPU: of its memory, of tiles by each kernel, and of cuBLAS."""
+"""Rates of one GPU: of its memory, of matmuls and tiles by each kernel, and of cuBLAS."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
+from overweave.compat.torch_names import sleep
 from overweave.hardware.machine import Machine, TileRate
 from overweave.ir.dtype import Dtype
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
-from overweave.runtime.gpu.matmul import Matmul
+from overweave.ir.problem import Problem
+from overweave.ir.tile_order import TileRow
+from overweave.kernels.arguments import LaunchTiles, SignalWords
+from overweave.memory.device.signals import TRACE_COLUMNS
+from overweave.runtime.gpu.bound import free_sms
+from overweave.runtime.gpu.launcher import Launch
+from overweave.runtime.kernel_calls.call import TileKernelArgs, table_tensor
+from overweave.runtime.kernel_calls.matmul import Operands, matmul_call
+from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.shape import KernelChoice, shapes
 from overweave.sim.cost import library_matmul_us
-from overweave.tuner.calibrate.single_gpu import medians_us, rows_of
+
+
+class Matmul:
+    """`out = a @ b` over a table without waits."""
+
+    def __init__(
+        self,
+        config: MatmulConfig,
+        rows: tuple[TileRow, ...],
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        epilogue: Epilogue = NO_EPILOGUE,
+        extras: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        traced: bool = False,
+        sms_beside: int = 0,
+    ) -> None:
+        """extras: operands of the epilogue, by name. traced: each run fills `trace`, int64 `[rows, TRACE_COLUMNS]`.
+        sms_beside: SMs that it leaves free.
+        """
+        device, is_transposed = a.device, b.stride(0) == 1 and b.stride(1) != 1
+        words = torch.zeros(64, dtype=torch.int32, device=device)
+        limits = torch.tensor([10**9, 0, 0], dtype=torch.int64, device=device)
+        trace_size = (len(rows) if traced else 1, TRACE_COLUMNS.value)
+        self.trace = torch.zeros(trace_size, dtype=torch.int64, device=device)
+        self._claims = torch.zeros(1, dtype=torch.int32, device=device)
+        self.out = out
+        queue = LaunchTiles(table_tensor(rows, device), self._claims, self.trace, len(rows))
+        known: dict[str, Any] = {**extras, "epilogue": epilogue}
+        operands = Operands(a, None, ((b, out),), is_transposed, **known)
+        tiles = TileKernelArgs(queue, SignalWords(words, words, limits, 1), traced)
+        self.launch = Launch(matmul_call(config, operands, tiles), free_sms(device, sms_beside))
+
+    def __call__(self) -> None:
+        """Compute all tiles on the current stream."""
+        self.reset_claims()
+        self.run()
+
+    def reset_claims(self) -> None:
+        """Zero the work counter: all tiles can be claimed again."""
+        self._claims.zero_()
+
+    def run(self) -> None:
+        """Compute the tiles that are not claimed yet."""
+        self.launch.start(torch.cuda.current_stream().cuda_stream)
+
+
+SAMPLES = 9
+SHAPE_OPTIONS = ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "split_n", "kernel")
+
+
+def rows_of(m: int, n: int, k: int, config: MatmulConfig) -> tuple[TileRow, ...]:
+    """Return the tile table of an ordinary matmul: all_gather_matmul in a group of one."""
+    problem = Problem(operator="all_gather_matmul", m=m, n=n, k=k, world_size=1, dtype="bfloat16")
+    options: dict[str, int | str] = {name: getattr(config, name) for name in SHAPE_OPTIONS}
+    options["sms"] = torch.cuda.get_device_properties(0).multi_processor_count
+    return build("all_gather_matmul.push", problem, options).tile_orders[0].rows
+
+
+def medians_us(calls: list[Callable[[], object]], samples: int = SAMPLES) -> list[float]:
+    """Return the median device time of each call. The calls alternate, each behind a sleep that hides the host. A table
+    of tiles is rewound before its time begins; in a plan the call's prologue does that."""
+    times: list[list[float]] = [[] for _ in calls]
+    for sample in range(-2, samples):
+        for offset in range(len(calls)):
+            index = (offset + sample) % len(calls)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            call = calls[index]
+            sleep(200_000)
+            run = call
+            if isinstance(call, Matmul):
+                call.reset_claims()
+                run = call.run
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            if sample >= 0:
+                times[index].append(float(begin.elapsed_time(end)) * 1e3)
+    return [sorted(each)[samples // 2] for each in times]
+
 
 COPIED_BYTES = 1 << 31
 SHORT_K, LONG_K = 2048, 8192

@@ -7,6 +7,7 @@ operator) are raised on every rank.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,6 @@ from overweave.errors import InputError, MachineError
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.memory.group import Group, resolve
-from overweave.tuner.measure.baseline_calls import BenchSide, OperatorCall, Setting
 from overweave.tuner.measure.baselines import (
     CEILING,
     COMMUNICATION,
@@ -32,18 +32,73 @@ from overweave.tuner.measure.baselines import (
     TORCH,
     TORCH_FUSED,
     BaselineMethod,
+    BenchSide,
+    OperatorCall,
+    Setting,
     methods_of,
 )
-from overweave.tuner.measure.measures import Measures, Roofs, measure
-from overweave.tuner.measure.replay import is_replayed, with_graph_warmup
-from overweave.tuner.measure.statistics import Ratio, median, p90, paired_ratio
-from overweave.tuner.measure.timer import Effort, Samples
+from overweave.tuner.measure.timer import (
+    Effort,
+    Ratio,
+    Samples,
+    geometric_mean,
+    is_replayed,
+    median,
+    p90,
+    paired_ratio,
+    with_graph_warmup,
+)
 from overweave.tuner.measure.trial import TimedTrial
 from overweave.tuner.model.choose import choose
 from overweave.tuner.space.shapes import DTYPES, DtypeWord, ShapeCase
 from overweave.tuner.space.target import target_of
-from overweave.tuner.store.agreement import agreed_knowledge
-from overweave.tuner.store.cache import version_of
+from overweave.tuner.store.cache import agreed_knowledge, version_of
+
+# All are formed from medians of one run of all methods, never from numbers of different runs.
+
+
+class Roofs(Struct, frozen=True, kw_only=True):
+    """The times that a method is compared with, in microseconds.
+
+    matmul_us: the fastest un-split matmul alone.           communication_us: NCCL's collective alone.
+    sequential_us: that matmul and that collective, one after the other, as a user would write it.
+    ceiling_us: the matmul beside an independent transfer of the same size on the copy engine, without any waits; None
+    if there is no copy engine.
+    """
+
+    matmul_us: float
+    communication_us: float
+    sequential_us: float
+    ceiling_us: float | None = None
+
+
+class Measures(Struct, frozen=True, kw_only=True):
+    """The measures of a method. Ratios have no unit; None if a roof is missing or a denominator is zero.
+
+    exposed_us: effective communication time: the call's time beyond the matmul (Flux 5.1).
+    overlap_efficiency: the part of the sequential method's communication that is hidden (Flux 5.1).
+    overlap_ratio: the part of the collective's own time that is saved (TileLink 5).
+    ceiling_fraction: 1 if the method is as fast as without any waits.
+    """
+
+    exposed_us: float
+    overlap_efficiency: float | None
+    overlap_ratio: float | None
+    ceiling_fraction: float | None
+
+
+def measure(time_us: float, roofs: Roofs) -> Measures:
+    """Return the measures of a method that takes `time_us`. Negative ones are losses and are shown as such."""
+    exposed_us = time_us - roofs.matmul_us
+    hideable_us = roofs.sequential_us - roofs.matmul_us
+    saved_us = roofs.matmul_us + roofs.communication_us - time_us
+    return Measures(
+        exposed_us=exposed_us,
+        overlap_efficiency=1 - exposed_us / hideable_us if hideable_us > 0 else None,
+        overlap_ratio=saved_us / roofs.communication_us if roofs.communication_us > 0 else None,
+        ceiling_fraction=roofs.ceiling_us / time_us if roofs.ceiling_us is not None else None,
+    )
+
 
 # Ranks on one GPU: torch maps memory between them only with the first; copies and kernels get separate queues by the
 # second.
@@ -159,7 +214,6 @@ def rank_device(kind: str) -> torch.device:
 
 
 def _devices(kind: str) -> tuple[torch.device, ...]:
-    """Return all devices of this machine."""
     return tuple(torch.device(kind, index) for index in range(device_count() if kind == "cuda" else 1))
 
 
@@ -205,7 +259,6 @@ def _plan(method: BaselineMethod, problem: Problem, setting: Setting) -> str:
 
 
 def _roofs(samples: Samples) -> Roofs:
-    """Return the medians of the roofs."""
     times = {name: median(values) for name, values in samples.device_us.items()}
     return Roofs(
         matmul_us=times[MATMUL],
@@ -244,3 +297,99 @@ def _baselines(samples: Samples) -> dict[str, tuple[float, ...]]:
     by_torch = [times[name] for name in TORCH if name in times]
     fastest = {TORCH_FUSED: min(by_torch, key=median)} if by_torch else {}
     return {SEQUENTIAL: times[SEQUENTIAL], **fastest}
+
+
+class MethodSummary(Struct, frozen=True, kw_only=True):
+    """A method over all cases in which it took part; None if the baseline took part in none of them.
+
+    speedups: geometric mean, by baseline. slowest: the least speedup over the sequential method. efficiency: mean
+    overlap efficiency. plans: plan -> number of cases in which ours ran it.
+    """
+
+    name: str
+    label: str
+    cases: int
+    time_us: float
+    speedups: dict[str, float]
+    slowest: float | None
+    efficiency: float | None
+    plans: dict[str, int] = {}
+
+
+class Spread(Struct, frozen=True):
+    """A number over whole runs: the least, the middle run's, the largest."""
+
+    least: float
+    middle: float
+    largest: float
+
+
+def summarize(run: BenchRun) -> tuple[MethodSummary, ...]:
+    """Return one line per method, in the order of the rows."""
+    by_name: dict[str, list[MethodRow]] = {}
+    for case in run.cases:
+        for row in case.methods:
+            by_name.setdefault(row.name, []).append(row)
+    return tuple(_summary(rows) for rows in by_name.values())
+
+
+def middle(runs: tuple[BenchRun, ...], method: str) -> int:
+    """Return the index of the middle run, by the geometric mean of a method's times; if it took no part, of all
+    methods."""
+    times = [_time_us(run, method) for run in runs]
+    ordered = sorted(range(len(runs)), key=lambda index: times[index])
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def spread(runs: tuple[BenchRun, ...], middle_run: int) -> dict[str, dict[str, Spread]]:
+    """Return for each method and each of its summary numbers its least, middle and largest value over whole runs."""
+    summaries = [{line.name: _numbers(line) for line in summarize(run)} for run in runs]
+    table: dict[str, dict[str, Spread]] = {}
+    for name, numbers in summaries[middle_run].items():
+        for key, value in numbers.items():
+            values = [other[name][key] for other in summaries if key in other.get(name, {})]
+            table.setdefault(name, {})[key] = Spread(min(values), value, max(values))
+    return table
+
+
+def regressions(run: BenchRun, method: str) -> tuple[CaseRows, ...]:
+    """Return the cases in which a method is slower than the sequential one."""
+    return tuple(
+        case
+        for case in run.cases
+        for row in case.methods
+        if row.name == method and SEQUENTIAL in row.speedups and row.speedups[SEQUENTIAL].value < 1
+    )
+
+
+def _summary(rows: list[MethodRow]) -> MethodSummary:
+    ratios = {
+        baseline: [row.speedups[baseline].value for row in rows if baseline in row.speedups]
+        for baseline in (SEQUENTIAL, TORCH_FUSED)
+    }
+    efficiencies = [
+        row.measures.overlap_efficiency
+        for row in rows
+        if row.measures is not None and row.measures.overlap_efficiency is not None
+    ]
+    return MethodSummary(
+        name=rows[0].name,
+        label=rows[0].label,
+        cases=len(rows),
+        time_us=geometric_mean([row.median_us for row in rows]),
+        speedups={baseline: geometric_mean(values) for baseline, values in ratios.items() if values},
+        slowest=min(ratios[SEQUENTIAL], default=None),
+        efficiency=sum(efficiencies) / len(efficiencies) if efficiencies else None,
+        plans=dict(Counter(row.plan for row in rows if row.plan).most_common()),
+    )
+
+
+def _time_us(run: BenchRun, method: str) -> float:
+    lines = {line.name: line.time_us for line in summarize(run)}
+    return lines.get(method, median(list(lines.values())))
+
+
+def _numbers(line: MethodSummary) -> dict[str, float]:
+    numbers = {"time_us": line.time_us, **{f"speedup.{name}": value for name, value in line.speedups.items()}}
+    optional = {"slowest": line.slowest, "efficiency": line.efficiency}
+    return numbers | {key: value for key, value in optional.items() if value is not None}

@@ -14,16 +14,14 @@ from msgspec import Struct
 from overweave.errors import MachineError
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
-from overweave.tuner.measure.baseline_calls import BenchSide, Setting
-from overweave.tuner.measure.replay import is_replayed, with_graph_warmup
-from overweave.tuner.measure.statistics import median
-from overweave.tuner.measure.timer import Effort
-from overweave.tuner.measure.trial import TimedTrial
+from overweave.tuner.measure.baselines import BenchSide, Setting
+from overweave.tuner.measure.timer import Effort, is_replayed, with_graph_warmup
+from overweave.tuner.measure.trial import Named, TimedTrial
 from overweave.tuner.model.candidate_model import Weighed
 from overweave.tuner.model.rank import cold_choice, rank_candidates
 from overweave.tuner.space.space import Candidate, variations
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.table import Entry, Time, bucket_problem, ranked
+from overweave.tuner.store.cache import Entry, Time, bucket_problem, ranked
 
 EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
 MOST_BY_MODEL = 4
@@ -64,17 +62,34 @@ def tune_problem(
     side = BenchSide(bucket, setting)
     as_graphs = is_replayed(setting.device, bucket.m)
     trial = TimedTrial(setting, with_graph_warmup(effort, setting.device), side.sequential(0), as_graphs)
-    times = _medians(trial, side, first, on_round)
+
+    def measure(candidates_to_time: Iterable[Candidate]) -> dict[Candidate, float]:
+        return trial.medians({each: partial(side.ours, plan=str(each)) for each in candidates_to_time}, on_round)
+
+    times = search(measure, first, lambda times: _variations(times, bucket, target))
     if not times:
         raise MachineError(f"tune {bucket.operator}", f"nothing runs: {trial.left_out}", "See `overweave doctor`")
-    again = _variations(times, bucket, target)
-    if again:
-        times |= _medians(trial, side, [*again, min(times, key=lambda candidate: times[candidate])], on_round)
     rows = (Time(candidate.plan, dict(candidate.options), round(us, 3)) for candidate, us in times.items())
-    tuned = Tuned(Entry(bucket, tuple(sorted(rows, key=lambda row: row.us))), cold, trial.left_out)
+    tuned = Tuned(Entry(bucket, tuple(rows)), cold, trial.left_out)
     board.agree(f"tuned {bucket}: {tuned.winner}".encode())
     board.finish()
     return tuned
+
+
+def search(
+    measure: Callable[[Iterable[Named]], dict[Named, float]],
+    first: Iterable[Named],
+    vary: Callable[[dict[Named, float]], Iterable[Named]],
+    finalists: int = 0,
+) -> dict[Named, float]:
+    """Return the measured times, the fastest first: of `first`, of what `vary` makes of these, and of the fastest few
+    once more, side by side, which come first. measure: returns the times of those that run, the fastest first."""
+    times = measure(first)
+    if times and (varied := list(vary(times))):
+        times |= measure([*varied, next(iter(times))])
+        times = dict(sorted(times.items(), key=lambda item: item[1]))
+    last = measure(list(times)[:finalists]) if finalists and times else {}
+    return last | {what: us for what, us in times.items() if what not in last}
 
 
 def shortlist(weighed: tuple[Weighed[Candidate], ...], operator: str, cold: Candidate | None = None) -> list[Candidate]:
@@ -91,16 +106,6 @@ def _cold(problem: Problem, target: Target) -> Candidate | None:
     if target.machine(problem.world_size) is None:
         return None
     return cold_choice(rank_candidates(problem, target, is_thorough=False), problem, target.found.doubt).candidate
-
-
-def _medians(
-    trial: TimedTrial, side: BenchSide, candidates_to_time: Iterable[Candidate], on_round: OnRound | None
-) -> dict[Candidate, float]:
-    """Return the microseconds of each candidate that runs and is right."""
-    candidates = {str(candidate): candidate for candidate in candidates_to_time}
-    calls = {name: partial(side.ours, plan=name) for name in candidates}
-    samples = trial.times(calls, on_round=on_round).device_us
-    return {candidates[name]: median(values) for name, values in samples.items()}
 
 
 def _variations(times: dict[Candidate, float], problem: Problem, target: Target) -> list[Candidate]:

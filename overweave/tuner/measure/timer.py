@@ -18,18 +18,67 @@ The slowest rank counts: each sample is the largest over ranks.
 from __future__ import annotations
 
 import gc
+import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from statistics import geometric_mean, median, quantiles
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.compat.torch_names import sleep
 from overweave.errors import InputError
 from overweave.ir.pause_gc import without_collection
-from overweave.tuner.measure.statistics import median
+
+# Samples of several methods are taken in rounds, so that slow changes (clocks, heat, other users) affect all methods of
+# a round alike. Ratios are therefore formed within rounds, and the interval of their median comes from order
+# statistics, without assumptions about the distribution.
+# SOURCE: Le Boudec, "Performance Evaluation", 2.2.
+
+__all__ = ["Ratio", "geometric_mean", "interval_rank", "median", "p90", "paired_ratio"]
+CONFIDENCE = 0.95
+
+
+class Ratio(Struct, frozen=True):
+    """A median of paired ratios and the interval that holds the true median with 95 % confidence."""
+
+    value: float
+    low: float
+    high: float
+
+
+def p90(values: Sequence[float]) -> float:
+    """Return the 90th percentile, interpolated between neighbours."""
+    return quantiles(values, n=10, method="inclusive")[-1] if len(values) > 1 else values[0]
+
+
+def paired_ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
+    """Return the median of `above[i] / below[i]` over rounds, with its interval."""
+    if len(above) != len(below):
+        raise InputError(
+            "paired_ratio", f"{len(above)} samples against {len(below)}", "Pair samples of the same rounds"
+        )
+    ratios = sorted(a / b for a, b in zip(above, below, strict=True))
+    skip = interval_rank(len(ratios))
+    return Ratio(median(ratios), ratios[skip], ratios[len(ratios) - 1 - skip])
+
+
+def interval_rank(samples: int) -> int:
+    """Return how many of the smallest and of the largest ordered samples lie outside the interval of the median.
+
+    Each sample falls below the median with probability one half, so the count below it is binomial, and leaving out
+    `skip` on each side misses the median with twice the probability of at most `skip` below it. With fewer than six
+    samples no interval reaches 95 %: then the whole range is returned.
+    """
+    skip, at_most_skip = 0, 0.5**samples
+    while 2 * (at_most_skip + math.comb(samples, skip + 1) * 0.5**samples) <= 1 - CONFIDENCE:
+        skip += 1
+        at_most_skip += math.comb(samples, skip) * 0.5**samples
+    return skip
+
 
 SampleCall = Callable[[int], object]  # its argument says which input set to use, and grows from sample to sample
 
@@ -54,14 +103,6 @@ class Samples(Struct, frozen=True):
     host_us: dict[str, float]
 
 
-class CallClock(Protocol):
-    """Times one call, with ranks aligned."""
-
-    def sample_us(self, call: SampleCall, sample: int) -> float: ...
-
-    def host_us(self, call: SampleCall, calls: int) -> float | None: ...
-
-
 def compare(
     methods: Mapping[str, SampleCall],
     device: torch.device,
@@ -78,7 +119,7 @@ def compare(
     effort = effort or Effort()
     if not methods or effort.rounds < 1:
         raise InputError("compare", f"{len(methods)} methods, {effort.rounds} rounds", "Give at least one of each")
-    clock: CallClock = _CudaClock(device, group) if device.type == "cuda" else _HostClock(group)
+    clock = _CudaClock(device, group) if device.type == "cuda" else _HostClock(group)
     names = list(methods)
     table: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
@@ -165,3 +206,46 @@ def _slowest(
         dist.all_reduce(flat, dist.ReduceOp.MAX, group)
     entries = iter(flat.tolist())
     return [tuple(next(entries) for _ in row) for row in table]
+
+
+_R = TypeVar("_R")
+SIGHTS = 2  # calls with the same tensors until an eager call becomes a graph (runtime/gpu/replays.py)
+MOST_INPUT_SETS = 4  # input sets that samples alternate between
+REPLAYED_ROWS = 512  # up to so many rows all methods are timed as captured graphs
+
+
+def is_replayed(device: torch.device, m: int) -> bool:
+    """Whether a problem of `m` rows is timed as captured graphs."""
+    return device.type == "cuda" and m <= REPLAYED_ROWS
+
+
+def with_graph_warmup(effort: Effort, device: torch.device) -> Effort:
+    """Return the effort with enough warm-up rounds for our eager calls to become graphs."""
+    if device.type != "cuda":
+        return effort
+    return replace(effort, warmup=max(effort.warmup, SIGHTS * MOST_INPUT_SETS))
+
+
+def capture_graphs(call: Callable[[int], _R]) -> Callable[[int], _R]:
+    """Return the method captured once for each set of inputs, on the current stream's device; a call replays one graph.
+
+    Each set runs before it is captured: nothing may compile, allocate slots, make operands or agree with peers under
+    capture. Results of a replay lie where the capture put them, until the next replay of that set. All graphs share one
+    memory pool, as in one graph of many layers, so that temporary memory stays in the L2 cache.
+    """
+    for sample in range(MOST_INPUT_SETS):
+        call(sample)
+    torch.cuda.synchronize()
+    graphs: list[tuple[torch.cuda.CUDAGraph, _R, Callable[[int], _R]]] = []  # the call owns what its graphs address
+    for sample in range(MOST_INPUT_SETS):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=graphs[0][0].pool() if graphs else None):
+            graphs.append((graph, call(sample), call))
+    torch.cuda.synchronize()
+
+    def replay(sample: int) -> _R:
+        graph, result, _ = graphs[sample % MOST_INPUT_SETS]
+        graph.replay()
+        return result
+
+    return replay

@@ -5,21 +5,21 @@ A call that cannot run, or whose result is wrong, on any rank is left out on all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
-from typing import Protocol
+from collections.abc import Callable, Container, Hashable, Mapping
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from overweave.errors import OverweaveError
 from overweave.memory.group import Group
-from overweave.tuner.measure.replay import capture_graphs
-from overweave.tuner.measure.timer import Effort, Samples, compare
+from overweave.tuner.measure.timer import Effort, Samples, capture_graphs, compare, median
 
 # Largest relative error (norm) of a result against the sequential one: two roundings of the narrowest dtype, and more.
 LARGEST_ERROR = 2e-2
 CallResult = torch.Tensor | tuple[torch.Tensor, ...]  # of a call: one tensor, or one for each weight
 CheckedCall = Callable[[int], CallResult]  # its argument says which input set to use
+Named = TypeVar("Named", bound=Hashable)
 
 
 class TrialSetting(Protocol):
@@ -64,6 +64,16 @@ class TimedTrial:
         if not usable:
             return Samples({}, {})
         return compare(usable, self._place.device, self._place.group.process_group, self._effort, on_round)
+
+    def medians(
+        self, calls: Mapping[Named, CheckedCall], on_round: Callable[[float], None] | None = None
+    ) -> dict[Named, float]:
+        """Return the microseconds of each call that runs and is right, the fastest first. calls: by what they run, as
+        its text names them."""
+        of_names = {str(what): call for what, call in calls.items()}
+        samples = self.times(of_names, on_round=on_round).device_us
+        times = {what: median(samples[str(what)]) for what in calls if str(what) in samples}
+        return dict(sorted(times.items(), key=lambda item: item[1]))
 
     def _try(self, call: CheckedCall, is_checked: bool) -> tuple[CheckedCall, str]:
         """Return the call as it is timed, and why it must be left out ("" if it need not)."""
@@ -110,7 +120,6 @@ def _clone(result: CallResult) -> CallResult:
 
 
 def _agrees(result: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether a tensor is the expected one up to rounding."""
     if result.shape != expected.shape:
         return False
     error = torch.linalg.vector_norm(result.float() - expected.float())

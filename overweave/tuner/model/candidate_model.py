@@ -131,7 +131,6 @@ class Model(Generic[C]):
         return self(candidate, limit_us).us + self._handicap(candidate)
 
     def _weigh(self, candidate: C, limit_us: float) -> Weighed[C]:
-        """Predict one candidate."""
         if why := self._obstacle(candidate):
             return Weighed(candidate, None, why)
         try:

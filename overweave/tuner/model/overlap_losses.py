@@ -181,7 +181,6 @@ def _independent(problem: Problem, mover: str, has_matmuls: bool, has_moves: boo
 
 
 def _matmuls(rank: int, shape: tuple[int, int, int], count: int) -> list[Operation]:
-    """Return `count` equal matmuls of a rank in one queue."""
     rows, n, k = shape
     a, b = Region("a", rank, (0, rows), (0, k)), Region("w", rank, (0, k), (0, n))
     out = Region("y", rank, (0, rows), (0, n))
@@ -210,7 +209,6 @@ def _pushes(rank: int, shape: tuple[int, int], pieces: list[tuple[int, int]], si
 
 
 def _gathers(rank: int, shape: tuple[int, int], pieces: list[tuple[int, int]], size: int) -> list[Operation]:
-    """Return a rank's parts of all-gathers, one for each piece."""
     shard, k = shape
     return [
         Collective(

@@ -21,8 +21,8 @@ from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.schedules.tiles.shape import reduction_shape
 from overweave.sim.cost import library_matmul_us
-from overweave.sim.link_floor import busiest_link
 from overweave.sim.order import tiles_of
+from overweave.sim.ports import busiest_link
 from overweave.sim.simulate import total_us
 from overweave.tuner.model.candidate_model import Model, Weighed
 from overweave.tuner.space.space import (
@@ -35,7 +35,7 @@ from overweave.tuner.space.space import (
 )
 from overweave.tuner.space.target import Target
 from overweave.tuner.space.waves import fit_groups, wave_families
-from overweave.tuner.store.table import bucket_problem
+from overweave.tuner.store.cache import bucket_problem
 
 # Limits of a simulation, since a first call must not wait long: elements of the products of all ranks, and tiles of
 # gathers, and of sums, which have more candidates; and the least rows. MEASURED: a choice takes 0.1 to 0.5 s of a
@@ -174,7 +174,6 @@ def predictor(problem: Problem, target: Target, is_whole: bool = False) -> Calla
 
 
 def _simulated_rows(problem: Problem, target: Target) -> int:
-    """Return how many rows of a problem are simulated at first."""
     while _is_large(problem, target.sms) and problem.m > FEWEST_ROWS:
         problem = replace(problem, m=problem.record.whole_rows(problem.m // 2, problem.world_size))
     return problem.m

@@ -12,16 +12,17 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
+from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.plan import MatmulConfig
 from overweave.ir.problem import Problem
-from overweave.schedules.catalog.finished import shapes_of_tiles
+from overweave.schedules.catalog.realized import shapes_of_tiles
 from overweave.schedules.methods.registry import METHODS, REPLACED, REPLACED_OPTIONS, method_of, methods_for
 from overweave.schedules.records.needs import CUTS, most_pieces, needs_of, unmet
+from overweave.schedules.records.options import settle
 from overweave.schedules.records.outside import OUTSIDE
 from overweave.schedules.records.record import Grid, Margin, Method, MethodRequest, SettingValue, Stage, combinations
 from overweave.schedules.tiles.shape import (
-    BEST,
     FLOAT8_HOPPER,
     FLOAT8_PORTABLE,
     GATED,
@@ -30,12 +31,11 @@ from overweave.schedules.tiles.shape import (
     HOPPER,
     SINGLE_PRECISION,
     KernelChoice,
-    along_k,
-    count_tiles,
 )
 from overweave.tuner.space.target import Target, tile_options
 
 Options = dict[str, SettingValue]
+LONGEST_WORDS = 80  # of a caller's, in an error
 
 
 class Candidate(Struct, frozen=True):
@@ -77,6 +77,28 @@ class Candidate(Struct, frozen=True):
 
 def candidate(plan: str, options: Mapping[str, SettingValue]) -> Candidate:
     return Candidate(plan, tuple(sorted(options.items())))
+
+
+def candidate_of(operator: str, words: str) -> Candidate:
+    """Return what words such as `push pieces=4` ask of an operator: a plan by its short or full name, and its options
+    as they were written.
+
+    Raises InputError for what cannot be read, a schedule that is unknown, and options or values that it has not.
+    """
+    name, *pairs = words.split() or [""]
+    options: dict[str, str | int] = {}
+    for pair in pairs:
+        option, separator, value = pair.partition("=")
+        if not separator or option in options:
+            shown = option[:LONGEST_WORDS]
+            found = f"{shown} is given twice" if separator else f"{shown!r} is no option"
+            raise InputError(f"plan {words[:LONGEST_WORDS]!r}", found, "Write NAME option=value ...")
+        options[option] = value
+    asked = candidate(name.removeprefix(f"{operator}."), options)
+    if not asked.is_by_torch:
+        full = asked.schedule(operator)
+        settle(full, method_of(full).options, options)
+    return asked
 
 
 class MethodFamily(Struct, frozen=True):
@@ -128,11 +150,10 @@ def _candidates(operator: str, registered: tuple[str, ...]) -> tuple[Candidate, 
 def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candidate, ...]:
     """Return the variations of a candidate with a tile kernel; none for other candidates.
 
-    These are every tile shape of the GPU's best kernel, the best shape of the portable one, split-K of the last tiles
-    where the model says that it takes less time, and, if a kernel pushes by loads and stores, bulk pushes, of which the
-    model predicts the same. MEASURED: of 18 problems that were tuned with all shapes of both, the portable kernel was
-    quickest in one, by 1 %, and behind by 3 to 25 % in 17, always best in its first shape (the shipped tables of
-    2026-11-22).
+    These are every tile shape of the GPU's best kernel, the best shape of the portable one, and, if a kernel pushes by
+    loads and stores, bulk pushes, of which the model predicts the same. MEASURED: of 18 problems that were tuned with
+    all shapes of both, the portable kernel was quickest in one, by 1 %, and behind by 3 to 25 % in 17, always best in
+    its first shape (the shipped tables of 2026-11-22).
     """
     method = base.method(problem.operator)
     if target.kind != "cuda" or method is None or not method.is_fused or "half_tiles" in dict(base.options):
@@ -142,17 +163,8 @@ def variations(base: Candidate, problem: Problem, target: Target) -> tuple[Candi
     first, *others = ([shape.config for shape in shapes_of_tiles(problem, one, method.adds, sums)] for one in kernels)
     tried = [*first, *(config for configs in others for config in configs[:1])]
     pinned = [_pins(config) for config in tried]
-    if method.takes("split_k"):
-        pinned += [_pins(config) | {"split_k": BEST} for config in tried if _gains_by_split_k(config, problem, target)]
     pinned += [{"mover": BULK_MOVER}] if target.is_hopper and dict(base.options).get("mover") == "copy_kernel" else []
     return tuple(candidate(base.plan, dict(base.options) | pins) for pins in pinned)
-
-
-def _gains_by_split_k(config: MatmulConfig, problem: Problem, target: Target) -> bool:
-    """Whether split-K of the last wave's tiles takes less time, for equally high shards."""
-    heights = [-(-problem.m // problem.world_size)] * problem.world_size
-    tiles = count_tiles(heights, problem.widths, config).tiles
-    return along_k(config, tiles, target.sms, problem.k, BEST).split_k > 0
 
 
 def reason_unsupported(problem: Problem, target: Target, candidate: Candidate, stage: Stage = "choice") -> str:
@@ -166,8 +178,6 @@ def reason_unsupported(problem: Problem, target: Target, candidate: Candidate, s
 def is_member(operator: str, tried: Candidate) -> bool:
     """Whether the tuner could have tried a candidate: a file's other candidates are not run."""
     options = dict(tried.options)
-    if "kernel" in options and options.get("split_k") == BEST:  # pinned with it
-        del options["split_k"]
     pins = {name: options.pop(name) for name in _PINNED if name in options}
     if "groups" in options:  # of any problem's waves (tuner/space/waves.py)
         method = METHODS.get(f"{operator}.{tried.plan}")

@@ -90,56 +90,6 @@ def test_each_promise_can_be_broken(
     assert all(word in line for word, line in zip(lost, found, strict=True)), found
 
 
-def test_a_loss_is_one_whose_whole_interval_is(tmp_path: Path):
-    slow = GOOD | {"overweave": 390.0}  # 0.974 of torch's speed
-    sure = read(written(tmp_path / "a.json", REDUCE, case("a", 2048, slow)))
-    unsure = read(written(tmp_path / "b.json", REDUCE, case("a", 2048, slow, width=0.01)))
-    assert broken(verdicts(sure)) == ["4: never slower"]
-    assert broken(verdicts(unsure)) == []
-    few = read(written(tmp_path / "c.json", REDUCE, case("a", 2048, GOOD), rounds=4))
-    assert broken(verdicts(few)) == ["4: never slower"]  # nothing was judged: that is no pass
-
-
-def test_the_host_is_asked_of_eager_calls(tmp_path: Path):
-    eager = read(written(tmp_path / "a.json", REDUCE, case("a", 2048, GOOD, host_us=31.0)))
-    replayed = read(written(tmp_path / "b.json", REDUCE, case("a", 512, GOOD, host_us=31.0)))
-    assert broken(verdicts(eager)) == ["4: us of the host for an eager call"]
-    assert broken(verdicts(replayed)) == []
-
-
-def test_a_row_without_ours_is_no_pass(tmp_path: Path):
-    times = {name: us for name, us in GOOD.items() if name != "overweave"}
-    found = verdicts(read(written(tmp_path / "a.json", GATHER, case("a", 8192, times))))
-    assert broken(found) == ["4: ours ran", "4: never slower"]
-
-
-def test_other_numbers_of_ranks_are_told_and_only_never_slower_is_judged(tmp_path: Path):
-    bad = case("MLP-1", 8192, GOOD | {"overweave": 460.0})
-    found = verdicts(read(written(tmp_path / "a.json", GATHER, bad, ranks=2)))
-    assert broken(found) == ["2: never slower"]
-    assert {verdict.holds for verdict in found} == {True, False, None}
-
-
-def test_mlp_is_the_middle_of_three_runs_and_decoding_is_captured(tmp_path: Path):
-    once = read(written(tmp_path / "a.json", GATHER, case("MLP-1", 8192, GOOD), runs=2))
-    assert broken(verdicts(once)) == ["4, mlp: the middle of several runs"]
-    eager = case("Llama-3-8B.o.m=16", 16, FEW) | {"is_replayed": False}
-    found = verdicts(read(written(tmp_path / "b.json", REDUCE, eager, runs=1)))
-    assert broken(found) == ["4, up to 512 rows: all methods as captured graphs"]
-
-
-def test_fp8_has_lines_of_its_own_and_is_told_beside_bf16(tmp_path: Path):
-    quick = {name: us / 1.5 for name, us in GOOD.items()}
-    rows = read(written(tmp_path / "a.json", GATHER, case("MLP-5", 8192, GOOD)))
-    rows += read(written(tmp_path / "b.json", GATHER, case("MLP-5", 8192, quick | {"overweave": 400.0}), dtype="fp8"))
-    found = verdicts(rows)
-    assert broken(found) == ["4: never slower"]
-    (lost,) = (verdict for verdict in found if verdict.holds is False)
-    assert lost.promise.startswith(f"{GATHER} fp8 ")
-    assert "0.780 times as fast as bf16 (at least 1.4)" in found[-1].found
-    assert found[-1].holds is None
-
-
 @pytest.mark.slow
 def test_tables_hold_the_model_against_what_was_tuned(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     table = Path(__file__).parents[3] / "overweave" / "tuner" / "tables" / "h200x2.json"
@@ -149,13 +99,6 @@ def test_tables_hold_the_model_against_what_was_tuned(capsys: pytest.CaptureFixt
     assert main([str(tmp_path / "some.json")]) == 0
     assert "PASS  some.json W=2: the model's choice, of the tuned speed: mean 0.9" in capsys.readouterr().out
     assert main([str(tmp_path / "empty.json")]) == 1
-
-
-def test_nothing_to_judge_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([str(written(tmp_path / "a.json", GATHER))]) == 1
-    assert "FAIL  rows to judge: none" in capsys.readouterr().out
-    assert main([str(tmp_path / "absent.json")]) == 2
-    assert "absent.json" in capsys.readouterr().err
 
 
 def test_files_of_the_repository_are_read(capsys: pytest.CaptureFixture[str]):

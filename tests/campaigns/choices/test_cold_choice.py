@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 from msgspec.structs import replace
 
-from campaigns.choices.cold_choice import TABLES, Share, main, read, shares, verdict
-from overweave.errors import InputError
+from campaigns.choices.cold_choice import Share, shares, verdict
 from overweave.ir.problem import Problem
-from overweave.tuner.store.table import Entry, Time
-from tests.source_tree import ROOT
+from overweave.tuner.store.cache import Entry, Time
 
-RESULTS = ROOT / "benchmarks" / "results"
 PROBLEM = Problem(operator="all_gather_matmul", m=1024, n=512, k=256, world_size=4, dtype="bfloat16")
 TIMES = (
     Time("push", {"mover": "copy_kernel", "copy_programs": 16, "pieces": 1}, 110.0),
@@ -47,25 +41,3 @@ def test_verdicts():
     assert not holds
     assert said == "FAIL  x: mean 0.833 of the quickest over 1 of 1; 1 below 0.98 of theirs"
     assert verdict("x", 1, judged("torch.fused"))[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [["--shipped"], pytest.param([], marks=pytest.mark.nightly)])
-def test_tables_and_results_are_read(options: list[str], capsys: pytest.CaptureFixture[str]):
-    """What the model chooses for tables is judged in tests/tuner/model/test_rank.py, too."""
-    results = RESULTS / "small_plans.matmul_all_reduce.h200x4.2026-11-20.json"
-    assert main([*options, str(TABLES / "h200x2.json"), str(results)]) == 0
-    told = capsys.readouterr().out
-    assert "h200x2.json: mean" in told
-    assert f"{results.name}: mean " in told
-    assert "torch.two_shot" in told
-
-
-def test_what_nobody_wrote_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = tmp_path / "strange.json"
-    for content in (b"", b"{}", b"[1]", b'{"fingerprint": 1}', b'{"runs": [], "middle": 0}'):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match="overweave bench"):
-            read(path)
-    assert main([str(path)]) == 2
-    assert "strange.json" in capsys.readouterr().err

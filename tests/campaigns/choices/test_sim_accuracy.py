@@ -9,7 +9,7 @@ import pytest
 
 from campaigns.choices import sim_accuracy
 from campaigns.choices.measured_rows import read
-from campaigns.choices.sim_accuracy import Row, distinct_pairs, main, simulated, verdicts
+from campaigns.choices.sim_accuracy import Row, main, simulated, verdicts
 from overweave.hardware.machine import load
 
 # 4 x H200, 2026-11-20: what `overweave bench` wrote of MLP-2, and the end of the first of two runs.
@@ -75,24 +75,6 @@ def test_exposed_communication_is_what_exceeds_the_matmul_alone():
     assert row.is_distinct
     assert not msgspec.structs.replace(row, measured_us=81).is_distinct
     assert msgspec.structs.replace(row, measured_us=94.9).exposed_error == pytest.approx(20.1)
-
-
-def test_methods_within_five_percent_have_no_order(tmp_path: Path):
-    rows = rows_of(written(tmp_path / "a.json", "matmul_reduce_scatter"))
-    named = {frozenset((one.method, other.method)) for one, other in distinct_pairs(rows)}
-    assert named == {frozenset(("overweave", "per_shard")), frozenset(("overweave", "sequential"))}
-
-
-def test_few_rows_are_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([str(written(tmp_path / "a.json", "all_gather_matmul", m=512))]) == 1
-    printed = capsys.readouterr().out
-    assert printed.count("not judged") == 3
-    assert "FAIL  rows to judge: none" in printed
-
-
-def test_what_is_no_result_file_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([str(tmp_path / "absent.json")]) == 2
-    assert "absent.json" in capsys.readouterr().err
 
 
 def test_by_a_calibrated_file_the_mean_error_is_judged(

@@ -14,8 +14,7 @@ from campaigns.exact.gpu_authored import Trial, ordinary, particular
 from campaigns.gpu_ranks import spread_over
 from campaigns.lint.authored_cases import AUTHORS, KERNELS
 from overweave.ops.author.compile import FusedKernel, by_name, compile
-from overweave.schedules.moves.back_ends import MOVERS
-from overweave.schedules.moves.moves import Collective, Sum
+from overweave.schedules.moves.moves import MOVERS, Collective, Sum
 from overweave.schedules.weave.transports import legal, transport_of, transports
 
 
@@ -39,6 +38,7 @@ def world_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
     monkeypatch.setattr(dist, "get_rank", lambda: ranks - 1)
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: None)
+    monkeypatch.setattr(authored_runs, "scale", lambda: authored_runs.LARGE)
     zeros = {"integers": lambda *shape, seed: torch.zeros(shape).bfloat16(), "empty": lambda *shape: torch.zeros(shape)}
     for name, made in zeros.items():
         monkeypatch.setattr(authored_runs, name, made)

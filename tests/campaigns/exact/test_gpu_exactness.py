@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-peer_access = pytest.importorskip("overweave.memory.cuda.peer_access", reason="no CUDA bindings here")
+peer_access = pytest.importorskip("overweave.memory.cuda.heap", reason="no CUDA bindings here")
 from campaigns.exact import gpu_exactness  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402

@@ -6,8 +6,7 @@ import pytest
 
 from campaigns.host.gpu_host_cost import Cost, busy, verdicts
 from campaigns.host.host_cases import CASES
-from overweave.tuner.store.cache import shipped
-from overweave.tuner.store.table import ranked
+from overweave.tuner.store.cache import ranked, shipped
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from overweave.memory.board.board import Board
 
 PUSH = Case(GATHER, f"push {KERNEL}")
 # A call that replays a graph, one that a library runs whole, and one that is launched step by step.
-MOST_REPLAYED, MOST_BY_LIBRARY, MOST_LAUNCHED = 16, 20, 66
+MOST_REPLAYED, MOST_BY_LIBRARY, MOST_LAUNCHED = 15, 20, 66
 MOST_OF_A_SHARD = 22  # of a plan with library calls for the shard of each rank
 
 

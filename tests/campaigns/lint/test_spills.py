@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from campaigns.lint import spills
 from campaigns.lint.lint_cases import cases
 from campaigns.lint.spills import ALLOWED, HOPPER, beyond
-from overweave.compiler.contract import Finding
 from tools.aot import Compiled, Resources
+from tools.ptx_lint.contract import Finding
 
 CONFIG = "bfloat16 128x256x64 4w3s/2 3 addends"
 FOUND = Finding(HOPPER, CONFIG, "spills", 0, "", "60 bytes spilled", "Use smaller tiles")

@@ -17,9 +17,8 @@ from campaigns.oracle.plans.gpu_model import hang
 from campaigns.oracle.plans.gpu_races import race
 from campaigns.oracle.plans.library_scatter import scatter
 from campaigns.oracle.plans.other_verifier import OtherVerifier
-from overweave.ir.launch.gates import first_own_waits
 from overweave.ir.launch.order import launch_order
-from overweave.ir.launch.streams import queues_beside
+from overweave.ir.launch.streams import first_own_waits, queues_beside
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, Plan
 from overweave.ir.verify import plan as passes
 from overweave.ir.verify.rules.verdict import Findings

@@ -3,53 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
-import torch
 from msgspec.structs import replace
 
 from campaigns.rates.gpu_tile_choice import (
     LEAST_ROWS,
-    MOST_TILES,
     OPERATORS,
-    SETS,
-    against,
-    at_pitch,
     candidates,
     configs,
-    gain_of_shares,
     local_shapes,
-    random_shapes,
     verdict,
 )
-from campaigns.rates.tile_fit import Wave, dealt, fitted, nearness, shares_fitted, straddling_us
-from campaigns.rates.tile_times import Candidate, Record, Times, chosen, wave_us
+from campaigns.rates.tile_fit import Wave, fitted, nearness
+from campaigns.rates.tile_times import Record, Times, chosen, steps_of
 from overweave.ir.plan import MatmulConfig, split_obstacle
-from overweave.schedules.tiles.along_k import steps_of
-from overweave.schedules.tiles.shape import BEST, HOPPER, along_k, count_tiles, shapes, tile_shape
-from overweave.sim.split_k import COUNT_US, LEAVE_US, READ_US, partial_tile_us, sum_partials_us
-from overweave.tuner.calibrate.single_gpu import rows_of
+from overweave.schedules.tiles.shape import HOPPER, count_tiles
 
 FIRST = HOPPER[0].config
-
-
-def test_local_shapes_are_those_of_one_rank_and_stand_once():
-    found = list(local_shapes(list(SETS), 4))
-    assert len(found) == len(set(found))
-    assert {(8192, 2752, 4096), (8192, 4096, 2752), (512, 12288, 12288), (2048, 2560, 8192)} <= set(found)
-    assert min(m for m, _, _ in found) == 512
-    for m, n, k in found:  # what is chosen is always among what is timed
-        taken = tile_shape((m,), n, 132, shapes("bfloat16", "hopper"), k)
-        assert -(-m // taken.block_m) * -(-n // taken.block_n) <= MOST_TILES
-
-
-def test_random_matmuls_are_those_of_their_seed():
-    found = random_shapes(60, range(256, 2049), 7)
-    assert found == random_shapes(60, range(256, 2049), 7) != random_shapes(60, range(256, 2049), 8)
-    assert all(n % 64 == 0 and k % 64 == 0 for _, n, k in random_shapes(20, range(256, 2049), 7, 64))
-    assert all(256 <= m <= 2048 and n % 8 == k % 8 == 0 and 512 <= min(n, k) <= max(n, k) <= 16384 for m, n, k in found)
 
 
 def test_a_slow_tile_among_quick_ones_is_no_pass():
@@ -72,26 +44,11 @@ def test_what_the_operators_leave_to_the_library_is_told_and_not_timed(
     assert all("rows must start at multiples of 16 bytes" in line for line in told)
 
 
-def test_what_is_chosen_is_timed_with_tiles_dealt_out_and_without():
+def test_what_is_chosen_is_timed():
     for shape in local_shapes(["llm_layers"], 4, range(LEAST_ROWS, 1025)):
         timed = candidates(shape, 132)
         assert len(timed) == len(set(timed))
-        assert {chosen(shape, 132, 1), chosen(shape, 132, BEST)} <= set(timed)
-
-
-def test_every_candidate_has_a_table(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
-    for one in candidates((512, 2560, 8192), 132):
-        rows = rows_of(512, 2560, 8192, one.config, one.split_k)
-        assert {row.shares for row in rows} - {0} == ({one.split_k} if one.split_k > 1 else set())
-    for config in configs():  # as they are compiled beforehand
-        assert rows_of(16 * config.block_m, config.block_n, 1024, config)
-
-
-def test_a_wave_is_counted_as_one_of_the_largest_tiles():
-    half = MatmulConfig(kernel="hopper", block_m=128, block_n=128)
-    assert wave_us(25.0, 2, half) == 20.0
-    assert wave_us(25.0, 1, replace(half, block_n=256)) == 20.0
+        assert chosen(shape, 132) in timed
 
 
 def test_every_tile_shape_is_tried_once_and_can_be():
@@ -102,17 +59,11 @@ def test_every_tile_shape_is_tried_once_and_can_be():
 
 def modelled(shape: tuple[int, int, int], waves: dict[MatmulConfig, Wave], sms: int = 132) -> Times:
     """Times as the model has them."""
-    (m, n, k), us = shape, dict[Candidate, float]()
-    for config, wave in waves.items():
-        tiles, steps = count_tiles((m,), n, config).tiles, steps_of(k, config)
-        us[Candidate(config)] = wave.us(-(-tiles // sms), steps)
-        for split_k in range(2, 9):
-            if along_k(config, tiles, sms, k, split_k).split_k:
-                rounds, part = -(-(tiles % sms) * split_k // sms), -(-steps // split_k) / steps
-                shared_us = rounds * partial_tile_us(wave.of_one(steps), part, config) + sum_partials_us(
-                    split_k, config
-                )
-                us[Candidate(config, split_k)] = wave.us(tiles // sms, steps) + shared_us
+    m, n, k = shape
+    us = {
+        config: wave.us(-(-count_tiles((m,), n, config).tiles // sms), steps_of(k, config))
+        for config, wave in waves.items()
+    }
     return Times(m, n, k, 1.0, us)
 
 
@@ -124,37 +75,11 @@ def test_a_fit_finds_the_constants_that_times_were_made_of():
     assert [record.times for record in records] == found
     for config, wave in waves.items():
         assert fitted(found, config, 132) == pytest.approx(wave)
-    assert shares_fitted([*dealt(found, waves, 132)]) == pytest.approx([LEAVE_US, COUNT_US, READ_US])
 
 
 def test_what_the_model_takes_is_held_against_the_best_that_it_knows():
-    taken = chosen((1024, 4096, 4096), 132, BEST)
-    other = next(one.config for one in HOPPER if one.config != taken.config)
+    taken = chosen((1024, 4096, 4096), 132)
+    other = next(one.config for one in HOPPER if one.config != taken)
     unknown = replace(other, stages=other.stages + 1)
-    us = {taken: 4.0, Candidate(other): 3.0, Candidate(unknown): 1.0}
+    us = {taken: 4.0, other: 3.0, unknown: 1.0}
     assert nearness([Times(1024, 4096, 4096, 1.0, us)], 132) == "0.7500 of the best over 1, the worst 0.750"
-
-
-def test_a_step_is_counted_by_what_it_loads():
-    one = Candidate(FIRST)
-    found = [Times(128 * 132, 256, 640 + odd, 1.0, {one: 5.0 + 11 * 0.768}) for odd in (8, 16)]
-    assert straddling_us(found, FIRST, 132) == pytest.approx([0.002])
-
-
-def test_times_are_held_against_those_of_another_commit(tmp_path):
-    whole, dealt_out = HOPPER[0].config, HOPPER[1].config
-    old = Times(64, 64, 64, 1.0, {Candidate(whole): 2.0, Candidate(whole, 2): 4.0, Candidate(dealt_out): 9.0})
-    new = Times(64, 64, 64, 2.0, {Candidate(whole): 4.0, Candidate(whole, 2): 2.0})
-    (tmp_path / "old").write_bytes(msgspec.json.encode(old.record()) + b"\n")
-    said = "times to those of old: 1.0000, as shares of the library's 0.5000 in the geometric mean over 2"
-    assert against([new], tmp_path / "old") == said
-    assert gain_of_shares([old, new]) == "shares: quicker than the best whole tile in 1 of 2, 1.414, at most 2.000"
-
-
-@pytest.mark.parametrize("is_transposed", [False, True])
-def test_rows_begin_at_multiples_of_a_pitch(is_transposed: bool):
-    matrix = torch.arange(35.0, dtype=torch.float32).view(5, 7)
-    matrix = matrix.t() if is_transposed else matrix
-    wide = at_pitch(matrix, 4)
-    assert torch.equal(wide, matrix)
-    assert wide.stride() == ((1, 8) if is_transposed else (8, 1))

@@ -11,20 +11,15 @@ import pytest
 
 from campaigns.lint.authored_cases import AUTHORS, authored_case
 from campaigns.lint.compile_times import compiled_us
-from campaigns.tables.compiled_parts import _way
 from campaigns.tables.compiled_variants import (
     CANDIDATES,
     GATHER,
-    SCATTER,
     SCHEDULES,
     SHAPES,
     TENSORS,
-    TILE,
     Tile,
     Way,
     backends,
-    configs,
-    streamed,
     tiles,
 )
 from campaigns.tables.table_rows import (
@@ -35,13 +30,9 @@ from campaigns.tables.table_rows import (
     TORCH,
     Row,
     grid,
-    merged,
     read,
-    show,
     verdicts,
-    write,
 )
-from overweave.schedules.weave.transports import wanted_of
 from tests.source_tree import ROOT, python_path
 from tools.aot import compile_kernel
 
@@ -60,22 +51,6 @@ AGAINST = [
     row("against", PORTABLE, "MLP-2", 100.0),
     row("against", TORCH, "MLP-2", 105.0),
 ]
-
-
-def test_rows_come_back_from_their_file(tmp_path: Path):
-    path = tmp_path / "rows.csv"
-    write(path, AGAINST)
-    assert read(path) == [one._replace(rate=round(one.rate, 2)) for one in AGAINST]
-    path.write_text("back_end,sms\ncopy_engine,0\n")
-    assert read(path) == []
-
-
-def test_what_is_measured_anew_takes_the_place_of_what_was_known():
-    known = [row("tiles", "a", "8", 3.0), row("backends", "a", "1", 2.0), row("tiles", "a", "8", 5.0, SCATTER)]
-    found = merged(known, [row("tiles", "b", "8", 4.0)])
-    assert [(one.table, one.operator, one.us) for one in found] == [
-        ("backends", GATHER, 2.0), ("tiles", SCATTER, 5.0), ("tiles", GATHER, 4.0),
-    ]  # fmt: skip
 
 
 def test_the_comparison_is_judged_by_geometric_means():
@@ -101,30 +76,6 @@ def test_compile_times_are_judged_by_the_longest():
     assert [verdict.holds for verdict in verdicts(rows)] == [False]
     assert [verdict.holds for verdict in verdicts(rows[:1])] == [True]
     assert grid(rows) == [["ms", "exchanges", "median", "longest"], ["matmul", "2", "800", "1200"]]
-
-
-def test_a_table_has_a_line_per_series_and_a_column_per_place():
-    rows = [row("tiles", "128", "8", 2.0), row("tiles", "128", "16", 4.0), row("tiles", "64", "16", 5.0)]
-    assert grid(rows) == [["TFLOP/s", "8", "16"], ["128", "500", "250"], ["64", "", "200"]]
-    assert show(rows).splitlines()[0] == "Tile shape, stages and order: all_gather_matmul 8x16x32"
-
-
-@pytest.mark.parametrize("operator", [GATHER, SCATTER])
-def test_variants_are_schedules_and_stand_in_one_place_each(operator: str):
-    for variants in (list(backends(operator, TILE)), list(tiles(operator, SHAPES))):
-        assert len({(one.series, one.x) for one in variants}) == len({str(one.way) for one in variants}) > 8
-        for variant in variants:
-            wanted_of(["A", "B"], ["C"], {TENSORS[operator]: variant.way.schedule})
-            assert _way(str(variant.way)) == variant.way
-
-
-def test_streamed_chunks_are_those_of_all_ranks():
-    assert [variant.x for variant in streamed(2, TILE, (1, 2, 4, 8))] == ["2", "4", "8", "16", "32"]
-
-
-def test_the_tuner_may_choose_every_tile_shape_of_the_table():
-    shapes = {(one["BLOCK_M"], one["BLOCK_N"], one["BLOCK_K"]) for one in configs(SHAPES)}
-    assert shapes == {shape[:3] for shape in SHAPES}
 
 
 LAUNCHED = sorted({variant.way.tile._replace(group=8) for variant in tiles(GATHER, SHAPES)} | set(CANDIDATES))

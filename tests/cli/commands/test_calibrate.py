@@ -15,7 +15,7 @@ from overweave.cli.commands import calibrate as command
 from overweave.cli.main import app
 from overweave.hardware.cards import Gpu, machine_for
 from overweave.hardware.machine import load
-from overweave.tuner.space.machines import machine_of
+from overweave.tuner.space.target import machine_of
 from tests.tuner.calibrate.test_machine_file import FOUND, SOURCE
 
 GPU = Gpu("NVIDIA H200", (9, 0), FOUND.sms, 139.8, "nvswitch")

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from overweave.cli.commands import trace
 from overweave.cli.main import app
-from overweave.cli.shape import case_of as case_of_shape
+from overweave.cli.plans import case_of as case_of_shape
 from overweave.ir.problem import Problem
 from overweave.ir.timeline.trace import from_chrome
 from overweave.ops.trial import case_of
-from overweave.tuner.model.choice import Choice
+from overweave.tuner.model.choose import Choice
 from tests import forked
 
 

@@ -20,8 +20,7 @@ from overweave.tuner.measure.search import Tuned
 from overweave.tuner.space.shapes import ShapeCase
 from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import decode, fingerprint, path_of, save
-from overweave.tuner.store.table import Entry, Time
+from overweave.tuner.store.cache import Entry, Time, decode, fingerprint, path_of, save
 from tests import forked
 
 OWN = fingerprint(Target("cpu"), 2)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from overweave.cli.page_file import page_writer
+from overweave.cli.output_file import page_writer
 from overweave.ir.timeline.timeline import Arrow, Content, Timeline, TimelineSpan, make_timeline
 from tests.cli.pictures.test_lanes import CALL
 from tests.clock import slowness

@@ -8,8 +8,7 @@ import pytest
 
 from overweave.cli.pictures.lanes import MOST_NAMED, TableColumns, bytes_text, drawing_of
 from overweave.ir.problem import Problem
-from overweave.ir.timeline.contents import with_contents
-from overweave.ir.timeline.steps import timeline_of_steps
+from overweave.ir.timeline.operations import timeline_of_steps, with_contents
 from overweave.ir.timeline.timeline import Arrow, Content, TimelineSpan, make_timeline
 from overweave.schedules.catalog.catalog import build
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from overweave.cli.page_file import page_writer
+from overweave.cli.output_file import page_writer
 from overweave.errors import InputError, MachineError
 from overweave.ir.timeline.timeline import Content, TimelineSpan, make_timeline
 from tests.cli.pictures.test_lanes import CALL

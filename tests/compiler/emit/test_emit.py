@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from overweave.compiler.emit import fuse as fuse_module
+from overweave.compiler.emit.emit import generated_path, write_generated
 from overweave.compiler.emit.fuse import kernel_of
-from overweave.compiler.emit.generated import generated_path, write_generated
 from overweave.errors import DirectiveError, InputError
 from overweave.ops.author.compile import FusedKernel, compile
 from tests.clock import ends_within

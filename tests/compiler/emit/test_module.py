@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from overweave.compiler.emit.generated import load_generated
+from overweave.compiler.emit.emit import load_generated
 from overweave.errors import InputError
 from tests.compiler.annotated import SCALE, fused, refusal
 

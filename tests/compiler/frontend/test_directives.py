@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from campaigns.lint.authored_cases import AUTHORS, KERNELS
 from overweave.compiler.emit.fuse import kernel_of
 from overweave.compiler.frontend.symbols.directives import (
+    IDENTIFIER,
     AccessDirective,
     AxisDirective,
     Directive,
     PidMapDirective,
     parse_directive,
 )
-from overweave.compiler.frontend.symbols.expressions import IDENTIFIER
 from overweave.compiler.frontend.symbols.polynomials import Polynomial
 from overweave.errors import DirectiveError, OverweaveError
 from overweave.ops.author.compile import FusedKernel

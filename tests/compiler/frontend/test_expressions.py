@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overweave.compiler.frontend.symbols.expressions import ExpressionError, affine_in, parse_expression
+from overweave.compiler.frontend.symbols.directives import ExpressionError, affine_in, parse_expression
 
 BINDINGS = {"M": 7, "N": 5, "K": 3}
 

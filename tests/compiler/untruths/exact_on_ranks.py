@@ -24,7 +24,7 @@ from overweave.ops.author.arguments import where_of  # noqa: E402
 from overweave.ops.author.compile import FusedKernel  # noqa: E402
 from overweave.ops.author.trial import CHECKED  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
-from tests.compiler.untruths import true_matmuls, true_places, true_public, true_rows  # noqa: E402
+from tests.compiler.untruths import true_forms, true_matmuls, true_places, true_public, true_rows  # noqa: E402
 from tests.compiler.untruths.trials import try_in_copies  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 
@@ -239,6 +239,32 @@ def combined_parts(s: int, h: int) -> Case:
     return Case(true_rows.combined_parts, numbers, shapes, (h,), ("o_ptr", "l_ptr"), "y_ptr", ("y_ptr",))
 
 
+def rms_backward(m: int) -> Case:
+    shapes = {"dy_ptr": (m, 40), "x_ptr": (m, 40), "w_ptr": (40,), "rstd_ptr": (m,), "dx_ptr": (m, 40)}
+    shapes |= {"dw_ptr": (over(m), 40)}
+    numbers, written = {"M": m, "N": 40, "stride": 40, "ROWS": 16, "BLOCK": 64}, ("dx_ptr", "dw_ptr")
+    return Case(true_forms.rms_backward, numbers, shapes, (over(m),), ("dy_ptr", "x_ptr"), "dw_ptr", written)
+
+
+def grouped_decode(s: int, queries: int, keys: int) -> Case:
+    shapes = {"q_ptr": (queries, 16), "k_ptr": (s, keys, 16), "v_ptr": (s, keys, 16), "o_ptr": (queries, 16)}
+    numbers = {"S": s, "HQ": queries, "HK": keys, "scale": 0.25, "D": 16, "BS": 16}
+    return Case(true_forms.grouped_decode, numbers, shapes, (queries,), ("k_ptr", "v_ptr"), "o_ptr", ("o_ptr",))
+
+
+def counted_up(m: int, n: int, k: int, gathered: tuple[str, ...]) -> Case:
+    shapes = {"a_ptr": (m, k), "b_ptr": (k, n), "c_ptr": (m, n)}
+    numbers, grid = {"M": m, "N": n, "K": k, "BM": 16, "BN": 16, "BK": 16}, (over(m) * over(n),)
+    return Case(true_forms.counted_up_matmul, numbers, shapes, grid, gathered, "c_ptr", ("c_ptr",))
+
+
+def int8_pointers(m: int, gathered: tuple[str, ...]) -> Case:
+    shapes = {"x_ptr": (m, 48), "w_ptr": (48, 40), "s_ptr": (40,), "y_ptr": (m, 40)}
+    numbers, kernel = {"M": m, "N": 40, "K": 48, "BM": 16, "BN": 16, "BK": 16}, true_forms.int8_pointers_matmul
+    dtypes = {"w_ptr": torch.int8}
+    return Case(kernel, numbers, shapes, (over(m) * 3,), gathered, "y_ptr", ("y_ptr",), dtypes)
+
+
 PLACES = [
     *(matmul(*sizes) for sizes in ((1, 40, 48), (44, 1, 48), (44, 40, 1), (1, 1, 1), (40, 40, 40))),
     *(wrapped(*sizes) for sizes in ((40, 40), (1, 40), (40, 1))),
@@ -275,7 +301,13 @@ FURTHER = [
     *map(sum_of_parts, (96, 48)),
     *(combined_parts(*sizes) for sizes in ((6, 3), (4, 1))),
 ]
-CASES = [*PLACES, *PUBLIC, *FURTHER]
+FORMS = [
+    *map(rms_backward, (44, 9)),
+    *(grouped_decode(*sizes) for sizes in ((44, 4, 2), (9, 3, 3))),
+    *(counted_up(*sizes) for sizes in ((44, 40, 40, ("a_ptr",)), (1, 40, 33, ("b_ptr",)))),
+    *(int8_pointers(m, moved) for m, moved in ((44, ("x_ptr",)), (1, ("w_ptr",)))),
+]
+CASES = [*PLACES, *PUBLIC, *FURTHER, *FORMS]
 
 
 @cache

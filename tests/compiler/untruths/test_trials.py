@@ -41,7 +41,11 @@ ATTENTION = ROOT / "examples" / "kernels" / "attention.py"
 
 X = "    # @overweave.load X=x_ptr[M, N]\n    x = tl.load(x_ptr + row * N + cols"
 MOVED = (X, "    far = tl.load(z_ptr + row)\n" + X + " + far")
-HALVED = ("shrink = tl.exp(peak - above)", "shrink = tl.exp((peak - above) * 0.5)")
+LAST = ("mixed / total[:, None]", "mixed / total[:, None] + start")
+BESIDE = (
+    "    # @overweave.store",
+    "    near = z_ptr + row + cols\n    x += tl.load(near)\n    tl.store(near, cols)\n    # @overweave.store",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +84,8 @@ def test_what_is_true_is_checked_once(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (ROWS, rows(), ("cols, mask=cols < N) + eps", "cols) + eps"), "load X=", "it reaches 0 to 63"),
         (ROWS, rows(), MOVED, "load X=", "loads element"),
-        (ATTENTION.read_text(), attended(), HALVED, "stream S", "in another order out"),
+        (ROWS, rows(), BESIDE, "def rows_kernel", "with its tiles in another order"),
+        (ATTENTION.read_text(), attended(), LAST, "stream S", "in another order out"),
     ],
 )
 def test_what_is_untrue_is_found_out(

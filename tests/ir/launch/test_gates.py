@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from overweave.ir.launch.gates import first_own_waits, kernels_on_own_streams, launch_obstacle
+from overweave.ir.launch.streams import first_own_waits, kernels_on_own_streams, launch_obstacle
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem

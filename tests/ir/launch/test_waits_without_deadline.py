@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from overweave import Reduction
-from overweave.ir.launch.waits_without_deadline import waits_without_deadline
+from overweave.ir.launch.streams import waits_without_deadline
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import COPY_ENGINE, Plan
 from overweave.ir.problem import Problem

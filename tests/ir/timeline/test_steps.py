@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Notify, Schedule
-from overweave.ir.timeline.operations import signal_edges
-from overweave.ir.timeline.steps import timeline_of_steps
+from overweave.ir.timeline.operations import signal_edges, timeline_of_steps
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import method_of
 

@@ -11,8 +11,7 @@ import pytest
 
 from overweave.errors import OverweaveError, PeerDied, PeerTimeout, RankMismatch
 from overweave.memory.board import board
-from overweave.memory.board.alarm import Alarm
-from overweave.memory.board.board import Board
+from overweave.memory.board.board import Alarm, Board
 from overweave.memory.group import resolve
 from overweave.runtime.host.processes import RankProcesses
 from tests.clock import slowness

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from overweave.memory.cuda.captures import Captures
+from overweave.memory.cuda.streams import Captures
 
 GPU = torch.device("cuda", 0)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from overweave.memory.steps import CopyStep, MemoryRef
+from overweave.memory.lower import CopyStep, MemoryRef
 
 copy_engine = pytest.importorskip("overweave.memory.cuda.copy_engine", reason="no CUDA bindings here")
 STEPS = (CopyStep(MemoryRef("x", 0, 64), MemoryRef(None, 4096, 64), 64, 2),)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from overweave.memory.cuda import multicast
+from overweave.memory.cuda import card
 
 
 @pytest.mark.parametrize(("answer", "value", "has"), [(0, 1, True), (0, 0, False), (1, 1, False)])
@@ -22,12 +22,12 @@ def test_the_driver_says(monkeypatch: pytest.MonkeyPatch, answer: int, value: in
 
     driver = SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGetAttribute=attribute)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-    multicast.has_multicast.cache_clear()
-    assert multicast.has_multicast(torch.device("cuda", 3)) == has
+    card.has_multicast.cache_clear()
+    assert card.has_multicast(torch.device("cuda", 3)) == has
     assert asked == [(132, 3)]
-    multicast.has_multicast.cache_clear()
+    card.has_multicast.cache_clear()
 
 
 def test_without_a_driver_there_is_none():
-    multicast.has_multicast.cache_clear()
-    assert not multicast.has_multicast(torch.device("cuda", 0))
+    card.has_multicast.cache_clear()
+    assert not card.has_multicast(torch.device("cuda", 0))

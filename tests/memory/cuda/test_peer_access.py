@@ -12,9 +12,8 @@ import torch
 heap = pytest.importorskip("overweave.memory.cuda.heap", reason="no CUDA bindings here")
 from overweave.errors import MachineError, RankMismatch  # noqa: E402
 from overweave.memory.board.board import Board  # noqa: E402
-from overweave.memory.cuda import peer_access  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
-from overweave.runtime.kernel_calls.protocol import (  # noqa: E402
+from overweave.runtime.kernel_calls.call import (  # noqa: E402
     connected_ranks,
     prologue_call,
     require_peer_access,
@@ -29,12 +28,12 @@ CPU = torch.device("cpu")
 def test_a_gpu_asks_of_every_other_in_both_directions(cut: Any, found: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) not in cut)
-    assert peer_access.has_peer_access.__wrapped__(torch.device("cuda", 1)) is found
+    assert heap.has_peer_access.__wrapped__(torch.device("cuda", 1)) is found
 
 
 def test_of_one_gpu_nothing_is_known(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert peer_access.has_peer_access.__wrapped__(torch.device("cuda", 0))
+    assert heap.has_peer_access.__wrapped__(torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(("ranks", "in_reach"), [(4, 1), (1, 1)])
@@ -71,7 +70,7 @@ def agreed(cut: tuple[tuple[int, int], ...], seen: int) -> list[object]:
         patch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) not in cut)
         patch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"GPU-{index}"))
         device = torch.device("cuda", group.rank)
-        first, again = (peer_access.group_has_peer_access(group, device) for _ in range(2))
+        first, again = (heap.group_has_peer_access(group, device) for _ in range(2))
     return [first, again, Board.of(group).call]
 
 
@@ -86,7 +85,7 @@ def differs() -> str:
     if group.rank == 0:
         call: Any = partial(Board.of(group).agree, b"another call")
     else:
-        call = partial(peer_access.group_has_peer_access, group, torch.device("cuda", group.rank))
+        call = partial(heap.group_has_peer_access, group, torch.device("cuda", group.rank))
     with pytest.raises(RankMismatch) as raised:
         call()
     return str(raised.value)

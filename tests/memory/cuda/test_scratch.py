@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from overweave.memory.cuda import scratch
-from overweave.memory.cuda.scratch import Scratch
+from overweave.memory.cuda import heap
+from overweave.memory.cuda.heap import Scratch
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ class Stream:
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Scratch:
-    monkeypatch.setattr(scratch, "CudaHeap", Heap)
+    monkeypatch.setattr(heap, "CudaHeap", Heap)
     monkeypatch.setattr("overweave.memory.cuda.streams.cuda_getCurrentRawStream", lambda index: 0)
     return Scratch(None, CPU)  # type: ignore[arg-type]
 

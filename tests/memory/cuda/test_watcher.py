@@ -13,7 +13,7 @@ import torch
 
 from overweave.errors import MachineError, OverweaveError, PeerError, PeerTimeout
 
-watcher = pytest.importorskip("overweave.memory.cuda.watcher", reason="needs cuda-bindings")
+watcher = pytest.importorskip("overweave.memory.cuda.workspace", reason="needs cuda-bindings")
 Workspace = pytest.importorskip("overweave.memory.cuda.workspace").Workspace
 
 
@@ -162,7 +162,7 @@ def test_waits_are_ended_by_writes_of_the_own_stream(ending: Any):
 def test_what_the_own_stream_holds_back_another_context_writes(ending: Any):
     ending._end_all_waits()
     ending._stream.is_done = False
-    ending.now_s += watcher.POLL_EVERY_S
+    ending.now_s += watcher.WATCH_EVERY_S
     ending._end_all_waits()
     assert ending.written == everything(Stream.cuda_stream) + everything(CONTEXT)
 

@@ -14,10 +14,9 @@ import torch.distributed as dist
 from overweave.errors import MachineError
 from overweave.ir.problem import Problem
 from overweave.memory.board.board import Board
-from overweave.memory.board.shared import SharedFile
+from overweave.memory.board.records import SharedFile
 from overweave.memory.group import resolve
-from overweave.memory.host.heap import HostHeap
-from overweave.memory.host.workspace import HostWorkspace
+from overweave.memory.host.workspace import HostHeap, HostWorkspace
 from overweave.memory.layout import lay_out
 from overweave.runtime.host.processes import RankProcesses
 from overweave.schedules.catalog import catalog

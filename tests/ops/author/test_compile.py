@@ -25,12 +25,13 @@ def at_exit():
 atexit.register(at_exit)  # runs behind the hooks of what is imported below
 
 from overweave.ops.author.compile import compile
+from overweave.ops.call.prepared import CALLS
 
 class Group:
     pass
 
 fused, group = compile("examples/kernels/matmul.py:matmul_kernel", "all_gather.push"), Group()
-fused._calls[group] = {"a call": [group]}  # as a call holds its group
+CALLS[group] = {"a call": [group]}  # as a call holds its group
 alive = weakref.ref(group)
 del group
 """

@@ -15,7 +15,6 @@ from overweave.errors import InputError
 from overweave.ops.author import compile_auto
 from overweave.ops.author.compile_auto import AutoFused, configs_of
 from overweave.tuner.measure import trial
-from overweave.tuner.measure.compiled import shortlist
 from overweave.tuner.measure.trial import TimedTrial
 from tests.source_tree import ROOT
 
@@ -182,9 +181,8 @@ def test_a_tuning_of_which_nothing_runs_says_why(monkeypatch: pytest.MonkeyPatch
     group: Any = SimpleNamespace(rank=0, world_size=4)
     given = {**ARGUMENTS, "a_ptr": torch.zeros(512, 4096)}
     call = compile_auto._Call(auto(), group, (), given)
-    ways = shortlist(call.judged())
     with pytest.raises(InputError, match=r"none of \d+ ways runs.*it is broken"):
-        call.measured(ways)
+        call.autotuned(call.judged())
 
 
 def test_a_tuning_goes_on_around_what_was_best_and_times_the_last_few_anew(monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ import torch
 from overweave.ir.problem import Problem
 from overweave.ops.call import prepared
 from overweave.ops.call.prepared import MOST_CALLS, Calls, Prepared
-from overweave.tuner.model.choice import Choice
+from overweave.tuner.model.choose import Choice
 
 
 class Bound:
@@ -26,7 +26,7 @@ class Bound:
 def call(bound: Bound | None = None, operator: str = "all_gather_matmul", source: str = "model") -> Prepared:
     problem = Problem(operator=operator, m=1, n=1, k=1, world_size=1, dtype="bfloat16")
     choice = Choice(f"{operator}.sequential", {}, "a test", source=source)
-    return Prepared(problem, b"", choice, bound or (lambda tensors: None), bound)
+    return Prepared(operator, b"", bound or (lambda tensors: None), bound, problem=problem, choice=choice)
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +80,3 @@ def test_an_operator_is_forgotten_but_for_what_callers_named():
     calls.put((3,), call(operator="matmul_reduce_scatter"))
     calls.forget("all_gather_matmul")
     assert [calls.get((key,)) is not None for key in (1, 2, 3)] == [False, True, True]
-
-
-def test_vectors_and_numbers_are_rows_to_plans() -> None:
-    tensors = {"bias": torch.zeros(5), "scale_x": torch.zeros(()), "scale_w": torch.zeros(1), "x": torch.zeros(3, 5)}
-    shapes = [tuple(each.shape) for each in prepared.as_matrices(tensors).values()]
-    assert shapes == [(1, 5), (1, 1), (1, 1), (3, 5)]

@@ -12,7 +12,7 @@ from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import W_REST, X_REST
 from overweave.ir.problem import Problem
-from overweave.ops.call.side_by_side import in_two_parts, takes_parts, whole
+from overweave.runtime.library.two_parts import in_two_parts, takes_parts, whole
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
 

@@ -64,7 +64,7 @@ for name in ("barrier", "thread_barrier"):
 from overweave.errors import KernelUnavailable
 from overweave.runtime.backends import load
 from overweave.runtime.kernel_calls import matmul
-from overweave.runtime.library.run import LibraryRun
+from overweave.runtime.library.calls import LibraryRun
 try:
     load("hopper kernel")
 except KernelUnavailable as error:

@@ -189,8 +189,8 @@ def _stretches(log: LaunchLog, function: str, most_sms: int) -> Callable[[Any, A
 def _say_stretches(log: LaunchLog, patch: pytest.MonkeyPatch) -> None:
     """Collectives of permuted blocks are said, with the SMs that they may take."""
     said = {name: partial(_stretches, log, name) for name in ("reduce_scatter", "all_reduce", "all_to_all")}
-    patch.setattr("overweave.runtime.library.permuted_collectives.MOVES", said)
-    module = "overweave.runtime.library.permuted_collectives"
+    patch.setattr("overweave.runtime.library.calls.MOVES", said)
+    module = "overweave.runtime.library.calls"
     patch.setattr(f"{module}.subgroup", lambda group, ranks, most_sms: SimpleNamespace(process_group=most_sms))
 
 
@@ -234,7 +234,7 @@ def logged(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[L
         patch.setattr(KernelInterface, "__getitem__", by_triton)
         patch.setattr(launcher, "PackedLaunch", pack)
         patch.setattr(triton.runtime.driver, "_active", Driver())
-        for name in ("bound.call_of", "packed.library_call"):
+        for name in ("bound.call_of", "bound.library_call"):
             patch.setattr(f"overweave.runtime.gpu.{name}", library)
         _say_stretches(log, patch)
         properties = SimpleNamespace(multi_processor_count=SMS, major=9)

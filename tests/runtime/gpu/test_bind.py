@@ -14,7 +14,6 @@ from unittest import mock
 import pytest
 import torch
 
-from campaigns.rates.gpu_paces import noted_peers
 from overweave.ir.counts import COUNTS
 from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.operators.forms import Z
@@ -22,10 +21,11 @@ from overweave.ir.plan import LIBRARY, W_REST, X_REST, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.layout import lay_out
-from overweave.ops.call.side_by_side import takes_parts
 from overweave.runtime.gpu import bound
+from overweave.runtime.gpu.bound import PackedPlan
 from overweave.runtime.gpu.call_frame import PlanRun
-from overweave.runtime.gpu.packed import PackedPlan
+from overweave.runtime.kernel_calls.call import Peers
+from overweave.runtime.library.two_parts import takes_parts
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.shape import (
     FLOAT8_HOPPER,
@@ -98,7 +98,6 @@ def gated_cases() -> Iterator[Case]:
             yield Case(GATHER, f"push {pinned(shape)}", {"epilogue": SWIGLU, "b_is_transposed": turned})
         for shape in GATED_FLOAT8[kernel]:
             yield Case(GATHER, f"push {pinned(shape)}", FP8 | {"epilogue": SCALED_SWIGLU, "m": 500})
-            yield Case(GATHER, f"push {pinned(shape)} split_k=2", FP8 | {"epilogue": SCALED_SWIGLU, "k": 1024})
         geglu = Epilogue(scaling="tensor", activation="gelu", residual=True, gate=True)
         yield Case(GATHER, f"pull kernel={kernel}", FP8 | {"epilogue": geglu}, rank=1)
     for plan in LIBRARY_PLANS:
@@ -210,16 +209,6 @@ def cases_of_one_row() -> Iterator[Case]:
         yield Case(REDUCE, "two_shot kernel=hopper", {"m": 1}, rank)
 
 
-def split_cases() -> Iterator[Case]:
-    """Tiles dealt out along k, by both kernels and with all that may come with them."""
-    for special in SPECIAL[:5]:
-        yield Case(GATHER, "push kernel=hopper split_k=2", {"k": 1024} | special)
-    yield Case(GATHER, "push kernel=hopper block_m=128 block_n=160 stages=5 split_k=2", {"k": 1024})
-    yield Case(GATHER, "push kernel=portable split_k=2", {"k": 1024})
-    yield Case(GATHER, "push kernel=portable split_k=2", {"k": 1024} | SPECIAL[2])
-    yield Case(SCATTER, "scatter sums=epilogue kernel=hopper split_k=3", {"k": 1024}, rank=1)
-
-
 CASES = (
     *(Case(GATHER, f"push kernel={kernel}", special) for kernel in ("hopper", "portable") for special in SPECIAL),
     Case(GATHER, "pull kernel=hopper pieces=2"),
@@ -236,7 +225,6 @@ CASES = (
     *fp8_cases(),
     *fp8_sum_cases(),
     *cases_of_one_row(),
-    *split_cases(),
     *finished_cases(),
     *stored_cases(),
 )
@@ -305,8 +293,6 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     for enqueue in call.enqueue:
         enqueue(CALLER, others, addresses)
     found = set[Any]().union(*(each.addresses for each in launched))
-    rows = [row for order in plan.tile_orders for row in order.rows]
-    assert any(row.shares for row in rows) == ("split_k" in case.plan)
     assert not found & {tensor.data_ptr() for tensor in tensors.values() if tensor.numel()}, "they have moved"
     assert {addresses[name] for name in stored_by_kernels(plan, case.rank)} <= found
     by_library = (
@@ -328,7 +314,6 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
 IN_PARTS = (
     Case(SCATTER, "scatter kernel=hopper"),
     Case(SCATTER, "ring_stored kernel=hopper", {"b_is_transposed": True, "epilogue": ENDING}),
-    Case(SCATTER, "scatter sums=epilogue kernel=hopper split_k=3", {"k": 1024}),
 )
 
 
@@ -360,9 +345,14 @@ def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Ca
     layout = lay_out(plan.schedule, plan.realization.dtype)
     space, heap = workspace(case.rank, case.world_size), HostHeap(layout.size_bytes, case.world_size, case.rank)
     space.lease = lambda layout: heap
-    tensors = tensors_of(plan, case.rank)
+    tensors, made = tensors_of(plan, case.rank), list[Peers]()
+
+    def noted(*parts: Any) -> Peers:
+        made.append(Peers(*parts))
+        return made[-1]
+
     with (
-        noted_peers() as made,
+        mock.patch("overweave.runtime.kernel_calls.bind.Peers", side_effect=noted),
         mock.patch("overweave.runtime.kernel_calls.bind.peer_store_interval_ns", return_value=77) as interval_ns,
     ):
         bound.BoundPlan(plan, space, tensors)

@@ -17,9 +17,8 @@ import overweave as ow
 from examples.tile_kernels.all_gather_experts import AllGatherExperts
 from examples.tile_kernels.gathered_attention import GatheredAttention
 from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter
-from overweave.compiler.emit.emit import emit, shape_parameters
+from overweave.compiler.emit.emit import emit, load_generated, shape_parameters
 from overweave.compiler.emit.fuse import weaving_of
-from overweave.compiler.emit.generated import load_generated
 from overweave.errors import ScheduleError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Wait
@@ -27,10 +26,10 @@ from overweave.memory.cuda import driver
 from overweave.memory.device.copy import BETWEEN_SHARED_BYTES
 from overweave.ops.author.compile import compile
 from overweave.ops.author.tile_program import TileCall
-from overweave.runtime.authored import AuthoredKernel, buffers_of_tensors
+from overweave.runtime.authored import AuthoredKernel, buffers_of_tensors, exchanged_tensors
 from overweave.runtime.gpu import handwritten as handwritten_gpu
-from overweave.runtime.gpu import waits
-from overweave.runtime.gpu.authored import FusedTiles, _check_shared, _with_stand_in, addresses_of, exchanged_tensors
+from overweave.runtime.gpu import launcher
+from overweave.runtime.gpu.authored import FusedTiles, _check_shared, _with_stand_in, addresses_of
 from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.handwritten import Declared
 from overweave.runtime.kernel_calls.call import stand_in_for
@@ -151,7 +150,7 @@ def bound(case: Case, folder: Path, given: Mapping[str, Any], place: tuple[int, 
     rank, ranks = place
     plan, kernel = fused(case, folder, given, place)
     space_of_rank = workspace(rank, ranks)
-    example = exchanged_tensors(plan, kernel, given)
+    example = exchanged_tensors(kernel, given)
     made = BoundPlan(plan, space_of_rank, example, author=FusedTiles(kernel, given))
     assert all(copies._drain is drain for _, copies in made._queues)  # before a graph is made
     return Bound(made, plan, space_of_rank)
@@ -232,7 +231,7 @@ def test_what_no_kernel_would_hear_of_is_waited_for_at_the_end(
     case = Case("matmul", {"A": "all_gather.push"})
     given = matmul(case.exchanges)
     monkeypatch.setattr(
-        waits, "waits_without_deadline", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),)
+        launcher, "waits_without_deadline", lambda plan, rank: (Wait(plan.schedule.pads[0].name, (0, 1), 1),)
     )
     call = bound(case, tmp_path, given)
     for enqueue in call.bound.enqueue:

@@ -12,8 +12,8 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.memory.cuda import driver
 from overweave.runtime.gpu import authored as authored_gpu
+from overweave.runtime.gpu import bound as binding
 from overweave.runtime.gpu import handwritten as handwritten_gpu
-from overweave.runtime.gpu import launch, packed
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.runtime.handwritten import MAIN, Await, Declared, Raise
 from overweave.schedules.catalog.catalog import build
@@ -114,14 +114,14 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(driver, "allocation_id", lambda address: 1)
-    monkeypatch.setattr(launch, "BoundPlan", lambda plan, workspace, *rest: Recorded(log))
+    monkeypatch.setattr(binding, "BoundPlan", lambda plan, workspace, *rest: Recorded(log))
     monkeypatch.setattr(authored_gpu, "BoundPlan", lambda plan, workspace, *rest, **more: Recorded(log))
-    monkeypatch.setattr(authored_gpu, "exchanged_tensors", lambda *given: {})
+    monkeypatch.setattr(authored_gpu, "exchanged_tensors", lambda kernel, given: {"x": given["x"]})
     monkeypatch.setattr(handwritten_gpu, "_BoundProgram", lambda declared, layout, space: RecordedSteps(log))
     monkeypatch.setattr(handwritten_gpu, "Workspace", SimpleNamespace(of=lambda group, device: Workspace(log)))
-    monkeypatch.setattr(packed, "library_call", lambda operation, *rest: lambda tensors: log.append(operation.name))
+    monkeypatch.setattr(binding, "library_call", lambda operation, *rest: lambda tensors: log.append(operation.name))
     start = SimpleNamespace(start=lambda stream: log.append(f"packed on {stream}"))
-    monkeypatch.setattr(packed.PackedPlan, "_kernel", lambda self, is_later: start)
+    monkeypatch.setattr(binding.PackedPlan, "_kernel", lambda self, is_later: start)
 
     def captured(enqueue: Any) -> Any:
         log.append("capture [")
@@ -142,7 +142,7 @@ def planned(operator: str, name: str) -> Plan:
 def plan_run(log: Log) -> Any:
     plan, tensor = planned("all_gather_matmul", "push"), torch.zeros(4)
     workspace: Any = Workspace(log)
-    run = launch.bind_with_prologue(plan, workspace, {"x": tensor})
+    run = binding.bind_with_prologue(plan, workspace, {"x": tensor})
     log.clear()
     return lambda: run({"x": tensor})
 
@@ -154,7 +154,7 @@ def compiled_run(log: Log) -> Any:
     tensor = torch.zeros(4)
     run = authored_gpu.AuthoredRun(planned("all_gather_matmul", "push"), workspace, kernel, {"x": tensor, "M": 3})
     log.clear()
-    return lambda: run({"x": tensor, "M": 3}, {"x": tensor}, {})
+    return lambda: run({"x": tensor, "M": 3})
 
 
 def steps_run(log: Log) -> Any:
@@ -171,7 +171,7 @@ def steps_run(log: Log) -> Any:
 def packed_run(log: Log, operator: str = "matmul_all_reduce", name: str = "one_shot_packed") -> Any:
     tensors = {name: torch.zeros(4) for name in ("x", "w", "y")}
     workspace: Any = Workspace(log)
-    run = PlanRun(workspace, packed.PackedPlan(planned(operator, name), workspace, tensors), (), True)
+    run = PlanRun(workspace, binding.PackedPlan(planned(operator, name), workspace, tensors), (), True)
     return lambda where=tensors: run(where)
 
 

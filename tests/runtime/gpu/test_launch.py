@@ -11,10 +11,16 @@ from overweave.ir.shards import shard_rows
 from overweave.memory.group import resolve
 from overweave.ops.call import prepare
 from overweave.ops.call.prepared import outputs_of
+from overweave.ops.reference import PlainCollectives
 from overweave.runtime.backends import load
 from overweave.schedules.catalog.catalog import build
-from tests.ops import reference
 from tests.ranks import run_ranks
+
+
+def by_torch(problem: Problem, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    collectives = PlainCollectives(resolve(None).process_group, problem.m, problem.strip)
+    found: torch.Tensor = problem.record.reference({"x": x, "w": w}, collectives)
+    return found
 
 
 def sequential(operator: str) -> list[object]:
@@ -29,7 +35,7 @@ def sequential(operator: str) -> list[object]:
     tensors = {"x": x, "w": w, "y": y}
     run = load("gpu launch")(build(f"{operator}.sequential", problem, {}, rank=group.rank), group, tensors)
     run(tensors)
-    wanted = reference.all_gather_matmul(x, w) if gathers else reference.matmul_reduce_scatter(x, w)
+    wanted = by_torch(problem, x, w)
     opened = load("gpu workspace").existing(group)
     dist.barrier()
     return [torch.allclose(y, wanted, atol=1e-5), opened is None, type(run).__name__]
@@ -53,8 +59,7 @@ def results_it_makes(operator: str, m: int) -> list[object]:
     problem = Problem(operator=operator, m=m, n=24, k=16, world_size=2, dtype="float32")
     example = {"x": x, "w": w, **{name: torch.empty(shape) for name, shape, _ in outputs_of(problem, group.rank)}}
     run, bound = prepare._bind_aligned(build(f"{operator}.sequential", problem, {}, rank=group.rank), group, example)
-    function = getattr(reference, operator)
-    wanted = function(x, w, m=m) if gathers else function(x, w)
+    wanted = by_torch(problem, x, w)
     found = []
     for _ in range(2):
         given = {name: tensor for name, tensor in example.items() if name not in bound.allocated_outputs}

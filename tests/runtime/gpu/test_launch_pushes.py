@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from campaigns.oracle.plans.library_queues import gathered_beside, reduced_beside
 from overweave.ir.launch.order import launch_order
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import COPY_KERNEL, Plan
@@ -18,7 +17,6 @@ from overweave.schedules.catalog.catalog import build
 from tests.runtime.gpu.launch_log import logged
 from tests.runtime.gpu.test_bind import tensors_of
 
-MAIN = "caller"
 Log = list[tuple[str, str]]
 
 
@@ -49,38 +47,10 @@ def pushing_queue(plan: Plan) -> str:
     return next(one.queue for one in plan.realization.engines if one.engine == COPY_KERNEL)
 
 
-def test_a_gather_pushes_first_and_tiles_start_when_it_has_its_sms(monkeypatch: pytest.MonkeyPatch):
-    """Peers wait for the pushes: nothing that waits for peers may take their place."""
-    log = launched(plan_of("all_gather_matmul.push"), monkeypatch)
-    assert log == [("copy", "copies.kernel"), ("wait 4", MAIN), ("matmul", MAIN)]
-
-
-def test_a_scatter_pushes_once_its_first_chunk_is_computed(monkeypatch: pytest.MonkeyPatch):
-    plan = plan_of("matmul_reduce_scatter.scatter", sms=8, pieces=1)
-    tiles = next(put.waits[0].count for put in plan.schedule.of_rank(1) if put.name.startswith("push"))
-    log = launched(plan, monkeypatch)
-    pushes = [(f"wait {tiles}", "copies.kernel"), ("copy", "copies.kernel"), ("behind copies.kernel", MAIN)]
-    assert log == [("matmul", MAIN), *pushes, ("reduction", MAIN)]
-
-
-def test_a_scatter_of_one_wave_pushes_behind_it_on_one_stream(monkeypatch: pytest.MonkeyPatch):
-    log = launched(plan_of("matmul_reduce_scatter.scatter", pieces=1), monkeypatch)
-    assert log == [("matmul", MAIN), ("copy", MAIN), ("reduction", MAIN)]
-
-
 def test_only_what_runs_beside_has_a_stream_to_join():
     plans = [plan_of("matmul_reduce_scatter.scatter", sms=sms) for sms in (8, 132)]
     beside = [{action.queue for action in launch_order(plan, 0)} & queues_beside(plan) for plan in plans]
     assert beside == [{"copies.kernel"}, set()]
-
-
-def test_a_library_call_beside_tiles_waits_and_tells_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch):
-    log = launched(reduced_beside(3), monkeypatch)
-    steps = ("wait 2", "library reduce.1.0", "wait 2", "library reduce.1.1")
-    assert log == [("matmul", MAIN), *((step, "groups") for step in steps)]
-    gathers = ("library gather.1.0", "write 1", "library gather.1.1", "write 1")
-    found = launched(gathered_beside(4, 24), monkeypatch)
-    assert sorted(found) == sorted([("matmul", MAIN), *((step, "gathers") for step in gathers)])
 
 
 @pytest.mark.parametrize(("name", "source"), [("all_gather_matmul.push", "x"), ("matmul_reduce_scatter.scatter", None)])

@@ -16,13 +16,13 @@ from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import ECHOES
 from overweave.runtime.gpu import authored as authored_gpu
+from overweave.runtime.gpu import bound as binding
 from overweave.runtime.gpu import handwritten as handwritten_gpu
-from overweave.runtime.gpu import launch
+from overweave.runtime.gpu.bound import PackedPlan
 from overweave.runtime.gpu.call_frame import PlanRun
-from overweave.runtime.gpu.packed import PackedPlan
 from tests.runtime.gpu import test_bind_compiled as compiled
 from tests.runtime.gpu.launch_log import LaunchLog, logged
-from tests.runtime.gpu.test_bind import ENDING, FP8, GATHER, REDUCE, SCATTER, SWIGLU, Case, tensors_of
+from tests.runtime.gpu.test_bind import ENDING, FP8, GATHER, REDUCE, SCATTER, Case, tensors_of
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ PLANS = {
         GATHER, "push kernel=hopper", {"epilogue": ENDING, "b_is_transposed": True}, rank=1, world_size=3
     ),
     "gather, several weights": Case(GATHER, "push kernel=portable pieces=2", {"columns": (512, 128, 128)}, rank=1),
-    "gather, split k": Case(GATHER, "push kernel=hopper split_k=2", {"k": 1024, "epilogue": SWIGLU}),
+    "gather, gated": Case(GATHER, "push kernel=hopper", {"epilogue": Epilogue(activation="silu", gate=True)}),
     "gather, copy kernel": Case(GATHER, "push kernel=hopper mover=copy_kernel", BY_ROWS, rank=2, world_size=4),
     "gather, pulled": Case(GATHER, "pull kernel=hopper pieces=2", rank=1),
     "gather, packed": Case(GATHER, "gather_packed matmul=library", {"m": 8}, rank=1),
@@ -95,13 +95,13 @@ def test_plans_that_no_method_writes(name: str, golden: Golden, monkeypatch: pyt
 
 def text_of_plan(plan: Plan, rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> str:
     with logged(rank, world_size, monkeypatch) as log:
-        monkeypatch.setattr(launch, "create_subgroups", lambda *given: None)
+        monkeypatch.setattr(binding, "create_subgroups", lambda *given: None)
         tensors, moved = tensors_of(plan, rank), tensors_of(plan, rank)
         log.tensors({f"bound {name}": tensor for name, tensor in tensors.items()} | moved)
         if plan.schedule.reuse == ECHOES:
             run: Any = PlanRun(log.workspace, PackedPlan(plan, log.workspace, tensors), (), True)
         else:
-            run = launch.bind_with_prologue(plan, log.workspace, tensors)
+            run = binding.bind_with_prologue(plan, log.workspace, tensors)
         run(moved)
     return text_of(log)
 
@@ -132,7 +132,7 @@ def test_kernels_of_authors(name: str, golden: Golden, monkeypatch: pytest.Monke
         monkeypatch.setattr(authored_gpu, "create_subgroups", lambda group, operations: None)
         log.tensors({name: getattr(one, "base", one) for name, one in given.items() if not isinstance(one, int)})
         run = authored_gpu.AuthoredRun(plan, log.workspace, kernel, given)
-        run(given, authored_gpu.exchanged_tensors(plan, kernel, given), {})
+        run(given)
     golden(f"launches/{name}.txt", text_of(log))
 
 

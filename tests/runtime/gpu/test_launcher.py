@@ -16,7 +16,7 @@ from triton.backends.nvidia import driver as nvidia
 from campaigns.lint.lint_case import PLAIN
 from campaigns.lint.lint_matmul import Stored, Tile, call_of
 from overweave.compat import triton_names
-from overweave.compat.homes import Home
+from overweave.compat.versions import Home
 from overweave.errors import KernelUnavailable
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import MatmulConfig
@@ -27,7 +27,7 @@ from tools.aot import source_of_launch
 ENDING = Epilogue(bias=True, activation="silu", residual=True)
 TILES = [
     Tile("bfloat16", MatmulConfig(), PLAIN),
-    Tile("bfloat16", MatmulConfig(split_tiles=1, split_k=2), PLAIN, ENDING, weights=3),
+    Tile("bfloat16", MatmulConfig(), PLAIN, ENDING, weights=3),
     Tile("bfloat16", MatmulConfig(kernel="hopper"), PLAIN, ENDING, addends=1, stored=Stored(3, True)),
 ]
 MAP = {"swizzle": 3, "elem_size": 2, "elem_type": 2, "block_size": [64, 64], "fp4_padded": False}

@@ -13,9 +13,9 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.heap import HALVES, PackedSpace
-from overweave.memory.packed_layout import lay_out_packed
+from overweave.memory.layout import lay_out_packed
+from overweave.runtime.gpu.bound import PackedPlan
 from overweave.runtime.gpu.call_frame import PlanRun
-from overweave.runtime.gpu.packed import PackedPlan
 from overweave.schedules.catalog.catalog import build
 from tests.runtime.without_gpu import CALLER, Launched, launched, workspace
 

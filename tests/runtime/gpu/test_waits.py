@@ -11,11 +11,9 @@ import torch
 from overweave.ir.plan import LIBRARY
 from overweave.kernels.arguments import SignalWords
 from overweave.memory.layout import lay_out
-from overweave.runtime.gpu import waits
-from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.gpu.waits import DeviceSignals, PlanWaits, merge_adjacent, pack_waits
-from overweave.runtime.kernel_calls.call import KernelCall
-from overweave.runtime.kernel_calls.protocol import wait_call
+from overweave.runtime.gpu import launcher
+from overweave.runtime.gpu.launcher import DeviceSignals, Launch, PlanWaits, merge_adjacent, pack_waits
+from overweave.runtime.kernel_calls.call import KernelCall, wait_call
 from tests.ir.launch.test_waits_without_deadline import planned
 from tests.runtime.without_gpu import launched
 
@@ -76,7 +74,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[int, ...]]]
         assert call.arguments[:3] == [*PROTOCOL[:3]]
         return SimpleNamespace(start=lambda stream: launches.append((stream, tuple(call.arguments[3:]))))
 
-    monkeypatch.setattr(waits, "Launch", launch)
+    monkeypatch.setattr(launcher, "Launch", launch)
     return launches
 
 

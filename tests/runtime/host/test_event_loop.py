@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from overweave.runtime.host.event_loop import Beside
+from overweave.runtime.host.emulate import Beside
 
 
 def test_what_a_launch_raises_is_raised_however_late_it_comes(monkeypatch: pytest.MonkeyPatch):

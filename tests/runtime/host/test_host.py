@@ -9,7 +9,7 @@ from overweave.errors import InputError, OverweaveError, RankMismatch
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
-from overweave.runtime.host.host import run_on_host
+from overweave.runtime.host.host import as_matrices, run_on_host
 from overweave.schedules.catalog import catalog
 from tests.ranks import run_ranks
 
@@ -100,3 +100,9 @@ def call_at_unknown_depth() -> str:
     with pytest.raises(InputError) as caught:
         run_on_host(plan_of(8, world_size=1), resolve(None), *tensors(), depth="deep")
     return str(caught.value)
+
+
+def test_vectors_and_numbers_are_rows_to_plans() -> None:
+    tensors = {"bias": torch.zeros(5), "scale_x": torch.zeros(()), "scale_w": torch.zeros(1), "x": torch.zeros(3, 5)}
+    shapes = [tuple(each.shape) for each in as_matrices(tensors).values()]
+    assert shapes == [(1, 5), (1, 1), (1, 1), (3, 5)]

@@ -8,7 +8,7 @@ import torch
 from overweave.ir.plan import SkinnyConfig
 from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu.launcher import Launch
-from overweave.runtime.kernel_calls.skinny import SkinnyOperands, skinny_call
+from overweave.runtime.kernel_calls.packed import SkinnyOperands, skinny_call
 from overweave.schedules.tiles.shape import SHAPES
 from tests.runtime.without_gpu import SHARED_BYTES, Launched, launched
 

@@ -13,9 +13,8 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute
 from overweave.memory.group import resolve
 from overweave.runtime.library import calls
-from overweave.runtime.library.calls import library_call
+from overweave.runtime.library.calls import Views, library_call, merge_parts, shapes_of
 from overweave.runtime.library.library import run_operation
-from overweave.runtime.library.views import Views, merge_parts, shapes_of
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
 

@@ -12,11 +12,10 @@ from overweave.ir.epilogue import Norm
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
 from overweave.memory.group import resolve
-from overweave.runtime.library import epilogue, scaled
-from overweave.runtime.library.calls import library_call
+from overweave.runtime.library import epilogue
+from overweave.runtime.library.calls import library_call, merge_parts, padded_rows, shapes_of
 from overweave.runtime.library.epilogue import apply_norm
 from overweave.runtime.library.library import equal_parts, full_precision, run_operation
-from overweave.runtime.library.views import merge_parts, padded_rows, shapes_of
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
 
@@ -100,64 +99,12 @@ def test_no_padding_lands_on_rows_that_are_there(world_size: int):
         assert run_ranks(gather_short_shards, world_size, short) == [True] * world_size
 
 
-def reduce_everywhere(is_in_place: bool) -> list[bool]:
-    """An all-reduce of each dtype, whose source keeps what it holds unless it is the destination."""
-    group, told = resolve(None), []
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        tensors = {"a": torch.full((3, 2), group.rank + 1.0, dtype=dtype), "b": torch.zeros(3, 2, dtype=dtype)}
-        parts = {name: (Region(name, group.rank, (0, 3), (0, 2)),) for name in tensors}
-        collective = Collective(
-            name="r", rank=group.rank, queue="main", function="all_reduce", label="r", ranks=(0, 1, 2),
-            sources=parts["a"], destinations=parts["a" if is_in_place else "b"],
-        )  # fmt: skip
-        run_operation(collective, lambda part, tensors=tensors: tensors[part.buffer], group)
-        kept = is_in_place or tensors["a"].eq(group.rank + 1).all()
-        told.append(bool(kept and tensors["a" if is_in_place else "b"].eq(6).all()))
-    return told
-
-
-@pytest.mark.parametrize("is_in_place", [False, True])
-def test_all_reduce(is_in_place: bool):
-    assert run_ranks(reduce_everywhere, 3, is_in_place) == [[True] * 3] * 3
-
-
 def region(name: str, rows: int = 2, cols: int = 2) -> Region:
     return Region(name, 0, (0, rows), (0, cols))
 
 
 def run_alone(operation: Compute | Reduce | Put, **tensors: torch.Tensor) -> None:
     run_operation(operation, lambda part: tensors[part.buffer][slice(*part.rows), slice(*part.cols)], None)  # type: ignore[arg-type]
-
-
-def test_a_matmul_overwrites_or_adds():
-    a, b, out = torch.eye(2) * 3, torch.ones(2, 2), torch.full((2, 2), 5.0)
-    compute = Compute(name="c", rank=0, queue="main", a=(region("a"),), b=region("b"), out=(region("out"),))
-    run_alone(compute, a=a, b=b, out=out)
-    assert out.eq(3).all()
-    added = Compute(
-        name="c", rank=0, queue="main", a=(region("a"),), b=region("b"), out=(region("out"),), accumulate=True
-    )
-    run_alone(added, a=a, b=b, out=out)
-    assert out.eq(6).all()
-
-
-def test_a_sum_is_in_fp32_in_order_and_rounded_once():
-    """In bf16, 256 + 1 is 256: summed step by step the ones would be lost."""
-    parts = {name: torch.full((2, 2), value).bfloat16() for name, value in (("a", 256.0), ("b", 1.0), ("c", 1.0))}
-    out = torch.empty(2, 2).bfloat16()
-    reduce = Reduce(name="r", rank=0, queue="main", operands=tuple(map(region, parts)), out=region("out"))
-    run_alone(reduce, **parts, out=out)
-    assert out.eq(258).all()
-
-
-def test_a_sum_leaves_its_operands_alone():
-    """In fp32 too, where the first operand needs no conversion."""
-    parts, out = {name: torch.ones(2, 2) for name in "ab"}, torch.empty(2, 2)
-    run_alone(
-        Reduce(name="r", rank=0, queue="main", operands=(region("a"), region("b")), out=region("out")), **parts, out=out
-    )
-    assert out.eq(2).all()
-    assert parts["a"].eq(1).all()
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -236,7 +183,7 @@ def products_under_autocast(dtype: torch.dtype) -> list[torch.Tensor]:
         run_operation(summed, lambda region: tensors[region.buffer], None)  # type: ignore[arg-type]
         made.append(tensors["y"].clone())
         made.append(epilogue._gate_product(summed, 0, lambda region: tensors[region.buffer], tensors))
-        scaled.scaled_matmul(x.float(), w.float(), (torch.ones(1, 1), torch.ones(1, 1)), tensors["y"])
+        epilogue.scaled_matmul(x.float(), w.float(), (torch.ones(1, 1), torch.ones(1, 1)), tensors["y"])
         made.append(tensors["y"].clone())
         apply_norm(
             tensors["y"], slice(0, 2), Norm(eps=1e-5), {"z": sum_of, "norm_weight": torch.ones(1, 4, dtype=dtype)}

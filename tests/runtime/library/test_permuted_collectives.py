@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,9 @@ from msgspec.structs import replace
 from overweave.errors import ScheduleError
 from overweave.ir.blocks import Blocks, memory_runs, stored_shape
 from overweave.ir.schedule import Buffer, Collective, Copy, Region
-from overweave.memory.group import Group, resolve
-from overweave.memory.subgroups import create_subgroups
-from overweave.runtime.host.emulate import Permuted, start_collective
-from overweave.runtime.library.permuted_collectives import permuted_collective_call
+from overweave.memory.group import Group, create_subgroups, resolve
+from overweave.runtime.host.emulate import CallMemory, start_collective
+from overweave.runtime.library.calls import permuted_collective_call
 from tests.ranks import run_ranks
 
 HEIGHT, WIDE = 2, 3
@@ -105,8 +106,9 @@ def wrong_calls(function: str) -> list[str]:
 
 
 def emulate(part: Collective, group: Group, buffers: dict[str, Buffer], memory: dict[str, torch.Tensor]) -> None:
-    permuted = Permuted(buffers.values(), lambda name, _: memory[name])
-    ends = start_collective(part, group, permuted.call_tensors(part, lambda region: memory[region.buffer]))
+    program: Any = SimpleNamespace(buffers=buffers, callers=buffers.keys())
+    slot: Any = None  # no buffer lies there
+    ends = start_collective(part, group, CallMemory(program, memory, slot).call_tensors(part))
     until = time.monotonic() + 20
     while not ends() and time.monotonic() < until:
         time.sleep(0.001)

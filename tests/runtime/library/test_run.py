@@ -10,7 +10,7 @@ from overweave.ir.counts import COUNTS
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Collective, Region
 from overweave.memory.group import resolve
-from overweave.runtime.library.run import LibraryRun
+from overweave.runtime.library.calls import LibraryRun
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
 

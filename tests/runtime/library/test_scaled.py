@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from overweave.runtime.library.scaled import SCALES_BYTES, align_scales
+from overweave.runtime.library.epilogue import SCALES_BYTES, align_scales
 
 
 def test_scales_lie_where_the_library_takes_them():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from overweave.ir.schedule import Collective, Copy, Region
-from overweave.runtime.library.views import Views, merge_parts
+from overweave.runtime.library.calls import Views, merge_parts
 
 SHAPES = {"x": (4, 6), "whole": (12, 6)}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -14,16 +13,12 @@ import overweave as ow
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Collective, Compute, Copy, Operation, Put, Reduce
-from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
-from overweave.runtime.host.host import run_on_host
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.methods.finer import GATHERS, METHODS, POINTS
+from overweave.schedules.families.finer import EXCHANGE_METHODS, GATHER_METHODS, POINTS
 from overweave.sim.simulate import total_us
 from tests.ranks import run_ranks
 
@@ -36,16 +31,12 @@ def planned(name: str, m: int = 1024, world_size: int = 4, *, k: int = 256, opti
     return build(f"{fields['operator']}.{name}", Problem(m=m, k=k, world_size=world_size, **fields), options or {})
 
 
-def of_rank(plan: Plan, rank: int, kind: type[Operation]) -> list[Any]:
-    return [operation for operation in plan.schedule.of_rank(rank) if isinstance(operation, kind)]
-
-
 def test_the_three_choices_have_eight_points_and_the_paper_keeps_four():
     assert len(set(POINTS)) == 8
-    kept = [method.name for method in GATHERS if method.grids]
+    kept = [method.name for method in GATHER_METHODS if method.grids]
     assert kept == ["uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d"]
-    assert all(bool(method.dropped) != bool(method.grids) for method in METHODS)
-    assert [method.name for method in METHODS] == NAMES * 2
+    assert all(bool(method.dropped) != bool(method.grids) for method in (*GATHER_METHODS, *EXCHANGE_METHODS))
+    assert [method.name for method in (*GATHER_METHODS, *EXCHANGE_METHODS)] == NAMES * 2
 
 
 @pytest.mark.slow
@@ -58,62 +49,6 @@ def test_all_are_proven_whatever_m_and_k_are(world_size: int):
     ):
         plan = planned(name, m, world_size, k=k, options=way, columns=columns, returns_gathered=bool(columns))
         assert verify_plan(plan, MachineLimits()).refusals == (), (name, m, k, columns, way)
-
-
-def test_what_arrives_in_a_step_lies_side_by_side_and_the_own_piece_alone_is_gathered():
-    for name, gathered in (("uniform_fused_1d", 4), ("uniform_fused_2d", 4), ("hetero_fused_1d", 0)):
-        plan = planned(name)
-        computes = [each for each in of_rank(plan, 1, Compute) if each.a[0].buffer == "landed"]
-        assert [len(each.a) for each in computes] == [1] * 4  # one matmul of one rectangle for each step
-        gathers = [each for each in of_rank(plan, 1, Copy) if each.queue == "gathers"]
-        assert len(gathers) == gathered
-        assert all(each.sources[0].buffer == "x" for each in gathers)
-
-
-@pytest.mark.parametrize(
-    ("name", "matmuls"),
-    [
-        ("uniform_fused_1d", [256] * 4),
-        ("hetero_fused_1d", [256] + [192] * 4),
-        ("hetero_unfused_1d", [256] + [64] * 12),
-        ("uniform_unfused_1d", [64] * 16),
-        ("uniform_fused_2d", [1024] * 4),
-        ("uniform_unfused_2d", [256] * 16),
-        ("hetero_fused_2d", [256] + [768] * 4),
-        ("hetero_unfused_2d", [256] + [256] * 12),
-    ],
-)
-def test_the_rows_of_each_matmul(name: str, matmuls: list[int]):
-    assert [each.a[0].shape[0] for each in of_rank(planned(name), 2, Compute)] == matmuls
-
-
-def test_products_of_columns_are_added_in_fp32_and_rounded_once():
-    plan = planned("uniform_fused_2d")
-    computes = of_rank(plan, 0, Compute)
-    assert {each.out[0].buffer for each in computes} == {"added"}
-    assert [each.accumulate for each in computes] == [False, True, True, True]
-    assert plan.dtype_of("added") == "float32"
-    (rounded,) = of_rank(plan, 0, Reduce)
-    assert (rounded.operands[0].buffer, rounded.out.buffer) == ("added", "y")
-
-
-def test_one_column_piece_is_the_whole_product():
-    """k of one piece: nothing is added."""
-    plan = planned("uniform_fused_2d", k=8)
-    assert not of_rank(plan, 0, Reduce)
-    assert [goal.terms for goal in plan.schedule.goal] == [((0, 8),)] * 4
-
-
-def test_gathers_pushes_and_scatters_run_beside_the_matmuls():
-    assert queues_beside(planned("uniform_fused_1d")) == {"gathers", "scatters", "copies.1", "copies.2", "copies.3"}
-    assert queues_beside(planned("hetero_fused_1d", options={"order": "ring"})) == {"scatters", "copies"}
-    assert queues_beside(planned("uniform_fused_2d", options={"carrier": "library"})) == {"gathers", "exchanges"}
-
-
-def test_the_library_brings_a_step_by_one_collective():
-    plan = planned("hetero_fused_1d", options={"carrier": "library"})
-    assert len(of_rank(plan, 1, Collective)) == 4
-    assert not of_rank(plan, 1, Put)
 
 
 @pytest.mark.parametrize(
@@ -147,26 +82,6 @@ def test_a_matmul_runs_beside_what_arrives_later():
     alone = total_us(build("all_gather_matmul.sequential", size, {}), machine)
     for name in ("hetero_fused_1d", "hetero_unfused_1d"):
         assert total_us(build(f"all_gather_matmul.{name}", size, {}), machine) < alone
-
-
-def calls(names: list[str]) -> list[str]:
-    """What is wrong with results on a rank: bits on integers, and of floats the error beside one plain matmul."""
-    group, wrong = resolve(None), []
-    world_size = group.world_size
-    for name, way, (m, k) in itertools.product(names, WAYS, ((world_size * world_size * 16 + 5, 256), (37, 100))):
-        for exact in (True, False):
-            plan = planned(name, m, world_size, k=k, options=way)
-            rng = torch.Generator().manual_seed(m)
-            x, w = torch.randn(m, k, generator=rng), torch.randn(k, 48, generator=rng)
-            x, w = (each.clamp(-1, 1).round() if exact else each for each in (x, w))
-            x, w, rows = x.bfloat16(), w.bfloat16(), slice(*shard_rows(m, world_size, group.rank))
-            y = torch.full((m, 48), torch.nan, dtype=torch.bfloat16)
-            run_on_host(plan, group, {"x": x[rows].contiguous(), "w": w}, {"y": y})
-            wanted = x.double() @ w.double()
-            error, plain = ((each.double() - wanted).norm() for each in (y, x @ w))
-            if error > (0.0 if exact else 1.05 * plain) and not torch.equal(y, wanted.bfloat16()):
-                wrong.append(f"{name} {way} m={m} k={k} exact={exact}: {error / plain:.3f}")
-    return wrong
 
 
 def exchanges(names: list[str]) -> list[str]:
@@ -207,9 +122,3 @@ def test_exchanges_of_upper_bounds_are_proven(world_size: int):
 def test_a_collective_does_not_land_pieces_whose_sizes_counts_change():
     with pytest.raises(InputError, match="whose sizes are known"):
         planned("uniform_fused_1d", operator="all_to_all_matmul", counted=True, options={"carrier": "library"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_all_are_exact_and_as_near_to_the_truth_as_one_matmul(world_size: int):
-    assert run_ranks(calls, world_size, NAMES) == [[]] * world_size

@@ -14,7 +14,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Put, Reduce
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.moves.back_ends import MOVERS
+from overweave.schedules.moves.moves import MOVERS
 from overweave.schedules.weave.author_plan import author_plan
 from overweave.schedules.weave.transports import legal, obstacle, transports, wanted_of
 from tests.schedules.weave.test_weave import BLOCK, PUSH, matmul

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.hardware.machine import load
-from overweave.ir.epilogue import Epilogue, Norm
+from overweave.ir.epilogue import Epilogue
 from overweave.ir.operators.matmul_all_reduce import OPERATOR as ALL_REDUCE
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR as REDUCE_SCATTER
 from overweave.ir.plan import Plan
@@ -155,20 +155,6 @@ def test_other_shards_and_a_group_of_one_have_no_groups_unless_they_are_asked_fo
         assert len(groups_of(plan)) == 2
 
 
-def test_without_rows_there_is_nothing_to_do():
-    for operator in OPERATORS:
-        plan = waves(operator, (0, 1024, 64), 2)
-        assert not plan.schedule.operations
-        assert verify_plan(plan, MachineLimits()).ok
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_sums_are_finished_on_their_way_out_of_the_blocks(operator: str):
-    epilogue = Epilogue(bias=True, activation="silu", residual=True)
-    plan = build(f"{operator}.waves", problem_of(operator, (1000, 344, 64), 3, epilogue=epilogue), FEW_SMS)
-    assert verify_plan(plan, MachineLimits()).ok
-
-
 def test_strips_are_finished_each_in_its_place():
     problem = problem_of(REDUCE_SCATTER.name, (240, 344, 64), 3, epilogue=Epilogue(bias=True, residual=True))
     plan = build(f"{REDUCE_SCATTER.name}.waves", problem, FEW_SMS | CYCLIC)
@@ -177,12 +163,3 @@ def test_strips_are_finished_each_in_its_place():
     for wrong in (goals[1:], [replace(goals[0], row=goals[1].row), *goals[1:]]):
         verdict = verify_plan(replace(plan, schedule=replace(plan.schedule, goal=tuple(wrong))), MachineLimits())
         assert any(refusal.operation == "restore.0" for refusal in verdict.refusals), verdict
-
-
-@pytest.mark.parametrize(("operator", "options"), [*((each, {}) for each in OPERATORS), (REDUCE_SCATTER.name, CYCLIC)])
-def test_rows_are_normed_on_their_way_out_of_the_blocks(operator: str, options: dict[str, str]):
-    problem = problem_of(operator, (1002, 344, 64), 3, norm=Norm(eps=1e-5, residual=True))
-    plan = build(f"{operator}.waves", problem, FEW_SMS | options)
-    assert verify_plan(plan, MachineLimits()).ok
-    assert plan.realization.reduction is not None
-    assert plan.realization.reduction.block_n >= problem.n

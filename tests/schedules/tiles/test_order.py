@@ -11,10 +11,10 @@ from overweave.errors import ScheduleError
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Notify, Schedule, Wait
-from overweave.ir.tile_order import MULTIPLY, NO_ADDENDS, NO_SIGNAL, OWN_SHARD, REDUCE, WORKSPACE
+from overweave.ir.tile_order import NO_SIGNAL
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.tiles.order import swizzled, tile_count, tile_orders
+from overweave.schedules.tiles.order import tile_count, tile_orders
 from tests.clock import ends_within
 
 TILES = {"block_m": 16, "block_n": 32, "group_m": 2}
@@ -23,54 +23,6 @@ TILES = {"block_m": 16, "block_n": 32, "group_m": 2}
 def plan(name: str, m: int = 100, **options: int | str) -> Plan:
     problem = Problem(operator=name.split(".")[0], m=m, n=50, k=8, world_size=2, dtype="bfloat16")
     return build(name, problem, {**TILES, "pieces": 2, **options})
-
-
-def test_tiles_of_a_group_run_column_by_column():
-    assert list(swizzled((0, 40), (0, 60), 16, 32, 2)) == [(0, 0), (16, 0), (0, 32), (16, 32), (32, 0), (32, 32)]
-
-
-def test_a_gathers_table():
-    rows = plan("all_gather_matmul.push").tile_order(1, "tiles").rows
-    covered = [(row, col) for tile in rows for row in range(tile.row, tile.row_end) for col in (tile.col,)]
-    assert sorted(covered) == [(row, col) for row in range(100) for col in (0, 32)]
-    own = [tile for tile in rows if tile.source == OWN_SHARD]
-    assert rows[: len(own)] == tuple(own)
-    assert {(tile.row - tile.source_row, tile.wait_lo, tile.wait_hi) for tile in own} == {(50, 0, 0)}
-    # Rank 0's pieces are rows 0 to 32 and 32 to 50, of which the last tile keeps two; signals 0 and 1 say they came.
-    remote = [tile for tile in rows if tile.source == WORKSPACE]
-    assert {(tile.wait_lo, tile.wait_hi, tile.wait_count) for tile in remote} == {(0, 1, 1), (1, 2, 1)}
-    assert {tile.row_end for tile in remote} == {16, 32, 48, 50}
-    assert all(tile.source_row == tile.row and tile.kind == MULTIPLY and tile.signal == NO_SIGNAL for tile in remote)
-    assert [tile.operation for tile in rows] == sorted(tile.operation for tile in rows)
-
-
-def test_a_scatters_tables():
-    both = plan("matmul_reduce_scatter.scatter", own_pieces=2)
-    tiles = both.tile_order(0, "tiles").rows
-    # Signals: computed 0..3 (own parts, which sums wait for, then the peer's pieces), arrived 4..5.
-    assert sorted({tile.signal for tile in tiles}) == [0, 1, 2, 3]
-    assert {tile.source for tile in tiles} == {OWN_SHARD}
-    sums = both.tile_order(1, "sums").rows
-    assert {tile.kind for tile in sums} == {REDUCE}
-    # A part waits for the pieces it touches, and for its own tiles: two rows of two each.
-    assert {(*tile[6:9], tile.also, tile.also_count) for tile in sums} == {(0, 1, 4, 4, 1), (1, 2, 4, 5, 1)}
-    # The second part starts at row 32 of the shard; its tiles count from the first row of its operands.
-    assert {(tile.operation, tile.row - tile.source_row) for tile in sums} == {(0, 0), (1, 32)}
-    assert sum(tile.row_end - tile.row for tile in sums if tile.col == 0) == 50
-
-
-def test_own_tiles_that_add_wait_late_for_their_own_piece():
-    both = plan("matmul_reduce_scatter.scatter", sums="epilogue")
-    assert [order.queue for order in both.tile_orders] == ["tiles", "tiles"]
-    rows = both.tile_order(1, "tiles").rows
-    own = [tile for tile in rows if tile.place != NO_ADDENDS]
-    # Signals: computed 0..1 (the peer's pieces), arrived 2..3. The own tiles come last, store `y` and tell nobody.
-    assert rows[-len(own) :] == tuple(own)
-    assert {(tile.place, tile.signal, tile.wait_lo, tile.wait_hi) for tile in own} == {(1, NO_SIGNAL, 0, 0)}
-    late = {(tile.row < 32, tile.late_lo, tile.late_hi, tile.late_count) for tile in own}
-    assert late == {(True, 2, 3, 1), (False, 3, 4, 1)}
-    assert {tile.source_row - tile.row for tile in own} == {50}
-    assert all((tile.late_lo, tile.late_hi) == (0, 0) for tile in rows[: -len(own)])
 
 
 def cut_plan(sms: int, n: int, block_n: int = 128, split_n: int = 2, block_m: int = 16) -> Plan:

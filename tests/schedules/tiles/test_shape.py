@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
 from overweave.ir.epilogue import Epilogue, Scaling
-from overweave.ir.plan import gate_obstacle, narrow_width, split_k_obstacle, split_obstacle, step_obstacle
+from overweave.ir.plan import gate_obstacle, narrow_width, split_obstacle, step_obstacle
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.options import Settings
@@ -120,7 +120,6 @@ def test_tiles_of_no_multiple_of_64_columns_are_rectangles_of_32_in_the_hopper_k
         Settings(block_n=128, split_n=4).tile(chosen)
     with pytest.raises(InputError, match=r"block_n=160.*kernel=hopper"):
         Settings(block_n=160).tile(shapes("bfloat16")[0].config)
-    assert not split_k_obstacle(config)
 
 
 def test_epilogues_take_no_tiles_whose_kernel_would_spill():

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from overweave.compiler.contract import Contract, Finding, Guard
 from overweave.errors import InputError
 from tests.compiler.cases import KEPT, REDUCES, edit, rules
 from tests.compiler.seeds import SEEDS, SLOT_LOAD, SLOTS, Seed
 from tools.aot import Compiled, Resources
+from tools.ptx_lint.contract import Contract, Finding, Guard
 from tools.ptx_lint.lint import lint
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "compiler"

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from campaigns.lint.lint_packed import packed_case
-from overweave.compiler.contract import Contract
 from overweave.ir.plan import PACKED_SUMS, PackedExchange
 from overweave.schedules.tiles.shape import PACKED
 from tests.compiler.cases import edit, rules
 from tools.aot import Compiled, compile_kernel
+from tools.ptx_lint.contract import Contract
 from tools.ptx_lint.lint import lint
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from overweave.adapters.parallel import gathering, linears, styles
+from overweave.adapters.parallel import gathering, styles
 from overweave.adapters.rows import RowGather
 from overweave.layers import replicated
 from tests.ranks import run_ranks
@@ -97,7 +97,7 @@ FAULTS = {
         (gathering.Gathering, "_is_seen_made", lambda _: True),
         ("selective checkpoint inside", "selective checkpoint of layers"),
     ),
-    "a layer that FSDP2 frees is read later": ((linears, "hasattr", lambda *_: False), ("FSDP2 of layers",)),
+    "a layer that FSDP2 frees is read later": ((styles, "hasattr", lambda *_: False), ("FSDP2 of layers",)),
 }
 
 

@@ -22,7 +22,7 @@ from torch.nn.functional import linear
 import overweave as ow
 from overweave.errors import MachineError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
-from overweave.layers.parts import own_shard
+from overweave.layers.linear import own_shard
 from overweave.layers.replicated import replicated_linear
 from tests.torch.situations.models import Attention, Scaled, Situated, Tied
 from tests.torch.situations.outside import ALL, OUTSIDE

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-samples = pytest.importorskip("overweave.tuner.calibrate.samples", reason="no CUDA bindings here")
+samples = pytest.importorskip("overweave.tuner.calibrate.latencies", reason="no CUDA bindings here")
 from overweave.errors import MachineError  # noqa: E402
 
 

@@ -24,8 +24,16 @@ from overweave.tuner.measure.baselines import (
     TORCH_FUSED,
     methods_of,
 )
-from overweave.tuner.measure.bench import BenchRequest, BenchRun, MethodRow, runs
-from overweave.tuner.measure.summary import middle, regressions, spread, summarize
+from overweave.tuner.measure.bench import (
+    BenchRequest,
+    BenchRun,
+    MethodRow,
+    middle,
+    regressions,
+    runs,
+    spread,
+    summarize,
+)
 from overweave.tuner.measure.timer import Effort
 from overweave.tuner.measure.trial import CheckedCall, agrees
 from overweave.tuner.space.shapes import ShapeCase

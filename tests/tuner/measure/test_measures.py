@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from overweave.tuner.measure.measures import Roofs, measure
+from overweave.tuner.measure.bench import Roofs, measure
 
 ROOFS = Roofs(matmul_us=315, communication_us=190, sequential_us=498, ceiling_us=321)
 

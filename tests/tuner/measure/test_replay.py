@@ -7,9 +7,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from overweave.tuner.measure.baseline_calls import CACHE_BYTES, _input_sets
-from overweave.tuner.measure.replay import REPLAYED_ROWS, SIGHTS, capture_graphs, is_replayed, with_graph_warmup
-from overweave.tuner.measure.timer import Effort
+from overweave.tuner.measure.baselines import CACHE_BYTES, _input_sets
+from overweave.tuner.measure.timer import REPLAYED_ROWS, SIGHTS, Effort, capture_graphs, is_replayed, with_graph_warmup
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 
 import pytest
@@ -10,21 +11,35 @@ from msgspec.structs import replace
 
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
-from overweave.schedules.methods.finer import METHODS as FINER
+from overweave.schedules.families.finer import EXCHANGE_METHODS, GATHER_METHODS
 from overweave.schedules.records.outside import TORCH_FUSED
 from overweave.tuner.measure import search
-from overweave.tuner.measure.baseline_calls import BenchSide, Setting
+from overweave.tuner.measure.baselines import BenchSide, Setting
 from overweave.tuner.measure.search import MOST_BY_MODEL, WORTH_VARYING, Tuned, shortlist
 from overweave.tuner.model.candidate_model import Weighed
 from overweave.tuner.model.rank import rank_candidates
 from overweave.tuner.space.space import Candidate, candidate
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.table import Entry, Time
+from overweave.tuner.store.cache import Entry, Time
 
 GPU, CPU = Target("cuda"), Target("cpu")
 HOST = torch.device("cpu")
 PROBLEM = Problem(operator="all_gather_matmul", m=2048, n=1024, k=1024, world_size=4, dtype="bfloat16")
 LIBRARY, PUSH, PULL = Candidate("sequential"), candidate("push", {"pieces": 1}), candidate("pull", {"pieces": 1})
+
+
+def test_what_was_quickest_is_varied_and_the_quickest_of_all_are_timed_once_more():
+    asked: list[list[str]] = []
+
+    def measure(names: Iterable[str]) -> dict[str, float]:
+        asked.append(list(names))
+        us = {name: len(name) - 0.5 * (len(asked) == 3) for name in asked[-1]}
+        return dict(sorted(us.items(), key=lambda item: item[1]))
+
+    times = search.search(measure, ["aaa", "bb"], lambda times: [next(iter(times))[:1]], finalists=2)
+    assert asked == [["aaa", "bb"], ["b", "bb"], ["b", "bb"]]
+    assert list(times.items()) == [("b", 0.5), ("bb", 1.5), ("aaa", 3.0)]
+    assert search.search(lambda names: {}, ["a"], lambda times: ["b"], finalists=1) == {}
 
 
 @pytest.mark.slow
@@ -51,7 +66,11 @@ def test_the_models_own_choice_is_always_measured():
 
 def test_what_cannot_be_is_not_measured():
     listed = shortlist(rank_candidates(replace(PROBLEM, n=1001), GPU), PROBLEM.operator)
-    finer = [Candidate(method.name) for method in FINER if method.grids and method.operator == PROBLEM.operator]
+    finer = [
+        Candidate(method.name)
+        for method in (*GATHER_METHODS, *EXCHANGE_METHODS)
+        if method.grids and method.operator == PROBLEM.operator
+    ]
     assert listed == [LIBRARY, Candidate(TORCH_FUSED), Candidate("per_shard"), *finer]
     assert Candidate(TORCH_FUSED) not in shortlist(rank_candidates(PROBLEM, CPU), PROBLEM.operator)
 

@@ -8,7 +8,7 @@ import torch
 from overweave.ir.plan import CopyConfig
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import COPY, NO_SIGNAL, WORKSPACE, TileRow
-from overweave.tuner.measure.sm_copies import WORD_BYTES, SmCopies
+from overweave.tuner.measure.overlap_losses import WORD_BYTES, SmCopies
 from tests.runtime.without_gpu import CALLER, Launched, launched
 
 __all__ = ["launched"]  # a fixture

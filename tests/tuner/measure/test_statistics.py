@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overweave.errors import InputError
-from overweave.tuner.measure.statistics import geometric_mean, interval_rank, median, p90, paired_ratio
+from overweave.tuner.measure.timer import geometric_mean, interval_rank, median, p90, paired_ratio
 
 TIMES = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=60)
 

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from overweave.errors import InputError
-from overweave.tuner.measure.statistics import median
-from overweave.tuner.measure.timer import Effort, compare
+from overweave.tuner.measure.timer import Effort, compare, median
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overweave.tuner.model.candidate_model import Weighed
-from overweave.tuner.model.choice import Choice, candidate_counts
+from overweave.tuner.model.choose import Choice, candidate_counts
 
 WEIGHTS = (
     Weighed("sequential", predicted_us=30.0, measured_us=24.0),

@@ -11,8 +11,7 @@ from overweave.schedules.catalog.catalog import build
 from overweave.schedules.records.outside import OUTSIDE, TORCH_FUSED
 from overweave.tuner.model.choose import choose, explain_choice
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import fingerprint, path_of, save
-from overweave.tuner.store.table import Entry, Knowledge, Table, Time, bucket_problem
+from overweave.tuner.store.cache import Entry, Knowledge, Table, Time, bucket_problem, fingerprint, path_of, save
 
 GPU, CPU = Target("cuda"), Target("cpu")
 PROBLEM = Problem(operator="all_gather_matmul", m=4096, n=3840, k=5120, world_size=4, dtype="bfloat16")

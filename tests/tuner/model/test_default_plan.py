@@ -11,8 +11,8 @@ from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
-from overweave.tuner.model import default_plan as default_plans
-from overweave.tuner.model.default_plan import default_plan, predicted_us, wire_bytes
+from overweave.tuner.model import choose as choosing
+from overweave.tuner.model.choose import default_plan, predicted_us, wire_bytes
 from overweave.tuner.space.space import Candidate, reason_unsupported
 from overweave.tuner.space.target import Target, tile_options
 
@@ -90,11 +90,11 @@ def test_what_a_tile_kernel_takes():
 def test_the_rule_adds_one_matmul_and_one_collective(operator: str):
     """In us: FLOP over TFLOP/s, bytes over GB/s; overlap is taken from the measured time on, to the microsecond."""
     rule, problem = OPERATORS[operator].size_rule, problem_of(operator, n=4096)
-    matmul_us = 2 * 8192 * 4096 * 4096 / (default_plans.TFLOPS * 1e12) * 1e6
+    matmul_us = 2 * 8192 * 4096 * 4096 / (choosing.TFLOPS * 1e12) * 1e6
     ways = 2 if operator == "matmul_all_reduce" else 1  # scattered, and gathered again
-    wire_us = ways * 8192 * 4096 * 2 * 0.75 / (default_plans.WIRE_GB_PER_S * 1e9) * 1e6
+    wire_us = ways * 8192 * 4096 * 2 * 0.75 / (choosing.WIRE_GB_PER_S * 1e9) * 1e6
     assert predicted_us(problem) == pytest.approx(matmul_us + wire_us)
-    last = next(m for m in range(8, 8192, 8) if predicted_us(replace(problem, m=m)) >= default_plans.PAYS_FROM_US)
+    last = next(m for m in range(8, 8192, 8) if predicted_us(replace(problem, m=m)) >= choosing.PAYS_FROM_US)
     assert default_plan(replace(problem, m=last), GPU).plan == f"{operator}.{rule.overlapped}"
     assert default_plan(replace(problem, m=last - 8), GPU).plan == f"{operator}.sequential"
 

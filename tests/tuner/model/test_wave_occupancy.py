@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overweave.ir.problem import Problem
-from overweave.tuner.model.choice import Choice
-from overweave.tuner.model.choose import wave_occupancy
+from overweave.tuner.model.choose import Choice, wave_occupancy
 
 SMS = {"sms": 132}
 
@@ -24,8 +23,6 @@ def problem(operator: str, m: int, n: int, k: int = 1024) -> Problem:
         # 16 x 20, of which the last 56 are cut in two.
         ("push", {"block_m": 128, "block_n": 256}, (2048, 5120), "Tiles of 128 x 256 on 132 SMs: 2.42 waves, "
          "the last one 42% full, some tiles in narrower parts."),
-        ("push", {"block_m": 128, "block_n": 256, "split_k": 2}, (2048, 5120, 8192), "Tiles of 128 x 256 on 132 SMs: "
-         "2.42 waves, the last one 42% full, its tiles split along k."),
         ("sequential", {}, (2048, 1024), ""),
     ],
 )  # fmt: skip

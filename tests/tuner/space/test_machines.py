@@ -9,8 +9,8 @@ import pytest
 
 from overweave.hardware.cards import Gpu, find, machine_for
 from overweave.tuner.calibrate.machine_file import machine_file
-from overweave.tuner.space import machines
-from overweave.tuner.space.machines import agreed_machine, calibrated_path, machine_of, save_calibrated
+from overweave.tuner.space import target
+from overweave.tuner.space.target import agreed_machine, calibrated_path, machine_of, save_calibrated
 from tests.tuner.calibrate.test_machine_file import FOUND, LIKE, SOURCE
 
 GPU = Gpu("NVIDIA H200", (9, 0), FOUND.sms, 139.8, "nvswitch")
@@ -63,7 +63,7 @@ def test_all_ranks_take_the_same(theirs: tuple[str, str], machine: str, basis: s
     own = machine_of(GPU)
     assert find(GPU).machine == "h200x4"
     board = Boards(own.digest if theirs[0] == "same" else theirs[0], theirs[1])
-    monkeypatch.setattr(machines, "Board", SimpleNamespace(of=lambda group: board))
+    monkeypatch.setattr(target, "Board", SimpleNamespace(of=lambda group: board))
 
     class Handle:
         """A process group, as far as it can be remembered."""

@@ -10,18 +10,17 @@ from campaigns.waves.wave_partitions import every_partition
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.plan import MatmulConfig
-from overweave.tuner.space import partition_search
-from overweave.tuner.space.partition_search import (
+from overweave.tuner.space import waves as partitions
+from overweave.tuner.space.waves import (
     MOST_COMPARED,
     MOST_FIRST,
     MOST_LAST,
+    Grouped,
     Partition,
     WaveCosts,
-    WaveGroups,
     best_partitions,
     predicted_us,
     scale_partition,
-    slowest_costs,
     wave_costs,
 )
 from tests.clock import ends_within
@@ -29,7 +28,7 @@ from tests.clock import ends_within
 
 def all_partitions(waves: int) -> list[Partition]:
     """Every partition that the search chooses from."""
-    first, last = partition_search.MOST_FIRST, partition_search.MOST_LAST
+    first, last = partitions.MOST_FIRST, partitions.MOST_LAST
     return [each for each in every_partition(waves) if each[0] <= first and each[-1] <= last]
 
 
@@ -67,7 +66,7 @@ def test_the_first_group_and_the_last_are_small(waves: int):
 
 def test_without_bounds_all_partitions_are_looked_at(monkeypatch: pytest.MonkeyPatch):
     for name in ("MOST_FIRST", "MOST_LAST"):
-        monkeypatch.setattr(partition_search, name, 99)
+        monkeypatch.setattr(partitions, name, 99)
     assert len(all_partitions(8)) == 2**7
 
 
@@ -96,14 +95,6 @@ def test_a_partition_of_other_waves_is_refused(partition: tuple[int, ...]):
         predicted_us(partition, WaveCosts(1.0, (1.0,) * 3, (1.0,) * 3))
 
 
-def test_the_slowest_rank_counts():
-    quick, slow = WaveCosts(1.0, (5.0, 6.0), (5.0, 6.0)), WaveCosts(2.0, (3.0, 8.0), (3.0, 4.0))
-    assert slowest_costs([quick, slow]) == WaveCosts(2.0, (5.0, 8.0), (5.0, 6.0))
-    for differing in ([], [quick, WaveCosts(1.0, (1.0,), (1.0,))]):
-        with pytest.raises(InputError, match="waves"):
-            slowest_costs(differing)
-
-
 def test_128_waves_take_less_than_5_ms():
     costs = random_costs(128, random.Random(0))
     best_partitions(costs)
@@ -118,7 +109,7 @@ def test_a_partition_of_a_near_size_keeps_its_shares(waves: int, shares: tuple[i
 def test_costs_are_those_of_the_machine():
     """132 SMs compute 528 tiles in waves of 116; the last one has 64 tiles."""
     machine, config = load("h200x4"), MatmulConfig(kernel="hopper", block_m=128, block_n=256)
-    asked = WaveGroups(
+    asked = Grouped(
         tiles=528, per_wave=116, config=config, k=4096, dtype="bfloat16", function="all_reduce", world_size=4
     )
     costs = wave_costs(machine, asked)

@@ -9,7 +9,7 @@ from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.problem import Problem
-from overweave.tuner.space.problem_words import as_benchmarked, bare_product, with_epilogue
+from overweave.tuner.space.shapes import as_benchmarked, bare_product, with_epilogue
 
 GATHER, SCATTER, REDUCE = "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"
 

@@ -23,8 +23,7 @@ from overweave.tuner.space.space import (
     variations,
 )
 from overweave.tuner.space.target import Target
-from overweave.tuner.store.cache import shipped
-from overweave.tuner.store.table import Time
+from overweave.tuner.store.cache import Time, shipped
 
 GPU, CPU = Target("cuda"), Target("cpu")
 
@@ -222,22 +221,6 @@ def test_what_may_differ_between_calls_is_never_taken_unasked():
         if not what.is_by_torch:
             schedule = build(what.schedule(problem.operator), problem, dict(what.options)).schedule
             assert not any(goal.unordered for goal in schedule.goal)
-
-
-def test_tiles_are_dealt_out_along_k_where_the_model_says_so():
-    long = problem_of("all_gather_matmul", m=1024, n=4608, k=16384)
-    varied = variations(candidate("push", {"pieces": 2}), long, GPU)
-    dealt = [what for what in varied if dict(what.options).get("split_k") == "best"]
-    assert dealt
-    assert all(is_member("all_gather_matmul", what) for what in varied)
-    asked = full_options(long, GPU, dealt[0])
-    config = build("all_gather_matmul.push", long, asked).realization.matmul
-    assert config is not None
-    assert config.split_k > 1
-    unpinned = candidate("push", {"pieces": 2, "split_k": "best"})
-    assert not is_member("all_gather_matmul", unpinned)
-    short = problem_of("all_gather_matmul", m=1024, n=4096, k=512)
-    assert not [what for what in variations(candidate("push", {}), short, GPU) if "split_k" in dict(what.options)]
 
 
 def test_of_two_ranks_a_reduce_scatter_that_is_another_is_left_out():

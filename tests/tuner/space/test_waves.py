@@ -12,16 +12,18 @@ from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 from overweave.tuner.model.choose import choose, explain_choice
 from overweave.tuner.model.rank import rank_candidates
-from overweave.tuner.space.partition_search import (
-    MOST_FIRST,
-    MOST_LAST,
-    format_partition,
-    parse_partition,
-    scale_partition,
-)
 from overweave.tuner.space.space import Candidate, candidate, full_options, is_member
 from overweave.tuner.space.target import Target
-from overweave.tuner.space.waves import fit_groups, grouped_matmul, wave_families
+from overweave.tuner.space.waves import (
+    MOST_FIRST,
+    MOST_LAST,
+    fit_groups,
+    format_partition,
+    grouped_matmul,
+    parse_partition,
+    scale_partition,
+    wave_families,
+)
 
 GPU, MACHINE = Target("cuda", name="NVIDIA H200", is_hopper=True), load("h200x4")
 SUMS = [name for name, record in OPERATORS.items() if record.adds]

@@ -22,6 +22,9 @@ from overweave.tuner.space.space import candidate, reason_unsupported
 from overweave.tuner.space.target import Target
 from overweave.tuner.store import cache
 from overweave.tuner.store.cache import (
+    Entry,
+    Table,
+    Time,
     decode,
     fingerprint,
     knowledge,
@@ -31,7 +34,6 @@ from overweave.tuner.store.cache import (
     shipped,
     shipped_files,
 )
-from overweave.tuner.store.table import Entry, Table, Time
 from tests.clock import ends_within, slowness
 
 CPU, GPU = Target("cpu"), Target("cuda")

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.problem import Problem
 from overweave.schedules.records.outside import OUTSIDE, TORCH_FUSED
-from overweave.tuner.store.table import (
+from overweave.tuner.store.cache import (
     FARTHEST,
     MOST_ENTRIES,
     Entry,

@@ -45,7 +45,7 @@ from overweave.compiler.frontend.symbols.values import (
     as_condition,
     broadcast,
 )
-from overweave.compiler.frontend.walk.accesses import Reached
+from overweave.compiler.frontend.walk.evaluate import Reached
 from overweave.compiler.frontend.walk.follow import STORES
 from overweave.errors import DirectiveError
 

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from overweave.compiler.frontend.addresses.bounds import Bounds
-from overweave.compiler.frontend.addresses.dimensions import Dimension, dimension_runs, flatten, group_by_moving
+from overweave.compiler.frontend.addresses.dimensions import Bounds, Dimension, dimension_runs, flatten, group_by_moving
 from overweave.compiler.frontend.symbols.directives import AccessDirective
 from overweave.compiler.frontend.symbols.polynomials import (
     ZERO,
@@ -104,6 +103,9 @@ class Judged:
     def stored_ranges(self) -> tuple[range, ...]:
         """Return the elements that a store touches of each dimension, () for a load. Raises Open, DirectiveError."""
         if self.directive.is_store:
+            highest = [self.kernel.bounds.constant_interval(part)[1] for part in self.inequalities]
+            if any(high is not None and high <= 0 for high in highest):  # a mask that never holds
+                return tuple(range(0) for _ in self.dims)
             masks = self._masks()
             self._check_apart()
             return tuple(self._stored_range(*one) for one in zip(self.dims, self.local_indices, masks, strict=True))
@@ -125,7 +127,6 @@ class Judged:
         return index - (step * atom_poly(block[0])) - dim.shift
 
     def _has_one_block(self, axis: str) -> bool:
-        """Whether an axis has a single block in this call."""
         return self.kernel.is_call and self.kernel.bounds.constant_interval(atom_poly(BlockOf(axis)))[1] == 0
 
     def _check_step(self, dim: Dimension, step: Polynomial) -> None:
@@ -264,7 +265,6 @@ class Judged:
             seen |= {atom for atom in moving if not isinstance(atom, BlockOf)}
 
     def _stored_range(self, dim: Dimension, local_index: Polynomial, mask: MaskedRange) -> range:
-        """Return the elements that a store touches of one dimension."""
         groups = {
             atoms: self.kernel.substitute(step)
             for atoms, step in group_by_moving(self.kernel.substitute(local_index)).items()

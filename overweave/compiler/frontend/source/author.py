@@ -16,8 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overweave.compiler.frontend.source.files import File
-from overweave.compiler.frontend.source.language import Language, language_of
-from overweave.compiler.frontend.source.names import calls_in
+from overweave.compiler.frontend.source.language import Language, calls_in, language_of
 from overweave.compiler.frontend.symbols.directives import (
     AccessDirective,
     AxisDirective,
@@ -103,9 +102,12 @@ class KernelSource(Struct, frozen=True):
                 configs = configs or (decorator.args[0] if decorator.args else None)
                 if isinstance(configs, ast.Name):
                     configs = self.file.constant(configs.id)
-                dicts = [one for one in ast.walk(configs) if isinstance(one, ast.Dict)] if configs else []
-                keys = [key.value if isinstance(key, ast.Constant) else None for one in dicts for key in one.keys]
-                return frozenset(map(str, keys)) if keys and None not in keys else self.constants
+                parts = [configs.elt] if isinstance(configs, ast.ListComp) else [None]
+                each = configs.elts if isinstance(configs, ast.List | ast.Tuple) else parts
+                dicts = [one.args[0] if isinstance(one, ast.Call) and one.args else None for one in each]
+                nodes = [key for one in dicts for key in (one.keys if isinstance(one, ast.Dict) else [None])]
+                keys = [key.value if isinstance(key, ast.Constant) else None for key in nodes]
+                return self.constants if None in keys else frozenset(map(str, keys))
         return frozenset()
 
     @property
@@ -325,7 +327,6 @@ def _transitive_callees(node: cst.CSTNode, helpers: Mapping[str, cst.FunctionDef
 
 
 def _callee_names(node: cst.CSTNode) -> set[str]:
-    """Return the names of functions that a node calls."""
     return {call.func.value for call in calls_in(node) if isinstance(call.func, cst.Name)}
 
 

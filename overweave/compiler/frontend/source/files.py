@@ -27,6 +27,11 @@ class File:
         self.path, self.tree, self.language = path, tree, language
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         self._imported = dict(_imports(tree))
+        bindings = {*_imports(tree), *((one.name, None) for one in tree.body if isinstance(one, ast.FunctionDef))}
+        times = Counter(name for name, _ in bindings) + self._stores
+        for name in [name for name, count in times.items() if count > 1]:  # nobody knows which of them holds
+            self.functions.pop(name, None)
+            self._imported.pop(name, None)
 
     def function(self, name: str) -> tuple[ast.FunctionDef, File] | None:
         """Return the function that a dotted name refers to, with the file that defines it; else None."""
@@ -68,20 +73,24 @@ class File:
     @cached_property
     def _constants(self) -> dict[str, ast.expr]:
         """Name -> expression, of names that one top-level statement binds and no other."""
-        counts = Counter(
-            one.id for one in ast.walk(self.tree) if isinstance(one, ast.Name) and self._is_global_store(one)
-        )
         values: dict[str, ast.expr] = {}
+        if any(isinstance(one, ast.Name) and one.id in ("exec", "globals") for one in ast.walk(self.tree)):
+            return values
         for node in self.tree.body:
             target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
             target = node.target if isinstance(node, ast.AnnAssign) else target
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            if isinstance(target, ast.Name) and value is not None and counts[target.id] == 1:
+            if isinstance(target, ast.Name) and value is not None and self._stores[target.id] == 1:
                 values[target.id] = value
         return values
 
-    def _is_global_store(self, node: ast.Name) -> bool:
-        return isinstance(node.ctx, ast.Store) and not self._is_local(node)
+    @cached_property
+    def _stores(self) -> Counter[str]:
+        """Name -> how often the file stores to it outside of functions; those that a function stores to count twice."""
+        nodes = list(ast.walk(self.tree))
+        stored = [one for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
+        by_functions = [name for one in nodes if isinstance(one, ast.Global) for name in one.names]
+        return Counter([*(one.id for one in stored if not self._is_local(one)), *by_functions, *by_functions])
 
     def _is_local(self, node: ast.Name) -> bool:
         return any(one.lineno <= node.lineno <= (one.end_lineno or 0) for one in self.functions.values())
@@ -209,8 +218,9 @@ def _parse(path: Path, data: bytes) -> File | None:
 
 def _language(tree: ast.Module) -> Language:
     """Read from the imports of a file how it names `triton.language`."""
-    modules, tl_names = {DEFAULT_ALIAS, LANGUAGE}, {}
-    for name, (module, attribute) in _imports(tree):
+    imports = dict(_imports(tree))
+    modules, tl_names = {LANGUAGE, *({DEFAULT_ALIAS} - imports.keys())}, {}
+    for name, (module, attribute) in imports.items():
         imported = f"{module}.{attribute}" if attribute else module
         if f"{LANGUAGE}.".startswith(f"{imported}."):
             modules.add(name + LANGUAGE.removeprefix(imported))

@@ -8,21 +8,18 @@ import libcst as cst
 from msgspec import Struct
 
 from overweave.compiler.frontend.source.author import KernelSource, Marked, Statement
-from overweave.compiler.frontend.source.language import Language
-from overweave.compiler.frontend.source.names import assigned_names, callee_name, calls_in
+from overweave.compiler.frontend.source.language import Language, assigned_names, callee_name, calls_in
 from overweave.compiler.frontend.symbols.directives import (
+    BLOCKS,
+    SHAPE,
     AccessDirective,
     AxisDirective,
     DispatchDirective,
+    ExpressionError,
     PidMapDirective,
     SourceLine,
     StreamDirective,
     TileIdDirective,
-)
-from overweave.compiler.frontend.symbols.expressions import (
-    BLOCKS,
-    SHAPE,
-    ExpressionError,
     affine_in,
     can_be_positive,
     is_of_blocks,
@@ -341,7 +338,6 @@ def _index(mark: Marked[AccessDirective], path: tuple[int, ...]) -> int:
 
 
 def _body(source: KernelSource, path: tuple[int, ...]) -> Sequence[Statement]:
-    """Return the statements of the block at a path."""
     statements = source.function.body.body
     for index in path:
         statements = statements[index].body.body  # type: ignore[union-attr]

@@ -215,7 +215,6 @@ def _sort_key(atom: Atom) -> tuple[int, str]:
 
 
 def _inner_polynomials(atom: Atom) -> tuple[Polynomial, ...]:
-    """Return the polynomials that an atom is built of."""
     if isinstance(atom, Quotient):
         return atom.over, atom.by
     if isinstance(atom, LaneIndex):
@@ -226,7 +225,6 @@ def _inner_polynomials(atom: Atom) -> tuple[Polynomial, ...]:
 
 
 def _substitute_inside(atom: Atom, by: Callable[[Atom], Polynomial | None]) -> Polynomial:
-    """Rebuild an atom with the polynomials inside it substituted."""
     if isinstance(atom, Quotient):
         return floor_div(atom.over.substitute(by), atom.by.substitute(by))
     if isinstance(atom, LaneIndex):

@@ -41,6 +41,8 @@ CASTS = {  # operation (the dtype) -> (low, high) of the integers that the dtype
     "uint8": (0, (1 << 8) - 1),
     "int16": (-(1 << 15), (1 << 15) - 1),
     "uint16": (0, (1 << 16) - 1),
+    "int32": (-(1 << 31), (1 << 31) - 1),
+    "int64": (-(1 << 63), (1 << 63) - 1),
     "uint32": (0, (1 << 32) - 1),
     "uint64": (0, (1 << 64) - 1),
     "float8e4nv": (-(1 << 4), 1 << 4),
@@ -51,6 +53,7 @@ CASTS = {  # operation (the dtype) -> (low, high) of the integers that the dtype
     "float64": (-(1 << 53), 1 << 53),
 }
 ADDRESS_DTYPES = ("int32", "int64")  # dtypes in which Triton computes addresses
+NARROW = CASTS.keys() - {*ADDRESS_DTYPES, "uint32", "uint64"}
 _next_id = count()
 
 
@@ -133,6 +136,30 @@ def opaque(of: str, *values: SymbolicValue, tags: frozenset[str] = frozenset()) 
     return Number(atom_poly(OpaqueResult(f"{of} {next(_next_id)}", (), all_tags)))
 
 
+def unknown(of: str) -> Number:
+    """Return a value that nothing tells, but that is the same in every tile, iteration and lane."""
+    return Number(atom_poly(OpaqueResult(f"{of} {next(_next_id)}", (ZERO,))))
+
+
+def narrow_dtype(value: Number) -> str:
+    """Return the narrow dtype in which a number is kept; empty for one of 32 bits or more."""
+    atoms = {atom for monomial, _ in value.poly.terms for atom in monomial if not isinstance(atom, str)}
+    casts = [atom.operation for atom in atoms if isinstance(atom, OpaqueResult) and atom.operation in NARROW]
+    return max(casts, key=lambda dtype: CASTS[dtype][1]) if casts and len(casts) == len(atoms) else ""
+
+
+def narrowed(result: Number, *operands: Number) -> Number:
+    """Return the result of an operation, cast to the dtype of its operands where all of them are narrow or constant."""
+    dtypes = [narrow_dtype(one) for one in operands]
+    wide = [
+        one for one, dtype in zip(operands, dtypes, strict=True) if not dtype and not one.poly.names >= one.poly.atoms
+    ]
+    if wide or not any(dtypes) or result.poly.constant is not None:
+        return result
+    dtype = max(filter(None, dtypes), key=lambda each: CASTS[each][1])
+    return Number(atom_poly(OpaqueResult(dtype, (result.poly,), tags_of(result.poly))), result.rank)
+
+
 def value_tags(value: SymbolicValue) -> frozenset[str]:
     """Return the tags of everything that a value is computed from."""
     if isinstance(value, Number):
@@ -142,7 +169,7 @@ def value_tags(value: SymbolicValue) -> frozenset[str]:
     if isinstance(value, Several):
         return frozenset[str]().union(*map(value_tags, value.values))
     if isinstance(value, Descriptor):
-        return tags_of(value.pointer, *value.strides, *value.offsets)
+        return tags_of(value.pointer, *value.strides, *value.offsets, *value.shape)
     return frozenset()
 
 
@@ -188,7 +215,11 @@ def compare(left: Number, right: Number, sign: str) -> Condition:
     difference = (a - b).constant
     if difference is not None:
         return Condition(() if (difference == 0) == (sign == "==") else (ZERO,), rank)
-    return Condition((), rank, is_exact=False, tags=tags_of(a, b) | ({CONDITIONAL} if varies(a - b) else set()))
+    equal = Condition((a - b + number(1), b - a + number(1)), rank)
+    if sign == "==":
+        return equal
+    tags = tags_of(a, b) | ({CONDITIONAL} if varies(a - b) else set())
+    return Condition((), rank, is_exact=False, tags=tags, negation=equal)
 
 
 def _positive(part: Polynomial, rank: int) -> Condition:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from overweave.compiler.frontend.symbols.polynomials import ZERO, ceil_div, floor_div, number
+from msgspec import Struct
+
+from overweave.compiler.frontend.symbols.directives import AccessDirective, StreamDirective
+from overweave.compiler.frontend.symbols.polynomials import ZERO, Polynomial, ceil_div, floor_div, number
 from overweave.compiler.frontend.symbols.values import (
+    CONDITIONAL,
     LOADED,
     PROGRAM_ID,
     Condition,
@@ -19,15 +23,20 @@ from overweave.compiler.frontend.symbols.values import (
     as_condition,
     broadcast,
     compare,
+    is_uniform,
     logical_and,
     logical_not,
     logical_or,
     merge_branches,
+    narrowed,
     opaque,
     remainder,
+    unknown,
+    value_tags,
 )
 from overweave.compiler.frontend.walk.tl_functions import CONSTANT_FOLDS, TL_FUNCTIONS, expand_axes, transpose
 
+METADATA = ("dtype", "type", "shape", "block_shape", "strides", "element_ty", "numel")  # the same in every tile
 ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 Arguments = tuple[list[SymbolicValue], dict[str, SymbolicValue]]
@@ -96,13 +105,15 @@ class Expressions:
         return result
 
     def _compare(self, node: ast.Compare) -> SymbolicValue:
+        """Evaluate a comparison; in a call, one of numbers that are the same everywhere is decided."""
         result = Condition(())
         left = self.value(node.left)
         for sign, operand in zip(node.ops, node.comparators, strict=True):
             right = self.value(operand)
             result = logical_and(result, _compare_values(left, right, sign))
             left = right
-        return result
+        truth = self.reader.truth(node, result) if is_uniform(result) else None
+        return result if truth is None else Condition(() if truth else (ZERO,), result.rank)
 
     def _ifexp(self, node: ast.IfExp) -> SymbolicValue:
         """Evaluate the branch that is taken, or merge both."""
@@ -113,9 +124,16 @@ class Expressions:
         return merge_branches(self.value(node.body), self.value(node.orelse), test)
 
     def _attribute(self, node: ast.Attribute) -> SymbolicValue:
+        """Evaluate an attribute of a variable, or a name of another file; what is known of neither stays unknown."""
+        name = dotted(node)
+        if name and name.split(".")[0] not in self.variables:
+            return self.reader.global_value(name) if node.attr != "value" else self.value(node.value)
+        inner = self.value(node.value)
         if node.attr == "T":
-            return transpose(self.value(node.value))
-        return Constant(node.attr) if node.attr != "value" else self.value(node.value)
+            return transpose(inner)
+        if node.attr == "value" or node.attr in METADATA:
+            return inner if node.attr == "value" else unknown(node.attr)
+        return opaque(node.attr, inner)
 
     def _subscript(self, node: ast.Subscript) -> SymbolicValue:
         """Evaluate an item of a tuple, or `x[:, None]`."""
@@ -138,7 +156,7 @@ class Expressions:
 
     def _call(self, node: ast.Call) -> SymbolicValue:
         """Evaluate a call of `tl` by TL_FUNCTIONS, of a helper by a walk into it; record loads and stores."""
-        arguments = [self.value(arg) for arg in node.args], {str(k.arg): self.value(k.value) for k in node.keywords}
+        arguments = list(self._positional(node)), {str(k.arg): self.value(k.value) for k in node.keywords}
         word = self.reader.tl_name(node)
         if not word:
             result = self.reader.call_helper(node, arguments)
@@ -147,13 +165,20 @@ class Expressions:
             if isinstance(node.func, ast.Attribute):
                 return self._method(node, node.func, arguments)
             return _opaque(ast.unparse(node.func), arguments)
-        if word in ("load", "store") or word.startswith("atomic_"):
-            address = arguments[0][0] if arguments[0] else arguments[1].get("pointer", Constant(None))
-            self.reader.record_access(node, word, address, arguments)
+        access = word.removesuffix("_tensor_descriptor")
+        if access in ("load", "store") or word.startswith("atomic_"):
+            first = [*arguments[0][:1], *(arguments[1][name] for name in ("pointer", "desc") if name in arguments[1])]
+            self.reader.record_access(node, access, first[0] if first else Constant(None), arguments)
             return _loaded(word)
         rule = TL_FUNCTIONS.get(word)
         result = rule(*arguments) if rule else None
         return result or _opaque(word, arguments)
+
+    def _positional(self, node: ast.Call) -> Iterator[SymbolicValue]:
+        """Yield the arguments of a call that have no keyword, those of a starred tuple one by one."""
+        for arg in node.args:
+            value = self.value(arg.value if isinstance(arg, ast.Starred) else arg)
+            yield from value.values if isinstance(arg, ast.Starred) and isinstance(value, Several) else (value,)
 
     def _method(self, node: ast.Call, function: ast.Attribute, arguments: Arguments) -> SymbolicValue:
         """Evaluate a method as the function of `tl` with the value as first argument."""
@@ -177,9 +202,19 @@ def binary_op(left: SymbolicValue, right: SymbolicValue, sign: ast.operator) -> 
         are_conditions = isinstance(left, Condition) and isinstance(right, Condition)
         if isinstance(sign, ast.BitAnd) or (isinstance(sign, ast.Mult) and are_conditions):
             return logical_and(as_condition(left), as_condition(right))
-        return logical_or(as_condition(left), as_condition(right))
+        either = logical_or(as_condition(left), as_condition(right))
+        if isinstance(sign, ast.BitOr) or either.truth is False:
+            return either
+        known, other = sorted(map(as_condition, (left, right)), key=lambda one: one.truth is None)
+        if isinstance(sign, ast.BitXor) and known.truth is not None:
+            return logical_not(other) if known.truth else other
+        return Condition((), either.rank, is_exact=False, tags=value_tags(left) | value_tags(right) | {CONDITIONAL})
     if not (isinstance(left, Number) and isinstance(right, Number)):
         return opaque(type(sign).__name__, left, right)
+    return narrowed(_of_numbers(left, right, sign), left, right)
+
+
+def _of_numbers(left: Number, right: Number, sign: ast.operator) -> Number:
     if sign_text := ARITHMETIC.get(type(sign)):
         return arithmetic(left, right, sign_text)
     rank = max(left.rank, right.rank)
@@ -226,3 +261,44 @@ def _opaque(operation: str, arguments: Arguments) -> SymbolicValue:
     """Return the opaque result of a call."""
     values = (*arguments[0], *arguments[1].values())
     return opaque(operation, *(value for value in values if not isinstance(value, Constant)))
+
+
+class Reached(Struct, frozen=True):
+    """A load or store. address: a pointer or descriptor. arguments: of the call, positional and by keyword.
+
+    guard: the condition under which it runs. reordered_loops: what comes in another order around it: TILES, and the
+    streamed axis whose loop it stands in. line: in the kernel's file; of what calls it if it stands in another.
+    """
+
+    directive: AccessDirective | None
+    kind: str
+    address: SymbolicValue
+    arguments: Arguments
+    guard: Condition
+    line: int
+    reordered_loops: frozenset[str]
+    is_in_helper: bool
+
+
+class Begun(Struct, frozen=True):
+    """The first index `low` of a streamed loop."""
+
+    directive: StreamDirective
+    low: Polynomial
+
+
+class Followed(Struct, frozen=True):
+    """All loads and stores of a tile, and where streamed loops begin. mismatches: first lines of the dispatch
+    regions that compute other blocks than the first region does."""
+
+    accesses: tuple[Reached, ...]
+    mismatches: tuple[int, ...]
+    loop_starts: tuple[Begun, ...]
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` as text; empty for anything but names and dots."""
+    if isinstance(node, ast.Name):
+        return node.id
+    left = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{left}.{node.attr}" if left and isinstance(node, ast.Attribute) else ""

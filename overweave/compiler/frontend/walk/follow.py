@@ -8,7 +8,7 @@ region, which turns the tile's number into blocks, the block variables are the a
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -25,14 +25,19 @@ from overweave.compiler.frontend.symbols.polynomials import (
     TooLarge,
     atom_poly,
     ceil_div,
+    lower_bound,
     number,
+    tags_of,
 )
 from overweave.compiler.frontend.symbols.values import (
+    CONDITIONAL,
     LOOP_CARRIED,
+    MINIMUM,
     PROGRAM_ID,
     UNSEEN_FUNCTION,
     Condition,
     Constant,
+    Descriptor,
     Number,
     Several,
     SymbolicValue,
@@ -41,13 +46,137 @@ from overweave.compiler.frontend.symbols.values import (
     logical_and,
     merge_branches,
     opaque,
+    unknown,
     value_tags,
+    varies,
 )
-from overweave.compiler.frontend.walk.accesses import Begun, Followed, Reached
-from overweave.compiler.frontend.walk.evaluate import Arguments, Expressions, binary_op
-from overweave.compiler.frontend.walk.loops import Loop, after_iterations, loop_marker, step_per_iteration
+from overweave.compiler.frontend.walk.evaluate import (
+    Arguments,
+    Begun,
+    Expressions,
+    Followed,
+    Reached,
+    binary_op,
+    dotted,
+)
 from overweave.compiler.frontend.walk.tl_functions import substitute_numbers
-from overweave.compiler.frontend.walk.tree import assigned_in, defaults, directives_by_line, dotted, names_in
+
+
+def defaults(helper: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Map each parameter that has a default to that default."""
+    positional, keyword_only = [*helper.args.posonlyargs, *helper.args.args], helper.args.kwonlyargs
+    values = dict(zip(reversed(positional), reversed(helper.args.defaults), strict=False))
+    values |= {
+        name: value for name, value in zip(keyword_only, helper.args.kw_defaults, strict=True) if value is not None
+    }
+    return {name.arg: value for name, value in values.items()}
+
+
+def directives_by_line(statements: Sequence[ast.stmt], directives: Sequence[Any]) -> dict[int, list[Any]]:
+    """Map the line of each statement to the directives right above it."""
+    lines = sorted({statement.lineno for statement in statements})
+    by_line: dict[int, list[Any]] = {}
+    for directive in dict.fromkeys(directives):
+        line_below = next((line for line in lines if line > directive.place.line), None)
+        if line_below is not None:
+            by_line.setdefault(line_below, []).append(directive)
+    return by_line
+
+
+def names_in(node: ast.expr) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def assigned_in(statements: Sequence[ast.stmt]) -> list[str]:
+    """Return the names that statements assign, in the order of the text."""
+    return list(dict.fromkeys(_stored_names(statements)))
+
+
+def _stored_names(statements: Sequence[ast.stmt]) -> Iterator[str]:
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+
+
+TILES = "tiles"
+
+
+class Loop:
+    """A loop of `count` iterations. variable: its value in iteration `iteration`. is_tile_loop: the loop over tiles.
+
+    is_guard: its body runs only if `count > 0`. is_streamed: it walks a streamed axis. test: what else holds in
+    its body, of a `while` that cannot be counted, or where another end cuts it.
+    """
+
+    def __init__(
+        self,
+        line: int,
+        count: Polynomial,
+        variable: SymbolicValue | None = None,
+        iteration: Polynomial | None = None,
+        is_tile_loop: bool = False,
+        is_guard: bool = False,
+        is_streamed: bool = False,
+        test: Condition | None = None,
+    ) -> None:
+        self.test = test
+        self.count, self.is_tile_loop, self.is_guard, self.is_streamed = count, is_tile_loop, is_guard, is_streamed
+        self.variable = Constant(None) if variable is None else variable
+        self.iteration = atom_poly(LoopIndex(line, count)) if iteration is None else iteration
+
+    @property
+    def reordered_loops(self) -> frozenset[str]:
+        """The streamed axes that the loop walks."""
+        atoms = self.variable.poly.atoms if isinstance(self.variable, Number) and self.is_streamed else frozenset()
+        return frozenset(atom.axis for atom in atoms if isinstance(atom, BlockOf))
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The tags of a variable that the loop updates in an unknown way."""
+        return tags_of(self.count) | {LOOP_CARRIED} | ({PROGRAM_ID} if self.is_tile_loop else set())
+
+
+def loop_marker(name: str, value: SymbolicValue) -> SymbolicValue:
+    """Return an opaque value of the same form, whose change in an iteration `step_per_iteration` can recognise."""
+    if isinstance(value, Descriptor):
+        offsets = tuple(opaque(name, tags=frozenset({LOOP_CARRIED})).poly for _ in value.offsets)
+        return replace(value, offsets=offsets)
+    rank = value.rank if isinstance(value, Number) else 0
+    return Number(opaque(name, tags=frozenset({LOOP_CARRIED})).poly, rank)
+
+
+def step_per_iteration(mark: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
+    """Return by how much an iteration increases a variable (a tuple): () if not at all; its tags if not by a constant.
+
+    mark: its value before the iteration; after: behind it.
+    """
+    if mark == after:
+        return ()
+    if isinstance(mark, Number) and isinstance(after, Number) and mark.rank == after.rank:
+        pairs = [(mark.poly, after.poly)]
+    elif isinstance(mark, Descriptor) and isinstance(after, Descriptor):
+        pairs = list(zip(mark.offsets, after.offsets, strict=False))
+    else:
+        return value_tags(after)
+    steps = tuple(new - old for old, new in pairs)
+    loop_atoms = loop.iteration.atoms - loop.count.atoms
+    is_constant = all(LOOP_CARRIED not in value_tags(Number(step)) and not step.atoms & loop_atoms for step in steps)
+    return steps if is_constant else value_tags(after)
+
+
+def after_iterations(value: SymbolicValue, step: Any, loop: Loop, iterations: Polynomial) -> SymbolicValue:
+    """Return a variable after so many iterations. step: of `step_per_iteration`; tags give an opaque value."""
+    if step == ():
+        return value
+    if isinstance(value, Descriptor) and isinstance(step, tuple):
+        offsets = tuple(offset + iterations * by for offset, by in zip(value.offsets, step, strict=True))
+        return replace(value, offsets=offsets)
+    if isinstance(value, Number) and isinstance(step, tuple):
+        return Number(value.poly + iterations * step[0], value.rank)
+    rank = value.rank if isinstance(value, Number) else 0
+    return Number(opaque("a sum", tags=value_tags(value) | loop.tags | step).poly, rank)
+
 
 MAX_CALL_DEPTH = 12
 BUILTINS = {"min": "minimum", "max": "maximum", "range": "range", "int": "int"}
@@ -83,8 +212,10 @@ class _Walk:
         self.mismatches: list[int] = []
         self.loop_starts: list[Begun] = []
         self.guard = Condition(())
-        self.reordered_loops: frozenset[str] = frozenset()
+        self.reordered_loops = frozenset({TILES})
+        self.line = 0
         self.probe_depth = 0
+        self.is_deciding = False
         self.call_depth = 0
         self.returns: list[tuple[SymbolicValue, Condition]] = []
         self.region_blocks: dict[str, SymbolicValue] = {}
@@ -149,6 +280,8 @@ class _Walk:
 
     def _statement(self, node: ast.stmt) -> bool:
         """Walk a statement. Return whether it certainly returns. Too large values become opaque."""
+        if self.file is self.kernel.source.file:
+            self.line = node.lineno
         before, self.directives = self.directives, self.access_directives.get(node.lineno, ())
         rule = getattr(self, f"_{type(node).__name__.lower()}", None)
         try:
@@ -221,46 +354,66 @@ class _Walk:
 
     def truth(self, test: ast.expr, condition: Condition) -> bool | None:
         """True if a condition always holds, with the numbers of the call; False if never, None if that depends."""
-        if condition.truth is not None or not self.is_call:
+        if condition.truth is not None or not self.is_call or self.is_deciding:
             return condition.truth
         variables, directives = self.expressions.variables, self.directives
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         numbers = {name: with_numbers(variables[name], self.numbers) for name in names & variables.keys()}
         self.expressions.variables, self.directives = {**variables, **numbers}, ()
-        self.probe_depth += 1
+        self.probe_depth, self.is_deciding = self.probe_depth + 1, True
         truth = as_condition(self.expressions.value(test)).truth
-        self.probe_depth -= 1
+        self.probe_depth, self.is_deciding = self.probe_depth - 1, False
         self.expressions.variables, self.directives = variables, directives
         return truth
 
+    def _with(self, node: ast.With) -> bool:
+        for item in node.items:
+            value = self.expressions.value(item.context_expr)
+            self._set(item.optional_vars or ast.Name("", ast.Store()), value)
+        return self.block(node.body)
+
     def _while(self, node: ast.While) -> None:
         """Walk a loop whose iteration count is unknown unless `_while_count` finds it."""
-        tags = value_tags(self.expressions.value(node.test)) | {LOOP_CARRIED}
-        loop = Loop(node.lineno, atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags)))
-        before = self._values_before(node)
-        counted = self._while_count(node, self._steps_per_iteration(node, loop, before), before)
-        self._walk_loop(node, loop if counted is None else Loop(node.lineno, counted), before)
+        test, before = as_condition(self.expressions.value(node.test)), self._values_before(node)
+        loop = Loop(node.lineno, atom_poly(OpaqueResult("turns", (), test.all_tags | {LOOP_CARRIED})))
+        steps = self._steps_per_iteration(node, loop, before)
+        counted = self._while_count(node, loop, steps, before)
+        changed = frozenset[str]().union(
+            *(steps[name] for name in names_in(node.test) if isinstance(steps.get(name), frozenset))
+        )
+        tags = test.all_tags | changed | {LOOP_CARRIED}
+        loop = Loop(
+            node.lineno,
+            atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags)),
+            test=replace(test, is_exact=False, tags=tags | {CONDITIONAL}),
+        )
+        self._walk_counted(node, loop if counted is None else Loop(node.lineno, counted, is_guard=True))
 
     def _while_count(
-        self, node: ast.While, steps: Mapping[str, Any], before: Mapping[str, SymbolicValue]
+        self, node: ast.While, loop: Loop, steps: Mapping[str, Any], before: Mapping[str, SymbolicValue]
     ) -> Polynomial | None:
-        """Return the iteration count of `while n < end` with a constant step of n and an invariant end; else None."""
-        test = node.test
-        if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Lt)):
+        """Return the iteration count of a `while` whose test falls by a constant in every iteration; else None."""
+        variables, self.probe_depth = dict(self.expressions.variables), self.probe_depth + 1
+        at_turn = {name: after_iterations(before[name], steps[name], loop, loop.iteration) for name in before}
+        self.expressions.variables |= at_turn
+        test = as_condition(self.expressions.value(node.test))
+        self.expressions.variables, self.probe_depth = variables, self.probe_depth - 1
+        (turn,) = loop.iteration.atoms - loop.count.atoms
+        if not test.is_exact or len(test.parts) != 1:
             return None
-        name, end = ast.unparse(test.left), self.expressions.value(test.comparators[0])
-        start, step = before.get(name), steps.get(name)
-        is_invariant = not names_in(test.comparators[0]) & set(assigned_in(node.body))
-        if not (is_invariant and isinstance(start, Number) and isinstance(end, Number) and step):
-            return None
-        return ceil_div(end.poly - start.poly, step[0]) if (step[0].constant or 0) > 0 else None
+        step = test.parts[0].coefficient(turn)
+        first = test.parts[0] - step * loop.iteration
+        fall = lower_bound(ZERO - step, self.kernel.symbols | self.kernel.source.constants)
+        return ceil_div(first, ZERO - step) if (fall or 0) > 0 and turn not in first.atoms else None
 
     def _for(self, node: ast.For) -> None:
-        loop = self._range_loop(node)
+        self._walk_counted(node, self._range_loop(node))
+
+    def _walk_counted(self, node: ast.For | ast.While, loop: Loop) -> None:
+        """Walk a loop, unless the numbers of the call leave it no iteration."""
         count = substitute_numbers(loop.count, self.numbers).constant if self.is_call else None
-        if count is not None and count <= 0:
-            return
-        self._walk_loop(node, loop, self._values_before(node))
+        if count is None or count > 0:
+            self._walk_loop(node, loop, self._values_before(node))
 
     def _values_before(self, node: ast.For | ast.While) -> dict[str, SymbolicValue]:
         variables = self.expressions.variables
@@ -273,13 +426,18 @@ class _Walk:
         self.expressions.variables |= iteration_values
         if loop.is_guard:
             self.guard = logical_and(guard, compare(Number(loop.count), Number(ZERO), ">"))
+        if loop.test is not None:
+            self.guard = logical_and(guard, loop.test)
         self._enter_iteration(node, loop)
         outer_loops, self.reordered_loops = self.reordered_loops, self.reordered_loops | loop.reordered_loops
         self.block(node.body)
         self.guard, self.reordered_loops = guard, outer_loops
         for name in assigned_in(node.body):
             if name in before:
-                self.expressions.variables[name] = after_iterations(before[name], steps[name], loop, loop.count)
+                step = steps[name]
+                if loop.test is not None and isinstance(step, tuple) and step:  # it has fewer turns than are counted
+                    step = tags_of(*step)
+                self.expressions.variables[name] = after_iterations(before[name], step, loop, loop.count)
             else:
                 last_value = self.expressions.variables.get(name, Constant(None))
                 self.expressions.variables[name] = opaque(name, last_value, tags=loop.tags)
@@ -311,7 +469,7 @@ class _Walk:
 
     def _range_loop(self, node: ast.For) -> Loop:
         """Return the Loop of a `for` over a range, over tiles or over a streamed axis."""
-        values = [self.expressions.value(arg) for arg in node.iter.args] if isinstance(node.iter, ast.Call) else []
+        values = list(map(self.expressions.value, _range_arguments(node.iter)))
         polys = [value.poly for value in values if isinstance(value, Number)]
         tags = frozenset[str]().union(*map(value_tags, values))
         end = atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags | {LOOP_CARRIED}))
@@ -324,27 +482,41 @@ class _Walk:
         if stream and not self.call_depth:
             loop_start = Begun(stream[0], low)
             self.loop_starts += [loop_start] if not self.probe_depth and loop_start not in self.loop_starts else []
-            return Loop(node.lineno, end, variable=Number(atom_poly(BlockOf(stream[0].axis))), is_streamed=True)
+            iteration = opaque("turn", tags=frozenset({LOOP_CARRIED})).poly
+            start = Number(atom_poly(BlockOf(stream[0].axis)))
+            return Loop(node.lineno, end, variable=start, iteration=iteration, is_streamed=True)
         if node.lineno == self.tile_loop_line and not self.call_depth:
             iteration = atom_poly(OpaqueResult("the tile's turn", (), frozenset({PROGRAM_ID})))
             return Loop(
                 node.lineno, end, is_tile_loop=True, variable=Number(low + iteration * step), iteration=iteration
             )
+        ends = next((ends for poly in polys[1:2] for ends in _ends(poly, low)), None)
+        end = ceil_div(ends[0] - low, step) if ends else end
         iteration = atom_poly(LoopIndex(node.lineno, end))
-        return Loop(node.lineno, end, variable=Number(low + iteration * step), is_guard=True)
+        variable = Number(low + iteration * step)
+        test = compare(variable, Number(ends[1]), "<") if ends else None
+        return Loop(node.lineno, end, variable=variable, is_guard=True, test=test)
 
     # the Reader of evaluate.py
 
     def global_value(self, name: str) -> SymbolicValue:
-        """Return a constant of the file, or the name itself if it is not an integer."""
+        """Return a constant of the file; of a function what it may return; else an unknown value.
+
+        A word of `tl`, such as `tl.float16`, is itself.
+        """
+        if self.file.is_of_triton(name) and "." in name:
+            return Constant(name.split(".")[-1])
+        if self.file.function(name) is not None:
+            returned = self.call_helper(ast.Call(ast.parse(name, mode="eval").body, [], []), ([], {}))
+            return opaque(name, returned or Constant(None))
         node = self.file.constant(name)
-        if node is None:
-            return Constant(name)
-        integer = number_of(node, self.file)
-        if integer is not None:
-            return Number(number(integer))
+        integer = None if node is None else number_of(node, self.file)
+        if node is None or integer is not None:
+            return unknown(name) if integer is None else Number(number(integer))
         value = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else node
-        return Constant(value.value if isinstance(value, ast.Constant) else name)
+        if isinstance(value, ast.Attribute) and self.file.is_of_triton(dotted(value)):
+            return Constant(value.attr)
+        return Constant(value.value) if isinstance(value, ast.Constant) else unknown(name)
 
     def tl_name(self, call: ast.Call) -> str:
         """Return the function of `tl` that is called, or that a builtin stands for; empty for any other call."""
@@ -361,19 +533,26 @@ class _Walk:
         """Walk into a function whose source is known; opaque for any other, None for one of Triton or Python."""
         name = dotted(call.func)
         resolved = self.file.function(name) if name else None
+        values = (*arguments[0], *arguments[1].values())
         if resolved is None or self.call_depth > MAX_CALL_DEPTH:
-            is_triton_or_method = self.file.is_of_triton(name) or name.split(".")[0] in self.expressions.variables
-            if is_triton_or_method or not name:
+            called = self.expressions.variables.get(name)
+            if isinstance(called, Number):  # a function that was passed on
+                return opaque(name, called, *values)
+            is_method = "." in name and name.split(".")[0] in self.expressions.variables
+            if not name or is_method or (called is None and self.file.is_of_triton(name)):
                 return None
-            values = (*arguments[0], *arguments[1].values())
             return opaque(name, *values, tags=frozenset({UNSEEN_FUNCTION}))
         helper, file = resolved
         caller_variables, caller_returns, caller_file = self.expressions.variables, self.returns, self.file
         default_values = defaults(helper)
         self.file = file
         bound: dict[str, SymbolicValue] = {one: self.expressions.value(value) for one, value in default_values.items()}
-        names = [one.arg for one in (*helper.args.posonlyargs, *helper.args.args, *helper.args.kwonlyargs)]
-        bound |= dict(zip(names, arguments[0], strict=False)) | arguments[1]
+        positional = [one.arg for one in (*helper.args.posonlyargs, *helper.args.args)]
+        bound |= dict(zip(positional, arguments[0], strict=False)) | arguments[1]
+        others = [one.arg for one in (*helper.args.kwonlyargs, helper.args.kwarg) if one]
+        bound |= {one: opaque(one, *values) for one in (*positional, *others) if one not in bound}
+        if helper.args.vararg:
+            bound[helper.args.vararg.arg] = Several(tuple(arguments[0][len(positional) :]))
         self.expressions.variables, self.returns = bound, []
         self.call_depth += 1
         self.block(helper.body)
@@ -399,14 +578,30 @@ class _Walk:
                 address,
                 arguments,
                 self.guard,
-                call.lineno,
+                call.lineno if self.file is self.kernel.source.file else self.line,
                 self.reordered_loops,
+                self.call_depth > 0,
             )
         )
 
 
+def _ends(high: Polynomial, low: Polynomial) -> Iterator[tuple[Polynomial, Polynomial]]:
+    """Yield (a, b) of a range that ends at min(a, b), where `a - low` is the same in every tile."""
+    for atom in high.atoms:
+        if high == atom_poly(atom) and isinstance(atom, OpaqueResult) and atom.operation == MINIMUM:
+            left, right = atom.inputs
+            yield from ((a, b) for a, b in ((left, right), (right, left)) if varies(b - low) and not varies(a - low))
+
+
+def _range_arguments(node: ast.expr) -> list[ast.expr]:
+    """Return (low, high, step) of a range, or fewer: `tl.range` takes the last two by name, too."""
+    if not isinstance(node, ast.Call):
+        return []
+    named = {word.arg: word.value for word in node.keywords}
+    return [*node.args, *(named[name] for name in ("arg1", "arg2", "step")[len(node.args) :] if name in named)]
+
+
 def _merged_return(values: Sequence[tuple[SymbolicValue, Condition]]) -> SymbolicValue:
-    """Merge the values of several returns."""
     if not values:
         return Constant(None)
     merged, by = values[-1]

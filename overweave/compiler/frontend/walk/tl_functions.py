@@ -27,6 +27,7 @@ from overweave.compiler.frontend.symbols.values import (
     MAXIMUM,
     MINIMUM,
     PROGRAM_ID,
+    UNSEEN_FUNCTION,
     Condition,
     Constant,
     Descriptor,
@@ -39,7 +40,9 @@ from overweave.compiler.frontend.symbols.values import (
     logical_not,
     logical_or,
     move_lanes,
+    narrow_dtype,
     opaque,
+    value_tags,
 )
 
 # PTX registers that differ between programs or SMs: which program runs where belongs to the schedule.
@@ -113,15 +116,16 @@ def _where(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> 
         return args[1] if test.truth else args[2]
     if len(args) == 3 and isinstance(args[1], Number) and test.is_exact and len(test.parts) == 1:
         bound = broadcast(Number(test.parts[0], test.rank), args[1].rank) + args[1].poly
-        if test.rank <= args[1].rank and not any(isinstance(atom, LaneIndex) for atom in bound.atoms):
-            return _clamp(args[1], bound)
+        own = {atom for atom in args[1].poly.atoms if isinstance(atom, OpaqueResult)}
+        if test.rank <= args[1].rank and not any(isinstance(atom, LaneIndex) or atom in own for atom in bound.atoms):
+            return _clamp(args[1], bound, value_tags(args[2]))
     return opaque("where", *args, tags=test.all_tags | {CONDITIONAL})
 
 
-def _clamp(value: Number, bound: Any) -> Number:
-    """Return the CLAMP of a value below a bound."""
+def _clamp(value: Number, bound: Any, tags: frozenset[str] = frozenset()) -> Number:
+    """Return the CLAMP of a value below a bound. tags: of what stands in its place elsewhere."""
     inputs = (value.poly, bound)
-    return Number(atom_poly(OpaqueResult(CLAMP, inputs, tags_of(*inputs))), value.rank)
+    return Number(atom_poly(OpaqueResult(CLAMP, inputs, tags_of(*inputs) | tags)), value.rank)
 
 
 def _minimum(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
@@ -168,7 +172,8 @@ def _cast(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> S
 def _cast_to(value: Number, dtype: SymbolicValue | None) -> Number:
     """Return a number cast to a dtype; a dtype of addresses changes nothing."""
     dtype_name = dtype.value if isinstance(dtype, Constant) and isinstance(dtype.value, str) else ""
-    if dtype is None or dtype_name in ADDRESS_DTYPES or value.poly.constant == 0:
+    is_wide = dtype_name in ADDRESS_DTYPES and not narrow_dtype(value)
+    if dtype is None or is_wide or value.poly.constant == 0:
         return value
     operation = dtype_name if dtype_name in CASTS else "a cast to an unknown dtype"
     return Number(atom_poly(OpaqueResult(operation, (value.poly,), tags_of(value.poly))), value.rank)
@@ -207,11 +212,12 @@ def _reshape(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -
 
 
 def _inline_asm(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -> SymbolicValue | None:
-    """Return a program id for PTX that reads a register which tells programs apart."""
+    """Return a program id for PTX that reads a register which tells programs apart; unseen where it is no literal."""
     text = args[0] if args else keywords.get("asm")
-    if isinstance(text, Constant) and isinstance(text.value, str) and _PROGRAM_REGISTER.search(text.value):
-        return opaque("inline assembly", tags=frozenset({PROGRAM_ID}))
-    return None
+    is_text = isinstance(text, Constant) and isinstance(text.value, str)
+    if is_text and not _PROGRAM_REGISTER.search(text.value):  # type: ignore[union-attr]
+        return None
+    return opaque("inline assembly", tags=frozenset({PROGRAM_ID if is_text else UNSEEN_FUNCTION}))
 
 
 def _on_conditions(
@@ -284,7 +290,7 @@ TL_FUNCTIONS: dict[str, Callable[[list[SymbolicValue], Mapping[str, SymbolicValu
     "make_block_ptr": _descriptor,
     "advance": _advance,
     "program_id": _program_id,
-    "num_programs": _num_programs,
+    **dict.fromkeys(("num_programs", "smid"), _num_programs),
     "cast": _cast,
     "to": _cast,
     **dict.fromkeys(IDENTITIES, _identity),

@@ -96,7 +96,6 @@ def _check_operation(operation: Operation, engine: str, findings: Findings) -> N
 
 
 def _is_cut_alike(compute: Compute) -> bool:
-    """Whether the parts of `a` and of `out` have the same rows."""
     return [part.shape[0] for part in compute.a] == [part.shape[0] for part in compute.out]
 
 

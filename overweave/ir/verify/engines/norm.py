@@ -1,4 +1,4 @@
-"""Whether a plan applies RMSNorm to every row of its result, once, and only where the whole row is."""
+"""Whether a plan applies RMSNorm, or the epilogue of sums, once and only where all of a row, or of a sum, is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 
-from overweave.ir.plan import LIBRARY, PACKED_KERNEL, PACKED_SUMS, REDUCE_KERNEL, Plan
+from overweave.ir.plan import LIBRARY, PACKED_KERNEL, PACKED_SUMS, REDUCE_KERNEL, TILE_KERNEL, Plan
 from overweave.ir.schedule import OUTPUT, Collective, Compute, Operation, Range, Reduce, Region
+from overweave.ir.tensors import is_epilogue_applied
 from overweave.ir.verify.rules.verdict import Findings
 
 RankOutput = tuple[str, int]  # an output, and a rank
@@ -103,3 +104,36 @@ def _norm_obstacle(plan: Plan, operation: Operation, region: Region) -> str:
     if engine == LIBRARY and isinstance(operation, Reduce | Collective | Compute):
         return ""
     return f"the {engine} that writes them does not norm"
+
+
+# Whether a plan applies the epilogue of sums if, and only if, its problem has one, on engines that can.
+#
+# The schedule's values show the rest: a sum with its epilogue has another name (`epilogue_applied` in ir/tensors.py),
+# which the goal has too, and nothing can be added to it. So no partial sum gets the epilogue, no sum twice, and each at
+# its own rows of the result.
+
+
+ADDERS = (LIBRARY, TILE_KERNEL, REDUCE_KERNEL, PACKED_KERNEL)
+
+
+def applies_epilogue(operation: Operation) -> bool:
+    return isinstance(operation, Compute | Reduce | Collective) and operation.finishes
+
+
+def check_sum_epilogue(plan: Plan, findings: Findings) -> None:
+    """Check the goals' names against the problem's epilogue, and that only engines that can apply it do."""
+    has_epilogue, schedule = plan.problem.sum_epilogue.bits != 0, plan.schedule
+    for goal in schedule.goal:
+        if is_epilogue_applied(goal.tensor) != has_epilogue:
+            message = f"epilogue {plan.problem.epilogue}, but the goal is {goal.tensor}"
+            findings.add("form", None, message, goal.region)
+    for operation in schedule.operations:
+        engine = plan.realization.engine_of(operation.queue)
+        if not applies_epilogue(operation):
+            if has_epilogue and engine == PACKED_KERNEL and isinstance(operation, Reduce):
+                findings.add("form", operation, "the packed kernel finishes every sum")
+            continue
+        if not has_epilogue:
+            findings.add("form", operation, "finishes sums, to which no epilogue does anything")
+        if engine not in ADDERS:
+            findings.add("form", operation, f"the {engine} finishes nothing")

@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
+from overweave.ir.dtype import ITEMSIZE_BYTES
+from overweave.ir.epilogue import NO_EPILOGUE
 from overweave.ir.kernel_limits import INT32_BYTES
-from overweave.ir.plan import MOST_PACKED_RANKS, PACKED_KERNEL, PackedExchange, Plan
+from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, PACKED_KERNEL, PackedExchange, Plan
 from overweave.ir.schedule import (
     ECHOES,
     INPUT,
@@ -26,6 +28,7 @@ from overweave.ir.schedule import (
     OUTPUT,
     SYMMETRIC,
     Buffer,
+    Compute,
     Copy,
     Operation,
     Put,
@@ -208,7 +211,6 @@ def _buffers_obstacle(plan: Plan, buffers: PackedBuffers, exchange: PackedExchan
 
 
 def _owned_rows(exchange: PackedExchange, rows: int, size: int, owner: int) -> tuple[int, int]:
-    """Return the rows that an owner adds."""
     return (0, rows) if exchange == "one_shot" else shard_rows(rows, size, owner)
 
 
@@ -272,11 +274,48 @@ class _Kernels:
 
 
 def _notified_signals(operation: Operation | None, rank: int) -> Signals:
-    """Return the signals of a rank that an operation notifies."""
     notifies = operation.notifies if operation else ()
     return frozenset((one.pad, one.signal) for one in notifies if one.rank == rank)
 
 
 def _awaited_signals(operation: Operation) -> Signals:
-    """Return the signals that an operation waits for."""
     return frozenset((wait.pad, signal) for wait in operation.all_waits for signal in range(*wait.signals))
+
+
+# Whether the matmul of few rows can compute the products of a library queue in the place of cuBLAS.
+
+
+BYTES = 2  # of a number
+
+
+def check_skinny(plan: Plan, findings: Findings) -> None:
+    """Add refusals for products that it cannot compute, and for plans that do not launch it."""
+    if plan.realization.skinny is None:
+        return
+    engines = {one.queue: one.engine for one in plan.realization.engines}
+    if PACKED_KERNEL not in engines.values():
+        findings.add("engine", None, "only plans of packed messages launch a matmul of few rows")
+    if plan.problem.product_epilogue != NO_EPILOGUE or ITEMSIZE_BYTES[plan.realization.dtype] != BYTES:
+        message = f"{plan.realization.dtype} and {plan.problem.product_epilogue}"
+        findings.add("form", None, f"a matmul of few rows has 16-bit numbers and no epilogue, not {message}")
+    for operation in plan.schedule.operations:
+        if engines[operation.queue] == LIBRARY:
+            for why in _product_faults(plan, operation):
+                findings.add("engine", operation, why)
+
+
+def _product_faults(plan: Plan, operation: Operation) -> Iterator[str]:
+    """Yield why the kernel cannot run an operation."""
+    if not isinstance(operation, Compute):
+        yield f"a matmul of few rows in the place of cuBLAS leaves no engine for a {type(operation).__name__}"
+        return
+    if operation.accumulate or operation.beside or operation.finishes:
+        yield "a matmul of few rows adds, scales and finishes nothing"
+    parts = (*operation.a, operation.b, *operation.out)
+    if len(parts) != 3 or not all(_is_whole(plan, part) for part in parts):
+        yield "a matmul of few rows multiplies one whole buffer by another"
+
+
+def _is_whole(plan: Plan, part: Region) -> bool:
+    buffer = plan.schedule.buffer(part.buffer)
+    return part.shape == (buffer.rows, buffer.cols)

@@ -11,7 +11,7 @@ plan must obey these rules:
   next replay, so peers are reached only in the workspace.
 
 `rules/reuse.py` checks that a replay may follow any call in the same slot. The launcher makes side streams begin and
-end with the call, so that a capture holds them (`runtime/gpu/call_frame.py`).
+end with the call, so that a capture holds them (`runtime/gpu/replays.py`).
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from overweave.ir.schedule import INPUT, OUTPUT, Apply, Buffer, Put, Region
+from overweave.ir.schedule import INPUT, OUTPUT, Apply, Buffer, Put, Region, overlap
 from overweave.ir.tile_order import APPLY, OWN_SHARD, WORKSPACE, TileRow
 from overweave.ir.verify.rules.graphs import Graph
-from overweave.ir.verify.rules.races import overlap
 from overweave.ir.verify.rules.verdict import Findings
 
 

@@ -43,7 +43,6 @@ class GreedyExecution:
 
     @property
     def stuck(self) -> list[int]:
-        """Return the operations that never ran."""
         return [position for position, is_done in enumerate(self.done) if not is_done]
 
     def _run(self) -> None:

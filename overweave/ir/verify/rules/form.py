@@ -34,7 +34,7 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.verify.rules.blocks import check_blocks, check_sides
 from overweave.ir.verify.rules.collectives import fold
-from overweave.ir.verify.rules.scales import check_shapes
+from overweave.ir.verify.rules.values import check_shapes
 from overweave.ir.verify.rules.verdict import Findings
 
 MOST_RANKS = 1024

@@ -38,7 +38,6 @@ class Past(Struct):
     late: dict[int, Bits]
 
     def bit(self, position: int) -> Bits:
-        """Return the set of one operation."""
         return _singleton(self.index[position])
 
     def has(self, done: Bits, position: int) -> bool:
@@ -96,7 +95,6 @@ def lacks(done: Bits, needed: Bits) -> bool:
 
 
 def without(one: Bits, other: Bits) -> Bits:
-    """Return the difference of two sets."""
     rest = tuple(word & ~removed for word, removed in zip(one, other, strict=False))
     return rest + one[len(other) :]
 

@@ -20,10 +20,9 @@ from functools import cache
 from msgspec.structs import replace
 
 from overweave.ir.counts import rows_of_counted
-from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, SYMMETRIC, Compute, Operation, Region, Schedule
+from overweave.ir.schedule import ECHOES, INPUT, LOCAL, OUTPUT, SYMMETRIC, Compute, Operation, Region, Schedule, overlap
 from overweave.ir.verify.rules.graphs import Graph
 from overweave.ir.verify.rules.happens_before import Past
-from overweave.ir.verify.rules.races import overlap
 from overweave.ir.verify.rules.verdict import Findings
 
 

@@ -11,7 +11,7 @@ from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, EngineAssignment, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Operation, Put
 from overweave.ir.tile_order import TileRow
-from overweave.ir.verify.engines.copies import check_copy
+from overweave.ir.verify.engines.stores import check_copy
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.rules.verdict import Findings
 from overweave.schedules.catalog.catalog import build
