@@ -22,8 +22,8 @@ from overweave.ir.schedule import (
     SignalPad,
     Wait,
 )
-from overweave.ir.text.printed import to_text
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.text.parse import to_text
+from overweave.ir.verify.plan import verify_schedule
 
 RANKS = (0, 1)
 ROWS, COLS = 64, 128

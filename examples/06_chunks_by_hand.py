@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kernels.matmul import matmul_kernel  # noqa: E402
 
 import overweave as ow  # noqa: E402
-from overweave.ir.text.printed import to_text  # noqa: E402
+from overweave.ir.text.parse import to_text  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.runtime.host.processes import run_ranks  # noqa: E402
 

@@ -14,7 +14,7 @@ from campaigns.hostile.parts import MOST, Json, copy, filed, held, notify, opera
 from overweave.ir.problem import Problem
 from overweave.ir.text.files import to_json
 from overweave.ir.text.forms import MAX_BYTES
-from overweave.ir.text.printed import to_text
+from overweave.ir.text.parse import to_text
 from overweave.schedules.catalog.catalog import build
 
 MANY = 10_000

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.problem import Problem
 from overweave.ir.text.files import to_json
-from overweave.ir.text.printed import to_text
+from overweave.ir.text.parse import to_text
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import METHODS
 

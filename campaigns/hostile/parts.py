@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from overweave.ir.kernel_limits import SIGNAL_CAPACITY
+from overweave.ir.plan import SIGNAL_CAPACITY
 
 Json = dict[str, Any]
 MOST = 2**31 - 1

@@ -24,7 +24,7 @@ from campaigns.oracle.random.schedules import TEMPLATES
 from campaigns.oracle.tally import Tally, holes, right_refused, table
 from campaigns.shown import shown
 from overweave.ir.schedule import Schedule
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import verify_schedule
 
 SMALL_RANKS = (2, 2, 3)
 PLAIN_SHARE = 20

@@ -21,7 +21,7 @@ from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import verify_schedule
 from overweave.schedules.catalog.catalog import build, names
 
 BATCH = 100

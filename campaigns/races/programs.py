@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from overweave.ir.kernel_limits import COPY_WORD_BYTES
+from overweave.ir.plan import COPY_WORD_BYTES
 from overweave.ir.tile_order import COPY, NO_SIGNAL, WORKSPACE, TileRow
 from overweave.kernels.arguments import LaunchTiles, SignalWords
 

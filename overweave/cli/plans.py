@@ -18,9 +18,8 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT, Schedule
 from overweave.ir.text.files import read_file
-from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.ir.verify.rules.verdict import Verdict
-from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.methods.registry import method_of
 from overweave.schedules.tiles.order import tile_count, tile_orders
 from overweave.tuner.space.shapes import ShapeCase

@@ -11,7 +11,7 @@ SOURCE: TileLink (arXiv 2503.20313) for communication on SMs of its own; mscclpp
 import triton
 import triton.language as tl
 
-from overweave.ir.kernel_limits import COPY_WORD_BYTES
+from overweave.ir.plan import COPY_WORD_BYTES
 from overweave.lang.tile_table import (
     CLAIMED,
     OPERATION,

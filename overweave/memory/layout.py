@@ -16,8 +16,15 @@ from msgspec import Struct
 from overweave.errors import ScheduleError
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import Dtype
-from overweave.ir.kernel_limits import INT32_BYTES, SIGNAL_CAPACITY
-from overweave.ir.plan import MESSAGE_BYTES, MESSAGE_DATA_BYTES, PACKED_KERNEL, PackedConfig, Plan
+from overweave.ir.plan import (
+    INT32_BYTES,
+    MESSAGE_BYTES,
+    MESSAGE_DATA_BYTES,
+    PACKED_KERNEL,
+    SIGNAL_CAPACITY,
+    PackedConfig,
+    Plan,
+)
 from overweave.ir.schedule import LOCAL, SYMMETRIC, Buffer, Copy, Operation, Put, Reduce, Schedule
 from overweave.ir.shards import shard_rows
 

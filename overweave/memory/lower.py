@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.ir.dtype import SUM_DTYPE, Dtype, MovedDtype
-from overweave.ir.kernel_limits import INT32_BYTES
+from overweave.ir.plan import INT32_BYTES
 from overweave.ir.schedule import (
     INPUT,
     OUTPUT,

@@ -13,7 +13,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.shards import rows_of
 from overweave.ir.timeline.timeline import Timeline
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import verify_schedule
 from overweave.memory.group import Group, resolve
 from overweave.ops.reference import PlainCollectives
 from overweave.runtime.backends import load

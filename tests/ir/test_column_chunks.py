@@ -12,7 +12,7 @@ from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import TILE_KERNEL, MatmulConfig, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Operation, Put
-from overweave.ir.text.printed import from_text, to_text
+from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.tiles.order import tile_orders
 from overweave.sim.simulate import total_us

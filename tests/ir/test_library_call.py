@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from overweave.ir.blocks import Blocks, memory_image
 from overweave.ir.library_call import CollectiveSide, call_sides, is_permuted, library_obstacle
 from overweave.ir.schedule import Buffer, Collective, Copy, Goal, InitialContents, Queue, Region, Schedule
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import verify_schedule
 
 # Blocks 0 and 2 of four, one below the other, lie side by side, and so do 1 and 3.
 BUFFERS = {

@@ -13,9 +13,8 @@ from overweave.ir.blocks import Blocks, ContiguousRun, memory_image, memory_runs
 from overweave.ir.plan import COPY_ENGINE, EngineAssignment, Plan
 from overweave.ir.schedule import Buffer, Collective, Put, Region, Schedule
 from overweave.ir.text.files import from_json, to_json
-from overweave.ir.text.printed import from_text, to_text
-from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.text.parse import from_text, to_text
+from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.sim.simulate import total_us
 from tests.clock import slowness
 from tests.ir.wave_groups import wave_groups

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
-from overweave.ir.kernel_limits import SIGNAL_CAPACITY
 from overweave.ir.operators.registry import operator_of
+from overweave.ir.plan import SIGNAL_CAPACITY
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule, SignalPad
 from overweave.memory.layout import ALIGNMENT_BYTES, SIGNAL_STRIDE_BYTES, lay_out

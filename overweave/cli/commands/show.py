@@ -16,7 +16,7 @@ from overweave.ir.dtype import Dtype
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Schedule
 from overweave.ir.text.files import printable, read_file, to_json
-from overweave.ir.text.printed import to_text
+from overweave.ir.text.parse import to_text
 from overweave.ir.timeline.operations import timeline_of_steps, with_contents
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS

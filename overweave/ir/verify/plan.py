@@ -1,14 +1,14 @@
-"""verify_plan: what a Plan adds to its Schedule, checked against the schedule and a machine."""
+"""verify_schedule and verify_plan: all rules of a Schedule, and what a Plan adds to it, against a machine."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
 from overweave.ir.dtype import ITEMSIZE_BYTES, SUM_DTYPE
-from overweave.ir.kernel_limits import SIGNAL_CAPACITY
 from overweave.ir.launch.streams import kernels_on_own_streams, launch_obstacle
-from overweave.ir.plan import REDUCE_KERNEL, TILE_KERNEL, Plan
-from overweave.ir.schedule import LIMIT, OUTPUT, Compute, Name, Operation, Reduce, Region
+from overweave.ir.pause_gc import without_collection
+from overweave.ir.plan import REDUCE_KERNEL, SIGNAL_CAPACITY, TILE_KERNEL, Plan
+from overweave.ir.schedule import LIMIT, OUTPUT, Compute, Name, Operation, Reduce, Region, Schedule
 from overweave.ir.verify.engines.assignment import check_engines
 from overweave.ir.verify.engines.contract import check_contract
 from overweave.ir.verify.engines.norm import check_norm, check_sum_epilogue
@@ -16,13 +16,17 @@ from overweave.ir.verify.engines.packed import check_packed, check_skinny
 from overweave.ir.verify.engines.replays import check_replays
 from overweave.ir.verify.lowering import check_tables
 from overweave.ir.verify.residency import check_residency
-from overweave.ir.verify.rules.blocks import check_permuted_engines
+from overweave.ir.verify.rules.blocks import check_extra_rows, check_permuted_engines
 from overweave.ir.verify.rules.collectives import fold_collectives
-from overweave.ir.verify.rules.counted import check_counted_engines
+from overweave.ir.verify.rules.counted import check_counted, check_counted_engines
+from overweave.ir.verify.rules.coverage import check_coverage
+from overweave.ir.verify.rules.deadlock import launch_order
+from overweave.ir.verify.rules.form import check_form
 from overweave.ir.verify.rules.graphs import Graph, build_graph
+from overweave.ir.verify.rules.happens_before import past_of
+from overweave.ir.verify.rules.reuse import check_reuse
 from overweave.ir.verify.rules.values import check_scaling
 from overweave.ir.verify.rules.verdict import TOO_LARGE, Enough, Findings, TooMuchWork, Verdict
-from overweave.ir.verify.schedule import verify_schedule
 
 BULK_ALIGNMENT_BYTES = 16
 SHARED_BYTES_OF_A_BLOCK = 1024  # reserved by CUDA in each block's shared memory
@@ -229,3 +233,42 @@ def _check_numbers(plan: Plan, graph: Graph, findings: Findings) -> None:
                         f"an operand begins at byte {begin}; the kernel needs a multiple of {BULK_ALIGNMENT_BYTES}"
                     )
                     findings.add("alignment", operation, message, region)
+
+
+# verify_schedule: the proof of a Schedule, pass by pass.
+
+
+def verify_schedule(schedule: Schedule) -> Verdict:
+    """Return whether the schedule is proven not to hang or race, to meet its goals, and to be repeatable on the same
+    slot.
+
+    Form and signal counts first, then deadlock, then values, races and reuse: a pass relies on those before it, so it
+    is skipped if they refuse. Never raises for what the schedule says.
+    """
+    findings = Findings()
+    try:
+        with without_collection():  # MEASURED: a quarter of the time of 100,000 operations, and there is no garbage
+            _prove(schedule, findings)
+    except Enough:
+        pass
+    except TooMuchWork as error:
+        findings.add(TOO_LARGE, None, str(error))
+    return findings.verdict(schedule.name)
+
+
+def _prove(schedule: Schedule, findings: Findings) -> None:
+    """Run all passes in order; each adds its refusals to `findings`."""
+    unfolded, schedule = schedule, check_form(schedule, findings)
+    if findings.refusals:
+        return
+    check_counted(unfolded, findings)
+    check_extra_rows(schedule, findings)
+    graph = build_graph(schedule, findings)
+    if findings.refusals:
+        return
+    order = launch_order(graph, findings)
+    if order is None:
+        return
+    past = past_of(graph, order)
+    check_reuse(graph, past, findings)
+    check_coverage(graph, order, past, findings)

@@ -7,7 +7,7 @@ Under the interpreter there is the first path only. The caller signals behind th
 import triton
 import triton.language as tl
 
-from overweave.ir.kernel_limits import INT32_BYTES
+from overweave.ir.plan import INT32_BYTES
 from overweave.memory.device.ptx import bulk_copy, bulk_shared_bytes
 from overweave.memory.device.signals import INTERPRETED
 

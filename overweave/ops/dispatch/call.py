@@ -59,8 +59,9 @@ def call(operator: Operator, group: GroupLike, given: CallArguments, gradients: 
         if is_seen or _is_cast() or (_is_grad_enabled() and any_requires_grad(*given.values())):
             return by_dispatcher(operator, group, given)
     x, w = given["x"], given["w"]
-    if is_away(x):
-        return run_on(x.device, call, operator, group, given, gradients)
+    first = x[0] if x.__class__ in _LISTS and x else x
+    if is_away(first):
+        return run_on(first.device, call, operator, group, given, gradients)
     resolved, counts = group_of(group), given.get(COUNTS)
     with resolved.lock:
         try:

@@ -13,8 +13,18 @@ import torch
 
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.kernel_limits import COPY_WORD_BYTES, LEAST_WAVES
-from overweave.ir.plan import COPY_KERNEL, REDUCE_KERNEL, TILE_KERNEL, W_REST, X_REST, Engine, MatmulConfig, Plan
+from overweave.ir.plan import (
+    COPY_KERNEL,
+    COPY_WORD_BYTES,
+    LEAST_WAVES,
+    REDUCE_KERNEL,
+    TILE_KERNEL,
+    W_REST,
+    X_REST,
+    Engine,
+    MatmulConfig,
+    Plan,
+)
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
 from overweave.ir.tile_order import outputs

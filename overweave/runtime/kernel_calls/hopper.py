@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
-from overweave.ir.kernel_limits import MOST_PEERS
-from overweave.ir.plan import MatmulConfig
+from overweave.ir.plan import MOST_PEERS, MatmulConfig
 from overweave.kernels.hopper.matmul import matmul_hopper_kernel
 from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, TileKernelArgs, flattened, storage_layout
 from overweave.runtime.kernel_calls.matmul import (

@@ -8,8 +8,7 @@ from typing import get_args
 from overweave.ir.dtype import FLOAT8, ITEMSIZE_BYTES
 from overweave.ir.epilogue import MOST_NORM_COLS, NO_EPILOGUE
 from overweave.ir.exchange import NO_REACH
-from overweave.ir.kernel_limits import MOST_PEERS
-from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_WEIGHTS, REDUCE_KERNEL, TILE_KERNEL, Engine
+from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, MOST_PEERS, MOST_WEIGHTS, REDUCE_KERNEL, TILE_KERNEL, Engine
 from overweave.ir.problem import Problem
 from overweave.schedules.communication import COPYING_KERNELS
 from overweave.schedules.records import needs

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
-from overweave.ir.kernel_limits import LEAST_WAVES
 from overweave.ir.plan import (
+    LEAST_WAVES,
     MESSAGE_DATA_BYTES,
     MOST_SPLITS,
     MatmulConfig,

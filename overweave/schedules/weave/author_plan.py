@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.dtype import SUM_DTYPE, Dtype, MovedDtype
 from overweave.ir.footprint import TileSpace
-from overweave.ir.kernel_limits import COPY_WORD_BYTES
 from overweave.ir.plan import (
     AUTHOR_KERNEL,
     COPY_KERNEL,
+    COPY_WORD_BYTES,
     SPINNING,
     CopyConfig,
     Plan,

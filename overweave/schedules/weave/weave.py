@@ -47,8 +47,7 @@ from overweave.schedules.communication import (
     united,
 )
 from overweave.schedules.signals import without_implied_waits, without_repeated_waits
-from overweave.schedules.weave.beside_tiles import announced_by, from_workspace, with_puts
-from overweave.schedules.weave.exchange import TensorExchange
+from overweave.schedules.weave.exchange import TensorExchange, announced_by, from_workspace, with_puts
 from overweave.schedules.weave.transports import GATHER
 
 TileGroupKey = tuple[tuple[int, ...], ...]  # for each exchange that tells tiles apart, the chunks that a tile touches

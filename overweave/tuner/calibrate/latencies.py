@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from overweave.compat.torch_names import sleep
 from overweave.errors import MachineError
-from overweave.ir.kernel_limits import SIGNAL_CAPACITY
+from overweave.ir.plan import SIGNAL_CAPACITY
 from overweave.ir.tile_order import NO_SIGNAL
 from overweave.kernels import latency as kernels
 from overweave.kernels.arguments import SignalWords

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from overweave.cli.main import app
 from overweave.ir.plan import Plan
 from overweave.ir.text.files import from_json, read_file
-from overweave.ir.text.printed import from_text
+from overweave.ir.text.parse import from_text
 from overweave.schedules.catalog.catalog import names
 from overweave.schedules.weave.transports import transports
 

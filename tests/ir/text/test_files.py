@@ -15,7 +15,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.text.files import from_json, read_file, to_json
 from overweave.ir.text.forms import MAX_BYTES
-from overweave.ir.text.printed import to_text
+from overweave.ir.text.parse import to_text
 from overweave.schedules.catalog.catalog import build
 from tests.clock import ends_within
 

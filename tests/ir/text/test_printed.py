@@ -25,7 +25,7 @@ from overweave.ir.schedule import (
     SignalPad,
     Wait,
 )
-from overweave.ir.text.printed import from_text, to_text
+from overweave.ir.text.parse import from_text, to_text
 
 
 def region(buffer: str, rank: int, lo: int = 0, hi: int = 4) -> Region:

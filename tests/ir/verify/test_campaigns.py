@@ -18,14 +18,14 @@ from campaigns.oracle.random.schedules import TEMPLATES
 from campaigns.oracle.tally import Tally
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Operation, Region, Schedule
-from overweave.ir.verify import schedule as passes
+from overweave.ir.verify import plan as passes
+from overweave.ir.verify.plan import verify_schedule
 from overweave.ir.verify.rules.contents import Contents
 from overweave.ir.verify.rules.deadlock import launch_order
 from overweave.ir.verify.rules.graphs import build_graph
 from overweave.ir.verify.rules.happens_before import past_of
 from overweave.ir.verify.rules.values import unknown
 from overweave.ir.verify.rules.verdict import Findings, WorkBudget
-from overweave.ir.verify.schedule import verify_schedule
 from overweave.schedules.catalog.catalog import build
 from tests.ir.two_ranks import altered, exchange, put, sums, take, total
 

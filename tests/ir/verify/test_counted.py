@@ -24,9 +24,8 @@ from overweave.ir.schedule import (
     SignalPad,
     Wait,
 )
-from overweave.ir.text.printed import from_text, to_text
-from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.text.parse import from_text, to_text
+from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.schedules.catalog.catalog import build
 
 BLOCK = 4

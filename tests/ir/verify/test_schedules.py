@@ -23,7 +23,7 @@ from overweave.ir.schedule import (
     SignalPad,
     Wait,
 )
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import verify_schedule
 from tests.ir.two_ranks import RANKS, altered, exchange, put, sums, take, total, whole
 
 

@@ -12,9 +12,8 @@ from overweave.ir.plan import EngineAssignment, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Clear, Operation, Queue, Reduce, Schedule, Wait
 from overweave.ir.text.files import from_json, to_json
-from overweave.ir.text.printed import from_text, to_text
-from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.text.parse import from_text, to_text
+from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.schedules.catalog.catalog import build
 
 RANKS = 3

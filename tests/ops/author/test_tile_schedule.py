@@ -14,7 +14,7 @@ from overweave.hardware.machine import load
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, LIBRARY, Engine, EngineAssignment, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Schedule
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import verify_schedule
 from overweave.ops.author.tile_program import TileCall
 from overweave.ops.author.tile_schedule import CallersMatrix, tile_schedule
 from overweave.runtime.handwritten import Reads, TileEffect

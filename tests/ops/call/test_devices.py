@@ -48,6 +48,7 @@ def calls() -> list[Callable[[], object]]:
         lambda: ow.all_gather_matmul(X, W, None, m=3, **given, return_gathered=True, plan="sequential"),
         lambda: ow.matmul_reduce_scatter(X, W, None, **given, plan="sequential"),
         lambda: ow.matmul_all_reduce(X, W, None, norm=norm, plan="sequential"),
+        lambda: ow.matmul_all_reduce([X, X], [W, W], plan="sequential"),
     ]
 
 
@@ -63,7 +64,9 @@ def _goes(call: Callable[[], Any]) -> list[bool]:
         sent.append(device)
         return call(*arguments, **options)
 
-    with patch.multiple("overweave.ops.dispatch.call", is_away=lambda tensor: not sent, run_on=run_on):
+    with patch.multiple(
+        "overweave.ops.dispatch.call", is_away=lambda one: isinstance(one, torch.Tensor) and not sent, run_on=run_on
+    ):
         there = call()
     pairs = zip(*([one] if isinstance(one, torch.Tensor) else one for one in (here, there)), strict=True)
     return [sent == [X.device], *(torch.equal(one, other) for one, other in pairs)]
@@ -72,7 +75,7 @@ def _goes(call: Callable[[], Any]) -> list[bool]:
 @pytest.mark.slow
 def test_all_that_was_passed_goes_along() -> None:
     found = run_ranks(go_where_tensors_lie, 1)
-    assert found == [[[True] * 3, [True] * 2, [True] * 3]]
+    assert found == [[[True] * 3, [True] * 2, [True] * 3, [True] * 2]]
 
 
 def test_a_compiled_kernel_goes_where_its_first_tensor_lies(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:

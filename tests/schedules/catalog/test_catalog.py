@@ -12,8 +12,7 @@ from overweave.ir.epilogue import Epilogue
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import METHODS
 

@@ -12,8 +12,7 @@ from overweave.ir.operators.matmul_all_reduce import OPERATOR as ALL_REDUCE
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR as REDUCE_SCATTER
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Buffer, Collective, Notify, Operation, Reduce, Region, Schedule, Wait
-from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.schedules.communication import COMPUTED, STAGED
 from overweave.schedules.tiles.order import tile_orders
 from tests.schedules.families.test_wave_groups import groups_of, waves

@@ -15,7 +15,7 @@ from overweave.ir.operators.matmul_reduce_scatter import OPERATOR as REDUCE_SCAT
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Schedule
-from overweave.ir.text.printed import from_text, to_text
+from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.communication import STAGED, SUMMED

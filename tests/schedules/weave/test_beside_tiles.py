@@ -17,7 +17,7 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.rules.author_tables import check_slices
 from overweave.ir.verify.rules.verdict import Findings
 from overweave.schedules.weave.author_plan import author_plan
-from overweave.schedules.weave.beside_tiles import LEAST_SLICE
+from overweave.schedules.weave.exchange import LEAST_SLICE
 from tests.schedules.weave.test_weave import BLOCK, SCATTER, attention, matmul
 
 BY_TILES, IN_BULK = "all_gather.push mover=tiles pieces=2", "all_gather.push mover=bulk_tiles order=all_peers"

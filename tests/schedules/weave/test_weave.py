@@ -14,7 +14,7 @@ from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply
 from overweave.ir.text.files import from_json, to_json
-from overweave.ir.text.printed import from_text, to_text
+from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.tile_order import APPLY, NO_SIGNAL, OWN_SHARD, PART, TileRow
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.weave.author_plan import author_plan

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import NO_EPILOGUE
-from overweave.ir.kernel_limits import INT32_BYTES
-from overweave.ir.plan import LIBRARY, MOST_PACKED_RANKS, PACKED_KERNEL, PackedExchange, Plan
+from overweave.ir.plan import INT32_BYTES, LIBRARY, MOST_PACKED_RANKS, PACKED_KERNEL, PackedExchange, Plan
 from overweave.ir.schedule import (
     ECHOES,
     INPUT,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from overweave.ir.blocks import block_cells
 from overweave.ir.dtype import SUM_DTYPE, Dtype
-from overweave.ir.kernel_limits import COPY_WORD_BYTES, MOST_PEERS
+from overweave.ir.plan import COPY_WORD_BYTES, MOST_PEERS
 from overweave.ir.schedule import INPUT, LIMIT, OUTPUT, Buffer, Compute, Copy, Operation, Put, ReducePut, Region
 from overweave.ir.shards import tile_parts
 from overweave.ir.tile_order import COPY, MULTIPLY, NO_ADDENDS, OWN_SHARD, WORKSPACE, TileRow, store_target

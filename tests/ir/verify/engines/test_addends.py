@@ -11,10 +11,9 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT, Compute, Copy, Credit, Notify, Region, Schedule, SignalPad, Wait
 from overweave.ir.text.files import from_json, to_json
-from overweave.ir.text.printed import from_text, to_text
+from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.tile_order import NO_ADDENDS, TileRow
-from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.schedules.catalog.catalog import build
 from tests.ir.two_ranks import RANKS, altered, sums, whole
 

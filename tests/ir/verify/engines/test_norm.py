@@ -10,8 +10,7 @@ from overweave.ir.epilogue import MOST_NORM_COLS, Norm
 from overweave.ir.plan import REDUCE_KERNEL, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Collective, Compute, Copy, Operation, Reduce, Region
-from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import method_of
 

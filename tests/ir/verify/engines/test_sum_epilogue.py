@@ -14,7 +14,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce
 from overweave.ir.tensors import epilogue_applied
 from overweave.ir.text.files import from_json, to_json
-from overweave.ir.text.printed import from_text, to_text
+from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.rules.values import Mismatch, ValuePiece, add, apply_epilogue
 from overweave.schedules.catalog.catalog import build, names

@@ -13,7 +13,7 @@ from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Compute, Operation, Put, Region
-from overweave.ir.text.printed import from_text, to_text
+from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import METHODS
