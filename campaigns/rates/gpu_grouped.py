@@ -197,7 +197,8 @@ def wrong_form(form: Form) -> list[str]:
     found = []
     rows, experts = form.size[:2]
     for spread in ("even", "zipf", "one", "none", "random", "short"):
-        counts = counts_of("random" if spread == "short" else spread, max(0, rows - 100 * (spread == "short")), experts, 1)
+        is_short = spread == "short"
+        counts = counts_of("random" if is_short else spread, max(0, rows - 100 * is_short), experts, 1)
         call = call_of(form, counts)
         got, want = computed(form, call), reference.multiply(call)
         is_row = torch.arange(rows, device="cuda") < sum(counts)
