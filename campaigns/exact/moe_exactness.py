@@ -234,7 +234,7 @@ def held(case: MoeCase, device: str, plan: str | None = None) -> str:
     wide = [each[own] for each in (data.up, data.down, data.up_bias, data.down_bias)]
     up, down, up_bias, down_bias = map(mine.tensor, wide)
     given = (up_bias, down_bias) if case.has_bias else (None, None)
-    weights = moe.ExpertWeights(up, down, *given, first=own.start)
+    weights = moe.ExpertWeights(up, down, given[0], given[1], first=own.start)
     x, ids = mine.tensor(data.x[mine.rows]), data.ids[mine.rows].to(device)
     of_slots = mine.tensor(data.weights[mine.rows], torch.float32)
     with torch.set_grad_enabled(plan is None):

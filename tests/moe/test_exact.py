@@ -9,6 +9,7 @@ import torch
 
 from campaigns.exact import moe_exactness
 from overweave.moe import pairs
+from overweave.moe.slots import ordered_sum
 from tests.ranks import run_ranks
 
 
@@ -32,7 +33,7 @@ def tried_spoiled(part: str) -> list[str]:
     def forgetful(products: torch.Tensor, is_there: torch.Tensor) -> torch.Tensor:
         return honest(products[:, :-1], is_there[:, :-1]) if products.shape[1] > 1 else honest(products, is_there)
 
-    honest = pairs.ordered_sum
+    honest = ordered_sum
     with patch.object(pairs, "ordered_sum", forgetful):  # as the second matmul asks for it
         return moe_exactness.tried(part, 5, 0)
 
