@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import verify_schedule
 from overweave.memory.group import LIVE_GROUPS, Group
 from overweave.moe.collectives import WHERE, RowsOp, agreed, define
 from overweave.moe.glu import Glu

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.verify.schedule import verify_schedule
+from overweave.ir.verify.plan import verify_schedule
 from overweave.moe import programs
 from overweave.moe.programs import Sizes, schedule_of
 from overweave.ops.author.tile_program import TileQueue
