@@ -6,7 +6,7 @@ done; consumers order them before tensor cores by a proxy fence. Two warps, sinc
 producer and the storer they are three groups of four, which is as many as leave registers to the widest products.
 SOURCE: CUTLASS, `MainloopSm90CpAsyncGmmaWarpSpecialized`.
 MEASURED: by the producer's one warp, which has no registers for rows and so read their numbers anew at each step, a
-gathered matmul took 1.8 to 3.5 times one without (H200, 2026-11-29).
+gathered matmul took 1.8 to 3.5 times one without (benchmarks/results/grouped.h200.2026-11-29.txt).
 """
 
 from triton.experimental import gluon

@@ -113,7 +113,8 @@ def outer(x: torch.Tensor, g: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     experts, k, n = offs.shape[0], x.shape[1], g.shape[1]
     major = torch.cuda.get_device_properties(x.device).major
     if x.dtype == torch.bfloat16 and major >= HOPPER and k % 8 == 0 and n % 8 == 0 and x.shape[0]:
-        return grouped_mm(x.t(), g, offs=offs)
+        product: torch.Tensor = grouped_mm(x.t(), g, offs=offs)
+        return product
     out = torch.empty(experts, k, n, dtype=x.dtype, device=x.device)
     tile = OUTER_TILE_FP32 if x.dtype == torch.float32 else OUTER_TILE
     programs = experts * -(-k // tile["BLOCK_K"]) * -(-n // tile["BLOCK_N"])

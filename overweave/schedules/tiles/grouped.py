@@ -17,7 +17,7 @@ from overweave.schedules.tiles.shape import KernelChoice, TileShape, shapes, til
 # Of a tile with rows for one of its two consumers, in times of a whole one: as tiles of 64 rows and of 128 are.
 SHORT_TIME = 0.6
 # Of tiles of 192 columns, beside those of 256, where each group brings columns of its own.
-# MEASURED: 0.95 to 0.97 at six of eight sizes (campaigns.gpu_grouped --tiles, H200, 2026-11-29).
+# MEASURED: 0.95 to 0.97 at six of eight sizes (benchmarks/results/grouped.h200.2026-11-29.txt).
 NARROWER = {192: 0.965}
 FEW_WAVES = 4
 FEW_ROWS = 64  # of a group: reading the weights takes the time, and the lowest tiles have most of them under way
