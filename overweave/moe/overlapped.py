@@ -8,7 +8,6 @@ routing.
 from __future__ import annotations
 
 import atexit
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -408,7 +407,7 @@ def _chained(
         _check_ids(group_name, ids, up.shape[0])
     agreed(group_name, f"{told} by {PER_SHARD}", lambda group: None)
     of = overlapped_in(group_name, m, ids.shape[1], down.shape[1], x.dtype)
-    weights = ExpertWeights(up, down, up_bias, down_bias, Glu(*json.loads(glu)) if glu else None, first)
+    weights = ExpertWeights(up, down, up_bias, down_bias, _glu_of(glu), first)
     return chained(of, x.contiguous(), ids.contiguous(), topk_weights, weights)
 
 
@@ -419,8 +418,16 @@ def _chained_fake(
 
 
 def glu_word(glu: Glu | None) -> str:
-    """A glu in the text of an op's call."""
-    return "" if glu is None else json.dumps(tuple(glu))
+    """A glu in the text of an op's call; a compiler reads this, too."""
+    return "" if glu is None else f"{glu.activation} {glu.interleaved} {glu.limit} {glu.slope} {glu.shift}"
+
+
+def _glu_of(word: str) -> Glu | None:
+    if not word:
+        return None
+    activation, interleaved, limit, slope, shift = word.split()
+    bound = None if limit == "None" else float(limit)
+    return Glu(activation, interleaved == "True", bound, float(slope), float(shift))
 
 
 _CHAINED = (

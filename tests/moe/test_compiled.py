@@ -31,6 +31,11 @@ def expert_parallel(x, weights, up, down, ids):
     return moe.combine(moe.experts_sum(h, routed, sent.topk_weights, down), sent)
 
 
+def chained(x, weights, up, down, ids):
+    layer = moe.ExpertWeights(up, down, glu=moe.GPT_OSS)
+    return moe.experts_mlp(x, ids, weights, layer, plan="per_shard")
+
+
 LAYERS: dict[str, Layer] = {each.__name__: each for each in (tensor_parallel, all_reduced, expert_parallel)}
 
 
@@ -45,6 +50,26 @@ def outcome(layer: Layer, name: str) -> list[torch.Tensor]:
     y = layer(*leaves, ids)
     y.square().sum().backward()
     return [y.detach(), *(each.grad for each in leaves)]  # type: ignore[list-item]
+
+
+def chain_differs() -> float:
+    """How far a compiled chain, which nobody differentiates, is off the same halves."""
+    torch._dynamo.reset()
+    rank = torch.Generator().manual_seed(dist.get_rank())
+    shapes = ((T, K), (T, TOP), (EXPERTS, 2 * INNER, K), (EXPERTS, K, INNER))
+    given = [torch.randn(*shape, generator=rank) for shape in shapes]
+    ids = torch.randint(0, EXPERTS, (T, TOP), generator=rank)
+    with torch.no_grad():
+        found = torch.compile(chained, fullgraph=True, backend="aot_eager")(*given, ids)
+        x, weights, up, down = given
+        h, routed = moe.all_gather_experts(x, ids, up, glu=moe.GPT_OSS)
+        wanted = moe.experts_reduce_scatter(h, routed, weights, down)
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.mark.nightly
+def test_a_compiled_chain_is_its_halves():
+    assert max(run_ranks(chain_differs, 2, timeout_s=240)) < 1e-5
 
 
 def differs(name: str) -> list[float]:
