@@ -11,24 +11,6 @@ from overweave.errors import InputError
 SIZES = {"m": 8192, "n": 3584, "k": 4096, "world_size": 4}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("operator", "numbers"),
-    [
-        ("all_gather_matmul", {"m": 2048, "n": 256, "k": 8192}),
-        ("matmul_reduce_scatter", {"m": 2048, "n": 8192, "k": 64}),
-    ],
-)
-def test_what_pays_overlaps_and_what_does_not_is_the_librarys(operator: str, numbers: dict[str, int]):
-    large, thin = ow.explain(operator, **SIZES), ow.explain(operator, **(SIZES | numbers))
-    assert not large.plan.endswith("sequential")
-    assert thin.plan == f"{operator}.sequential"
-    assert f"-> {large.text}" in str(large)
-    assert "measured" in str(large)
-    assert "-> sequential" in str(thin)
-    assert "too little gained" in str(thin)
-
-
 def test_it_says_what_runs_on_a_cpu():
     choice = ow.explain("all_gather_matmul", **SIZES, device="cpu")
     assert str(choice).startswith("all_gather_matmul.push runs, because ")
@@ -51,16 +33,6 @@ def test_what_keeps_some_of_a_schedules_options_back_is_told_of_these():
     told = {line.strip(" ->").partition("  ")[0]: line for line in lines if "gather_packed" in line}
     assert "predicted" in told["gather_packed"]
     assert "not: the matmul of few rows" in told["gather_packed matmul=skinny|early"]
-
-
-@pytest.mark.slow
-def test_it_says_which_plans_norm():
-    sizes = {**SIZES, "m": 2048}
-    told = str(ow.explain("matmul_all_reduce", **sizes, after="residual+rms_norm"))
-    assert "torch's operators do no residual+rms_norm" in told
-    assert "does not norm" not in str(ow.explain("matmul_all_reduce", **sizes))
-    with pytest.raises(InputError, match="takes no norm"):
-        ow.explain("all_gather_matmul", **SIZES, after="rms_norm")
 
 
 @pytest.mark.slow

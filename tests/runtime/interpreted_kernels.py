@@ -38,44 +38,6 @@ load("host interpreter")  # here, once, and not in every rank
 
 
 @triton.jit
-def convert_kernel(source, target, n, BLOCK: tl.constexpr):
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(source + index, mask=index < n)
-    tl.store(target + index, values.to(target.dtype.element_ty), mask=index < n)
-
-
-def special_values() -> torch.Tensor:
-    """Every fp32 exponent with ties and neighbours of ties, both signs, NaN, infinities, subnormals."""
-    exponents = torch.arange(256, dtype=torch.int64) << 23
-    tails = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x18000, 0x17FFF, 0x7FFFFF, 0x7F8000])
-    bits = (exponents[:, None] | tails[None, :]).flatten()
-    bits = torch.cat([bits, bits | (1 << 31)])
-    return bits.to(torch.uint32).view(torch.float32)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rounding_to_bfloat16_is_torchs_bit_for_bit(dtype: torch.dtype):
-    generator = torch.Generator().manual_seed(0)
-    spread = (
-        torch.randn(60000, generator=generator) * 10 ** torch.randint(-20, 20, (60000,), generator=generator).float()
-    )
-    source = torch.cat([special_values(), spread]).to(dtype)
-    target = torch.zeros(len(source), dtype=torch.bfloat16)
-    convert_kernel[(triton.cdiv(len(source), 8192),)](source, target, len(source), 8192)
-    expected = source.to(torch.bfloat16)
-    is_nan = expected.isnan()
-    assert torch.equal(target.isnan(), is_nan)
-    assert torch.equal(target[~is_nan].view(torch.int16), expected[~is_nan].view(torch.int16))
-
-
-def test_bfloat16_widens_exactly():
-    source = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    target = torch.zeros(len(source), dtype=torch.float32)
-    convert_kernel[(8,)](source, target, len(source), 8192)
-    assert torch.equal(target.nan_to_num(7.0), source.float().nan_to_num(7.0))
-
-
-@triton.jit
 def dot_kernel(a, b, out, K: tl.constexpr):
     left, right = a.load([0, 0]), b.load([0, 0])
     total = tl.dot(left, right, tl.zeros((left.shape[0], right.shape[1]), tl.float32))

@@ -51,17 +51,6 @@ def test_templates_are_proven(name: str, world_size: int):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("name", NAMES)
-def test_without_any_one_wait_a_plan_is_refuted(name: str, world_size: int):
-    for how in (f"reduce_scatter.{name} col_pieces=2", f"all_reduce.{name}"):
-        plan = planned(how, world_size, 2 * BLOCK * world_size, cols=32)
-        broken = [*without_one_wait(plan), *without_one_emitted_wait(plan)]
-        assert len(broken) > 4
-        assert not [one.name for one in broken if is_proven(one)]
-
-
-@pytest.mark.slow
 def test_lists_of_any_kind_are_proven_and_miss_every_wait():
     rng = Random(7)
     for turn in range(60):

@@ -29,29 +29,6 @@ def run(paper: Machine):
     return run
 
 
-def test_a_ring_does_not_slow_down(run):
-    ends, loads = run((0, 0, 1, 10.0), (0, 1, 2, 10.0), (0, 2, 3, 10.0), (0, 3, 0, 10.0))
-    assert ends == [10.0] * 4
-    assert max(load for _, load in loads) == 1.0
-    assert loads[-1] == (10.0, 0.0)
-
-
-def test_copies_out_of_one_port_share_it_while_they_overlap(run):
-    ends, _ = run((0, 0, 1, 10.0), (5, 0, 2, 10.0))
-    assert ends == [15.0, 20.0]  # 5 alone, 10 shared for 5 of each, 5 alone
-
-
-def test_copies_into_one_port_share_it(run):
-    ends, _ = run((0, 1, 0, 10.0), (0, 2, 0, 10.0), (0, 3, 0, 10.0))
-    assert ends == [30.0] * 3
-
-
-def test_a_copy_within_a_rank_uses_no_port(run):
-    ends, loads = run((0, 0, 0, 10.0), (0, 0, 1, 10.0))
-    assert ends == [10.0, 10.0]
-    assert max(load for _, load in loads) == 0.5
-
-
 def joined(paper: Machine, kind: str, *links: tuple[float, tuple[tuple[int | str, int | str], ...]]) -> Machine:
     """The machine whose copies reach 1 GB/s alone and 3 through a port, with links of so many GB/s."""
     made = tuple(Link(pairs, Curve(((1.0, rate),), "paper")) for rate, pairs in links)

@@ -37,6 +37,7 @@ from overweave.tuner.caches import cache_folders
 LONGEST_S = 10.0  # a trial, from where its process has imported what it needs
 BEGIN_S = 120.0  # until then
 READY = b"\n"  # what the process writes when its trial begins
+RULES = "2"  # what trials of other rules found is not kept: raise it where a trial learns to find more
 MOST_ELEMENTS = 1 << 22  # of the tensors of a trial
 LARGE = 1 << 20  # elements of a tensor of which no directive tells
 FEW = 16  # heads of keys, which divide the heads of queries of a smaller problem, too
@@ -104,7 +105,7 @@ def _kept(kernel: AnnotatedKernel, trial: _Trial, anew: bool) -> _Verdict:
     """What was found of a kernel, by this process or an earlier one; others of this machine wait for it."""
     data = msgspec.json.encode(trial)
     problem = msgspec.json.encode([trial.kernel, trial.constants, trial.tensors], order="sorted")
-    text = (*kernel.source.file.imported_sources(), kernel.source.text, sys.version)
+    text = (*kernel.source.file.imported_sources(), kernel.source.text, sys.version, RULES)
     digest = blake2b("\0".join(text).encode() + problem, digest_size=12).hexdigest()
     folder = cache_folders()["overweave"] / "footprints"
     path = folder / f"{digest}.json"

@@ -69,7 +69,7 @@ class Model(Generic[C]):
 
     predict: microseconds; None if unknown, or if more than the limit; raises OverweaveError for an impossible
     candidate. obstacle: why a candidate is impossible, or "". handicap: microseconds added to a candidate's time in
-    comparisons.
+    comparisons. short: by how many microseconds a candidate with such a time misses what it must gain to be taken.
     """
 
     def __init__(
@@ -77,8 +77,9 @@ class Model(Generic[C]):
         predict: Callable[[C, float], float | None],
         obstacle: Callable[[C], str] = lambda candidate: "",
         handicap: Callable[[C], float] = lambda candidate: 0.0,
+        short: Callable[[C, float], float] = lambda candidate, us: 0.0,
     ) -> None:
-        self._predict, self._obstacle, self._handicap = predict, obstacle, handicap
+        self._predict, self._obstacle, self._handicap, self._short = predict, obstacle, handicap, short
         self.results: dict[C, Weighed[C]] = {}
 
     def __call__(self, candidate: C, limit_us: float = inf) -> Weighed[C]:
@@ -96,15 +97,20 @@ class Model(Generic[C]):
         self.results.update({candidate: closer(candidate) for candidate in candidates})
 
     def explore(self, families: Iterable[Family[C]]) -> None:
-        """Predict the first possible member of each family, and descend in those that are not far behind the best."""
-        heads: list[tuple[Family[C], dict[str, Any], float]] = []
+        """Predict the first possible member of each family, and descend in those that are not far behind the best.
+
+        The best is one that may be taken: a quicker one that may not must hide none that may.
+        """
+        heads: list[tuple[float, float, Family[C], dict[str, Any]]] = []
         least_us = inf
         for family, options in map(self._first_able, families):
-            us = self._handicapped_us(family.member(options), REACH * least_us)
-            least_us = min(least_us, us)
-            heads.append((family, options, us))
-        near = [head for head in heads if head[2] < inf and head[2] <= REACH * least_us]
-        for family, options, _ in sorted(near, key=lambda head: head[2])[:MOST_DESCENTS]:
+            candidate = family.member(options)
+            us = self._handicapped_us(candidate, REACH * least_us)
+            short_us = self._short(candidate, self(candidate).us)
+            least_us = least_us if short_us else min(least_us, us)
+            heads.append((short_us, us, family, options))
+        near = [head for head in heads if head[1] < inf and head[1] <= REACH * least_us]
+        for *_, family, options in sorted(near, key=lambda head: head[:2])[:MOST_DESCENTS]:
             self._descend(family, options)
 
     def _first_able(self, family: Family[C]) -> tuple[Family[C], dict[str, Any]]:

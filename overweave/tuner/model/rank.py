@@ -6,7 +6,7 @@ The library path wins unless another candidate is predicted to gain more than th
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 
 from msgspec.structs import replace
@@ -74,14 +74,20 @@ def handicapped_us(candidate: Candidate, us: float, baseline: tuple[Problem, flo
     margin is multiplied by the doubt; candidates that gain it are compared without it, since margins come from another
     machine's measurements.
     """
+    _, base_us, doubt = baseline
+    owed_us = _owed_us(candidate, baseline)
+    if doubt <= 1.0:
+        return us + owed_us
+    return us if us + owed_us <= base_us else inf
+
+
+def _owed_us(candidate: Candidate, baseline: tuple[Problem, float, float]) -> float:
+    """Return by how much a candidate must be ahead of the library path, which itself owes nothing."""
     problem, base_us, doubt = baseline
     if candidate.is_plain(problem.operator):
-        return us
+        return 0.0
     margin = candidate.margin(problem)
-    ahead_us = margin.us + margin.share * base_us
-    if doubt <= 1.0:
-        return us + ahead_us
-    return us if us + doubt * ahead_us <= base_us else inf
+    return max(doubt, 1.0) * (margin.us + margin.share * base_us)
 
 
 def predict_us(
@@ -110,13 +116,19 @@ def _rank_candidates(
     """Return `rank_candidates`. registered: the names of all methods, so that a later registration is not cached
     away."""
 
-    def handicap(candidate: Candidate) -> float:
-        base_us = model(library_path(problem.operator)).predicted_us or 0.0
-        return 0.0 if target.found.doubt > 1.0 else handicapped_us(candidate, 0.0, (problem, base_us, 1.0))
+    doubt = target.found.doubt
 
-    model: Model[Candidate] = Model(
-        predictor(problem, target), lambda what: reason_unsupported(problem, target, what), handicap
-    )
+    def baseline() -> tuple[Problem, float, float]:
+        return problem, model(library_path(problem.operator)).us, doubt
+
+    def handicap(candidate: Candidate) -> float:
+        return 0.0 if doubt > 1.0 else handicapped_us(candidate, 0.0, baseline())
+
+    def short(candidate: Candidate, us: float) -> float:
+        return 0.0 if doubt <= 1.0 else max(0.0, us + _owed_us(candidate, baseline()) - baseline()[1])
+
+    obstacle = partial(reason_unsupported, problem, target)
+    model: Model[Candidate] = Model(predictor(problem, target), obstacle, handicap, short)
     machine = target.machine(problem.world_size)
     waves = () if machine is None else tuple(wave_families(problem, target, machine, is_thorough))
     every = (*candidates(problem.operator), *(member for family in waves for member in family.members()))
@@ -125,13 +137,18 @@ def _rank_candidates(
             first = {each.candidate: each for each in _rank_candidates(problem, target, False, registered)}
             model.results.update({what: each for what, each in first.items() if each.predicted_us is not None})
             return tuple(map(model, every))
+        if doubt > 1.0:  # all others are held against the library path, which is simulated quickly
+            model.predict_again((library_path(problem.operator),), predictor(problem, target, is_whole=True))
         model.explore((*families(problem.operator), *waves))
-        _resimulate_finalists(model, problem, target)
+        _resimulate_finalists(model, problem, target, short)
     return tuple(map(model.without_prediction, every))
 
 
-def _resimulate_finalists(model: Model[Candidate], problem: Problem, target: Target) -> None:
-    """Simulate the whole problem for the fastest of each plan that may win, if only half of it was simulated.
+def _resimulate_finalists(
+    model: Model[Candidate], problem: Problem, target: Target, short: Callable[[Candidate, float], float]
+) -> None:
+    """Simulate the whole problem for the fastest of each plan that may win, if only half of it was simulated. short: as
+    of the model.
 
     In part a plan looks slower than it is: time before its first tile and behind its last, and a partly filled wave of
     tiles, count once for each part. MEASURED: without this the choice for MLP-4's all-reduce of eight ranks is 0.868 of
@@ -142,13 +159,14 @@ def _resimulate_finalists(model: Model[Candidate], problem: Problem, target: Tar
     library = library_path(problem.operator)
     base_us = model(library).us
     by_plan: dict[str, Weighed[Candidate]] = {}
-    for each in sorted(model.results.values(), key=lambda one: one.us):
+    for each in sorted(model.results.values(), key=lambda one: (short(one.candidate, one.us), one.us)):
         if each.us < inf and each.candidate != library:
             by_plan.setdefault(each.candidate.plan, each)
     quickest = list(by_plan.values())[:FINALISTS]
     least_us = min([base_us, *(each.us for each in quickest)])
     rivals = [each.candidate for each in quickest if each.us <= NEAR * least_us]
-    may_win = len(rivals) + (base_us <= NEAR * least_us)
+    # On a machine that was not measured a plan must gain so much that the library path is near in any case.
+    may_win = len(rivals) + (base_us <= NEAR * least_us or target.found.doubt > 1.0)
     if rivals and may_win > 1:
         model.predict_again((library, *rivals), predictor(problem, target, is_whole=True))
 

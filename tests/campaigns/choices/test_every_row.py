@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from campaigns.choices import every_row, paper_ratios
+from campaigns.choices import every_row
 from campaigns.choices.every_row import every_verdict, judged, rows, without_contention
-from campaigns.choices.paper_ratios import CLAIMS, Claim
 from overweave.hardware.machine import load
 from tests.campaigns.choices.test_sim_accuracy import written
 
@@ -48,16 +45,3 @@ def test_without_contention_nothing_slows_anything():
     assert (free.sharing.copy_engine.factor, free.sharing.collective.sms) == (1.0, 1)
     crowd = free.links.all_peers.peak_gb_per_s / free.links.push.peak_gb_per_s
     assert crowd >= H200.gpus - 1
-
-
-def test_a_ratio_of_a_paper_is_hit_or_missed_with_its_reason():
-    claim = Claim("so many times", "A paper, 1", 2.0, "h200x4", lambda machine: 2.2, "an estimate")
-    assert claim.verdict().holds
-    assert "missed" not in claim.verdict().found
-    missed = replace(claim, simulated=lambda machine: 1.0).verdict()
-    assert missed.holds is False
-    assert "1.00 for 2.00 (-50%): missed, an estimate" in missed.found
-    assert paper_ratios.best_of("per_shard") is not None
-    assert {load(each.machine).name for each in CLAIMS} == {
-        "mi300x8", "rtx4090x4", "a800x4", "a100x8", "a100_pciex8", "h800x8",
-    }  # fmt: skip

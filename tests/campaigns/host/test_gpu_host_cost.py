@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-from campaigns.host.gpu_host_cost import Cost, busy, verdicts
+from campaigns.host.gpu_host_cost import Cost, verdicts
 from campaigns.host.host_cases import CASES
 from overweave.tuner.store.cache import ranked, shipped
-
-
-@pytest.mark.parametrize(
-    ("intervals", "us"),
-    [
-        ([], 0.0),
-        ([(0, 2), (5, 6)], 3.0),
-        ([(5, 6), (0, 2), (1, 4)], 5.0),
-        ([(0, 10), (2, 3), (4, 12)], 12.0),
-    ],
-)
-def test_time_in_which_something_runs(intervals: list[tuple[float, float]], us: float):
-    assert busy(intervals) == us
 
 
 def test_budgets():
@@ -42,7 +27,3 @@ def test_every_plan_of_ours_in_the_shipped_tables_is_timed():
     assert {one for one in chosen if not one[1].startswith("torch.")} <= {
         (case.operator, case.plan.split()[0]) for case in CASES
     }
-
-
-def test_a_line_says_what_is_not_known():
-    assert Cost(1.0, 2.0, 3.0, None).line(CASES[0]).split()[:5] == ["1.0", "2.0", "3.0", "-", "-"]

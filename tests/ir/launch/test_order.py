@@ -83,29 +83,6 @@ def test_a_kernel_is_one_launch_and_a_library_call_another():
         assert all(len(action.operations) == 1 for action in actions if action.engine == LIBRARY), (name, rank)
 
 
-def test_gathers_copy_first():
-    assert launched("all_gather_matmul.push") == [
-        "copies: push.1-0.0 push.1-2.0",
-        "tiles: multiply.1.own multiply.1-2.0 multiply.1-0.0",
-    ]
-    assert launched("all_gather_matmul.pull")[0] == "main: stage.1"
-
-
-def test_scatters_multiply_first_although_tiles_stand_between_copies():
-    tiles, copies, sums = launched("matmul_reduce_scatter.scatter")
-    assert tiles.startswith("tiles: multiply.1.")
-    assert [name.split(".")[1] for name in copies.split()[1:]] == ["1-2", "1-0"]
-    assert sums.startswith("sums: sum.1")
-
-
-def test_second_shots_are_launched_behind_what_sums():
-    tiles, scatters, sums, shares = launched("matmul_all_reduce.two_shot")
-    assert tiles.startswith("tiles: multiply.1.")
-    assert [name.split(".")[1] for name in scatters.split()[1:]] == ["1-2", "1-0"]
-    assert [name.split(".")[0] for name in sums.split()[1:]] == ["sum", "move", "move", "move"]
-    assert [name.split(".")[1] for name in shares.split()[1:]] == ["1-2", "1-0"]
-
-
 def test_a_late_producer_would_be_seen():
     actions = launch_order(plan_of("matmul_reduce_scatter.scatter", {"pieces": 1}), 1)
     assert late_producers((actions[1], actions[0], *actions[2:]), 1)

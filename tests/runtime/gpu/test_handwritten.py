@@ -11,19 +11,13 @@ import torch
 from overweave.lang.arguments import Channel, SymmetricTensor
 from overweave.lang.mapping import TileChannel, Tiles
 from overweave.memory.cuda import driver
-from overweave.memory.layout import SIGNAL_STRIDE_BYTES
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.handwritten import (
-    MAIN,
-    Await,
     ChannelArgument,
     Declared,
-    Part,
-    Raise,
     SymmetricBuffer,
     TensorArgument,
     TileLaunch,
-    TileMove,
 )
 
 RANK, BASES = 1, (1 << 20, 2 << 20, 3 << 20)
@@ -32,7 +26,6 @@ DECLARED = Declared(
     {"a": SymmetricBuffer(12, 8, torch.bfloat16), "b": SymmetricBuffer(4, 8, torch.float32, is_shard=True)},
     {"first": TileChannel(TILES, channels=2), "second": TileChannel(TILES, has_peers=True)},
 )
-STREAM: Any = SimpleNamespace(cuda_stream=77)
 
 
 class FakeHeap:
@@ -78,56 +71,6 @@ def slot(done: list[tuple[Any, ...]]) -> Any:
     )
     workspace.lease = lambda layout: FakeHeap(layout.size_bytes)
     return handwritten_gpu._BoundProgram(DECLARED, layout, workspace)
-
-
-def test_copies_between_ranks_name_the_addresses_of_both(slot: Any, done: list[tuple[Any, ...]]):
-    a = DECLARED.lay_out().buffers["a"]
-    whole = Part("a", 2, (0, 12), (0, 8))
-    slot.enqueue(STREAM, TileMove(whole[4:8], Part("a", RANK, (0, 12), (0, 8))[4:8]))
-    assert done.pop() == ("copy", 77, BASES[2] + a + 4 * 16, BASES[1] + a + 4 * 16, 16, 4, (16, 16))
-    own = torch.zeros(4, 32, dtype=torch.bfloat16)[:, 8:12]
-    slot.enqueue(STREAM, TileMove(own, whole[2:6, 4:8]))
-    assert done.pop() == ("copy", 77, own.data_ptr(), BASES[2] + a + 2 * 16 + 8, 8, 4, (64, 16))
-    slot.enqueue(STREAM, TileMove(whole[4:4], whole[2:2]))
-    assert not done
-
-
-def test_flags_and_waits_name_counters_in_the_order_of_declaration(slot: Any, done: list[tuple[Any, ...]]):
-    slot.enqueue(STREAM, Raise("first", 5, 0))
-    slot.enqueue(STREAM, Raise("second", 2, 2))
-    slot.enqueue(STREAM, Await("second", ((0, 1), (2, 4))))
-    counters = DECLARED.channels["first"].signals
-    assert done == [
-        ("write_value", 77, BASES[0] + 5 * SIGNAL_STRIDE_BYTES, 1),
-        ("write_value", 77, BASES[2] + (counters + 2) * SIGNAL_STRIDE_BYTES, 1),
-        ("wait_value", 77, BASES[1] + counters * SIGNAL_STRIDE_BYTES, 1),
-        ("wait_value", 77, BASES[1] + (counters + 2) * SIGNAL_STRIDE_BYTES, 4),
-    ]
-
-
-def test_the_callers_stream_waits_by_a_kernel(slot: Any, done: list[tuple[Any, ...]]):
-    """Of one more counter than the channel before has."""
-    counters = DECLARED.channels["first"].signals
-    for _ in range(2):
-        slot.wait(STREAM, Await("second", ((0, 1), (2, 4))))
-    numbers = -3, DECLARED.lay_out().signals, 3
-    assert done == [("wait_kernel", 77, {counters: 1, counters + 2: 4}, *numbers)] * 2
-    assert len(slot._waits) == 1
-
-
-def test_what_queues_beside_wait_for_the_callers_stream_waits_for_at_the_end():
-    beside: list[Any] = [
-        ("side", Await("second", ((2, 4),))),
-        (MAIN, Await("first", ((1, 1),))),
-        ("other", Await("second", ((0, 1), (2, 4)))),
-        ("side", Raise("first", 5, 0)),
-        ("side", Await("first", ((3, 2),))),
-    ]
-    assert handwritten_gpu._side_stream_waits(beside) == [
-        (MAIN, Await("second", ((0, 1), (2, 4)))),
-        (MAIN, Await("first", ((3, 2),))),
-    ]
-    assert handwritten_gpu._side_stream_waits(beside[1:2]) == []
 
 
 def test_a_kernel_is_given_the_channel_and_the_tensor_of_the_slot(slot: Any):

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
-import torch
 from msgspec.structs import replace
 
-import overweave as ow
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.memory.group import resolve
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.families.finer import EXCHANGE_METHODS, GATHER_METHODS, POINTS
 from overweave.sim.simulate import total_us
-from tests.ranks import run_ranks
 
 NAMES = [point.name for point in POINTS]
 WAYS = ({}, {"order": "ring"}, {"carrier": "library"})
@@ -82,41 +77,6 @@ def test_a_matmul_runs_beside_what_arrives_later():
     alone = total_us(build("all_gather_matmul.sequential", size, {}), machine)
     for name in ("hetero_fused_1d", "hetero_unfused_1d"):
         assert total_us(build(f"all_gather_matmul.{name}", size, {}), machine) < alone
-
-
-def exchanges(names: list[str]) -> list[str]:
-    """What is wrong with products of exchanged rows on a rank: of equal blocks, and of blocks that counts fill."""
-    group, wrong, k, chance = resolve(None), [], 96, random.Random(0)
-    ranks = range(group.world_size)
-    for name, way, most in itertools.product(names, WAYS, (16, 61)):
-        counts = [[chance.choice((0, 1, most // 2, most)) for _ in ranks] for _ in ranks]
-        for is_counted in (False, True)[: 1 if way.get("carrier") else 2]:
-            sent = counts if is_counted else [[most] * len(ranks)] * len(ranks)
-            rng = torch.Generator().manual_seed(most)
-            blocks = [[torch.randint(-2, 3, (sent[a][b], k), generator=rng).float() for b in ranks] for a in ranks]
-            w = torch.randint(-2, 3, (k, 24), generator=rng).float()
-            given = {"counts": counts, "most": most} if is_counted else {}
-            plan = " ".join([name, *(f"{option}={value}" for option, value in way.items())])
-            y = ow.all_to_all_matmul(torch.cat(blocks[group.rank]), w, plan=plan, **given)
-            if not torch.equal(y, torch.cat([blocks[source][group.rank] for source in ranks]) @ w):
-                wrong.append(f"{plan} {sent}")
-    return wrong
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_exchanged_rows_are_exact_whatever_the_counts(world_size: int):
-    assert run_ranks(exchanges, world_size, NAMES) == [[]] * world_size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(8, marks=pytest.mark.nightly)])
-def test_exchanges_of_upper_bounds_are_proven(world_size: int):
-    exchange = {"operator": "all_to_all_matmul"}
-    for name, block, way, counted in itertools.product(NAMES, (1, 37, 16 * world_size), WAYS, (False, True)):
-        if not (counted and "carrier" in way):
-            plan = planned(name, block * world_size, world_size, k=100, options=way, counted=counted, **exchange)
-            assert verify_plan(plan, MachineLimits()).refusals == (), (name, block, way, counted)
 
 
 def test_a_collective_does_not_land_pieces_whose_sizes_counts_change():

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from msgspec.structs import replace
 
 from campaigns.oracle.fewer_waits import without_one_emitted_wait, without_one_wait
 from overweave.errors import InputError
-from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Put, Reduce
-from overweave.ir.text.files import from_json, to_json
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.moves.moves import MOVERS
 from overweave.schedules.weave.author_plan import author_plan
 from overweave.schedules.weave.transports import legal, obstacle, transports, wanted_of
-from tests.schedules.weave.test_weave import BLOCK, PUSH, matmul
+from tests.schedules.weave.test_weave import BLOCK, matmul
 
 SCATTER = "reduce_scatter.scatter mover=tiles pieces=2"
 SPREAD, SEND, TWO_SHOT, ONE_SHOT = (
@@ -28,37 +24,8 @@ SPREAD, SEND, TWO_SHOT, ONE_SHOT = (
 )
 
 
-def norm(rows: int) -> TileSpace:
-    whole = (Dim(rows, "ROWS"), Dim(64))
-    return TileSpace("norm", (Axis("ROWS", rows, 1),), (Operand("X", "x", whole),), (Operand("C", "out", whole),))
-
-
-def plans(world_size: int) -> Iterator[Plan]:
-    whole = matmul(2 * BLOCK * world_size, k=64)
-    for wanted in ({"C": SCATTER}, {"A": PUSH, "C": SCATTER}, {"C": SEND}, {"C": TWO_SHOT}, {"C": ONE_SHOT}):
-        yield author_plan(whole, wanted, world_size, "bfloat16")
-    gathered = {"A": "all_gather.push mover=tiles", "C": "reduce_scatter.scatter mover=tiles"}
-    yield author_plan(whole, gathered, world_size, "bfloat16", chosen="A")
-    yield author_plan(norm(5), {"C": SPREAD}, world_size, "bfloat16")
-
-
 def refusals(plan: Plan) -> set[str]:
     return {refusal.rule for refusal in verify_plan(plan, MachineLimits()).refusals}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_every_plan_is_proven_and_is_data(world_size: int):
-    for plan in plans(world_size):
-        verify_plan(plan, MachineLimits()).raise_if_refused()
-        assert from_json(to_json(plan)) == plan
-
-
-@pytest.mark.slow
-def test_without_any_one_wait_a_plan_is_refuted():
-    for plan in plans(3):
-        assert all(refusals(broken) for broken in without_one_wait(plan)), plan.name
-        assert all(refusals(broken) for broken in without_one_emitted_wait(plan)), plan.name
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from campaigns.oracle.fewer_waits import without_one_emitted_wait, without_one_wait
 from overweave.errors import InputError, OverweaveError
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Put, Wait
@@ -70,13 +69,6 @@ def test_whoever_waits_has_claimed_what_peers_wait_for_alike():
     claimed = [row.col for row in rows[:count]]
     assert claimed == sorted(claimed)
     assert not any(row.width for row in rows[count:])
-
-
-@pytest.mark.slow
-def test_without_any_one_wait_a_plan_is_refuted():
-    for plan in plans(2):
-        assert all(refusals(broken) for broken in without_one_wait(plan))
-        assert all(refusals(broken) for broken in without_one_emitted_wait(plan))
 
 
 def changed_row(plan: Plan, at: int, **fields: int) -> Plan:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import overweave as ow
-from campaigns.oracle.fewer_waits import is_proven, without_one_emitted_wait, without_one_wait
+from campaigns.oracle.fewer_waits import is_proven
 from overweave.errors import InputError, ScheduleError
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.plan import Plan
@@ -127,21 +127,6 @@ def test_a_tile_may_write_rows_of_two_ranks(how: str):
     assert any(
         len({made.tensor for made in one.makes}) > 1 for one in plan.schedule.of_rank(0) if isinstance(one, Apply)
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.nightly)], ids=["every fifth", "every"])
-def test_without_any_one_wait_a_plan_is_refuted(each: int):
-    waits = emitted = 0
-    for plan in list(plans(3))[::each]:
-        for broken in without_one_wait(plan):
-            waits += 1
-            assert not is_proven(broken), plan.name
-        for broken in without_one_emitted_wait(plan):
-            emitted += 1
-            assert not is_proven(broken), plan.name
-    assert waits > 100
-    assert emitted > 100
 
 
 def test_tables_that_run_other_tiles_are_refuted():

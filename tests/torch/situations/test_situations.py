@@ -90,7 +90,7 @@ FAULTS = {
         (styles, "gather_lazily", lambda shard, gather: gathering.Gathering(shard.detach(), gather)),
         ("plain", "a look under no_grad", "full backward pre-hooks", "checkpoint inside, reentrant"),
     ),
-    "a subclass loses its forward": ((styles, "_reason_unsupported", lambda *_: ""), ("plain",)),
+    "a subclass loses its forward": ((styles, "_layer_obstacle", lambda *_: ""), ("plain",)),
     "factors are not cast": ((replicated, "is_autocast", lambda: False), ("autocast",)),
     "a weight is read after its step": ((gathering, "_may_step_early", lambda _: False), ("optimizer in backward",)),
     "a mode sees what is computed once": (

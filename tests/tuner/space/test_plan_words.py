@@ -24,24 +24,6 @@ def test_a_plan_by_its_short_or_full_name(words: str, plan: str, options: dict[s
     assert candidate_of(AG, words) == candidate(plan, options)
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("", "schedule all_gather_matmul.: unknown"),
-        ("scatter", "`overweave show` lists all"),
-        ("matmul_reduce_scatter.scatter", "unknown"),
-        ("push pieces", "'pieces' is no option"),
-        ("push pieces=2 pieces=3", "pieces is given twice"),
-        ("push pieces=0", "Give one of 1..64"),
-        ("push magic=1", "option magic of all_gather_matmul.push: unknown"),
-    ],
-)
-def test_what_is_no_plan(words: str, found: str):
-    with pytest.raises(InputError) as caught:
-        candidate_of(AG, words)
-    assert found in str(caught.value)
-
-
 @pytest.mark.parametrize("words", ["push " + "x" * 5000, "x" * 5000, "push pieces=2 pieces=" + "9" * 5000])
 def test_an_error_does_not_repeat_all_of_a_long_text(words: str):
     with pytest.raises(InputError) as caught:
