@@ -42,7 +42,7 @@ slow: .venv/stamp        ## the slow tier alone
 	$(PYTEST) -n 2 --dist worksteal -m "slow and not gpu and not nightly"
 
 # The long runs whose short versions `make test` has.
-NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "routings" "wave_partitions" "verify_mutations --per-class 1000" \
+NIGHTLY := "exactness --shapes 400" "exactness --depth interpreter --shapes 60" "routings" "moe_exactness" "wave_partitions" "verify_mutations --per-class 1000" \
   "lock --ptx" "plan_mutations --count 20000" "verify_valid --count 20000" "lost_waits" "hostile_files" "faults --count 500" "lint_all" \
   "heuristic_cases --seed 7" "ficco_tables" "graph_fuzz --count 500" "choice_by_machine" \
   "lint_authored" "versions"
@@ -82,10 +82,10 @@ PYTHON_3_12 ?= python3.12
 # Of torchtitan's own tests, which its package leaves out: TORCHTITAN_TESTS=<its repository>/tests/unit_tests.
 adapters-test: .venv/stamp ## adapters against the packages that they adapt, each in an environment of its own
 	.ci/adapter transformers 'transformers>=5.24,<6' peft 'torchao>=0.18,<0.19'
-	.venv-transformers/bin/$(TEST_ADAPTER)/test_transformers.py
+	.venv-transformers/bin/$(TEST_ADAPTER)/test_transformers.py tests/torch/test_transformers_experts.py
 	.venv-transformers/bin/$(TEST_ADAPTER)/situations -k layers_of_other_packages
 	.ci/adapter transformers-first 'transformers==5.17.*' peft
-	.venv-transformers-first/bin/$(TEST_ADAPTER)/test_transformers.py
+	.venv-transformers-first/bin/$(TEST_ADAPTER)/test_transformers.py tests/torch/test_transformers_experts.py
 	if $(PYTHON_3_12) -V; then PYTHON=$(PYTHON_3_12) .ci/adapter megatron 'megatron-core>=0.19,<0.20'; \
 	  else .ci/adapter megatron 'megatron-core>=0.16,<0.17'; fi
 	.venv-megatron/bin/$(TEST_ADAPTER)/test_megatron.py

@@ -10,6 +10,7 @@ from campaigns.lint.lint_case import PLAIN, Case, Variant, case_of, tiles_of
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig
+from overweave.kernels.arguments import ExpertRows
 from overweave.runtime.kernel_calls.call import KernelCall, Peers
 from overweave.runtime.kernel_calls.matmul import Operands, matmul_call
 from tools.ptx_lint.contract import Guard
@@ -32,6 +33,22 @@ class Stored(NamedTuple):
 STAYS = Stored()
 
 
+class ByExperts(NamedTuple):
+    """Whether tiles name one of many experts; whether their rows are gathered, scattered and weighted."""
+
+    are: bool = False
+    gathers: bool = False
+    scatters: bool = False
+    weighs: bool = False
+
+    def __str__(self) -> str:
+        words = {"experts": self.are, "gathers": self.gathers, "scatters": self.scatters, "weighs": self.weighs}
+        return " ".join(word for word, holds in words.items() if holds)
+
+
+ONE_WEIGHT = ByExperts()
+
+
 class Tile(NamedTuple):
     """A matmul's tile. addends: how many each adds. weights: by how many each launch multiplies."""
 
@@ -42,6 +59,7 @@ class Tile(NamedTuple):
     addends: int = 0
     weights: int = 1
     stored: Stored = STAYS
+    experts: ByExperts = ONE_WEIGHT
 
     def __str__(self) -> str:
         config = self.config
@@ -49,7 +67,7 @@ class Tile(NamedTuple):
         shape = f"{config.block_m}x{config.block_n}x{config.block_k} {config.warps}w{config.stages}s{parts}"
         added = f"{self.addends} addend{'s' * (self.addends > 1)}" if self.addends else ""
         several = f"{self.weights} weights" if self.weights > 1 else ""
-        words = (f"{self.dtype} {shape}", self.variant, self.epilogue, added, several, self.stored)
+        words = (f"{self.dtype} {shape}", self.variant, self.epilogue, added, several, self.stored, self.experts)
         return " ".join(filter(None, map(str, words)))
 
 
@@ -61,15 +79,19 @@ def matmul_case(
     addends: int = 0,
     weights: int = 1,
     stored: Stored = STAYS,
+    experts: ByExperts = ONE_WEIGHT,
 ) -> Case:
     """The case of a `Tile`, whose fields these are."""
-    tile = Tile(dtype, config, variant, epilogue, addends, weights, stored)
+    tile = Tile(dtype, config, variant, epilogue, addends, weights, stored, experts)
     return case_of(call_of(tile), str(tile), **_promises(tile))
 
 
 def call_of(tile: Tile) -> KernelCall:
     """Its launch."""
-    return matmul_call(tile.config, operands_of(tile), tiles_of(tile.variant.traced))
+    tiles = tiles_of(tile.variant.traced)
+    if tile.experts.are:
+        tiles = tiles._replace(queue=tiles.queue._replace(tiles=tiles.queue.claims))
+    return matmul_call(tile.config, operands_of(tile), tiles)
 
 
 def operands_of(tile: Tile) -> Operands:
@@ -78,8 +100,8 @@ def operands_of(tile: Tile) -> Operands:
     dtype = getattr(torch, tile.dtype)
     kept = torch.bfloat16 if tile.dtype == FLOAT8 else dtype
     a, out, epilogue = torch.empty(ROWS, size, dtype=dtype), torch.empty(ROWS, size, dtype=kept), tile.epilogue
-    b = torch.empty(size, size, dtype=dtype)
-    b = b.t() if tile.variant.is_transposed else b
+    b = torch.empty((*(3,) * tile.experts.are, size, size), dtype=dtype)
+    b = b.transpose(-2, -1) if tile.variant.is_transposed else b
     scales, addresses = torch.empty(ROWS), torch.empty(TILES, max(1, tile.addends), dtype=torch.int64)
     distances = tuple(4096 * steps for steps in range(1, tile.stored.peers + 1))
     return Operands(
@@ -99,6 +121,21 @@ def operands_of(tile: Tile) -> Operands:
         addends=addresses if tile.addends else None,
         addend_rows=(out, addresses) if tile.addends == 1 else None,
         peers=Peers(addresses, distances, out if tile.stored.spreads else None) if distances else None,
+        experts=_expert_rows(tile, a, scales) if tile.experts.are else None,
+    )
+
+
+def _expert_rows(tile: Tile, a: torch.Tensor, scales: torch.Tensor) -> ExpertRows:
+    places, size = torch.empty(ROWS, dtype=torch.int32), a.shape[1]
+    return ExpertRows(
+        step=size,
+        source=a if tile.experts.gathers else None,
+        stride=size,
+        twice_source_rows=2 * ROWS,
+        rows=places if tile.experts.gathers else None,
+        into=places if tile.experts.scatters else None,
+        twice_out_rows=2 * ROWS,
+        weights=scales if tile.experts.weighs else None,
     )
 
 

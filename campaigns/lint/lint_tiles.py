@@ -9,19 +9,22 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from campaigns.lint.lint_case import RARE_VARIANTS, SCALED, SUM, VARIANTS, Variant
-from campaigns.lint.lint_matmul import STAYS, Stored, Tile
+from campaigns.lint.lint_matmul import ONE_WEIGHT, STAYS, ByExperts, Stored, Tile
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import TILE_KERNEL, MatmulConfig
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.realized import shapes_of_tiles
 from overweave.schedules.records.record import Adds
+from overweave.schedules.tiles.grouped import shapes_of_experts
 from overweave.schedules.tiles.shape import KernelChoice, shapes
 
 KERNELS: tuple[KernelChoice, ...] = ("portable", "hopper")
 # Which of the shapes of a kernel, in their order.
 EVERY, FIRST, FIRST_TWO, OTHERS = slice(None), slice(1), slice(2), slice(1, None)
 COMMON, TRACED_SUM, SCALED_SUM = VARIANTS[-1], SUM._replace(traced=True), SCALED._replace(two_sources=False)
+SUM_ACROSS = SUM._replace(is_transposed=True)
+OF_EXPERTS, ALL_OF_EXPERTS = ByExperts(True), ByExperts(True, True, True, True)
 BIASED, BY_ROWS = Epilogue(bias=True), Epilogue(scaling="rows")
 BY_TENSOR = Epilogue(scaling="tensor", bias=True, activation="gelu_tanh")
 EPILOGUES = (
@@ -51,6 +54,7 @@ class Tiles(NamedTuple):
     addends: tuple[int, ...] = (0,)
     weights: tuple[int, ...] = (1,)
     stored: tuple[Stored, ...] = (STAYS,)
+    experts: tuple[ByExperts, ...] = (ONE_WEIGHT,)
     shapes: slice = EVERY
     kernels: tuple[KernelChoice, ...] = KERNELS
 
@@ -101,6 +105,16 @@ TILES = (
     Tiles(FLOAT8, (SCALED_SUM,), (BY_ROWS,), addends=(3,)),
     Tiles(FLOAT8, (SCALED_SUM,), (Epilogue(scaling="tensor"),), addends=(1,), shapes=FIRST),
     Tiles(FLOAT8, (SCALED_SUM._replace(traced=True),), (BY_ROWS,), addends=(1,), shapes=FIRST),
+    # Tiles of experts, in every shape; and with all that may come with them.
+    Tiles(variants=(SUM,), experts=(OF_EXPERTS, ALL_OF_EXPERTS)),
+    Tiles(variants=(SUM_ACROSS,), experts=(OF_EXPERTS, ALL_OF_EXPERTS), shapes=FIRST),
+    Tiles(variants=(SUM,), experts=(ByExperts(True, gathers=True), ByExperts(True, scatters=True)), shapes=FIRST),
+    Tiles(variants=(SUM_ACROSS._replace(ragged=True),), experts=(OF_EXPERTS, ALL_OF_EXPERTS), shapes=FIRST),
+    Tiles("float16", (SUM,), experts=(ALL_OF_EXPERTS,), shapes=FIRST),
+    Tiles("float32", (SUM,), experts=(ALL_OF_EXPERTS,), shapes=FIRST, kernels=("portable",)),
+    Tiles(variants=(SUM_ACROSS,), epilogues=EPILOGUES[:2], experts=(ALL_OF_EXPERTS,), shapes=FIRST_TWO),
+    Tiles(variants=(SUM_ACROSS,), epilogues=(SWIGLU,), experts=(ALL_OF_EXPERTS,)),
+    Tiles(FLOAT8, (SUM_ACROSS,), (BY_ROWS, SCALED_SWIGLU), experts=(ALL_OF_EXPERTS,)),
 )
 
 
@@ -111,13 +125,15 @@ def tiles() -> Iterator[Tile]:
             row.kernels, row.epilogues, row.addends, row.weights, row.stored
         ):
             known = configs(row, kernel, epilogue, addends, weights)[row.shapes]
-            for config, variant in product(known, row.variants):
-                yield Tile(row.dtype, config, variant, epilogue, addends, weights, stored)
+            for config, variant, experts in product(known, row.variants, row.experts):
+                yield Tile(row.dtype, config, variant, epilogue, addends, weights, stored, experts)
 
 
 def configs(row: Tiles, kernel: KernelChoice, epilogue: Epilogue, addends: int, weights: int) -> list[MatmulConfig]:
     """The shapes in which a kernel can do this, in their order."""
     known = shapes(row.dtype, kernel, epilogue, weights)
+    if row.experts[0].are:
+        known = shapes_of_experts(row.dtype, kernel, epilogue)
     if addends:
         ranks = addends + 1
         size = Problem(operator="matmul_all_reduce", m=1024, n=1024, k=1024, world_size=ranks, dtype=row.dtype)

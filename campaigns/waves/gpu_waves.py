@@ -30,7 +30,7 @@ from overweave.ir.schedule import Collective
 from overweave.memory.device.signals import CLAIMED, STORED
 from overweave.schedules.families.wave_groups import count_waves
 from overweave.tuner.calibrate.rates import medians_us
-from overweave.tuner.space.waves import Grouped, wave_costs
+from overweave.tuner.space.waves import WaveGroups, wave_costs
 
 LIBRARY_SMS = 16
 LEFT_FREE = (8, 16, 24, 32)
@@ -111,7 +111,7 @@ def beside(shape: Shape, machine: Machine) -> list[Timed]:
     found = list[Timed]()
     for sms, call, us in zip(free, calls, medians_us([call.matmul for call in calls]), strict=True):
         programs = call.matmul.launch.programs
-        asked = Grouped(
+        asked = WaveGroups(
             tiles=tiles, per_wave=programs, config=call.config, k=shape[2], dtype="bfloat16", function="all_reduce",
             world_size=RANKS,
         )  # fmt: skip

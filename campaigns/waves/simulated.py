@@ -24,9 +24,9 @@ from overweave.tuner.space.target import Target, target_on
 from overweave.tuner.space.waves import (
     GROUPS,
     LIBRARY_SMS,
-    Grouped,
     Partition,
     WaveCosts,
+    WaveGroups,
     best_partitions,
     format_partition,
     grouped_matmul,
@@ -76,7 +76,7 @@ class Sized(NamedTuple):
         """The plan of groups of one wave each."""
         return self._plan(self._candidate((1,) * self.costs().waves))
 
-    def grouped(self) -> Grouped:
+    def grouped(self) -> WaveGroups:
         """The waves of the tiles that are taken where no partition is named."""
         grouped = grouped_matmul(self.problem, self.target, self._candidate())
         assert grouped is not None, "equal shards of several ranks"

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from overweave.adapters.packages import names_of, obstacle_of
 from overweave.adapters.report import site
+from overweave.adapters.transformers_experts import register_experts
 from overweave.errors import InputError
 from overweave.functional import linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import local
@@ -94,7 +95,8 @@ def _stock_forward(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def register() -> None:
-    """Replace Transformers' styles `colwise` and `rowwise`; models that are loaded afterwards have overweave's.
+    """Replace Transformers' styles `colwise` and `rowwise`; models that are loaded afterwards have overweave's. Experts
+    are computed by overweave where a model is loaded with `experts_implementation="overweave"`.
 
     Raises InputError if they were replaced before.
     """
@@ -103,6 +105,7 @@ def register() -> None:
             raise InputError("register with Transformers", f"its style {name!r} is overweave's", "Call it once")
     ALL_PARALLEL_STYLES.register("colwise", Colwise())
     ALL_PARALLEL_STYLES.register("rowwise", Rowwise())
+    register_experts()
 
 
 def unregister() -> None:

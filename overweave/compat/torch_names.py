@@ -45,6 +45,7 @@ _PATHS: Paths = {
     "torch": (
         "Tensor._make_wrapper_subclass",
         "_scaled_mm",
+        "_grouped_mm",
     ),
     "torch._ops": ("OpOverload",),
     "torch.cuda": ("_sleep",),

@@ -20,6 +20,7 @@ from overweave.errors import KernelUnavailable
 VERSIONS_CURE = cure_of("triton")
 _HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
 _GLUON = "triton.experimental.gluon.language"
+_AMPERE = "triton.experimental.gluon.language.nvidia.ampere"
 
 
 NAMES: Names = {
@@ -30,6 +31,10 @@ NAMES: Names = {
     "store_tile": (
         Home("3.8 on", _HOPPER, "tma.async_store"),
         Home("3.6, 3.7", _HOPPER, "tma.async_copy_shared_to_global"),
+    ),
+    "copy_to_shared": (
+        Home("3.8 on", _AMPERE, "async_copy.async_load"),
+        Home("3.6, 3.7", _AMPERE, "async_copy.async_copy_global_to_shared"),
     ),
     "wait_for_stores_read": (Home("3.6 on", _HOPPER, "tma.store_wait"),),
     "block_barrier": (Home("3.7 on", _GLUON, "barrier"), Home("3.6", _GLUON, "thread_barrier")),

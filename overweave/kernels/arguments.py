@@ -15,13 +15,14 @@ from msgspec import Struct
 
 class LaunchTiles(NamedTuple):
     """The tiles of a launch. table: int32 `[tiles, columns]` (ir/tile_order.py). claims: the counter from which a
-    program takes its next tile. trace: int64 `[tiles, TRACE_COLUMNS]`, written if the kernel is traced.
+    program takes its next tile. trace: int64 `[tiles, TRACE_COLUMNS]`, written if the kernel is traced. tiles: how
+    many; of a table that the device fills, where their number lies.
     """
 
     table: Any
     claims: Any
     trace: Any
-    tiles: int
+    tiles: Any
 
 
 class SignalWords(NamedTuple):
@@ -60,6 +61,26 @@ class Ends(NamedTuple):
     more: Any = None
 
 
+class ExpertRows(NamedTuple):
+    """Of a matmul by experts (kernels/experts.py), whose tiles name one (`TileRow.weight`). step: how many rows of the
+    weights, as they lie in memory, each expert's are behind those of the one before.
+
+    rows: int32, which row of `source`, `stride` elements apart, each row of the product is made of; None: each its own.
+    into: int32, where each row is stored; None: at its own. weights: fp32, what each row is multiplied by last, or
+    None. How many rows there are is told twice as large: a number that is 1 is a constant, and Triton 3.6 loses those
+    of tuples within tuples that partitions are given.
+    """
+
+    step: int
+    source: Any
+    stride: int
+    twice_source_rows: int
+    rows: Any
+    into: Any
+    twice_out_rows: int
+    weights: Any
+
+
 class AtPeers(NamedTuple):
     """Where tiles store at other ranks, if any does (kernels/tile_end.py). places: int64, a row of two for each rank.
     everyone: how many ranks there are, if sums are stored at every one.
@@ -87,8 +108,9 @@ class Traits(Struct, frozen=True, kw_only=True):
 
     b_is_transposed: how the weights lie in memory. two_sources: whether tiles read rows of both places of `a`.
     epilogue: the bits of an `Epilogue`. addends: how many a tile with addends has. weights: by how many it multiplies.
-    precision: of the portable kernel's products. Of the Hopper kernel:
-    stages, split_n: as in `MatmulConfig`; in_columns: consumers share a tile's columns; peers: where tiles store.
+    EXPERTS (kernels/tile_end.py): a tile names one of many in one tensor. gathers: whether rows of `a` are gathered
+    (ExpertRows). precision: of the portable kernel's products. Of the Hopper kernel: stages, split_n: as in
+    `MatmulConfig`; in_columns: consumers share a tile's columns; peers: where tiles store.
     """
 
     b_is_transposed: bool
@@ -97,11 +119,22 @@ class Traits(Struct, frozen=True, kw_only=True):
     epilogue: int
     addends: int
     weights: int
+    gathers: bool = False
     precision: str = ""
     stages: int = 0
     split_n: int = 1
     in_columns: bool = False
     peers: int = 0
+
+
+class TopkShape(NamedTuple):
+    """How `topk_ids` lie, and what they name: experts of a token, strides in elements, experts, and sources."""
+
+    top: int
+    row_stride: int
+    col_stride: int
+    experts: int
+    sources: int
 
 
 class Messages(NamedTuple):

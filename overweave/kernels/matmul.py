@@ -29,7 +29,9 @@ from overweave.kernels.epilogue import (
     scaled_and_gated,
     scales_beside,
 )
+from overweave.kernels.experts import end_rows, gathered_rows, is_sound, stored_rows, tiles_of
 from overweave.kernels.tile_end import (
+    EXPERTS,
     columns_before,
     finish_stored_tile,
     of_weight,
@@ -74,14 +76,16 @@ def matmul_kernel(
     ends,
     addends,
     peers,
+    experts,
     queue,
     protocol,
     k,
     traits: tl.constexpr,
 ):
     """Tuples and traits: kernels/arguments.py. addends: int64 `[operations, traits.addends]`."""
-    BLOCK_N: tl.constexpr = b.block_shape[0] if traits.b_is_transposed else b.block_shape[1]
+    BLOCK_N: tl.constexpr = b.block_shape[-2] if traits.b_is_transposed else b.block_shape[-1]
     table, claims, trace, tiles = queue
+    tiles = tiles_of(tiles, traits.weights)
 
     tile = claim_tile(claims)
     while tile < tiles:
@@ -111,36 +115,48 @@ def matmul_kernel(
         cols_end = of_weight(weight, products.n, products.n_1, products.n_2, traits.weights)
         factor = of_weight(weight, b, b_1, b_2, traits.weights)
         from_col = col + read_column(table, tile, SHIFT, 16)
-        accumulator, gate = multiply_tile(traits, a, factor, b_1, source_row, from_col, k)
+        if traits.weights == EXPERTS:
+            verdict &= is_sound(table, tile)
+        accumulator, gate = multiply_tile(traits, a, factor, b_1, experts, weight, source_row, row_end, from_col, k)
         accumulator += tl.where(verdict == 1, 0.0, float("nan"))
 
         # Epilogue.
         if GATE & traits.epilogue:
-            accumulator = gate_tile(traits, accumulator, gate, ends, table, tile, row, row_end, col, products.n)
+            accumulator = gate_tile(
+                traits, accumulator, gate, ends, table, tile, row, row_end, col, products.n, weight
+            )  # fmt: skip
         end_tile(
-            traits, accumulator, verdict, ends, target, products, addends, peers, queue, protocol, tile, row,
-            row_end, col, width, cols_end, weight,
+            traits, accumulator, verdict, ends, target, products, addends, peers, experts, queue, protocol, tile,
+            row, row_end, col, width, cols_end, weight,
         )  # fmt: skip
         record_time(trace, tile, STORED, traits.traced)
         tile = claim_tile(claims)
 
 
 @triton.jit
-def multiply_tile(traits: tl.constexpr, a, b, gate, row, col, k):
+def multiply_tile(traits: tl.constexpr, a, b, gate, experts, weight, row, row_end, col, k):
     """`a[row:] @ b[:, col:]` of a tile in fp32, and of a gated one the same by `gate`. Rows and
-    columns beyond the matrices read as zero.
+    columns beyond the matrices read as zero. weight: of experts, which.
     """
     BLOCK_M: tl.constexpr = a.block_shape[0]
     BLOCK_K: tl.constexpr = a.block_shape[1]
-    BLOCK_N: tl.constexpr = b.block_shape[0] if traits.b_is_transposed else b.block_shape[1]
+    BLOCK_N: tl.constexpr = b.block_shape[-2] if traits.b_is_transposed else b.block_shape[-1]
+    if traits.gathers:
+        at, is_known = gathered_rows(experts, row + tl.arange(0, BLOCK_M), row_end)
+        WORD: tl.constexpr = 16 * 8 // a.dtype.primitive_bitwidth  # rows are whole words of 16 bytes
+        steps, whole = tl.arange(0, BLOCK_K), tl.cdiv(k, WORD) * WORD
+        beginnings = experts.source + at[:, None] * (experts.stride // WORD * WORD) + steps[None, :]
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if GATE & traits.epilogue:
         gate_accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for depth in range(0, k, BLOCK_K):
-        a_tile = a.load([row, depth])
-        b_tile = load_factor(traits, b, depth, col)
+        if traits.gathers:
+            a_tile = tl.load(beginnings + depth, mask=is_known[:, None] & (steps < whole - depth)[None, :], other=0.0)
+        else:
+            a_tile = a.load([row, depth])
+        b_tile = load_factor(traits, b, weight, depth, col)
         if GATE & traits.epilogue:
-            gate_tile = load_factor(traits, gate, depth, col)
+            gate_tile = load_factor(traits, gate, weight, depth, col)
         accumulator = multiply_step(traits, a_tile, b_tile, accumulator)
         if GATE & traits.epilogue:
             gate_accumulator = multiply_step(traits, a_tile, gate_tile, gate_accumulator)
@@ -150,9 +166,15 @@ def multiply_tile(traits: tl.constexpr, a, b, gate, row, col, k):
 
 
 @triton.jit
-def load_factor(traits: tl.constexpr, b, depth, col):
+def load_factor(traits: tl.constexpr, b, weight, depth, col):
     """A step of k of a weight's columns."""
-    if traits.b_is_transposed:
+    if traits.weights == EXPERTS:
+        # An expert is a plane of the tensor: beyond its rows and columns lies nothing, not the next one.
+        if traits.b_is_transposed:
+            b_tile = b.load([weight, col, depth]).reshape(b.block_shape[1], b.block_shape[2]).T
+        else:
+            b_tile = b.load([weight, depth, col]).reshape(b.block_shape[1], b.block_shape[2])
+    elif traits.b_is_transposed:
         b_tile = b.load([col, depth]).T
     else:
         b_tile = b.load([depth, col])
@@ -171,17 +193,20 @@ def multiply_step(traits: tl.constexpr, a_tile, b_tile, accumulator):
 
 
 @triton.jit
-def gate_tile(traits: tl.constexpr, value, gate, ends, table, tile, row, row_end, col, n):
+def gate_tile(traits: tl.constexpr, value, gate, ends, table, tile, row, row_end, col, n, weight):
     """A tile's two products made one, each scaled by its own before."""
     rows, cols = row + tl.arange(0, value.shape[0]), col + tl.arange(0, value.shape[1])
     beside = scales_beside(ends, table, tile, row, traits.epilogue)
-    return scaled_and_gated(value, gate, beside, ends.scale_w, rows, row_end, cols, n, traits.epilogue)
+    scale_w = ends.scale_w
+    if traits.weights == EXPERTS and BY_ROWS & traits.epilogue:
+        scale_w = scale_w + 2 * columns_before(weight, n, None, traits.weights)
+    return scaled_and_gated(value, gate, beside, scale_w, rows, row_end, cols, n, traits.epilogue)
 
 
 @triton.jit
 def end_tile(
-    traits: tl.constexpr, value, verdict, ends, target, products, addends, peers, queue, protocol, tile, row, row_end,
-    col, width, cols_end, weight,
+    traits: tl.constexpr, value, verdict, ends, target, products, addends, peers, experts, queue, protocol, tile, row,
+    row_end, col, width, cols_end, weight,
 ):  # fmt: skip
     """What a tile does with its sums: finishes, stores and announces them."""
     table, trace = queue.table, queue.trace
@@ -194,7 +219,7 @@ def end_tile(
     if OF_PRODUCT:
         beside = scales_beside(ends, table, tile, row, OF_PRODUCT)
         own_bias, own_scales = ends.bias, ends.scale_w
-        if traits.weights > 1:
+        if traits.weights != 1:
             before = columns_before(weight, products.n, products.n_1, traits.weights)
             if BIAS & OF_PRODUCT:
                 own_bias = own_bias + before
@@ -212,6 +237,12 @@ def end_tile(
             value, target, ends, addends, peers, table, tile, row, row_end, col, col_end, products.n, traits.addends,
             ENDINGS & traits.epilogue,
         )  # fmt: skip
+    elif traits.weights == EXPERTS:
+        value = end_rows(value, experts, rows, row_end)
+        at, is_stored = stored_rows(experts, rows, row_end)
+        inside = is_stored[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
+        places = target + at[:, None] * (cols_end // 8 * 8) + cols[None, :]  # whole words: known to be multiples
+        tl.store(places, value.to(target.dtype.element_ty), mask=inside)
     else:
         inside = (rows < row_end)[:, None] & ((cols < col_end) & (cols < cols_end))[None, :]
         places = target + rows.to(tl.int64)[:, None] * cols_end + cols[None, :]

@@ -23,13 +23,18 @@ from overweave.lang.tile_table import (
 )
 from overweave.memory.device.signals import STRIDE
 
+# WEIGHTS: how many, each an argument; or EXPERTS: as many as there are, of one shape, in one tensor.
+EXPERTS = tl.constexpr(0)
+
 
 @triton.jit
 def weight_of(table, tile, WEIGHTS: tl.constexpr):
-    """By which weight the tile multiplies; known without a look where there is one."""
+    """By which weight the tile multiplies; known without a look where there is one. A void tile has the first."""
     weight = 0
     if WEIGHTS > 1:
         weight = tl.load(table + tile * COLUMNS + WEIGHT)
+    if WEIGHTS == EXPERTS:
+        weight = tl.maximum(tl.load(table + tile * COLUMNS + WEIGHT), 0)
     return weight
 
 
@@ -54,6 +59,8 @@ def columns_before(weight, n, n_1, WEIGHTS: tl.constexpr):
         before += tl.where(weight > 0, n, 0)
     if WEIGHTS > 2:
         before += tl.where(weight > 1, n_1, 0)
+    if WEIGHTS == EXPERTS:
+        before += weight * n
     return before // 8 * 8  # rows of all weights are whole 16 bytes: rounded, it is known to be a multiple
 
 

@@ -17,6 +17,7 @@ BACKENDS = {
     "host author": "overweave.runtime.host.authored:HostAuthoredRun",
     "gpu author": "overweave.runtime.gpu.authored:AuthoredRun",
     "host handwritten": "overweave.runtime.host.handwritten:HostHandwrittenRun",
+    "host tasks": "overweave.runtime.host.tasks:HostTaskRun",
     "gpu handwritten": "overweave.runtime.gpu.handwritten:HandwrittenRun",
     "gpu workspace": "overweave.memory.cuda.workspace:Workspace",
     "gpu launch": "overweave.runtime.gpu.bound:bind",
@@ -25,6 +26,12 @@ BACKENDS = {
     "gpu torch": "overweave.runtime.gpu.torch_symm_mem:bind_by_torch",
     "gpu trace": "overweave.runtime.gpu.trace:trace_on_gpu",
     "gpu heap": "overweave.memory.cuda.heap:CudaHeap",
+    "gpu grouped": "overweave.runtime.gpu.experts:multiply",
+    "gpu grouped into": "overweave.runtime.gpu.experts:multiply_into",
+    "gpu grouped outer": "overweave.runtime.gpu.experts:outer",
+    "gpu grouped clear": "overweave.runtime.gpu.experts:clear",
+    "gpu slots": "overweave.runtime.gpu.slots:add_slots",
+    "gpu routing": "overweave.runtime.gpu.routing:route",
     "gpu scratch": "overweave.memory.cuda.heap:Scratch",
 }
 

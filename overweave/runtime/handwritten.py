@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -149,7 +149,41 @@ class Await:
     counts: tuple[tuple[int, int], ...]
 
 
-TileAction = TileLaunch | TileMove | Raise | Await
+OwnBuffer = Callable[[str], torch.Tensor]  # a symmetric buffer of this rank, by name
+
+
+@dataclass(frozen=True)
+class Uses:
+    """A part of a matrix as a TileTask reads or makes it. tensor: its logical name. row: the row of that at which the
+    part begins."""
+
+    part: Part
+    tensor: str
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class TileTask:
+    """Work of torch on this rank: `run` computes or enqueues it, given the own symmetric buffers by name.
+
+    reads, makes: what it needs and stores, if the author says so (ops/author/tile_schedule.py). Which rows of a part it
+    touches may be known at run time alone: a part is an upper bound.
+    """
+
+    name: str
+    run: Callable[[OwnBuffer], object]
+    reads: tuple[Uses, ...] = ()
+    makes: tuple[Uses, ...] = ()
+
+
+@dataclass(frozen=True)
+class TileVoid:
+    """A result, contiguous floats, becomes NaN where a wait has failed."""
+
+    result: torch.Tensor
+
+
+TileAction = TileLaunch | TileTask | TileVoid | TileMove | Raise | Await
 TileStep = tuple[str, TileAction]  # the queue, and what it does
 
 

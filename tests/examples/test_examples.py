@@ -23,6 +23,7 @@ RUN_BELOW = (
     "07_several_weights.py",
     "08_tile_kernels.py",
     "09_uneven_blocks.py",
+    "10_experts.py",
     "generate.py",
     "train_llama.py",
 )
@@ -116,6 +117,13 @@ def test_several_weights():
 @pytest.mark.slow
 def test_uneven_blocks():
     assert printed_by("09_uneven_blocks.py").count(" multiplied ") == 4
+
+
+@pytest.mark.slow
+def test_experts():
+    told = re.findall(r"by (\de[+-]\d+)", printed_by("10_experts.py"))
+    assert len(told) == 4
+    assert all(float(off) < 1e-4 for off in told)
 
 
 @pytest.mark.nightly

@@ -39,7 +39,8 @@ from overweave.compiler.frontend.symbols.values import (
     value_tags,
 )
 from overweave.compiler.frontend.walk.evaluate import Begun, Followed, Reached
-from overweave.compiler.frontend.walk.follow import STORES, TILES, follow
+from overweave.compiler.frontend.walk.follow import STORES, follow
+from overweave.compiler.frontend.walk.loops import TILES
 from overweave.compiler.frontend.walk.tl_functions import substitute_numbers
 
 COMMUTATIVE_ATOMICS = tuple(f"atomic_{name}" for name in ("add", "max", "min", "and", "or", "xor"))

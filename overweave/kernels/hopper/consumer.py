@@ -28,11 +28,12 @@ from overweave.kernels.epilogue import (
     of_product,
     scales_beside,
 )
+from overweave.kernels.experts import end_rows
 from overweave.kernels.hopper.shared import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper.start import pass_claim, pass_claim_traced
 from overweave.kernels.hopper.tile_end import half_of, hear_of_addends, store_sum
-from overweave.kernels.hopper.tiles import place_of, power_of_two, side_by_side
-from overweave.kernels.tile_end import columns_before, of_weight, target_at, weight_of
+from overweave.kernels.hopper.tiles import is_short_tile, may_be_short, place_of, power_of_two, side_by_side
+from overweave.kernels.tile_end import EXPERTS, columns_before, of_weight, target_at, weight_of
 from overweave.lang.tile_table import ADDS_NOTHING, FINISHES, INTO, MULTIPLIED, PLACE, read_column, record_time
 
 # These two are the halves of one accumulator; or, of fp8, beside whose sums one step's product stands too, two of them.
@@ -45,7 +46,7 @@ def finish(
     """The epilogue of some columns of a tile, of a weight that has cols_end."""
     bias, scale_w = ends.bias, ends.scale_w
     if EPILOGUE:
-        if WEIGHTS > 1:
+        if WEIGHTS != 1:
             before = columns_before(weight_of(table, tile, WEIGHTS), products.n, products.n_1, WEIGHTS)
             if BIAS & EPILOGUE:
                 bias += before
@@ -60,7 +61,8 @@ def finish(
 
 @gluon.jit
 def gate_half(
-    result, others, PART_N: gl.constexpr, table, tile, ends, row, row_end, col, n, EPILOGUE: gl.constexpr
+    result, others, PART_N: gl.constexpr, table, tile, ends, row, row_end, col, n, EPILOGUE: gl.constexpr,
+    WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """A consumer's two products made one, each scaled by its own before. They are one accumulator, or both."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
@@ -69,7 +71,10 @@ def gate_half(
         value, gate = half_of(result, False), half_of(result, True)
     if SCALES & EPILOGUE:
         beside = scales_beside(ends, table, tile, None, EPILOGUE)
-        value = finished_by_parts(value, gate, None, None, beside, ends.scale_w, None, row, row_end, col, n, EPILOGUE)
+        scale_w = ends.scale_w
+        if WEIGHTS == EXPERTS and BY_ROWS & EPILOGUE:
+            scale_w += 2 * columns_before(weight_of(table, tile, WEIGHTS), n, None, WEIGHTS)
+        value = finished_by_parts(value, gate, None, None, beside, scale_w, None, row, row_end, col, n, EPILOGUE)
     else:
         value = gated(value, gate, EPILOGUE)
     return gl.convert_layout(value, layout)  # no instruction: all of both is the thread's own
@@ -101,11 +106,30 @@ def consume(traits: gl.constexpr, HALF: gl.constexpr, claimed, begun, claim, sta
     turn = 0
     message = receive(ring, turn)
     while message != LAST:
+        is_its = 1
+        if HALF == 1 and may_be_short(traits):
+            is_its = 1 - is_short_tile(traits, work.queue.table, message & NUMBER, results.tiles.first.type.shape[1])
         for lacks in gl.static_range(SPLIT_N):
-            if SPLIT_N == 1 or lacking(message) == lacks:
+            if (SPLIT_N == 1 or lacking(message) == lacks) and is_its == 1:
                 step = consume_tile(traits, HALF, SPLIT_N - lacks, message, turn, step, stages, results, work)
+        if HALF == 1 and may_be_short(traits):
+            if is_its == 0:
+                step = pass_by(HALF, turn, step, stages, results, work)
         turn += 1
         message = receive(ring, turn)
+
+
+@gluon.jit
+def pass_by(HALF: gl.constexpr, turn, step, stages, results, work):
+    """A tile that has no rows for this consumer; the next step."""
+    STAGES: gl.constexpr = stages.full.type.shape[0]
+    for _ in range(gl.cdiv(work.k, stages.a.type.shape[2])):
+        mbarrier.wait(stages.full.index(step % STAGES), (step // STAGES) & 1)
+        mbarrier.arrive(stages.empty.index(step % STAGES), count=1)
+        step += 1
+    mbarrier.wait(results.empty.index(HALF), (turn & 1) ^ 1)
+    mbarrier.arrive(results.full.index(HALF), count=1)
+    return step
 
 
 @gluon.jit
@@ -161,6 +185,8 @@ def multiply(
     for index in range(gl.cdiv(depth, stages.a.type.shape[2])):
         stage = step % STAGES
         mbarrier.wait(stages.full.index(stage), (step // STAGES) & 1)
+        if traits.gathers:
+            fence_async_shared()  # tensor cores read in the asynchronous proxy, gathered rows were not written there
         a_tile = stages.a.index(STRIDE_A * stage + OWN_A)
         if IS_FP8:
             sums += multiply_step(a_tile, columns_of_b(traits, stages, stage, OWN_B, WIDE))
@@ -238,7 +264,9 @@ def end_tile(
     OF_PRODUCT: gl.constexpr = of_product(traits.epilogue, traits.addends)
     WEIGHTS: gl.constexpr = traits.weights
     if GATE & traits.epilogue:
-        result = gate_half(result, others, PART_N, table, tile, ends, row, row_end, col, cols_end, traits.epilogue)
+        result = gate_half(
+            result, others, PART_N, table, tile, ends, row, row_end, col, cols_end, traits.epilogue, WEIGHTS
+        )  # fmt: skip
     result = finish(result, table, tile, ends, row, row_end, col, products, cols_end, OF_PRODUCT, WEIGHTS)
     if PARTS > WIDE:
         further = col + WIDE * PART_N
@@ -301,6 +329,10 @@ def hand_over(
         store_sum(
             result, target, ends, work.sums.addends, peers, table, tile, row, row_end, col, n, traits.addends, EPILOGUE
         )
+    elif traits.weights == EXPERTS:
+        result = end_rows(result, work.experts, row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)), row_end)
+        side_by_side(c_tiles, HALF, PART, MANY, 2, False).store(result.to(DTYPE))
+        fence_async_shared()
     elif own_row + ROWS > row_end and peers.everyone is not None:
         store_sum(result, target, ends, None, peers, table, tile, row, row_end, col, n, 0, EPILOGUE)
     elif own_row + ROWS > row_end:

@@ -18,6 +18,11 @@ A whole tile is `split_n` rectangles of columns, side by side, a narrow one (`Ti
 need: `b` is loaded and the result stored rectangle by rectangle, and multiplied in one or two accumulators.
 `TileRow.weight` says by which of several weights a tile multiplies, and so which output it writes. A gated tile has two
 products of one rectangle of columns: `b`'s lies before the gate's (`b_1`), both are multiplied in one accumulator.
+
+Of experts (kernels/experts.py) `b` is one tensor of all weights, and a tile begins where its expert's do. A group's
+last tile, if it has rows for one consumer alone, is loaded and multiplied by that one. Rows that are gathered
+two warps more load row by row (gathered.py), and those that are scattered, or end with their group, the storer stores
+row by row, so that consumers are at the next tile.
 SOURCE: the structure of DeepGEMM and of Triton's Gluon tutorials (producer, two 64-row consumers, storer).
 """
 
@@ -29,11 +34,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.consumer import consume
+from overweave.kernels.hopper.gathered import GATHERING, gather
 from overweave.kernels.hopper.producer import produce
 from overweave.kernels.hopper.shared import RING, Claim, ReductionArgs, Ring, StagedResults, Stages, TileArgs
 from overweave.kernels.hopper.start import begin_claim, fetch_maps, fetch_row, place_for_claim
 from overweave.kernels.hopper.storer import store
 from overweave.kernels.hopper.tiles import Rectangles, b_parts, count_first
+from overweave.kernels.tile_end import EXPERTS
 from overweave.lang.tile_table import read_clock
 
 
@@ -50,11 +57,19 @@ class Outs(NamedTuple):
     sums_at_peers: Any
 
 
+@gluon.constexpr_function
+def registers_of(traits):
+    """Of a thread of each partition behind the first consumer, which has as many as the second. Addresses of rows that
+    are gathered or scattered do not fit 24 registers, and there are 504 for the three groups of four warps.
+    """
+    return [232, 40, 40] if traits.weights == EXPERTS.value else [240, 24, 24]
+
+
 @gluon.jit
 def matmul_hopper_kernel(
     a_shard, a_workspace, b, b_1, b_2, out, out_1, out_2, total_tiles, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5,
     tiles_6, tiles_7, sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7, addend_tiles, products, ends, addends,
-    peers, queue, protocol, k, first_k, traits: gl.constexpr,
+    peers, experts, queue, protocol, k, first_k, traits: gl.constexpr,
 ):  # fmt: skip
     """Up to `addend_tiles`, tensor descriptors; behind them as `matmul_kernel`. `out` is what `products.out` points to.
 
@@ -98,11 +113,11 @@ def matmul_hopper_kernel(
     verdicts = gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     received = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(full.index(stage), count=1 + (GATHERING if traits.gathers else 0))
         mbarrier.init(empty.index(stage), count=2)
     for place in gl.static_range(RING):
         mbarrier.init(ring_full.index(place), count=1)
-        mbarrier.init(ring_empty.index(place), count=3)
+        mbarrier.init(ring_empty.index(place), count=4 if traits.gathers else 3)
     for half in gl.static_range(2):
         mbarrier.init(c_full.index(half), count=1)
         mbarrier.init(c_empty.index(half), count=1)
@@ -115,24 +130,46 @@ def matmul_hopper_kernel(
     results = StagedResults(Rectangles(c_tiles, c_rest), c_full, c_empty)
     sums = ReductionArgs(addends, addend_tiles, verdicts, received)
     # Tuples of the kernel's arguments stand inline: one kept in a variable would turn its constants into tensors.
-    gl.warp_specialize(
-        [
-            (consume, (
-                traits, 0, claimed, begun, claim, stages, results, ring,
-                TileArgs(products, ends, sums, peers, queue, k))),
-            (consume, (
-                traits, 1, None, None, None, stages, results, ring,
-                TileArgs(products, ends, sums, peers, queue, k))),
-            (produce, (
-                traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, queue, claim, protocol, k, first_k)),
-            (store, (
-                traits, results, ring,
-                Outs(
-                    out, out_1, out_2, total_tiles,
-                    (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
-                    (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7)),
-                TileArgs(products, ends, sums, peers, queue, k), protocol)),
-        ],
-        [4, 1, 1],
-        [240, 24, 24],
-    )  # fmt: skip
+    if traits.gathers:
+        gl.warp_specialize(
+            [
+                (consume, (
+                    traits, 0, claimed, begun, claim, stages, results, ring,
+                    TileArgs(products, ends, sums, peers, experts, queue, k))),
+                (consume, (
+                    traits, 1, None, None, None, stages, results, ring,
+                    TileArgs(products, ends, sums, peers, experts, queue, k))),
+                (gather, (traits, stages, ring, experts, queue.table, k)),
+                (produce, (
+                    traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, experts, queue, claim, protocol, k,
+                    first_k)),
+                (store, (
+                    traits, results, ring, Outs(out, None, None, None, None, None),
+                    TileArgs(products, ends, sums, peers, experts, queue, k), protocol)),
+            ],
+            [4, 2, 1, 1],
+            [232, 40, 40, 40],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (
+                    traits, 0, claimed, begun, claim, stages, results, ring,
+                    TileArgs(products, ends, sums, peers, experts, queue, k))),
+                (consume, (
+                    traits, 1, None, None, None, stages, results, ring,
+                    TileArgs(products, ends, sums, peers, experts, queue, k))),
+                (produce, (
+                    traits, a_shard, a_workspace, b, b_1, b_2, stages, ring, experts, queue, claim, protocol, k,
+                    first_k)),
+                (store, (
+                    traits, results, ring,
+                    Outs(
+                        out, out_1, out_2, total_tiles,
+                        (tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6, tiles_7),
+                        (sums_1, sums_2, sums_3, sums_4, sums_5, sums_6, sums_7)),
+                    TileArgs(products, ends, sums, peers, experts, queue, k), protocol)),
+            ],
+            [4, 1, 1],
+            registers_of(traits),
+        )  # fmt: skip

@@ -92,11 +92,12 @@ class ReductionArgs(NamedTuple):
 
 
 class TileArgs(NamedTuple):
-    """What all partitions but the producer need. products, ends, peers, queue: kernels/arguments.py."""
+    """What all partitions but the producer need. products, ends, peers, experts, queue: kernels/arguments.py."""
 
     products: Any
     ends: Any
     sums: ReductionArgs
     peers: Any
+    experts: Any
     queue: Any
     k: Any

@@ -5,10 +5,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from overweave.compat.triton_names import block_barrier, reinterpret, store_tile, wait_for_stores_read
+from overweave.kernels.experts import stored_rows
 from overweave.kernels.hopper.shared import LAST, NUMBER, VOID, lacking, receive
 from overweave.kernels.hopper.tile_end import await_addends, load_addend
 from overweave.kernels.hopper.tiles import place, rectangle
-from overweave.kernels.tile_end import AT_ALL, of_weight, signals_of, weight_of
+from overweave.kernels.tile_end import AT_ALL, EXPERTS, of_weight, signals_of, weight_of
 from overweave.lang.tile_table import (
     ADDS_NOTHING,
     COL,
@@ -110,10 +111,60 @@ def announce_everywhere(to, signal, peers, is_sound):
 COMPLETE_ASSEMBLY = gl.constexpr(COMPLETE_BULK_STORES)
 
 
+# What a consumer left of experts is stored whole, or row by row. Rows that are scattered lie apart, and rows of a group
+# that ends within the tile must not be followed by others: a bulk store could do neither. So the warp reads pieces of
+# eight rows from shared memory, and stores each row where it belongs.
+
+PIECE_M = gl.constexpr(8)  # rows: a block of swizzled shared memory
+
+
+@gluon.jit
+def store_rows_of(
+    experts, target, out, c_tiles, half, row, row_end, col, lacks, n, SPLIT_N: gl.constexpr
+):  # fmt: skip
+    """One consumer's half of a tile from [row, col] on. target: the tensor map of `out`."""
+    PART_M: gl.constexpr = c_tiles.first.type.shape[1]
+    is_whole = row + PART_M <= row_end
+    if experts.into is not None:
+        store_pieces(experts, out, c_tiles, half, row, row_end, col, lacks, n, SPLIT_N)
+    elif is_whole:
+        store_parts(target, c_tiles, half, row, col, lacks, SPLIT_N)
+    else:
+        store_pieces(experts, out, c_tiles, half, row, row_end, col, lacks, n, SPLIT_N)
+
+
+@gluon.jit
+def store_pieces(experts, out, c_tiles, half, row, row_end, col, lacks, n, SPLIT_N: gl.constexpr):
+    """Eight rows at a time, as wide as a row of shared memory."""
+    PART_M: gl.constexpr = c_tiles.first.type.shape[1]
+    PART_N: gl.constexpr = c_tiles.first.type.shape[2]
+    BYTES: gl.constexpr = c_tiles.first.dtype.primitive_bitwidth // 8
+    PIECE_N: gl.constexpr = min(PART_N, 128 // BYTES)
+    WIDTH: gl.constexpr = 16 // BYTES
+    ACROSS: gl.constexpr = PIECE_N // WIDTH
+    layout: gl.constexpr = gl.BlockedLayout([1, WIDTH], [32 // ACROSS, ACROSS], [1, 1], [1, 0])
+    DOWN: gl.constexpr = PART_M // PIECE_M
+    PIECES: gl.constexpr = DOWN * (PART_N // PIECE_N)
+    width = n // WIDTH * WIDTH  # rows of the result are whole 16 bytes: known to be a multiple
+    for part in gl.static_range(SPLIT_N):
+        tiles, number = place(c_tiles, half, part, 2)
+        pieces = reinterpret(tiles, tiles.dtype, [tiles.type.shape[0] * PIECES, PIECE_M, PIECE_N], tiles.type.layout)
+        if part == 0 or lacks < SPLIT_N - part:
+            for below in range(gl.cdiv(gl.minimum(row_end - row, PART_M), PIECE_M)):
+                rows = row + below * PIECE_M + gl.arange(0, PIECE_M, layout=gl.SliceLayout(1, layout))
+                at, is_stored = stored_rows(experts, rows, row_end)
+                for beside in gl.static_range(PART_N // PIECE_N):
+                    piece = pieces.index(number * PIECES + beside * DOWN + below).load(layout)
+                    cols = col + part * PART_N + beside * PIECE_N
+                    cols = cols // WIDTH * WIDTH + gl.arange(0, PIECE_N, layout=gl.SliceLayout(0, layout))
+                    inside = is_stored[:, None] & (cols < width)[None, :]
+                    gl.store(out + at[:, None] * width + cols[None, :], piece, mask=inside)
+
+
 @gluon.jit
 def store(traits: gl.constexpr, results, ring, outs, work, protocol):
     """Every tile of the ring. outs: hopper/matmul.Outs."""
-    table, peers = work.queue.table, work.peers
+    table, peers, products = work.queue.table, work.peers, work.products
     PART_M: gl.constexpr = results.tiles.first.type.shape[1]
     STEP_M: gl.constexpr = 0 if traits.in_columns else results.tiles.first.type.shape[1]
     STEP_N: gl.constexpr = results.tiles.first.type.shape[2] if traits.in_columns else 0
@@ -148,7 +199,12 @@ def store(traits: gl.constexpr, results, ring, outs, work, protocol):
                 record_time(work.queue.trace, tile, MULTIPLIED, traits.traced and traits.addends == 0)
             top, left = row + half * STEP_M, col + half * STEP_N
             if traits.addends == 0 or work.sums.tiles is not None or read_column(table, tile, PLACE) == ADDS_NOTHING:
-                if top + PART_M <= row_end:
+                if traits.weights == EXPERTS:
+                    store_rows_of(
+                        work.experts, target, products.out, results.tiles, half, top,
+                        row_end, left, lacking(message), products.n, SPLIT_N,
+                    )  # fmt: skip
+                elif top + PART_M <= row_end:
                     store_parts_at(
                         to, target, outs.at_peers, results.tiles, half, top, left, lacking(message), pace_ns,
                         SPLIT_N, traits.peers,
@@ -160,6 +216,8 @@ def store(traits: gl.constexpr, results, ring, outs, work, protocol):
                                 SPLIT_N, traits.peers,
                             )  # fmt: skip
         wait_for_stores_read(0)
+        if traits.weights == EXPERTS:
+            block_barrier()  # one lane arrives for all, who have read what they store
         mbarrier.arrive(results.empty.index(0), count=1)
         mbarrier.arrive(results.empty.index(1), count=1)
         if signal != SIGNALS_NOBODY:

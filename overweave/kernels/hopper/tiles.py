@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 
 from overweave.compat.triton_names import VIEWS_ARE_WHOLE, reinterpret
 from overweave.kernels.epilogue import GATE
-from overweave.kernels.tile_end import weight_of
+from overweave.kernels.tile_end import EXPERTS, weight_of
 from overweave.lang.tile_table import (
     ALSO,
     ALSO_COUNT,
@@ -100,9 +100,25 @@ WAIT_ASSEMBLY = gl.constexpr(WAIT_UNTIL_AT_LEAST_IN_WARP)
 @gluon.constexpr_function
 def moves_rows(traits):
     """Whether a consumer's part of a tile that a chunk cuts short has rows ahead of the tile's own, so that it ends as
-    the chunk does. Not where tiles add what peers sent: addends are loaded for the tile's own rows.
+    the chunk does. Not where tiles add what peers sent: addends are loaded for the tile's own rows. Not of experts: all
+    their groups but the last end before the matrix does.
     """
-    return traits.addends == 0
+    return traits.addends == 0 and traits.weights != EXPERTS.value
+
+
+@gluon.constexpr_function
+def may_be_short(traits):
+    """Whether a tile may have rows for the first consumer alone, so that the second has nothing to multiply."""
+    return traits.weights == EXPERTS.value and not traits.in_columns
+
+
+@gluon.jit
+def is_short_tile(traits: gl.constexpr, table, tile, ROWS: gl.constexpr):
+    """1 of such a tile."""
+    is_short = 0
+    if may_be_short(traits):
+        is_short = (read_column(table, tile, ROW) + ROWS >= read_column(table, tile, ROW_END)).to(gl.int32)
+    return is_short
 
 
 @gluon.constexpr_function

@@ -79,6 +79,9 @@ SLEEP_UNTIL = """{
     mov.u32 $0, 0;
 }"""
 
+# The address so many words of 16 bytes behind another. Operands: words, address.
+WORDS_BEHIND = "mad.wide.u32 $0, $1, 16, $2;"
+
 # Thread 0 claims a tile for its block. Operands: result (the old counter; 0 in other threads), counter, thread.
 # `inc` has a limit that ptxas cannot know: an `add` it would aggregate over the warp, and wait for the result at once
 # (seen in SASS of Triton 3.6's ptxas).

@@ -30,6 +30,7 @@ from overweave.runtime.handwritten import (
     Await,
     ChannelArgument,
     Declared,
+    OwnBuffer,
     Part,
     Raise,
     SymmetricBuffer,
@@ -39,6 +40,9 @@ from overweave.runtime.handwritten import (
     TileLaunch,
     TileMove,
     TileStep,
+    TileTask,
+    TileVoid,
+    Uses,
 )
 
 __all__ = ["Part", "SymmetricBuffer", "TileCall", "TileProgram", "TileQueue"]
@@ -52,6 +56,7 @@ class TileProgram:
 
     buffers: matrices that peers can address, by name. channels: signals between tiles, by name; each has as many shards
     as the group has ranks. device: where the kernels run, this rank's GPU by default, the CPU where there is none.
+    has_kernels: whether calls launch any; without, a CPU needs no interpreter of kernels.
 
         with program.call() as call:
             call.launch(kernel, grid, x, call.tensor("tokens"), call.channel("gathered"), num_warps=8)
@@ -70,6 +75,7 @@ class TileProgram:
         channels: Mapping[str, TileChannel],
         group: GroupLike = None,
         device: torch.device | None = None,
+        has_kernels: bool = True,
     ) -> None:
         self._group = group_of(group)
         self.rank, self.world_size = self._group.rank, self._group.world_size
@@ -84,9 +90,9 @@ class TileProgram:
         self._signature = f"tile program {' '.join((*buffers, *channels))} #{digest}".encode()
         with self._group.lock, current(self._device):
             Board.of(self._group).agree(self._signature)
-            self._run = load("gpu handwritten" if self._device.type == "cuda" else "host handwritten")(
-                self.declared, self._group, self._device
-            )
+            on_host = "host handwritten" if has_kernels else "host tasks"
+            runs = load("gpu handwritten" if self._device.type == "cuda" else on_host)
+            self._run = runs(self.declared, self._group, self._device)
 
     @contextmanager
     def call(self) -> Iterator[TileCall]:
@@ -155,6 +161,28 @@ class TileQueue:
             raise InputError(f"launch {kernel}", found, "Pass a @triton.jit function and its constants")
         grid = checked_launch(kernel, grid, arguments, options)
         self._add(TileLaunch(kernel, grid, arguments, options, tile_effects))
+
+    def rank_compute(
+        self, name: str, run: Callable[[OwnBuffer], object], reads: tuple[Uses, ...] = (), makes: tuple[Uses, ...] = ()
+    ) -> None:
+        """Runs operations of torch in the order of the main queue: `run(own)`, where `own(name)` is this rank's part of
+        a symmetric buffer. On a GPU they go to the caller's stream, and the host must not wait for them.
+
+        reads, makes: what they need and store, for `tile_schedule`; they change nothing of the call.
+        """
+        if self._name != MAIN:
+            found = "kernels beside it may hold all SMs"
+            raise InputError(f"compute {name} in queue {self._name}", found, "Compute it in the main queue")
+        self._add(TileTask(name, run, reads, makes))
+
+    def rank_void(self, result: torch.Tensor) -> None:
+        """Makes a result NaN if a wait of the call has failed, here or at a peer: work of torch does not know of waits.
+
+        result: contiguous floats, written before. On the CPU such a call raises instead.
+        """
+        if not isinstance(result, torch.Tensor) or not result.is_contiguous() or not result.is_floating_point():
+            raise InputError("void a result", f"got {_described(result)}", "Pass a contiguous tensor of floats")
+        self._add(TileVoid(result))
 
     def rank_copy_data(self, source: TileTensor, target: TileTensor, mode: Mode = "p2p") -> None:
         """Copies a matrix between ranks by copy engine: pulls if `source` is a peer's part, pushes if `target` is.

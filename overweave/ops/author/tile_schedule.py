@@ -46,6 +46,7 @@ from overweave.runtime.handwritten import (
     TileEffect,
     TileLaunch,
     TileMove,
+    TileTask,
 )
 
 Write = Callable[..., None]
@@ -165,6 +166,10 @@ class _Paper:
             launched.tell(queue, Notify(action.channel, action.rank, action.counter))
         elif isinstance(action, TileMove):
             launched.add(self._moved(launched, queue, action))
+        elif isinstance(action, TileTask):
+            if launched.waits.get(queue):
+                launched.add_idle(queue)
+            launched.add(self._computed(launched, queue, action))
         elif isinstance(action, TileLaunch):
             if launched.waits.get(queue):
                 launched.add_idle(queue)
@@ -176,7 +181,25 @@ class _Paper:
         rank, waits = launched.rank, launched.taken_waits(queue)
         kind: type[Put | Get | Copy] = Copy if source.rank == target.rank else Put if source.rank == rank else Get
         name = f"{kind.__name__.lower()}.{rank}.{len(launched.operations)}"
-        return kind(name=name, rank=rank, queue=queue, waits=waits, sources=(source,), destinations=(target,))
+        sides = ((), ()) if source.is_empty else ((source,), (target,))
+        return kind(name=name, rank=rank, queue=queue, waits=waits, sources=sides[0], destinations=sides[1])
+
+    def _computed(self, launched: _Launched, queue: str, task: TileTask) -> Apply:
+        """Torch's operations as one tile of a kernel."""
+        rank, number = launched.rank, len(launched.operations)
+        if not task.makes and not task.reads:
+            found = "nobody says what it reads and makes"
+            raise InputError(f"prove {task.name}", found, "Pass reads= and makes= of rank_compute")
+        reads, makes = ([each for each in uses if each.part.shape[0]] for uses in (task.reads, task.makes))
+        return Apply(
+            name=f"{task.name}.{rank}.{number}",
+            rank=rank,
+            queue=f"{queue}.{number}",
+            function=task.name,
+            needs=tuple(InitialContents(self._region(each.part), each.tensor, each.row, 0) for each in reads),
+            makes=tuple(Goal(self._region(each.part), each.tensor, each.row, 0) for each in makes),
+            tiles=((0, 1),),
+        )
 
     def _region(self, part: Part | torch.Tensor) -> Region:
         if not isinstance(part, Part):

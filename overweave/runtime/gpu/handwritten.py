@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from overweave.compat.triton_names import COMPILE_OPTIONS
+from overweave.kernels.voided import void_kernel
 from overweave.lang.arguments import folded
 from overweave.memory.cuda import driver
 from overweave.memory.cuda.workspace import Workspace
 from overweave.memory.device.protocol import QUEUE_OPERATION
 from overweave.memory.group import Group
-from overweave.memory.layout import SlotLayout
+from overweave.memory.layout import SIGNAL_STRIDE_WORDS, SlotLayout
 from overweave.runtime.gpu.call_frame import CallFrame
 from overweave.runtime.gpu.launcher import Enqueue, bind_waits, compiled_for
 from overweave.runtime.gpu.launcher import Launch as KernelLaunch
@@ -27,9 +28,13 @@ from overweave.runtime.handwritten import (
     TileLaunch,
     TileMove,
     TileStep,
+    TileTask,
+    TileVoid,
 )
 from overweave.runtime.kernel_calls.call import prologue_call, require_peer_access, signal_words
 from overweave.runtime.kernel_calls.program import ProgramArguments
+
+VOIDING = 64  # programs
 
 
 class HandwrittenRun(CallFrame):
@@ -64,6 +69,8 @@ class HandwrittenRun(CallFrame):
     def _load(self, steps: list[TileStep]) -> None:
         """Compile and load new kernels while this GPU is idle: loading blocks while a kernel waits for peers."""
         for _, action in steps:
+            if isinstance(action, TileVoid):
+                self._load_void(action.result)
             if not isinstance(action, TileLaunch):
                 continue
             arguments, options = self._bound.arguments.of(action)
@@ -72,6 +79,14 @@ class HandwrittenRun(CallFrame):
                 torch.cuda.synchronize(self._workspace.device)
                 compiled_for(action.kernel, arguments, action.grid, options)
                 self._known.add(key)
+
+    def _load_void(self, result: torch.Tensor) -> None:
+        key = ("void", result.numel() % 16 == 0, _specialization_key(result))
+        if key not in self._known:
+            torch.cuda.synchronize(self._workspace.device)
+            words = torch.zeros(SIGNAL_STRIDE_WORDS, dtype=torch.int32, device=result.device)  # nothing has failed
+            void_kernel[(VOIDING,)](words, result, result.numel(), 1024)
+            self._known.add(key)
 
 
 class _BoundProgram:
@@ -93,6 +108,13 @@ class _BoundProgram:
             arguments, options = self.arguments.of(action)
             with torch.cuda.stream(stream):
                 action.kernel[action.grid](*arguments, **(COMPILE_OPTIONS | options))
+        elif isinstance(action, TileTask):
+            with torch.cuda.stream(stream):
+                action.run(self.arguments.own)
+        elif isinstance(action, TileVoid):
+            with torch.cuda.stream(stream):
+                result, words = action.result, self._protocol.words
+                void_kernel[(VOIDING,)](words, result, result.numel(), 1024)
         elif isinstance(action, Raise):
             address = self._heap.addresses[action.rank] + self._layout.signal_offset(action.channel, action.counter)
             driver.write_value(stream.cuda_stream, address, 1)

@@ -167,7 +167,9 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         name: binding.caller_tensor(name) for name in (*epilogue.inputs, *([own_scales] if own_scales else []))
     }
     more = added_operands(epilogue.added, epilogue_tensors)
-    fields = {name: epilogue_tensors[name] for name in epilogue_tensors if name in Operands.__dataclass_fields__}
+    fields: dict[str, Any] = {
+        name: epilogue_tensors[name] for name in epilogue_tensors if name in Operands.__dataclass_fields__
+    }
     addends = addend_addresses(binding.addresses, binding.rank, queue)
     addend_shifts = addend_row_shifts(schedule, binding.rank, queue)
     operands = Operands(

@@ -94,9 +94,54 @@ def descriptor(matrix: MatrixInput, block: list[int], is_transposed: bool = Fals
 
 
 def storage_layout(matrix: MatrixInput, is_transposed: bool) -> tuple[list[int], list[int]]:
-    """Return shape and strides of a matrix in memory order, row-major."""
+    """Return shape and strides of a matrix, or of a stack of them, in memory order, row-major."""
+    shape, strides = list(matrix.shape), list(matrix.stride())
     step = -1 if is_transposed else 1
-    return list(matrix.shape)[::step], list(matrix.stride())[::step]
+    return shape[:-2] + shape[-2:][::step], strides[:-2] + strides[-2:][::step]
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """The memory of a stand-in as a matrix of another shape."""
+
+    of: Moving
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def address(self) -> int:
+        """Return the address of the next launch's tensor."""
+        return self.of.address
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype."""
+        return self.of.dtype
+
+    def data_ptr(self) -> int:
+        """Return the address of the next launch's tensor."""
+        return self.of.address
+
+    def stride(self) -> tuple[int, ...]:
+        """Return the strides, as of a tensor."""
+        return self.strides
+
+
+def stack_step(stack: MatrixInput, is_transposed: bool) -> int:
+    """Return how many rows, as they lie in memory, each matrix of a stack lies behind the one before."""
+    (_, strides) = storage_layout(stack, is_transposed)
+    return strides[0] // strides[1]
+
+
+def flattened(stack: MatrixInput, is_transposed: bool) -> Any:
+    """Return a stack of matrices `[count, k, n]` as one matrix, of all rows as they lie in memory; what may lie between
+    the rows of two of them, too."""
+    (count, rows, cols), (_, width, _) = storage_layout(stack, is_transposed)
+    total = (count - 1) * stack_step(stack, is_transposed) + rows
+    shape, strides = ((cols, total), (1, width)) if is_transposed else ((total, cols), (width, 1))
+    if isinstance(stack, torch.Tensor):
+        return stack.as_strided(shape, strides)
+    return Reshaped(stack, shape, strides)
 
 
 class Peers(NamedTuple):

@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 
 from overweave.ir.plan import MOST_PEERS, MatmulConfig
 from overweave.kernels.hopper.matmul import matmul_hopper_kernel
-from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, TileKernelArgs, storage_layout
+from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, TileKernelArgs, flattened, storage_layout
 from overweave.runtime.kernel_calls.matmul import (
     Operands,
     a_descriptors,
@@ -35,7 +35,10 @@ def _arguments(config: MatmulConfig, operands: Operands, tiles: TileKernelArgs) 
     (box_m, box_n), block_k = hopper_boxes(config), config.block_k
     block_b = [box_n, block_k] if operands.b_is_transposed else [block_k, box_n]
     a_sides = a_descriptors(operands, lambda matrix: _descriptor(matrix, [box_m, block_k]))
-    weights = [_descriptor(matrix, block_b, operands.b_is_transposed) for matrix in operands.weight_matrices]
+    factors = operands.weight_matrices
+    if operands.experts is not None:
+        factors = [flattened(stack, operands.b_is_transposed) for stack in factors]
+    weights = [_descriptor(matrix, block_b, operands.b_is_transposed) for matrix in factors]
     first_k = None
     if operands.rest is not None:
         a_rest, b_rest = operands.rest

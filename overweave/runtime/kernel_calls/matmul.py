@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
-from overweave.kernels.arguments import AtPeers, Ends, MatmulOutputs, Traits
+from overweave.kernels.arguments import AtPeers, Ends, ExpertRows, MatmulOutputs, Traits
 from overweave.kernels.epilogue import epilogue_code
 from overweave.kernels.matmul import matmul_kernel
+from overweave.kernels.tile_end import EXPERTS
 from overweave.runtime.backends import load
 from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, Peers, TileKernelArgs, descriptor
 
@@ -38,6 +39,7 @@ class Operands:
     the addend's row minus the result's (memory/lower.addend_row_shifts).
     peers: where tiles store their products at other ranks; None if they do not.
     more: what registered epilogues read.
+    experts: of a table that names experts: the weights are `[experts, k, n]`, and the gate; else None.
     """
 
     a_shard: MatrixInput | None
@@ -57,6 +59,7 @@ class Operands:
     rest: tuple[MatrixInput, MatrixInput] | None = None
     peers: Peers | None = None
     more: tuple[Any, ...] | None = None
+    experts: ExpertRows | None = None
 
     @property
     def weight_matrices(self) -> list[MatrixInput]:
@@ -66,7 +69,7 @@ class Operands:
     @property
     def k(self) -> int:
         """Columns of a, with those of `rest`."""
-        return self.weight_matrices[0].shape[0] + (0 if self.rest is None else self.rest[1].shape[0])
+        return self.weight_matrices[0].shape[-2] + (0 if self.rest is None else self.rest[1].shape[0])
 
     @property
     def outs(self) -> list[MatrixInput]:
@@ -114,6 +117,7 @@ def portable_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArg
     """Return the call of `matmul_kernel`, which the interpreter runs, too."""
     block_a, is_transposed = [config.block_m, config.block_k], operands.b_is_transposed
     block_b = [config.block_n, config.block_k] if is_transposed else [config.block_k, config.block_n]
+    block_b = block_b if operands.experts is None else [1, *block_b]
     a_sides = a_descriptors(operands, lambda matrix: descriptor(matrix, block_a))
     weights = [descriptor(matrix, block_b, is_transposed) for matrix in operands.weight_matrices]
     traits = replace(traits_of(operands, tiles), precision=PRECISION.get(operands.weight_matrices[0].dtype, "tf32"))
@@ -129,7 +133,7 @@ def portable_call(config: MatmulConfig, operands: Operands, tiles: TileKernelArg
 
 def common_arguments(operands: Operands, addends: torch.Tensor | None, tiles: TileKernelArgs) -> list[Any]:
     """Return the arguments that both kernels take between their descriptors and their constants."""
-    operand_args = [operands.output_args, operands.epilogue_args, addends, operands.peer_args]
+    operand_args = [operands.output_args, operands.epilogue_args, addends, operands.peer_args, operands.experts]
     return [*operand_args, tiles.queue, tiles.protocol, operands.k]
 
 
@@ -141,7 +145,8 @@ def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
         traced=tiles.traced,
         epilogue=epilogue_code(operands.epilogue),
         addends=0 if operands.addends is None else operands.addends.shape[1],
-        weights=len(operands.weights),
+        weights=len(operands.weights) if operands.experts is None else EXPERTS.value,
+        gathers=operands.experts is not None and operands.experts.rows is not None,
     )
 
 

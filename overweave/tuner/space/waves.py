@@ -121,7 +121,7 @@ def parse_partition(text: str) -> Partition:
     return tuple(map(int, text.split("+")))
 
 
-class Grouped(Struct, frozen=True, kw_only=True):
+class WaveGroups(Struct, frozen=True, kw_only=True):
     """A matmul whose tiles run wave by wave, the subject of Algorithm 1. tiles: of a rank; per_wave: of a full wave.
     function: the collective of each group over `world_size` ranks."""
 
@@ -134,7 +134,7 @@ class Grouped(Struct, frozen=True, kw_only=True):
     world_size: int
 
 
-def wave_costs(machine: Machine, matmul: Grouped) -> WaveCosts:
+def wave_costs(machine: Machine, matmul: WaveGroups) -> WaveCosts:
     """Return the costs on a described machine: a wave by the rate of its tiles, collectives by their curve."""
     config, full_sms = matmul.config, machine.processor.sms
     rate = machine.tile(config.kernel, config.block_m, config.block_n)
@@ -184,7 +184,7 @@ def wave_families(problem: Problem, target: Target, machine: Machine, is_thoroug
 
 
 def _gains(
-    predicted_us: float, costs: WaveCosts, grouped: Grouped, method: Method, problem: Problem, target: Target
+    predicted_us: float, costs: WaveCosts, grouped: WaveGroups, method: Method, problem: Problem, target: Target
 ) -> bool:
     """Whether the predicted gain over the matmul on all SMs and its collective exceeds the method's margin times the
     doubt."""
@@ -193,7 +193,7 @@ def _gains(
     return predicted_us + target.found.doubt * (margin.us + margin.share * plain_us) < plain_us
 
 
-def grouped_matmul(problem: Problem, target: Target, candidate: Candidate) -> Grouped | None:
+def grouped_matmul(problem: Problem, target: Target, candidate: Candidate) -> WaveGroups | None:
     """Return the waves of a candidate on a problem; None if its shards have different numbers of them, or none."""
     options, record = full_options(problem, target, candidate), problem.record
     config = matmul_config(candidate.schedule(problem.operator), problem, options)
@@ -203,7 +203,7 @@ def grouped_matmul(problem: Problem, target: Target, candidate: Candidate) -> Gr
     sms = int(options.get("sms", target.sms)) - int(options.get(LIBRARY_SMS, DEFAULT_LIBRARY_SMS))
     if ranks == 1 or len(heights) > 1 or not problem.m or sms < 1:
         return None
-    return Grouped(
+    return WaveGroups(
         tiles=len(shards) * max(heights) * -(-problem.n // config.block_n),
         per_wave=wave_tiles(sms, len(shards)),
         config=config,

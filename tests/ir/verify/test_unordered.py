@@ -44,13 +44,13 @@ def test_it_is_proven_whatever_the_shards(world_size: int):
 
 def hasty(op: Operation) -> Operation:
     """Rank 1 adds to rank 2 whether that has cleared its slot or not; only its next piece waits for that."""
-    is_add = op.name == "add.1-2.0"
+    is_add = op.name == "add.1-2.2"
     return replace(op, waits=tuple(wait for wait in op.waits if wait.pad != "told")) if is_add else op
 
 
 def overhasty_sum(op: Operation) -> Operation:
     """Rank 0 sums when the first of two parts is there, and waits for the other afterwards."""
-    if op.name != "sum.0.0":
+    if not op.name.startswith("sum.0."):
         return op
     (arrived,) = op.waits
     return replace(op, waits=(replace(arrived, signals=(0, 1)),))
@@ -58,7 +58,7 @@ def overhasty_sum(op: Operation) -> Operation:
 
 def twice(op: Operation) -> Operation:
     """Rank 1 adds rank 0's piece where rank 2's belongs."""
-    (source,) = op.sources if op.name == "add.1-2.0" else (None,)
+    (source,) = op.sources if op.name == "add.1-2.2" else (None,)
     return op if source is None else replace(op, sources=(replace(source, rows=(0, 16)),))
 
 
@@ -75,11 +75,11 @@ MUTANTS: dict[str, tuple[Callable[[Operation], Operation | None], set[str]]] = {
     "a sum before all have added": (overhasty_sum, {"signal"}),
     "a part twice, and one not at all": (twice, {"value"}),
     "an add that needs the others to be ordered": (
-        lambda op: replace(op, unordered=False) if op.name == "add.1-0.0" else op,
+        lambda op: replace(op, unordered=False) if op.name == "add.1-0.8" else op,
         {"race"},
     ),
     "a part is not added": (
-        lambda op: replace(op, sources=(), destinations=()) if op.name == "add.2-0.0" else op,
+        lambda op: replace(op, sources=(), destinations=()) if op.name == "add.2-0.4" else op,
         {"contributions"},
     ),
 }
@@ -107,7 +107,7 @@ def test_nobody_reads_a_sum_while_it_grows():
     schedule = plan().schedule
     (slot,) = schedule.operations[0].writes
     seen = replace(slot, buffer="seen")
-    count = next(op for op in schedule.operations if op.name == "sum.0.0").waits[0].count
+    count = next(op for op in schedule.operations if op.name.startswith("sum.0.")).waits[0].count
     waits = (Wait("arrived", (0, 1), count),)
     look = Reduce(name="look", rank=0, queue="looks", waits=waits, operands=(slot,), out=seen)
     looking = replace(

@@ -15,9 +15,9 @@ from overweave.tuner.space.waves import (
     MOST_COMPARED,
     MOST_FIRST,
     MOST_LAST,
-    Grouped,
     Partition,
     WaveCosts,
+    WaveGroups,
     best_partitions,
     predicted_us,
     scale_partition,
@@ -109,7 +109,7 @@ def test_a_partition_of_a_near_size_keeps_its_shares(waves: int, shares: tuple[i
 def test_costs_are_those_of_the_machine():
     """132 SMs compute 528 tiles in waves of 116; the last one has 64 tiles."""
     machine, config = load("h200x4"), MatmulConfig(kernel="hopper", block_m=128, block_n=256)
-    asked = Grouped(
+    asked = WaveGroups(
         tiles=528, per_wave=116, config=config, k=4096, dtype="bfloat16", function="all_reduce", world_size=4
     )
     costs = wave_costs(machine, asked)

@@ -72,7 +72,7 @@ def check_built(name: str, changes: dict[str, int]) -> None:
 
 def test_a_sum_that_is_not_finished_is_refused():
     plan = made(f"{SCATTER}.sequential")
-    assert "begins with a@b" in refusals(finishing(plan, "reduce_scatter.2", False))
+    assert "begins with a@b" in refusals(finishing(plan, "reduce_scatter.2.0.0", False))
     assert "the goal is a@b" in refusals(made_of_unfinished(plan))
 
 

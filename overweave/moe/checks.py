@@ -1,0 +1,64 @@
+"""What the functions of experts take: a typed error, with the cure, for everything else, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from overweave.errors import InputError
+from overweave.memory.group import GroupLike
+from overweave.ops.dispatch.route import refused
+
+IDS = (torch.int32, torch.int64)
+
+
+@contextmanager
+def refusing(group: GroupLike) -> Iterator[None]:
+    """What is refused inside, the peers hear of before it is raised."""
+    try:
+        yield
+    except InputError as error:
+        raise refused(group, error) from None
+
+
+def check_rows(name: str, x: object, what: str = "x") -> None:
+    """A matrix of rows. Raises InputError."""
+    if not isinstance(x, torch.Tensor) or x.dim() != 2:
+        found = f"got {list(x.shape)}" if isinstance(x, torch.Tensor) else f"got {type(x).__name__}"
+        raise InputError(f"{name}: {what}, a matrix of rows", found, "Pass [rows, columns]: x.flatten(0, -2)")
+
+
+def check_routing(name: str, tokens: int, topk_ids: object, topk_weights: object) -> None:
+    """Experts, and weights if there are any, of so many tokens. Raises InputError."""
+    asked = f"{name}: topk_ids [{tokens}, top]"
+    if not isinstance(topk_ids, torch.Tensor) or topk_ids.dtype not in IDS or topk_ids.dim() != 2:
+        told = f"{topk_ids.dtype} {list(topk_ids.shape)}" if isinstance(topk_ids, torch.Tensor) else str(type(topk_ids))
+        raise InputError(asked, f"got {told}", "Pass the experts of each row of x: int32 or int64")
+    if topk_ids.shape[0] != tokens or topk_ids.shape[1] < 1:
+        raise InputError(asked, f"got {list(topk_ids.shape)}", "Pass the experts of each row of x, at least one")
+    if topk_weights is None:
+        return
+    is_tensor = isinstance(topk_weights, torch.Tensor)
+    if not is_tensor or topk_weights.shape != topk_ids.shape or not topk_weights.is_floating_point():  # type: ignore[attr-defined]
+        told = f"{topk_weights.dtype} {list(topk_weights.shape)}" if is_tensor else type(topk_weights).__name__  # type: ignore[attr-defined]
+        raise InputError(f"{name}: topk_weights {list(topk_ids.shape)}", f"got {told}", "Pass a float for each expert")
+
+
+def check_weights(name: str, x: torch.Tensor, w: object, bias: object, least: int = 1) -> None:
+    """Weights of experts `[E, n, k]`, in the dtype of x, and their biases `[E, n]`. least: of experts. Raises
+    InputError."""
+    asked = f"{name}: w [experts, n, {x.shape[1]}] in {x.dtype}"
+    if not isinstance(w, torch.Tensor) or w.dim() != 3 or w.shape[2] != x.shape[1]:
+        found = f"got {list(w.shape)}" if isinstance(w, torch.Tensor) else f"got {type(w).__name__}"
+        raise InputError(asked, found, "Pass weights as F.linear takes them, one below the other; or w.transpose(1, 2)")
+    if w.dtype != x.dtype or w.device != x.device:
+        raise InputError(
+            asked, f"got {w.dtype} on {w.device}, x is on {x.device}", "Pass both in one dtype, on one device"
+        )
+    if w.shape[0] < least:
+        raise InputError(asked, "got no experts", "Pass at least one, alike on all ranks")
+    if bias is not None and (not isinstance(bias, torch.Tensor) or bias.shape != w.shape[:2]):
+        found = f"got {list(bias.shape)}" if isinstance(bias, torch.Tensor) else f"got {type(bias).__name__}"
+        raise InputError(f"{name}: bias {list(w.shape[:2])}", found, "Pass a row for each expert")

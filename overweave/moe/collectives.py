@@ -1,0 +1,246 @@
+"""Rows between ranks by library collectives, as ops of torch with gradients; ranks agree on each call before it runs.
+
+all_gather_rows       [m/W, k] -> [m, k]        its gradient is summed and scattered
+reduce_scatter_rows   [m, n]   -> [m/W, n]      its gradient is gathered
+all_reduce_rows       [m, n]   -> [m, n]        its gradient passes
+replicated            x -> x, the same on every rank; its gradient is summed over ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from overweave.compat.torch_names import all_gather_single, reduce_scatter_single
+from overweave.errors import OverweaveError
+from overweave.ir.shards import shard_rows
+from overweave.memory.board.board import Board
+from overweave.memory.group import Group, GroupLike
+from overweave.ops.call.groups import group_of
+from overweave.ops.dispatch.route import GroupRank, place_of
+from overweave.ops.dispatch.schema import NAMESPACE
+from overweave.runtime.library.library import as_movable
+
+LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+MovedRows = TypeVar("MovedRows")
+MOST_AGREED = 4096  # signatures of one group
+_AGREED: WeakKeyDictionary[dist.ProcessGroup, set[bytes]] = WeakKeyDictionary()
+
+
+class Exchange(NamedTuple):
+    """Where rows travel, and for whom. told: of the public call, in words that all ranks compare."""
+
+    place: GroupRank
+    told: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As the ops take it."""
+        return {"group_name": self.place.name, "told": self.told, "place": [self.place.rank, self.place.world_size]}
+
+
+def exchange_in(group: GroupLike, told: str) -> Exchange:
+    """The exchange of a call. Raises GroupError."""
+    return Exchange(place_of(group), told)
+
+
+def agreed(group_name: str, signature: str, move: Callable[[Group], MovedRows]) -> MovedRows:
+    """Runs a collective once every rank is known to make the same call: the first time of a signature ranks wait for
+    each other, later they compare as they pass.
+
+    Raises RankMismatch on every rank if calls differ, and PeerError for what a peer did not do.
+    """
+    group = group_of(group_name)
+    board, told = Board.of(group), signature.encode()
+    with group.lock:
+        known = _AGREED.setdefault(group.process_group, set())
+        board.user_calls += 1
+        if told in known:
+            board.post(told)
+        else:
+            board.agree(told)
+            known.clear() if len(known) >= MOST_AGREED else None
+            known.add(told)
+        try:
+            moved = move(group)
+        except RuntimeError as error:
+            raise error if isinstance(error, OverweaveError) else board.root_cause(error, signature) from error
+        except BaseException as error:
+            board.report_failure(error, signature)
+            raise
+        if not board.is_watched:
+            board.finish()
+    return moved
+
+
+def described(name: str, x: torch.Tensor, m: int | str = "") -> str:
+    """A collective of matrices in words: what all ranks must have alike. m: rows of all ranks, if that is such."""
+    return f"{name} of [{m}, {', '.join(map(str, x.shape[1:]))}] {x.dtype}".replace("torch.", "")
+
+
+def all_gather_rows(exchange: Exchange, x: torch.Tensor, m: int) -> torch.Tensor:
+    """The rows of all ranks, `[m, ...]`, of shards that are dealt as torch.chunk deals them."""
+    if exchange.place.world_size == 1:
+        return x
+    gathered: torch.Tensor = torch.ops.overweave.all_gather_rows(x, m=m, **exchange.options)
+    return gathered
+
+
+def reduce_scatter_rows(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
+    """This rank's rows of the sum of all ranks' x."""
+    if exchange.place.world_size == 1:
+        return x
+    scattered: torch.Tensor = torch.ops.overweave.reduce_scatter_rows(x, **exchange.options)
+    return scattered
+
+
+def all_reduce_rows(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
+    """The sum of all ranks' x."""
+    if exchange.place.world_size == 1:
+        return x
+    summed: torch.Tensor = torch.ops.overweave.all_reduce_rows(x, **exchange.options)
+    return summed
+
+
+def replicated(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
+    """x, whose gradient is the sum of what all ranks find."""
+    if exchange.place.world_size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
+        return x
+    differentiated: Any = _Replicated
+    same: torch.Tensor = differentiated.apply(x, exchange)
+    return same
+
+
+class _Replicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, exchange: Exchange) -> torch.Tensor:
+        ctx.exchange = exchange
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        exchange: Exchange = ctx.exchange
+        return all_reduce_rows(Exchange(exchange.place, f"gradients of {exchange.told}"), gradient.contiguous()), None
+
+
+def _own_rows(m: int, place: list[int]) -> int:
+    """How many of m rows this rank has. A symbol is asked no more than it must."""
+    rank, ranks = place
+    if m % ranks == 0:
+        return m // ranks
+    low, high = shard_rows(m, ranks, rank)
+    return high - low
+
+
+def _gather(x: torch.Tensor, *, m: int, group_name: str, told: str, place: list[int]) -> torch.Tensor:
+    def move(group: Group) -> torch.Tensor:
+        ranks, size = group.world_size, -(-m // group.world_size)
+        sent = x.contiguous()
+        if x.shape[0] < size:
+            sent = x.new_empty((size, *x.shape[1:]))
+            sent[: x.shape[0]] = x
+        gathered = x.new_empty((size * ranks, *x.shape[1:]))
+        if gathered.numel():
+            all_gather_single(as_movable(gathered), as_movable(sent), group=group.process_group)
+        return gathered if m == size * ranks else gathered[:m].clone()
+
+    return agreed(group_name, f"{told}: {described('all_gather', x, m)}", move)
+
+
+def _scatter(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -> torch.Tensor:
+    def move(group: Group) -> torch.Tensor:
+        ranks, m = group.world_size, x.shape[0]
+        size, own = -(-m // ranks), _own_rows(m, place)
+        sent = x.contiguous()
+        if m < size * ranks:
+            sent = x.new_zeros((size * ranks, *x.shape[1:]))
+            sent[:m] = x
+        total = x.new_empty((size, *x.shape[1:]))
+        if total.numel():
+            reduce_scatter_single(total, sent, group=group.process_group)
+        return total if own == size else total[:own].clone()
+
+    return agreed(group_name, f"{told}: {described('reduce_scatter', x, x.shape[0])}", move)
+
+
+def _reduce(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -> torch.Tensor:
+    def move(group: Group) -> torch.Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        if total.numel():
+            dist.all_reduce(total, group=group.process_group)
+        return total
+
+    return agreed(group_name, f"{told}: {described('all_reduce', x, x.shape[0])}", move)
+
+
+def _gather_fake(x: torch.Tensor, *, m: int, group_name: str, told: str, place: list[int]) -> torch.Tensor:
+    return x.new_empty((m, *x.shape[1:]))
+
+
+def _scatter_fake(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -> torch.Tensor:
+    return x.new_empty((_own_rows(x.shape[0], place), *x.shape[1:]))
+
+
+def _reduce_fake(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+    ctx.options, ctx.m = dict(keyword_only_inputs), inputs[0].shape[0]
+
+
+def _of_gradients(options: dict[str, Any]) -> dict[str, Any]:
+    told = str(options["told"]).removeprefix("gradients of ")
+    return {name: each for name, each in options.items() if name != "m"} | {"told": f"gradients of {told}"}
+
+
+def _gather_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    scattered: torch.Tensor = torch.ops.overweave.reduce_scatter_rows(gradient, **_of_gradients(ctx.options))
+    return scattered
+
+
+def _scatter_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    gathered: torch.Tensor = torch.ops.overweave.all_gather_rows(gradient, m=ctx.m, **_of_gradients(ctx.options))
+    return gathered
+
+
+def _reduce_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    return gradient
+
+
+class RowsOp(NamedTuple):
+    """An op in all that torch wants of it. backward, keep: of its gradient, where it has one."""
+
+    name: str
+    arguments: str
+    run: Callable[..., Any]
+    fake: Callable[..., Any]
+    backward: Callable[..., Any] | None = None
+    keep: Callable[..., None] | None = None
+
+
+def define(op: RowsOp) -> None:
+    """Defines an op. `Library.define`, not `custom_op`, whose own Python would be most of the host time of a call."""
+    LIBRARY.define(f"{op.name}{op.arguments}")
+    LIBRARY.impl(op.name, op.run, "CompositeExplicitAutograd")
+    qualified = f"{NAMESPACE}::{op.name}"
+    torch.library.register_fake(qualified, op.fake, lib=LIBRARY)
+    if op.backward is not None:
+        torch.library.register_autograd(qualified, op.backward, setup_context=op.keep, lib=LIBRARY)
+
+
+WHERE = "str group_name, str told, int[] place"
+for _op in (
+    RowsOp(
+        "all_gather_rows", f"(Tensor x, *, SymInt m, {WHERE}) -> Tensor", _gather, _gather_fake, _gather_backward, _keep
+    ),
+    RowsOp(
+        "reduce_scatter_rows", f"(Tensor x, *, {WHERE}) -> Tensor", _scatter, _scatter_fake, _scatter_backward, _keep
+    ),
+    RowsOp("all_reduce_rows", f"(Tensor x, *, {WHERE}) -> Tensor", _reduce, _reduce_fake, _reduce_backward, _keep),
+):
+    define(_op)

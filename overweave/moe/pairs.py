@@ -1,0 +1,203 @@
+"""The two matmuls of experts on one rank: of every token with each of its experts, and back to tokens.
+
+h, routed = experts_matmul(x, topk_ids, gate_up, glu=Glu())    # [t, k] -> [t * top, n], sorted by expert
+y = experts_sum(h, routed, topk_weights, down)                   # -> [t, k]
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from overweave.errors import InputError
+from overweave.moe.checks import check_routing, check_rows, check_weights
+from overweave.moe.glu import Glu, check_glu, gate_and_up, gated
+from overweave.moe.grouped import grouped_matmul
+from overweave.moe.routing import Routing, route
+from overweave.moe.slots import ordered_sum
+
+
+class RoutedTokens(NamedTuple):
+    """Tokens and their experts. topk_ids: int32 `[t, top]`. tables: which row each pair has, sorted by expert."""
+
+    topk_ids: torch.Tensor
+    tables: Routing
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """Where the rows of each expert begin, and the last one's end: int32 `[experts + 1]`, on the device."""
+        return self.tables.offsets
+
+    @property
+    def has_expert(self) -> torch.Tensor:
+        """`[t, top]`: whether a slot names an expert."""
+        return (self.topk_ids >= 0) & (self.topk_ids < self.tables.counts.shape[0])
+
+
+TokensExperts = torch.Tensor | RoutedTokens  # what callers pass: topk_ids, or what a call returned
+WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]  # the weights of experts, and their biases
+
+
+def experts_matmul(
+    x: torch.Tensor,
+    topk_ids: TokensExperts,
+    w: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    glu: Glu | None = None,
+    topk_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, RoutedTokens]:
+    """h = each token times the weight of each of its experts, sorted by expert; and which row is whose.
+
+    Plain torch:  pairs = topk_ids.flatten().argsort(stable=True)
+                  h[row] = F.linear(x[pairs[row] // top], w[expert of row], bias[expert of row])
+
+    x: `[t, k]`, bf16, fp16 or fp32. topk_ids: int32 or int64 `[t, top]`; -1 is no expert. Or what another call
+    returned for these tokens. w: `[experts, n, k]`, as Transformers packs them, in either memory layout. bias:
+    `[experts, n]`. glu: of w that packs two weights: then h is `[t * top, n / 2]`, gated. topk_weights: `[t, top]`, by
+    which a token is multiplied before its expert sees it; None, as most models have it: they weigh what comes out.
+    Returns h `[t * top, n]`. Rows behind the last offset belong to pairs without an expert, and hold anything.
+    Sizes follow from shapes alone: on a GPU the host looks at no id.
+
+    Gradients: of x, w, bias and topk_weights. Raises InputError for arguments it cannot take. On a GPU an id that is no
+    expert's is none, and `tables.reason` says so.
+    """
+    ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
+    check_first("experts_matmul", x, ids, topk_weights, ((w, bias), glu))
+    routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(topk_ids, w.shape[0])
+    return multiplied(x, routed, topk_weights, (w, bias), glu), routed
+
+
+def experts_sum(
+    h: torch.Tensor,
+    topk_ids: TokensExperts,
+    topk_weights: torch.Tensor | None,
+    w: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y = each token's `top` products, weighed and added in the order in which topk_ids names their experts.
+
+    Plain torch:  z[pairs[row]] = F.linear(h[row], w[expert of row], bias[expert of row]) for each row
+                  y = (z.view(t, top, n) * topk_weights[..., None]).sum(1)
+
+    h: `[t * top, k]`, rows sorted by expert, as `experts_matmul` returns them. topk_ids: what it returned with h, or
+    `[t, top]`. topk_weights: `[t, top]`; None: products are added as they are. w: `[experts, n, k]`, in either layout.
+    bias: `[experts, n]`. Returns `[t, n]`: a product is weighed in fp32 and rounded; those of a token are added in
+    fp32, and rounded once. A slot without an expert adds nothing, and its product is not read.
+
+    Gradients: of h, w, bias and topk_weights. Raises InputError for arguments it cannot take.
+    """
+    ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
+    check_second("experts_sum", h, ids, topk_weights, (w, bias))
+    routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(topk_ids, w.shape[0])
+    y = added(h, routed, topk_weights, w)
+    return y if bias is None else with_bias(y, (ids, topk_weights), bias)
+
+
+def check_first(
+    name: str,
+    x: object,
+    ids: object,
+    topk_weights: object,
+    factors: tuple[tuple[object, object], object],
+    least: int = 1,
+) -> None:
+    """The operands of the first matmul. least: experts. Raises InputError."""
+    (w, bias), glu = factors
+    check_rows(name, x)
+    assert isinstance(x, torch.Tensor)
+    check_routing(name, x.shape[0], ids, topk_weights)
+    check_weights(name, x, w, bias, least)
+    assert isinstance(w, torch.Tensor)
+    check_glu(name, glu, w.shape[1])
+
+
+def check_second(
+    name: str, h: object, ids: object, topk_weights: object, factors: tuple[object, object], tokens: int | None = None
+) -> None:
+    """The operands of the second matmul. tokens: of all ranks, where ids are those of one. Raises InputError."""
+    check_rows(name, h, "h")
+    assert isinstance(h, torch.Tensor)
+    check_routing(name, ids.shape[0] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else 0, ids, topk_weights)
+    assert isinstance(ids, torch.Tensor)
+    tokens = ids.shape[0] if tokens is None else tokens
+    if h.shape[0] != tokens * ids.shape[1]:
+        found, cure = f"h has {h.shape[0]} rows", "Pass h as the first matmul returned it"
+        raise InputError(f"{name}: {tokens} tokens of {ids.shape[1]} experts each", found, cure)
+    check_weights(name, h, *factors)
+
+
+def check_down(name: str, weights: tuple[object, object, object, object, object]) -> None:
+    """The second weights of a layer beside its first, which are sound. Raises InputError."""
+    up, down, _, bias, glu = weights
+    assert isinstance(up, torch.Tensor)
+    experts, n, k = up.shape
+    wanted = [experts, k, n if glu is None else n // 2]
+    if not isinstance(down, torch.Tensor) or list(down.shape) != wanted or down.dtype != up.dtype:
+        found = (
+            f"got {down.dtype} {list(down.shape)}" if isinstance(down, torch.Tensor) else f"got {type(down).__name__}"
+        )
+        raise InputError(f"{name}: down {wanted} in {up.dtype}", found, "Pass the second weights of the same experts")
+    if bias is not None and (not isinstance(bias, torch.Tensor) or list(bias.shape) != wanted[:2]):
+        found = f"got {list(bias.shape)}" if isinstance(bias, torch.Tensor) else f"got {type(bias).__name__}"
+        raise InputError(f"{name}: down_bias {wanted[:2]}", found, "Pass a row for each expert, alike on all ranks")
+
+
+def routed_tokens(topk_ids: torch.Tensor, experts: int) -> RoutedTokens:
+    """Tokens with their tables. Raises InputError on a CPU for ids that are no expert's."""
+    ids = topk_ids.to(torch.int32)
+    return RoutedTokens(ids, route(ids, experts))
+
+
+def multiplied(
+    x: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: WeightAndBias, glu: Glu | None
+) -> torch.Tensor:
+    """The first matmul. weights: on its input."""
+    (w, bias), tables = factors, routed.tables
+    ends, given = tables.offsets[1:], {"bias": bias}
+    if glu is not None and glu.is_plain and bias is None:
+        first, w = gate_and_up(w.transpose(1, 2), glu)
+        given |= {"gate": first, "activation": glu.activation}  # type: ignore[dict-item]
+    else:
+        w = w.transpose(1, 2)
+    if weights is not None:
+        weighed = x.index_select(0, tables.tokens) * _of_rows(weights, routed).unsqueeze(1)
+        x = torch.where(_is_row(routed).unsqueeze(1), weighed, 0.0).to(x.dtype)
+        h = grouped_matmul(x, w, ends, **given)  # type: ignore[arg-type]
+    else:
+        h = grouped_matmul(x, w, ends, rows=tables.tokens, **given)  # type: ignore[arg-type]
+    return h if glu is None or "gate" in given else gated(h, glu)
+
+
+def added(h: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, w: torch.Tensor) -> torch.Tensor:
+    """The second matmul, without biases, and the sum over the experts of a token."""
+    tables, (tokens, top) = routed.tables, routed.topk_ids.shape
+    of_rows = None if weights is None else _of_rows(weights, routed)
+    products = grouped_matmul(h, w.transpose(1, 2), tables.offsets[1:], into=tables.order, row_weights=of_rows)
+    return ordered_sum(products.view(tokens, top, w.shape[1]), routed.has_expert)
+
+
+def _of_rows(weights: torch.Tensor, routed: RoutedTokens) -> torch.Tensor:
+    """The weight of each row: 0 of rows without an expert, whatever stands there, and so is its gradient."""
+    return torch.where(routed.has_expert, weights.float(), 0.0).flatten().index_select(0, routed.tables.order)
+
+
+def _is_row(routed: RoutedTokens) -> torch.Tensor:
+    """Whether a row has an expert."""
+    order = routed.tables.order
+    return torch.arange(order.shape[0], device=order.device) < routed.offsets[-1]
+
+
+def with_bias(y: torch.Tensor, experts: tuple[torch.Tensor, torch.Tensor | None], bias: torch.Tensor) -> torch.Tensor:
+    """y and the weighed biases of each token's experts: in fp32, rounded once. experts: ids and weights, `[t, top]`."""
+    ids, weights = experts
+    is_there = (ids >= 0) & (ids < bias.shape[0])
+    of_slots = bias.float()[torch.where(is_there, ids, 0)]
+    if weights is not None:
+        of_slots = of_slots * weights.float().unsqueeze(2)
+    total = y.float()
+    for slot in range(ids.shape[1]):
+        total = total + torch.where(is_there[:, slot, None], of_slots[:, slot], 0.0)
+    return total.to(y.dtype)

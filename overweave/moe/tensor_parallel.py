@@ -1,0 +1,252 @@
+"""Experts whose every weight is split over ranks: rows are gathered before the first matmul, summed behind the second.
+
+h, routed = all_gather_experts(x_shard, topk_ids, gate_up, group, glu=Glu())      # [t/W, k] -> [t * top, n/W]
+y = experts_reduce_scatter(h, routed, topk_weights, down, group)                    # -> [t/W, k]
+
+h, routed = experts_matmul(x, topk_ids, gate_up, glu=Glu())                       # of x that every rank has
+y = experts_all_reduce(h, routed, topk_weights, down, group)                        # [t, k], alike on every rank
+
+    y = experts_mlp(x_shard, topk_ids, topk_weights, ExpertWeights(gate_up, down, glu=Glu()), group)     # the first two
+"""
+
+from __future__ import annotations
+
+import torch
+
+from overweave.errors import InputError
+from overweave.ir.shards import shard_rows
+from overweave.memory.group import GroupLike
+from overweave.moe.checks import refusing
+from overweave.moe.collectives import (
+    all_gather_rows,
+    all_reduce_rows,
+    exchange_in,
+    reduce_scatter_rows,
+    replicated,
+)
+from overweave.moe.glu import Glu, gated
+from overweave.moe.overlapped import PER_SHARD, ExpertWeights, choose, glu_word, obstacle
+from overweave.moe.pairs import (
+    RoutedTokens,
+    TokensExperts,
+    added,
+    check_down,
+    check_first,
+    check_second,
+    multiplied,
+    routed_tokens,
+    with_bias,
+)
+from overweave.ops.dispatch.route import GroupRank, place_of
+
+
+def all_gather_experts(
+    x_shard: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w: torch.Tensor,
+    group: GroupLike = None,
+    *,
+    bias: torch.Tensor | None = None,
+    glu: Glu | None = None,
+    topk_weights: torch.Tensor | None = None,
+    m: int | None = None,
+    plan: str | None = None,
+) -> tuple[torch.Tensor, RoutedTokens]:
+    """h = all tokens of all ranks times their experts' weights, sorted by expert; and which row is whose.
+
+    Plain torch:  experts_matmul(all_gather(x_shard), all_gather(topk_ids), w, bias=bias, glu=glu)
+
+    x_shard: `[t/W, k]`, this rank's tokens. topk_ids: `[t/W, top]`, the experts of these. w: `[experts, n, k]`, this
+    rank's n of each expert. bias: `[experts, n]`. glu: of w that packs two weights. topk_weights: `[t/W, top]`, on the
+    input. m: t, where W does not divide it: ranks hold the parts of torch.chunk. All as in `experts_matmul`, as are
+    the results: h `[t * top, n]` and the experts of all t tokens. plan: `sequential`, or `per_shard`, which multiplies
+    a shard's rows while others travel, of rows of whole words of 16 bytes, without weights on the input; None: the
+    first.
+
+    Gradients: of x_shard, w, bias and topk_weights; the first and the last are summed and scattered.
+
+    Raises InputError on all ranks for arguments it cannot take, RankMismatch if ranks differ, PeerError for a peer that
+    died or stalled. Source: TileLink, section 5.
+    """
+    name = "all_gather_experts"
+    with refusing(group):
+        check_first(name, x_shard, topk_ids, topk_weights, ((w, bias), glu))
+        place = place_of(group)
+        tokens = _all_tokens(name, place, x_shard.shape[0], m)
+        exchange = exchange_in(group, _told(name, topk_ids, w, {"x": x_shard, "topk_weights": topk_weights}))
+        reason = obstacle(x_shard, w.shape[1]) or ("weights stand on the input" if topk_weights is not None else "")
+        chosen = choose(name, plan, reason)
+    if chosen == PER_SHARD and place.world_size > 1:
+        options = exchange.options | {"m": tokens, "keeps": torch.is_grad_enabled() and w.requires_grad}
+        ids = topk_ids.to(torch.int32)
+        h, every, _ = torch.ops.overweave.gathered_experts(x_shard, ids, w, bias, **options)
+        routed = routed_tokens(every, w.shape[0])
+        return h if glu is None else gated(h, glu), routed
+    ids = all_gather_rows(exchange, topk_ids.to(torch.int32), tokens)
+    x = all_gather_rows(exchange, x_shard, tokens)
+    weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
+    with refusing(group):
+        routed = routed_tokens(ids, w.shape[0])
+    return multiplied(x, routed, weights, (w, bias), glu), routed
+
+
+def experts_reduce_scatter(
+    h: torch.Tensor,
+    topk_ids: TokensExperts,
+    topk_weights: torch.Tensor | None,
+    w: torch.Tensor,
+    group: GroupLike = None,
+    *,
+    bias: torch.Tensor | None = None,
+    m: int | None = None,
+    plan: str | None = None,
+) -> torch.Tensor:
+    """y = this rank's tokens of the sum over ranks: each token's `top` products, weighed and added in order.
+
+    Plain torch:  reduce_scatter(experts_sum(h, all_gather(topk_ids), all_gather(topk_weights), w)), then the biases
+
+    h: `[t * top, k]`, sorted by expert as `all_gather_experts` returns it; k is this rank's part of the reduced axis.
+    topk_ids: what came with h, or `[t/W, top]` of this rank's tokens, which are gathered. topk_weights: `[t/W, top]`,
+    or None. w: `[experts, n, k]`. bias: `[experts, n]`, alike on every rank, added once by the owner of a token. m: t,
+    where W does not divide it. Returns `[t/W, n]`: the `top` of a token are added as in `experts_sum` and rounded to
+    what travels; the library sums over ranks. plan: `sequential`, or `per_shard`, which sends an owner's rows while it
+    computes the next one's, and adds those of all ranks in fp32, in their order; None: the first.
+
+    Gradients: of h, w, bias and topk_weights, the latter two summed over ranks. Raises as `all_gather_experts`.
+    """
+    name = "experts_reduce_scatter"
+    with refusing(group):
+        place = place_of(group)
+        ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
+        if isinstance(topk_ids, RoutedTokens):
+            tokens = ids.shape[0]
+            low, high = shard_rows(tokens, place.world_size, place.rank)
+            ids = ids[low:high]
+        else:
+            tokens = _all_tokens(name, place, ids.shape[0], m)
+        check_second(name, h, ids, topk_weights, (w, bias), tokens)
+        exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights, "bias": bias}))
+        chosen = choose(name, plan, obstacle(h, w.shape[1]))
+    if isinstance(topk_ids, RoutedTokens):
+        routed = topk_ids
+    else:
+        every = all_gather_rows(exchange, ids.to(torch.int32), tokens)
+        with refusing(group):
+            routed = routed_tokens(every, w.shape[0])
+    weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
+    if chosen == PER_SHARD and place.world_size > 1:
+        y = torch.ops.overweave.scattered_experts(h, routed.topk_ids, weights, w, **exchange.options)
+    else:
+        y = reduce_scatter_rows(exchange, added(h, routed, weights, w))
+    return y if bias is None else with_bias(y, (ids, topk_weights), replicated(exchange, bias))
+
+
+def experts_mlp(
+    x_shard: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor | None,
+    weights: ExpertWeights,
+    group: GroupLike = None,
+    *,
+    m: int | None = None,
+    plan: str | None = None,
+) -> torch.Tensor:
+    """y = this rank's tokens of a layer of experts: both matmuls, and what is between.
+
+    Plain torch:  h, routed = all_gather_experts(x_shard, topk_ids, up, bias=up_bias, glu=glu)
+                  y = experts_reduce_scatter(h, routed, topk_weights, down, bias=down_bias)
+
+    x_shard: `[t/W, k]`. topk_ids, topk_weights: `[t/W, top]`. weights: this rank's part of all experts, or, with
+    `first`, the experts that it holds whole: all tokens travel to all ranks then, and no host looks at a count, as
+    `dispatch` does. m: t, where W does not divide it. Returns `[t/W, k]`.
+    plan: `per_shard`, of calls that are not differentiated, is one chain: a shard's tokens arrive, their experts' sums
+    are computed and go back to their owner while others travel, without a collective of the library. Of differentiated
+    calls both halves take the plan, and those of whole experts are sequential. None: `sequential`.
+
+    Gradients: as those of the two halves. Raises as `all_gather_experts`.
+    """
+    name = "experts_mlp"
+    with refusing(group):
+        up, down, up_bias, down_bias, glu, first = weights
+        least = 1 if first is None else 0
+        check_first(name, x_shard, topk_ids, topk_weights, ((up, up_bias), glu), least)
+        check_down(name, weights[:5])
+        place = place_of(group)
+        tokens = _all_tokens(name, place, x_shard.shape[0], m)
+        chosen = choose(name, plan, obstacle(x_shard, down.shape[2]))
+        tensors = {"x": x_shard, "topk_weights": topk_weights, "up": up, "down": down, "bias": up_bias}
+        exchange = exchange_in(group, _told(name, topk_ids, up, tensors, is_whole=first is not None))
+    leaves = [each for each in (*tensors.values(), down_bias) if each is not None]
+    differentiated = torch.is_grad_enabled() and any(each.requires_grad for each in leaves)
+    is_chain = chosen == PER_SHARD and not differentiated and place.world_size > 1
+    if first is None and not is_chain:
+        h, routed = all_gather_experts(x_shard, topk_ids, up, group, bias=up_bias, glu=glu, m=m, plan=plan)
+        return experts_reduce_scatter(h, routed, topk_weights, down, group, bias=down_bias, plan=plan)
+    ids, given = topk_ids.to(torch.int32), topk_weights
+    if given is None:
+        given = torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
+    if not is_chain:
+        every = [all_gather_rows(exchange, each, tokens) for each in (x_shard, ids, given.float())]
+        return reduce_scatter_rows(exchange, weights.sums(*every))
+    options = exchange.options | {"m": tokens, "glu": glu_word(glu), "first": first}
+    y = torch.ops.overweave.chained_experts(x_shard, ids, given, up, down, up_bias, down_bias, **options)
+    return y if down_bias is None or first is not None else with_bias(y, (ids, given), down_bias)
+
+
+def experts_all_reduce(
+    h: torch.Tensor,
+    topk_ids: TokensExperts,
+    topk_weights: torch.Tensor | None,
+    w: torch.Tensor,
+    group: GroupLike = None,
+    *,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y = all tokens of the sum over ranks, alike on every rank.
+
+    Plain torch:  all_reduce(experts_sum(h, topk_ids, topk_weights, w)), then the biases
+
+    As `experts_reduce_scatter`, of tokens that every rank has: topk_ids `[t, top]`, or what came with h, and
+    topk_weights `[t, top]`, alike on every rank. Returns `[t, n]`.
+
+    Gradients: of h, w, bias and topk_weights, the last summed over ranks. Raises as `all_gather_experts`.
+    """
+    name = "experts_all_reduce"
+    with refusing(group):
+        place_of(group)
+        ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
+        check_second(name, h, ids, topk_weights, (w, bias))
+        exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights}))
+        routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(ids, w.shape[0])
+    weights = None if topk_weights is None else replicated(exchange, topk_weights.float())
+    y = all_reduce_rows(exchange, added(h, routed, weights, w))
+    return y if bias is None else with_bias(y, (ids, topk_weights), bias)
+
+
+def _all_tokens(name: str, place: GroupRank, own: int, m: int | None) -> int:
+    """Of all ranks. Raises InputError where m says that this rank has others than it has."""
+    if m is None:
+        return own * place.world_size
+    low, high = shard_rows(m, place.world_size, place.rank) if type(m) is int and m >= 0 else (0, -1)
+    if high - low != own:
+        found = f"rank {place.rank} of {place.world_size} passes {own} tokens of m={str(m)[:40]}"
+        raise InputError(f"{name}: tokens dealt as torch.chunk deals them", found, "Deal them so, or mend m")
+    return m
+
+
+def _told(
+    name: str,
+    ids: torch.Tensor,
+    w: torch.Tensor,
+    differentiated: dict[str, torch.Tensor | None],
+    is_whole: bool = False,
+) -> str:
+    """A call in words that all ranks compare: they will compute gradients together. is_whole: ranks hold whole experts,
+    as many as they please."""
+    experts, n, k = ("whole" if is_whole else w.shape[0]), *w.shape[1:]
+    is_on = torch.is_grad_enabled()
+    names = [key for key, each in differentiated.items() if is_on and each is not None and each.requires_grad]
+    of_gradients = f" with gradients of {' '.join(names)}" if names else ""
+    given = [key for key in ("topk_weights", "bias") if differentiated.get(key) is not None]
+    beside = f" with {' '.join(given)}" if given else ""
+    return f"{name} of {experts} experts [{n}, {k}], top {ids.shape[1]}{beside}{of_gradients}"

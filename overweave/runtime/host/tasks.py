@@ -1,0 +1,163 @@
+"""Calls of tile programs on CPU ranks: copies, signals and work of torch, without kernels, hence without triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from overweave.errors import InputError, OverweaveError
+from overweave.memory.board.board import Alarm
+from overweave.memory.group import Group
+from overweave.memory.host.workspace import HostSlot, HostWorkspace
+from overweave.runtime.handwritten import (
+    Await,
+    Declared,
+    Part,
+    Raise,
+    TileAction,
+    TileLaunch,
+    TileMove,
+    TileStep,
+    TileTask,
+    TileVoid,
+)
+from overweave.runtime.host.emulate import Beside, IsDone, run_event_loop
+
+
+class HostTaskRun:
+    """A program bound to this rank's group. Calls follow each other in the same sequence on all ranks."""
+
+    def __init__(self, declared: Declared, group: Group, device: torch.device) -> None:
+        self._declared, self._group = declared, group
+        self._layout = declared.lay_out()
+
+    def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
+        """Run a call to its end. Raises RankMismatch and PeerError; outputs are undefined then."""
+        workspace = HostWorkspace.of(self._group)
+        workspace.check_usable()
+        call = None
+        try:
+            workspace.board.post(signature)
+            slot = workspace.begin(self._layout, self._group.timeout_s)
+            call = self._made_call(slot, workspace)
+            call.run_steps(steps)
+        except BaseException as error:
+            workspace.is_broken = True
+            if call is not None:
+                call.abort()
+            if not isinstance(error, OverweaveError):
+                raise workspace.board.alarm(Alarm("failed", f"{type(error).__name__}: {error}")) from error
+            raise
+        workspace.board.finish()
+
+    def _made_call(self, slot: HostSlot, workspace: HostWorkspace) -> TaskCall:
+        return TaskCall(self._declared, slot, workspace, self._group)
+
+
+class TaskCall:
+    """One call on one rank: each queue runs one action at a time, concurrently with the other queues."""
+
+    def __init__(self, declared: Declared, slot: HostSlot, workspace: HostWorkspace, group: Group) -> None:
+        self.declared, self.slot, self._workspace, self.group = declared, slot, workspace, group
+        self.beside = Beside()
+        self._signal_sum = 0
+
+    def run_steps(self, steps: list[TileStep]) -> None:
+        """Run all actions. Raises PeerTimeout after the group's timeout without progress, and peers' alarms."""
+        queues: dict[str, list[Any]] = {}
+        for queue, action in steps:
+            queues.setdefault(queue, []).append(action)
+        running: dict[str, IsDone] = {}
+        run_event_loop(
+            lambda: not any(queues.values()),
+            lambda: self._advance(queues, running) or self._has_progressed(),
+            lambda: self._timeout_alarm(queues),
+            self._workspace.board,
+            self.group.timeout_s,
+        )
+
+    def abort(self) -> None:
+        """Wait for what runs beside the loop to end."""
+        self.beside.join()
+
+    def start_kernel(self, launch: TileLaunch) -> IsDone:
+        """Start a kernel; return a function that polls for its end."""
+        found = "it was built for programs without kernels"
+        raise InputError(f"launch {launch.name}", found, "Build the TileProgram with has_kernels=True")
+
+    def own(self, buffer: str) -> torch.Tensor:
+        """Return this rank's instance of a buffer."""
+        return self._instance(buffer, self.group.rank)
+
+    def _advance(self, queues: dict[str, list[Any]], running: dict[str, IsDone]) -> bool:
+        """Start and end actions at the heads of queues; return whether one has progressed."""
+        has_progressed = False
+        for queue, actions in queues.items():
+            if not actions:
+                continue
+            if queue not in running:
+                running[queue] = self._start(actions[0])
+                has_progressed = has_progressed or isinstance(actions[0], TileLaunch | TileTask)
+            if running[queue]():
+                del running[queue], actions[0]
+                has_progressed = True
+        return has_progressed
+
+    def _start(self, action: TileAction) -> IsDone:
+        """Start an action; return a function that polls for its end."""
+        if isinstance(action, TileLaunch):
+            return self.start_kernel(action)
+        if isinstance(action, TileTask):
+            return self.beside.start(partial(_run, action, self, torch.is_inference_mode_enabled()))
+        if isinstance(action, TileVoid):
+            return lambda: True  # where a wait fails here, the call raises
+        if isinstance(action, Await):
+            return lambda: all(self._is_full(action.channel, counter, count) for counter, count in action.counts)
+        if isinstance(action, TileMove):
+            self._matrix(action.target).copy_(self._matrix(action.source))
+        else:
+            self.slot.notify(action.channel, action.rank, action.counter, 1)
+        return lambda: True
+
+    def _is_full(self, channel: str, counter: int, count: int) -> bool:
+        return self.slot.has_reached(channel, (counter, counter + 1), count)
+
+    def _instance(self, buffer: str, rank: int) -> torch.Tensor:
+        one = self.declared.buffers[buffer]
+        return self.slot.matrix(buffer, (one.rows, one.cols), one.dtype, rank)
+
+    def _matrix(self, place: Part | torch.Tensor) -> torch.Tensor:
+        if isinstance(place, torch.Tensor):
+            return place
+        return self._instance(place.buffer, place.rank)[slice(*place.rows), slice(*place.cols)]
+
+    def _has_progressed(self) -> bool:
+        """Return whether a signal of this rank has been raised since the last call."""
+        before, self._signal_sum = self._signal_sum, sum(self.slot.signals[self.group.rank])
+        return self._signal_sum != before
+
+    def _timeout_alarm(self, queues: Mapping[str, list[Any]]) -> Alarm:
+        """Return the alarm of a timeout: the actions that have not ended, and the first counter that is not full."""
+        names = ", ".join(_name(actions[0]) for actions in queues.values() if actions)
+        for name, channel in self.declared.channels.items():
+            for counter in range(channel.counters):
+                count, seen = channel.count_of(counter), sum(self.slot.counts(name, counter))
+                if seen < count:
+                    text = f"{names} did not end; counter {counter} of channel {name} is not full"
+                    return Alarm("timeout", text, expected=count, seen=seen)
+        return Alarm("timeout", f"{names} did not end")
+
+
+def _run(task: TileTask, call: TaskCall, is_inference: bool) -> None:
+    """In a thread of its own, which has modes of its own: the caller's tensors may be those of inference."""
+    with torch.inference_mode(is_inference), torch.no_grad():
+        task.run(call.own)
+
+
+def _name(action: TileAction) -> str:
+    if isinstance(action, Raise | TileMove | TileVoid | Await):
+        return f"{type(action).__name__.lower()} in a queue"
+    return action.name

@@ -1,0 +1,103 @@
+"""The one launch that makes the tables of a routing (kernels/routing.py), and how its tables lie in one buffer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from overweave.kernels.arguments import TopkShape
+from overweave.kernels.routing import route_kernel
+from overweave.runtime.kernel_calls.call import KernelCall
+
+PART = 512  # pairs that a program sorts at a time
+MOST_PROGRAMS = 128  # all are to run at once
+TILES_AT_ONCE = 16
+MOST_COUNTS = 16384  # that a program has in its registers: of some programs, of all experts
+UNIT = 4  # words: each table begins at a multiple of 16 bytes
+LINE_WORDS = 32
+DEADLINE_NS = 2 * 10**9
+
+
+class RoutingSizes(NamedTuple):
+    """Of a routing: pairs of a token and an expert, experts of a token, experts, the height of tiles."""
+
+    pairs: int
+    top: int
+    experts: int
+    block_m: int
+
+    @property
+    def most_tiles(self) -> int:
+        """Return how many tiles there are at most, whatever the routing."""
+        return self.pairs // self.block_m + min(self.pairs, self.experts)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of all tables, in the order of `moe.routing.Routing`."""
+        pairs, most, experts = self.pairs, self.most_tiles, self.experts
+        return (experts,), (experts + 1,), (pairs,), (pairs,), (pairs,), (most, 3), (most, 2), (1,), (1,)
+
+
+def words_of(sizes: RoutingSizes) -> int:
+    """Return how many words all tables take."""
+    return sum(_room(shape) for shape in sizes.shapes)
+
+
+def tables_of(words: torch.Tensor, sizes: RoutingSizes) -> list[torch.Tensor]:
+    """Return the tables in a buffer of `words_of(sizes)` int32."""
+    rooms = words.split([_room(shape) for shape in sizes.shapes])
+    return [room[: _count(shape)].view(shape) for room, shape in zip(rooms, sizes.shapes, strict=True)]
+
+
+class Meeting(NamedTuple):
+    """Where the programs of launches on one stream meet. state: int32, what they leave (kernels/routing.meet). limits:
+    int64, the deadline.
+    """
+
+    state: torch.Tensor
+    limits: torch.Tensor
+
+    @classmethod
+    def on(cls, device: torch.device) -> Meeting:
+        """Make one."""
+        return cls.several(device, 1)[0]
+
+    @classmethod
+    def several(cls, device: torch.device, count: int) -> list[Meeting]:
+        """Make so many. Each has a line of memory."""
+        states = torch.zeros(count, LINE_WORDS, dtype=torch.int32, device=device)
+        limits = torch.full((1,), DEADLINE_NS, dtype=torch.int64, device=device)
+        return [cls(state, limits) for state in states]
+
+
+def programs_of(pairs: int) -> tuple[int, int]:
+    """Return how many programs route so many pairs, and how many parts each has."""
+    parts = max(1, -(-pairs // (PART * MOST_PROGRAMS)))
+    return max(1, -(-pairs // (PART * parts))), parts
+
+
+def route_call(
+    ids: torch.Tensor, starts: torch.Tensor | None, words: torch.Tensor, sizes: RoutingSizes, meeting: Meeting
+) -> KernelCall:
+    """Return the call. words: int32, for the tables."""
+    programs, parts = programs_of(sizes.pairs)
+    bins = 1 << max(4, (sizes.experts - 1).bit_length())
+    scratch = torch.empty(programs * (2 * bins + 1), dtype=torch.int32, device=ids.device)
+    sources = 0 if starts is None else starts.shape[0] - 1
+    arguments = [
+        *(ids, starts, *tables_of(words, sizes), scratch, *meeting, sizes.pairs),
+        TopkShape(sizes.top, ids.stride(0), ids.stride(1), sizes.experts, sources),
+        *(sizes.most_tiles, PART, parts, bins, sizes.block_m, TILES_AT_ONCE),
+        min(1 << (programs - 1).bit_length(), max(1, MOST_COUNTS // bins)),
+        1 << sources.bit_length() if sources else 0,
+    ]
+    return KernelCall(route_kernel, arguments, {"num_warps": 8}, programs)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _room(shape: tuple[int, ...]) -> int:
+    return -(-_count(shape) // UNIT) * UNIT

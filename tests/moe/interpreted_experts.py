@@ -1,0 +1,218 @@
+"""The kernels of a grouped matmul and of a routing, interpreted, beside plain torch: integers, bit for bit.
+
+Run by test_interpreted_experts.py in a process of its own, as tests/runtime/interpreted_kernels.py is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from overweave.runtime.interpreted import interpreter
+
+interpreter.repair()
+
+from overweave.ir.epilogue import Epilogue  # noqa: E402
+from overweave.ir.plan import MatmulConfig  # noqa: E402
+from overweave.kernels.experts import clear_rest_kernel, outer_kernel  # noqa: E402
+from overweave.moe import Routing, route  # noqa: E402
+from overweave.runtime.kernel_calls import routing as kernel_routing  # noqa: E402
+from overweave.runtime.kernel_calls.experts import (  # noqa: E402
+    COLUMNS,
+    ExpertsForm,
+    ExpertTensors,
+    experts_call,
+    fill_call,
+    table_rows,
+)
+from overweave.runtime.kernel_calls.routing import Meeting, RoutingSizes, route_call, tables_of, words_of  # noqa: E402
+from overweave.runtime.library import grouped as reference  # noqa: E402
+from overweave.runtime.library.grouped import Grouped  # noqa: E402
+
+CPU = torch.device("cpu")
+PROGRAMS = 3
+UNTOUCHED = 7.0
+
+
+class Form(NamedTuple):
+    """What a call is given. source: rows of x where they are gathered."""
+
+    ends: tuple[int, ...]
+    rows: int
+    k: int = 40
+    n: int = 72
+    is_transposed: bool = False
+    source: int = 0
+    scatters: bool = False
+    weighs: bool = False
+    bias: bool = False
+    gate: bool = False
+    dtype: torch.dtype = torch.bfloat16
+
+
+def integers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randint(-2, 3, shape).to(dtype)
+
+
+def call_of(form: Form) -> Grouped:
+    experts, dtype, is_fp8 = len(form.ends), form.dtype, form.dtype.itemsize == 1
+
+    def weight() -> torch.Tensor:
+        if form.is_transposed:
+            return integers(experts, form.n, form.k, dtype=dtype).transpose(1, 2)
+        return integers(experts, form.k, form.n, dtype=dtype)
+
+    own = form.source or form.rows
+    of_scales = (experts, *((2,) * form.gate), form.n)
+    return Grouped(
+        integers(own, form.k, dtype=dtype),
+        weight(),
+        torch.tensor(form.ends, dtype=torch.int32),
+        integers(experts, form.n) if form.bias else None,
+        weight() if form.gate else None,
+        "",
+        torch.randint(0, own, (form.rows,), dtype=torch.int32) if form.source else None,
+        torch.randperm(form.rows).int() if form.scatters else None,
+        integers(form.rows, dtype=torch.float32) if form.weighs else None,
+        torch.randint(1, 4, (own,)).float() if is_fp8 else None,
+        torch.randint(1, 4, of_scales).float() if is_fp8 else None,
+        torch.bfloat16 if is_fp8 else dtype,
+    )
+
+
+def computed(call: Grouped, epilogue: Epilogue) -> torch.Tensor:
+    """What the kernels make of a call, in an output that held UNTOUCHED."""
+    experts, _, n = call.w.shape
+    out = torch.full((call.pairs, n), UNTOUCHED, dtype=call.out_dtype)
+    config = MatmulConfig(block_m=16, block_n=32, block_k=64 // call.x.element_size() // 2, group_m=2, stages=2)
+    form = ExpertsForm(call.pairs, config, epilogue)
+    table = torch.full((table_rows(call.pairs, experts, n, config), COLUMNS), -9, dtype=torch.int32)
+    scale_x = call.scale_x if call.rows is None or call.scale_x is None else call.scale_x[call.rows.long()]
+    tensors = ExpertTensors(
+        *(call.x, call.w, call.offs, out, table, torch.full((2,), -9, dtype=torch.int32), call.bias, call.gate),
+        *(call.rows, call.into, call.row_weights, scale_x, call.scale_w),
+    )
+    for made in (fill_call(form, tensors), experts_call(form, tensors, CPU)):
+        programs = made.programs if made.kernel is fill_call(form, tensors).kernel else PROGRAMS
+        made.kernel[(programs,)](*made.arguments)
+    return out
+
+
+FORMS = {
+    "an empty expert": Form((5, 5, 40, 41), 41),
+    "as weights of linear layers lie": Form((5, 5, 40, 41), 41, is_transposed=True),
+    "rows behind the last group": Form((5, 20), 44, bias=True),
+    "no rows of any": Form((0, 0, 0), 4),
+    "one expert": Form((0, 37, 37), 37),
+    "gathered, scattered and weighted": Form((3, 9, 40), 40, source=13, scatters=True, weighs=True, bias=True),
+    "gated": Form((17, 40), 40, is_transposed=True, source=9, gate=True),
+    "single precision": Form((17, 40), 40, dtype=torch.float32, scatters=True),
+    "fp8": Form((17, 40), 40, k=64, n=64, is_transposed=True, source=50, dtype=torch.float8_e4m3fn),
+    "fp8, gated": Form((17, 40), 40, k=64, n=64, is_transposed=True, gate=True, dtype=torch.float8_e4m3fn),
+    "more experts than are looked at together": Form(tuple(range(0, 600, 4)), 596, k=16, n=8),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_results_are_those_of_plain_torch(form: Form):
+    torch.manual_seed(0)
+    call = call_of(form)
+    scaling: Any = "rows" if call.scale_x is not None else None
+    got = computed(call, Epilogue(bias=form.bias, gate=form.gate, scaling=scaling))
+    want = reference.multiply(call)
+    stored = call.into[: form.ends[-1]].long() if call.into is not None else torch.arange(form.ends[-1])
+    assert torch.equal(got[stored], want[stored])
+    rest = torch.ones(form.rows, dtype=torch.bool).index_fill(0, stored, False)
+    assert (got[rest] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("ends", [(5, 3, 40), (5, 20, 41), (-1, 20, 40)], ids=str)
+def test_ends_without_sense_make_all_rows_nan(ends: tuple[int, ...]):
+    call = call_of(Form((5, 20, 40), 40, source=9, bias=True))._replace(offs=torch.tensor(ends, dtype=torch.int32))
+    assert computed(call, Epilogue(bias=True)).isnan().all()
+
+
+def test_indices_out_of_range_are_not_followed():
+    call = call_of(Form((10, 40), 40, source=13, scatters=True))
+    assert call.rows is not None
+    assert call.into is not None
+    call.rows[3], call.rows[4] = 1 << 30, -5
+    lost = call.into[12].item()
+    call.into[12] = 1 << 30
+    got = computed(call, Epilogue())
+    assert got[call.into[3:5].long()].isnan().all()
+    assert (got[int(lost)] == UNTOUCHED).all()
+    assert torch.equal(got.nan_to_num(9), reference.multiply(call).index_fill(0, torch.tensor([lost]), 7).nan_to_num(9))
+
+
+def test_nan_weights_of_an_expert_are_its_own_rows_matter():
+    call = call_of(Form((10, 30), 30, k=40))
+    call.w[1] = float("nan")
+    got = computed(call, Epilogue())
+    assert torch.equal(got[:10], reference.multiply(call)[:10])
+    assert got[10:].isnan().all()
+
+
+def test_gradients_of_weights():
+    x, g, ends = integers(50, 24), integers(50, 40), torch.tensor([0, 13, 13, 45], dtype=torch.int32)
+    out = torch.full((4, 24, 40), UNTOUCHED, dtype=torch.bfloat16)
+    outer_kernel[(4 * 2 * 2,)](x, g, ends, out, 4, 24, 40, 16, 16, 32, "ieee")
+    assert torch.equal(out, reference.outer(x, g, ends))
+
+
+def test_rows_behind_the_last_group_are_cleared():
+    x = torch.ones(9, 40)
+    clear_rest_kernel[(2,)](x, torch.tensor([2, 6], dtype=torch.int32), 2, 9, 40, 32)
+    assert x.sum(1).tolist() == [40.0] * 6 + [0.0] * 3
+
+
+ROUTINGS = {
+    "uniform": (torch.randint(0, 7, (50, 3), dtype=torch.int32), 7),
+    "slots without an expert, and wrong ids": (torch.randint(-3, 9, (50, 3), dtype=torch.int32), 7),
+    "many experts": (torch.randint(0, 300, (70, 2), dtype=torch.int32), 300),
+    "columns that lie together": (torch.randint(0, 3, (3, 70), dtype=torch.int32).t(), 3),
+    "one expert": (torch.full((40, 4), 2, dtype=torch.int32), 3),
+    "no token": (torch.zeros(0, 4, dtype=torch.int32), 3),
+    "one pair": (torch.zeros(1, 1, dtype=torch.int32), 1),
+    "several parts of each program": (torch.randint(0, 5, (100, 2), dtype=torch.int32), 5),
+}
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_tables_are_those_of_plain_torch(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Twice, with what the first launch left where programs meet."""
+    monkeypatch.setattr(kernel_routing, "PART", 32 if name == "several parts of each program" else 64)
+    monkeypatch.setattr(kernel_routing, "MOST_PROGRAMS", 4)
+    ids, experts = ROUTINGS[name]
+    tokens = ids.shape[0]
+    starts = torch.tensor([0, tokens // 3, tokens // 3, tokens], dtype=torch.int32)
+    is_wrong = (ids < -1) | (ids >= experts)
+    want = route(ids.masked_fill(is_wrong, -1), experts, 16, starts)
+    sizes = RoutingSizes(ids.numel(), ids.shape[1], experts, 16)
+    meeting = Meeting.on(CPU)
+    for _ in range(2):
+        words = torch.full((words_of(sizes),), -9, dtype=torch.int32)
+        call = route_call(ids, starts, words, sizes, meeting)
+        call.kernel[(call.programs,)](*call.arguments)
+        got = Routing(*tables_of(words, sizes))
+        assert got.reason.item() == int(is_wrong.any())
+        assert all(torch.equal(a, b) for a, b in zip(got[:-1], want[:-1], strict=True))
+    assert meeting.state[:3].tolist() == [4 << 20, 0, 0]
+
+
+def test_programs_that_do_not_meet_leave_tables_in_range_and_say_so(monkeypatch: pytest.MonkeyPatch):
+    """The word that ends waits stands for the deadline, which an interpreted wait has not. Who comes last meets all."""
+    monkeypatch.setattr(kernel_routing, "PART", 64)
+    sizes, meeting, reasons = RoutingSizes(200, 2, 5, 16), Meeting.on(CPU), set[int]()
+    ids, meeting.state[1] = torch.randint(0, 5, (100, 2), dtype=torch.int32), 1
+    for _ in range(8):
+        words = torch.full((words_of(sizes),), -9, dtype=torch.int32)
+        call = route_call(ids, None, words, sizes, meeting)
+        call.kernel[(call.programs,)](*call.arguments)
+        got = Routing(*tables_of(words, sizes))
+        reasons.add(int(got.reason))
+        assert all(int(table.min()) >= 0 and int(table.max()) < 200 for table in (got.order, got.places, got.tokens))
+        assert 0 <= int(got.tile_count) <= sizes.most_tiles
+    assert 2 in reasons

@@ -1,0 +1,141 @@
+"""Tokens on their way to experts of other ranks: once to each rank, within a bound, back in order; bad input."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overweave import moe
+from overweave.errors import InputError, OverweaveError
+from tests.ranks import run_ranks
+
+EXPERTS, HIDDEN = 6, 4
+
+
+def drawn(*shape: int, low: int = -3, high: int = 4) -> torch.Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(dist.get_rank()))
+
+
+def travelled() -> dict[str, Any]:
+    """Tokens whose two experts live on one rank, and on two; one token without an expert."""
+    ids = torch.tensor([[0, 1], [0, 5], [-1, -1]], dtype=torch.int32)
+    x = torch.full((3, HIDDEN), 10.0 * dist.get_rank()) + torch.arange(3.0)[:, None]
+    sent = moe.dispatch(x, ids, torch.tensor([[0.5, 2.0]] * 3), EXPERTS, most=7)
+    back = moe.combine(sent.x * (1 + dist.get_rank()), sent)
+    return {
+        "rows": sent.x[:, 0].tolist(),
+        "ids": sent.topk_ids.tolist(),
+        "weights": sent.topk_weights.tolist() if sent.topk_weights is not None else [],
+        "back": back[:, 0].tolist(),
+    }
+
+
+def test_a_token_travels_once_to_each_rank():
+    first, second = run_ranks(travelled, 2)
+    assert first["rows"] == [0, 1, 10, 11, 0, 0, 0]
+    assert first["ids"] == [[0, 1], [0, -1], [0, 1], [0, -1], *[[-1, -1]] * 3]
+    assert first["weights"] == [[0.5, 2], [0.5, 0], [0.5, 2], [0.5, 0], *[[0, 0]] * 3]
+    assert second["rows"] == [1, 11, 0, 0, 0, 0, 0]
+    assert second["ids"][:3] == [[-1, 2], [-1, 2], [-1, -1]]
+    assert first["back"] == [0, 1 + 2, 0]  # of two ranks, each multiplied by its number
+    assert second["back"] == [10, 11 + 22, 0]
+
+
+def kinds() -> list[bool]:
+    """Rows of every dtype arrive as they are."""
+    found = []
+    ids = drawn(5, 2, low=0, high=EXPERTS)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int64):
+        x = drawn(5, HIDDEN).float().to(dtype)
+        exact = moe.dispatch(x.double(), ids, None, EXPERTS)
+        found.append(torch.equal(moe.dispatch(x, ids, None, EXPERTS).x.double(), exact.x))
+    return found
+
+
+def test_rows_of_any_dtype_travel():
+    assert run_ranks(kinds, 2) == [[True] * 5] * 2
+
+
+def test_no_token_at_all_comes_back_as_none():
+    assert run_ranks(of_nobody, 3) == [[0, 0]] * 3
+
+
+def of_nobody() -> list[int]:
+    sent = moe.dispatch(torch.ones(0, HIDDEN), torch.ones(0, 2, dtype=torch.int32), None, EXPERTS)
+    return [len(sent.x), len(moe.combine(sent.x, sent))]
+
+
+def one_sided_gradients() -> list[bool]:
+    """A rank that makes nothing of what it received takes part in the gradients of its peers."""
+    x = drawn(4, HIDDEN).float().requires_grad_()
+    weights = torch.ones(4, 1, requires_grad=True)
+    sent = moe.dispatch(x, torch.zeros(4, 1, dtype=torch.int32), weights, EXPERTS)
+    assert sent.topk_weights is not None
+    parts = sent.x * sent.topk_weights if dist.get_rank() == 0 else torch.zeros(len(sent.x), HIDDEN)
+    moe.combine(parts, sent).sum().backward()
+    assert x.grad is not None
+    assert weights.grad is not None
+    return [torch.equal(x.grad, torch.ones_like(x)), torch.equal(weights.grad, x.detach().sum(1, keepdim=True))]
+
+
+def test_gradients_come_back_whatever_a_rank_does_between():
+    assert run_ranks(one_sided_gradients, 2) == [[True, True]] * 2
+
+
+X, IDS = torch.ones(3, HIDDEN), torch.zeros(3, 2, dtype=torch.int32)
+BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "rows of a batch": ((X[None], IDS, None, EXPERTS), {}, r"got \[1, 3, 4\]"),
+    "ids of other tokens": ((X, IDS[:2], None, EXPERTS), {}, r"topk_ids \[3, top\]: got \[2, 2\]"),
+    "ids that are floats": ((X, IDS.float(), None, EXPERTS), {}, "got torch.float32"),
+    "no slot": ((X, IDS[:, :0], None, EXPERTS), {}, r"got \[3, 0\]"),
+    "an expert too many": ((X, IDS + EXPERTS, None, EXPERTS), {}, "they are 6 to 6"),
+    "weights of other slots": ((X, IDS, torch.ones(3, 1), EXPERTS), {}, r"topk_weights \[3, 2\]"),
+    "weights that are ints": ((X, IDS, IDS, EXPERTS), {}, "got torch.int32"),
+    "no expert": ((X, IDS, None, 0), {}, "experts, of all ranks: got 0"),
+    "a bound that is none": ((X, IDS, None, EXPERTS), {"most": 1.5}, "got 1.5"),
+    "more rows than the bound": ((X, IDS, None, EXPERTS), {"most": 5}, "rank 0 receives 6"),
+}
+
+
+def refused() -> list[str]:
+    told = []
+    for given, options, _ in BAD.values():
+        with pytest.raises(InputError) as caught:
+            moe.dispatch(*given, **options)
+        told.append(str(caught.value))
+    sent = moe.dispatch(X, IDS, None, EXPERTS)
+    with pytest.raises(InputError) as caught:
+        moe.combine(sent.x[:0] if len(sent.x) else torch.ones(1, HIDDEN), sent)
+    return [*told, str(caught.value)]
+
+
+def test_bad_input_is_refused_on_every_rank():
+    for told in run_ranks(refused, 2):
+        for text, pattern in zip(
+            told, [*(pattern for *_, pattern in BAD.values()), "a row for each received"], strict=True
+        ):
+            assert re.search(pattern, text), (text, pattern)
+
+
+def differing(what: str) -> str:
+    """What a rank says when ranks differ."""
+    rank = dist.get_rank()
+    experts, top = EXPERTS + rank * (what == "experts"), 2 - rank * (what == "top")
+    x = X if what != "gradients" or rank else X.clone().requires_grad_()
+    ids = IDS + EXPERTS if what == "a bad id of one" and rank else IDS
+    try:
+        moe.dispatch(x, ids[:, :top], None, experts)
+    except OverweaveError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize("what", ["experts", "top", "gradients", "a bad id of one"])
+def test_ranks_that_differ_are_an_error_on_every_rank(what: str):
+    told = run_ranks(differing, 2, what)
+    assert "RankMismatch" in told[0]
+    assert ("InputError" if what == "a bad id of one" else "RankMismatch") in told[1]

@@ -1,0 +1,52 @@
+"""Gated activations between the two matmuls of experts: as models write them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from overweave.errors import InputError
+from overweave.moe import GPT_OSS, Glu, experts_matmul
+from overweave.moe.glu import gated
+
+
+def products(rows: int = 5, inner: int = 6) -> torch.Tensor:
+    return 8 * torch.randn(rows, 2 * inner, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_gate_of_gpt_oss():
+    h = products()
+    gate, up = h[:, ::2].clamp(max=7.0), h[:, 1::2].clamp(-7.0, 7.0)  # as its model in Transformers has it
+    torch.testing.assert_close(gated(h, GPT_OSS), (up + 1) * gate * torch.sigmoid(gate * 1.702))
+
+
+def test_the_gate_of_mixtral():
+    h = products()
+    gate, up = h.chunk(2, -1)
+    torch.testing.assert_close(gated(h, Glu()), torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_packed_weights_are_gated_as_they_lie(interleaved: bool, has_bias: bool):
+    draw = torch.Generator().manual_seed(1)
+    x, w = torch.randn(4, 3, generator=draw), torch.randn(2, 8, 3, generator=draw)
+    bias = torch.randn(2, 8, generator=draw) if has_bias else None
+    glu = Glu(activation="gelu", interleaved=interleaved)
+    h, _ = experts_matmul(x, torch.tensor([[1], [0], [1], [0]]), w, bias=bias, glu=glu)
+    packed = torch.cat([x[expert::2][:2] @ w[1 - expert].t() for expert in (1, 0)])
+    if bias is not None:
+        packed = packed + bias.repeat_interleave(2, 0)
+    torch.testing.assert_close(h, gated(packed, glu))
+
+
+@pytest.mark.parametrize(
+    ("glu", "told"),
+    [("silu", "got str"), (Glu(activation="relu6"), "relu6"), (Glu(activation="gelu", slope=2.0), "Only silu")],
+)
+def test_bad_gates_are_refused(glu: object, told: str):
+    x, ids, w = torch.ones(2, 4), torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, 6, 4)
+    with pytest.raises(InputError, match=told):
+        experts_matmul(x, ids, w, glu=glu)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="an even number"):
+        experts_matmul(x, ids, w[:, :5], glu=Glu())
