@@ -223,8 +223,8 @@ def most_ranks(most: int) -> Need:
 
 
 def _unscaled(asked: MethodRequest) -> str:
-    found = asked.problem.epilogue.part_epilogue
-    return f"tiles that store block by block multiply without {found}" if found.bits else ""
+    found = asked.problem.epilogue.part_epilogue.bits
+    return "tiles that store block by block multiply without scales or epilogues of parts" if found else ""
 
 
 SEVERAL, FULL_PIECES = Need("choice", _several), Need("choice", _full_pieces)
