@@ -25,6 +25,13 @@ ALLOWED: dict[tuple[int, int], dict[str, Bytes]] = {
             "bfloat16 128x256x64 4w3s/2 traced 7 addends 7 peers": 4,
         }
     },
+    (3, 7): {HOPPER: {"bfloat16 128x256x64 4w3s/2 traced 7 addends 7 peers": 4}},
+    (3, 8): {
+        HOPPER: {
+            "bfloat16 128x256x64 4w3s/2 traced 7 addends 7 peers": 4,
+            "float8_e4m3fn 128x128x128 4w4s b^T two sources scaled by rows+gelu+gate": 12,
+        }
+    },
     # 3.9 brings another assembler, which it tells to try less (--regAllocOptLevel=2), around a fault of that.
     # MEASURED: 11 matmuls took 0.998 of 3.6's time in whole tiles and 1.003 as they are chosen, in the geometric mean;
     # with the option at 4, by which less is spilled, they were no quicker (benchmarks/results/versions.h200.*.txt).

@@ -273,7 +273,8 @@ class PrepareGather(ParallelStyle):
             _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             layouts = self.input_kwarg_layouts
-            is_first = bool(arguments) and self.input_layouts is not None
+            # Dynamo of torch 2.10 reads no bool(arguments).
+            is_first = len(arguments) > 0 and self.input_layouts is not None
             if not is_first and not any(name in keywords for name in layouts):
                 raise self._missing_input(path, arguments, keywords)
             first = [_prepare_input(arguments[0], self.input_layouts, mesh_and_group)] if arguments else []
