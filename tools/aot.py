@@ -74,7 +74,9 @@ def source_of_launch(kernel: Any, arguments: Sequence[Any], options: Mapping[str
         if isinstance(kind, tuple):
             kinds = (given if one == "constexpr" else one for one, given in zip(kind, value, strict=True))
             signature[name] = type(value)(*kinds)
-            attrs |= {f"{name}.{field}": 16 for field, one in zip(value._fields, key, strict=True) if one == _BY_16}
+            for field, one in zip(value._fields, key, strict=True):
+                parts = {f".{index}": part for index, part in enumerate(one)} if isinstance(one, tuple) else {"": one}
+                attrs |= {f"{name}.{field}{place}": 16 for place, part in parts.items() if part == _BY_16}
         elif kind == "constexpr":
             constexprs[name] = value
         else:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from campaigns.lint.lint_cases import norm_case
 from overweave.errors import InputError, MachineError
+from overweave.schedules.tiles.shape import row_shape
 from tests.compiler.cases import begin, matmul_waits, reduce_waits, spills
 from tests.compiler.kernels_protocol import begin as begin_kernel
 from tests.source_tree import ROOT
@@ -97,3 +99,9 @@ def test_an_assembler_that_reports_nothing_has_not_said_that_nothing_spills() ->
 @pytest.mark.slow
 def test_config_is_passed_on() -> None:
     assert compile_kernel(reduce_waits("none")).config == "none"
+
+
+def test_tensors_of_a_tuple_within_a_tuple_are_aligned_as_a_launch_finds_them() -> None:
+    """Else another layout is compiled than runs."""
+    attrs = norm_case("bfloat16", 4, row_shape(1 << 20, 4096, 132), True).source.attrs
+    assert {attrs[f"after.{name}"] for name in ("residual", "z", "more.0")} == {16}
