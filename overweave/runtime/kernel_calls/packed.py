@@ -18,7 +18,7 @@ from overweave.memory.heap import PackedSpace
 from overweave.memory.layout import PackedLayout
 from overweave.memory.split_k import SharedShares
 from overweave.runtime.kernel_calls.call import DEPENDENT_LAUNCH, KernelCall, MatrixInput
-from overweave.runtime.kernel_calls.sums_and_copies import after_sums
+from overweave.runtime.kernel_calls.sums_and_copies import MOST_REGISTERS, after_sums
 
 ChainPosition = Literal[
     "in_turn", "leads", "follows"
@@ -98,6 +98,7 @@ def packed_call(
         SignalWords(None, *caller.protocol, ranks),
         *(caller.rank, problem.n, traits),
     ]
-    options: dict[str, int] = {"num_warps": config.warps}
+    # As in `reduction_call`: rather than take more than 64 registers, ptxas spills.
+    options: dict[str, int] = {"num_warps": config.warps} | ({"maxnreg": MOST_REGISTERS} if problem.rows else {})
     options |= DEPENDENT_LAUNCH if caller.is_chained and caller.is_later else {}
     return KernelCall(packed_kernel, arguments, options, programs)
