@@ -18,15 +18,17 @@ from campaigns.lint.lint_protocol import begin_case, stamp_case, tell_case, wait
 from campaigns.lint.lint_skinny import skinny_cases
 from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
+from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
 from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
 from overweave.kernels.arguments import AfterSums
+from overweave.kernels.epilogue import rows_code
 from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, copy_call, reduction_call
 from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape
 from tools.ptx_lint.contract import Guard
 
 NORMED_COLS = (1024, 4096, 16384)
+NORM = rows_code(Norm(eps=1e-5))
 
 BLOCK_COLS = (256, 192, 160)  # of tiles that store block by block
 OUT, PLACES = torch.empty(16, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int32)
@@ -84,7 +86,7 @@ def reduction_case(
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     out = torch.empty(16, dtype=getattr(torch, dtype))
     after = AfterSums(**dict.fromkeys(epilogue.inputs, out))
-    sums = ReductionCall(ADDRESSES, (operands, told - 1, told), out, SOME, after, 0.0, sum_first, epilogue.bits)
+    sums = ReductionCall(ADDRESSES, (operands, told - 1, told), out, SOME, after, 0, sum_first, epilogue.bits)
     return _sums_case(reduction_call(config, tiles_of(traced), sums), label)
 
 
@@ -94,16 +96,25 @@ def _sums_case(call: KernelCall, label: str) -> Case:
     return case_of(call, label, **_tiles("*operands", looks=2), announced=announced, claims_ahead=True)
 
 
+def rows_case(operands: int, config: ReduceConfig, how: Applied) -> Case:
+    """The ordered reduction of numbers in bf16 that ends with a registered form of whole rows."""
+    made = [torch.empty(16, dtype=getattr(torch, each.dtype)) for each in how.form.makes]
+    after = AfterSums(None, None, (OUT,) * len(how.inputs) or None, OUT, *made[1:])
+    sums = ReductionCall(ADDRESSES, (operands, 0, 1), made[0], SOME, after, rows_code(how))
+    label = f"bfloat16 {operands} operands {config.block_m}x{config.block_n} {how}"
+    return _sums_case(reduction_call(config, tiles_of(False), sums), label)
+
+
 def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: bool, first: int = 0) -> Case:
     """The ordered reduction that ends with a norm of whole rows: it reads a residual and a weight too, and writes z.
     first: the operand that is read first, of those that lie at peers.
     """
     out = torch.empty(16, dtype=getattr(torch, dtype))
-    after = AfterSums(residual=out if has_residual else None, norm_weight=out, z=out)
+    after = AfterSums(residual=out if has_residual else None, more=(out,), z=out)
     label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
     label += f" from {first} on" * (first > 0)
     call = reduction_call(
-        config, tiles_of(False), ReductionCall(ADDRESSES, (operands, first, 1), out, SOME, after, 1e-5)
+        config, tiles_of(False), ReductionCall(ADDRESSES, (operands, first, 1), out, SOME, after, NORM)
     )
     return _sums_case(call, label)
 
@@ -118,7 +129,7 @@ def mapped_cases() -> Iterator[Case]:
                 OUT,
                 SOME,
                 AfterSums(**dict.fromkeys(epilogue.inputs, OUT)),
-                0.0,
+                0,
                 False,
                 epilogue.bits,
             )
@@ -126,8 +137,8 @@ def mapped_cases() -> Iterator[Case]:
             yield _mapped(config, sums, str(epilogue))
         for cols in NORMED_COLS:
             config = row_shape(1 << 20, cols, 132)
-            after = AfterSums(residual=OUT, norm_weight=OUT, z=OUT)
-            sums = ReductionCall(ADDRESSES, (1, 0, 1), OUT, SOME, after, 1e-5, False, 0, PLACES, (128, block_n))
+            after = AfterSums(residual=OUT, more=(OUT,), z=OUT)
+            sums = ReductionCall(ADDRESSES, (1, 0, 1), OUT, SOME, after, NORM, False, 0, PLACES, (128, block_n))
             yield _mapped(config, sums, "norm")
 
 

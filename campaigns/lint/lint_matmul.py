@@ -116,6 +116,7 @@ def operands_of(tile: Tile) -> Operands:
         scale_w=scales if epilogue.scaling else None,
         gate=b if epilogue.gate else None,
         epilogue=epilogue,
+        more=(out,) * sum(len(each.inputs) for each in epilogue.added) or None,
         total=out if tile.addends else None,
         addends=addresses if tile.addends else None,
         addend_rows=(out, addresses) if tile.addends == 1 else None,

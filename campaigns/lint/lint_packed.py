@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import torch
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from campaigns.lint.lint_case import DTYPES, OPERANDS, PROTOCOL, SOME, WORDS, Case, case_of
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm
+from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
 from overweave.ir.operators.forms import Z
 from overweave.ir.plan import PACKED_SUMS, PackedConfig, PackedExchange
 from overweave.ir.problem import Problem
@@ -52,25 +53,28 @@ def packed_case(
     ranks: int,
     config: PackedConfig = PACKED[0],
     normed: bool = False,
+    rows: Applied | UnsetType = UNSET,
     epilogue: Epilogue = NO_EPILOGUE,
     chained: bool = False,
 ) -> Case:
     """An exchange of packed messages: no signals, and of releases and acquires none but the alarm's.
 
-    normed: programs have whole rows, in several turns, and norm them. epilogue: of sums. chained: of it and the matmul,
-    the later starts early.
+    normed, rows: programs have whole rows, in several turns, and norm or finish them. epilogue: of sums. chained: of it
+    and the matmul, the later starts early.
     """
     operator = "all_gather_matmul" if config.exchange == "gather" else "matmul_all_reduce"
     norm = Norm(eps=1e-5, residual=True) if normed else None
     problem = Problem(
-        operator=operator, m=SOME, n=SOME, k=64, world_size=ranks, dtype=dtype, epilogue=epilogue, norm=norm
+        operator=operator, m=SOME, n=SOME, k=64, world_size=ranks, dtype=dtype, epilogue=epilogue, norm=norm, rows=rows
     )
-    names = ("source", "out", *((*norm.inputs, Z) if norm else epilogue.inputs))
+    names = ("source", "out", "y", *((*norm.inputs, Z) if norm else epilogue.inputs), *(rows.inputs if rows else ()))
     tensors = dict.fromkeys(names, torch.empty(16, dtype=getattr(torch, dtype)))
-    layout = PackedLayout(SOME, SOME, "source", "out", SOME, SOME, row_words=MANY if normed else 0)
+    made = {name: getattr(torch, problem.operand(name, 0)[2]) for name in problem.also_made}
+    tensors |= {name: torch.empty(16, dtype=kept) for name, kept in made.items()}
+    layout = PackedLayout(SOME, SOME, "source", "out", SOME, SOME, row_words=MANY if problem.of_rows else 0)
     caller = Caller(SOME, (PROTOCOL.words, PROTOCOL.limits), chained, chained)
     call = packed_call(config, problem, layout, tensors, SPACE, caller)
     label = f"{config.exchange} {dtype} {ranks} ranks{'' if config.block == PACKED[0].block else f' {config.block}'}"
-    label += " norm" * normed + f" {epilogue}" * bool(epilogue.bits) + " chained" * chained
+    label += " norm" * normed + f" {rows}" * bool(rows) + f" {epilogue}" * bool(epilogue.bits) + " chained" * chained
     messages = Packed(("*space.spaces",), pushes=config.shots * (ranks - 1), looks=config.shots * (ranks - 1))
     return case_of(call, label, packed=messages, private=("space.state",))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from overweave.ir.operators.forms import (
     RESIDUAL,
     SCALE_W,
     SCALE_X,
+    Form,
     Z,
     input_of,
     registered,
@@ -22,20 +24,62 @@ from overweave.ir.operators.forms import (
 EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64, "gate": 128}
 ADDED = "added"
 EPILOGUE_BITS[ADDED] = 256
+OF_PARTS = "of parts"
+EPILOGUE_BITS[OF_PARTS] = 512
 MOST_NORM_COLS = 1 << 16  # a whole row is one tile of the reduction kernel
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 Scaling = Literal["tensor", "rows"]
 
 
 class Applied(Struct, frozen=True, forbid_unknown_fields=True):
-    """An epilogue that was registered (`Form`), by its name, with the numbers that a call passes for it."""
+    """A registered form (`Form`), by its name, with the numbers that a call passes for it.
+
+    of_parts: it is done to each rank's product, before products are added.
+    """
 
     name: str
     numbers: tuple[float, ...] = ()
+    of_parts: bool = False
+
+    @property
+    def form(self) -> Form:
+        """The record. Raises InputError if nobody has registered it."""
+        return registered(self.name)
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """The numbers by their names."""
+        return dict(zip(self.form.numbers, self.numbers, strict=True))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Return the names of the caller's tensors that it reads."""
+        return tuple(read.name for read in self.form.inputs)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Return the names of the results that it leaves beside the product."""
+        return tuple(made.name for made in self.form.makes)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Return, of whole rows, the names of what holds their elements, the rows before, and their numbers."""
+        return (self.makes[0], "y", *self.makes[1:])
 
     def __str__(self) -> str:
-        said = zip(registered(self.name).numbers, self.numbers, strict=True)
-        return "".join((self.name, *(f" {name}={number!r}" for name, number in said)))
+        numbers = "".join(f" {name}={number!r}" for name, number in self.by_name.items())
+        return f"{self.name}{numbers}{' of parts' * self.of_parts}"
+
+
+def applied(form: Form, numbers: Iterable[float], adds: bool) -> Applied:
+    """Return a registered form as an operator does it. adds: whether the operator adds products of ranks."""
+    return Applied(form.name, tuple(map(float, numbers)), adds and "part" in form.where and "sum" not in form.where)
+
+
+def told_apart(added: Sequence[Applied]) -> tuple[tuple[Applied, ...] | UnsetType, Applied | UnsetType]:
+    """Return `Epilogue.more` and `Problem.rows`: of several forms of whole rows, the first."""
+    rows = next((each for each in added if each.form.of_row), UNSET)
+    return tuple(each for each in added if each is not rows) or UNSET, rows
 
 
 class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -51,11 +95,11 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gate: `y * activation(a @ gate) + residual` instead, without bias, for a second weight `gate [k, n]` of the layout
     of the first: both products of a tile are computed from the same rows of `a`. scale_w has the gate's scales behind
     those of the first weight: two elements, `[1, 2]`, or `[1, 2n]`.
-    more: what was registered, done last.
+    more: what was registered, done last, or, of parts, next to the scaling.
 
-    If products are summed over ranks, each is scaled by its own scales (`part_epilogue`), and the rest is applied once
-    to the whole sum (`sum_epilogue`): by the kernel that adds, in fp32 before it rounds, or by torch after NCCL has
-    rounded.
+    If products are summed over ranks, each is scaled by its own scales, and what is of parts is done to it
+    (`part_epilogue`). The rest is applied once to the whole sum (`sum_epilogue`): by the kernel that adds, in fp32
+    before it rounds, or by torch after NCCL has rounded.
     """
 
     bias: bool = False
@@ -73,8 +117,12 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def bits(self) -> int:
         """Return the epilogue as a bit set, which a kernel is compiled for; 0: no epilogue."""
-        words = (BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual, self.scaling, ADDED)
-        return sum(EPILOGUE_BITS[word] for word in words[: None if self.more else -1] if word)
+        words = [BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual, self.scaling]
+        return sum(
+            EPILOGUE_BITS[word]
+            for word in {*words, *(OF_PARTS if each.of_parts else ADDED for each in self.added)}
+            if word
+        )
 
     @property
     def products(self) -> int:
@@ -82,25 +130,28 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return 2 if self.gate else 1
 
     @property
-    def makes(self) -> tuple[str, ...]:
-        """Return the names of the results that it leaves beside the product."""
-        return ()
-
-    @property
     def part_epilogue(self) -> Epilogue:
         """Return what is applied to each rank's product before the sum over ranks."""
-        return Epilogue(scaling=self.scaling) if self.scaling else NO_EPILOGUE
+        of_parts = tuple(each for each in self.added if each.of_parts)
+        return Epilogue(scaling=self.scaling, more=of_parts or UNSET) if self.scaling or of_parts else NO_EPILOGUE
+
+    @property
+    def of_each_part(self) -> Epilogue:
+        """Return the same, where every product is a part: what may be done to parts is."""
+        more = tuple(replace(each, of_parts="part" in each.form.where) for each in self.added)
+        return replace(self, more=more or UNSET)
 
     @property
     def sum_epilogue(self) -> Epilogue:
         """Return what is applied once to the whole sum over ranks."""
-        return replace(self, scaling=None) if self.bits else NO_EPILOGUE
+        last = tuple(each for each in self.added if not each.of_parts)
+        return replace(self, scaling=None, more=last or UNSET) if self.bits else NO_EPILOGUE
 
     @property
     def inputs(self) -> tuple[str, ...]:
         scales = {None: (), "tensor": (SCALE_X, SCALE_W), "rows": (SCALE_W,)}[self.scaling]
         own = (BIAS,) * self.bias + (RESIDUAL,) * self.residual + (GATE,) * self.gate + scales
-        return own + tuple(read.name for each in self.added for read in registered(each.name).inputs)
+        return own + tuple(name for each in self.added for name in each.inputs)
 
     @property
     def reads_rows(self) -> bool:
@@ -126,14 +177,12 @@ class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     eps: Annotated[float, Meta(gt=0)]
     residual: bool = False
 
+    makes: ClassVar[tuple[str, ...]] = (Z,)
+    places: ClassVar[tuple[str, ...]] = ("y", Z)  # as of `Applied`
+
     @property
     def inputs(self) -> tuple[str, ...]:
         return (NORM_WEIGHT,) + (RESIDUAL,) * self.residual
-
-    @property
-    def makes(self) -> tuple[str, ...]:
-        """The results that it leaves beside the normed rows: those before."""
-        return (Z,)
 
     def __str__(self) -> str:
         return f"{'residual+' * self.residual}rms_norm eps={self.eps!r}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from overweave.ir.counts import COUNTS, COUNTS_DTYPE
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
-from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Norm
-from overweave.ir.operators.forms import SCALE_W, SCALE_X, input_of, registered
+from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
+from overweave.ir.operators.forms import SCALE_W, SCALE_X, Place, input_of
 from overweave.ir.operators.record import CallMatrix, MatmulDim, Operator
 from overweave.ir.operators.registry import record_of
 from overweave.ir.schedule import Count, Name, Range
@@ -29,7 +29,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rest to the whole sum (`product_epilogue`, `sum_epilogue`).
     columns: of each weight, if the `n` columns are those of several weights, which all multiply the rows that were
     gathered once.
-    norm: RMSNorm of the rows of the sum.
+    norm: RMSNorm of the rows of the sum. rows: a registered form of whole rows, in its place.
     counted: each call's counts say how many rows it fills of each block that ranks exchange (ir/counts.py).
     out_dtype: of the result, if it is not that of the operands, and of the parts of a sum, which travel in it: products
     of fp8 are kept in 16 bits or more.
@@ -50,6 +50,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     out_dtype: Dtype | None = None
     counted: bool = False
     strip: Annotated[int, Meta(ge=0)] = 0
+    rows: Applied | UnsetType = UNSET
 
     @property
     def record(self) -> Operator:
@@ -90,9 +91,14 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.epilogue.sum_epilogue if self._adds else NO_EPILOGUE
 
     @property
-    def of_rows(self) -> Norm | None:
+    def of_rows(self) -> Norm | Applied | None:
         """What is done, once, to each whole row of the sum."""
-        return self.norm
+        return self.norm or self.rows or None
+
+    @property
+    def added(self) -> tuple[Applied, ...]:
+        """Everything that was registered."""
+        return (*self.epilogue.added, *((self.rows,) if self.rows else ()))
 
     @property
     def has_fixed_sizes(self) -> bool:
@@ -100,13 +106,25 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return not self.counted
 
     @property
-    def endings(self) -> tuple[Epilogue | Norm, ...]:
+    def numbers(self) -> dict[str, float]:
+        """The numbers that a call passes for what follows the product, by name."""
+        found = {name: number for each in self.added for name, number in each.by_name.items()}
+        return found | ({"norm_eps": self.norm.eps} if self.norm else {})
+
+    def place_of(self, added: Applied) -> Place:
+        """Return to what a registered form is done."""
+        if not self.record.adds:
+            return "product"
+        return "row" if added is self.rows else "part" if added.of_parts else "sum"
+
+    @property
+    def endings(self) -> tuple[Epilogue | Norm | Applied, ...]:
         """What is done to the product, in this order; none of a bare one."""
-        return (self.epilogue,) * bool(self.epilogue.bits) + ((self.norm,) if self.norm else ())
+        return (self.epilogue,) * bool(self.epilogue.bits) + ((self.of_rows,) if self.of_rows else ())
 
     @property
     def without_endings(self) -> Problem:
-        return replace(self, epilogue=NO_EPILOGUE, norm=None)
+        return replace(self, epilogue=NO_EPILOGUE, norm=None, rows=UNSET)
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -117,13 +135,12 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def words(self) -> frozenset[str]:
         """What is asked beyond a bare product, in the words of forms (`Form.words`)."""
         options = {"activation": self.epilogue.activation, "return_gathered": self.returns_gathered}
-        numbers = [name for each in self.epilogue.added for name in registered(each.name).numbers]
-        return frozenset((*self.beside, *numbers, *(name for name, is_asked in options.items() if is_asked)))
+        return frozenset((*self.beside, *self.numbers, *(name for name, is_asked in options.items() if is_asked)))
 
     @property
     def also_made(self) -> tuple[str, ...]:
-        """The results beside the products that what follows them makes, each of a product's shape."""
-        return tuple(name for each in self.endings for name in each.makes)
+        """The results beside the products that what follows them makes."""
+        return self.of_rows.makes if self.of_rows else ()
 
     def tile_epilogue(self, finish: bool) -> Epilogue:
         """Return what a tile kernel is compiled for. finish: whether tiles of its queue hold whole sums."""
@@ -176,16 +193,17 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         counts. A residual has the rows of the result: of a reduce-scatter, the rank's own."""
         if name == COUNTS:
             return self.world_size, self.world_size, COUNTS_DTYPE
-        if (read := input_of(name)) is None:  # a result beside the products
-            return self.result_rows(rank), self.n, self.result_dtype
+        read = input_of(name)
+        assert read is not None, name
         scales = (self.n if self.epilogue.scaling == "rows" else 1) * self.epilogue.products
         extents = {"1": 1, "k": self.k, "n": self.n, "y": self.result_rows(rank), "of_columns": scales}
         dtype = {"result": self.result_dtype, "factor": self.dtype}.get(read.dtype, read.dtype)
         return extents[read.rows], extents[read.cols], dtype
 
     def bytes_beside(self, rows: int, cols: int) -> int:
-        """What the epilogue reads of memory for so many elements of the result, each once: at their rows, alone."""
-        read = [each for each in map(input_of, self.epilogue.inputs) if each is not None and each.rows == "y"]
+        """What is read and made beside so many elements of the result, in memory, each once: at their rows, alone."""
+        names = (*self.epilogue.inputs, *((*self.rows.inputs, *self.rows.makes) if self.rows else ()))
+        read = [each for each in map(input_of, names) if each is not None and each.rows == "y"]
         of_row = sum((cols if each.cols == "n" else 1) * ITEMSIZE_BYTES[self.operand(each.name, 0)[2]] for each in read)
         return rows * of_row
 

@@ -91,14 +91,16 @@ class AtPeers(NamedTuple):
 
 
 class AfterSums(NamedTuple):
-    """Operands of what follows a sum (kernels/reduction.py). z: where the norm's input goes. more: what registered
-    epilogues read."""
+    """What stands beside sums that end with an epilogue, or with whole rows (kernels/reduction.py). more: what forms of
+    rows and registered epilogues read. z: where rows lie before they are finished. numbers: fp32, where those of rows
+    go.
+    """
 
     bias: Any = None
     residual: Any = None
-    norm_weight: Any = None
-    z: Any = None
     more: Any = None
+    z: Any = None
+    numbers: Any = None
 
 
 class Traits(Struct, frozen=True, kw_only=True):
@@ -171,7 +173,8 @@ class Assembly(Struct, frozen=True):
 class PackedTraits(Struct, frozen=True, kw_only=True):
     """What a kernel of packed messages is compiled for. exchange: kernels/packed/exchange.py. senders: one fewer than
     ranks; poll: what looks for so many messages at once (memory/device/packed.py). block: messages
-    of a program at a time. chained: it starts early, or the matmul behind it. eps: of a norm. epilogue: of sums.
+    of a program at a time. chained: it starts early, or the matmul behind it. epilogue: of sums. rows: what is done to
+    whole rows.
     """
 
     exchange: str
@@ -179,5 +182,5 @@ class PackedTraits(Struct, frozen=True, kw_only=True):
     poll: Assembly
     block: int
     chained: bool
-    eps: float
     epilogue: int
+    rows: int

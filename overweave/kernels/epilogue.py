@@ -5,10 +5,10 @@ steps there are is one number, the bits of an `Epilogue` (ir/epilogue.py), for w
 add what peers sent, products are scaled (SCALES) and the rest (ENDINGS) is done to sums that are whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from hashlib import sha256
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import triton
 import triton.language as tl
@@ -16,48 +16,95 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from overweave.ir.epilogue import ADDED as ADDED_WORD
-from overweave.ir.epilogue import EPILOGUE_BITS, Epilogue
+from overweave.ir.epilogue import EPILOGUE_BITS, OF_PARTS, Applied, Epilogue, Norm
 from overweave.ir.operators.forms import GATE as GATE_WORD
-from overweave.ir.operators.forms import registered
+from overweave.ir.operators.forms import NORM_WEIGHT, Form, Input, OfRow
 from overweave.lang.tile_table import FROM_OWN_SHARD, ROW, SOURCE, SOURCE_ROW, read_column
 
 # A kernel is specialised by one integer: the bits of its Epilogue and, above them, a digest of the registered functions
-# and numbers. So another function or another number makes another kernel.
+# and numbers; by another one for what it does to whole rows, RMSNorm or a registered form. So another function or
+# number makes another kernel.
 
 ADDED = tl.constexpr(EPILOGUE_BITS[ADDED_WORD])
+PARTS = tl.constexpr(EPILOGUE_BITS[OF_PARTS])
 _DIGEST_AT, _DIGEST_DIGITS = 16, 10
+DIGEST = tl.constexpr(-1 << _DIGEST_AT)
+
+
+class Step(NamedTuple):
+    """What a device function does, and what it reads: (layout of an input, its index among all operands), or ("", a
+    number). of_parts: as of `Applied`. combine, of_element, number: of whole rows (`OfRow`).
+    """
+
+    device: Any
+    reads: tuple[tuple[str, Any], ...]
+    of_parts: bool = False
+    combine: str = ""
+    of_element: Any = None
+    number: Any = None
 
 
 class AddedSteps:
-    """digest -> the steps of an epilogue. A step is a device function and what it reads: (layout of an input, its index
-    among all operands), or ("", a number). It is a class since kernels may read no other mutable global.
-    """
+    """digest -> the steps of an epilogue. It is a class since kernels may read no other mutable global."""
 
-    by_digest: ClassVar[dict[int, tuple[tuple[Any, tuple[tuple[str, Any], ...]], ...]]] = {}
+    by_digest: ClassVar[dict[int, tuple[Step, ...]]] = {}
 
 
 _compiled = cache(triton.jit)
 
 
+def _square(value):
+    return value * value
+
+
+def _of_root_mean_square(squares, n, eps):
+    return tl.rsqrt(squares / n + eps[0])
+
+
+def _normed(value, scale, beside):
+    return value * scale * beside[0]
+
+
+RMS_NORM = Form(
+    inputs=(Input(NORM_WEIGHT),),
+    device=_normed,
+    of_row=OfRow(of_element=_square, number=_of_root_mean_square),
+)
+
+
 def epilogue_code(epilogue: Epilogue) -> int:
     """Return the integer that specialises a kernel with this epilogue; records the steps of registered ones."""
-    if not epilogue.added:
-        return epilogue.bits
+    return epilogue.bits | (_recorded([(each.form, each) for each in epilogue.added]) if epilogue.added else 0)
+
+
+def rows_code(of_rows: Norm | Applied | None) -> int:
+    """Return the integer that specialises a kernel with what it does to whole rows; 0: nothing."""
+    if of_rows is None:
+        return 0
+    return _recorded(
+        [(RMS_NORM, Applied("", (of_rows.eps,))) if isinstance(of_rows, Norm) else (of_rows.form, of_rows)]
+    )
+
+
+def _recorded(forms: Iterable[tuple[Form, Applied]]) -> int:
+    """Record steps by their digest, and return it, above the bits of an epilogue."""
     steps, first = [], 0
-    for each in epilogue.added:
-        form = registered(each.name)
+    for form, each in forms:
         read = [(read.rows + read.cols, first + index) for index, read in enumerate(form.inputs)]
         first += len(read)
-        steps.append((_compiled(form.device), (*read, *(("", number) for number in each.numbers))))
-    text = [(getattr(device, "cache_key", device.__name__), read) for device, read in steps]
+        of_row = form.of_row
+        rows = (of_row.combine, _compiled(of_row.of_element), _compiled(of_row.number)) if of_row else ()
+        reads = (*read, *(("", number) for number in each.numbers))
+        steps.append(Step(_compiled(form.device), reads, each.of_parts, *rows))
+    text = [[getattr(part, "cache_key", getattr(part, "__name__", part)) for part in step] for step in steps]
     digest = int(sha256(repr(text).encode()).hexdigest()[:_DIGEST_DIGITS], 16)
     AddedSteps.by_digest[digest] = tuple(steps)
-    return epilogue.bits | digest << _DIGEST_AT
+    return digest << _DIGEST_AT
 
 
-def added_operands(epilogue: Epilogue, tensors: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Return the tensors that registered epilogues read, in order; None without any."""
-    names = [read.name for each in epilogue.added for read in registered(each.name).inputs]
+def added_operands(forms: Iterable[Applied | Norm], tensors: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return the tensors that registered forms and a norm read, in order; None without any."""
+    names = [name for each in forms for name in ((NORM_WEIGHT,) if isinstance(each, Norm) else each.inputs)]
     return tuple(tensors[name] for name in names) or None
 
 
@@ -67,18 +114,25 @@ def how_many_steps(epilogue):
 
 
 @gluon.constexpr_function
-def device_of(epilogue, step):
-    return AddedSteps.by_digest[epilogue >> _DIGEST_AT][step][0]
+def is_by_words(operands, dtype, lies, at):
+    """Whether an input of columns has the dtype of the rows that lie in words."""
+    return lies == "1n" and operands[at].dtype.element_ty == dtype
+
+
+@gluon.constexpr_function
+def of_step(epilogue, step, field):
+    """A field of a step, by its name in `Step`."""
+    return getattr(AddedSteps.by_digest[epilogue >> _DIGEST_AT][step], field)
 
 
 @gluon.constexpr_function
 def how_many_read(epilogue, step):
-    return len(AddedSteps.by_digest[epilogue >> _DIGEST_AT][step][1])
+    return len(AddedSteps.by_digest[epilogue >> _DIGEST_AT][step].reads)
 
 
 @gluon.constexpr_function
 def read_of(epilogue, step, index, part):
-    return AddedSteps.by_digest[epilogue >> _DIGEST_AT][step][1][index][part]
+    return AddedSteps.by_digest[epilogue >> _DIGEST_AT][step].reads[index][part]
 
 
 @triton.jit
@@ -91,7 +145,10 @@ def read_added(
     if LIES == "yn":
         return tl.load(operands[AT] + offsets, mask=inside, other=0.0).to(tl.float32)
     elif LIES == "1n":
-        return tl.load(operands[AT] + cols, mask=cols < n, other=0.0).to(tl.float32)
+        of_columns = tl.load(operands[AT] + cols, mask=cols < n, other=0.0).to(tl.float32)
+        if len(inside.shape) > len(cols.shape):
+            of_columns = of_columns[None, :]
+        return of_columns
     elif LIES == "y1":
         return tl.load(operands[AT] + offsets // n, mask=inside, other=0.0).to(tl.float32)
     elif LIES == "11":
@@ -101,15 +158,56 @@ def read_added(
 
 
 @triton.jit
-def apply_added(value, operands, offsets, inside, cols, n, EPILOGUE: tl.constexpr):
-    """Apply all registered epilogues in order. offsets: of the elements in the row-major result. cols: their columns,
-    which broadcast with `offsets`."""
+def read_beside(operands, offsets, inside, cols, n, EPILOGUE: tl.constexpr, STEP: tl.constexpr):
+    """All that a step reads: its inputs, then its numbers."""
+    beside = ()
+    for index in tl.static_range(how_many_read(EPILOGUE, STEP)):
+        beside += (read_added(operands, offsets, inside, cols, n, EPILOGUE, STEP, index),)  # type: ignore[assignment]
+    return beside
+
+
+@triton.jit
+def apply_added(value, operands, offsets, inside, cols, n, EPILOGUE: tl.constexpr, OF_PARTS: tl.constexpr = False):
+    """Apply the registered epilogues in order: those of parts, or all others. offsets: of the elements in the row-major
+    result; None for parts, which lie elsewhere. inside: of the elements. cols: their columns, or of all rows alike."""
     for step in tl.static_range(how_many_steps(EPILOGUE)):
-        beside = ()
-        for index in tl.static_range(how_many_read(EPILOGUE, step)):
-            beside += (read_added(operands, offsets, inside, cols, n, EPILOGUE, step, index),)  # type: ignore[assignment]
-        value = device_of(EPILOGUE, step)(value, beside)
+        if of_step(EPILOGUE, step, "of_parts") == OF_PARTS:
+            beside = read_beside(operands, offsets, inside, cols, n, EPILOGUE, step)
+            value = of_step(EPILOGUE, step, "device")(value, beside)
     return value
+
+
+@triton.jit
+def join(one, other, ROWS: tl.constexpr):
+    """What elements of rows count for, pair by pair. NaN if one is, as torch has it."""
+    if of_step(ROWS, 0, "combine") == "sum":
+        return one + other
+    else:
+        return _larger(one, other)
+
+
+@triton.jit
+def join_along(counted, AXIS: tl.constexpr, ROWS: tl.constexpr):
+    """The same along an axis."""
+    if of_step(ROWS, 0, "combine") == "sum":
+        return tl.sum(counted, AXIS)
+    else:
+        return tl.reduce(counted, AXIS, _larger)
+
+
+@triton.jit
+def _larger(one, other):
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def number_of_row(joined, n, ROWS: tl.constexpr):
+    """The number by which a row's elements are stored."""
+    numbers = ()
+    for index in tl.static_range(how_many_read(ROWS, 0)):
+        if read_of(ROWS, 0, index, 0) == "":
+            numbers += (read_of(ROWS, 0, index, 1),)  # type: ignore[assignment]
+    return of_step(ROWS, 0, "number")(joined, n, numbers)
 
 
 BIAS = tl.constexpr(EPILOGUE_BITS["bias"])
@@ -121,14 +219,14 @@ BY_TENSOR = tl.constexpr(EPILOGUE_BITS["tensor"])
 BY_ROWS = tl.constexpr(EPILOGUE_BITS["rows"])
 GATE = tl.constexpr(EPILOGUE_BITS[GATE_WORD])
 SCALES = tl.constexpr(EPILOGUE_BITS["tensor"] | EPILOGUE_BITS["rows"])
-ENDINGS = tl.constexpr(~SCALES.value)
+ENDINGS = tl.constexpr(~(SCALES.value | PARTS.value))
 
 
 @gluon.constexpr_function
 def of_product(epilogue, addends):
     """What is left to be done to a tile's products, or to the one that a gate made of two."""
     if addends:
-        return SCALES.value & epilogue
+        return epilogue & ~ENDINGS.value | (epilogue & DIGEST.value if PARTS.value & epilogue else 0)
     return (ENDINGS.value if GATE.value & epilogue else -1) & epilogue
 
 
@@ -168,13 +266,17 @@ def scales_beside(ends, table, tile, row, EPILOGUE: tl.constexpr):
 
 
 @triton.jit
-def scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
-    """`value * scale_x * scale_w`: one scale each, or that of the row and that of the column."""
+def scaled(value, scale_x, scale_w, more, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
+    """`value * scale_x * scale_w`: one scale each, or that of the row and that of the column; then what is registered
+    of parts."""
     if BY_TENSOR & EPILOGUE:
         value *= tl.load(scale_x) * tl.load(scale_w)
     if BY_ROWS & EPILOGUE:
         by_row = tl.load(scale_x + rows, mask=rows < row_end, other=0.0)
         value *= by_row[:, None] * tl.load(scale_w + cols, mask=cols < n, other=0.0)[None, :]
+    if PARTS & EPILOGUE:
+        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
+        value = apply_added(value, more, None, inside, cols, n, EPILOGUE, True)
     return value
 
 
@@ -182,9 +284,9 @@ def scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constex
 def scaled_and_gated(value, gate, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
     """`scaled(value) * activation(scaled(gate))`: scale_w has the gate's scales behind the n, or the one, of value."""
     if SCALES & EPILOGUE:
-        value = scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE)
+        value = scaled(value, scale_x, scale_w, None, rows, row_end, cols, n, EPILOGUE)
         of_gate = scale_w + (n if BY_ROWS & EPILOGUE else 1)
-        gate = scaled(gate, scale_x, of_gate, rows, row_end, cols, n, EPILOGUE)
+        gate = scaled(gate, scale_x, of_gate, None, rows, row_end, cols, n, EPILOGUE)
     return gated(value, gate, EPILOGUE)
 
 
@@ -195,7 +297,7 @@ def finished(value, bias, residual, scale_x, scale_w, more, rows, row_end, cols,
 
     Of one of several weights, bias and scale_w begin at its columns, of which there are n.
     """
-    value = scaled(value, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE)
+    value = scaled(value, scale_x, scale_w, more, rows, row_end, cols, n, EPILOGUE)
     if BIAS & EPILOGUE:
         value += tl.load(bias + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
     if (GATE & EPILOGUE) == 0:
@@ -207,7 +309,7 @@ def finished(value, bias, residual, scale_x, scale_w, more, rows, row_end, cols,
     if ADDED & EPILOGUE:
         inside = (rows < row_end)[:, None] & (cols < n)[None, :]
         offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
-        value = apply_added(value, more, offsets, inside, cols[None, :], n, EPILOGUE)
+        value = apply_added(value, more, offsets, inside, cols, n, EPILOGUE)
     return value
 
 
@@ -223,7 +325,7 @@ def ended(value, bias, residual, more, offsets, inside, cols, n, EPILOGUE: tl.co
     if RESIDUAL & EPILOGUE:
         value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
     if ADDED & EPILOGUE:
-        value = apply_added(value, more, offsets, inside, cols[None, :], n, EPILOGUE)
+        value = apply_added(value, more, offsets, inside, cols, n, EPILOGUE)
     return value
 
 

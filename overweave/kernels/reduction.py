@@ -13,14 +13,15 @@ which a tile has columns of one, into rows of the result.
 
 A first operand may be a sum that is kept in fp32 (SUM_FIRST); else all are of the output's dtype.
 
-With a norm, tiles are whole rows, and those that go to the caller's tensor are normed on their way (norm.py). With an
-epilogue, rows of the table that say so finish their sums in fp32 before they round them (epilogue.py).
+With a norm, or another form of whole rows, tiles are such, and those that go to the caller's tensor are finished on
+their way (`sum_and_finish_rows`). With an epilogue, rows of the table that say so finish their sums in fp32 before they
+round them (epilogue.py).
 """
 
 import triton
 import triton.language as tl
 
-from overweave.kernels.epilogue import ADDED, RESIDUAL, ended
+from overweave.kernels.epilogue import ADDED, RESIDUAL, ended, join, join_along, number_of_row, of_step, read_beside
 from overweave.lang.tile_table import (
     CLAIMED,
     COL,
@@ -42,8 +43,8 @@ from overweave.lang.tile_table import (
 )
 from overweave.memory.device.signals import STRIDE
 
-# The ordered sum of whole rows, normed on their way to the caller: how an all-reduce or a reduce-scatter ends, in
-# its last pass.
+# The ordered sum of whole rows, finished on their way to the caller: how an all-reduce or a reduce-scatter ends, in
+# its last pass. What is done to them is RMSNorm, or a registered form of whole rows (epilogue.py).
 
 MOST_OPERANDS = tl.constexpr(4)  # of a part of rows, that the registers hold all at once
 
@@ -132,25 +133,27 @@ def sum_in_turn(sources, out, offsets, inside, verdict, OPERANDS: tl.constexpr, 
 
 
 @triton.jit
-def sum_and_norm_rows(
-    sources, target_address, out, residual, norm_weight, z, cells, place, n, verdict,
-    OPERANDS: tl.constexpr, FIRST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPS: tl.constexpr,
+def sum_and_finish_rows(
+    sources, target_address, out, after, cells, place, n, verdict,
+    OPERANDS: tl.constexpr, FIRST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
     CELL_M: tl.constexpr, CELL_N: tl.constexpr,
 ):  # fmt: skip
-    """A tile of whole rows, BLOCK_N columns at a time. What goes to the caller's `out` is normed:
-    `z = sum + residual`, stored, and `z / rms(z) * norm_weight`; sums that go elsewhere are stored as they are.
+    """A tile of whole rows, BLOCK_N columns at a time. What goes to the caller is finished: `z = sum + residual`,
+    stored, a number of each row of z, and by it the elements of `out`; of a norm, `z / rms(z) * norm_weight`. Sums that
+    go elsewhere are stored as they are.
 
-    Rounded where torch rounds: the sum before the residual is added, and z, of which the norm is. So z has the same
-    bits in every plan, whether its sum has travelled or not. residual None: nothing is added. target_address: where the
-    sum goes; 0: to the caller. place, cells: as of `sum_tile`.
+    Rounded where torch rounds: the sum before the residual is added, and z, of which the number is. So z has the same
+    bits in every plan, whether its sum has travelled or not. after.residual None: nothing is added. target_address:
+    where the sum goes; 0: to the caller. place, cells: as of `sum_tile`. ROWS: kernels/epilogue.rows_code.
     """
     row, _, count, source_row = place
+    z = after.z
     own = tl.arange(0, BLOCK_M)
     has_row = own < count
     source_starts = (source_row + own).to(tl.int64)[:, None] * n
     starts = (row + own).to(tl.int64)[:, None] * n
-    target = tl.multiple_of(target_address.to(out.dtype), 16)
-    squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    target = tl.multiple_of(target_address.to(z.dtype), 16)
+    joined = tl.zeros((BLOCK_M,), dtype=tl.float32)
     for col in range(0, n, BLOCK_N):
         cols = col + tl.arange(0, BLOCK_N)
         inside = has_row[:, None] & (cols < n)[None, :]
@@ -158,30 +161,34 @@ def sum_and_norm_rows(
         if cells is not None:
             offsets = places_in_cells(cells, source_row, count, col, n, BLOCK_M, BLOCK_N, CELL_M, CELL_N)
         if OPERANDS <= MOST_OPERANDS:
-            loaded = load_operands(sources, out, offsets, inside, OPERANDS, FIRST, False)
+            loaded = load_operands(sources, z, offsets, inside, OPERANDS, FIRST, False)
             tl.debug_barrier()  # the assembler would begin to add before it has asked for all (kernels/reduction.py)
             total = ordered_sum(loaded, verdict, OPERANDS, FIRST)
         else:
-            total = sum_in_turn(sources, out, offsets, inside, verdict, OPERANDS, False)
-        rounded = total.to(out.dtype.element_ty)
+            total = sum_in_turn(sources, z, offsets, inside, verdict, OPERANDS, False)
+        rounded = total.to(z.dtype.element_ty)
         if target_address != 0:
             tl.store(target + source_starts + cols[None, :], rounded, mask=inside)
         else:
-            if residual is not None:
-                beside = tl.load(residual + starts + cols[None, :], mask=inside, other=0.0).to(tl.float32)
-                rounded = (rounded.to(tl.float32) + beside).to(out.dtype.element_ty)
+            if after.residual is not None:
+                beside = tl.load(after.residual + starts + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+                rounded = (rounded.to(tl.float32) + beside).to(z.dtype.element_ty)
             tl.store(z + starts + cols[None, :], rounded, mask=inside)
-            value = rounded.to(tl.float32)
-            squares += tl.sum(value * value, axis=1)
+            counted = of_step(ROWS, 0, "of_element")(rounded.to(tl.float32))
+            joined = join(joined, join_along(counted, 1, ROWS), ROWS)
     if target_address == 0:
         tl.debug_barrier()  # what is read of z below may have been written by another thread
-        scale = tl.rsqrt(squares / n + EPS)[:, None]
+        number = number_of_row(joined, n, ROWS)
+        if after.numbers is not None:
+            tl.store(after.numbers + row + own, number, mask=has_row)
         for col in range(0, n, BLOCK_N):
             cols = col + tl.arange(0, BLOCK_N)
             inside = has_row[:, None] & (cols < n)[None, :]
-            value = tl.load(z + starts + cols[None, :], mask=inside, other=0.0).to(tl.float32)
-            weight = tl.load(norm_weight + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
-            tl.store(out + starts + cols[None, :], (value * scale * weight).to(out.dtype.element_ty), mask=inside)
+            offsets = starts + cols[None, :]
+            value = tl.load(z + offsets, mask=inside, other=0.0).to(tl.float32)
+            beside = read_beside(after.more, offsets, inside, cols, n, ROWS, 0)
+            value = of_step(ROWS, 0, "device")(value, number[:, None], beside)
+            tl.store(out + offsets, value.to(out.dtype.element_ty), mask=inside)
 
 
 MOST_UNDER_WAY = tl.constexpr(4 * 8 * 1024)  # elements of all operands of a tile: with 8 warps, 128 of a thread
@@ -250,7 +257,7 @@ def reduction_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TRACED: tl.constexpr,
-    EPS: tl.constexpr,
+    ROWS: tl.constexpr,
     SUM_FIRST: tl.constexpr,
     EPILOGUE: tl.constexpr,
     CELL_M: tl.constexpr,
@@ -280,10 +287,10 @@ def reduction_kernel(
             )  # fmt: skip
             waited = operation
         record_time(trace, tile, READY, TRACED)
-        if after.norm_weight is not None:
-            sum_and_norm_rows(
-                sources, target_address, out, after.residual, after.norm_weight, after.z, cells, place, n, verdict,
-                OPERANDS, FIRST, BLOCK_M, BLOCK_N, EPS, CELL_M, CELL_N,
+        if ROWS:
+            sum_and_finish_rows(
+                sources, target_address, out, after, cells, place, n, verdict,
+                OPERANDS, FIRST, BLOCK_M, BLOCK_N, ROWS, CELL_M, CELL_N,
             )  # fmt: skip
             following = claim_tile(claims)
         else:

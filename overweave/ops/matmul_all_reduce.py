@@ -6,7 +6,7 @@ from typing import Unpack, overload
 
 import torch
 
-from overweave.ir.operators.forms import Z
+from overweave.ir.operators.forms import Z, results_beside
 from overweave.ir.operators.matmul_all_reduce import OPERATOR
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.call.norm import RmsNorm
@@ -76,5 +76,8 @@ def matmul_all_reduce(
         "x": x, "w": w, "bias": bias, "activation": activation, "residual": residual, "scale_x": scale_x,
         "scale_w": scale_w, "out_dtype": out_dtype, "norm": norm, "plan": plan, **others,
     }  # fmt: skip
-    tensors = call(OPERATOR, group, given)
-    return tensors["y"] if norm is None else (tensors["y"], tensors[Z])
+    made = call(OPERATOR, group, given)
+    if others:  # registered forms, of which those of whole rows make other results
+        names = results_beside(others, ("y",))
+        return made[names[0]] if len(names) == 1 else (made[names[0]], made[names[1]])
+    return made["y"] if norm is None else (made["y"], made[Z])

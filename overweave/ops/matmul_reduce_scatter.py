@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Never, Unpack, overload
 
 import torch
 
-from overweave.ir.operators.forms import Z
+from overweave.ir.operators.forms import Z, results_beside
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR
 from overweave.ops.call.groups import GroupLike
 from overweave.ops.call.norm import RmsNorm
@@ -110,10 +111,13 @@ def matmul_reduce_scatter(
         "scale_w": scale_w, "out_dtype": out_dtype, "norm": norm, "plan": plan, **others,
     }  # fmt: skip
     made = call(OPERATOR, group, given)
-    return _with_others(made) if Z in made or ROWS in made else made["y"]
+    return _with_others(made, others) if others or Z in made or ROWS in made else made["y"]
 
 
-def _with_others(made: dict[str, torch.Tensor]) -> Returned:
-    """The rows with those before a norm, with a map of where they lie, or with both."""
-    found = (made["y"], made[Z]) if Z in made else (made["y"],)
-    return (*found, RowMap(made[ROWS], made[ROWS_OF_ALL])) if ROWS in made else found
+def _with_others(made: dict[str, torch.Tensor], others: Mapping[str, object]) -> Returned:
+    """The rows with those before a norm, with a map of where they lie, or with both; or what a form of whole rows makes
+    in their place."""
+    found = (made["y"], made[Z]) if Z in made else tuple(made[name] for name in results_beside(others, ("y",)))
+    if ROWS in made:
+        return (*found, RowMap(made[ROWS], made[ROWS_OF_ALL]))  # type: ignore[return-value]
+    return found if len(found) > 1 else found[0]  # type: ignore[return-value]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from overweave.ir.operators.forms import GATE, NORM_WEIGHT, SCALE_W, SCALE_X, registered
+from overweave.ir.operators.forms import GATE, NORM_WEIGHT, SCALE_W, SCALE_X
 from overweave.ir.problem import Problem
 from overweave.ops.call.operands import CallArguments
 from overweave.ops.dispatch.call import call
@@ -52,10 +52,9 @@ class _Call:
         if epilogue.scaling:  # fp8 operands are scaled by rows
             given[SCALE_X] = torch.ones(x.shape[0], 1, dtype=torch.float32, device=x.device)
             given[SCALE_W].fill_(1)
-        if problem.of_rows:
-            given |= {NORM_WEIGHT: given[NORM_WEIGHT].abs(), "norm_eps": problem.of_rows.eps}
-        for added in epilogue.added:
-            given |= dict(zip(registered(added.name).numbers, added.numbers, strict=True))
+        if NORM_WEIGHT in given:
+            given[NORM_WEIGHT] = given[NORM_WEIGHT].abs()
+        given |= problem.numbers
         if problem.record.has_row_shards:
             given["m"] = problem.m
         return weights, given

@@ -20,7 +20,7 @@ from overweave.hardware.machine import Machine, TileRate
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, indexed_name
-from overweave.ir.schedule import Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
+from overweave.ir.schedule import OUTPUT, Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
 from overweave.sim.order import LaunchStep, QueueRun, tiles_of
 
 PricedMove = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
@@ -178,14 +178,15 @@ class Costs:
         machine, sms = self._machine, self._machine.processor.sms
         own_bytes, far = self._near_and_far(operation, operation.operands)
         own, programs = own_bytes + self._bytes(operation, operation.writes), min(sms, max(beside, 1))
-        own += self._beside(operation.finishes, (operation.out,))
+        of_rows = bool(self._problem.rows) and self._buffers[operation.out.buffer].home == OUTPUT
+        own += self._beside(operation.finishes or of_rows, (operation.out,))
         from_hbm = machine.hbm.gb_per_s / sms
         from_peers = self._pull_gb_per_s(operation, operation.operands, programs) / programs
         moving_us = (own / from_hbm + far / from_peers) / max(count, 1) / 1e3
         return KernelCost(count, moving_us + machine.latency.reduce_tile.us)
 
     def _beside(self, is_read: bool, regions: Iterable[Region]) -> int:
-        """Return the bytes that the epilogue reads beside elements of the result."""
+        """Return the bytes that are read and made beside elements of the result."""
         return sum(self._problem.bytes_beside(*region.shape) for region in regions) if is_read else 0
 
     def _push_tiles(self, operation: Put | Copy, programs: int, count: int) -> KernelCost:

@@ -24,7 +24,7 @@ from overweave.cli.ranks import (
     warn_of_long_runs,
 )
 from overweave.errors import InputError
-from overweave.ir.operators.forms import SCALE_X, registered
+from overweave.ir.operators.forms import NORM_WEIGHT, SCALE_X
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.ir.problem import Problem
 from overweave.ops.tune import device_named, tune_and_learn
@@ -115,10 +115,8 @@ def code(problem: Problem, plan: str) -> str:
     inputs = (*problem.beside, *((SCALE_X,) if epilogue.scaling else ()))
     keywords = [f"{name}={name}" for name in problem.record.keywords if name in inputs]
     keywords += [f'activation="{epilogue.activation}"'] * bool(epilogue.activation)
-    for added in epilogue.added:
-        numbers = zip(registered(added.name).numbers, added.numbers, strict=True)
-        keywords += [f"{name}={number!r}" for name, number in numbers]
-    keywords += ["norm=ow.RmsNorm(norm_weight)"] * bool(problem.of_rows)
+    keywords += [f"{name}={each!r}" for name, each in problem.numbers.items() if name in problem.record.keywords]
+    keywords += ["norm=ow.RmsNorm(norm_weight)"] * (NORM_WEIGHT in problem.beside)
     return f'ow.{problem.operator}({", ".join(("x", weights, "group", *keywords))}, plan="{plan}")'
 
 

@@ -22,7 +22,21 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from overweave.kernels.epilogue import ADDED, BIAS, RESIDUAL, activated, apply_added
+from overweave.kernels.epilogue import (
+    ADDED,
+    BIAS,
+    RESIDUAL,
+    activated,
+    apply_added,
+    how_many_read,
+    is_by_words,
+    join,
+    join_along,
+    number_of_row,
+    of_step,
+    read_added,
+    read_of,
+)
 from overweave.memory.device.packed import (
     DATA_WORDS,
     MESSAGE_BYTES,
@@ -230,21 +244,20 @@ def alarm_if_missing(call, missing):
             write_report(PACKED_OPERATION, sender, call.epoch, 0, call.words, call.limits, call.world_size)
 
 
-# As kernels/reduction.py: `z = sum + residual`, stored, and `z / rms(z) * norm_weight`, each step rounded where torch
-# rounds. A program has whole rows then, in turns; a row's squares are added over them, and z is read again once they
-# are known.
+# As kernels/reduction.py: `z = sum + residual`, stored, and out of it the elements, each step rounded where torch
+# rounds. A program has whole rows then, in turns; what a row's elements count for is joined over them, and z is read
+# again once the row's number is known.
 
 
 @triton.jit
-def deliver(out, after, first, sums, left):
-    """A turn's sums from word `first` on, `left` words of them; returns the squares of what is normed later, by
-    message. after: kernels/arguments.AfterSums; without z nothing is
-    normed, without a residual nothing is added."""
-    dtype: tl.constexpr = out.dtype.element_ty
-    squares = tl.zeros(left.shape, tl.float32)
-    if after.z is None:
+def deliver(out, after, first, sums, left, counted, ROWS: tl.constexpr):
+    """A turn's sums from word `first` on, `left` words of them; returns what elements of rows that are finished later
+    count for, by message, joined with `counted`, that of other turns. after: kernels/arguments.AfterSums; without a
+    residual nothing is added. ROWS: kernels/epilogue.rows_code."""
+    if ROWS == 0:
         store_words(out.to(tl.pointer_type(tl.int32)) + first, sums, left)
     else:
+        dtype: tl.constexpr = after.z.dtype.element_ty
         kept = ()
         for index in tl.static_range(3):
             word = sums[index]
@@ -253,37 +266,75 @@ def deliver(out, after, first, sums, left):
                 added = numbers_of(tl.load(beside, mask=left > index, other=0), dtype)
                 numbers = numbers_of(word, dtype)
                 word = word_of(numbers[0] + added[0], numbers[1] + added[1], dtype)
-            kept += (word,)
+            kept += (word,)  # type: ignore[assignment]
             value = numbers_of(word, dtype)
-            squares += tl.where(left > index, value[0] * value[0] + value[1] * value[1], 0.0)
+            low, high = of_step(ROWS, 0, "of_element")(value[0]), of_step(ROWS, 0, "of_element")(value[1])
+            counted = join(counted, tl.where(left > index, join(low, high, ROWS), 0.0), ROWS)
         store_words(after.z.to(tl.pointer_type(tl.int32)) + first, kept, left)
-    return squares
+    return counted
 
 
 @triton.jit
-def norm_row(traits: tl.constexpr, call, out, after, squares, start, size, turns):
+def finish_row(traits: tl.constexpr, call, out, after, counted, start, size, turns):
     """The row that a program has of the `size` words from `start` on, if that is one, out of z.
 
     A block barrier stands before: what is read of z may have been written by another thread.
     """
-    dtype = out.dtype.element_ty
-    scale = tl.rsqrt(tl.sum(squares, 0) / (call.span * (32 // dtype.primitive_bitwidth)) + traits.eps)
+    ROWS: tl.constexpr = traits.rows
+    dtype = after.z.dtype.element_ty
+    NUMBERS: tl.constexpr = 32 // dtype.primitive_bitwidth
+    n, begin = call.span * NUMBERS, call.part * call.span
+    number = number_of_row(join_along(counted, 0, ROWS), n, ROWS)
+    if after.numbers is not None:
+        tl.store(after.numbers + (start + begin) // call.span, number, mask=begin < size)
     for turn in range(turns):
         _, first, left = stretch_of(call, turn, traits.block)
         left = tl.minimum(left, size - first)
         row = load_words(after.z.to(tl.pointer_type(tl.int32)) + start + first, left)
-        weight = load_words(after.norm_weight.to(tl.pointer_type(tl.int32)) + first - call.part * call.span, left)
-        normed = ()
+        beside = ()
         for index in tl.static_range(3):
-            value, factor = numbers_of(row[index], dtype), numbers_of(weight[index], dtype)
-            normed += (word_of(value[0] * scale * factor[0], value[1] * scale * factor[1], dtype),)  # type: ignore[assignment]
-        store_words(out.to(tl.pointer_type(tl.int32)) + start + first, normed, left)
+            both = _beside(after.more, dtype, start + first, first - begin, index, left > index, n, ROWS)
+            beside += (both,)  # type: ignore[assignment]
+        words = ()
+        for index in tl.static_range(3):
+            value = numbers_of(row[index], dtype)
+            low = of_step(ROWS, 0, "device")(value[0], number, beside[index][0])
+            high = of_step(ROWS, 0, "device")(value[1], number, beside[index][1])
+            if out.dtype.element_ty == dtype:
+                words += (word_of(low, high, dtype),)  # type: ignore[assignment]
+            else:  # elements of another size, one by one
+                place = out + (start + first + index).to(tl.int64) * NUMBERS
+                tl.store(place, low.to(out.dtype.element_ty), mask=left > index)
+                if NUMBERS == 2:
+                    tl.store(place + 1, high.to(out.dtype.element_ty), mask=left > index)
+        if out.dtype.element_ty == dtype:
+            store_words(out.to(tl.pointer_type(tl.int32)) + start + first, words, left)
+
+
+@triton.jit
+def _beside(operands, dtype: tl.constexpr, word, col_word, at: tl.constexpr, inside, n, ROWS: tl.constexpr):
+    """What both numbers of words are stored beside. word, col_word: where messages begin, in the result and in their
+    row; at: which of a message's words."""
+    NUMBERS: tl.constexpr = 32 // dtype.primitive_bitwidth
+    place, col = (word + at).to(tl.int64) * NUMBERS, (col_word + at) * NUMBERS
+    low, high = (), ()
+    for index in tl.static_range(how_many_read(ROWS, 0)):
+        if is_by_words(operands, dtype, read_of(ROWS, 0, index, 0), read_of(ROWS, 0, index, 1)):
+            address = operands[read_of(ROWS, 0, index, 1)].to(tl.pointer_type(tl.int32)) + col_word + at
+            both = numbers_of(tl.load(address, mask=inside, other=0), dtype)
+            low += (both[0],)  # type: ignore[assignment]
+            high += (both[1],)  # type: ignore[assignment]
+        else:
+            further = NUMBERS - 1
+            low += (read_added(operands, place, inside, col, n, ROWS, 0, index),)  # type: ignore[assignment]
+            high += (read_added(operands, place + further, inside, col + further, n, ROWS, 0, index),)  # type: ignore[assignment]
+    return low, high
 
 
 @triton.jit
 def packed_kernel(source, out, after, space, parts, protocol, rank, n, traits: tl.constexpr):
     """source: the own partial sums, or the own one of the shards that are gathered. out: what the caller gets, rows of
-    n numbers: all, or the own shard of a scatter. after: what a norm (rows.py) or the epilogue of sums reads. A
+    n numbers: all, or the own shard of a scatter. after: what a norm or the epilogue of sums reads. A
     gather's matmul starts early behind it, any other exchange behind its matmul (memory/device/protocol.py).
     Tuples and traits: kernels/arguments.py.
     """
@@ -297,27 +348,27 @@ def packed_kernel(source, out, after, space, parts, protocol, rank, n, traits: t
         push_shard(traits, call, source, out, parts.turns)
         hear_shards(traits, call, call.here, out, after, parts.turns)
     elif traits.exchange == "one_shot":
-        squares = sum_all(traits, call, source, out, after, n, parts.turns)
-        if after.z is not None:
+        counted = sum_all(traits, call, source, out, after, n, parts.turns)
+        if traits.rows:
             tl.debug_barrier()
-            norm_row(traits, call, out, after, squares, 0, call.total, parts.turns)
+            finish_row(traits, call, out, after, counted, 0, call.total, parts.turns)
     elif traits.exchange == "scatter":
-        squares = sum_shard(traits, call, source, out, after, n, parts.turns)
-        if after.z is not None:
+        counted = sum_shard(traits, call, source, out, after, n, parts.turns)
+        if traits.rows:
             tl.debug_barrier()
-            norm_row(traits, call, out, after, squares, 0, words_of(call, call.rank), parts.turns)
+            finish_row(traits, call, out, after, counted, 0, words_of(call, call.rank), parts.turns)
     else:
-        squares = sum_shard(traits, call, source, out, after, n, parts.turns)
+        counted = sum_shard(traits, call, source, out, after, n, parts.turns)
         behind = call.stride * (SENDERS + 1)
         of_peers = hear_shards(traits, call, call.here + behind, out, after, parts.turns)
-        if after.z is not None:
+        if traits.rows:
             tl.debug_barrier()
             start = call.rank.to(tl.int64) * call.shard
-            norm_row(traits, call, out, after, squares, start, words_of(call, call.rank), parts.turns)
+            finish_row(traits, call, out, after, counted, start, words_of(call, call.rank), parts.turns)
             for sender in tl.static_range(SENDERS):
                 owner = tl.where(sender >= call.rank, sender + 1, sender)
                 first, size = owner.to(tl.int64) * call.shard, words_of(call, owner)
-                norm_row(traits, call, out, after, of_peers[sender], first, size, parts.turns)
+                finish_row(traits, call, out, after, of_peers[sender], first, size, parts.turns)
 
 
 @triton.jit
@@ -346,7 +397,7 @@ def sum_all(traits: tl.constexpr, call, source, out, after, n, turns):
         at, first, left = stretch_of(call, turn, BLOCK)
         left = tl.minimum(left, call.total - first)
         push_to_all(call.mine, at, load_words(numbers + first, left), call.epoch, left > 0, SENDERS)
-    squares, late = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
+    counted, late = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
     for turn in range(turns):
         at, first, left = stretch_of(call, turn, BLOCK)
         left = tl.minimum(left, call.total - first)
@@ -354,10 +405,10 @@ def sum_all(traits: tl.constexpr, call, source, out, after, n, turns):
         # Who waited in vain in one turn does not wait in the next.
         found = poll(traits, call, call.here + at, (left > 0) & (late == 0))
         late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(traits, own, found, call.rank, late > 0, after, 0, first, left, n, out.dtype.element_ty)
-        squares += deliver(out, after, first, sums, left)
+        sums = sums_of(traits, own, found, call.rank, late > 0, after, 0, first, left, n, source.dtype.element_ty)
+        counted = deliver(out, after, first, sums, left, counted, traits.rows)
     alarm_if_missing(call, late)
-    return squares
+    return counted
 
 
 @triton.jit
@@ -374,7 +425,7 @@ def sum_shard(traits: tl.constexpr, call, source, out, after, n, turns):
     start, behind = 0, 0  # of the sums in `out`, and of those among the messages
     if traits.exchange == "two_shot":
         start, behind = own_start, call.stride * (SENDERS + 1)
-    squares, late = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
+    counted, late = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
     for turn in range(turns):
         at, first, left = stretch_of(call, turn, BLOCK)
         inside = (left > 0) & (first < call.shard)
@@ -382,13 +433,13 @@ def sum_shard(traits: tl.constexpr, call, source, out, after, n, turns):
         own = load_words(numbers + own_start + first, left)
         found = poll(traits, call, call.here + at, inside & (late == 0))
         late = tl.maximum(late, found[3 * SENDERS])
-        sums = sums_of(traits, own, found, call.rank, late > 0, after, start, first, left, n, out.dtype.element_ty)
+        sums = sums_of(traits, own, found, call.rank, late > 0, after, start, first, left, n, source.dtype.element_ty)
         if traits.exchange == "two_shot":
             # A sum that lacks a part is not sent: who waits for it ends by the alarm, and knows that its call is void.
             push_to_all(call.mine, behind + at, sums, call.epoch, inside & (late == 0), SENDERS)
-        squares += deliver(out, after, start + first, sums, left)
+        counted = deliver(out, after, start + first, sums, left, counted, traits.rows)
     alarm_if_missing(call, late)  # of a two-shot before the second wait, which this ends everywhere
-    return squares
+    return counted
 
 
 @triton.jit
@@ -415,9 +466,9 @@ def hear_shards(traits: tl.constexpr, call, here, out, after, turns):
     """The shards of all peers, as they sent them, to their places in `out`. Returns what `deliver` does, for each."""
     SENDERS: tl.constexpr = traits.senders
     BLOCK: tl.constexpr = traits.block
-    squares = ()
+    counted = ()
     for _ in tl.static_range(SENDERS):
-        squares += (tl.zeros([BLOCK], tl.float32),)  # type: ignore[assignment]
+        counted += (tl.zeros([BLOCK], tl.float32),)  # type: ignore[assignment]
     late = tl.zeros([BLOCK], tl.int32)
     for turn in range(turns):
         at, first, left = stretch_of(call, turn, BLOCK)
@@ -428,8 +479,8 @@ def hear_shards(traits: tl.constexpr, call, here, out, after, turns):
             owner = tl.where(sender >= call.rank, sender + 1, sender)
             left_there = tl.minimum(left, words_of(call, owner) - first)
             told, start = told_by(found, sender, is_void), owner.to(tl.int64) * call.shard
-            normed = squares[sender] + deliver(out, after, start + first, told, left_there)
-            more += (normed,)  # type: ignore[assignment]
-        squares = more
+            joined = deliver(out, after, start + first, told, left_there, counted[sender], traits.rows)
+            more += (joined,)  # type: ignore[assignment]
+        counted = more
     alarm_if_missing(call, late)
-    return squares
+    return counted

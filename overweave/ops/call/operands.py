@@ -9,14 +9,13 @@ from types import NoneType
 from typing import Any, get_args
 
 import torch
-from msgspec import UNSET
 from torch.autograd import forward_ad
 
 from overweave.compat.torch_names import current_level
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import Activation, Applied, Epilogue, Norm, Scaling
+from overweave.ir.epilogue import Activation, Applied, Epilogue, Norm, Scaling, applied, told_apart
 from overweave.ir.operators.forms import (
     BIAS,
     GATE,
@@ -75,13 +74,14 @@ def problem_of_call(
     name, x, weights = operator.name, tensors["x"], weights_of(given)
     is_transposed = check_operands(name, x, *weights, shard_of=group if operator.gathers_weight else None)
     columns, norm = tuple(w.shape[1] for w in weights), _norm(name, given)
+    more, rows = told_apart(added_by(operator, given))
     epilogue = Epilogue(
         bias=given.get(BIAS) is not None,
         activation=activation_of(name, given.get("activation")),
         residual=given.get(RESIDUAL) is not None and norm is None,
         scaling=_scaling(name, x, weights, given),
         gate=given.get(GATE) is not None,
-        more=added_by(name, given) or UNSET,
+        more=more,
     )
     problem = Problem(
         operator=name,
@@ -97,6 +97,7 @@ def problem_of_call(
         columns=columns if len(columns) > 1 else (),
         out_dtype=name_of(given.get("out_dtype") or torch.bfloat16) if x.dtype == FP8 else None,
         counted=given.get(COUNTS) is not None,
+        rows=rows,
     )
     check_forms(name, problem)
     _check_beside(problem, group.rank, tensors)
@@ -268,19 +269,19 @@ def _norm(operator: str, given: CallArguments) -> Norm | None:
     return Norm(eps=eps, residual=given.get(RESIDUAL) is not None)
 
 
-def added_by(operator: str, given: CallArguments) -> tuple[Applied, ...]:
-    """The registered epilogues that a call asks for. Raises InputError for one of which a part is missing."""
-    found = []
+def added_by(operator: Operator, given: CallArguments) -> tuple[Applied, ...]:
+    """The registered epilogues that a call asks for. Raises InputError for one of which an argument is missing."""
+    found, asked = [], operator.name
     for form in REGISTERED.values():
         passed = {word: given.get(word) for word in form.words}
         missing = [word for word, each in passed.items() if each is None]
         if missing and len(missing) < len(passed):
-            raise InputError(f"{operator}: {missing[0]}=", f"{form.name} needs it", f"Pass all of {', '.join(passed)}")
+            raise InputError(f"{asked}: {missing[0]}=", f"{form.name} needs it", f"Pass all of {', '.join(passed)}")
         if not missing:
             numbers: list[Any] = [passed[name] for name in form.numbers]
             if not all(isinstance(each, (float, int)) and math.isfinite(each) for each in numbers):
-                raise InputError(f"{operator}: {form.name}", f"got {numbers}"[:60], "Pass finite numbers")
-            found.append(Applied(form.name, tuple(map(float, numbers))))
+                raise InputError(f"{asked}: {form.name}", f"got {numbers}"[:60], "Pass finite numbers")
+            found.append(applied(form, numbers, operator.adds))
     return tuple(found)
 
 

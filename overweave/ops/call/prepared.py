@@ -104,7 +104,8 @@ def outputs_of(problem: Problem, rank: int) -> tuple[Output, ...]:
     made: list[Output] = [(indexed_name("y", index), (rows, cols), dtype) for index, cols in enumerate(problem.widths)]
     if problem.returns_gathered:
         made.append(("gathered_out", (problem.m, problem.k), getattr(torch, problem.dtype)))
-    return (*made, *((name, (rows, problem.n), dtype) for name in problem.also_made))
+    beside = ((name, problem.operand(name, rank)) for name in problem.also_made)
+    return (*made, *((name, (rows, cols), getattr(torch, kept)) for name, (rows, cols, kept) in beside))
 
 
 class Calls(dict[CallKey, AgreedCall]):

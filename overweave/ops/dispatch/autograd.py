@@ -24,7 +24,6 @@ from overweave.ir.operators.forms import (
     RESIDUAL,
     SCALE_W,
     SCALE_X,
-    registered,
 )
 from overweave.ir.operators.record import Operator
 from overweave.ir.shards import shard_rows
@@ -54,7 +53,7 @@ from overweave.ops.dispatch.schema import (
     in_order,
     request_of,
 )
-from overweave.runtime.library.epilogue import ACTIVATIONS
+from overweave.runtime.library.epilogue import ACTIVATIONS, in_torch
 
 DispatchKernel = Callable[..., Any]
 ForwardRun = Callable[
@@ -122,7 +121,7 @@ def _recorded(operator: Operator, group_name: str, given: OperatorArguments, run
         _check_differentiable(operator, xs, ws, others)
         activation = activation_of(operator.name, given.get("activation"))
         kept = kept_of(operator, group_name, xs[0].shape[0], given)
-        added = added_by(operator.name, given) if REGISTERED else ()
+        added = added_by(operator, given) if REGISTERED else ()
     except InputError as error:
         raise refused(group_name, error) from None
     has_norm = NORM_WEIGHT in others  # beside which no activation is taken: the call says so
@@ -162,21 +161,25 @@ def _composed(
 ) -> list[Any]:
     """An activation, a gate, and what stands behind them, by torch. ends: the tensors beside the factors, and the
     epilogues that were registered. product: computes and records what is before."""
-    (others, added), forms = ends, [registered(each.name) for each in ends[1]]
+    others, added = ends
+    of_parts = [each for each in added if each.of_parts]
     name, gate, residual = given.get("activation"), others.get(GATE), others.get(RESIDUAL)
+    bias = others.get(BIAS) if of_parts else None  # it is added behind what is done to parts
     activation = ACTIVATIONS[name] if name else lambda value: value
-    behind = ("activation", GATE, RESIDUAL, *(word for form in forms for word in form.words))
+    behind = {"activation", GATE, RESIDUAL, *(word for each in added for word in each.form.words)}
+    behind |= {BIAS} if of_parts else set()
     before = {key: each for key, each in given.items() if key not in behind}
     results = product(before | {"w": [*ws, gate]} if gate is not None else before)
     gathered = [results.pop()] if given.get("return_gathered") else []
+    for one in of_parts:
+        results = [in_torch(each, slice(None), one, given) for each in results]
+    results = [each + bias for each in results] if bias is not None else results
     results = [results[0] * activation(results[1])] if gate is not None else [activation(each) for each in results]
     if residual is not None:
         results[0] = results[0] + residual
-    for form, each in zip(forms, added, strict=True):
-        assert form.reference
-        beside = form.beside(given, each.numbers)
-        results = [form.reference(result, beside) for result in results]
-    return results + gathered
+    for one in (each for each in added if not each.of_parts):
+        results = [in_torch(each, slice(None), one, given) for each in results]
+    return (list(results[0]) if isinstance(results[0], tuple) else results) + gathered
 
 
 @lru_cache(maxsize=1024)

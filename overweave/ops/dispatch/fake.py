@@ -13,9 +13,10 @@ import torch
 
 from overweave.compat.torch_names import get_current_dispatch_mode_stack
 from overweave.ir.counts import COUNTS
-from overweave.ir.operators.forms import GATE, MADE_BY
+from overweave.ir.operators.forms import GATE, input_of, results_beside
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
+from overweave.ir.plan import indexed_name
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import process_group_of
 from overweave.ops.call.operands import FP8, check_operands
@@ -32,10 +33,13 @@ def results_for(operator: Operator, group_name: str, given: OperatorArguments) -
     x, products = xs[0], ws if len(xs) == 1 else ws[:1]
     rows, own_rows = _rows(operator, group_name, x.shape[0], given)
     dtype = (given.get("out_dtype") or torch.bfloat16) if x.dtype == FP8 else x.dtype
-    results = [x.new_empty((own_rows, w.shape[1]), dtype=dtype) for w in products]
-    for word, made in MADE_BY.items():
-        if given.get(word) is not None:
-            results += [torch.empty_like(results[0]) for _ in made]
+    widths = {indexed_name("y", index): w.shape[1] for index, w in enumerate(products)}
+    results = []
+    for name in results_beside(given, tuple(widths)):
+        read = input_of(name)
+        width = 1 if read and read.cols == "1" else widths.get(name, products[0].shape[1])
+        own = dtype if read is None or read.dtype == "result" else getattr(torch, read.dtype)
+        results.append(x.new_empty((own_rows, width), dtype=own))
     if given.get("return_gathered"):
         results.append(x.new_empty((rows, x.shape[1])))
     return results

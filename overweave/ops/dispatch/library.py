@@ -37,7 +37,8 @@ def register_epilogue(form: Form) -> None:
     """From now on every operator that takes epilogues takes this one, as a keyword and as an overload of its op, by the
     name of the form. Raises InputError for one that cannot be done.
     """
-    register(form)
+    if not register(form):
+        return
     for name in DEFINED:
         if form in record_of(name).forms.allowed:
             _define(record_of(name), form.name)

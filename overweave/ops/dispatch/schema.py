@@ -17,7 +17,7 @@ import torch
 from overweave.compat.torch_names import OpOverload
 from overweave.ir.contract import GATHERED_OUT
 from overweave.ir.counts import COUNTS
-from overweave.ir.operators.forms import MADE_BY
+from overweave.ir.operators.forms import results_beside
 from overweave.ir.operators.record import Operator
 from overweave.ir.plan import indexed_name
 from overweave.ir.problem import LONGEST_LIST
@@ -99,11 +99,8 @@ def results_of(given: OperatorArguments, results: Sequence[torch.Tensor]) -> dic
 
 def results_named(given: OperatorArguments) -> list[str]:
     """The names of a call's results, in the order in which an op returns them."""
-    names = list(PRODUCTS[: _products(given)])
-    for word, made in MADE_BY.items():
-        if given.get(word) is not None:
-            names += made
-    return names + ([GATHERED_OUT] if given.get("return_gathered") else [])
+    names = results_beside(given, PRODUCTS[: _products(given)])
+    return [*names, *([GATHERED_OUT] if given.get("return_gathered") else [])]
 
 
 def in_order(given: OperatorArguments, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError
 from overweave.ir.counts import rows_of_counted
-from overweave.ir.operators.forms import lies_row_by_row
+from overweave.ir.operators.forms import input_of
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.ir.timeline.operations import notifiers
@@ -163,7 +163,8 @@ def _operands(plan: Plan, rank: int) -> dict[str, _Operand]:
     for name in (*plan.problem.beside, *plan.problem.also_made):  # of which no schedule knows
         rows, cols, dtypes[name] = plan.problem.operand(name, rank)
         extents[name] = rows, cols
-        contiguous |= {name} if lies_row_by_row(name) else set()
+        read = input_of(name)  # a factor is laid out as the weight
+        contiguous |= {name} if read is None or read.dtype != "factor" else set()
     return {
         name: _Operand(rows, cols, getattr(torch, dtypes[name]), name in contiguous)
         for name, (rows, cols) in extents.items()

@@ -29,7 +29,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
 from overweave.ir.tile_order import outputs
 from overweave.kernels.arguments import LaunchTiles
-from overweave.kernels.epilogue import added_operands, epilogue_code
+from overweave.kernels.epilogue import added_operands, epilogue_code, rows_code
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
 from overweave.memory.layout import lay_out
@@ -166,7 +166,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     epilogue_tensors = {
         name: binding.caller_tensor(name) for name in (*epilogue.inputs, *([own_scales] if own_scales else []))
     }
-    more = added_operands(epilogue, epilogue_tensors)
+    more = added_operands(epilogue.added, epilogue_tensors)
     fields: dict[str, Any] = {
         name: epilogue_tensors[name] for name in epilogue_tensors if name in Operands.__dataclass_fields__
     }
@@ -220,18 +220,17 @@ def _reduce(binding: Binding, queue: str) -> KernelCall:
     reduces = binding.operations(queue, Reduce)
     outs = [plan.schedule.buffer(reduce.out.buffer) for reduce in reduces]
     stored = next((out for out in outs if out.home == OUTPUT), outs[0])  # addresses of others are in the table
-    of_rows, epilogue = plan.problem.of_rows, plan.problem.sum_epilogue
-    epilogue_tensors = {
-        name: binding.caller_tensor(name)
-        for name in ((*of_rows.inputs, *of_rows.makes) if of_rows else epilogue.inputs)
-    }
+    problem = plan.problem
+    rows, epilogue = problem.of_rows, problem.sum_epilogue
+    names = (*rows.inputs, *rows.places) if rows else epilogue.inputs
+    tensors = {name: binding.caller_tensor(name) for name in names}
     sums = ReductionCall(
         operands=binding.table(reduction_operands(binding.addresses, binding.rank, queue)),
         widths=reduction_widths(reduces),
-        out=binding.buffer(stored.name),
+        out=tensors[rows.places[0]] if rows else binding.buffer(stored.name),
         cols=stored.cols,
-        after=after_sums(epilogue, epilogue_tensors),
-        eps=of_rows.eps if of_rows else 0.0,
+        after=after_sums(problem, tensors),
+        rows=rows_code(rows),
         sum_first=has_fp32_first_operand(plan.schedule, plan.realization.dtype, reduces),
         epilogue=epilogue_code(epilogue),
         **_block_map(binding, reduces),

@@ -10,7 +10,7 @@ from torch import Tensor
 from overweave.ir.plan import PackedConfig, SkinnyConfig
 from overweave.ir.problem import Problem
 from overweave.kernels.arguments import AfterSums, Assembly, Messages, PackedTraits, ShardSpans, SignalWords
-from overweave.kernels.epilogue import epilogue_code
+from overweave.kernels.epilogue import epilogue_code, rows_code
 from overweave.kernels.packed.exchange import packed_kernel
 from overweave.kernels.skinny import skinny_matmul_kernel
 from overweave.memory.device.ptx import poll_packed, poll_packed_constraints
@@ -79,7 +79,7 @@ def packed_call(
 
     tensors: buffers by name, and operands of the norm or of the sums' epilogue by theirs.
     """
-    rows, ranks, adds = problem.of_rows, problem.world_size, config.exchange != "gather"
+    ranks, adds, rows = problem.world_size, config.exchange != "gather", problem.of_rows
     span, programs, turns = layout.stretches(config.block)
     traits = PackedTraits(
         exchange=config.exchange,
@@ -87,12 +87,12 @@ def packed_call(
         poll=Assembly(poll_packed(ranks - 1), poll_packed_constraints(ranks - 1)),
         block=config.block,
         chained=caller.is_chained,
-        eps=rows.eps if rows else 0.0,
         epilogue=epilogue_code(problem.sum_epilogue) if adds else 0,
+        rows=rows_code(rows),
     )
     arguments = [
-        *(tensors[layout.source], tensors[layout.out]),
-        after_sums(problem.sum_epilogue, tensors) if adds else AfterSums(),
+        *(tensors[layout.source], tensors[rows.places[0] if rows else layout.out]),
+        after_sums(problem, tensors) if adds else AfterSums(),
         Messages(space.spaces, space.state, layout.part_bytes, space.half_bytes),
         ShardSpans(layout.words, layout.shard_words, span, turns),
         SignalWords(None, *caller.protocol, ranks),

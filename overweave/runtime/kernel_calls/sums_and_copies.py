@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from overweave.ir.epilogue import Epilogue
+from overweave.ir.operators.forms import BIAS, RESIDUAL
 from overweave.ir.plan import CopyConfig, ReduceConfig
+from overweave.ir.problem import Problem
 from overweave.kernels.arguments import AfterSums
 from overweave.kernels.copy import copy_kernel
 from overweave.kernels.epilogue import added_operands
@@ -22,8 +23,8 @@ SUMS_PER_SM = 4  # of the SMs left to copies; a reduction block takes an eighth 
 
 
 class ReductionCall(NamedTuple):
-    """Operands, output and epilogue of a reduction: RMSNorm of whole rows (kernels/reduction.py), or the epilogue
-    of these bits (kernels/epilogue.py).
+    """Operands, output and epilogue of a reduction: what is done to whole rows (kernels/reduction.py), or to sums,
+    by the codes of kernels/epilogue.py.
 
     operands: int64 addresses (memory/lower.reduction_operands). widths: as of memory/lower.reduction_widths. out: of
     `cols` columns; used by sums without an address in `operands`. cells: int32, the block map of permuted operands;
@@ -35,24 +36,27 @@ class ReductionCall(NamedTuple):
     out: MatrixInput
     cols: int
     after: AfterSums = AfterSums()
-    eps: float = 0.0
+    rows: int = 0
     sum_first: bool = False  # the first operand of each is kept in fp32
     epilogue: int = 0
     cells: torch.Tensor | None = None
     cell: tuple[int, int] = (1, 1)
 
 
-def after_sums(epilogue: Epilogue, read: Mapping[str, Any]) -> AfterSums:
-    """What sums end with: of the tensors of a call, which have the names of the fields."""
-    own = {name: read.get(name) for name in AfterSums._fields if name != "more"}
-    return AfterSums(**own, more=added_operands(epilogue, read))
+def after_sums(problem: Problem, tensors: Mapping[str, Any]) -> AfterSums:
+    """What sums end with, or whole rows of them: of the tensors of a call, by their names."""
+    rows, sums = problem.of_rows, problem.sum_epilogue
+    bias, residual = tensors.get(BIAS), tensors.get(RESIDUAL)
+    if rows is None:
+        return AfterSums(bias, residual, added_operands(sums.added, tensors))
+    return AfterSums(None, residual, added_operands((rows,), tensors), *(tensors[name] for name in rows.places[1:]))
 
 
 def reduction_call(config: ReduceConfig, tiles: TileKernelArgs, sums: ReductionCall) -> KernelCall:
     """Return the call of the reduction kernel."""
     # With an epilogue ptxas spills registers rather than take more than 64 (Triton 3.6), unless maxnreg allows more.
     blocks = [*sums.widths, config.block_m, config.block_n // config.parts]
-    constants = [*blocks, tiles.traced, sums.eps, sums.sum_first, sums.epilogue, *sums.cell]
+    constants = [*blocks, tiles.traced, sums.rows, sums.sum_first, sums.epilogue, *sums.cell]
     arguments = [sums.operands, sums.out, tiles.queue, tiles.protocol, sums.cols, sums.after, sums.cells, *constants]
     options = {"num_warps": config.warps} | ({"maxnreg": MOST_REGISTERS} if sums.epilogue else {})
     return KernelCall(reduction_kernel, arguments, options, reduction_programs(config, tiles.queue.tiles))

@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 
 from overweave.compat.torch_names import scaled_mm
-from overweave.ir.epilogue import NO_EPILOGUE, Activation, Epilogue, Norm
-from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z, input_of, registered
+from overweave.ir.epilogue import NO_EPILOGUE, Activation, Applied, Epilogue, Norm
+from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z, input_of
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
-from overweave.runtime.library.library import End, View, add_addends, full_precision, run_operation, without_autocast
+from overweave.runtime.library.library import (
+    End,
+    EndPair,
+    View,
+    add_product,
+    full_precision,
+    run_operation,
+    without_autocast,
+)
 
 TensorsByName = Mapping[str, torch.Tensor]
 Scales = tuple[torch.Tensor, torch.Tensor]
 SCALES_BYTES = 16  # cuBLAS requires scales at multiples of so many bytes
 
 
-def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, sum_epilogue: End | None) -> None:
+def multiply_scaled(compute: Compute, view: View, tensors: TensorsByName, ends: EndPair) -> None:
     """`out = (a @ b) * scale_x * scale_w` for each part of `a`; scales per tensor, or of its rows and all columns.
 
-    With addends, or added to what lies there, the scaled product stays fp32 until the sum is rounded. end: as of
+    With addends, or added to what lies there, the scaled product stays fp32 until the sum is rounded. ends: as of
     `run_operation`.
     """
     for a, scale_x, out in zip(compute.a, row_scales(compute, view, tensors), compute.out, strict=True):
         if out.is_empty:
             continue
         scales, target = (scale_x, column_scales(tensors)[0]), view(out)
-        if compute.addends:
+        if compute.addends or compute.accumulate:
             product = target.new_empty(target.shape, dtype=torch.float32)
             scaled_matmul(view(a), view(compute.b), scales, product)
-            add_addends(compute, product, view, sum_epilogue)
-        elif compute.accumulate:
-            product = target.new_empty(target.shape, dtype=torch.float32)
-            scaled_matmul(view(a), view(compute.b), scales, product)
-            target += product
+            add_product(compute, product, view, (out, ends))
         else:
             scaled_matmul(view(a), view(compute.b), scales, target)
 
@@ -94,15 +99,16 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensor
     if problem.epilogue == NO_EPILOGUE:
         run_operation(operation, view, group)
         return
-    epilogue, sum_epilogue = problem.product_epilogue, _sum_epilogue(problem, tensors)
+    epilogue, of_sum = problem.product_epilogue, _sum_epilogue(problem, tensors)
     if isinstance(operation, Compute):
         first, (lo, hi) = problem.columns_of(operation.b.buffer)[0], operation.b.cols
         tensors = slice_columns(tensors, (first + lo, first + hi), problem.n)
+    ends: EndPair = _end(epilogue, tensors) if epilogue.added else None, of_sum
     if epilogue.scaling and isinstance(operation, Compute):
-        multiply_scaled(operation, view, tensors, sum_epilogue)
+        multiply_scaled(operation, view, tensors, ends)
     else:
-        run_operation(operation, view, group, sum_epilogue)
-    if epilogue.bits and isinstance(operation, Compute):
+        run_operation(operation, view, group, ends)
+    if epilogue.bits and isinstance(operation, Compute) and not (operation.addends or operation.accumulate):
         for part, out in enumerate(operation.out):
             if not out.is_empty:
                 y = view(out)
@@ -117,6 +123,10 @@ def finish_collective(operation: Operation, problem: Problem, view: View, tensor
         for out in operation.writes:
             if not out.is_empty:
                 sum_epilogue(view(out), out)
+
+
+def _end(epilogue: Epilogue, tensors: Mapping[str, torch.Tensor]) -> End:
+    return lambda value, out: apply_epilogue(value, slice(*out.rows), epilogue, tensors)
 
 
 def _sum_epilogue(problem: Problem, tensors: Mapping[str, torch.Tensor]) -> End:
@@ -161,6 +171,8 @@ def apply_epilogue(
     gate: torch.Tensor | None = None,
 ) -> None:
     """Apply the epilogue in place to `y`: rows `rows` of a product. gate: the gate's product, or None."""
+    for each in epilogue.part_epilogue.added:
+        y.copy_(in_torch(y, rows, each, tensors))
     if epilogue.bias:
         y += tensors[BIAS]
     if gate is not None:
@@ -169,14 +181,19 @@ def apply_epilogue(
         y.copy_(ACTIVATIONS[epilogue.activation](y))
     if epilogue.residual:
         y += tensors[RESIDUAL][rows]
-    for each in epilogue.added:
-        form = registered(each.name)
-        beside = {read.name: tensors[read.name][rows if read.rows == "y" else slice(None)] for read in form.inputs}
-        assert form.reference
-        y.copy_(form.reference(y, form.beside(beside, each.numbers)))
+    for each in epilogue.sum_epilogue.added:
+        y.copy_(in_torch(y, rows, each, tensors))
 
 
-# The epilogue and RMSNorm of sums of NCCL or of the emulation, by torch's own operations.
+def in_torch(y: torch.Tensor, rows: slice, applied: Applied, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return what a registered form makes of rows `rows` of a product or a sum."""
+    form = applied.form
+    assert form.reference
+    beside = [tensors[read.name][rows if read.rows == "y" else slice(None)] for read in form.inputs]
+    return form.reference(y, (*beside, *applied.numbers))
+
+
+# The epilogue of sums, and what is done to whole rows, of NCCL or of the emulation, by torch's own operations.
 
 
 def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -189,18 +206,23 @@ def finish_sum(operation: Operation, problem: Problem, view: View, tensors: Mapp
         return
     for out in operation.writes:
         if out.buffer == "y" and not out.is_empty:
-            apply_norm(view(out), slice(*out.rows), problem.of_rows, tensors)
+            finish_rows(view(out), slice(*out.rows), problem.of_rows, tensors)
 
 
-def apply_norm(y: torch.Tensor, rows: slice, norm: Norm, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Store rows `rows` of a sum, which `y` holds, plus the residual in `z`, and their RMSNorm in `y`.
+def finish_rows(y: torch.Tensor, rows: slice, how: Norm | Applied, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Finish rows `rows` of a sum, which `y` holds: store what a form makes of them, or of RMSNorm them plus the
+    residual in `z`, and their norm in `y`.
 
     Each step rounds, as torch does.
     """
+    if isinstance(how, Applied):
+        for name, made in zip(how.makes, in_torch(y, rows, how, tensors), strict=True):
+            tensors[name][rows].copy_(made)
+        return
     z, weight = tensors[Z][rows], tensors[NORM_WEIGHT].view(-1)
-    z.copy_(y + tensors[RESIDUAL][rows] if norm.residual else y)
+    z.copy_(y + tensors[RESIDUAL][rows] if how.residual else y)
     with without_autocast():
-        y.copy_(functional.rms_norm(z, (z.shape[1],), weight, norm.eps))
+        y.copy_(functional.rms_norm(z, (z.shape[1],), weight, how.eps))
 
 
 def _stores_sums(operation: Operation, problem: Problem) -> bool:

@@ -52,7 +52,9 @@ def wants_torch() -> bool:
 
 
 View = Callable[[Region], torch.Tensor]
-End = Callable[[torch.Tensor, Region], None]  # applies the epilogue in place to a sum that goes to a region
+End = Callable[[torch.Tensor, Region], None]  # applies an epilogue in place to what goes to a region
+# Of a product before it is added, if anything is done to it, and of a sum that is complete: in fp32.
+EndPair = tuple[End | None, End]
 
 # The C functions behind torch.backends.cuda.matmul's properties: read and write.
 _Setting = tuple[Callable[[], Any], Callable[..., None]]
@@ -122,15 +124,15 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-def run_operation(operation: Operation, view: View, group: Group, sum_epilogue: End | None = None) -> None:
+def run_operation(operation: Operation, view: View, group: Group, ends: EndPair | None = None) -> None:
     """Run one operation of a library queue. view: returns this rank's tensor of a region. Raises ScheduleError.
 
-    sum_epilogue: applied in fp32 to complete sums. A collective's sums are rounded: the caller applies it to these.
+    A collective's sums, and products that are stored as they are, are rounded: the caller ends these.
     """
     if isinstance(operation, Compute):
-        _multiply(operation, view, sum_epilogue)
+        _multiply(operation, view, ends)
     elif isinstance(operation, Reduce):
-        _sum_in_order(operation, view, sum_epilogue)
+        _sum_in_order(operation, view, ends)
     elif isinstance(operation, Clear):
         for region in operation.destinations:
             view(region).zero_()
@@ -146,13 +148,15 @@ def run_operation(operation: Operation, view: View, group: Group, sum_epilogue: 
         )
 
 
-def _multiply(compute: Compute, view: View, sum_epilogue: End | None) -> None:
+def _multiply(compute: Compute, view: View, ends: EndPair | None) -> None:
     b = view(compute.b)
-    if compute.addends:
-        _multiply_and_sum(compute, view, sum_epilogue)
-        return
     for a, out in zip(compute.a, compute.out, strict=True):
-        if not out.is_empty:
+        if out.is_empty:
+            continue
+        if compute.addends or (compute.accumulate and ends and ends[0]):
+            with full_precision(torch.float32):
+                add_product(compute, torch.mm(view(a).float(), b.float()), view, (out, ends))
+        else:
             with full_precision(b.dtype):
                 multiply_into(view(out), view(a), b, compute.accumulate)
 
@@ -169,28 +173,27 @@ def multiply_into(target: torch.Tensor, a: torch.Tensor, b: torch.Tensor, adds: 
         multiply_into(target, a.to(target.dtype), b.to(target.dtype), adds)
 
 
-def _multiply_and_sum(compute: Compute, view: View, sum_epilogue: End | None) -> None:
-    """Store the sum of a product and its addends; the product stays fp32 until then, as in the kernels."""
-    if not compute.out[0].is_empty:
-        with full_precision(torch.float32):
-            product = torch.mm(view(compute.a[0]).float(), view(compute.b).float())
-        add_addends(compute, product, view, sum_epilogue)
-
-
-def add_addends(compute: Compute, product: torch.Tensor, view: View, sum_epilogue: End | None) -> None:
-    """The product, fp32, among a Compute's addends, in order, into its one output. end: as of `run_operation`."""
+def add_product(compute: Compute, product: torch.Tensor, view: View, into: tuple[Region, EndPair | None]) -> None:
+    """Add a product, fp32, to what lies at its output, or among a Compute's addends, in order. into: the output."""
+    out, ends = into
+    if ends is not None and ends[0] is not None:
+        ends[0](product, out)
+    if not compute.addends:
+        target = view(out)
+        target += product
+        return
     operands = [view(addend) for addend in compute.addends]
     operands.insert(compute.place, product)
     total = operands[0].to(torch.float32, copy=True)
     for operand in operands[1:]:
         total += operand
-    if sum_epilogue is not None and compute.finishes:
-        sum_epilogue(total, compute.out[0])
+    if ends is not None and compute.finishes:
+        ends[1](total, out)
     for place in compute.writes:
         view(place).copy_(total)
 
 
-def _sum_in_order(reduce: Reduce, view: View, sum_epilogue: End | None) -> None:
+def _sum_in_order(reduce: Reduce, view: View, ends: EndPair | None) -> None:
     """Sum the operands of a Reduce in fp32, in order, and store the sum rounded once."""
     if reduce.out.is_empty:
         return
@@ -198,8 +201,8 @@ def _sum_in_order(reduce: Reduce, view: View, sum_epilogue: End | None) -> None:
     total = view(reduce.operands[0]).to(torch.float32, copy=not is_exact)
     for operand in reduce.operands[1:]:
         total += view(operand)
-    if sum_epilogue is not None and reduce.finishes:
-        sum_epilogue(total, reduce.out)
+    if ends is not None and reduce.finishes:
+        ends[1](total, reduce.out)
     view(reduce.out).copy_(total)
 
 

@@ -44,7 +44,7 @@ from overweave.schedules.methods.registry import METHODS, method_of, methods_for
 from overweave.schedules.methods.registry import register as register_method
 from overweave.schedules.moves.transfers import OWN
 from overweave.schedules.records.movers import carried
-from overweave.schedules.records.needs import obstacle
+from overweave.schedules.records.needs import PLAIN_PARTS, obstacle
 from overweave.schedules.records.options import Settings, settle
 from overweave.schedules.records.record import Method, MethodInputs, MethodRequest
 from overweave.schedules.tiles.order import tile_orders
@@ -119,6 +119,8 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     """
     method = method_of(name)
     _check(method, problem, rank, options)
+    if PLAIN_PARTS in method.needs:
+        problem = replace(problem, epilogue=problem.epilogue.of_each_part)
     settings = settle(name, method.options, options)
     if method.mover:
         settings = replace(settings, mover=method.mover)
@@ -133,6 +135,8 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
         buffers = (replace(each, counted=each.counted or sides.get(each.name)) for each in schedule.buffers)
         schedule = replace(schedule, buffers=tuple(buffers))
     realization = realized(schedule, problem, method, settings, config, sums)
+    if clash := {*problem.beside, *problem.also_made} & {buffer.name for buffer in schedule.buffers}:
+        raise InputError(f"build {name} with {min(clash)}=", "a buffer of the plan has this name", "Name it otherwise")
     tables = tile_orders(schedule, realization, rank)
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
 

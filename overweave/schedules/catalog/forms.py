@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.operators.forms import BIAS, FORMS, GATE, input_of, registered
+from overweave.ir.operators.forms import BIAS, FORMS, GATE, input_of
 from overweave.ir.operators.registry import names_with_form
 from overweave.ir.problem import Problem
 
@@ -25,6 +25,11 @@ def _of_operator(problem: Problem) -> _Obstacle:
         if form not in allowed and problem.words.intersection(form.words):
             cure = f"Only {names_with_form(form.allowed_by)} can: leave it out, or do it yourself"
             return f"{problem.operator} takes no {form.keywords[0]}", cure
+    for each in problem.added:
+        place = problem.place_of(each)
+        if place not in each.form.where:
+            places = " and ".join(f"{one}s" for one in each.form.where)
+            return f"{each.name} is of {places}, and would be of {place}s of {problem.operator}", "Leave it out"
     return None
 
 
@@ -32,8 +37,10 @@ def _beside_others(problem: Problem) -> _Obstacle:
     epilogue = problem.epilogue
     if problem.words.issuperset((GATE, BIAS)):
         return "a bias beside a gate", "Leave out one of them: what is gated has no bias"
-    if problem.of_rows and epilogue != epilogue.part_epilogue:
-        return f"{epilogue} beside a norm", "Leave out one: a norm has a residual of its own"
+    if problem.rows and problem.rows is not problem.of_rows:
+        return f"{problem.rows} and {problem.of_rows}, both of whole rows", "Leave out one of them"
+    if problem.of_rows and (epilogue != epilogue.part_epilogue or (epilogue.added and not problem.rows)):
+        return f"{epilogue} beside {problem.rows or 'a norm'}", "Leave out one: a norm has a residual of its own"
     return None
 
 
@@ -41,7 +48,7 @@ def _of_weights(problem: Problem) -> _Obstacle:
     if not problem.columns:
         return None
     read = [each for each in map(input_of, problem.beside) if each is not None]
-    added = [each for one in problem.epilogue.added for each in registered(one.name).inputs]
+    added = [each for one in problem.added for each in one.form.inputs]
     are_vectors = all(each.rows == "1" for each in read) and all(each.cols == "1" for each in added)
     if not problem.record.forms.several_weights or not are_vectors:
         then = f" with {problem.epilogue}" if problem.epilogue.bits else ""

@@ -108,10 +108,13 @@ def shapes_of_tiles(problem: Problem, kernel: KernelChoice, adds: Adds | None, s
     """
     finish = (adds is not None and adds.by == TILE_KERNEL) or sums == "epilogue"
     candidates = shapes(problem.dtype, kernel, problem.tile_epilogue(finish), len(problem.widths))
-    if kernel == "portable" or not finish or not problem.sum_epilogue.bits:
+    of_parts = problem.epilogue.part_epilogue.added
+    if kernel == "portable" or not finish or not (problem.sum_epilogue.bits or of_parts):
         return candidates
     # The assembler spills a register or two: of fp8, beside a step's product; where a consumer has 128 rows, beside
-    # several addends.
+    # several addends; and of both, beside what is registered of parts.
+    if of_parts:
+        return tuple(shape for shape in candidates if max(shape.config.block_m, shape.config.block_n) <= 128)
     if problem.dtype == FLOAT8:
         return tuple(shape for shape in candidates if shape.config.block_n <= 128)
     has_several = adds is not None and adds.order != "ring" and problem.world_size > 2

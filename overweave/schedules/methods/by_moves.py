@@ -95,7 +95,7 @@ def _placing(work: MethodInputs, are_behind: bool = False) -> Placing:
         by_library=adds is not None and adds.by == LIBRARY,
         are_behind=are_behind,
         is_one_wave=work.split.is_one_wave,
-        tiles_end_in=Y if is_stored and work.problem.norm is None else TOTAL,
+        tiles_end_in=Y if is_stored and not work.problem.of_rows else TOTAL,
     )
 
 

@@ -139,7 +139,7 @@ def _starts_early(asked: MethodRequest) -> str:
 
 
 def _plain_parts(asked: MethodRequest) -> str:
-    epilogue = asked.problem.epilogue
+    epilogue = asked.problem.epilogue.of_each_part
     if epilogue.scaling == "rows":
         return "products of columns are added as they are, without scales of rows"
     return (
@@ -223,8 +223,8 @@ def most_ranks(most: int) -> Need:
 
 
 def _unscaled(asked: MethodRequest) -> str:
-    found = asked.problem.epilogue.scaling
-    return "tiles that store block by block multiply without scales" if found else ""
+    found = asked.problem.epilogue.part_epilogue.bits
+    return "tiles that store block by block multiply without scales or epilogues of parts" if found else ""
 
 
 SEVERAL, FULL_PIECES = Need("choice", _several), Need("choice", _full_pieces)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
 
 import msgspec
-from msgspec import UNSET, Meta, Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.epilogue import Activation, Applied, Epilogue, Norm
+from overweave.ir.epilogue import Activation, Epilogue, Norm, applied, told_apart
 from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, REGISTERED, RESIDUAL
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import LONGEST_LIST, Problem
@@ -49,18 +49,20 @@ def with_epilogue(problem: Problem, columns: tuple[int, ...] = (), after: str = 
     if len(activations) > 1:
         raise InputError(f"{problem.operator} after {after}", " and ".join(activations), "Leave out one of them")
     norms, has_residual = RMS_NORM in words, RESIDUAL in words
+    asked = f"{problem.operator}{f' after {after}' if words else ''}"
+    forms = [each for name, each in REGISTERED.items() if name in words]
+    more, rows = told_apart([applied(form, form.numbers.values(), problem.record.adds) for form in forms])
     epilogue = replace(
         problem.epilogue,
         bias=BIAS in words,
         activation=activations[0] if activations else None,
         residual=has_residual and not norms,
         gate=GATE in words,
-        more=tuple(Applied(word, tuple(form.numbers.values())) for word, form in REGISTERED.items() if word in words)
-        or UNSET,
+        more=more,
     )
     norm = Norm(eps=NORM_EPS, residual=has_residual) if norms else None
-    whole = replace(problem, columns=columns if len(columns) > 1 else (), epilogue=epilogue, norm=norm)
-    check_forms(f"{problem.operator}{f' after {after}' if words else ''}", whole)
+    whole = replace(problem, columns=columns if len(columns) > 1 else (), epilogue=epilogue, norm=norm, rows=rows)
+    check_forms(asked, whole)
     return whole
 
 
@@ -106,7 +108,7 @@ _Set = TypeVar("_Set")
 
 class ShapeCase(Struct, frozen=True, forbid_unknown_fields=True):
     """One global matmul `[m, k] @ [k, n]`. columns: of each of several weights, n in all. after: its epilogue, in the
-    words of `problem_words.with_epilogue`."""
+    words of `with_epilogue`."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     m: Extent

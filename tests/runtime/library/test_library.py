@@ -14,7 +14,7 @@ from overweave.ir.schedule import Collective, Compute, Put, Reduce, Region
 from overweave.memory.group import resolve
 from overweave.runtime.library import epilogue
 from overweave.runtime.library.calls import library_call, merge_parts, padded_rows, shapes_of
-from overweave.runtime.library.epilogue import apply_norm
+from overweave.runtime.library.epilogue import finish_rows
 from overweave.runtime.library.library import equal_parts, full_precision, run_operation
 from overweave.schedules.catalog.catalog import build
 from tests.ranks import run_ranks
@@ -185,7 +185,7 @@ def products_under_autocast(dtype: torch.dtype) -> list[torch.Tensor]:
         made.append(epilogue._gate_product(summed, 0, lambda region: tensors[region.buffer], tensors))
         epilogue.scaled_matmul(x.float(), w.float(), (torch.ones(1, 1), torch.ones(1, 1)), tensors["y"])
         made.append(tensors["y"].clone())
-        apply_norm(
+        finish_rows(
             tensors["y"], slice(0, 2), Norm(eps=1e-5), {"z": sum_of, "norm_weight": torch.ones(1, 4, dtype=dtype)}
         )
         made.append(sum_of)
