@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -117,12 +118,7 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def bits(self) -> int:
         """Return the epilogue as a bit set, which a kernel is compiled for; 0: no epilogue."""
-        words = [BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual, self.scaling]
-        return sum(
-            EPILOGUE_BITS[word]
-            for word in {*words, *(OF_PARTS if each.of_parts else ADDED for each in self.added)}
-            if word
-        )
+        return _bits_of(self)
 
     @property
     def products(self) -> int:
@@ -132,7 +128,7 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def part_epilogue(self) -> Epilogue:
         """Return what is applied to each rank's product before the sum over ranks."""
-        of_parts = tuple(each for each in self.added if each.of_parts)
+        of_parts = tuple(each for each in self.more if each.of_parts) if self.more else ()
         return Epilogue(scaling=self.scaling, more=of_parts or UNSET) if self.scaling or of_parts else NO_EPILOGUE
 
     @property
@@ -144,7 +140,7 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def sum_epilogue(self) -> Epilogue:
         """Return what is applied once to the whole sum over ranks."""
-        last = tuple(each for each in self.added if not each.of_parts)
+        last = tuple(each for each in self.more if not each.of_parts) if self.more else ()
         return replace(self, scaling=None, more=last or UNSET) if self.bits else NO_EPILOGUE
 
     @property
@@ -186,3 +182,12 @@ class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{'residual+' * self.residual}rms_norm eps={self.eps!r}"
+
+
+@lru_cache(maxsize=1024)
+def _bits_of(epilogue: Epilogue) -> int:
+    """Return `Epilogue.bits`, which every call on CPU ranks asks for."""
+    flags = (BIAS * epilogue.bias, GATE * epilogue.gate, RESIDUAL * epilogue.residual)
+    words = {*flags, epilogue.activation, epilogue.scaling}
+    words |= {OF_PARTS if each.of_parts else ADDED for each in epilogue.added}
+    return sum(EPILOGUE_BITS[word] for word in words if word)
