@@ -42,11 +42,10 @@ class ExpertsMlp(nn.Module):
             raise InputError(f"ExpertsMlp over {ranks} ranks", f"experts have an inner size of {inner}", cure)
         part = inner // ranks
         wide = part if glu is None else 2 * part
-        made = {"dtype": dtype, "device": device}
-        self.up = nn.Parameter(torch.empty(experts, wide, hidden, **made))  # type: ignore[arg-type]
-        self.down = nn.Parameter(torch.empty(experts, hidden, part, **made))  # type: ignore[arg-type]
-        self.up_bias = nn.Parameter(torch.empty(experts, wide, **made)) if bias else None  # type: ignore[arg-type]
-        self.down_bias = nn.Parameter(torch.empty(experts, hidden, **made)) if bias else None  # type: ignore[arg-type]
+        self.up = nn.Parameter(torch.empty(experts, wide, hidden, dtype=dtype, device=device))
+        self.down = nn.Parameter(torch.empty(experts, hidden, part, dtype=dtype, device=device))
+        self.up_bias = nn.Parameter(torch.empty(experts, wide, dtype=dtype, device=device)) if bias else None
+        self.down_bias = nn.Parameter(torch.empty(experts, hidden, dtype=dtype, device=device)) if bias else None
         self.group, self.glu, self.shared, self.plan = group, glu, shared, plan
         self.reset_parameters()
 

@@ -18,8 +18,9 @@ def scaled(y, beside):  # type: ignore[no-untyped-def]
 
 def quantised(y: torch.Tensor, beside: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Values `[m, n]` in fp8 and scales `[m, 1]` in fp32: `values * scales` is y again."""
-    rows = y.float()
-    scales = rows.abs().amax(dim=1, keepdim=True).clamp(min=beside[1]) / beside[0]
+    rows, largest = y.float(), torch.full((), beside[0], dtype=torch.float32, device=y.device)
+    # By a tensor: on a GPU torch multiplies by the reciprocal of a number, which rounds twice.
+    scales = rows.abs().amax(dim=1, keepdim=True).clamp(min=beside[1]) / largest
     return (rows / scales).to(torch.float8_e4m3fn), scales
 
 

@@ -33,10 +33,9 @@ from tests.ranks import run_ranks  # noqa: E402
 load("host interpreter")  # here, once, and not in every rank
 
 HALF, FLOAT = torch.float16, torch.float32
-# Of tiles: small ones, several to a piece; those of the last wave cut in halves, or quarters; dealt out along k.
+# Of tiles: small ones, several to a piece; those of the last wave cut in halves, or quarters.
 SMALL = "block_m=16 block_n=32"
 HALVES, QUARTERS = "block_m=16 block_n=128 split_n=2 sms=6", "block_m=16 block_n=256 split_n=4 sms=4"
-DEALT = f"{SMALL} block_k=16 split_n=1"
 WAVES = f"waves sms=5 library_sms=2 {SMALL}"
 SILU, ADDED = Form(bias=True, activation="silu", residual=True), Form(bias=True, residual=True)
 BY_ROWS, BY_TENSOR = Form(scaling="rows"), Form(scaling="tensor")
@@ -98,23 +97,6 @@ def products() -> Iterator[Row]:
     yield Row(ALL_REDUCE, WAVES, (75,), 72, 24, worlds=(1, 2, 3))
     yield Row(REDUCE_SCATTER, WAVES, (99,), 72, 24, worlds=(1, 2, 3))
     yield Row(ALL_REDUCE, f"{WAVES} groups=1", (32,), 32, 24, worlds=(2,))
-
-
-def dealt() -> Iterator[Row]:
-    """Tiles that are dealt out along k; what follows is done once, to the sum of all shares."""
-    for operator, plan in (
-        (ALL_GATHER, "push pieces=2 split_k=3 sms=64"),
-        (ALL_GATHER, "push split_k=4 sms=7 mover=copy_kernel copy_programs=1"),
-        (ALL_GATHER, "pull split_k=3 sms=5"),
-        (REDUCE_SCATTER, "scatter pieces=2 split_k=2 sms=10"),
-        (REDUCE_SCATTER, "scatter pieces=2 split_k=4 sms=64 sums=epilogue"),
-        (ALL_REDUCE, "two_shot split_k=2 sms=64 sums=epilogue"),
-    ):
-        yield Row(operator, f"{plan} {DEALT}", (37,), 64, 248, worlds=(1, 2), has="shares")
-    ends = (Form(gate=True, activation="silu", residual=True), ADDED, Form(bias=True, weights=2))
-    yield Row(ALL_GATHER, f"push split_k=2 sms=64 {DEALT}", (40,), 72, 128, ends, worlds=(2,), has="shares")
-    gates = (Form(scaling="rows", gate=True),)
-    yield Row(ALL_GATHER, f"push split_k=2 sms=64 {SMALL} block_k=32", (37,), 48, 256, gates, FP8, (2,), "shares")
 
 
 def packed() -> Iterator[Row]:
@@ -184,7 +166,7 @@ def several() -> Iterator[Row]:
             yield Row(ALL_GATHER, plan, (37,), n, 64, (form,), FP8, (1, 2) if form.gate else (2,))
 
 
-ROWS = (*products(), *dealt(), *packed(), *ended(), *several())
+ROWS = (*products(), *packed(), *ended(), *several())
 
 
 def bind(has: str, plan: Plan, group: Group, tensors: Any) -> tuple[Any, None]:

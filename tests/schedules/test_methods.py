@@ -40,6 +40,8 @@ OTHER_WORDS = {
     "overweave.ir.plan": EXCHANGES,
     "overweave.ir.verify.engines.packed": EXCHANGES,
     "overweave.memory.layout": EXCHANGES,
+    **{f"overweave.moe.{name}": {"per_shard"} for name in ("overlapped", "tensor_parallel")},  # how layers overlap
+    "overweave.moe.programs": {"gather", "scatter"},  # halves of a layer
     "overweave.runtime.kernel_calls.packed": EXCHANGES,
     "overweave.tuner.calibrate.machine_file": {"push"},  # a curve of a machine file
     "overweave.tuner.measure.baselines": ROWS,

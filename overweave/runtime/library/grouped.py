@@ -97,7 +97,7 @@ def _taken(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
         return x
     is_known = (rows >= 0) & (rows < x.shape[0])
     if x.shape[0] == 0:
-        return torch.full((rows.shape[0], *x.shape[1:]), float("nan"), device=x.device)
+        return torch.full((rows.shape[0], *x.shape[1:]), float("nan"), dtype=torch.float32, device=x.device)
     taken = x.float()[torch.where(is_known, rows, 0).long()]
     taken[~is_known] = float("nan")
     return taken

@@ -29,7 +29,9 @@ def route(ids: torch.Tensor, starts: torch.Tensor | None, words: torch.Tensor, s
     if made:
         tiles[: len(made)] = torch.tensor(made, dtype=torch.int32)
         if starts is not None:
-            ends = tiles[: len(made), 1:2] + torch.stack([torch.zeros(len(made)).int(), tiles[: len(made), 2] - 1], 1)
+            ends = tiles[: len(made), 1:2] + torch.stack(
+                [torch.zeros(len(made), dtype=torch.int32), tiles[: len(made), 2] - 1], 1
+            )
             sources[: len(made)] = torch.bucketize(tokens[ends.long()], starts[1:-1], right=True, out_int32=True)
     count[0], reason[0] = len(made), 0
 
