@@ -361,8 +361,8 @@ def test_tiles_that_add_pass_and_load_16_bytes_at_once() -> None:
 def test_addends_read_without_hearing_of_the_wait_are_found(fault: str) -> None:
     compiled, contract = hopper_sum()
     text = compiled.ptx
-    (told,) = place_of("arrive", "hopper/tile_end.py")
-    heard, other = place_of("try_wait", "hopper/tile_end.py")
+    (told,) = place_of("arrive", "tile_end.py")
+    heard, other = place_of("try_wait", "tile_end.py")
     if fault == "a consumer does not listen":
         listing = Listing(text)
         deaf = [item for item in listing.having("mbarrier", "try_wait") if heard in item.operands]
