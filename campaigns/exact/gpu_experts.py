@@ -149,16 +149,15 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     for name, part in moe_exactness.PARTS.items():
         drawn = moe_exactness.cases(asked.cases, 1, dist.get_world_size(), (torch.bfloat16,))
         yield Check(f"exact: {name}", partial(map, partial(moe_exactness.outcome, part, "cuda"), drawn))
-    trials = [layer_trial(plan, skewed) for plan in ("sequential", "per_shard") for skewed in (False, True)]
-    trials += [chain_trial()] + ([held_trial()] if EXPERTS % dist.get_world_size() == 0 else [])
+    halves = [layer_trial(plan, skewed) for plan in ("sequential", "per_shard") for skewed in (False, True)]
+    wholes = [chain_trial()] + ([held_trial()] if EXPERTS % dist.get_world_size() == 0 else [])
     late = int(asked.late * CYCLES)
-    for trial in (*trials, sent_trial()):
+    for trial in (*halves, *wholes, sent_trial()):
         yield Check(f"calls: {trial.name}", partial(long_run, trial, asked.calls, False, late), asked.calls)
-    for trial in trials:
-        if sharers() == 1 or "per_shard" in trial.name:
-            replays = partial(long_run, trial, asked.replays, True, late)
-            yield Check(f"replayed: {trial.name}", replays, asked.replays)
-    for trial in (trials[2], trials[-1]):
+    for trial in (*(halves if sharers() == 1 else ()), *wholes):  # halves gather weights of the router by the library
+        replays = partial(long_run, trial, asked.replays, True, late)
+        yield Check(f"replayed: {trial.name}", replays, asked.replays)
+    for trial in (halves[2], wholes[-1]):
         yield Check(f"absent: {trial.name}", partial(absent_rank, trial, asked.deadline + LATE_S + 3), 1)
 
 
