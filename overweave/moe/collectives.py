@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -19,16 +18,15 @@ from overweave.compat.torch_names import all_gather_single, reduce_scatter_singl
 from overweave.errors import OverweaveError
 from overweave.ir.shards import shard_rows
 from overweave.memory.board.board import Board
-from overweave.memory.group import Group, GroupLike
+from overweave.memory.group import Group, GroupLike, OfGroup
+from overweave.moe.torch_ops import TorchOp, define
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.route import GroupRank, place_of
-from overweave.ops.dispatch.schema import NAMESPACE
 from overweave.runtime.library.library import as_movable
 
-LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 MovedRows = TypeVar("MovedRows")
 MOST_AGREED = 4096  # signatures of one group
-_AGREED: WeakKeyDictionary[dist.ProcessGroup, set[bytes]] = WeakKeyDictionary()
+_AGREED: OfGroup[set[bytes]] = OfGroup()
 
 
 class Exchange(NamedTuple):
@@ -212,35 +210,14 @@ def _reduce_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-class RowsOp(NamedTuple):
-    """An op in all that torch wants of it. backward, keep: of its gradient, where it has one."""
-
-    name: str
-    arguments: str
-    run: Callable[..., Any]
-    fake: Callable[..., Any]
-    backward: Callable[..., Any] | None = None
-    keep: Callable[..., None] | None = None
-
-
-def define(op: RowsOp) -> None:
-    """Defines an op. `Library.define`, not `custom_op`, whose own Python would be most of the host time of a call."""
-    LIBRARY.define(f"{op.name}{op.arguments}")
-    LIBRARY.impl(op.name, op.run, "CompositeExplicitAutograd")
-    qualified = f"{NAMESPACE}::{op.name}"
-    torch.library.register_fake(qualified, op.fake, lib=LIBRARY)
-    if op.backward is not None:
-        torch.library.register_autograd(qualified, op.backward, setup_context=op.keep, lib=LIBRARY)
-
-
 WHERE = "str group_name, str told, int[] place"
 for _op in (
-    RowsOp(
+    TorchOp(
         "all_gather_rows", f"(Tensor x, *, SymInt m, {WHERE}) -> Tensor", _gather, _gather_fake, _gather_backward, _keep
     ),
-    RowsOp(
+    TorchOp(
         "reduce_scatter_rows", f"(Tensor x, *, {WHERE}) -> Tensor", _scatter, _scatter_fake, _scatter_backward, _keep
     ),
-    RowsOp("all_reduce_rows", f"(Tensor x, *, {WHERE}) -> Tensor", _reduce, _reduce_fake, _reduce_backward, _keep),
+    TorchOp("all_reduce_rows", f"(Tensor x, *, {WHERE}) -> Tensor", _reduce, _reduce_fake, _reduce_backward, _keep),
 ):
     define(_op)

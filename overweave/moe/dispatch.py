@@ -18,7 +18,8 @@ from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group, GroupLike
 from overweave.moe.checks import check_routing, check_rows, refusing
-from overweave.moe.collectives import WHERE, Exchange, RowsOp, agreed, define, described, exchange_in
+from overweave.moe.collectives import WHERE, Exchange, agreed, described, exchange_in
+from overweave.moe.torch_ops import TorchOp, define
 from overweave.ops.call.groups import group_of, refuse
 from overweave.runtime.library.library import as_movable
 
@@ -327,9 +328,9 @@ _TOKENS = (
 _ROWS = f"(Tensor rows, {_COUNTED}, *, SymInt? most, {WHERE}) -> Tensor"
 _PARTS = f"(Tensor parts, Tensor? anchor, {_COUNTED}, *, SymInt tokens, {WHERE}) -> Tensor"
 for _op in (
-    RowsOp("dispatch_route", _ROUTE, _route, _route_fake),
-    RowsOp("dispatch_tokens", _TOKENS, _tokens, _tokens_fake, _tokens_gradient, _keep_tokens),
-    RowsOp("dispatch_rows", _ROWS, _send, _send_fake),
-    RowsOp("combine_rows", _PARTS, _send_back, _send_back_fake, _parts_gradient, _keep_parts),
+    TorchOp("dispatch_route", _ROUTE, _route, _route_fake),
+    TorchOp("dispatch_tokens", _TOKENS, _tokens, _tokens_fake, _tokens_gradient, _keep_tokens),
+    TorchOp("dispatch_rows", _ROWS, _send, _send_fake),
+    TorchOp("combine_rows", _PARTS, _send_back, _send_back_fake, _parts_gradient, _keep_parts),
 ):
     define(_op)

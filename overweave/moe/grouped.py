@@ -8,17 +8,10 @@ import torch
 
 from overweave.moe import gradients
 from overweave.moe.operands import check
+from overweave.moe.torch_ops import TorchOp, define
 from overweave.runtime.backends import load
 from overweave.runtime.library import grouped as reference
 from overweave.runtime.library.grouped import Grouped
-
-_LIBRARY = torch.library.Library("overweave", "FRAGMENT")
-_LIBRARY.define(
-    "grouped_matmul(Tensor x, Tensor w, Tensor offs, Tensor? bias, Tensor? gate, str activation, Tensor? rows, "
-    "Tensor? into, Tensor? row_weights, Tensor? scale_x, Tensor? scale_w, ScalarType out_dtype) -> Tensor"
-)
-_LIBRARY.define("grouped_outer(Tensor x, Tensor g, Tensor offs) -> Tensor")
-_LIBRARY.define("grouped_rest_cleared(Tensor(a!) x, Tensor offs) -> ()")
 
 
 def grouped_matmul(
@@ -105,12 +98,13 @@ def _clear(x: torch.Tensor, offs: torch.Tensor) -> None:
         load("gpu grouped clear")(x, offs)
 
 
-_LIBRARY.impl("grouped_matmul", _matmul, "CompositeExplicitAutograd")
-_LIBRARY.impl("grouped_outer", _outer, "CompositeExplicitAutograd")
-_LIBRARY.impl("grouped_rest_cleared", _clear, "CompositeExplicitAutograd")
-torch.library.register_fake("overweave::grouped_matmul", _matmul_fake, lib=_LIBRARY)
-torch.library.register_fake("overweave::grouped_outer", _outer_fake, lib=_LIBRARY)
-torch.library.register_fake("overweave::grouped_rest_cleared", lambda x, offs: None, lib=_LIBRARY)
-torch.library.register_autograd(
-    "overweave::grouped_matmul", gradients.backward, setup_context=gradients.keep, lib=_LIBRARY
+_MATMUL = (
+    "(Tensor x, Tensor w, Tensor offs, Tensor? bias, Tensor? gate, str activation, Tensor? rows, Tensor? into, "
+    "Tensor? row_weights, Tensor? scale_x, Tensor? scale_w, ScalarType out_dtype) -> Tensor"
 )
+for _op in (
+    TorchOp("grouped_matmul", _MATMUL, _matmul, _matmul_fake, gradients.backward, gradients.keep),
+    TorchOp("grouped_outer", "(Tensor x, Tensor g, Tensor offs) -> Tensor", _outer, _outer_fake),
+    TorchOp("grouped_rest_cleared", "(Tensor(a!) x, Tensor offs) -> ()", _clear, lambda x, offs: None),
+):
+    define(_op)

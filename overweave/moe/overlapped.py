@@ -19,12 +19,13 @@ from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import verify_schedule
 from overweave.memory.group import LIVE_GROUPS, Group
-from overweave.moe.collectives import WHERE, RowsOp, agreed, define
+from overweave.moe.collectives import WHERE, agreed
 from overweave.moe.glu import Glu
 from overweave.moe.grouped import grouped_outer
 from overweave.moe.pairs import RoutedTokens, added, multiplied, routed_tokens, with_bias
 from overweave.moe.programs import BUFFERS, Sizes, schedule_of, write_chain, write_gather, write_scatter
 from overweave.moe.slots import ordered_sum
+from overweave.moe.torch_ops import TorchOp, define
 from overweave.ops.author.tile_program import TileProgram
 from overweave.ops.call.groups import group_of, refuse
 from overweave.runtime.backends import load
@@ -439,9 +440,9 @@ _GATHERED = (
 )
 _SCATTERED = f"(Tensor h, Tensor ids, Tensor? weights, Tensor w, *, {WHERE}) -> Tensor"
 for _op in (
-    RowsOp("chained_experts", _CHAINED, _chained, _chained_fake),
-    RowsOp("gathered_experts", _GATHERED, _gathered, _gathered_fake, _gathered_gradient, _keep_gathered),
-    RowsOp("scattered_experts", _SCATTERED, _scattered, _scattered_fake, _scattered_gradient, _keep_scattered),
+    TorchOp("chained_experts", _CHAINED, _chained, _chained_fake),
+    TorchOp("gathered_experts", _GATHERED, _gathered, _gathered_fake, _gathered_gradient, _keep_gathered),
+    TorchOp("scattered_experts", _SCATTERED, _scattered, _scattered_fake, _scattered_gradient, _keep_scattered),
 ):
     define(_op)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from overweave.errors import InputError
+from overweave.moe.torch_ops import TorchOp, define
 from overweave.runtime.backends import load
 from overweave.runtime.kernel_calls.routing import RoutingSizes, tables_of, words_of
 from overweave.runtime.library import routing as library
@@ -108,7 +109,5 @@ def _fake(topk_ids: torch.Tensor, starts: torch.Tensor | None, experts: int, blo
     return topk_ids.new_empty(words_of(RoutingSizes(tokens * top, top, experts, block_m)))
 
 
-_LIBRARY = torch.library.Library("overweave", "FRAGMENT")
-_LIBRARY.define("route_experts(Tensor topk_ids, Tensor? starts, int experts, int block_m) -> Tensor")
-_LIBRARY.impl("route_experts", _fill, "CompositeExplicitAutograd")
-torch.library.register_fake("overweave::route_experts", _fake, lib=_LIBRARY)
+_ROUTE = "(Tensor topk_ids, Tensor? starts, int experts, int block_m) -> Tensor"
+define(TorchOp("route_experts", _ROUTE, _fill, _fake))

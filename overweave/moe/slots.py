@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from overweave.moe.collectives import RowsOp, define
+from overweave.moe.torch_ops import TorchOp, define
 from overweave.runtime.backends import load
 
 
@@ -47,4 +47,4 @@ def _gradient(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return torch.where(is_there.unsqueeze(2), of_slots, 0.0), None
 
 
-define(RowsOp("ordered_sum", "(Tensor parts, Tensor? is_there) -> Tensor", _sum, _fake, _gradient, _keep))
+define(TorchOp("ordered_sum", "(Tensor parts, Tensor? is_there) -> Tensor", _sum, _fake, _gradient, _keep))
