@@ -69,7 +69,7 @@ class Model(Generic[C]):
 
     predict: microseconds; None if unknown, or if more than the limit; raises OverweaveError for an impossible
     candidate. obstacle: why a candidate is impossible, or "". handicap: microseconds added to a candidate's time in
-    comparisons. short: by how many microseconds a candidate with such a time misses what it must gain to be taken.
+    comparisons. shortfall: by how many microseconds a candidate with such a time misses what it must gain to be taken.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Model(Generic[C]):
         predict: Callable[[C, float], float | None],
         obstacle: Callable[[C], str] = lambda candidate: "",
         handicap: Callable[[C], float] = lambda candidate: 0.0,
-        short: Callable[[C, float], float] = lambda candidate, us: 0.0,
+        shortfall: Callable[[C, float], float] = lambda candidate, us: 0.0,
     ) -> None:
-        self._predict, self._obstacle, self._handicap, self._short = predict, obstacle, handicap, short
+        self._predict, self._obstacle, self._handicap, self._shortfall = predict, obstacle, handicap, shortfall
         self.results: dict[C, Weighed[C]] = {}
 
     def __call__(self, candidate: C, limit_us: float = inf) -> Weighed[C]:
@@ -106,9 +106,9 @@ class Model(Generic[C]):
         for family, options in map(self._first_able, families):
             candidate = family.member(options)
             us = self._handicapped_us(candidate, REACH * least_us)
-            short_us = self._short(candidate, self(candidate).us)
-            least_us = least_us if short_us else min(least_us, us)
-            heads.append((short_us, us, family, options))
+            shortfall_us = self._shortfall(candidate, self(candidate).us)
+            least_us = least_us if shortfall_us else min(least_us, us)
+            heads.append((shortfall_us, us, family, options))
         near = [head for head in heads if head[1] < inf and head[1] <= REACH * least_us]
         for *_, family, options in sorted(near, key=lambda head: head[:2])[:MOST_DESCENTS]:
             self._descend(family, options)

@@ -75,13 +75,13 @@ def handicapped_us(candidate: Candidate, us: float, baseline: tuple[Problem, flo
     machine's measurements.
     """
     _, base_us, doubt = baseline
-    owed_us = _owed_us(candidate, baseline)
+    gain_us = _required_gain_us(candidate, baseline)
     if doubt <= 1.0:
-        return us + owed_us
-    return us if us + owed_us <= base_us else inf
+        return us + gain_us
+    return us if us + gain_us <= base_us else inf
 
 
-def _owed_us(candidate: Candidate, baseline: tuple[Problem, float, float]) -> float:
+def _required_gain_us(candidate: Candidate, baseline: tuple[Problem, float, float]) -> float:
     """Return by how much a candidate must be ahead of the library path, which itself owes nothing."""
     problem, base_us, doubt = baseline
     if candidate.is_plain(problem.operator):
@@ -124,11 +124,11 @@ def _rank_candidates(
     def handicap(candidate: Candidate) -> float:
         return 0.0 if doubt > 1.0 else handicapped_us(candidate, 0.0, baseline())
 
-    def short(candidate: Candidate, us: float) -> float:
-        return 0.0 if doubt <= 1.0 else max(0.0, us + _owed_us(candidate, baseline()) - baseline()[1])
+    def shortfall(candidate: Candidate, us: float) -> float:
+        return 0.0 if doubt <= 1.0 else max(0.0, us + _required_gain_us(candidate, baseline()) - baseline()[1])
 
     obstacle = partial(reason_unsupported, problem, target)
-    model: Model[Candidate] = Model(predictor(problem, target), obstacle, handicap, short)
+    model: Model[Candidate] = Model(predictor(problem, target), obstacle, handicap, shortfall)
     machine = target.machine(problem.world_size)
     waves = () if machine is None else tuple(wave_families(problem, target, machine, is_thorough))
     every = (*candidates(problem.operator), *(member for family in waves for member in family.members()))
@@ -140,15 +140,16 @@ def _rank_candidates(
         if doubt > 1.0:  # all others are held against the library path, which is simulated quickly
             model.predict_again((library_path(problem.operator),), predictor(problem, target, is_whole=True))
         model.explore((*families(problem.operator), *waves))
-        _resimulate_finalists(model, problem, target, short)
+        _resimulate_finalists(model, problem, target, shortfall)
     return tuple(map(model.without_prediction, every))
 
 
 def _resimulate_finalists(
-    model: Model[Candidate], problem: Problem, target: Target, short: Callable[[Candidate, float], float]
+    model: Model[Candidate], problem: Problem, target: Target, shortfall: Callable[[Candidate, float], float]
 ) -> None:
-    """Simulate the whole problem for the fastest of each plan that may win, if only half of it was simulated. short: as
-    of the model.
+    """Simulate the whole problem for the fastest of each plan that may win, if only half of it was simulated.
+
+    shortfall: as of the model.
 
     In part a plan looks slower than it is: time before its first tile and behind its last, and a partly filled wave of
     tiles, count once for each part. MEASURED: without this the choice for MLP-4's all-reduce of eight ranks is 0.868 of
@@ -159,7 +160,7 @@ def _resimulate_finalists(
     library = library_path(problem.operator)
     base_us = model(library).us
     by_plan: dict[str, Weighed[Candidate]] = {}
-    for each in sorted(model.results.values(), key=lambda one: (short(one.candidate, one.us), one.us)):
+    for each in sorted(model.results.values(), key=lambda one: (shortfall(one.candidate, one.us), one.us)):
         if each.us < inf and each.candidate != library:
             by_plan.setdefault(each.candidate.plan, each)
     quickest = list(by_plan.values())[:FINALISTS]
