@@ -139,6 +139,7 @@ def outcomes(way: Way, mode: str, is_warm: bool, inner: int) -> Iterator[str]:
                 if is_warm:
                     step(call, own_rows(x, way), trains)
                 found = step(compiled, own_rows(x, way), trains)
+                mlp.zero_grad()  # those that a graph made are overwritten by its next step
                 for one, other in zip(found, (own_rows(each, way) for each in wanted), strict=True):
                     off = float((one - other).abs().max() / other.abs().max())
                     yield "" if off <= MOST_OFF else f"{rows} rows, training {trains}: off by {off:.2g}"
