@@ -29,10 +29,9 @@ import torch.distributed as dist
 
 from campaigns.exact.calls import captured
 from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers
-from campaigns.torch.exchanges import exchanges_off
 from campaigns.torch.gpu_models import whole_models
 from campaigns.torch.in_cuda_graphs import in_cuda_graphs
-from campaigns.torch.layers import Layer, Tensors, errors, in_dtype, is_too_large, ours, upstream
+from campaigns.torch.layers import Layer, Tensors, errors, exchanges_off, in_dtype, is_too_large, ours, upstream
 
 GATHER, SCATTER, REDUCE = "push", "scatter", "two_shot"
 wide = partial(Layer, widths=(512,), k=256)

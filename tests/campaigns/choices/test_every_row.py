@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from campaigns.choices import every_row
-from campaigns.choices.every_row import every_verdict, judged, rows, without_contention
+from campaigns.choices import sim_accuracy
+from campaigns.choices.sim_accuracy import every_verdict, judged, rows, without_contention
 from overweave.hardware.machine import load
 from tests.campaigns.choices.test_sim_accuracy import written
 
@@ -33,8 +33,8 @@ def test_rows_are_judged_or_counted(tmp_path: Path):
 
 
 def test_each_bar_can_fail(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(every_row, "FEWEST_PLANS", 3)
-    monkeypatch.setattr(every_row, "FIRST", 1)
+    monkeypatch.setattr(sim_accuracy, "FEWEST_PLANS", 3)
+    monkeypatch.setattr(sim_accuracy, "FIRST", 1)
     wrong = {"sequential": 300.0, "per_shard": 250.0, "overweave": 450.0}
     kept, _ = rows([written(tmp_path / "mlp.json", "all_gather_matmul", wrong)], H200)
     assert [each.holds for each in judged(kept)] == [False, False, False, False, None]

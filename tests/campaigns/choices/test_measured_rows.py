@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from campaigns.choices.measured_rows import read
+from campaigns.choices.sim_accuracy import read
 from overweave.errors import InputError
 from overweave.hardware.machine import load
 

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from campaigns.choices import sim_accuracy
-from campaigns.choices.measured_rows import read
-from campaigns.choices.sim_accuracy import Row, main, simulated, verdicts
+from campaigns.choices.sim_accuracy import Row, main, read, simulated, verdicts
 from overweave.hardware.machine import load
 
 # 4 x H200, 2026-11-20: what `overweave bench` wrote of MLP-2, and the end of the first of two runs.
