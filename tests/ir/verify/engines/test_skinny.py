@@ -10,8 +10,8 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Region
 from overweave.ir.text.files import from_json, to_json
-from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
+from tests.plans import refusals, with_operations
 
 PLANS = (
     "matmul_all_reduce.one_shot_packed",
@@ -24,10 +24,6 @@ PLANS = (
 def plan_of(name: str, m: int = 7, matmul: str = "skinny", **more: object) -> Plan:
     problem = Problem(operator=name.split(".")[0], m=m, n=48, k=16, world_size=3, dtype="bfloat16")
     return build(name, replace(problem, **more), {"matmul": matmul})
-
-
-def refusals(plan: Plan) -> str:
-    return "\n".join(map(str, verify_plan(plan, MachineLimits()).refusals))
 
 
 @pytest.mark.parametrize("m", [0, 1, 2, 7, 64])
@@ -70,5 +66,5 @@ def test_it_multiplies_whole_buffers() -> None:
     outs = [Region(part.buffer, 0, rows, part.cols) for part in compute.out for rows in ((0, 3), (3, 7))]
     cut = replace(compute, a=tuple(halves), out=tuple(outs))
     operations = tuple(cut if each is compute else each for each in plan.schedule.operations)
-    found = refusals(replace(plan, schedule=replace(plan.schedule, operations=operations)))
+    found = refusals(with_operations(plan, operations))
     assert "one whole buffer by another" in found
