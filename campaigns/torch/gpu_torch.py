@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -37,7 +37,6 @@ GATHER, SCATTER, REDUCE = "push", "scatter", "two_shot"
 wide = partial(Layer, widths=(512,), k=256)
 WARM, STEPS, STEPS_OF_MODEL = 100, 20, 200
 DRAWN = 3  # sets of inputs that replays meet by turns
-Gradients = Callable[[], tuple[torch.Tensor, ...]]
 
 
 def layers() -> Iterator[Layer]:

@@ -16,12 +16,7 @@ from tests.plans import rules, with_operations
 from tests.schedules.weave.test_weave import BLOCK, matmul
 
 SCATTER = "reduce_scatter.scatter mover=tiles pieces=2"
-SPREAD, SEND, TWO_SHOT, ONE_SHOT = (
-    "spread.push mover=tiles pieces=2",
-    "all_to_all.send mover=tiles",
-    "all_reduce.two_shot mover=tiles",
-    "all_reduce.one_shot mover=tiles",
-)
+ONE_SHOT = "all_reduce.one_shot mover=tiles"
 
 
 @pytest.mark.slow

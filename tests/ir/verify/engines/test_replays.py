@@ -6,18 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import ECHOES, Get, Put
 from overweave.ir.verify.engines.replays import check_replays
 from overweave.ir.verify.rules.graphs import build_graph
 from overweave.ir.verify.rules.verdict import Findings
-from overweave.schedules.catalog.catalog import build
-from tests.plans import with_schedule
-
-
-def plan_of(name: str, **options: str | int) -> Plan:
-    problem = Problem(operator=name.partition(".")[0], m=64, n=32, k=32, world_size=2, dtype="bfloat16")
-    return build(name, problem, options)
+from tests.plans import plan_of, with_schedule
 
 
 def refusals(plan: Plan) -> list[str]:
