@@ -80,7 +80,8 @@ def shard(whole: torch.Tensor) -> torch.Tensor:
 class Report:
     """Prints a line per check, and what failed on each rank; `finish` ends the process with 1 if any check failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cuda") -> None:
+        self._device = device
         self._failed = 0
 
     def all_agree(self, holds: bool) -> bool:
@@ -89,7 +90,7 @@ class Report:
 
     def total(self, count: int) -> int:
         """The sum over ranks."""
-        sums = torch.tensor([count], device="cuda")
+        sums = torch.tensor([count], device=self._device)
         dist.all_reduce(sums)
         return int(sums)
 
@@ -102,6 +103,16 @@ class Report:
         if dist.get_rank() == 0:
             verdict = "ok" if not failed else f"{failed} FAILED"
             print(f"{what:60s} {count:6d} cases  {verdict:10s} {time.monotonic() - started:7.1f} s", flush=True)
+
+    def run(self, checks: Iterable[Check]) -> int:
+        """Runs checks, a line for each; how many cases have failed on this rank. Collective."""
+        with progress("campaign", None, is_shown=dist.get_rank() == 0) as tell:
+            for done, check in enumerate(checks):
+                tell(check.name, done)
+                started = time.monotonic()
+                found = list(check.outcomes())
+                self.line(check.name, check.cases or len(found), [each for each in found if each], started)
+        return self._failed
 
     def finish(self) -> NoReturn:
         """Ends the process: 0 if every check held."""
@@ -142,11 +153,6 @@ def run_campaign(parser: argparse.ArgumentParser, checks: Callable[[argparse.Nam
     """Joins the world, runs the checks that are asked for, and ends the process: 0 if every check held."""
     asked = parser.parse_args()
     join(timedelta(seconds=asked.deadline))
-    with progress("campaign", None, is_shown=dist.get_rank() == 0) as tell:
-        for done, check in enumerate(check for check in checks(asked) if asked.only in check.name):
-            tell(check.name, done)
-            started = time.monotonic()
-            found = list(check.outcomes())
-            report.line(check.name, check.cases or len(found), [each for each in found if each], started)
+    report.run(check for check in checks(asked) if asked.only in check.name)
     ow.check()
     report.finish()

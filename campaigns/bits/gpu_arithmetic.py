@@ -17,9 +17,8 @@ from pathlib import Path
 import torch
 import triton
 
-from campaigns.bits.differences import differences
 from campaigns.bits.operations import launches
-from campaigns.bits.table import kept_with, read, run_all, write
+from campaigns.bits.table import differences, kept_with, read, run_all, write
 from campaigns.gpu_ranks import need_gpus
 from campaigns.shown import shown
 

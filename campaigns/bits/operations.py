@@ -15,7 +15,7 @@ DTYPES = (
     *("bfloat16", "float16", "float32", "float64", "float8e4nv", "float8e5"),
     *("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
 )
-FLOATS, FP8, INTEGERS = DTYPES[:6], DTYPES[4:6], DTYPES[6:]
+FLOATS, FP8 = DTYPES[:6], DTYPES[4:6]
 NARROW = ("bfloat16", "float16", "float32", *FP8, "int8")  # of what arithmetic is asked, each with each
 BITWISE = ("and", "or", "xor", "shl", "shr", "floordiv", "rem")
 BINARY = (

@@ -11,27 +11,26 @@ What no such file can show is named at the end, with the command that judges it.
 Never slower: no row whose 95 % upper bound of (best baseline's time / ours), over at least five interleaved rounds,
 lies below 0.98. The best baseline is the quicker one of the library and of what torch ships. Where the link is the
 bound, that is where communication alone takes longer than the matmul, ours is held against communication alone, by
-NCCL or the copy engine, and not against the ceiling.
-"""
+NCCL or the copy engine, and not against the ceiling."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from campaigns.choices import cold_choice
-from campaigns.choices.bars import BARS, Bar, Cases, Quantity
 from campaigns.verdict import Verdict
 from overweave.errors import InputError
+from overweave.ir.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from overweave.ir.operators.registry import operator_of
 from overweave.tuner.measure.baselines import CEILING, COMMUNICATION, COPIES, MATMUL, OURS, SEQUENTIAL, TORCH_FUSED
 from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow
@@ -302,3 +301,67 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# Acceptance limits of the dense operators' times on four ranks in bf16, as data: a quantity, the cases, the limits.
+
+# of_ceiling: our time / that of a matmul beside copies. beyond_ceiling_us: our time - that. of_communication: ours /
+# that of communication alone, by NCCL or the copy engine. efficiency: of overlap. against_...: speedup over cuBLAS and
+# NCCL in sequence, over torch's fused operator, over the fastest of all baselines.
+Quantity = Literal[
+    "of_ceiling", "beyond_ceiling_us", "of_communication", "efficiency",
+    "against_library", "against_torch", "against_best",
+]  # fmt: skip
+
+
+class Cases(Struct, frozen=True, kw_only=True):
+    """The cases of a bar. shapes: a pattern of how names begin. least_m, most_m: rows. link_bound: None for all."""
+
+    label: str
+    shapes: str = ""
+    least_m: int = 0
+    most_m: int | None = None
+    link_bound: bool | None = None
+
+
+class Bar(Struct, frozen=True, kw_only=True):
+    """A limit that the mean of a number over cases, and each of them, must keep. None: no such limit."""
+
+    of: Quantity
+    cases: Cases
+    mean: float | None = None
+    each: float | None = None
+
+
+MLP = Cases(label="mlp", shapes="MLP-")
+MANY_ROWS = Cases(label="1,024 rows on", least_m=1024)
+LINK_BOUND = Cases(label="where the link is the bound", link_bound=True)
+# Limits of both operators with row shards against torch and NCCL.
+SHARDED = (Bar(of="against_torch", cases=MANY_ROWS, mean=1.12), Bar(of="against_library", cases=MLP, mean=1.3))
+
+_NO_MLP = "(?!MLP-)"
+_MANY_ROWS = Cases(label="other shapes of 4,096 rows on", shapes=_NO_MLP, least_m=4096, link_bound=False)
+_FEW_ROWS = Cases(label="fewer rows", shapes=_NO_MLP, most_m=4095, link_bound=False)
+_LAYERS = r"Llama-3-(8B|70B)\.(o|down)\."  # where an all-reduce follows a matmul
+_PREFILL = Cases(label="1,024 to 8,192 tokens", shapes=_LAYERS, least_m=1024, most_m=8192)
+_DECODING = Cases(label="1 to 256 tokens", shapes=_LAYERS, most_m=256)
+
+BARS: Mapping[str, tuple[Bar, ...]] = {
+    all_gather_matmul.OPERATOR.name: (
+        Bar(of="of_ceiling", cases=MLP, mean=1.03, each=1.05),
+        Bar(of="efficiency", cases=MLP, mean=0.88, each=0.8),
+        Bar(of="of_ceiling", cases=_MANY_ROWS, mean=1.04),
+        Bar(of="beyond_ceiling_us", cases=_FEW_ROWS, each=12.0),
+        Bar(of="of_communication", cases=LINK_BOUND, each=1.12),
+        *SHARDED,
+    ),
+    matmul_reduce_scatter.OPERATOR.name: (
+        Bar(of="efficiency", cases=MLP, mean=0.83, each=0.75),
+        Bar(of="of_communication", cases=LINK_BOUND, each=1.25),
+        *SHARDED,
+    ),
+    matmul_all_reduce.OPERATOR.name: (
+        Bar(of="against_library", cases=_PREFILL, mean=1.4),
+        Bar(of="against_best", cases=_DECODING, mean=1.15),
+    ),
+}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from campaigns.choices.library_schedules import FINER, OFFERED, Case, simulated_us, synthetic, table_i
+from campaigns.choices.ficco_tables import FINER, OFFERED, Case, simulated_us, synthetic, table_i
 from campaigns.verdict import Verdict, tell
 from overweave.errors import InputError
 from overweave.hardware.machine import Machine, load

@@ -22,27 +22,317 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from itertools import combinations
+from math import hypot, sqrt
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
-from campaigns.choices.every_row import every_verdict
-from campaigns.choices.measured_rows import Measured, read
 from campaigns.verdict import Verdict, tell
-from overweave.errors import InputError
+from overweave.errors import InputError, OverweaveError
 from overweave.hardware.cards import MOST_GPUS, machine_for
 from overweave.hardware.machine import Machine, load
+from overweave.ir.problem import Problem
 from overweave.memory.cuda.card import current_gpu
 from overweave.schedules.catalog.catalog import build
+from overweave.schedules.methods.registry import METHODS
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.simulate import total_us
-from overweave.tuner.space.target import machine_of
+from overweave.tuner.measure.baselines import NAMED, OURS
+from overweave.tuner.space.shapes import DtypeWord, ShapeCase
+from overweave.tuner.space.space import Options, candidate, full_options
+from overweave.tuner.space.target import Target, machine_of, target_on
+
+# Result files of `overweave bench` as rows: how long a method took, beyond the matmul alone, and how sure that is.
+
+MATMUL = "matmul"
+COMPARED = ("sequential", "per_shard", OURS)
+# What ran where a file does not say, of mlp cases: the choice, and what plans with a tile kernel had in common.
+CHOSEN = {"all_gather_matmul": "push", "matmul_reduce_scatter": "scatter own_pieces=4"}
+COMMON: Options = {"kernel": "hopper", "pieces": 1, "split_n": 1, "block_m": 128, "block_n": 256}
+# Of normally distributed samples: the 90th percentile stands so many deviations above the median, a median's own
+# error is so many times a mean's, and 95 % lie within so many deviations.
+P90_DEVIATIONS, MEDIAN_OVER_MEAN, SURE = 1.2816, 1.2533, 1.96
+
+
+class MethodTime(Struct):
+    """What is read of a method's row (tuner/measure/bench.py). plan: what the method ran, as `plan=` takes it."""
+
+    name: str
+    median_us: float
+    p90_us: float
+    plan: str = ""
+
+
+class CaseTimes(Struct):
+    case: ShapeCase
+    methods: tuple[MethodTime, ...]
+
+    def of(self, name: str) -> MethodTime | None:
+        return next((method for method in self.methods if method.name == name), None)
+
+
+class Effort(Struct):
+    rounds: int
+
+
+class RunTimes(Struct):
+    operator: str
+    world_size: int
+    device: str
+    dtype: DtypeWord
+    effort: Effort
+    cases: tuple[CaseTimes, ...]
+
+    def problem(self, case: ShapeCase) -> Problem:
+        """One rank's part of a global matmul, as the comparison splits it."""
+        return case.problem(self.operator, self.world_size, self.dtype)
+
+
+class Report(Struct):
+    """A result file: several whole runs, of which the middle one is quoted. unfinished: how far, of one that is not."""
+
+    runs: tuple[RunTimes, ...]
+    middle: int
+    unfinished: str = ""
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """A method on a case, in microseconds. schedule, options: what it ran. exposed: beyond the matmul alone.
+
+    run: operator and ranks, and whether its file is unfinished.
+
+    noise: 95 % of repeats find an exposed time within so much of this one, by the scatter of its samples or, where that
+    is more, by the whole runs of its file, which lie so far apart.
+    """
+
+    run: str
+    case: str
+    method: str
+    problem: Problem
+    schedule: str
+    options: Options
+    us: float
+    matmul_us: float
+    noise_us: float
+
+    @property
+    def exposed_us(self) -> float:
+        return self.us - self.matmul_us
+
+
+def read(path: Path, machine: Machine) -> list[Measured]:
+    """The rows of the middle run of a result file; none of an operator of torch's, or of a plan that is no more.
+
+    Raises InputError for a file that is none.
+    """
+    try:
+        report = msgspec.json.decode(path.read_bytes(), type=Report)
+        middle = report.runs[report.middle]
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
+        raise InputError(f"results {path}", str(error), "Give files that `overweave bench --json` wrote") from error
+    if middle.device != "cuda":
+        raise InputError(f"results {path}", f"measured on {middle.device}", f"Give files measured on {machine.title}")
+    rows = []
+    for times in middle.cases:
+        for method in times.methods:
+            if method.name in COMPARED or method.name.startswith(NAMED):
+                rows += _row(report, times, method, target_on(machine))
+    return rows
+
+
+def _row(report: Report, times: CaseTimes, method: MethodTime, target: Target) -> list[Measured]:
+    run = report.runs[report.middle]
+    problem, alone = run.problem(times.case), times.of(MATMUL)
+    told = method.plan or (CHOSEN[problem.operator] if method.name == OURS else method.name.removeprefix(NAMED))
+    name, *pairs = told.split()
+    schedule = f"{problem.operator}.{name}"
+    if alone is None or schedule not in METHODS:
+        return []
+    asked = {option: int(value) if value.isdigit() else value for option, value in (pair.split("=") for pair in pairs)}
+    if method.plan:
+        options = full_options(problem, target, candidate(name, asked))
+    else:
+        options = (COMMON if METHODS[schedule].is_fused else {}) | asked
+    return [
+        Measured(
+            run=f"{run.operator} W={run.world_size}{' unfinished' if report.unfinished else ''}",
+            case=times.case.name,
+            method=method.name.removeprefix(NAMED),
+            problem=problem,
+            schedule=schedule,
+            options=options,
+            us=method.median_us,
+            matmul_us=alone.median_us,
+            noise_us=max(_scatter_us(run, method, alone), _spread_us(report, times.case, method.name)),
+        )
+    ]
+
+
+def _scatter_us(run: RunTimes, method: MethodTime, alone: MethodTime) -> float:
+    """Half the 95 % interval of a difference of medians."""
+    deviation = hypot(method.p90_us - method.median_us, alone.p90_us - alone.median_us) / P90_DEVIATIONS
+    return SURE * MEDIAN_OVER_MEAN * deviation / sqrt(run.effort.rounds)
+
+
+def _spread_us(report: Report, case: ShapeCase, name: str) -> float:
+    """Half the range of what whole runs found exposed; zero of a single run."""
+    found = []
+    for times in (times for run in report.runs for times in run.cases if times.case == case):
+        method, alone = times.of(name), times.of(MATMUL)
+        if method is not None and alone is not None:
+            found.append(method.median_us - alone.median_us)
+    return (max(found) - min(found)) / 2
+
+
+# The simulator against every measured row of the dense operators: whole calls, and which plan is the quickest.
+
+FEWEST_ROWS, FEWEST_PLANS, FIRST = 1024, 4, 3
+MEAN, NEARLY_ALL, AMONG_FIRST = 0.05, 0.12, 0.95
+ALIKE = 1.005  # times that one run does not tell apart
+MLP, MLP_MEAN = "mlp.", 0.05
+# The machine file's sources name these, or sim/cost.py does.
+FITTED = ("small.", "small_plans.")
+FITTED_ROWS = {"plans.matmul_reduce_scatter.h200x4.2026-11-20.json": "sums=epilogue"}
+# Kernels that were tried and are gone, as benchmarks/results/README.md tells: tiles that leave for a peer as whole
+# rectangles, or in strips with other rests or none.
+GONE = (
+    *("stored_rectangles.", "stored_unrested.", "stored_waiting.", "rested.", "unrested.", "rests."),
+    *("stored.matmul_all_reduce.h200x4.", "stored.matmul_reduce_scatter.h200x4."),
+)
+
+
+class Error(NamedTuple):
+    """A measured row: its file and what was predicted, with contention and without."""
+
+    file: str
+    measured: Measured
+    predicted_us: float
+    alone_us: float
+
+    @property
+    def share(self) -> float:
+        return abs(self.predicted_us / self.measured.us - 1)
+
+    @property
+    def alone_share(self) -> float:
+        return abs(self.alone_us / self.measured.us - 1)
+
+
+def every_verdict(files: Iterable[Path], machine: Machine) -> list[Verdict]:
+    """What holds over all rows of some result files; files that are none are left out, and counted."""
+    kept, left = rows(files, machine)
+    counted = ", ".join(f"{count} {why}" for why, count in sorted(left.items()))
+    if not kept:
+        return [Verdict("rows to judge", f"none; left out: {counted}", False)]
+    return [Verdict("rows", f"{len(kept)} judged; left out: {counted or 'none'}", None), *judged(kept)]
+
+
+def rows(files: Iterable[Path], machine: Machine) -> tuple[list[Error], Counter[str]]:
+    """Those that are judged, and how many are not, by the reason."""
+    kept, left, alone = list[Error](), Counter[str](), without_contention(machine)
+    for path in files:
+        try:
+            found = read(path, machine)
+        except InputError:
+            left["files without results"] += 1
+            continue
+        for measured in found:
+            why = _left_out(path.name, measured)
+            if why:
+                left[why] += 1
+                continue
+            try:
+                plan = build(measured.schedule, measured.problem, measured.options)
+            except OverweaveError:
+                left["plans that are gone"] += 1
+                continue
+            kept.append(Error(path.name, measured, total_us(plan, machine), total_us(plan, alone)))
+    return kept, left
+
+
+def without_contention(machine: Machine) -> Machine:
+    """Copies slow no kernel and each other not, and a collective holds one SM."""
+    sharing = replace(
+        machine.sharing,
+        copy_engine=replace(machine.sharing.copy_engine, factor=1.0),
+        collective=replace(machine.sharing.collective, sms=1),
+    )
+    wide = tuple((size, rate * (machine.gpus - 1)) for size, rate in machine.links.push.points)
+    crowd = replace(machine.links.all_peers, points=wide)
+    port = replace(machine.topology.port, gb_per_s=machine.topology.port.gb_per_s * machine.gpus)
+    links = tuple(
+        replace(
+            link,
+            curve=replace(link.curve, points=tuple((size, rate * machine.gpus) for size, rate in link.curve.points)),
+        )
+        for link in machine.topology.links
+    )
+    topology = replace(machine.topology, port=port, links=links)
+    return replace(machine, sharing=sharing, links=replace(machine.links, all_peers=crowd), topology=topology)
+
+
+def judged(kept: Sequence[Error]) -> list[Verdict]:
+    """The claims over judged rows."""
+    shares, alone = sorted(each.share for each in kept), [each.alone_share for each in kept]
+    mean, nearly_all = sum(shares) / len(shares), shares[int(0.95 * (len(shares) - 1))]
+    far = Counter(each.measured.schedule for each in kept if each.share > NEARLY_ALL)
+    names = ", ".join(f"{name} {count}" for name, count in far.most_common(3))
+    known = [each.share for each in kept if each.file.startswith(MLP)]
+    of_mlp = sum(known) / len(known) if known else 0.0
+    return [
+        Verdict(f"mean error at most {MEAN:.0%}", f"{mean:.1%} of {len(shares)}", mean <= MEAN),
+        Verdict(
+            f"95th percentile at most {NEARLY_ALL:.0%}",
+            f"{nearly_all:.1%}; beyond it {sum(far.values())} rows: {names or 'none'}",
+            nearly_all <= NEARLY_ALL,
+        ),
+        Verdict(
+            f"mean error on the mlp rows at most {MLP_MEAN:.0%}", f"{of_mlp:.1%} of {len(known)}", of_mlp <= MLP_MEAN
+        ),
+        _first(kept),
+        Verdict("mean error without contention", f"{sum(alone) / len(alone):.1%}", None),
+    ]
+
+
+def _first(kept: Sequence[Error]) -> Verdict:
+    """Of problems with several measured plans, how often the quickest is among the first that are predicted.
+
+    Plans that a run cannot tell apart from the quickest count as it.
+    """
+    problems: dict[tuple[str, str, str], list[Error]] = defaultdict(list)
+    for each in kept:
+        problems[each.file, each.measured.run, each.measured.case].append(each)
+    several = [those for those in problems.values() if len(those) >= FEWEST_PLANS]
+    found = 0
+    for those in several:
+        quickest_us = min(each.measured.us for each in those)
+        first = sorted(those, key=lambda each: each.predicted_us)[:FIRST]
+        found += any(each.measured.us <= quickest_us * ALIKE for each in first)
+    claim = f"the quickest among the first {FIRST} on {AMONG_FIRST:.0%}"
+    share = found / len(several) if several else 1.0
+    return Verdict(
+        claim, f"{share:.1%} of {len(several)} problems with {FEWEST_PLANS} plans or more", share >= AMONG_FIRST
+    )
+
+
+def _left_out(file: str, measured: Measured) -> str:
+    """Why a row is not judged; empty where it is."""
+    if file.startswith(GONE):
+        return "rows of kernels that are gone"
+    word = FITTED_ROWS.get(file)
+    if file.startswith(FITTED) or (word and word in measured.method):
+        return "rows that a constant was fitted on"
+    return f"rows of problems of fewer than {FEWEST_ROWS} rows" if measured.problem.m < FEWEST_ROWS else ""
+
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-FEWEST_ROWS = 1024
 CALIBRATED_WITHIN = 0.06
 TOTAL_WITHIN, EXPOSED_WITHIN, SAME_WITHIN = 0.08, 0.35, 0.05
 LEAST_EXPOSED_US = 1.0  # what the timer tells apart: no error is counted relative to less

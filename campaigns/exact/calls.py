@@ -19,9 +19,11 @@ from campaigns.cases import Named
 from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import operator_of
+from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.runtime.library.epilogue import ACTIVATIONS
+from overweave.schedules.catalog.catalog import build
 from overweave.tuner.measure.baselines import SEQUENTIAL
 
 NON_ZEROS = 32  # in a row of x along the whole k
@@ -99,6 +101,7 @@ class Case(NamedTuple):
     b_is_transposed: bool = False
     plan: str | None = None
     form: Form = BARE
+    columns: tuple[int, ...] = ()  # of each of several weights, where they are others than `widths` takes
 
     def __str__(self) -> str:
         layout = " b^T" if self.b_is_transposed else ""
@@ -142,6 +145,11 @@ class Case(NamedTuple):
     def name(self) -> str:
         """Of the operator and its plan."""
         return f"{self.operator}.{self.plan}"
+
+    def built(self, world_size: int) -> Plan:
+        """The plan that it names."""
+        named = Named(self.operator, str(self.plan))
+        return build(named.full_name, self.problem(world_size), named.options)
 
 
 class Inputs(NamedTuple):
@@ -225,6 +233,8 @@ def _matrix(shape: tuple[int, int], dtype: torch.dtype, chance: torch.Generator,
 
 def widths(case: Case) -> tuple[int, ...]:
     """The columns of each weight: all but the first have few, and of fp8 as many as kernels take."""
+    if case.columns:
+        return case.columns
     few, others = 48 if case.form.scaling else 40, case.form.weights - 1
     return (case.n - few * others, *(few for _ in range(others)))
 

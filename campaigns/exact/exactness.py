@@ -15,24 +15,24 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from campaigns.cases import ALL_GATHER, BY_ENGINES, OPERATORS, Named
-from campaigns.shown import shown
-from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype
+from campaigns.cpu_ranks import run_on_any_ranks
+from campaigns.exact.calls import Case, Form
+from campaigns.gpu_ranks import Check, arguments
 from overweave.ir.plan import MOST_WEIGHTS, Plan, indexed_name
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group, resolve
 from overweave.ops.reference import PlainCollectives
 from overweave.runtime.host.host import Depth, run_on_host
-from overweave.runtime.host.processes import run_ranks
 from overweave.schedules.catalog import catalog
 from overweave.schedules.methods.registry import method_of
 
@@ -47,7 +47,7 @@ VARIED: dict[str, tuple[int | str, ...]] = {
     "carrier": ("copy_engine", "library"),
     "rows": ("own", "cyclic"),
 }
-DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WORLDS = (1, 2, 3, 4, 8)
 LARGEST: dict[Depth, int] = {"library": 512, "interpreter": 256}
 NON_ZEROS = 32
@@ -56,23 +56,7 @@ JUDGED_ALONE = 4096
 LATE_UP_TO_S = 3e-3
 
 
-@dataclass(frozen=True)
-class Case:
-    """One problem and the plan that solves it."""
-
-    schedule: str
-    problem: Problem
-    options: dict[str, int | str]
-    seed: int
-
-    def __str__(self) -> str:
-        p = self.problem
-        layout = "b^T" if p.b_is_transposed else "b"
-        return f"{self.schedule} W={p.world_size} {p.extents} {p.dtype} {layout} {self.options}"
-
-
-@dataclass(frozen=True)
-class Data:
+class Data(NamedTuple):
     """A rank's tensors, and the exact product it should hold (fp64)."""
 
     x: torch.Tensor
@@ -83,29 +67,21 @@ class Data:
 def random_case(chance: random.Random, world_size: int, depth: Depth) -> Case:
     """Any schedule, dtype and layout, one weight or several; every tenth m is smaller than the group."""
     operator, dtype = chance.choice(OPERATORS), chance.choice(DTYPES)
-    schedule = chance.choice(catalog.names(operator))
+    name = chance.choice(catalog.names(operator))
     largest = LARGEST[depth]
     # Kernels load rows in bulk: they must start at multiples of 16 bytes.
-    step = 16 // ITEMSIZE_BYTES[dtype] if depth == "interpreter" else 1
+    step = 16 // dtype.itemsize if depth == "interpreter" else 1
     n, k = (step * chance.randint(1, largest // step) for _ in range(2))
     m = chance.randrange(world_size) if chance.random() < 0.1 else chance.randint(1, largest)
-    known = {option.name for option in method_of(schedule).options}
+    known = {option.name for option in method_of(name).options}
     options = {name: chance.choice(values) for name, values in VARIED.items() if name in known}
     if options.get("sums") == "epilogue" and "mover" in known:
         options["mover"] = "copy_engine"
     if options.get("rows") == "cyclic":
         m = -(-m // world_size) * world_size
-    problem = Problem(
-        operator=operator,
-        m=m,
-        n=n,
-        k=k,
-        world_size=world_size,
-        dtype=dtype,
-        b_is_transposed=chance.random() < 0.5,
-        columns=_columns(chance, n, step) if operator == ALL_GATHER else (),
-    )
-    return Case(schedule, problem, options, chance.randrange(1 << 30))
+    plan = " ".join([name.partition(".")[2], *(f"{name}={value}" for name, value in options.items())])
+    columns = _columns(chance, n, step) if operator == ALL_GATHER else ()
+    return Case(operator, m, n, k, dtype, chance.random() < 0.5, plan, Form(weights=len(columns) or 1), columns)
 
 
 def _columns(chance: random.Random, n: int, step: int) -> tuple[int, ...]:
@@ -117,9 +93,9 @@ def _columns(chance: random.Random, n: int, step: int) -> tuple[int, ...]:
     return tuple(hi - lo for lo, hi in zip((0, *ends), (*ends, n), strict=True))
 
 
-def make_data(case: Case, rank: int, is_integer: bool, call: int = 0) -> Data:
-    """The same on every rank for one seed and call: each makes all and keeps its own."""
-    problem, generator = case.problem, torch.Generator().manual_seed(case.seed + call)
+def make_data(problem: Problem, rank: int, seed: int, is_integer: bool = True) -> Data:
+    """The same on every rank for one seed, without a word between them: each makes all and keeps its own."""
+    generator = torch.Generator().manual_seed(seed)
     gathers = problem.operator == ALL_GATHER
     global_k = problem.k * (1 if gathers else problem.world_size)
     width = (problem.world_size if gathers else 1) * problem.n
@@ -146,38 +122,37 @@ def make_data(case: Case, rank: int, is_integer: bool, call: int = 0) -> Data:
     return Data(own_x.contiguous(), own_w, exact)
 
 
-def compute(case: Case, plan: Plan, group: Group, data: Data, depth: Depth) -> torch.Tensor:
+def compute(plan: Plan, group: Group, data: Data, depth: Depth) -> torch.Tensor:
     """Our result, into outputs of NaN: one for each weight, side by side."""
     inputs, outputs = {"x": data.x}, {}
-    for index, w in enumerate(data.w.split(case.problem.widths, dim=1)):
-        inputs[indexed_name("w", index)] = w.t().contiguous().t() if case.problem.b_is_transposed else w.contiguous()
+    for index, w in enumerate(data.w.split(plan.problem.widths, dim=1)):
+        inputs[indexed_name("w", index)] = w.t().contiguous().t() if plan.problem.b_is_transposed else w.contiguous()
         shape = len(data.exact), w.shape[1]
         outputs[indexed_name("y", index)] = torch.full(shape, torch.nan, dtype=data.x.dtype)
     run_on_host(plan, group, inputs, outputs, depth=depth)
     return torch.cat(list(outputs.values()), dim=1)
 
 
-def library_result(case: Case, group: Group, data: Data) -> torch.Tensor:
+def library_result(problem: Problem, group: Group, data: Data) -> torch.Tensor:
     """torch + library collectives, in the same dtype: the reference of the operator's record."""
-    collectives = PlainCollectives(group.process_group, case.problem.m, case.problem.strip)
-    found: torch.Tensor = case.problem.record.reference({"x": data.x, "w": data.w}, collectives)
+    collectives = PlainCollectives(group.process_group, problem.m, problem.strip)
+    found: torch.Tensor = problem.record.reference({"x": data.x, "w": data.w}, collectives)
     return found
 
 
-def try_shapes(depth: Depth, count: int, seed: int) -> dict[str, Any]:
+def try_shapes(depth: Depth, count: int, seed: int) -> list[str]:
     """One rank's part: random cases, first with integers, then with floats."""
     group, chance = resolve(None), random.Random(seed)
     wrong: list[str] = []
-    errors: dict[str, list[float]] = {dtype: [0.0, 0.0] for dtype in DTYPES}
-    for _ in range(count):
+    errors = {str(dtype): [0.0, 0.0] for dtype in DTYPES}
+    for index in range(count):
         case = random_case(chance, group.world_size, depth)
-        plan = catalog.build(case.schedule, case.problem, case.options)
-        case = replace(case, problem=plan.problem)
-        data = make_data(case, group.rank, is_integer=True)
-        if not torch.equal(compute(case, plan, group, data, depth), data.exact.to(data.x.dtype)):
+        plan, own = case.built(group.world_size), seed + 2 * index
+        data = make_data(plan.problem, group.rank, own)
+        if not torch.equal(compute(plan, group, data, depth), data.exact.to(data.x.dtype)):
             wrong.append(f"{case}: rank {group.rank} is not bit-equal")
-        data = make_data(case, group.rank, is_integer=False)
-        ours, library = compute(case, plan, group, data, depth), library_result(case, group, data)
+        data = make_data(plan.problem, group.rank, own + 1, is_integer=False)
+        ours, library = compute(plan, group, data, depth), library_result(plan.problem, group, data)
         sums = torch.tensor(
             [_squares(ours - data.exact), _squares(library - data.exact), _squares(data.exact), data.exact.numel()],
             dtype=torch.float64,
@@ -189,35 +164,33 @@ def try_shapes(depth: Depth, count: int, seed: int) -> dict[str, Any]:
             wrong.append(f"{case}: error {ratio:.3f} times that of the library")
         # Every element counts once, relative to the size of its case's elements.
         scale = elements / squares if squares else 0.0
-        errors[case.problem.dtype][0] += ours_squares * scale
-        errors[case.problem.dtype][1] += library_squares * scale
+        errors[str(case.dtype)][0] += ours_squares * scale
+        errors[str(case.dtype)][1] += library_squares * scale
     ratios = {dtype: (ours / library) ** 0.5 for dtype, (ours, library) in errors.items() if library}
-    wrong += [f"all {dtype}: error ratio {ratio:.3f}" for dtype, ratio in ratios.items() if not ratio <= ERROR_RATIO]
-    return {"wrong": wrong, "ratios": ratios}
+    if not group.rank:
+        print("error ratios:", ", ".join(f"{dtype} {ratio:.4f}" for dtype, ratio in ratios.items()), flush=True)
+    return wrong + [f"all {dtype}: {ratio:.3f}" for dtype, ratio in ratios.items() if not ratio <= ERROR_RATIO]
 
 
-def try_calls(depth: Depth, count: int, seed: int) -> dict[str, Any]:
+def try_calls(depth: Depth, count: int, seed: int) -> list[str]:
     """One rank's part: successive calls of several plans in turn, without anything between them, a random rank late."""
     group, chance, own_chance = resolve(None), random.Random(seed), random.Random(seed + 1)
     wrong: list[str] = []
-    cases = [_long_run_case(one, group.world_size, seed) for one in BY_ENGINES]
-    plans = [catalog.build(case.schedule, case.problem, case.options) for case in cases]
-    cases = [replace(case, problem=plan.problem) for case, plan in zip(cases, plans, strict=True)]
+    plans = [_long_run_case(one, group.world_size).built(group.world_size) for one in BY_ENGINES]
     for call in range(count):
-        which = chance.randrange(len(cases))
-        data = make_data(cases[which], group.rank, is_integer=True, call=call)
+        plan = chance.choice(plans)
+        data = make_data(plan.problem, group.rank, seed + call)
         if own_chance.randrange(group.world_size) == group.rank:
             time.sleep(own_chance.uniform(0, LATE_UP_TO_S))
-        result = compute(cases[which], plans[which], group, data, depth)
+        result = compute(plan, group, data, depth)
         if not torch.equal(result, data.exact.to(result.dtype)):
-            wrong.append(f"call {call}, {cases[which]}: rank {group.rank} is not bit-equal")
-    return {"wrong": wrong, "ratios": {}}
+            wrong.append(f"call {call}, {plan.name}: rank {group.rank} is not bit-equal")
+    return wrong
 
 
-def _long_run_case(one: Named, world_size: int, seed: int) -> Case:
-    problem = Problem(operator=one.operator, m=8 * world_size + 3, n=32, k=16, world_size=world_size, dtype="bfloat16")
-    in_two: dict[str, int | str] = {"pieces": 2} if one.method.takes("pieces") else {}
-    return Case(one.full_name, problem, one.options | in_two, seed)
+def _long_run_case(one: Named, world_size: int) -> Case:
+    plan = one.with_words("pieces=2" if one.method.takes("pieces") else "").plan
+    return Case(one.operator, 8 * world_size + 3, 32, 16, plan=plan)
 
 
 def _squares(difference: torch.Tensor) -> float:
@@ -225,43 +198,22 @@ def _squares(difference: torch.Tensor) -> float:
     return float(difference.double().square().nan_to_num(nan=torch.inf).sum())
 
 
+def checks(asked: argparse.Namespace, device: str) -> Iterator[Check]:
+    """Random shapes, dealt to the worlds, and successive calls."""
+    ranks, worlds = dist.get_world_size(), len(asked.worlds)
+    share = asked.shapes // worlds + (asked.worlds.index(ranks) < asked.shapes % worlds)
+    for name, tried, count in (("random shapes", try_shapes, share), ("successive calls", try_calls, asked.calls)):
+        yield Check(f"{asked.depth}: {name}", partial(tried, asked.depth, count, asked.seed + ranks), count)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(str(__doc__), deadline_s=120.0)
     parser.add_argument("--depth", choices=("library", "interpreter"), default="library")
-    parser.add_argument("--worlds", type=int, nargs="*", default=WORLDS)
     parser.add_argument("--shapes", type=int, default=200, help="random shapes, dealt to the worlds")
     parser.add_argument("--calls", type=int, default=1000, help="successive calls, in each world")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    if arguments.depth == "interpreter":
+    if parser.parse_known_args()[0].depth == "interpreter":
         import_module("overweave.runtime.host.interpreted")  # once, before the ranks fork
-    failed, worlds = 0, arguments.worlds
-    shares = [
-        arguments.shapes // len(worlds) + (index < arguments.shapes % len(worlds)) for index in range(len(worlds))
-    ]
-    parts = [
-        (world_size, trial, count)
-        for world_size, share in zip(worlds, shares, strict=True)
-        for trial, count in ((try_shapes, share), (try_calls, arguments.calls))
-    ]
-    for world_size, trial, count in shown(parts, "exactness", len(parts), _part_text):
-        failed += _report(trial, world_size, arguments.depth, count, arguments.seed + world_size)
-    return 1 if failed else 0
-
-
-def _part_text(part: tuple[int, Callable[..., object], int]) -> str:
-    return f"W={part[0]} {part[1].__name__} x {part[2]}"
-
-
-def _report(trial: Callable[..., dict[str, Any]], world_size: int, depth: Depth, count: int, seed: int) -> int:
-    start_s = time.monotonic()
-    told = run_ranks(trial, world_size, depth, count, seed, timeout_s=3600, group_timeout_s=120)
-    took_s = time.monotonic() - start_s
-    wrong = [line for one in told for line in one["wrong"]]
-    ratios = ", ".join(f"{dtype} {ratio:.4f}" for dtype, ratio in told[0]["ratios"].items())
-    verdict = "all right" if not wrong else f"{len(wrong)} wrong: " + "; ".join(wrong[:5])
-    print(f"{depth} W={world_size} {trial.__name__} x {count}: {verdict} ({took_s:.1f} s) {ratios}", flush=True)
-    return len(wrong)
+    return run_on_any_ranks(parser, checks, WORLDS)
 
 
 if __name__ == "__main__":

@@ -23,15 +23,13 @@ from typing import Any
 import torch
 
 from campaigns.cases import PLAIN
-from campaigns.exact.exactness import Case, make_data
+from campaigns.exact.calls import Case
+from campaigns.exact.exactness import make_data
 from campaigns.shown import shown
 from overweave.errors import PeerDied, PeerTimeout, WorkspaceBroken
-from overweave.ir.problem import Problem
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import Depth, run_on_host
 from overweave.runtime.host.processes import ProcessOutcome, RankProcesses
-from overweave.schedules.catalog import catalog
-from overweave.schedules.methods.registry import method_of
 
 DEADLINE_S = 2.0
 START_WITHIN_S = 10.0
@@ -104,11 +102,10 @@ def _judge(trial: Trial, outcome: ProcessOutcome, struck_s: float) -> Iterator[s
 def _call_for_ever(trial: Trial, tell_ready: int) -> dict[str, Any]:
     """What each rank does: calls with new integer inputs, every result compared, until something is raised."""
     group = resolve(None)
-    case = _case(trial)
-    plan = catalog.build(case.schedule, case.problem, case.options)
+    plan = _case(trial).built(trial.world_size)
     calls, was_right = 0, True
     while True:
-        data = make_data(case, group.rank, is_integer=True, call=calls)
+        data = make_data(plan.problem, group.rank, calls)
         inputs, expected = {"x": data.x, "w": data.w}, data.exact.float()
         # NaN shows what was not written; zeros show that a void result is made NaN.
         output = torch.full_like(expected, torch.nan if calls % 2 else 0.0)
@@ -140,9 +137,8 @@ def _call_for_ever(trial: Trial, tell_ready: int) -> dict[str, Any]:
 def _case(trial: Trial) -> Case:
     n, k = (96, 64) if trial.depth == "library" else (32, 32)
     m = 8 * trial.world_size * (4 if trial.depth == "library" else 2)
-    operator = method_of(trial.schedule).operator
-    problem = Problem(operator=operator, m=m, n=n, k=k, world_size=trial.world_size, dtype="float32")
-    return Case(trial.schedule, problem, {}, seed=0)
+    operator, _, plan = trial.schedule.partition(".")
+    return Case(operator, m, n, k, torch.float32, plan=plan)
 
 
 def main() -> int:

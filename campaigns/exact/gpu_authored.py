@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from campaigns.exact import authored_lists as lists
 from campaigns.exact import authored_runs as runs
 from campaigns.exact.authored_runs import Run, matmul
 from campaigns.gpu_ranks import Check, arguments, run_campaign, spread_over
@@ -92,18 +91,18 @@ def particular(ranks: int) -> Iterator[Trial]:
 def _by_hand(ranks: int) -> Iterator[Trial]:
     rows, depth = runs.scale().rows * ranks, runs.scale().k
     gathered, summed = matmul(False, "A"), matmul(False, "C")
-    mixed = lists.carried_and_pulled(ranks, rows)
+    mixed = runs.carried_and_pulled(ranks, rows)
     yield Trial("matmul", {"A": mixed}, gathered, "tiles carry beside pulls")
     yield Trial("persistent", {"A": mixed}, matmul(True, "A"), "tiles carry beside pulls")
-    yield Trial("matmul", {"A": lists.carried_and_collected(ranks, rows)}, gathered, "tiles carry beside the library")
-    yield Trial("matmul", {"A": lists.each_its_own(ranks, rows)}, gathered, "each rank its own way")
-    yield Trial("persistent", {"A": lists.round_trip(ranks, rows, depth)}, matmul(True, "A"), "chunks by columns")
-    yield Trial("matmul", {"C": lists.chain_of_sums(ranks, rows)}, summed, "a chain of sums")
-    yield Trial("matmul", {"C": lists.each_its_own_sums(ranks, rows)}, summed, "each rank its own way")
+    yield Trial("matmul", {"A": runs.carried_and_collected(ranks, rows)}, gathered, "tiles carry beside the library")
+    yield Trial("matmul", {"A": runs.each_its_own(ranks, rows)}, gathered, "each rank its own way")
+    yield Trial("persistent", {"A": runs.round_trip(ranks, rows, depth)}, matmul(True, "A"), "chunks by columns")
+    yield Trial("matmul", {"C": runs.chain_of_sums(ranks, rows)}, summed, "a chain of sums")
+    yield Trial("matmul", {"C": runs.each_its_own_sums(ranks, rows)}, summed, "each rank its own way")
     for everywhere, run in ((False, summed), (True, runs.reduced)):
-        partly = lists.partly_summed_by_the_library(ranks, rows, everywhere)
+        partly = runs.partly_summed_by_the_library(ranks, rows, everywhere)
         yield Trial("matmul", {"C": partly}, run, f"a part is summed by the library, everywhere={everywhere}")
-    for both, shows in ((lists.blocks, "blocks in lanes"), (lists.partly_the_librarys, "a part is the library's")):
+    for both, shows in ((runs.blocks, "blocks in lanes"), (runs.partly_the_librarys, "a part is the library's")):
         schedules = {"A": both(ranks, rows, False), "C": both(ranks, rows, True)}
         yield Trial("matmul", schedules, runs.exchanged, shows)
 

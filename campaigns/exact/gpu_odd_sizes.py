@@ -16,7 +16,7 @@ import torch
 
 from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.operands import checked_matmul, make_normal, operands, product
-from campaigns.rates.tile_times import chosen
+from campaigns.rates.tile_fit import chosen
 from campaigns.verdict import Verdict, tell
 from overweave.ir.problem import Problem
 from overweave.schedules.records.needs import ALIGNED

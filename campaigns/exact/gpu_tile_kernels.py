@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -27,12 +27,15 @@ from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter
 from overweave.errors import PeerError
 
 DEADLINE_S = 8.0
-LAUNCH: dict[str, Any] = {"num_warps": 8, "num_stages": 3}
+LAUNCH = {"num_warps": 8, "num_stages": 3}
 CYCLES = 2e9  # a second of a GPU
+Sizes = tuple[int, ...]
+Options = dict[str, Any]
 
 
-def ring_trial(m: int, n: int, k: int) -> Trial:
-    operator = MatmulReduceScatter(m, n, torch.bfloat16, block=(128, 128), moved=(64, 128), ring=20)
+def ring_trial(sizes: Sizes, made: Options, launch: Options) -> Trial:
+    m, n, k = sizes
+    operator = MatmulReduceScatter(m, n, torch.bfloat16, **made)
 
     def inputs(seed: int) -> Tensors:
         own = seed + 1000 * dist.get_rank()
@@ -44,16 +47,21 @@ def ring_trial(m: int, n: int, k: int) -> Trial:
         dist.all_reduce(total)
         return shard(total)
 
-    return Trial(f"matmul + ring reduce-scatter {m}x{n}x{k}", inputs, lambda given: operator(*given, **LAUNCH), exact)
+    return Trial(f"matmul + ring reduce-scatter {m}x{n}x{k}", inputs, lambda given: operator(*given, **launch), exact)
 
 
-def experts_trial(m: int, topk: int, experts: int, h: int, d: int) -> Trial:
-    operator = AllGatherExperts((m, topk, experts, h, d), torch.bfloat16, block=128, moved=(64, 128))
+def experts_trial(sizes: Sizes, made: Options, launch: Options) -> Trial:
+    """Tokens that go anywhere; of every third seed all to the first experts, the others have none."""
+    m, topk, experts, h, d = sizes
+    operator = AllGatherExperts((m, topk, experts, h, d), torch.bfloat16, **made)
 
     def whole(seed: int) -> tuple[torch.Tensor, ...]:
-        generator = torch.Generator("cuda").manual_seed(seed + 7)
-        chosen = torch.rand(m, experts, generator=generator, device="cuda").topk(topk).indices
-        return integers(m, h, seed=seed), chosen, integers(experts, h, d, seed=seed + 500 + dist.get_rank())
+        tokens, weights = integers(m, h, seed=seed), integers(experts, h, d, seed=seed + 500 + dist.get_rank())
+        generator = torch.Generator(tokens.device).manual_seed(seed + 7)
+        chosen = torch.rand(m, experts, generator=generator, device=tokens.device).topk(topk).indices
+        if seed % 3 == 2:
+            chosen[:] = torch.arange(topk, device=tokens.device)
+        return tokens, chosen, weights
 
     def inputs(seed: int) -> Tensors:
         tokens, chosen, weights = whole(seed)
@@ -68,15 +76,15 @@ def experts_trial(m: int, topk: int, experts: int, h: int, d: int) -> Trial:
         return out
 
     name = f"all-gather + experts {m} of {h}, {experts} experts"
-    return Trial(name, inputs, lambda given: operator(*given, **LAUNCH), exact)
+    return Trial(name, inputs, lambda given: operator(*given, **launch), exact)
 
 
-def attention_trial(each: int, heads: int, dim: int) -> Trial:
-    length = each * dist.get_world_size()
-    operator = GatheredAttention((length, heads, dim), torch.bfloat16)
+def attention_trial(sizes: Sizes, made: Options, launch: Options) -> Trial:
+    length, heads, dim = sizes
+    operator, off = GatheredAttention((length, heads, dim), **made), 0.03 if made["dtype"] == torch.bfloat16 else 1e-5
 
     def whole(seed: int) -> tuple[torch.Tensor, ...]:
-        return tuple(integers(length, heads, dim, seed=seed + one) / 2 for one in range(3))
+        return tuple(integers(*sizes, seed=3 * seed + one).to(made["dtype"]) / 2 for one in range(3))
 
     def exact(seed: int, given: Tensors) -> torch.Tensor:
         q, k, v = (x.float().transpose(0, 1) for x in whole(seed))
@@ -85,9 +93,14 @@ def attention_trial(each: int, heads: int, dim: int) -> Trial:
     def inputs(seed: int) -> Tensors:
         return tuple(shard(x) for x in whole(seed))
 
-    return Trial(
-        f"gathered attention {length}x{heads}x{dim}", inputs, lambda given: operator(*given, **LAUNCH), exact, 0.03
-    )
+    return Trial(f"gathered attention {sizes}", inputs, lambda given: operator(*given, **launch), exact, off)
+
+
+MADE: dict[Callable[[Sizes, Options, Options], Trial], Options] = {
+    ring_trial: {"block": (128, 128), "moved": (64, 128), "ring": 20},
+    experts_trial: {"block": 128, "moved": (64, 128)},
+    attention_trial: {"dtype": torch.bfloat16},
+}
 
 
 def left_out(trial: Trial) -> list[str]:
@@ -113,8 +126,10 @@ def left_out(trial: Trial) -> list[str]:
 
 
 def checks(asked: argparse.Namespace) -> Iterator[Check]:
-    rows = 8192 // dist.get_world_size()  # a slot holds 4,096 signals, and the ring has one for each tile of each rank
-    trials = (ring_trial(rows, 2048, 512), experts_trial(4096, 2, 8, 1024, 768), attention_trial(2048, 8, 128))
+    ranks = dist.get_world_size()
+    rows = 8192 // ranks  # a slot holds 4,096 signals, and the ring has one for each tile of each rank
+    sizes = (rows, 2048, 512), (4096, 2, 8, 1024, 768), (2048 * ranks, 8, 128)
+    trials = [trial(own, made, LAUNCH) for (trial, made), own in zip(MADE.items(), sizes, strict=True)]
     for is_replayed, words in ((False, ""), (True, ", replayed")):
         for trial in trials:
             calls = partial(long_run, trial, asked.calls, is_replayed, int(asked.late * CYCLES))

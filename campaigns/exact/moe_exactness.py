@@ -11,7 +11,6 @@ fewer than ranks, or more.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -21,12 +20,11 @@ from typing import Literal, NamedTuple, get_args
 import torch
 import torch.distributed as dist
 
-from campaigns.gpu_ranks import Check, arguments, run_campaign
+from campaigns.cpu_ranks import run_on_any_ranks
+from campaigns.gpu_ranks import Check, arguments
 from overweave import moe
 from overweave.ir.shards import shard_rows
-from overweave.runtime.host.processes import run_ranks
 
-WORLDS = (2, 3, 4, 8)
 Skew = Literal["uniform", "zipf", "one", "none", "random"]
 STEP = 8  # elements: kernels read rows that begin where words of 16 bytes do
 
@@ -327,30 +325,18 @@ def tried(part: str, count: int, seed: int) -> list[str]:
     return [wrong for case in drawn if (wrong := PARTS[part](case, "cpu"))]
 
 
-def on_gpus(asked: argparse.Namespace) -> Iterable[Check]:
-    """Of ranks that torchrun started."""
+def checks(asked: argparse.Namespace, device: str) -> Iterable[Check]:
+    """A line for each part."""
+    ranks, dtype = dist.get_world_size(), torch.bfloat16 if device == "cuda" else torch.float32
     for name, part in PARTS.items():
-        drawn = cases(asked.cases, asked.seed, dist.get_world_size(), (torch.bfloat16,))
-        yield Check(name, partial(map, partial(outcome, part, "cuda"), drawn))
+        drawn = cases(asked.cases, asked.seed + ranks, ranks, (dtype,))
+        yield Check(name, partial(map, partial(outcome, part, device), drawn))
 
 
 def main() -> int:
     parser = arguments(str(__doc__), deadline_s=60.0)
-    parser.add_argument("--worlds", type=int, nargs="*", default=WORLDS)
     parser.add_argument("--cases", type=int, default=60, help="random layers, in each world")
-    parser.add_argument("--seed", type=int, default=0)
-    if "LOCAL_RANK" in os.environ:
-        run_campaign(parser, on_gpus)
-    asked = parser.parse_args()
-    failed = 0
-    for ranks in asked.worlds:
-        for part in PARTS:
-            told = run_ranks(tried, ranks, part, asked.cases, asked.seed + ranks, timeout_s=3600, group_timeout_s=120)
-            wrong = [line for one in told for line in one]
-            failed += len(wrong)
-            verdict = "all right" if not wrong else "; ".join(wrong[:5])
-            print(f"W={ranks} {part} x {asked.cases}: {verdict}", flush=True)
-    return 1 if failed else 0
+    return run_on_any_ranks(parser, checks)
 
 
 if __name__ == "__main__":

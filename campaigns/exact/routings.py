@@ -10,7 +10,6 @@ rank; every eighth call has equal blocks, and no counts.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,11 +21,10 @@ import torch.distributed as dist
 
 import overweave as ow
 from campaigns.cases import EXCHANGED
-from campaigns.gpu_ranks import Check, arguments, run_campaign
+from campaigns.cpu_ranks import run_on_any_ranks
+from campaigns.gpu_ranks import Check, arguments
 from overweave.ir.operators.registry import OPERATORS as RECORDS
-from overweave.runtime.host.processes import run_ranks
 
-WORLDS = (2, 3, 4, 8)
 EQUAL_EVERY, LARGEST = 8, 64  # calls; rows of a block
 STEP = 8  # elements: kernels read rows that begin where words of 16 bytes do
 
@@ -90,28 +88,18 @@ def tried(count: int, seed: int) -> list[str]:
     return [wrong for case in cases if (wrong := outcome(case, "cpu"))]
 
 
-def on_gpus(asked: argparse.Namespace) -> Iterable[Check]:
-    """Of ranks that torchrun started: two seeds."""
+def checks(asked: argparse.Namespace, device: str) -> Iterable[Check]:
+    """Two seeds."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     for seed in (asked.seed, asked.seed + 1):
-        cases = routings(asked.shapes, seed, dist.get_world_size(), (torch.bfloat16,))
-        yield Check(f"random counts, seed {seed}", partial(map, partial(outcome, device="cuda"), cases))
+        cases = routings(asked.shapes, seed, dist.get_world_size(), (dtype,))
+        yield Check(f"random counts, seed {seed}", partial(map, partial(outcome, device=device), cases))
 
 
 def main() -> int:
     parser = arguments(str(__doc__), deadline_s=60.0)
-    parser.add_argument("--worlds", type=int, nargs="*", default=WORLDS)
     parser.add_argument("--shapes", type=int, default=200, help="random calls, in each world")
-    parser.add_argument("--seed", type=int, default=0)
-    if "LOCAL_RANK" in os.environ:
-        run_campaign(parser, on_gpus)
-    asked = parser.parse_args()
-    failed = 0
-    for ranks in asked.worlds:
-        told = run_ranks(tried, ranks, asked.shapes, asked.seed + ranks, timeout_s=3600, group_timeout_s=120)
-        wrong = [line for one in told for line in one]
-        failed += len(wrong)
-        print(f"W={ranks} x {asked.shapes}: {'all right' if not wrong else '; '.join(wrong[:5])}", flush=True)
-    return 1 if failed else 0
+    return run_on_any_ranks(parser, checks)
 
 
 if __name__ == "__main__":

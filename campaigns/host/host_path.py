@@ -12,6 +12,9 @@ work of torch's allocator there. `replayed`: the tensors come back to the same p
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -24,13 +27,113 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+import overweave as ow
 from campaigns.host import no_gpu
-from campaigns.host.host_beside import print_styles
 from campaigns.host.host_cases import CASES, Case, Sizes, call_of
-from campaigns.host.host_path_cold import print_cold
 from campaigns.host.no_gpu import Graph, group_without_gpus
 from overweave.memory.board.records import ENTRIES
 from overweave.ops.call import groups, prepared
+from overweave.runtime.host.processes import run_ranks
+
+# What Python does for calls on two CPU ranks, `push` with bias and silu: the first of a signature, and a later one.
+
+WORLD_SIZE, M, N, K = 2, 64, 32, 32
+PLANS = ("push", None)
+WARM_CALLS = 100  # a call that waits for its peer polls: the least of so many does not
+_IMPORT = "_find_and_load"  # the function of importlib under which a module's code runs
+_PACKAGE = str(Path(ow.__file__).parent)
+
+
+class CpuCalls(NamedTuple):
+    """What rank 0 enters. cold: functions of Python in the first call, by file name. warm: how many in a later one.
+    files: of the package, in the first call."""
+
+    cold: Counter[str]
+    warm: int
+    files: int
+
+
+def cpu_calls(plan: str | None) -> CpuCalls:
+    """Count the calls of one signature; plan: as the caller names it."""
+    cold, *counts = run_ranks(_count_calls, WORLD_SIZE, plan)[0]
+    return CpuCalls(Counter(cold), *counts)
+
+
+def _count_calls(plan: str | None) -> tuple[dict[str, int], int, int]:
+    generator = torch.Generator().manual_seed(0)
+    x, w, bias = (torch.randn(shape, generator=generator) for shape in ((M // WORLD_SIZE, K), (K, N), (N,)))
+    given: dict[str, Any] = {"bias": bias, "activation": "silu", "plan": plan}
+    with torch.no_grad():
+        cold = _entered(lambda: ow.all_gather_matmul(x, w, **given))
+        later = [_entered(lambda: ow.all_gather_matmul(x, w, **given)).total() for _ in range(WARM_CALLS)]
+    by_name: Counter[str] = Counter()
+    for file, count in cold.items():
+        by_name[Path(file).name] += count
+    return dict(by_name), min(later), sum(file.startswith(_PACKAGE) for file in cold)
+
+
+def _entered(call: Callable[[], object]) -> Counter[str]:
+    """Return how many functions of each file a call enters, without those of imports."""
+    entered: Counter[str] = Counter()
+    importing = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal importing
+        is_import = frame.f_code.co_name == _IMPORT
+        if event == "call" and not importing and not is_import:
+            entered[frame.f_code.co_filename] += 1
+        importing += is_import * ((event == "call") - (event == "return"))
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+def print_cold(most: int = 8) -> None:
+    """Print a line for each way to name the plan, with the files that most calls are in."""
+    for plan in PLANS:
+        found = cpu_calls(plan)
+        names = ", ".join(f"{name} {count}" for name, count in found.cold.most_common(most))
+        print(f"{found.cold.total():6d} calls in {found.files} files cold, {found.warm} warm, plan={plan}: {names}")
+
+
+# What a module of a plan costs the host, beside what it costs in another checkout of overweave.
+
+TURNS = 3
+HERE = Path(__file__).parents[2]
+Entered = list[float]  # functions of Python, functions of C, us
+
+
+def print_styles(beside: str, calls: int) -> None:
+    """A line for each pass; beside another checkout, the least of several turns of both, and their ratios."""
+    folders = [str(HERE), *([beside] if beside else [])]
+    turns = [{folder: _asked(folder, calls) for folder in folders} for _ in range(TURNS if beside else 1)]
+    least = {
+        folder: {
+            name: [min(each) for each in zip(*(turn[folder][name] for turn in turns), strict=True)] for name in known
+        }
+        for folder, known in turns[0].items()
+    }
+    for name, (calls, builtin, us) in least[str(HERE)].items():
+        line = f"{calls:5.0f} calls {builtin:5.0f} C {us:7.1f} us  {name}"
+        if beside:
+            others, _, other_us = least[beside][name]
+            line += f", beside {others:.0f} calls, {other_us:.1f} us"
+            line += f": {calls / others:.3f} of its calls, {us / other_us:.3f} of its time"
+        print(line)
+
+
+def _asked(folder: str, calls: int) -> dict[str, Entered]:
+    """The costs of a checkout, in a process of its own."""
+    command = [sys.executable, "-P", str(HERE / "campaigns" / "host" / "host_styles.py"), str(calls)]
+    environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    found: dict[str, Entered] = json.loads(answer.stdout.splitlines()[-1])
+    return found
+
 
 SIZES = Sizes(ranks=4, m=512, n=256, k=128)
 

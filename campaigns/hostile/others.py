@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import convert
 
-from campaigns.hostile.parts import Json
+from campaigns.hostile.crafted import Json
 from overweave.hardware.machine import load
 from overweave.ir.problem import Problem
 from overweave.ir.timeline.trace import SCHEMA, to_chrome

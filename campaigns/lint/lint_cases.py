@@ -13,9 +13,7 @@ import torch
 
 from campaigns.lint.lint_case import ADDRESSES, DTYPES, OPERANDS, SOME, Case, case_of, tiles_of
 from campaigns.lint.lint_matmul import matmul_case
-from campaigns.lint.lint_packed import packed_cases
-from campaigns.lint.lint_protocol import begin_case, stamp_case, tell_case, wait_case
-from campaigns.lint.lint_skinny import skinny_cases
+from campaigns.lint.lint_packed import begin_case, packed_cases, skinny_cases, stamp_case, tell_case, wait_case
 from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm

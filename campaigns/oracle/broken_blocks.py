@@ -130,13 +130,6 @@ def _permuted(schedule: Schedule, fits: Callable[[Collective], bool] = lambda pa
     return sorted({one.label for one in parts if any(part.buffer in names for part in (*one.reads, *one.writes))})
 
 
-def _of_label(schedule: Schedule, label: str, change: Callable[[Collective], Collective]) -> Schedule:
-    def changed(one: Operation) -> Operation:
-        return change(one) if isinstance(one, Collective) and one.label == label else one
-
-    return replace(schedule, operations=tuple(map(changed, schedule.operations)))
-
-
 def uneven_members(rng: Random, schedule: Schedule) -> Schedule | None:
     """Of two ranks, each call takes more blocks for one member than for the other, all together one stretch."""
     labels = _permuted(schedule, lambda part: part.function == "all_to_all")[:2]

@@ -30,9 +30,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from campaigns.oracle.counted import Counts, pairs_of_counts
-from campaigns.oracle.memory import Memory
-from campaigns.oracle.permuted import Malformed
+from campaigns.oracle.memory import Counts, Malformed, Memory, pairs_of_counts
 from overweave.ir.schedule import Collective, Compute, Operation, Schedule, Wait
 
 CALLS = 2

@@ -8,13 +8,13 @@ result.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from campaigns.oracle.counted import Counts, Filling
-from campaigns.oracle.permuted import Malformed, extent_of, positions_of, stretch_of
 from overweave.ir.schedule import (
+    Buffer,
     Clear,
     Collective,
     Compute,
@@ -22,11 +22,178 @@ from overweave.ir.schedule import (
     Get,
     Operation,
     Put,
+    Range,
     Reduce,
     ReducePut,
     Region,
     Schedule,
 )
+
+# Where the elements of permuted blocks lie, as the judge of verify sees it, sharing no code with it.
+
+
+class Malformed(Exception):
+    """There is nothing to run: a name, a rank, an index or a shape makes no sense."""
+
+
+def positions_of(buffer: Buffer) -> list[list[int]]:
+    """By row and column, how far each element lies from the buffer's first. Two may share a place."""
+    blocks = buffer.blocks
+    if blocks is None:
+        return [list(range(row * buffer.cols, (row + 1) * buffer.cols)) for row in range(buffer.rows)]
+    tops = list(blocks.tops or range(0, buffer.rows, blocks.rows))
+    wide = -(-buffer.cols // blocks.cols)
+    positions: list[list[int]] = []
+    for row in range(buffer.rows):
+        above = [top for top in tops if top <= row]
+        if not above or row - above[-1] >= blocks.rows:
+            raise Malformed(f"row {row} of {buffer.name} is in no block")
+        first = (len(above) - 1) * wide
+        cells = [place_of(buffer, first + col // blocks.cols) for col in range(buffer.cols)]
+        positions.append(
+            [(cell * blocks.rows + row - above[-1]) * blocks.cols + col % blocks.cols for col, cell in enumerate(cells)]
+        )
+    return positions
+
+
+def place_of(buffer: Buffer, block: int) -> int:
+    places = buffer.blocks.places if buffer.blocks else ()
+    if not (block < len(places) and 0 <= places[block] < len(places)):
+        raise Malformed(f"block {block} of {buffer.name} has no cell")
+    return places[block]
+
+
+def extent_of(buffer: Buffer) -> int:
+    """Elements that a buffer takes, padding too."""
+    blocks = buffer.blocks
+    return len(blocks.places) * blocks.rows * blocks.cols if blocks else buffer.rows * buffer.cols
+
+
+def moved_by(buffer: Buffer, region: Region) -> list[int]:
+    """The elements of a buffer's memory that a library's call takes for a region, with padding: of a block of which it
+    has whole rows from the first on, or down to the last, all to the end of the cell."""
+    blocks, positions, (left, right) = buffer.blocks, positions_of(buffer), region.cols
+    named = [row[left:right] for row in positions[slice(*region.rows)]]
+    if blocks is None or not named or left == right:
+        return [position for row in named for position in row]
+    tops = list(blocks.tops or range(0, buffer.rows, blocks.rows))
+    found: list[int] = []
+    for top, end in zip(tops, [*tops[1:], buffer.rows], strict=True):
+        first, last = max(top, region.rows[0]), min(end, region.rows[1])
+        for lo in range(0, buffer.cols, blocks.cols) if first < last else ():
+            low, high = max(lo, left), min(lo + blocks.cols, buffer.cols, right)
+            is_wide = (low, high) == (lo, min(lo + blocks.cols, buffer.cols))
+            if low < high and is_wide:
+                start = positions[first][low]
+                is_to_end = first == top or last == end
+                rows = blocks.rows - (first - top) if is_to_end else last - first
+                found += range(start, start + rows * blocks.cols)
+            elif low < high:
+                found += [position for row in positions[first:last] for position in row[low:high]]
+    return found
+
+
+def stretch_of(buffers: dict[str, Buffer], regions: tuple[Region, ...], rank: int) -> tuple[str, range]:
+    """The one stretch of a buffer's memory that a call takes for regions. Raises Malformed if it is none."""
+    if len({region.buffer for region in regions}) != 1 or any(region.rank != rank for region in regions):
+        raise Malformed("a call takes one buffer of its rank at a side")
+    buffer = buffers[regions[0].buffer]
+    moved = sorted(position for region in regions for position in moved_by(buffer, region))
+    if not moved or moved != list(range(moved[0], moved[-1] + 1)):
+        raise Malformed("a call takes one stretch of memory at a side")
+    return buffer.name, range(moved[0], moved[-1] + 1)
+
+
+# Calls whose counts fill blocks of rows in part, as the judge of verify sees them, sharing no code with it.
+
+Counts = tuple[tuple[int, ...], ...]  # by source and target
+PAIRS = 6
+
+
+def pairs_of_counts(schedule: Schedule) -> list[tuple[Counts, Counts]]:
+    """Counts of two calls in turn: as many pairs as tell most mistakes; one of none where no buffer is counted."""
+    size = schedule.world_size
+    most = max((buffer.rows // size for buffer in schedule.buffers if buffer.counted), default=0)
+    if not any(buffer.counted for buffer in schedule.buffers):
+        return [((), ())]
+    rng = Random(f"{size} {most}")
+
+    def drawn(few: bool) -> Counts:
+        choices = (0, most) if few else range(most + 1)
+        return tuple(tuple(rng.choice(choices) for _ in range(size)) for _ in range(size))
+
+    full: Counts = ((most,) * size,) * size
+    return [(full, full), *((drawn(at % 2 == 0), drawn(at % 3 == 0)) for at in range(PAIRS - 1))]
+
+
+class Filling:
+    """What one call fills."""
+
+    def __init__(self, schedule: Schedule, counts: Counts) -> None:
+        self.counts, self.size = counts, schedule.world_size
+        self.counted = {buffer.name: buffer for buffer in schedule.buffers if buffer.counted}
+
+    def operation(self, operation: Operation) -> Operation:
+        """The operation as the call runs it."""
+        if not any(part.buffer in self.counted for part in (*operation.reads, *operation.writes)):
+            return operation
+        match operation:
+            case Put() | Get() | Copy():
+                ends = self._beside(operation.sources, operation.destinations)
+                return replace(operation, sources=ends[0], destinations=ends[1])
+            case Compute():
+                ends = self._beside(operation.a, operation.out)
+                return replace(operation, a=ends[0], out=ends[1])
+            case Reduce():
+                ends = self._beside(operation.operands, (operation.out,))
+                return replace(operation, operands=ends[0], out=ends[1][0])
+            case Collective():
+                ends = tuple(tuple(map(self.region, side)) for side in (operation.sources, operation.destinations))
+                return replace(operation, sources=ends[0], destinations=ends[1])
+        raise Malformed(f"{operation.name} knows nothing of counts")
+
+    def _beside(self, ones: tuple[Region, ...], others: tuple[Region, ...]) -> tuple[tuple[Region, ...], ...]:
+        if len(ones) != len(others):
+            raise Malformed("regions without others beside them")
+        pairs = [(self.region(one), self.region(other)) for one, other in zip(ones, others, strict=True)]
+        cut = [tuple(_top(each, min(one.shape[0], other.shape[0])) for each in (one, other)) for one, other in pairs]
+        return tuple(one for one, _ in cut), tuple(other for _, other in cut)
+
+    def region(self, region: Region) -> Region:
+        """The filled rows of a region, where they lie."""
+        if region.buffer not in self.counted:
+            return region
+        return replace(region, rows=(self._before(region, region.rows[0]), self._before(region, region.rows[1])))
+
+    def rows(self, region: Region) -> list[tuple[int, int]]:
+        """Of the rows of a region that are there: which of the region's it is, and where it lies."""
+        found = []
+        for at, row in enumerate(range(*region.rows)):
+            lo, hi = (self._before(region, one) for one in (row, row + 1))
+            found += [(at, lo)] if hi > lo or region.buffer not in self.counted else []
+        return found
+
+    def _before(self, region: Region, row: int) -> int:
+        """How many rows lie before one, of those that are there."""
+        if region.buffer not in self.counted:
+            return row
+        buffer = self.counted[region.buffer]
+        block, rest = divmod(buffer.rows, self.size)
+        if rest or not block or not 0 <= region.rank < self.size or not 0 <= row <= buffer.rows:
+            raise Malformed(f"{region} is of no whole blocks")
+        peers = range(self.size)
+        fills = [
+            self.counts[region.rank][peer] if buffer.counted == "sent" else self.counts[peer][region.rank]
+            for peer in peers
+        ]
+        at, within = divmod(row, block)
+        return sum(fills[:at]) + (min(within, fills[at]) if within else 0)
+
+
+def _top(region: Region, height: int) -> Region:
+    rows: Range = (region.rows[0], region.rows[0] + height)
+    return replace(region, rows=rows)
+
 
 NOTHING = 0  # what an element holds that nothing was stored into
 Label = tuple[object, ...]

@@ -39,7 +39,7 @@ from overweave.tuner.measure.timer import Effort, compare, median
 SIZES_KIB = (64, 256, 1024, 4096, 16384, 65536)  # to each peer
 SMS = (4, 8, 16, 32, 64, 132)
 PATHS: tuple[DataPath, ...] = ("load_store", "bulk")
-ROW_BYTES, WORD_BYTES = 8192, 16
+ROW_BYTES = 8192
 EFFORT = Effort(rounds=15, warmup=3, host_calls=0)
 CALLS = EFFORT.warmup + EFFORT.rounds + 1
 LARGEST_TILE_KIB, TILES_OF_A_PROGRAM, COUNTERS = 128, 2, 4

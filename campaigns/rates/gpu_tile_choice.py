@@ -32,7 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.operands import check_ragged, checked_matmul, make_normal, operands, product
-from campaigns.rates.tile_times import Record, Shape, Times, chosen, efficiencies
+from campaigns.rates.tile_fit import Record, Shape, Times, chosen, efficiencies
 from campaigns.verdict import Verdict, tell
 from overweave.ir.plan import MatmulConfig
 from overweave.schedules.records.needs import ALIGNED

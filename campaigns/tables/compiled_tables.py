@@ -29,8 +29,19 @@ import torch.distributed as dist
 
 from campaigns.gpu_ranks import join
 from campaigns.lint.compile_times import compile_rows
-from campaigns.tables.compiled_parts import Part, Scope, against, backend_table, stream_table, tile_table, tuner_choice
-from campaigns.tables.compiled_variants import CANDIDATES, GATHER, SCATTER, STUDIED
+from campaigns.tables.compiled_parts import (
+    CANDIDATES,
+    GATHER,
+    SCATTER,
+    STUDIED,
+    Part,
+    Scope,
+    against,
+    backend_table,
+    stream_table,
+    tile_table,
+    tuner_choice,
+)
 from campaigns.tables.table_rows import Row, merged, read, show, verdicts, write
 from overweave.memory.group import Group, resolve
 from overweave.tuner.space.shapes import ShapeCase, read_shapes

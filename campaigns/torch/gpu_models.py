@@ -31,8 +31,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import overweave as ow
 from campaigns.gpu_ranks import Check, arguments, run_campaign
-from campaigns.torch.generated import unlike
-from campaigns.torch.small_llama import Llama, Sizes, loss_of, plan
+from campaigns.torch.small_llama import Llama, Sizes, loss_of, plan, unlike
 
 SIZES = Sizes(vocabulary=256, width=512, inner=1024, heads=8, kv_heads=4, layers=2, has_biases=True)
 BATCH, LENGTH, MOST_OFF = 2, 64, 1e-3

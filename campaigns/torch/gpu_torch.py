@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -29,16 +29,14 @@ import torch.distributed as dist
 
 from campaigns.exact.calls import captured
 from campaigns.gpu_ranks import Check, arguments, run_campaign, sharers
-from campaigns.torch.exchanges import exchanges_off
 from campaigns.torch.gpu_models import whole_models
 from campaigns.torch.in_cuda_graphs import in_cuda_graphs
-from campaigns.torch.layers import Layer, Tensors, errors, in_dtype, is_too_large, ours, upstream
+from campaigns.torch.layers import Layer, Tensors, errors, exchanges_off, in_dtype, is_too_large, ours, upstream
 
 GATHER, SCATTER, REDUCE = "push", "scatter", "two_shot"
 wide = partial(Layer, widths=(512,), k=256)
 WARM, STEPS, STEPS_OF_MODEL = 100, 20, 200
 DRAWN = 3  # sets of inputs that replays meet by turns
-Gradients = Callable[[], tuple[torch.Tensor, ...]]
 
 
 def layers() -> Iterator[Layer]:

@@ -2,17 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from campaigns.torch.plain_collectives import gathered, gathered_alike, own_part, reduced, replicated, scattered
+import overweave as ow
 from overweave import functional as woven
 from overweave.ops.call.devices import own_device
 from overweave.ops.call.norm import RmsNorm
+
+# Collectives of torch along any dimension, of uneven parts, with gradients: what a layer in plain torch is made of.
+
+
+def own_part(whole: torch.Tensor, dim: int) -> torch.Tensor:
+    """A rank's part along a dimension, as torch.chunk deals it."""
+    rank, parts = dist.get_rank(), whole.chunk(dist.get_world_size(), dim)
+    return (parts[rank] if rank < len(parts) else whole.narrow(dim, 0, 0)).contiguous()
+
+
+def gathered(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """The parts of all ranks, `size` along the dimension. The gradient of a part is the sum of all ranks'."""
+    return _applied(_Gathered, x, dim, size)
+
+
+def gathered_alike(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """As `gathered`, for results whose gradient is the same on every rank."""
+    return _applied(_GatheredAlike, x, dim, size)
+
+
+def scattered(part: torch.Tensor, dim: int) -> torch.Tensor:
+    """A rank's part of the sum. The gradient is that of all parts."""
+    return _applied(_Scattered, part, dim)
+
+
+def reduced(part: torch.Tensor) -> torch.Tensor:
+    """The sum, on every rank, whose gradient is the same on every rank."""
+    return _applied(_Reduced, part)
+
+
+def replicated(bias: torch.Tensor, is_scattered: bool) -> torch.Tensor:
+    """A tensor that every rank has. Where its results are scattered, its gradient is the sum of all ranks'."""
+    return _applied(_Replicated, bias, is_scattered)
+
+
+def _applied(function: Any, *given: Any) -> torch.Tensor:
+    result: torch.Tensor = function.apply(*given)
+    return result
+
+
+def _all(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    world_size = dist.get_world_size()
+    padded = x.new_zeros((*x.shape[:dim], -(-size // world_size), *x.shape[dim + 1 :]))
+    padded.narrow(dim, 0, x.shape[dim]).copy_(x)
+    parts = [torch.empty_like(padded) for _ in range(world_size)]
+    dist.all_gather(parts, padded)
+    return torch.cat(parts, dim).narrow(dim, 0, size)
+
+
+def _sum(part: torch.Tensor) -> torch.Tensor:
+    whole = part.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(whole)
+    return whole
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+        ctx.dim = dim
+        return _all(x, dim, size)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        return own_part(_sum(dys[0]), ctx.dim), None, None
+
+
+class _GatheredAlike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+        ctx.dim = dim
+        return _all(x, dim, size)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        return own_part(dys[0], ctx.dim), None, None
+
+
+class _Scattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, dim: int) -> torch.Tensor:
+        ctx.dim, ctx.size = dim, part.shape[dim]
+        return own_part(_sum(part), dim)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        return _all(dys[0], ctx.dim, ctx.size), None
+
+
+class _Reduced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor) -> torch.Tensor:
+        return _sum(part)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        return dys[0]
+
+
+class _Replicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bias: torch.Tensor, is_scattered: bool) -> torch.Tensor:
+        ctx.is_scattered = is_scattered
+        return bias.view_as(bias)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        return _sum(dys[0]) if ctx.is_scattered else dys[0], None
+
 
 FP64 = torch.float64
 FIRST_SEED = 10_000
@@ -181,3 +289,68 @@ def _listed(tensors: Tensors, letter: str) -> list[torch.Tensor]:
 
 def _flat(results: Any) -> list[torch.Tensor]:
     return [results] if isinstance(results, torch.Tensor) else [one for each in results for one in _flat(each)]
+
+
+# Both exchanges, forward and backward, held against the same in plain torch, which computes every rank's part here.
+
+Counts = list[list[int]]
+Gradients = tuple[torch.Tensor, ...]
+
+
+def exchanges_off(dtype: torch.dtype, k: int, n: int, most: int) -> Iterator[str]:
+    """Which results and gradients are not plain torch's, bit for bit: whole numbers, whose every sum is exact."""
+    ranks = dist.get_world_size()
+    uneven = [[(source + 2 * target) % (most + 1) for target in range(ranks)] for source in range(ranks)]
+    for is_before in (True, False):
+        for counts in (None, uneven):
+            found, wanted = (
+                _ours(is_before, counts, dtype, (k, n, most)),
+                _plain(is_before, counts, dtype, (k, n, most)),
+            )
+            same = [torch.equal(one, other) for one, other in zip(found, wanted, strict=True)]
+            yield "" if all(same) else f"exchange {'before' if is_before else 'behind'}, counts {counts}: {same}"
+
+
+def _drawn(shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> torch.Tensor:
+    whole = torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed))
+    return whole.to(own_device(), dtype)
+
+
+def _operands(rank: int, matrix: Counts, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    """x, w and the gradient of y of a rank."""
+    (k, n, _), received = sizes, sum(row[rank] for row in matrix)
+    shapes = ((sum(matrix[rank]), k), (k, n), (received, n))
+    x, w, dy = (_drawn(shape, 3 * rank + at, dtype) for at, shape in enumerate(shapes))
+    return [x.requires_grad_(), w.requires_grad_(), dy]
+
+
+def _matrix(counts: Counts | None, most: int) -> Counts:
+    ranks = dist.get_world_size()
+    return counts or [[most] * ranks] * ranks
+
+
+def _ours(is_before: bool, counts: Counts | None, dtype: torch.dtype, sizes: tuple[int, ...]) -> Gradients:
+    """y, and the gradients of x and w. Rows of an exchange behind the matmul are sent in another order."""
+    x, w, dy = _operands(dist.get_rank(), _matrix(counts, sizes[2]), dtype, sizes)
+    if is_before:
+        y = ow.all_to_all_matmul(x, w, counts=counts)
+    else:
+        y = ow.matmul_all_to_all(x, w, counts=counts, tokens=_order(x))
+    return (y.detach(), *torch.autograd.grad(y, (x, w), dy))
+
+
+def _order(x: torch.Tensor) -> list[int]:
+    return list(range(x.shape[0]))[::-1]
+
+
+def _plain(is_before: bool, counts: Counts | None, dtype: torch.dtype, sizes: tuple[int, ...]) -> Gradients:
+    own, matrix = dist.get_rank(), _matrix(counts, sizes[2])
+    every: list[Any] = [_operands(rank, matrix, dtype, sizes) for rank in range(dist.get_world_size())]
+    sent = [
+        x.split(matrix[rank]) if is_before else (x[_order(x)] @ w).split(matrix[rank])
+        for rank, (x, w, _) in enumerate(every)
+    ]
+    ys = [torch.cat([blocks[rank] for blocks in sent]) for rank in range(len(every))]
+    ys = [y @ w for y, (_, w, _) in zip(ys, every, strict=True)] if is_before else ys
+    x, w, _ = every[own]
+    return (ys[own].detach(), *torch.autograd.grad(ys, (x, w), [dy for _, _, dy in every]))

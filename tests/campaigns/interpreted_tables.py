@@ -14,9 +14,13 @@ from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 
-from campaigns.tables.compiled_parts import Scope  # noqa: E402
+from campaigns.tables.compiled_parts import (  # noqa: E402
+    GATHER,
+    SCATTER,
+    Scope,
+    Tile,
+)
 from campaigns.tables.compiled_tables import measure  # noqa: E402
-from campaigns.tables.compiled_variants import GATHER, SCATTER, Tile  # noqa: E402
 from campaigns.tables.table_rows import write  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
 from overweave.tuner.measure.timer import Effort  # noqa: E402

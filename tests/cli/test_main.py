@@ -1,8 +1,12 @@
-"""The command line as a whole: what is registered, how errors end, and what is not loaded."""
+"""The command line as a whole: what is registered, how errors end, what is not loaded, limits, and the progress bar."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 import overweave
-from overweave.cli import main, user_files
-from overweave.errors import InputError, MachineError
+from overweave.cli import limits, main, user_files
+from overweave.cli.progress import progress
+from overweave.errors import InputError, MachineError, ScheduleUndecided
 from tests.source_tree import python_path
+
+# The command line as a whole: what is registered, how errors end, and what is not loaded.
 
 RUN = CliRunner()
 
@@ -112,3 +119,95 @@ def test_every_command_that_is_there_explains_itself(name: str):
         result = RUN.invoke(main.app, [name, "--help"])
         assert result.exit_code == 0, result.output
         assert "--help" in result.output
+
+
+# What commands may take of the processor and of memory, and how they say that it was not enough.
+
+
+def test_who_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "SECONDS", 0.05)
+
+    def forever() -> None:
+        while True:
+            pass
+
+    with pytest.raises(ScheduleUndecided, match=r"more than 0.1 s for 0.0 MiB"), limits.limited(Path("none")):
+        forever()
+    assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
+
+
+def test_what_a_library_makes_of_it_does_not_matter(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "SECONDS", 0.05)
+
+    def forever() -> None:
+        try:
+            while True:
+                pass
+        finally:
+            raise KeyError
+
+    with pytest.raises(ScheduleUndecided), limits.limited(Path("none")):
+        forever()
+
+
+def test_who_takes_all_memory_gets_none():
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(ScheduleUndecided, match="MiB of memory"), limits.limited(Path("none")):
+        bytearray(2 * limits.BYTES)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_without_a_file_nothing_is_limited(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "SECONDS", 0.0)
+    with limits.limited():
+        assert sum(range(1 << 18))
+
+
+# The progress bar: in a terminal it says what is under way and how long the rest takes; elsewhere nothing.
+
+CODE = """
+import time
+from overweave.cli.progress import progress
+with progress("bench", 4) as tell:
+    for done in range(4):
+        tell(f"case {done}", done)
+        print("result", done)
+        time.sleep(0.15)
+"""
+
+
+def test_nothing_is_drawn_where_no_terminal_is(capsys: pytest.CaptureFixture[str]):
+    with progress("bench", 2) as tell:
+        tell("case 0", 0.5)
+        print("result")
+    drawn = capsys.readouterr()
+    assert (drawn.out, drawn.err) == ("result\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [40, 120])
+def test_a_terminal_shows_what_is_under_way_and_results_go_where_they_were_sent(columns: int):
+    master, slave = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": python_path(), "TERM": "xterm", "COLUMNS": str(columns)}
+    with subprocess.Popen(
+        [sys.executable, "-c", CODE], stdout=subprocess.PIPE, stderr=slave, env=environment, text=True
+    ) as started:
+        os.close(slave)
+        drawn = b""
+        with contextlib.suppress(OSError):  # what a terminal raises when nobody has it any more
+            while part := os.read(master, 1 << 16):
+                drawn += part
+        out = started.stdout.read() if started.stdout else ""
+    os.close(master)
+    assert started.returncode == 0
+    assert out.splitlines() == [f"result {number}" for number in range(4)]
+    text = drawn.decode()
+    if columns >= 100:
+        assert "bench case 3" in text
+        assert "3 of 4" in text
+        assert "left" in text
+
+
+def test_of_ranks_one_draws():
+    with progress("bench", 2, is_shown=False) as tell:
+        tell("case 0", 1)

@@ -17,7 +17,7 @@ from overweave.runtime.interpreted import interpreter
 interpreter.repair()
 
 import overweave as ow  # noqa: E402
-from campaigns.exact.authored_lists import round_trip  # noqa: E402
+from campaigns.exact.authored_runs import round_trip  # noqa: E402
 from examples.kernels import matmul  # noqa: E402
 from overweave.errors import InputError, OverweaveError, PeerError  # noqa: E402
 from overweave.memory.group import Group, resolve  # noqa: E402

@@ -19,8 +19,7 @@ from campaigns.lint.lint_all import main
 from campaigns.lint.lint_case import SCALED, SUM, Case, Variant
 from campaigns.lint.lint_cases import add_case, copy_case, norm_case, reduction_case
 from campaigns.lint.lint_matmul import matmul_case
-from campaigns.lint.lint_packed import packed_case
-from campaigns.lint.lint_protocol import begin_case, tell_case, wait_case
+from campaigns.lint.lint_packed import begin_case, packed_case, tell_case, wait_case
 from campaigns.lint.lint_tiles import FINISHED
 from campaigns.lint.spills import beyond
 from overweave.compat.versions import numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from campaigns.lint.lint_skinny import skinny_case
+from campaigns.lint.lint_packed import skinny_case
 from overweave.schedules.tiles.shape import SHAPES
 from tests.compiler.cases import edit
 from tests.compiler.listing import Listing

@@ -6,6 +6,8 @@ Run by test_tile_kernels.py in a process of its own: where triton has been impor
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,78 +17,40 @@ from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 
-from examples.tile_kernels.all_gather_experts import AllGatherExperts  # noqa: E402
+from campaigns.exact.gpu_tile_kernels import Sizes, attention_trial, experts_trial, ring_trial  # noqa: E402
+from campaigns.exact.trials import Trial  # noqa: E402
 from examples.tile_kernels.gathered_attention import GatheredAttention  # noqa: E402
-from examples.tile_kernels.matmul_ring_reduce_scatter import MatmulReduceScatter  # noqa: E402
 from overweave.runtime.host.processes import RanksFailed  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 
 WORLDS = (2, 3, 4)
 CALLS = 3  # later ones find the memory as the first one left it
-Sizes = tuple[int, ...]
+# How small ones are made, and launched.
+SMALL: dict[Callable[..., Trial], tuple[dict[str, Any], dict[str, Any]]] = {
+    ring_trial: ({"block": (16, 16), "moved": (8, 32), "ring": 2}, {"block_k": 16}),
+    experts_trial: ({"block": 16, "moved": (4, 16)}, {"block_k": 16, "pull": 2}),
+    attention_trial: ({"dtype": torch.float32}, {"blocks": (16, 16)}),
+}
+EVEN = {ring_trial: (48, 24, 16), experts_trial: (24, 2, 4, 16, 24), attention_trial: (48, 2, 16)}
+RAGGED = {ring_trial: (45, 24, 16), experts_trial: (22, 2, 5, 24, 16), attention_trial: (45, 2, 16)}
 
 
-def integers(*shape: int, seed: int) -> torch.Tensor:
-    """Small whole numbers: every sum of products is exact, whatever its order."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-2, 3, shape, generator=generator).bfloat16()
-
-
-def shard(whole: torch.Tensor) -> torch.Tensor:
-    parts = whole.chunk(dist.get_world_size())
-    return parts[dist.get_rank()].contiguous()
-
-
-def ring(m: int, n: int, k: int) -> bool:
-    operator = MatmulReduceScatter(m, n, torch.bfloat16, block=(16, 16), moved=(8, 32), ring=2)
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    for call in range(CALLS):
-        a = [integers(m, k, seed=10 * call + one) for one in range(ranks)]
-        b = [integers(k, n, seed=500 + 10 * call + one) for one in range(ranks)]
-        exact = torch.stack([left.float() @ right.float() for left, right in zip(a, b, strict=True)]).sum(0)
-        assert exact.abs().max() <= 256  # so that bf16 holds every sum on the way
-        assert torch.equal(operator(a[rank], b[rank], block_k=16).float(), shard(exact)), (rank, call)
-    return True
-
-
-def experts(m: int, topk: int, count: int, h: int, d: int) -> bool:
-    operator = AllGatherExperts((m, topk, count, h, d), torch.bfloat16, block=16, moved=(4, 16))
-    for call in range(CALLS):
-        generator = torch.Generator().manual_seed(call)
-        chosen = torch.rand(m, count, generator=generator).topk(topk).indices
-        if call == 2:
-            chosen[:] = torch.arange(topk)  # two experts have all tokens, the others none
-        tokens, weights = integers(m, h, seed=call), integers(count, h, d, seed=70 + dist.get_rank())
-        exact = torch.einsum("ph,phd->pd", tokens.float().repeat_interleave(topk, 0), weights.float()[chosen.flatten()])
-        found = operator(shard(tokens), chosen, weights, block_k=16, pull=2)
-        assert torch.equal(found, exact.bfloat16()), (dist.get_rank(), call)
-    return True
-
-
-def attention(length: int, heads: int, dim: int) -> bool:
-    operator = GatheredAttention((length, heads, dim), torch.float32)
-    for call in range(CALLS):
-        q, k, v = (integers(length, heads, dim, seed=3 * call + one).float() / 2 for one in range(3))
-        found = operator(shard(q), shard(k), shard(v), blocks=(16, 16))
-        sides = (x.double().transpose(0, 1) for x in (q, k, v))
-        exact = torch.nn.functional.scaled_dot_product_attention(*sides).transpose(0, 1)
-        assert (found - shard(exact)).abs().max() < 1e-5, (dist.get_rank(), call)
-    return True
-
-
-EVEN = {ring: (48, 24, 16), experts: (24, 2, 4, 16, 24), attention: (48, 2, 16)}
-RAGGED = {ring: (45, 24, 16), experts: (22, 2, 5, 24, 16), attention: (45, 2, 16)}
+def wrong(kernel: Callable[..., Trial], sizes: Sizes) -> list[int]:
+    """Which calls are wrong on this rank."""
+    trial = kernel(sizes, *SMALL[kernel])
+    made = [(call, trial.inputs(call)) for call in range(CALLS)]
+    return [call for call, given in made if trial.differs(trial.run(given), trial.exact(call, given))]
 
 
 @pytest.mark.parametrize(("kernel", "sizes"), EVEN.items())
-def test_kernel_on_two_ranks(kernel: object, sizes: Sizes):
-    assert run_ranks(kernel, 2, *sizes) == [True] * 2
+def test_kernel_on_two_ranks(kernel: Callable[..., Trial], sizes: Sizes):
+    assert run_ranks(wrong, 2, kernel, sizes) == [[]] * 2
 
 
 @pytest.mark.parametrize("ranks", WORLDS)
 @pytest.mark.parametrize(("kernel", "sizes"), RAGGED.items())
-def test_kernel_whose_shards_and_tiles_are_short(ranks: int, kernel: object, sizes: Sizes):
-    assert run_ranks(kernel, ranks, *sizes) == [True] * ranks
+def test_kernel_whose_shards_and_tiles_are_short(ranks: int, kernel: Callable[..., Trial], sizes: Sizes):
+    assert run_ranks(wrong, ranks, kernel, sizes) == [[]] * ranks
 
 
 def missing_peer(rank: int) -> bool:

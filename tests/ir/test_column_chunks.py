@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from msgspec.structs import replace
 
 from overweave.hardware.machine import load
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.plan import TILE_KERNEL, MatmulConfig, Plan
+from overweave.ir.plan import TILE_KERNEL, MatmulConfig
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Operation, Put
 from overweave.ir.text.parse import from_text, to_text
@@ -17,19 +15,11 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.tiles.order import tile_orders
 from overweave.sim.simulate import total_us
 from tests.ir.column_chunks import gathered, scattered
+from tests.plans import changed, refusals
 
 SCATTERED = Problem(operator="matmul_reduce_scatter", m=37, n=40, k=16, world_size=2, dtype="float32")
 GATHERED = replace(SCATTERED, operator="all_gather_matmul")
 BUILD = {SCATTERED: scattered, GATHERED: gathered}
-
-
-def refusals(plan: Plan) -> str:
-    return str(verify_plan(plan, MachineLimits()))
-
-
-def changed(plan: Plan, change: Callable[[Operation], Operation]) -> Plan:
-    operations = tuple(change(one) for one in plan.schedule.operations)
-    return replace(plan, schedule=replace(plan.schedule, operations=operations))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from campaigns.cases import BY_COLLECTIVES, EXCHANGED, PLAIN
 from overweave.errors import GroupError
 from overweave.memory import group as groups
 from overweave.memory.group import resolve, subgroup
-from tests.ops.calls import Call, is_right
+from tests.ops.calls import is_right, small_call
 from tests.ranks import run_ranks
 
 ORDERS = ([3, 2, 1, 0], [2, 0, 3, 1])
@@ -69,7 +69,7 @@ def exchanged(operator: str, plan: str, group: dist.ProcessGroup) -> bool:
 def wrong_calls(order: list[int], made_by: str) -> list[str]:
     group, wrong = disordered(order, made_by), []
     for one in (*PLAIN, *BY_COLLECTIVES):
-        if not is_right(Call(one.operator, 64, plan=one.plan, n=32), 0, group):
+        if not is_right(small_call(one.operator, 64, plan=one.plan, n=32), 0, group):
             wrong.append(str(one))
     return wrong + [str(one) for one in EXCHANGED if not exchanged(one.operator, one.plan, group)]
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from campaigns.host.host_cases import Case, call_of
 from campaigns.host.host_path import SIZES, ready
-from tests.ops.calls import Call, run
+from tests.ops.calls import run, small_call
 from tests.ranks import run_ranks
 from tests.source_tree import modules, nodes
 
@@ -43,7 +43,7 @@ def differing(operator: str, name: str) -> list[str]:
     torch.manual_seed(dist.get_rank())
     told = []
     for plan in PLANS[operator]:
-        call = Call(operator, 32, "float32", plan)
+        call = small_call(operator, 32, plan=plan)
         rows = 32 // dist.get_world_size() if operator == "all_gather_matmul" else 32
         x, w = torch.randn(rows, call.k), torch.randn(call.k, call.n)
         with setting(name):

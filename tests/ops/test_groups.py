@@ -22,7 +22,7 @@ from overweave.ops.call import groups as known_groups
 from overweave.ops.call import prepared
 from overweave.runtime.host.emulate import HostCall
 from overweave.runtime.host.processes import RankProcesses
-from tests.ops.calls import Call, is_right
+from tests.ops.calls import is_right, small_call
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def refusal(act: Callable[[], object]) -> str:
 
 def use_and_destroy() -> list[str]:
     group = dist.new_group(EVERY)
-    calls = [partial(is_right, Call(name, 12), 0, group) for name in OPERATORS]
+    calls = [partial(is_right, small_call(name, 12), 0, group) for name in OPERATORS]
     assert all(call() for call in calls)
     dist.destroy_process_group(group)
     return [refusal(act) for act in (*calls, partial(ow.check, group), partial(ow.reset, group))]
@@ -63,7 +63,7 @@ def come_and_go(groups: int) -> list[list[int]]:
     for number in range(groups):
         group = dist.new_group(EVERY)
         for name, plan in zip(OPERATORS, ("push", "sequential", "two_shot"), strict=True):
-            assert is_right(Call(name, 12, plan=plan), 0, group)
+            assert is_right(small_call(name, 12, plan=plan), 0, group)
         if number == 2:
             found.append(held())
         dist.barrier(group)  # a rank that closes connections must not do so while its peer still calls
@@ -105,7 +105,7 @@ def test_check_waits_for_nobody():
 
 
 def be_refused_and_leave() -> str:
-    assert is_right(Call("all_gather_matmul", 12))
+    assert is_right(small_call("all_gather_matmul", 12))
     with pytest.raises(InputError):
         ow.all_gather_matmul(torch.ones(4, 8), torch.ones(3, 8))
     if dist.get_rank() == 1:
@@ -123,7 +123,7 @@ def test_a_rank_may_leave_after_a_call_that_was_refused():
 
 def fork_one() -> list[Any]:
     """Rank 0 forks; the child calls, which must not pass for a call of its parent's."""
-    call = Call("matmul_all_reduce", 12)
+    call = small_call("matmul_all_reduce", 12)
     told: list[Any] = [is_right(call)]
     if dist.get_rank() == 0:
         reader, writer = os.pipe()
@@ -200,7 +200,7 @@ def test_threads_may_meet_groups_at_once():
 
 def fail_where_there_are_gpus() -> list[bool]:
     """CPU tensors on a machine with GPUs, which nothing has used."""
-    call = Call("matmul_all_reduce", 12)
+    call = small_call("matmul_all_reduce", 12)
     with patch.multiple(torch.cuda, is_available=lambda: True, current_device=lambda: 0, synchronize=lambda *_: None):
         told = [is_right(call)]
         if dist.get_rank() == 1:

@@ -23,7 +23,7 @@ from overweave.tuner.measure.timer import Effort
 from overweave.tuner.space.target import Target
 from overweave.tuner.store.cache import Entry, Time, decode, fingerprint, path_of, save
 from tests.clock import slowness
-from tests.ops.calls import Call, is_right
+from tests.ops.calls import is_right, small_call
 from tests.ops.table import fault
 from tests.ranks import run_ranks
 
@@ -46,7 +46,7 @@ def problem_of(operator: str, world_size: int, m: int = 48) -> Problem:
 def tuned(operator: str) -> list[Any]:
     """What was found, what is taken from now on, and whether calls around it are right."""
     group = resolve(None)
-    call = Call(operator, 48)
+    call = small_call(operator, 48)
     before = is_right(call)
     result = tune_and_learn(problem_of(operator, group.world_size), group, CPU, QUICK)
     choice = ow.explain(operator, m=48, n=24, k=16, world_size=group.world_size, dtype=torch.float32, device="cpu")
@@ -199,7 +199,7 @@ def test_caches_that_differ_are_an_error_at_once_on_every_rank(tmp_path: Path, k
 def call_beside_bad_file() -> list[Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        is_fine = is_right(Call(AG, 48))
+        is_fine = is_right(small_call(AG, 48))
         group = resolve(None)
         tune_and_learn(problem_of(AG, group.world_size), group, CPU, QUICK)
     return [is_fine, [str(warning.message) for warning in caught]]
@@ -224,7 +224,7 @@ def tune_different_things() -> list[str]:
             told.append(ow.tune(AG, m=m, n=24, k=16, dtype=torch.float32).source)
         except RankMismatch as error:
             told.append(str(error))
-    told.append(str(is_right(Call(AG, 48))))
+    told.append(str(is_right(small_call(AG, 48))))
     return told
 
 
@@ -246,7 +246,7 @@ def refuse() -> list[str]:
         with pytest.raises(InputError) as caught:
             ow.tune(**({"operator": AG, "m": 48, "n": 24, "k": 16} | changes))
         told.append(caught.value.found)
-    return [*told, str(is_right(Call(AG, 48)))]
+    return [*told, str(is_right(small_call(AG, 48)))]
 
 
 def test_what_is_no_problem_is_refused():
@@ -263,11 +263,11 @@ def test_what_is_no_problem_is_refused():
 def choose_anew() -> list[Any]:
     """A known call takes what was tuned since; a call by name keeps what it asked for."""
     group = resolve(None)
-    told: list[Any] = [is_right(Call(AG, 48, plan=plan)) for plan in (None, "pull")]
+    told: list[Any] = [is_right(small_call(AG, 48, plan=plan)) for plan in (None, "pull")]
     told.append(_sources(group))
     tune_and_learn(problem_of(AG, group.world_size), group, CPU, QUICK)
     told.append("rule" in _sources(group))
-    told += [is_right(Call(AG, 48, plan=plan), 1) for plan in (None, "pull")]
+    told += [is_right(small_call(AG, 48, plan=plan), 1) for plan in (None, "pull")]
     return [*told, "cache" in _sources(group)]
 
 

@@ -13,7 +13,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor, all
 
 import overweave as ow
 from overweave.errors import OverweaveError
-from tests.ops.calls import Call, is_right
+from tests.ops.calls import is_right, small_call
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def refused(way: str, is_known: bool) -> list[str]:
                 told.append("nothing was raised")
             except OverweaveError as error:
                 told.append(f"{type(error).__name__}: {error}")
-    return [*told, *(str(is_right(Call(name, 8))) for name in OPERATORS)]
+    return [*told, *(str(is_right(small_call(name, 8))) for name in OPERATORS)]
 
 
 @pytest.mark.parametrize("is_known", [False, True])

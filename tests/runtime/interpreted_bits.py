@@ -18,9 +18,14 @@ import triton.language as tl  # noqa: E402
 import triton.runtime.interpreter as triton_interpreter  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
-from campaigns.bits.differences import differences  # noqa: E402
 from campaigns.bits.operations import Launch, launches  # noqa: E402
-from campaigns.bits.table import Row, kept_with, run, run_all  # noqa: E402
+from campaigns.bits.table import (  # noqa: E402
+    Row,
+    differences,
+    kept_with,
+    run,
+    run_all,
+)
 from overweave.runtime.interpreted.numbers import fma_to_odd, round_to_nearest, widen  # noqa: E402
 
 CPU = torch.device("cpu")

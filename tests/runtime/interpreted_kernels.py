@@ -23,7 +23,8 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
-from campaigns.exact.exactness import Case, make_data  # noqa: E402
+from campaigns.exact.calls import Case  # noqa: E402
+from campaigns.exact.exactness import make_data  # noqa: E402
 from overweave.errors import InputError, PeerTimeout  # noqa: E402
 from overweave.ir.problem import Problem  # noqa: E402
 from overweave.memory.group import resolve  # noqa: E402
@@ -188,13 +189,10 @@ def late_once_begun(workspace: HostWorkspace, *given: Any) -> HostSlot:
 BEGIN = HostWorkspace.begin
 
 
-def call_alone(schedule: str, options: dict[str, int | str]) -> str:
+def call_alone(operator: str, name: str) -> str:
     group = resolve(None)
-    operator = schedule.split(".")[0]
-    problem = Problem(operator=operator, m=32, n=16, k=16, world_size=2, dtype="float32")
-    case = Case(schedule, problem, options, seed=0)
-    plan = catalog.build(case.schedule, case.problem, case.options)
-    data = make_data(case, group.rank, is_integer=True)
+    plan = Case(operator, 32, 16, 16, torch.float32, plan=name).built(2)
+    data = make_data(plan.problem, group.rank, 0)
     output = torch.zeros(data.exact.shape)
     tensors = {"x": data.x, "w": data.w}
     run_on_host(plan, group, tensors, {"y": output}, "interpreter", timeout_s=5)
@@ -207,19 +205,19 @@ def call_alone(schedule: str, options: dict[str, int | str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "options", "late"),
+    ("operator", "plan", "late"),
     [
-        ("all_gather_matmul.push", {}, "multiply.1-0."),
-        ("matmul_reduce_scatter.scatter", {"sums": "epilogue"}, "multiply.1.16 waits for arrived[0]"),
-        ("matmul_reduce_scatter.fused_ring", {}, "multiply.1.16 waits for arrived[0]"),
-        ("matmul_all_reduce.one_shot_packed", {}, "sum.1 waits for arrived[0]"),
-        ("matmul_all_reduce.two_shot_packed", {}, "sum.1 waits for arrived[0]"),
-        ("matmul_reduce_scatter.scatter_packed", {}, "sum.1 waits for arrived[0]"),
-        ("all_gather_matmul.gather_packed", {}, "move.1 waits for arrived[0]"),
+        ("all_gather_matmul", "push", "multiply.1-0."),
+        ("matmul_reduce_scatter", "scatter sums=epilogue", "multiply.1.16 waits for arrived[0]"),
+        ("matmul_reduce_scatter", "fused_ring", "multiply.1.16 waits for arrived[0]"),
+        ("matmul_all_reduce", "one_shot_packed", "sum.1 waits for arrived[0]"),
+        ("matmul_all_reduce", "two_shot_packed", "sum.1 waits for arrived[0]"),
+        ("matmul_reduce_scatter", "scatter_packed", "sum.1 waits for arrived[0]"),
+        ("all_gather_matmul", "gather_packed", "move.1 waits for arrived[0]"),
     ],
 )
-def test_kernels_that_wait_in_vain_are_ended(schedule: str, options: dict[str, int | str], late: str):
-    for text in run_ranks(call_alone, 2, schedule, options, timeout_s=20):
+def test_kernels_that_wait_in_vain_are_ended(operator: str, plan: str, late: str):
+    for text in run_ranks(call_alone, 2, operator, plan, timeout_s=20):
         assert f"rank 0 is late: {late}" in text
         assert "expected 1, seen 0" in text
 

@@ -16,13 +16,10 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.memory.group import resolve
 from overweave.runtime.host.host import run_on_host
 from overweave.sim.simulate import simulate, total_us
+from tests.plans import refusals, with_operations
 from tests.ranks import run_ranks
 
 MACHINE = replace(load("h200x4"), gpus=8)
-
-
-def refusals(plan: Plan) -> str:
-    return "\n".join(map(str, verify_plan(plan, MachineLimits()).refusals))
 
 
 def plans(world_size: int) -> list[Plan]:
@@ -77,7 +74,7 @@ def test_collectives_that_ranks_enqueue_in_another_order_are_refused():
     first, second = (one for one in plan.schedule.of_rank(1) if isinstance(one, Collective))
     changed = {first.name: replace(second, name=first.name), second.name: replace(first, name=second.name)}
     operations = tuple(changed.get(one.name, one) for one in plan.schedule.operations)
-    assert "[deadlock]" in refusals(replace(plan, schedule=replace(plan.schedule, operations=operations)))
+    assert "[deadlock]" in refusals(with_operations(plan, operations))
 
 
 def test_a_collective_that_waits_for_tiles_behind_it_is_refused():
@@ -96,7 +93,7 @@ def test_a_sub_group_on_which_ranks_disagree_is_refused():
     plan = gathered_in_pairs(4)
     parts = plan.schedule.operations
     others = (parts[0], replace(parts[1], ranks=(1, 2)), *parts[2:])
-    assert "[form]" in refusals(replace(plan, schedule=replace(plan.schedule, operations=others)))
+    assert "[form]" in refusals(with_operations(plan, others))
     assert "ascending order" in refusals(gathered_in_pairs(4, is_turned=True))
 
 

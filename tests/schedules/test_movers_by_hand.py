@@ -14,6 +14,7 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.communication import PUSHES
 from overweave.schedules.moves.moves import MOVERS, settled
 from overweave.schedules.weave.author_plan import author_plan
+from tests.plans import with_operations
 from tests.schedules.weave.test_weave import BLOCK, matmul
 
 ROWS, COLS = 4 * BLOCK, 64
@@ -104,7 +105,7 @@ def test_tiles_carry_from_where_a_shard_was_copied_for_peers(m: int, chosen: str
     assert [(one.buffer, one.rows) for one in put.sources] == [("A.gathered", (0, m // 4))]
     astray = replace(put, sources=tuple(replace(one, buffer="A") for one in put.sources))
     operations = tuple(astray if one is put else one for one in plan.schedule.operations)
-    broken = replace(plan, schedule=replace(plan.schedule, operations=operations))
+    broken = with_operations(plan, operations)
     refusals = verify_plan(broken, MachineLimits()).refusals
     assert any("which none of them reads there" in refusal.message for refusal in refusals)
 

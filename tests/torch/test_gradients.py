@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from campaigns.torch.exchanges import exchanges_off
-from campaigns.torch.layers import Layer, errors, is_too_large
+from campaigns.torch.layers import Layer, errors, exchanges_off, is_too_large
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from overweave.sim.cost import library_matmul_us
 from overweave.tuner.model.rank import cold_choice, predict_us, rank_candidates
 from overweave.tuner.space.space import candidate, reason_unsupported
 from overweave.tuner.space.target import Target
-from tests.hardware.test_few_rows import measured
+from tests.hardware.test_machine import measured
 from tests.source_tree import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tools.ptx_lint.contract import Finding
-from tools.ptx_lint.debts import Due, unpaid
 from tools.ptx_lint.flow import Access, direct
 from tools.ptx_lint.graph import NOTHING, Facts, Spread, facts_before
 from tools.ptx_lint.ptx import Instruction
 from tools.ptx_lint.subject import Subject
+from tools.ptx_lint.waits import Due, unpaid
 
 RULE = "sounded-alarm"
 LATE = Due(

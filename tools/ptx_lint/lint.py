@@ -36,9 +36,8 @@ from tools.aot import Compiled
 from tools.ptx_lint.alarm import sounded_alarm
 from tools.ptx_lint.build import forbidden, shared_base, spills, system_scope, tensor_cores
 from tools.ptx_lint.contract import Contract, Finding
-from tools.ptx_lint.counted import counted_shares
 from tools.ptx_lint.order import barrier_before_release, bulk_completion, proxy_fence
-from tools.ptx_lint.packed import packed_messages
+from tools.ptx_lint.packed import counted_shares, packed_messages
 from tools.ptx_lint.partitions import passed_on
 from tools.ptx_lint.subject import Subject
 from tools.ptx_lint.turns import announced_order, guarded_order

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tools.ptx_lint.contract import Finding
-from tools.ptx_lint.debts import Due, unpaid
 from tools.ptx_lint.flow import Access, is_shared, reaches
 from tools.ptx_lint.ptx import Instruction
 from tools.ptx_lint.subject import Subject
+from tools.ptx_lint.waits import Due, unpaid
 
 BARRIER = Due(
     "barrier-before-release",

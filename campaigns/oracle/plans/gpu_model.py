@@ -10,13 +10,273 @@ SM first is the adversary's choice: fixed orders of the streams, and orders by c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, permutations, product
 from random import Random
 
-from campaigns.oracle.plans.gpu_launch import CALLERS, TILES, Launch, launches, own_streams
-from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, Plan
-from overweave.ir.schedule import Collective, Operation, Wait
+from msgspec import Struct
+
+from overweave.ir.plan import (
+    AUTHOR_KERNEL,
+    COPY_ENGINE,
+    COPY_KERNEL,
+    LIBRARY,
+    PACKED_KERNEL,
+    REDUCE_KERNEL,
+    TILE_KERNEL,
+    Plan,
+)
+from overweave.ir.schedule import Apply, Collective, Compute, Copy, Operation, Put, ReducePut, Region, Wait
+
+# How the host of each rank launches a plan, in words of this folder: streams, their order, what holds a launch back.
+
+CALLERS = ""
+TILES = (TILE_KERNEL, AUTHOR_KERNEL)
+
+
+class Launch(Struct, frozen=True):
+    """Operations that one launch, or one stretch of a copy engine's stream, runs.
+
+    stream: CALLERS, or the queue's own. gate: what the stream waits for before a kernel. behind: queues with streams of
+    their own whose earlier launches must have ended. pushes_first: whether the kernel of pushes must have its SMs.
+    """
+
+    engine: str
+    queue: str
+    stream: str
+    operations: tuple[Operation, ...]
+    gate: tuple[Wait, ...] = ()
+    behind: tuple[str, ...] = ()
+    pushes_first: bool = False
+
+    @property
+    def is_kernel(self) -> bool:
+        return self.engine not in (COPY_ENGINE, LIBRARY)
+
+
+def own_streams(plan: Plan) -> frozenset[str]:
+    """The queues that do not run on the caller's stream."""
+    engines = {one.queue: one.engine for one in plan.realization.engines}
+    callers = [one for one in plan.schedule.queues if engines[one.name] in (*TILES, PACKED_KERNEL)]
+    callers = callers or [one for one in plan.schedule.queues if engines[one.name] == LIBRARY][:1]
+    joined = {one.name for one in callers} | {name for one in callers for name in one.after}
+    found = set()
+    for queue in plan.schedule.queues:
+        engine = engines[queue.name]
+        free = not queue.after
+        if engine == COPY_ENGINE or (free and engine in (REDUCE_KERNEL, COPY_KERNEL)):
+            found.add(queue.name)
+        if free and engine == LIBRARY and queue.name not in joined:
+            found.add(queue.name)
+    return frozenset(found)
+
+
+def launches(plan: Plan, rank: int) -> tuple[Launch, ...]:
+    """What a rank launches, in the order of its host."""
+    engines = {one.queue: one.engine for one in plan.realization.engines}
+    own = [one for one in plan.schedule.operations if one.rank == rank]
+    aside = own_streams(plan)
+    found: list[Launch] = []
+    for queue, operations in _together(own, engines, aside):
+        engine, is_aside = engines[queue], queue in aside
+        is_kernel = engine not in (COPY_ENGINE, LIBRARY)
+        pushes = [one for one in own if engines[one.queue] == COPY_KERNEL and one.queue in aside]
+        found.append(
+            Launch(
+                engine=engine,
+                queue=queue,
+                stream=queue if is_aside else CALLERS,
+                operations=operations,
+                gate=gate_of(own, queue) if is_kernel and is_aside else (),
+                behind=() if is_aside else tuple(name for name in _after(plan, queue) if name in aside),
+                pushes_first=engine in TILES and bool(pushes) and _start_at_once(pushes),
+            )
+        )
+    return tuple(found)
+
+
+def gate_of(own: list[Operation], queue: str) -> tuple[Wait, ...]:
+    """The waits for own results of the first operation of the queue that has such waits."""
+    results = {
+        (one.pad, one.signal)
+        for operation in own
+        if isinstance(operation, Compute | Apply)
+        for one in operation.notifies
+        if one.rank == operation.rank
+    }
+    for operation in own:
+        if operation.queue == queue:
+            gate = tuple(wait for wait in operation.waits if (wait.pad, wait.signals[0]) in results)
+            if gate:
+                return gate
+    return ()
+
+
+def _start_at_once(pushes: Iterable[Operation]) -> bool:
+    """Whether no push waits. What only waits stands at the end of their queue."""
+    return all(isinstance(one, Copy) or (isinstance(one, Put) and not one.waits) for one in pushes)
+
+
+def _after(plan: Plan, queue: str) -> tuple[str, ...]:
+    return next(one.after for one in plan.schedule.queues if one.name == queue)
+
+
+def _together(
+    own: list[Operation], engines: Mapping[str, str], aside: frozenset[str]
+) -> list[tuple[str, tuple[Operation, ...]]]:
+    """Operations by launch. A kernel stands where its first operation does. What a stream of its own waits for must be
+    launched before, where this rank makes it: the hardware queue that they share could block otherwise."""
+    place_of: dict[str, int] = {}  # of each kernel
+    makers: dict[tuple[str, int], int] = {}  # by own signal, where its last maker is launched
+    at: list[int] = []
+    for index, one in enumerate(own):
+        is_kernel = engines[one.queue] not in (COPY_ENGINE, LIBRARY)
+        at.append(place_of.setdefault(one.queue, index) if is_kernel else index)
+        for notify in one.notifies:
+            if notify.rank == one.rank:
+                key = notify.pad, notify.signal
+                makers[key] = max(at[index], makers.get(key, at[index]))
+    places: list[tuple[int, int, int]] = []  # where launched, whether behind what is launched there, the operation
+    last: dict[str, tuple[int, int]] = {}
+    for index, one in enumerate(own):
+        place = (at[index], 0)
+        if one.queue in aside and engines[one.queue] in (COPY_ENGINE, LIBRARY):
+            awaited = ((wait.pad, signal) for wait in one.all_waits for signal in range(*wait.signals))
+            made = max((makers.get(key, -1) for key in awaited), default=-1)
+            place = max(last.get(one.queue, (-1, 0)), (made, 1) if made >= index else (index, 0))
+            last[one.queue] = place
+        places.append((*place, index))
+    grouped: list[tuple[str, tuple[Operation, ...]]] = []
+    for _, _, index in sorted(places):
+        one = own[index]
+        if grouped and grouped[-1][0] == one.queue and engines[one.queue] != LIBRARY:
+            grouped[-1] = one.queue, (*grouped[-1][1], one)
+        else:
+            grouped.append((one.queue, (one,)))
+    return grouped
+
+
+# Which accesses to memory the launches of a plan leave unordered: what a stream, an event, a gate or a signal orders.
+
+
+class _Order:
+    """start, late: what has ended when an operation starts, and when it reads what it waits for late."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.operations = plan.schedule.operations
+        self.number = {one.name: at for at, one in enumerate(self.operations)}
+        self.full: dict[tuple[int, str, int], int] = {}
+        self.makers: dict[tuple[int, str, int], int] = {}
+        for at, one in enumerate(self.operations):
+            for notify in one.notifies:
+                key = notify.rank, notify.pad, notify.signal
+                self.full[key] = self.full.get(key, 0) + one.instances
+                self.makers[key] = self.makers.get(key, 0) | 1 << at
+        self.behind = [0] * len(self.operations)
+        for rank in range(plan.schedule.world_size):
+            self._add_launches(plan, rank)
+        self.behind_late = [self._contributors(one.rank, getattr(one, "late_waits", ())) for one in self.operations]
+        self.start = [0] * len(self.operations)
+        self.late, self.done = list(self.start), list(self.start)
+        while self._grow():
+            pass
+
+    def _add_launches(self, plan: Plan, rank: int) -> None:
+        last: dict[str, int] = {}  # what the last launch of each stream runs
+        launched = launches(plan, rank)
+        for at, launch in enumerate(launched):
+            earlier = [one for one in launched[:at] if one.queue in launch.behind]
+            before = self._contributors(rank, launch.gate)
+            before |= last.get(launch.stream, 0) | self._bits([one for each in earlier for one in each.operations])
+            for one in launch.operations:
+                number = self.number[one.name]
+                self.behind[number] = before | self._contributors(rank, one.waits)
+                if not launch.is_kernel:
+                    before = 1 << number
+            last[launch.stream] = self._bits(launch.operations) if launch.is_kernel else before
+
+    def _bits(self, operations: tuple[Operation, ...] | list[Operation]) -> int:
+        return sum({1 << self.number[one.name] for one in operations})
+
+    def _contributors(self, rank: int, waits: tuple[Wait, ...]) -> int:
+        """Whoever must have ended for the waits to pass. A partial count is no promise of anybody's."""
+        found = 0
+        for wait in waits:
+            for at in range(*wait.signals):
+                key = rank, wait.pad, at
+                found |= self.makers.get(key, 0) if self.full.get(key) == wait.count else 0
+        return found
+
+    def _grow(self) -> bool:
+        """Once more over all operations; whether any set grew."""
+        before, meeting = list(self.done), dict[str, int]()
+        for at, one in enumerate(self.operations):
+            self.start[at] = self._closed(self.behind[at])
+            self.late[at] = self.start[at] | self._closed(self.behind_late[at])
+            self.done[at] = self.late[at] | 1 << at
+            if isinstance(one, Collective):
+                meeting[one.label] = meeting.get(one.label, 0) | self.start[at]
+        for at, one in enumerate(self.operations):
+            if isinstance(one, Collective):
+                self.done[at] |= meeting[one.label]
+        return self.done != before
+
+    def _closed(self, behind: int) -> int:
+        found, left = 0, behind
+        while left:
+            lowest = left & -left
+            found |= self.done[lowest.bit_length() - 1] | lowest
+            left ^= lowest
+        return found
+
+
+def _accesses(operation: Operation, order: _Order) -> Iterator[tuple[Region, bool, int]]:
+    """(region, whether written, what has ended by then)."""
+    at = order.number[operation.name]
+    late: tuple[Region, ...] = ()
+    if isinstance(operation, Compute):
+        late = operation.addends
+    elif isinstance(operation, Apply):
+        late = tuple(need.region for need in operation.late_needs)
+    for region in operation.reads:
+        yield region, False, order.late[at] if region in late else order.start[at]
+    for region in operation.writes:
+        yield region, True, order.start[at]
+
+
+def race(plan: Plan) -> str:
+    """Two accesses to one element, one of them a write, of which neither is ordered before the other; or nothing."""
+    order = _Order(plan)
+    places: dict[tuple[str, int], list[tuple[Operation, Region, bool, int]]] = {}
+    for one in plan.schedule.operations:
+        for region, is_write, past in _accesses(one, order):
+            if not region.is_empty:
+                places.setdefault((region.buffer, region.rank), []).append((one, region, is_write, past))
+    for accesses in places.values():
+        for at, (one, region, writes, past) in enumerate(accesses):
+            for other, its, also_writes, its_past in accesses[:at]:
+                if one is other or not (writes or also_writes) or not _overlap(region, its) or _commute(one, other):
+                    continue
+                is_behind, is_before = past >> order.number[other.name] & 1, its_past >> order.number[one.name] & 1
+                if not (is_behind or is_before):
+                    return f"{one.name} and {other.name} meet in {region}, and no launch or signal orders them"
+                reader, writer = (one, other) if is_before else (other, one)
+                if writes != also_writes and writes == bool(is_behind) and region not in writer.reads:
+                    return f"{reader.name} reads {region}, which {writer.name} writes only after it"
+    return ""
+
+
+def _overlap(one: Region, other: Region) -> bool:
+    (a, b), (c, d) = (one.rows, one.cols), (other.rows, other.cols)
+    return max(a[0], c[0]) < min(a[1], c[1]) and max(b[0], d[0]) < min(b[1], d[1])
+
+
+def _commute(one: Operation, other: Operation) -> bool:
+    """Additions in any order; parts of one collective, which the library orders."""
+    if isinstance(one, Collective) and isinstance(other, Collective):
+        return one.label == other.label
+    return all(isinstance(each, ReducePut) and each.unordered for each in (one, other))
+
 
 MOST_ORDERS, BY_CHANCE = 24, 8
 SMS_OF_A_GPU = 132  # what `programs` of a plan is compared with

@@ -1,7 +1,7 @@
 """Breaks right plans and compares verify with what becomes of them on a GPU of few SMs.
 
 `python -m campaigns.plan_mutations --count 20000`. A mutant that verify accepts must end for every order of streams
-(`gpu_model.py`), leave no two accesses unordered (`gpu_races.py`) and bind (`bound.py`); small ones are run in every
+(`gpu_model.py`), leave no two accesses unordered (there, too) and bind (`bound.py`); small ones are run in every
 interleaving, with counts that differ from call to call (`interleavings.py`); some changes are never right.
 What verify refuses and these runs find nothing in is counted by class and rule: verify demands more than they see.
 
@@ -24,8 +24,7 @@ from rich.console import Console
 from campaigns.oracle.interleavings import explore
 from campaigns.oracle.plans.bound import obstacle
 from campaigns.oracle.plans.broken_plans import MUTATIONS, NEVER_RIGHT, RUN, right_plans
-from campaigns.oracle.plans.gpu_model import hang
-from campaigns.oracle.plans.gpu_races import race
+from campaigns.oracle.plans.gpu_model import hang, race
 from campaigns.oracle.plans.other_verifier import OtherVerifier
 from campaigns.oracle.tally import Tally, holes, right_refused, table
 from campaigns.shown import shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from campaigns.choices import ficco_tables, heuristic_cases
-from campaigns.choices.library_schedules import DROPPED, FINER, synthetic, table_i
+from campaigns.choices.ficco_tables import DROPPED, FINER, synthetic, table_i
 from overweave.hardware.machine import load
 
 

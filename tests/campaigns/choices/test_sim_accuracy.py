@@ -8,9 +8,57 @@ import msgspec
 import pytest
 
 from campaigns.choices import sim_accuracy
-from campaigns.choices.measured_rows import read
-from campaigns.choices.sim_accuracy import Row, main, simulated, verdicts
+from campaigns.choices.sim_accuracy import (
+    Row,
+    every_verdict,
+    judged,
+    main,
+    read,
+    rows,
+    simulated,
+    verdicts,
+    without_contention,
+)
+from overweave.errors import InputError
 from overweave.hardware.machine import load
+
+# What is read of a result file: the middle run, the plan that was measured, and how sure the numbers are.
+
+CASE = {"name": "c", "m": 4096, "n": 2048, "k": 1024}
+
+
+def written_runs(path: Path, *runs: dict[str, tuple[float, float]], plan: str = "", device: str = "cuda") -> Path:
+    """A result file of one case. runs: (median, p90) by method; the first one is the middle one."""
+
+    def run(times: dict[str, tuple[float, float]]) -> dict[str, object]:
+        methods = [{"name": name, "median_us": us, "p90_us": p90, "plan": plan} for name, (us, p90) in times.items()]
+        cases = [{"case": CASE, "methods": methods}]
+        effort = {"rounds": 25}
+        return {
+            "operator": "all_gather_matmul", "world_size": 4, "device": device, "dtype": "bf16", "effort": effort,
+            "cases": cases,
+        }  # fmt: skip
+
+    path.write_bytes(msgspec.json.encode({"runs": [run(times) for times in runs], "middle": 0}))
+    return path
+
+
+def test_a_row_is_one_ranks_part_of_the_problem(tmp_path: Path):
+    times = {"matmul": (100.0, 100.0), "sequential": (150.0, 150.0), "ceiling": (105.0, 105.0)}
+    (row,) = read(written_runs(tmp_path / "a.json", times), load("h200x4"))
+    assert (row.problem.m, row.problem.n, row.problem.k, row.problem.world_size) == (4096, 512, 1024, 4)
+    assert (row.schedule, row.options) == ("all_gather_matmul.sequential", {})
+    assert row.exposed_us == 50
+
+
+def test_what_is_no_result_file_is_refused(tmp_path: Path):
+    broken = tmp_path / "b.json"
+    broken.write_text('{"runs": [], "middle": 0}')
+    on_cpu = written_runs(tmp_path / "c.json", {"matmul": (1.0, 1.0)}, device="cpu")
+    for path, cure in ((broken, "bench --json"), (tmp_path / "absent.json", "bench --json"), (on_cpu, "H200")):
+        with pytest.raises(InputError, match=cure):
+            read(path, load("h200x4"))
+
 
 # 4 x H200, 2026-11-20: what `overweave bench` wrote of MLP-2, and the end of the first of two runs.
 MEASURED_US = {
@@ -87,3 +135,43 @@ def test_by_a_calibrated_file_the_mean_error_is_judged(
     assert "PASS  mean error at most 6% by the calibrated file" in capsys.readouterr().out
     slow = [str(written(tmp_path / f"{operator}.json", operator, {"sequential": 700.0})) for operator in MEASURED_US]
     assert main(["--calibrated", *slow]) == 1
+
+
+# Every measured row: what is left out is counted, every bar can fail, and contention explains something.
+
+H200 = load("h200x4")
+
+
+def test_rows_are_judged_or_counted(tmp_path: Path):
+    files = [
+        written(tmp_path / "mlp.json", "all_gather_matmul"),
+        written(tmp_path / "small.json", "all_gather_matmul"),
+        written(tmp_path / "few.json", "all_gather_matmul", m=512),
+        tmp_path / "none.json",
+    ]
+    files[-1].write_text("{}")
+    kept, left = rows(files, H200)
+    assert len(kept) == 3
+    assert left == {
+        "rows that a constant was fitted on": 3,
+        "rows of problems of fewer than 1024 rows": 3,
+        "files without results": 1,
+    }
+    told = every_verdict(files, H200)
+    assert [each.holds for each in told] == [None, True, True, True, True, None]
+    assert every_verdict(files[1:], H200)[0].holds is False
+
+
+def test_each_bar_can_fail(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sim_accuracy, "FEWEST_PLANS", 3)
+    monkeypatch.setattr(sim_accuracy, "FIRST", 1)
+    wrong = {"sequential": 300.0, "per_shard": 250.0, "overweave": 450.0}
+    kept, _ = rows([written(tmp_path / "mlp.json", "all_gather_matmul", wrong)], H200)
+    assert [each.holds for each in judged(kept)] == [False, False, False, False, None]
+
+
+def test_without_contention_nothing_slows_anything():
+    free = without_contention(H200)
+    assert (free.sharing.copy_engine.factor, free.sharing.collective.sms) == (1.0, 1)
+    crowd = free.links.all_peers.peak_gb_per_s / free.links.push.peak_gb_per_s
+    assert crowd >= H200.gpus - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from campaigns.host.host_path_cold import PLANS, cpu_calls
+from campaigns.host.host_path import PLANS, cpu_calls
 
 MOST_NAMED, MOST_CHOSEN = 6_850, 9_130  # half, and two thirds, of what commit 8e3f1c9 entered
 MOST_WARM = 200

@@ -16,8 +16,7 @@ from campaigns.rates.gpu_tile_choice import (
     local_shapes,
     verdict,
 )
-from campaigns.rates.tile_fit import Wave, fitted, nearness
-from campaigns.rates.tile_times import Record, Times, chosen, steps_of
+from campaigns.rates.tile_fit import Record, Times, Wave, chosen, fitted, nearness, steps_of
 from overweave.ir.plan import MatmulConfig, split_obstacle
 from overweave.schedules.tiles.shape import HOPPER, count_tiles
 

@@ -11,7 +11,7 @@ import pytest
 
 from campaigns.lint.authored_cases import AUTHORS, authored_case
 from campaigns.lint.compile_times import compiled_us
-from campaigns.tables.compiled_variants import (
+from campaigns.tables.compiled_parts import (
     CANDIDATES,
     GATHER,
     SCHEDULES,

@@ -15,7 +15,7 @@ import pytest
 
 from overweave.cli.output_file import page_writer
 from overweave.ir.timeline.timeline import Arrow, Content, Timeline, TimelineSpan, make_timeline
-from tests.cli.pictures.test_lanes import CALL
+from tests.cli.pictures.test_page import CALL
 from tests.clock import slowness
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]

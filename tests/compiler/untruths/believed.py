@@ -7,9 +7,7 @@ from tests.compiler.untruths.lies import BEHIND, LOAD, PERSISTENT, ROWS, SIZED, 
 
 NUMBER = "a program's number"
 OF_ASSEMBLY = "'=r', args=[], dtype=tl.int32, is_pure=True, pack=1"
-SQUARE = SIZED | {"M": 96, "N": 96}
 DATA = "    far = tl.load(z_ptr).to(tl.int32)\n"
-LOADED = "    # @overweave.load X=x_ptr[M, N]\n    x = tl.load(x_ptr + at)\n"
 
 
 def of_number(made: str) -> Lie:

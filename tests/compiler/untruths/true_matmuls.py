@@ -40,20 +40,9 @@ def gelu(x):
 
 @triton.jit
 def geglu_matmul(
-    a_ptr,
-    w_ptr,
-    c_ptr,
-    M,
-    N,
-    K,
-    stride_am,
-    stride_wk,
-    stride_cm,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
+    a_ptr, w_ptr, c_ptr, M, N, K, stride_am, stride_wk, stride_cm, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr
+):  # fmt: skip
     # @overweave.axis M block=BLOCK_M
     # @overweave.axis N block=BLOCK_N
     # @overweave.tile_id
@@ -116,25 +105,9 @@ def rope_matmul(x_ptr, w_ptr, cos_ptr, sin_ptr, q_ptr, T, H, K, BT: tl.constexpr
 
 @triton.jit
 def fp8_blocks_matmul(
-    A,
-    B,
-    C,
-    As,
-    Bs,
-    M,
-    N,
-    K,
-    group_n,
-    group_k,
-    stride_am,
-    stride_bn,
-    stride_cm,
-    stride_asm,
-    stride_bsn,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
+    A, B, C, As, Bs, M, N, K, group_n, group_k, stride_am, stride_bn, stride_cm, stride_asm, stride_bsn, BM:
+    tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
     # @overweave.axis M block=BM
     # @overweave.axis N block=BN
     # @overweave.tile_id
@@ -207,26 +180,9 @@ def transposed_persistent(
 
 @triton.jit
 def batched_transposed(
-    a_ptr,
-    b_ptr,
-    c_ptr,
-    B,
-    M,
-    N,
-    K,
-    sab,
-    sak,
-    sam,
-    sbb,
-    sbk,
-    sbn,
-    scb,
-    scm,
-    scn,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
+    a_ptr, b_ptr, c_ptr, B, M, N, K, sab, sak, sam, sbb, sbk, sbn, scb, scm, scn, BM: tl.constexpr, BN:
+    tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
     # @overweave.axis B block=1
     # @overweave.axis M block=BM
     # @overweave.axis N block=BN
@@ -287,19 +243,9 @@ def conv1d_matmul(
 
 @triton.jit
 def awq_matmul(
-    a_ptr,
-    q_ptr,
-    z_ptr,
-    s_ptr,
-    c_ptr,
-    M,
-    N,
-    K,
-    G: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
+    a_ptr, q_ptr, z_ptr, s_ptr, c_ptr, M, N, K, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK:
+    tl.constexpr
+):  # fmt: skip
     # @overweave.axis M block=BM
     # @overweave.axis COLS=N block=BN
     # @overweave.tile_id

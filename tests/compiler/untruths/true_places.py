@@ -66,24 +66,9 @@ def even_and_odd(x_ptr, y_ptr, M, N, H: tl.constexpr):
 
 @triton.jit
 def slabs(
-    a_ptr,
-    b_ptr,
-    c_ptr,
-    M,
-    N,
-    K,
-    sam,
-    sak,
-    sbk,
-    sbn,
-    scs,
-    scm,
-    scn,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    a_ptr, b_ptr, c_ptr, M, N, K, sam, sak, sbk, sbn, scs, scm, scn, BM: tl.constexpr, BN: tl.constexpr, BK:
+    tl.constexpr, SPLIT: tl.constexpr
+):  # fmt: skip
     # @overweave.axis M block=BM
     # @overweave.axis N block=BN
     # @overweave.axis Z=SPLIT block=1

@@ -55,26 +55,9 @@ def norm_backward(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, M, N, BM: tl.constexpr, 
 
 @triton.jit
 def int4_matmul(
-    x_ptr,
-    q_ptr,
-    s_ptr,
-    y_ptr,
-    M,
-    N,
-    K,
-    sxm,
-    sxk,
-    sqk,
-    sqn,
-    ssg,
-    ssn,
-    sym,
-    syn,
-    G: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
+    x_ptr, q_ptr, s_ptr, y_ptr, M, N, K, sxm, sxk, sqk, sqn, ssg, ssn, sym, syn, G: tl.constexpr, BM:
+    tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
     # @overweave.axis M block=BM
     # @overweave.axis N block=BN
     # @overweave.tile_id
@@ -140,34 +123,9 @@ def int8_matmul(a_ptr, b_ptr, s_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.co
 
 @triton.jit
 def flash(
-    Q,
-    K,
-    V,
-    Out,
-    sqz,
-    sqh,
-    sqm,
-    sqk,
-    skz,
-    skh,
-    skn,
-    skk,
-    svz,
-    svh,
-    svn,
-    svk,
-    soz,
-    soh,
-    som,
-    son,
-    Z,
-    H,
-    N_CTX,
-    scale,
-    D: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
+    Q, K, V, Out, sqz, sqh, sqm, sqk, skz, skh, skn, skk, svz, svh, svn, svk, soz, soh, som, son, Z, H, N_CTX,
+    scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
     # @overweave.axis ZH=Z * H block=1
     # @overweave.axis M=N_CTX block=BM
     # @overweave.dispatch begin

@@ -6,24 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.ir.launch.streams import first_own_waits, kernels_on_own_streams, launch_obstacle
-from overweave.ir.operators.registry import operator_of
 from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import Operation
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
-
-
-def plan_of(name: str, world_size: int = 2) -> Plan:
-    operator = name.partition(".")[0]
-    m = operator_of(operator).whole_rows(256, world_size)
-    return build(name, Problem(operator=operator, m=m, n=64, k=32, world_size=world_size, dtype="bfloat16"), {})
+from tests.plans import plan_of, with_schedule
 
 
 def without_after(plan: Plan, queue: str) -> Plan:
     queues = tuple(replace(one, after=()) if one.name == queue else one for one in plan.schedule.queues)
-    return replace(plan, schedule=replace(plan.schedule, queues=queues))
+    return with_schedule(plan, queues=queues)
 
 
 def own(plan: Plan, rank: int = 0) -> tuple[Operation, ...]:
@@ -33,7 +25,7 @@ def own(plan: Plan, rank: int = 0) -> tuple[Operation, ...]:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_method_can_be_launched(name: str, world_size: int):
-    plan = plan_of(name, world_size)
+    plan = plan_of(name, m=256, world_size=world_size)
     assert not any(
         launch_obstacle(plan, own(plan, rank), queue)
         for rank in range(world_size)
@@ -42,13 +34,13 @@ def test_every_method_can_be_launched(name: str, world_size: int):
 
 
 def test_sums_that_no_kernel_boundary_precedes_wait_for_own_tiles():
-    plan = plan_of("matmul_reduce_scatter.scatter")
+    plan = plan_of("matmul_reduce_scatter.scatter", m=256, world_size=2)
     assert first_own_waits(own(plan), "sums")
     assert not launch_obstacle(plan, own(plan), "sums")
 
 
 def test_sums_of_a_stored_ring_are_behind_its_tiles():
     """They wait for tiles of peers alone: launched beside the own tiles they could take their SMs."""
-    plan = without_after(plan_of("matmul_all_reduce.ring_stored"), "sums")
+    plan = without_after(plan_of("matmul_all_reduce.ring_stored", m=256, world_size=2), "sums")
     assert "waits for no result of its own rank" in launch_obstacle(plan, own(plan), "sums")
     assert "residency" in {refusal.rule for refusal in verify_plan(plan, MachineLimits()).refusals}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import pytest
 
 from overweave.ir.launch.order import QueueLaunch, launch_order
-from overweave.ir.operators.registry import operator_of
-from overweave.ir.plan import COPY_ENGINE, LIBRARY, Plan
-from overweave.ir.problem import Problem
-from overweave.schedules.catalog.catalog import build, names
+from overweave.ir.plan import COPY_ENGINE, LIBRARY
+from overweave.schedules.catalog.catalog import names
 from overweave.schedules.methods.registry import method_of
+from tests.plans import plan_of
 
 OPTIONS = {
     "push": ({"pieces": 3, "order": "all_peers"},),
@@ -26,10 +26,7 @@ CASES = [
 ]
 
 
-def plan_of(name: str, options: dict[str, str | int], m: int = 700) -> Plan:
-    m = operator_of(name.split(".")[0]).whole_rows(m, 3)
-    problem = Problem(operator=name.split(".")[0], m=m, n=256, k=64, world_size=3, dtype="bfloat16")
-    return build(name, problem, options)
+made = partial(plan_of, m=700, n=256, k=64)
 
 
 def launched(name: str, rank: int = 1) -> list[str]:
@@ -38,12 +35,12 @@ def launched(name: str, rank: int = 1) -> list[str]:
 
 def orders(name: str, rank: int) -> tuple[QueueLaunch, ...]:
     takes_pieces = any(option.name == "pieces" for option in method_of(name).options)
-    return launch_order(plan_of(name, {"pieces": 1} if takes_pieces else {}), rank)
+    return launch_order(made(name, {"pieces": 1} if takes_pieces else {}), rank)
 
 
 @pytest.mark.parametrize(("name", "options", "m"), CASES)
 def test_everything_is_launched_once_and_behind_its_own_producers(name: str, options: dict[str, str | int], m: int):
-    plan = plan_of(name, options, m)
+    plan = made(name, options, m=m)
     for rank in range(3):
         actions = launch_order(plan, rank)
         order = [operation for action in actions for operation in action.operations]
@@ -77,12 +74,12 @@ def late_producers(actions: tuple[QueueLaunch, ...], rank: int) -> list[str]:
 @pytest.mark.slow
 def test_a_kernel_is_one_launch_and_a_library_call_another():
     for name, rank in product(names(), range(3)):
-        actions = launch_order(plan_of(name, {}), rank)
+        actions = launch_order(made(name), rank)
         kernels = [action.queue for action in actions if action.engine not in (LIBRARY, COPY_ENGINE)]
         assert len(kernels) == len(set(kernels)), (name, rank)
         assert all(len(action.operations) == 1 for action in actions if action.engine == LIBRARY), (name, rank)
 
 
 def test_a_late_producer_would_be_seen():
-    actions = launch_order(plan_of("matmul_reduce_scatter.scatter", {"pieces": 1}), 1)
+    actions = launch_order(made("matmul_reduce_scatter.scatter", {"pieces": 1}), 1)
     assert late_producers((actions[1], actions[0], *actions[2:]), 1)

@@ -27,6 +27,7 @@ from overweave.ir.schedule import (
 from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.schedules.catalog.catalog import build
+from tests.plans import with_operations, with_schedule
 
 BLOCK = 4
 
@@ -183,7 +184,7 @@ def test_rows_that_counts_fill_are_no_factor_that_is_needed_whole():
     rows = Region("last", first.rank, (0, BLOCK), (0, 16))
     by_rows = replace(first, a=(replace(first.a[0], cols=(0, BLOCK)),), b=rows)
     operations = tuple(by_rows if one is first else one for one in plan.schedule.operations)
-    assert "needs all rows" in verdict(replace(plan, schedule=replace(plan.schedule, operations=operations)))
+    assert "needs all rows" in verdict(with_operations(plan, operations))
 
 
 def test_blocks_are_those_of_the_problem():
@@ -191,7 +192,7 @@ def test_blocks_are_those_of_the_problem():
     higher = tuple(
         replace(each, rows=each.rows + 2) if each.name == "again" else each for each in plan.schedule.buffers
     )
-    assert "are of blocks of one size" in verdict(replace(plan, schedule=replace(plan.schedule, buffers=higher)))
+    assert "are of blocks of one size" in verdict(with_schedule(plan, buffers=higher))
     taller = replace(plan, problem=replace(plan.problem, m=2 * (BLOCK + 1)))
     assert "those of the problem are of 5 rows" in verdict(taller)
 

@@ -8,45 +8,35 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import Notify, Operation, Queue, Wait
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.catalog.catalog import build
+from tests.plans import plan_of, refused, with_operations, with_schedule
 
 H200 = MachineLimits()
 BY_KERNEL = {"mover": "copy_kernel", "block_m": 64, "block_n": 128, "sms": 8}
 SCATTER = "matmul_reduce_scatter.scatter"
-
-
-def plan_of(name: str, m: int = 1000, options: dict[str, str | int] | None = None, **changes: int | str) -> Plan:
-    size = {"m": m, "n": 512, "k": 512, "world_size": 3, "dtype": "bfloat16"} | changes
-    return build(name, Problem(operator=name.split(".")[0], **size), options or {})
+LARGE = {"m": 1000, "n": 512, "k": 512}
 
 
 def with_queues(plan: Plan, change: Callable[[Queue], Queue]) -> Plan:
     queues = tuple(map(change, plan.schedule.queues))
-    return replace(plan, schedule=replace(plan.schedule, queues=queues))
+    return with_schedule(plan, queues=queues)
 
 
 def after(plan: Plan, name: str, *others: str) -> Plan:
     return with_queues(plan, lambda queue: replace(queue, after=others) if queue.name == name else queue)
 
 
-def refused(plan: Plan, rule: str, words: str) -> None:
-    found = [str(refusal) for refusal in verify_plan(plan, H200).refusals]
-    assert any(line.startswith(f"[{rule}]") and words in line for line in found), found
-
-
 def test_a_copy_engine_is_after_nothing():
     """Its stream waits for signals; no launch makes it wait for a kernel, or for a library call."""
-    plan = plan_of("all_gather_matmul.pull", options={"block_m": 64, "block_n": 128})
+    plan = plan_of("all_gather_matmul.pull", {"block_m": 64, "block_n": 128}, **LARGE)
     assert verify_plan(plan, H200).ok
     refused(after(plan, "copies", "main"), "engine", "queue copies is after main, but a copy_engine starts by signals")
 
 
 def test_a_kernel_is_after_what_was_launched_before_it():
     """As one launch it starts with its first operation: what stands between that and the others has not been then."""
-    plan = after(plan_of("all_gather_matmul.push", options={"block_m": 64, "block_n": 128}), "tiles", "copies")
+    plan = after(plan_of("all_gather_matmul.push", {"block_m": 64, "block_n": 128}, **LARGE), "tiles", "copies")
 
     def between(operations: list[Operation]) -> list[Operation]:
         tiles = [one for one in operations if one.queue == "tiles"]
@@ -60,7 +50,7 @@ def test_a_kernel_is_after_what_was_launched_before_it():
 
 def test_a_library_call_cannot_count():
     """It is told of by a word that is set to one, as a copy is."""
-    plan = plan_of("all_gather_matmul.pull", options={"block_m": 64, "block_n": 128})
+    plan = plan_of("all_gather_matmul.pull", {"block_m": 64, "block_n": 128}, **LARGE)
     told = next(one for one in plan.schedule.operations if one.queue == "main" and one.notifies)
     notify = told.notifies[0]
 
@@ -68,7 +58,7 @@ def test_a_library_call_cannot_count():
         waits = tuple(Wait(w.pad, w.signals, 2) if _hears(one, w, notify) else w for w in one.waits)
         return replace(one, notifies=(*one.notifies, notify) if one.name == told.name else one.notifies, waits=waits)
 
-    changed = replace(plan, schedule=replace(plan.schedule, operations=tuple(map(counted, plan.schedule.operations))))
+    changed = with_operations(plan, map(counted, plan.schedule.operations))
     refused(changed, "replay", "a library sets")
 
 
@@ -80,7 +70,7 @@ def _hears(one: Operation, wait: Wait, notify: Notify) -> bool:
 def test_what_waits_for_peers_is_launched_behind_the_own_pushes(name: str):
     """Sums on another stream than pushes may start first, and hold the SMs that those need, on every rank."""
     options = {key: value for key, value in BY_KERNEL.items() if key != "mover" or name == SCATTER}
-    plan = plan_of(name, options=options)
+    plan = plan_of(name, options, **LARGE)
     assert verify_plan(plan, H200).ok
     queue = next(queue for queue in plan.schedule.queues if queue.name == "sums")
     assert queue.after[-2:] == ("tiles", "copies.kernel")

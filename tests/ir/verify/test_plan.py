@@ -33,6 +33,7 @@ from overweave.ir.verify.plan import KernelResources, MachineLimits, fit_togethe
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import method_of
 from overweave.schedules.tiles.order import tile_orders
+from tests.plans import refused, with_operations, with_schedule
 
 H200 = MachineLimits()
 SMALL = {"block_m": 16, "block_n": 16, "pieces": 2}
@@ -46,14 +47,6 @@ def plan_of(name: str, m: int = 100, n: int = 40, world_size: int = 3, options=N
     method = method_of(name)
     small = {option: value for option, value in SMALL.items() if method.is_fused and method.takes(option)}
     return build(name, problem, options or small)
-
-
-def refused(plan: Plan, rule: str, *words: str, limits: MachineLimits = H200) -> None:
-    verdict = verify_plan(plan, limits)
-    found = [str(refusal) for refusal in verdict.refusals if refusal.rule == rule]
-    assert found, f"{rule} expected, but {[str(refusal) for refusal in verdict.refusals]}"
-    for word in words:
-        assert word in found[0]
 
 
 def with_tables(plan: Plan, change) -> Plan:
@@ -79,7 +72,7 @@ def test_a_plan_with_one_ranks_tables_is_proven_for_that_rank_only():
 
 def test_a_refused_schedule_is_a_refused_plan():
     plan = plan_of("all_gather_matmul.push")
-    refused(replace(plan, schedule=replace(plan.schedule, credits=())), "reuse")
+    refused(with_schedule(plan, credits=()), "reuse")
 
 
 @pytest.mark.slow
@@ -130,7 +123,7 @@ def test_a_kernel_multiplies_by_so_many_weights_and_each_has_an_output(monkeypat
     for at in (first, first + 2):
         out = operations[at].out[0]
         operations[at] = replace(operations[at], out=(replace(out, buffer=swapped[out.buffer]),))
-    crossed = replace(plan, schedule=replace(plan.schedule, operations=tuple(operations)))
+    crossed = with_operations(plan, operations)
     refused(crossed, "value", "begins with a@b[0,32]")
     monkeypatch.setattr("overweave.ir.verify.lowering.MOST_WEIGHTS", 2)
     refused(plan, "lowering", "w.2: more weights than its kernel takes")
@@ -197,7 +190,7 @@ def test_a_reduction_may_leave_out_what_the_kernel_boundary_implies():
     loose = tuple(
         replace(queue, after=tuple(name for name in queue.after if name != "tiles")) for queue in plan.schedule.queues
     )
-    refused(replace(plan, schedule=replace(plan.schedule, queues=loose)), "race", "notifies nothing")
+    refused(with_schedule(plan, queues=loose), "race", "notifies nothing")
 
 
 def test_engines():
@@ -211,9 +204,7 @@ def test_engines():
     refused(assigned("tiles", "library"), "engine", "queue tiles runs in issue order")
     refused(assigned("copies", "library"), "engine", "Put cannot run on a library")
     refused(assigned("main", "copy_engine"), "engine", "is after tiles")
-    free = replace(
-        plan, schedule=replace(plan.schedule, queues=tuple(replace(one, after=()) for one in plan.schedule.queues))
-    )
+    free = with_schedule(plan, queues=tuple(replace(one, after=()) for one in plan.schedule.queues))
     refused(replace(free, realization=assigned("main", "copy_engine").realization), "engine", "needs SMs")
     refused(replace(plan, realization=replace(plan.realization, engines=engines[1:])), "engine", "has no engine")
     refused(replace(plan, realization=replace(plan.realization, matmul=None)), "engine", "no configuration")

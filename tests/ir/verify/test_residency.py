@@ -9,12 +9,9 @@ from campaigns.oracle.plans.library_scatter import scatter
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, LIBRARY, Engine, EngineAssignment, Plan
 from overweave.ir.schedule import Copy, Queue
 from overweave.ir.verify.plan import MachineLimits, verify_plan
+from tests.plans import rules
 
 PUSHES: dict[str, Engine] = {"copy_engine": COPY_ENGINE, "copy_kernel": COPY_KERNEL}
-
-
-def rules(plan: Plan) -> set[str]:
-    return {refusal.rule for refusal in verify_plan(plan, MachineLimits()).refusals}
 
 
 @pytest.mark.parametrize("parts", [1, 2])

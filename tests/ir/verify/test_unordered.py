@@ -13,8 +13,9 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Clear, Operation, Queue, Reduce, Schedule, Wait
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.text.parse import from_text, to_text
-from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
+from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
+from tests.plans import rules, with_schedule
 
 RANKS = 3
 
@@ -27,10 +28,6 @@ def plan(m: int = 96, world_size: int = RANKS, **options: int | str) -> Plan:
 def changed(change: Callable[[Operation], Operation | None]) -> Schedule:
     schedule = plan(pieces=2).schedule
     return replace(schedule, operations=tuple(op for op in map(change, schedule.operations) if op is not None))
-
-
-def rules(schedule: Schedule) -> set[str]:
-    return {refusal.rule for refusal in verify_schedule(schedule).refusals}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
@@ -147,7 +144,7 @@ def test_hardware_that_cannot_is_refused(change: Callable[[Plan], Plan], rule: s
 def with_slots_of(made: Plan, dtype: None) -> Plan:
     """Parts are added in the dtype in which they travel."""
     buffers = (replace(each, dtype=dtype) if each.name == "slots" else each for each in made.schedule.buffers)
-    return replace(made, schedule=replace(made.schedule, buffers=tuple(buffers)))
+    return with_schedule(made, buffers=tuple(buffers))
 
 
 def with_engine(made: Plan, queue: str, engine: str) -> Plan:

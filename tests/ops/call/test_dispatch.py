@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from campaigns.exact.exactness import make_data
 from overweave.errors import GroupError, OverweaveError
 from overweave.ops.call.prepare import aligned
 from tests.clock import slowness
-from tests.ops.calls import Call, is_right, run
+from tests.ops.calls import data_of, is_right, run, small_call
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -39,7 +38,7 @@ def name_groups() -> list[bool]:
     world = dist.group.WORLD
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     forms = (None, world, world.group_name, mesh, mesh.get_group())
-    return [is_right(Call(operator, 37), turn, form) for operator in (AG, RS) for turn, form in enumerate(forms)]
+    return [is_right(small_call(operator, 37), turn, form) for operator in (AG, RS) for turn, form in enumerate(forms)]
 
 
 def test_every_form_of_a_group():
@@ -53,12 +52,12 @@ def compute_in_parts() -> dict[str, Any]:
     told: dict[str, Any] = {"right": [], "refused": []}
     for turn in range(3):
         for index, part in enumerate(parts):
-            call = Call((AG, RS)[index % 2], 11 + index)
+            call = small_call((AG, RS)[index % 2], 11 + index)
             if dist.get_rank(part) >= 0:
                 told["right"].append(is_right(call, turn, part))
             else:
                 told["refused"].append(raised(partial(is_right, call, 0, part)))
-        told["right"].append(is_right(Call(RS, 37), turn))
+        told["right"].append(is_right(small_call(RS, 37), turn))
     told["lacks"] = f"rank {rank} of the world is not in it"
     return told
 
@@ -73,7 +72,7 @@ def test_groups_of_some_ranks():
 def change_everything() -> list[bool]:
     """Known and new calls, both operators and plans of every kind in turn, without anything between them."""
     plans = {AG: (None, "push", "pull", "sequential", "per_shard"), RS: (None, "scatter", "fused_ring", "sequential")}
-    calls = [Call(operator, m, plan=plan) for m in (37, 5) for operator in plans for plan in plans[operator]]
+    calls = [small_call(operator, m, plan=plan) for m in (37, 5) for operator in plans for plan in plans[operator]]
     return [is_right(calls[turn * 7 % len(calls)], turn) for turn in range(100)]
 
 
@@ -118,8 +117,8 @@ def pass_wrongly(operator: str, kinds: list[str], culprits: list[int]) -> list[l
     function = {AG: ow.all_gather_matmul, RS: ow.matmul_reduce_scatter}[operator]
     told = []
     for turn, kind in enumerate(kinds):
-        call = Call(operator, 12 * (turn + 1), n=8, k=8)
-        data = make_data(call.case(dist.get_world_size()), dist.get_rank(), is_integer=True)
+        call = small_call(operator, 12 * (turn + 1), n=8, k=8)
+        data = data_of(call, dist.get_rank(), dist.get_world_size())
         given: dict[str, Any] = {"x": data.x, "w": data.w, "plan": None}
         if dist.get_rank() in culprits:
             given |= (BAD | DIFFERENT)[kind](data.x, data.w)
@@ -151,8 +150,8 @@ def differ_where_some_know(is_late: bool) -> dict[str, Any]:
     """Rank 1 makes a call that is new, rank 0 one that was agreed before, and does not wait: it may get further."""
     rank, told = dist.get_rank(), dict[str, Any]()
     known, new = (
-        Call(AG, 12, dtype="bfloat16"),
-        Call(AG, 20, dtype="bfloat16", plan="pull pieces=4 block_m=16 block_n=16"),
+        small_call(AG, 12, dtype=torch.bfloat16),
+        small_call(AG, 20, dtype=torch.bfloat16, plan="pull pieces=4 block_m=16 block_n=16"),
     )
     assert is_right(known)
     if is_late == (rank == 0):
@@ -161,7 +160,7 @@ def differ_where_some_know(is_late: bool) -> dict[str, Any]:
     told["then"] = raised(partial(is_right, known, 1))
     told["once more"] = raised(ow.check)
     ow.reset()
-    told["right"] = [is_right(known, 2), is_right(new, 3), is_right(Call(RS, 12), 4)]
+    told["right"] = [is_right(known, 2), is_right(new, 3), is_right(small_call(RS, 12), 4)]
     return told
 
 
@@ -179,9 +178,9 @@ def test_a_new_call_beside_a_known_one_is_refused_until_reset(is_late: bool):
 
 
 def refuse_beside_known() -> dict[str, Any]:
-    call = Call(RS, 12)
+    call = small_call(RS, 12)
     assert is_right(call)
-    data = make_data(call.case(2), dist.get_rank(), is_integer=True)
+    data = data_of(call, dist.get_rank(), 2)
     w = data.w if dist.get_rank() else data.w[:, :0]
     told: dict[str, Any] = {"error": raised(lambda: [run(call, data.x, w) for _ in range(3)])}
     ow.reset()

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from overweave.ir.launch.order import launch_order
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import COPY_KERNEL, Plan
-from overweave.ir.problem import Problem
 from overweave.kernels.copy import copy_kernel
 from overweave.memory.layout import lay_out
-from overweave.runtime.gpu.bound import BoundPlan
 from overweave.runtime.kernel_calls.bind import Binding, kernel_call
-from overweave.schedules.catalog.catalog import build
+from tests.plans import plan_of
 from tests.runtime.gpu.launch_log import logged
 from tests.runtime.gpu.test_bind import tensors_of
 
-Log = list[tuple[str, str]]
-
-
-def plan_of(name: str, **options: int | str) -> Plan:
-    problem = Problem(operator=name.split(".")[0], m=1000, n=512, k=512, world_size=3, dtype="bfloat16")
-    return build(name, problem, {"mover": "copy_kernel", "copy_programs": 4, "block_m": 64, "block_n": 128} | options)
-
-
-def launched(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Log:
-    """(what, stream) in the order of the host, of one call on rank 1."""
-    with logged(1, plan.schedule.world_size, monkeypatch) as log:
-        tensors = tensors_of(plan, 1)
-        call = BoundPlan(plan, log.workspace, tensors)
-        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-        for enqueue in call.enqueue:
-            enqueue(log.stream("caller"), tensors, addresses)
-    lines = (line.split(": ", 1) for line in log.text if not line.startswith(" "))
-    return [(brief(what), stream) for stream, what in lines]
-
-
-def brief(what: str) -> str:
-    """`copy` of a launch of its kernel, `wait 4` of a wait for a count."""
-    word, *_, last = what.split()
-    return f"{word} {last}" if word in ("wait", "write", "behind", "library") else word.split("_")[0]
+BY_KERNEL = {"mover": "copy_kernel", "copy_programs": 4, "block_m": 64, "block_n": 128}
+made = partial(plan_of, m=1000, n=512, k=512)
 
 
 def pushing_queue(plan: Plan) -> str:
@@ -48,7 +26,7 @@ def pushing_queue(plan: Plan) -> str:
 
 
 def test_only_what_runs_beside_has_a_stream_to_join():
-    plans = [plan_of("matmul_reduce_scatter.scatter", sms=sms) for sms in (8, 132)]
+    plans = [made("matmul_reduce_scatter.scatter", BY_KERNEL | {"sms": sms}) for sms in (8, 132)]
     beside = [{action.queue for action in launch_order(plan, 0)} & queues_beside(plan) for plan in plans]
     assert beside == [{"copies.kernel"}, set()]
 
@@ -56,7 +34,7 @@ def test_only_what_runs_beside_has_a_stream_to_join():
 @pytest.mark.parametrize(("name", "source"), [("all_gather_matmul.push", "x"), ("matmul_reduce_scatter.scatter", None)])
 def test_the_kernel_gets_what_it_takes(name: str, source: str | None, monkeypatch: pytest.MonkeyPatch):
     """source: the caller's tensor, whose address of each call the launch follows."""
-    plan = plan_of(name)
+    plan = made(name, BY_KERNEL)
     with logged(1, 3, monkeypatch) as log:
         heap = log.workspace.lease(lay_out(plan.schedule, "bfloat16"))
         binding = Binding(plan, log.workspace, heap, tensors_of(plan, 1), 132)

@@ -10,32 +10,22 @@ import msgspec
 import pytest
 import torch
 
-from campaigns.exact.exactness import Case, compute, make_data
+from campaigns.exact.calls import Case
+from campaigns.exact.exactness import compute, make_data
 from overweave.errors import PeerTimeout, WorkspaceBroken
 from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy
 from overweave.memory.group import resolve
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.runtime.host.host import run_on_host
-from overweave.schedules.catalog import catalog
 from tests.clock import slowness
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
 
-def case_of(schedule: str, world_size: int, m: int) -> Case:
-    problem = Problem(
-        operator=schedule.split(".")[0],
-        m=m,
-        n=24,
-        k=16,
-        world_size=world_size,
-        dtype="bfloat16",
-        b_is_transposed=m % 2 > 0,
-    )
-    return Case(schedule, problem, {}, seed=m)
+def plan_of(name: str, world_size: int) -> Plan:
+    return Case("all_gather_matmul", 48, 24, 16, plan=name).built(world_size)
 
 
 def changed(plan: Plan, **changes: Any) -> Plan:
@@ -50,14 +40,13 @@ def without_waits(plan: Plan) -> Plan:
 def run_without_waits() -> int:
     """How many of 50 results are wrong when nobody waits and the others are late."""
     group, chance = resolve(None), random.Random(1)
-    case = case_of("all_gather_matmul.push", group.world_size, 48)
-    plan = without_waits(catalog.build(case.schedule, case.problem, {}))
+    plan = without_waits(plan_of("push", group.world_size))
     wrong = 0
     for call in range(50):
-        data = make_data(case, group.rank, is_integer=True, call=call)
+        data = make_data(plan.problem, group.rank, call)
         if chance.randrange(group.world_size) == group.rank:
             time.sleep(2e-3)
-        wrong += not torch.equal(compute(case, plan, group, data, "library"), data.exact.bfloat16())
+        wrong += not torch.equal(compute(plan, group, data, "library"), data.exact.bfloat16())
     return wrong
 
 
@@ -80,11 +69,10 @@ def without_a_signal(plan: Plan, name: str) -> Plan:
 
 def miss_a_signal() -> dict[str, Any]:
     group = resolve(None)
-    case = case_of("all_gather_matmul.push", group.world_size, 48)
-    plan = catalog.build(case.schedule, case.problem, {})
+    plan = plan_of("push", group.world_size)
     pushes = [op.name for op in plan.schedule.of_rank(1) if op.name.startswith("push") and op.notifies]
     broken = without_a_signal(plan, pushes[-1])
-    data, output = make_data(case, group.rank, is_integer=True), torch.zeros(48, 24, dtype=torch.bfloat16)
+    data, output = make_data(plan.problem, group.rank, 0), torch.zeros(48, 24, dtype=torch.bfloat16)
     inputs, start_s = {"x": data.x, "w": data.w}, time.monotonic()
     told: dict[str, Any] = {}
     try:
@@ -97,7 +85,7 @@ def miss_a_signal() -> dict[str, Any]:
         run_on_host(plan, group, inputs, {"y": output})
     workspace = HostWorkspace.of(group)
     workspace.board.reset(workspace.reset_local, 5.0)
-    told["is_mended"] = torch.equal(compute(case, plan, group, data, "library"), data.exact.bfloat16())
+    told["is_mended"] = torch.equal(compute(plan, group, data, "library"), data.exact.bfloat16())
     return told
 
 
@@ -114,17 +102,16 @@ def test_a_missing_signal_is_a_timeout_then_void_then_mended():
 
 def run_with_a_delay(delay_us: int) -> float:
     group = resolve(None)
-    case = case_of("all_gather_matmul.pull", group.world_size, 48)
-    plan = catalog.build(case.schedule, case.problem, {})
+    plan = plan_of("pull", group.world_size)
     operations = tuple(
         msgspec.structs.replace(operation, delay_us=delay_us)
         if isinstance(operation, Copy) and operation.name == "stage.0"
         else operation
         for operation in plan.schedule.operations
     )
-    data = make_data(case, group.rank, is_integer=True)
+    data = make_data(plan.problem, group.rank, 0)
     start_s = time.monotonic()
-    result = compute(case, changed(plan, operations=operations), group, data, "library")
+    result = compute(changed(plan, operations=operations), group, data, "library")
     assert torch.equal(result, data.exact.bfloat16())
     return time.monotonic() - start_s
 

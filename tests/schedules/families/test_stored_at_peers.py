@@ -7,35 +7,26 @@ from msgspec.structs import replace
 
 from campaigns.oracle.fewer_waits import without_one_emitted_wait, without_one_wait
 from overweave.errors import InputError
-from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Put, Reduce
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.moves.moves import MOVERS
 from overweave.schedules.weave.author_plan import author_plan
 from overweave.schedules.weave.transports import legal, obstacle, transports, wanted_of
+from tests.plans import rules, with_operations
 from tests.schedules.weave.test_weave import BLOCK, matmul
 
 SCATTER = "reduce_scatter.scatter mover=tiles pieces=2"
-SPREAD, SEND, TWO_SHOT, ONE_SHOT = (
-    "spread.push mover=tiles pieces=2",
-    "all_to_all.send mover=tiles",
-    "all_reduce.two_shot mover=tiles",
-    "all_reduce.one_shot mover=tiles",
-)
-
-
-def refusals(plan: Plan) -> set[str]:
-    return {refusal.rule for refusal in verify_plan(plan, MachineLimits()).refusals}
+ONE_SHOT = "all_reduce.one_shot mover=tiles"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mover", ["copy_kernel", "bulk_kernel", "tiles"])
 def test_whole_partials_may_be_carried_by_others_than_the_copy_engine(mover: str):
     plan = author_plan(matmul(100, k=64), {"C": f"all_reduce.one_shot mover={mover}"}, 3, "bfloat16")
-    assert not refusals(plan)
+    assert not rules(plan)
     assert any(isinstance(one, Put) for one in plan.schedule.operations) == (mover != "tiles")
     broken = [*without_one_wait(plan), *without_one_emitted_wait(plan)]
-    assert all(map(refusals, broken))
+    assert all(map(rules, broken))
     assert broken
 
 
@@ -73,7 +64,7 @@ def test_a_tile_that_tells_another_than_it_stores_at_is_refuted():
     assert isinstance(apply, Apply)
     made = tuple(replace(one, region=replace(one.region, rank=apply.rank)) for one in apply.makes)
     operations[at] = replace(apply, makes=made)
-    assert refusals(replace(plan, schedule=replace(plan.schedule, operations=tuple(operations))))
+    assert rules(with_operations(plan, operations))
 
 
 @pytest.mark.parametrize(

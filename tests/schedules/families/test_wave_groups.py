@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import combinations
 from time import process_time
 
 import pytest
@@ -14,14 +16,16 @@ from overweave.ir.operators.matmul_all_reduce import OPERATOR as ALL_REDUCE
 from overweave.ir.operators.matmul_reduce_scatter import OPERATOR as REDUCE_SCATTER
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Collective, Schedule
+from overweave.ir.schedule import Buffer, Collective, Notify, Operation, Reduce, Region, Schedule, Wait
 from overweave.ir.text.parse import from_text, to_text
-from overweave.ir.verify.plan import MachineLimits, verify_plan
+from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.schedules.catalog.catalog import build
-from overweave.schedules.communication import STAGED, SUMMED
+from overweave.schedules.communication import COMPUTED, STAGED, SUMMED
 from overweave.schedules.families.wave_groups import count_waves, even_partition, rectangles, wave_tiles
+from overweave.schedules.tiles.order import tile_orders
 from overweave.sim.simulate import total_us
 from tests.clock import slowness
+from tests.plans import rules, with_schedule
 
 OPERATORS = (ALL_REDUCE.name, REDUCE_SCATTER.name)
 FEW_SMS: dict[str, int | str] = {"sms": 20, "library_sms": 4}
@@ -121,7 +125,7 @@ def test_rows_in_strips_are_proven_and_a_wrong_map_is_refused():
     goal = list(plan.schedule.goal)
     goal[0], goal[1] = replace(goal[0], row=goal[1].row), replace(goal[1], row=goal[0].row)
     for wrong in (
-        replace(plan, schedule=replace(plan.schedule, goal=tuple(goal))),
+        with_schedule(plan, goal=tuple(goal)),
         replace(plan, problem=replace(plan.problem, strip=32)),
         replace(plan, problem=replace(plan.problem, strip=0)),
     ):
@@ -161,5 +165,165 @@ def test_strips_are_finished_each_in_its_place():
     assert verify_plan(plan, MachineLimits()).ok
     goals = list(plan.schedule.goal)
     for wrong in (goals[1:], [replace(goals[0], row=goals[1].row), *goals[1:]]):
-        verdict = verify_plan(replace(plan, schedule=replace(plan.schedule, goal=tuple(wrong))), MachineLimits())
+        verdict = verify_plan(with_schedule(plan, goal=tuple(wrong)), MachineLimits())
         assert any(refusal.operation == "restore.0" for refusal in verdict.refusals), verdict
+
+
+# Wave groups that are broken in one place: none is proven.
+
+STRIPS: dict[str, int | str] = {"rows": "cyclic"}
+KINDS: tuple[tuple[str, dict[str, int | str]], ...] = (*((one, {}) for one in OPERATORS), (REDUCE_SCATTER.name, STRIPS))
+of_each_kind = pytest.mark.parametrize(("operator", "options"), KINDS, ids=("all_reduce", "own", "cyclic"))
+
+
+def small(operator: str, options: dict[str, int | str] | None = None) -> Plan:
+    """Two ranks, ragged columns, and three groups or four."""
+    return waves(operator, (1024, 600, 64), 2, block_m=128, block_n=128, group_m=3, **(options or {}))
+
+
+def with_operation(schedule: Schedule, at: int, operation: Operation) -> Schedule:
+    return replace(schedule, operations=(*schedule.operations[:at], operation, *schedule.operations[at + 1 :]))
+
+
+def collectives(schedule: Schedule) -> list[tuple[int, Collective]]:
+    return [(at, one) for at, one in enumerate(schedule.operations) if isinstance(one, Collective)]
+
+
+def lost_waits(schedule: Schedule) -> Iterator[Schedule]:
+    for at, one in collectives(schedule):
+        yield with_operation(schedule, at, replace(one, waits=()))
+        (wait,) = one.waits
+        yield with_operation(schedule, at, replace(one, waits=(Wait(wait.pad, wait.signals, wait.count - 1),)))
+
+
+def with_places(schedule: Schedule, name: str, places: tuple[int, ...]) -> Schedule:
+    def changed(buffer: Buffer) -> Buffer:
+        return replace(buffer, blocks=replace(buffer.blocks, places=places)) if buffer.blocks else buffer
+
+    buffers = tuple(changed(one) if one.name == name else one for one in schedule.buffers)
+    return replace(schedule, buffers=buffers)
+
+
+def permuted(schedule: Schedule) -> Iterator[tuple[str, tuple[int, ...]]]:
+    return ((one.name, one.blocks.places) for one in schedule.buffers if one.blocks)
+
+
+def swapped_blocks(schedule: Schedule) -> Iterator[Schedule]:
+    """Of two groups, or, of what is scattered, of two members or ends: within a group and a member all blocks move."""
+    staged = next(places for name, places in permuted(schedule) if name == STAGED)
+    last = len(staged) - 1
+    for one, other in ((0, last), (last // 2, last), (0, last // 2)):
+        yield with_places(schedule, STAGED, exchanged(staged, one, other))
+
+
+def exchanged(places: tuple[int, ...], one: int, other: int) -> tuple[int, ...]:
+    """The blocks in two cells change places."""
+    swap = {one: other, other: one}
+    return tuple(swap.get(place, place) for place in places)
+
+
+def no_bijections(schedule: Schedule) -> Iterator[Schedule]:
+    for name, places in permuted(schedule):
+        for bad in ((*places[:-1], places[0]), places[:-1], (*places[:-1], len(places)), (*places, len(places))):
+            yield with_places(schedule, name, bad)
+
+
+def in_another_order_on_one_rank(schedule: Schedule) -> Iterator[Schedule]:
+    of_rank = [(at, one) for at, one in collectives(schedule) if one.rank == 1]
+    for (first, one), (second, other) in combinations(of_rank, 2):
+        yield with_operation(with_operation(schedule, first, other), second, one)
+
+
+def holes(schedule: Schedule) -> Iterator[Schedule]:
+    """A collective that leaves out one of its rectangles, at both ends; and one that leaves out a row or a column."""
+    for at, one in collectives(schedule):
+        size = len(one.sources) // (1 if one.function == "all_reduce" else len(one.ranks))
+        for part in range(size):
+            kept = tuple(region for index, region in enumerate(one.sources) if index % size != part)
+            ends = tuple(region for index, region in enumerate(one.destinations) if index % size != part)
+            if kept:
+                yield with_operation(schedule, at, replace(one, sources=kept, destinations=ends))
+        for cut in (without_a_row, without_a_column):
+            sides = {name: tuple(map(cut, getattr(one, name))) for name in ("sources", "destinations")}
+            yield with_operation(schedule, at, replace(one, **sides))
+
+
+def without_a_row(region: Region) -> Region:
+    return replace(region, rows=(region.rows[0] + 1, region.rows[1]))
+
+
+def without_a_column(region: Region) -> Region:
+    return replace(region, cols=(region.cols[0], region.cols[1] - 1))
+
+
+def other_moves(schedule: Schedule) -> Iterator[Schedule]:
+    """What puts sums in place leaves out a row, or stands before the collectives are over."""
+    for at, one in enumerate(schedule.operations):
+        if isinstance(one, Reduce):
+            short = replace(one, operands=(without_a_row(one.operands[0]),), out=without_a_row(one.out))
+            yield with_operation(schedule, at, short)
+    queues = tuple(replace(one, after=()) if one.name == "sums" else one for one in schedule.queues)
+    yield replace(schedule, queues=queues)
+
+
+@of_each_kind
+@pytest.mark.parametrize(
+    "mutants",
+    [lost_waits, swapped_blocks, no_bijections, in_another_order_on_one_rank, holes, other_moves],
+    ids=lambda mutants: mutants.__name__,
+)
+def test_no_mutant_is_proven(operator: str, options, mutants):
+    schedule = small(operator, options).schedule
+    assert verify_schedule(schedule).ok
+    found = list(mutants(schedule))
+    assert found
+    assert [at for at, mutant in enumerate(found) if verify_schedule(mutant).ok] == []
+
+
+@of_each_kind
+def test_tiles_of_a_table_store_and_multiply_what_their_blocks_hold(operator: str, options):
+    plan = small(operator, options)
+    order = next(one for one in plan.tile_orders if one.queue == "tiles" and one.rank == 0)
+    for field, by in (("row", 128), ("row_end", -1), ("col", 128), ("source_row", 128), ("shift", 128), ("width", 64)):
+        changed = order.rows[3]._replace(**{field: getattr(order.rows[3], field) + by})
+        rows = (*order.rows[:3], changed, *order.rows[4:])
+        tables = tuple(replace(one, rows=rows) if one is order else one for one in plan.tile_orders)
+        refused = verify_plan(replace(plan, tile_orders=tables), MachineLimits())
+        assert not refused.ok, field
+
+
+def place_of(operation: Operation) -> tuple[int, int, bool]:
+    """By rank and group; what puts sums in place is last."""
+    group = int(operation.name.split(".")[2]) if operation.queue != "sums" else 1 << 16
+    return operation.rank, group, isinstance(operation, Collective)
+
+
+def waiting_for_a_sum(plan: Plan, group: int, label: str) -> Plan:
+    """The plan in which the tiles of a group wait until a collective is over, each collective behind its own tiles."""
+    signal = plan.schedule.pads[0].size
+    operations: list[Operation] = []
+    for one in plan.schedule.operations:
+        if isinstance(one, Collective) and one.label.endswith(f".{label}"):
+            one = replace(one, notifies=(Notify(COMPUTED, one.rank, signal),))
+        if one.name.startswith(f"multiply.{one.rank}.{group}."):
+            one = replace(one, waits=(Wait(COMPUTED, (signal, signal + 1), 1),))
+        operations.append(one)
+    operations.sort(key=place_of)
+    pads = (replace(plan.schedule.pads[0], size=signal + 1),)
+    schedule = replace(plan.schedule, pads=pads, operations=tuple(operations))
+    return replace(plan, schedule=schedule, tile_orders=tile_orders(schedule, plan.realization))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_library_needs_sms_where_tiles_wait_for_its_sums(operator: str):
+    """The last tiles wait for the first sum: with SMs of its own it runs, without them tiles may hold all."""
+    plan = waiting_for_a_sum(small(operator), len(groups_of(small(operator))) - 1, "0")
+    assert rules(plan) == set()
+    realization = replace(plan.realization, library_sms=0)
+    assert rules(replace(plan, realization=realization)) == {"residency"}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_library_queue_that_waits_for_what_its_tiles_wait_for_is_refused(operator: str):
+    plan = waiting_for_a_sum(small(operator), 0, "1")
+    assert rules(plan) == {"deadlock"}

@@ -9,16 +9,23 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.epilogue import Epilogue, Scaling
-from overweave.ir.plan import gate_obstacle, narrow_width, split_obstacle, step_obstacle
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Scaling
+from overweave.ir.plan import MOST_SPLITS, gate_obstacle, narrow_width, split_obstacle, step_obstacle
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
+from overweave.schedules.methods.registry import method_of
+from overweave.schedules.records.needs import obstacle
 from overweave.schedules.records.options import Settings
+from overweave.schedules.records.record import MethodRequest
+from overweave.schedules.tiles.grouped import Groups, grouped_shape, shapes_of_experts
 from overweave.schedules.tiles.shape import (
+    LEAST_STEPS,
+    SHAPES,
     KernelChoice,
     count_tiles,
     row_shape,
     shapes,
+    skinny_shape,
     tile_shape,
     tile_time_us,
     tiles_to_cut,
@@ -193,3 +200,92 @@ def test_tiles_to_norm_hold_whole_rows_and_their_parts_fit_registers(rows: int, 
     assert part <= 4096
     assert part // (32 * shape.warps) <= 16  # numbers of a thread
     assert shape.block_m == 1 or rows // shape.block_m >= 66  # every other SM has a tile, where rows suffice
+
+
+# When the matmul of few rows may compute, and in how many shares.
+
+PROBLEM = Problem(operator="all_gather_matmul", m=8, n=4096, k=1024, world_size=4, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("m", "rows"), [(0, 16), (1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64), (500, 64)])
+def test_rows_choose_the_tile(m: int, rows: int) -> None:
+    assert skinny_shape((m, 4096, 4096), 132).block_m == rows
+
+
+@pytest.mark.parametrize(("n", "shares"), [(1536, 5), (2560, 3), (4096, 2), (7168, 1), (14336, 1), (64, MOST_SPLITS)])
+def test_every_sm_has_a_program(n: int, shares: int) -> None:
+    assert skinny_shape((1, n, 8192), 132).splits == shares
+
+
+def test_shares_have_some_steps() -> None:
+    for k in (1, 16, 100, 1000, 3000):
+        config = skinny_shape((1, 64, k), 132)
+        assert config.splits == 1 or k >= LEAST_STEPS * config.splits * config.block_k
+
+
+def test_all_fits_the_shared_memory_of_a_block() -> None:
+    for one in SHAPES:
+        assert one.stages * (one.block_m + one.block_n) * one.block_k * 2 <= 227 << 10
+
+
+def said(problem: Problem) -> str:
+    """What stands against the matmul of few rows, whatever the device."""
+    method = method_of("matmul_all_reduce.one_shot_packed")
+    return obstacle(MethodRequest(problem, {"matmul": "skinny"}), method, "schedule")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"dtype": "float32"}, "16 bits"), ({"epilogue": Epilogue(activation="silu")}, "silu")],
+)
+def test_what_it_cannot_do_is_said(changes: dict[str, object], why: str) -> None:
+    problem = replace(PROBLEM, **changes)
+    assert said(PROBLEM) == ""
+    assert why in said(problem)
+    with pytest.raises(InputError, match=why):
+        build("all_gather_matmul.gather_packed", problem, {"matmul": "skinny"})
+    build("all_gather_matmul.gather_packed", problem, {"matmul": "library"})
+
+
+def test_sums_may_be_finished_behind_it() -> None:
+    finished = Epilogue(bias=True, activation="silu", residual=True)
+    problem = replace(PROBLEM, operator="matmul_all_reduce", epilogue=finished)
+    plan = build("matmul_all_reduce.one_shot_packed", problem, {"matmul": "early"})
+    assert plan.realization.skinny is not None
+    assert "bias" in said(replace(problem, world_size=1))
+
+
+def test_who_multiplies_is_no_option_of_other_plans() -> None:
+    with pytest.raises(InputError, match="option matmul"):
+        build("all_gather_matmul.per_shard", PROBLEM, {"matmul": "skinny"})
+
+
+# The tile shape of a matmul by experts.
+
+MIXTRAL = Groups(16384, 8, 14336, 4096, "bfloat16", NO_EPILOGUE)
+SMS = 132
+
+
+def block_of_groups(groups: Groups) -> tuple[int, int]:
+    config = grouped_shape(groups, "hopper", SMS)
+    return config.block_m, config.block_n
+
+
+def test_many_rows_take_the_largest_tile():
+    assert block_of_groups(MIXTRAL) == (128, 256)
+    # 11 columns of 192 are one more than fit 2,048: whole ones of 256 are quicker, though their waves are more.
+    assert block_of_groups(Groups(40960, 32, 2048, 4096, "bfloat16", NO_EPILOGUE)) == (128, 256)
+
+
+def test_few_rows_of_an_expert_take_the_lowest_tile():
+    assert block_of_groups(replace(MIXTRAL, rows=8 * 16))[0] == 64
+    assert block_of_groups(replace(MIXTRAL, rows=8 * 65))[0] == 128
+    assert block_of_groups(replace(MIXTRAL, rows=0))[0] == 64
+
+
+def test_shapes_are_those_that_leave_registers():
+    assert all(shape.config.block_m <= 128 for shape in shapes_of_experts("bfloat16", "hopper", NO_EPILOGUE))
+    scaled = shapes_of_experts(FLOAT8, "hopper", Epilogue(scaling="rows"))
+    assert scaled
+    assert all(shape.config.block_m * shape.config.block_n < 128 * 256 for shape in scaled)
+    assert shapes_of_experts(FLOAT8, "hopper", Epilogue(scaling="rows", gate=True, activation="silu"))

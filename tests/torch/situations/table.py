@@ -21,8 +21,7 @@ import overweave as ow
 from overweave.adapters import report
 from tests.ranks import run_ranks
 from tests.torch.situations.circumstances import CIRCUMSTANCES, Case, Circumstance
-from tests.torch.situations.models import MODELS, WIDTH, Situated
-from tests.torch.situations.outside import OUTSIDE
+from tests.torch.situations.models import MODELS, OUTSIDE, WIDTH, Situated
 from tests.torch.situations.ways import WAYS, Way, cut_model, torchs, whole_gradient
 
 READ_WHOLE = (

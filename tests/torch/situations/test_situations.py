@@ -13,7 +13,7 @@ from overweave.adapters.rows import RowGather
 from overweave.layers import replicated
 from tests.ranks import run_ranks
 from tests.torch.situations.circumstances import CIRCUMSTANCES
-from tests.torch.situations.outside import OUTSIDE, PACKAGES
+from tests.torch.situations.models import OUTSIDE, PACKAGES
 from tests.torch.situations.table import RANKS, Cell, cells, judged, verdicts
 from tests.torch.situations.ways import WAYS
 

@@ -24,8 +24,7 @@ from overweave.errors import MachineError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.linear import own_shard
 from overweave.layers.replicated import replicated_linear
-from tests.torch.situations.models import Attention, Scaled, Situated, Tied
-from tests.torch.situations.outside import ALL, OUTSIDE
+from tests.torch.situations.models import ALL, OUTSIDE, Attention, Scaled, Situated, Tied
 
 try:
     from overweave.adapters import transformers as adapter

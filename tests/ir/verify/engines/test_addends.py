@@ -13,9 +13,10 @@ from overweave.ir.schedule import LIMIT, Compute, Copy, Credit, Notify, Region, 
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.tile_order import NO_ADDENDS, TileRow
-from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
+from overweave.ir.verify.plan import verify_schedule
 from overweave.schedules.catalog.catalog import build
 from tests.ir.two_ranks import RANKS, altered, sums, whole
+from tests.plans import rules
 
 
 def add(rank: int, /, **changes) -> Compute:
@@ -41,10 +42,6 @@ def adding(**operations) -> Schedule:
 
 def halves(buffer: str, rank: int) -> tuple[Region, Region]:
     return whole(buffer, rank, (0, 1)), whole(buffer, rank, (1, 2))
-
-
-def rules(schedule: Schedule) -> set[str]:
-    return {refusal.rule for refusal in verify_schedule(schedule).refusals}
 
 
 def test_a_sum_in_the_own_tiles_is_proven():
@@ -141,14 +138,10 @@ def plan_of(**options: int | str) -> Plan:
     return build("matmul_reduce_scatter.scatter", problem, {**tiles, "sums": "epilogue", **options})
 
 
-def refusals(plan: Plan) -> set[str]:
-    return {refusal.rule for refusal in verify_plan(plan, MachineLimits()).refusals}
-
-
 @pytest.mark.slow
 def test_every_change_of_a_tile_that_adds_is_refused():
     plan = plan_of()
-    assert refusals(plan) == set()
+    assert rules(plan) == set()
     order = plan.tile_orders[1]
     at = next(at for at, row in enumerate(order.rows) if row.place != NO_ADDENDS)
     for field, by in product(TileRow._fields, (-1, 1, LIMIT)):
@@ -157,7 +150,7 @@ def test_every_change_of_a_tile_that_adds_is_refused():
         row = order.rows[at]._replace(**{field: getattr(order.rows[at], field) + by})
         changed = replace(order, rows=(*order.rows[:at], row, *order.rows[at + 1 :]))
         tables = tuple(changed if one == order else one for one in plan.tile_orders)
-        assert refusals(replace(plan, tile_orders=tables)) == {"lowering"}, f"{field} changed by {by}"
+        assert rules(replace(plan, tile_orders=tables)) == {"lowering"}, f"{field} changed by {by}"
 
 
 def test_what_a_late_wait_is_for_has_begun_its_call_too():

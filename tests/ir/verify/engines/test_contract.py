@@ -9,7 +9,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Operation, Schedule
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.catalog.catalog import build
+from tests.plans import plan_of, refusals, with_schedule
 
 PLANS = (
     "all_gather_matmul.push",
@@ -17,15 +17,6 @@ PLANS = (
     "matmul_reduce_scatter.scatter",
     "matmul_all_reduce.two_shot",
 )
-
-
-def plan_of(name: str, **changes: object) -> Plan:
-    problem = Problem(operator=name.partition(".")[0], m=100, n=64, k=32, world_size=4, dtype="bfloat16")
-    return build(name, replace(problem, **changes), {})
-
-
-def said(plan: Plan) -> str:
-    return "\n".join(map(str, verify_plan(plan, MachineLimits()).refusals))
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -43,29 +34,31 @@ def said(plan: Plan) -> str:
 )
 def test_a_plan_of_another_problem_is_refused(name: str, change: dict[str, object], word: str):
     plan = plan_of(name)
-    assert not said(plan)
-    assert word in said(replace(plan, problem=replace(plan.problem, **change)))
+    assert not refusals(plan)
+    assert word in refusals(replace(plan, problem=replace(plan.problem, **change)))
 
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("other", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
 def test_a_plan_of_another_operator_is_refused(name: str, other: str):
     plan = plan_of(name)
-    assert bool(said(replace(plan, problem=replace(plan.problem, operator=other)))) == (plan.problem.operator != other)
+    assert bool(refusals(replace(plan, problem=replace(plan.problem, operator=other)))) == (
+        plan.problem.operator != other
+    )
 
 
 def test_what_is_gathered_is_owed_where_the_problem_returns_it():
     plan, returned = plan_of(PLANS[0]), plan_of(PLANS[0], returns_gathered=True)
-    assert not said(returned)
-    assert "no goal meets the problem's postcondition" in said(replace(plan, problem=returned.problem))
-    assert "the problem has no output gathered_out" in said(replace(returned, problem=plan.problem))
+    assert not refusals(returned)
+    assert "no goal meets the problem's postcondition" in refusals(replace(plan, problem=returned.problem))
+    assert "the problem has no output gathered_out" in refusals(replace(returned, problem=plan.problem))
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_schedule_that_promises_less_is_refused(name: str):
     plan = plan_of(name)
-    assert "no goal meets" in said(replace(plan, schedule=replace(plan.schedule, goal=())))
-    assert "no goal meets" in said(replace(plan, schedule=replace(plan.schedule, goal=plan.schedule.goal[1:])))
+    assert "no goal meets" in refusals(with_schedule(plan, goal=()))
+    assert "no goal meets" in refusals(with_schedule(plan, goal=plan.schedule.goal[1:]))
 
 
 def test_a_plan_without_operations_is_refused():
@@ -73,7 +66,7 @@ def test_a_plan_without_operations_is_refused():
     realization = replace(plan_of(PLANS[1]).realization, engines=())
     schedule = Schedule(name="empty", world_size=2, buffers=(), queues=(), given=(), goal=(), operations=())
     empty = Plan(name="empty", problem=problem, schedule=schedule, realization=realization)
-    assert said(empty).count("no goal meets the problem's postcondition") == 2
+    assert refusals(empty).count("no goal meets the problem's postcondition") == 2
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -83,7 +76,7 @@ def test_a_schedule_that_assumes_more_is_refused(name: str):
     moved = tuple(replace(one, row=one.row + 1000) for one in plan.schedule.given if one.tensor == "a")
     others = tuple(one for one in plan.schedule.given if one.tensor != "a")
     changed = replace(plan.schedule, given=(*moved, *others), goal=tuple(_moved(plan.schedule)))
-    assert "but the problem gives a[" in said(replace(plan, schedule=changed))
+    assert "but the problem gives a[" in refusals(replace(plan, schedule=changed))
 
 
 def _moved(schedule: Schedule) -> list[Operation]:

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from overweave.ir.plan import COPY_ENGINE, COPY_KERNEL, EngineAssignment, Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Copy, Operation, Put
+from overweave.ir.schedule import Copy, Put
 from overweave.ir.tile_order import TileRow
 from overweave.ir.verify.engines.stores import check_copy
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.rules.verdict import Findings
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.tiles.order import tile_orders
+from tests.plans import changed, refused, with_operations
 
 H200 = MachineLimits()
 PUSH, SCATTER = "all_gather_matmul.push", "matmul_reduce_scatter.scatter"
@@ -25,12 +26,6 @@ def plan_of(name: str, m: int = 100, n: int = 40, world_size: int = 3, **options
     problem = Problem(operator=name.split(".")[0], m=m, n=n, k=512, world_size=world_size, dtype="bfloat16")
     small = {"block_m": 16, "block_n": 16, "pieces": 2, "mover": "copy_kernel", "copy_programs": 2}
     return build(name, problem, small | options)
-
-
-def refused(plan: Plan, rule: str, word: str, limits: MachineLimits = H200) -> None:
-    verdict = verify_plan(plan, limits)
-    found = [str(refusal) for refusal in verdict.refusals if refusal.rule == rule]
-    assert any(word in line for line in found), [str(refusal) for refusal in verdict.refusals]
 
 
 def with_rows(plan: Plan, change: Callable[[list[TileRow]], object]) -> Plan:
@@ -52,11 +47,6 @@ def replaced(row: TileRow) -> Callable[[list[TileRow]], None]:
         rows[1] = row
 
     return change
-
-
-def with_puts(plan: Plan, change: Callable[[Put], Operation]) -> Plan:
-    operations = (change(each) if isinstance(each, Put) else each for each in plan.schedule.operations)
-    return replace(plan, schedule=replace(plan.schedule, operations=tuple(operations)))
 
 
 @pytest.mark.slow
@@ -137,11 +127,11 @@ def test_a_local_copy_is_none_of_its_tiles():
     plan = plan_of(PUSH, m=7)
     idle = Copy(name="idle", rank=0, queue="copies.kernel", sources=(), destinations=(), delay_us=5)
     late = (*plan.schedule.operations, idle)
-    refused(replace(plan, schedule=replace(plan.schedule, operations=late)), "engine", "copies to peers")
+    refused(with_operations(plan, late), "engine", "copies to peers")
 
 
 def test_pushes_that_wait_for_tiles_beside_them_must_leave_those_room():
-    refused(plan_of(SCATTER, m=4000, copy_programs=8, sms=8), "residency", "none to tiles", MachineLimits(sms=8))
+    refused(plan_of(SCATTER, m=4000, copy_programs=8, sms=8), "residency", "none to tiles", limits=MachineLimits(sms=8))
     assert verify_plan(plan_of(SCATTER, copy_programs=8), MachineLimits(sms=8)).ok  # one wave: behind the tiles
     assert verify_plan(plan_of(PUSH, m=4000, copy_programs=8), MachineLimits(sms=8)).ok  # done before the tiles start
 
@@ -149,10 +139,10 @@ def test_pushes_that_wait_for_tiles_beside_them_must_leave_those_room():
 def test_pushes_launched_ahead_of_the_tiles_they_wait_for_are_refused():
     plan = plan_of(SCATTER, sms=1)
     ahead = sorted(plan.schedule.operations, key=lambda each: (each.rank, not isinstance(each, Put)))
-    turned = replace(plan, schedule=replace(plan.schedule, operations=tuple(ahead)))
+    turned = with_operations(plan, ahead)
     assert not verify_plan(replace(turned, tile_orders=tile_orders(turned.schedule, turned.realization)), H200).ok
 
 
 def test_a_count_of_chunks_in_place_of_tiles_is_refused():
     plan = plan_of(PUSH, m=1000)
-    refused(with_puts(plan, lambda put: replace(put, tiles=put.tiles + 1)), "signal", "arrived")
+    refused(changed(plan, lambda put: replace(put, tiles=put.tiles + 1), Put), "signal", "arrived")

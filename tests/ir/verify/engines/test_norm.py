@@ -13,6 +13,7 @@ from overweave.ir.schedule import Buffer, Collective, Compute, Copy, Operation, 
 from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
 from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import method_of
+from tests.plans import refusals, with_operations, with_schedule
 
 NORM = Norm(eps=1e-5, residual=True)
 PLAIN = Problem(operator="matmul_all_reduce", m=300, n=40, k=32, world_size=4, dtype="bfloat16")
@@ -25,10 +26,6 @@ def unnormed(name: str) -> bool:
     """Whether a method of reduce-scatters refuses a norm."""
     method = method_of(name)
     return method.operator == SCATTERED.operator and method.norms is None
-
-
-def refusals(plan: Plan) -> str:
-    return str(verify_plan(plan, MachineLimits()))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if method_of(name).norms])
@@ -101,7 +98,7 @@ def test_half_a_row_is_no_row():
     operations = []
     for operation in plan.schedule.operations:
         operations += halved(operation) if operation.name in moves else [operation]
-    changed = replace(plan, schedule=replace(plan.schedule, operations=tuple(operations)))
+    changed = with_operations(plan, operations)
     assert "no whole row" in refusals(changed)
 
 
@@ -114,7 +111,7 @@ def library_plan(*operations: Operation, ranks: int = 2, rows: int = 4) -> Plan:
         *(Buffer(name, rows, 16, "local") for name in ("kept", "again")),
     )
     buffers = (*(each for each in plan.schedule.buffers if each.home != "local"), *local)
-    return replace(plan, schedule=replace(plan.schedule, buffers=buffers, operations=operations))
+    return with_schedule(plan, buffers=buffers, operations=operations)
 
 
 def part(buffer: str, rank: int, rows: tuple[int, int]) -> Region:

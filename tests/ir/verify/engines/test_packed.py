@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from overweave.ir.plan import PackedConfig, PackedExchange, Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Copy, Notify, Operation, Region, SignalPad, Wait
-from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.communication import Split
+from tests.plans import refusals, with_operations, with_schedule
 
 OPERATORS = {
     "one_shot_packed": "matmul_all_reduce",
@@ -27,14 +27,10 @@ def plan_of(name: str, m: int = 7, n: int = 48, world_size: int = 3) -> Plan:
     return build(f"{operator}.{name}", problem, {})
 
 
-def refusals(plan: Plan) -> str:
-    return "\n".join(map(str, verify_plan(plan, MachineLimits()).refusals))
-
-
 def changed(plan: Plan, name: str, **changes: object) -> Plan:
     """One operation of it replaced."""
     operations = tuple(replace(one, **changes) if one.name == name else one for one in plan.schedule.operations)
-    return replace(plan, schedule=replace(plan.schedule, operations=operations))
+    return with_operations(plan, operations)
 
 
 def operation(plan: Plan, name: str) -> Operation:
@@ -125,7 +121,7 @@ def test_what_the_kernel_does_not_do_is_refused(what: str):
     name, changes, words = CHANGES[what]
     plan = plan_of(name)
     assert refusals(plan) == ""
-    plan = replace(plan, schedule=replace(plan.schedule, pads=(*plan.schedule.pads, SignalPad("more", 1))))
+    plan = with_schedule(plan, pads=(*plan.schedule.pads, SignalPad("more", 1)))
     for which, fields in changes.items():
         plan = changed(plan, which, **fields)
     assert words in refusals(plan)
@@ -139,7 +135,7 @@ def test_a_gather_that_takes_its_rows_from_elsewhere_is_refused():
     kept = Copy(name="keep.1", rank=1, queue="main", sources=sent.reads, destinations=(home,))
     operations = (kept, *plan.schedule.operations)
     queues = tuple(replace(one, after=tuple({"main", "packed"} - {one.name})) for one in plan.schedule.queues)
-    around = replace(plan, schedule=replace(plan.schedule, operations=operations, queues=queues))
+    around = with_schedule(plan, operations=operations, queues=queues)
     move = operation(plan, "move.1")
     sources = tuple(home if one == sent.reads[0] else one for one in move.reads)
     assert refusals(around) == ""
@@ -167,7 +163,7 @@ def test_ranks_that_own_nothing_are_told_and_heard_all_the_same():
         for one in plan.schedule.operations
         if one.name in heard or one.reads
     )
-    quiet = replace(plan, schedule=replace(plan.schedule, operations=operations))
+    quiet = with_operations(plan, operations)
     assert refusals(plan) == ""
     assert "rank 1 does not push parts, add its own, push the sum and move" in refusals(quiet)
 

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
 from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import ECHOES, Get, Put
 from overweave.ir.verify.engines.replays import check_replays
 from overweave.ir.verify.rules.graphs import build_graph
 from overweave.ir.verify.rules.verdict import Findings
-from overweave.schedules.catalog.catalog import build
-
-
-def plan_of(name: str, **options: str | int) -> Plan:
-    problem = Problem(operator=name.partition(".")[0], m=64, n=32, k=32, world_size=2, dtype="bfloat16")
-    return build(name, problem, options)
-
-
-def changed(plan: Plan, **schedule: Any) -> Plan:
-    return replace(plan, schedule=replace(plan.schedule, **schedule))
+from tests.plans import plan_of, with_schedule
 
 
 def refusals(plan: Plan) -> list[str]:
@@ -44,16 +32,17 @@ def test_a_peers_tensor_may_lie_elsewhere_in_its_next_replay(kind: type, field: 
     move = next(one for one in plan.schedule.operations if isinstance(one, kind))
     part = replace(getattr(move, field)[0], buffer=buffer, rows=(0, 32))
     others = tuple(replace(one, **{field: (part,)}) if one is move else one for one in plan.schedule.operations)
-    (said,) = refusals(changed(plan, operations=others))
+    (said,) = refusals(with_schedule(plan, operations=others))
     assert "a graph does not know where the tensors of rank" in said
 
 
 def test_only_packed_messages_go_without_a_head():
     assert (
-        "packed kernels reuse memory by echoes" in refusals(changed(plan_of("all_gather_matmul.push"), reuse=ECHOES))[0]
+        "packed kernels reuse memory by echoes"
+        in refusals(with_schedule(plan_of("all_gather_matmul.push"), reuse=ECHOES))[0]
     )
     packed = plan_of("matmul_all_reduce.one_shot_packed")
-    assert "packed kernels reuse memory by echoes" in refusals(changed(packed, reuse="credits"))[0]
+    assert "packed kernels reuse memory by echoes" in refusals(with_schedule(packed, reuse="credits"))[0]
 
 
 def test_without_a_head_nobody_zeroes_signals():
@@ -63,4 +52,4 @@ def test_without_a_head_nobody_zeroes_signals():
     )
     first = plan.schedule.operations[0]
     loud = tuple(replace(one, notifies=told) if one is first else one for one in plan.schedule.operations)
-    assert any("only messages carry signals" in said for said in refusals(changed(plan, operations=loud)))
+    assert any("only messages carry signals" in said for said in refusals(with_schedule(plan, operations=loud)))

@@ -7,11 +7,10 @@ from msgspec.structs import replace
 
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import Compute, Region
 from overweave.ir.text.files import from_json, to_json
-from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
+from tests.plans import plan_of, refusals, with_operations
 
 PLANS = (
     "matmul_all_reduce.one_shot_packed",
@@ -21,19 +20,14 @@ PLANS = (
 )
 
 
-def plan_of(name: str, m: int = 7, matmul: str = "skinny", **more: object) -> Plan:
-    problem = Problem(operator=name.split(".")[0], m=m, n=48, k=16, world_size=3, dtype="bfloat16")
-    return build(name, replace(problem, **more), {"matmul": matmul})
-
-
-def refusals(plan: Plan) -> str:
-    return "\n".join(map(str, verify_plan(plan, MachineLimits()).refusals))
+def made(name: str, m: int = 7, matmul: str = "skinny", **problem: object) -> Plan:
+    return plan_of(name, {"matmul": matmul}, m=m, k=16, **problem)
 
 
 @pytest.mark.parametrize("m", [0, 1, 2, 7, 64])
 @pytest.mark.parametrize("name", PLANS)
 def test_it_is_proven_and_the_schedule_stays_the_same(name: str, m: int) -> None:
-    plans = [plan_of(name, m, matmul) for matmul in ("library", "skinny", "early")]
+    plans = [made(name, m, matmul) for matmul in ("library", "skinny", "early")]
     assert [refusals(plan) for plan in plans] == ["", "", ""]
     assert len({plan.schedule for plan in plans}) == 1
     configs = [plan.realization.skinny for plan in plans]
@@ -42,33 +36,33 @@ def test_it_is_proven_and_the_schedule_stays_the_same(name: str, m: int) -> None
 
 
 def test_several_weights_and_what_was_gathered() -> None:
-    assert refusals(plan_of(PLANS[-1], columns=(16, 32), returns_gathered=True)) == ""
+    assert refusals(made(PLANS[-1], columns=(16, 32), returns_gathered=True)) == ""
 
 
 def test_it_is_stored_with_the_plan() -> None:
-    plan = plan_of(PLANS[0], matmul="early")
+    plan = made(PLANS[0], matmul="early")
     assert from_json(to_json(plan)) == plan
 
 
 def test_what_it_does_not_compute_is_refused() -> None:
-    plan = plan_of(PLANS[-1])
+    plan = made(PLANS[-1])
     assert "no epilogue" in refusals(replace(plan, problem=replace(plan.problem, epilogue=Epilogue(bias=True))))
     wide = replace(plan.problem, dtype="float32"), replace(plan.realization, dtype="float32")
     assert "16-bit" in refusals(replace(plan, problem=wide[0], realization=wide[1]))
 
 
 def test_other_plans_do_not_launch_it() -> None:
-    other = build("matmul_all_reduce.sequential", plan_of(PLANS[0]).problem, {})
-    realization = replace(other.realization, skinny=plan_of(PLANS[0]).realization.skinny)
+    other = build("matmul_all_reduce.sequential", made(PLANS[0]).problem, {})
+    realization = replace(other.realization, skinny=made(PLANS[0]).realization.skinny)
     assert "only plans of packed messages" in refusals(replace(other, realization=realization))
 
 
 def test_it_multiplies_whole_buffers() -> None:
-    plan = plan_of(PLANS[-1])
+    plan = made(PLANS[-1])
     (compute, *_) = (each for each in plan.schedule.operations if isinstance(each, Compute) and each.rank == 0)
     halves = [Region(part.buffer, 0, rows, part.cols) for part in compute.a for rows in ((0, 3), (3, 7))]
     outs = [Region(part.buffer, 0, rows, part.cols) for part in compute.out for rows in ((0, 3), (3, 7))]
     cut = replace(compute, a=tuple(halves), out=tuple(outs))
     operations = tuple(cut if each is compute else each for each in plan.schedule.operations)
-    found = refusals(replace(plan, schedule=replace(plan.schedule, operations=operations)))
+    found = refusals(with_operations(plan, operations))
     assert "one whole buffer by another" in found

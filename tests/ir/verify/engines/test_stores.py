@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from msgspec.structs import replace
 
 from overweave.errors import InputError
-from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Compute
-from overweave.ir.tile_order import ALL_RANKS, MULTIPLY, TileRow
+from overweave.ir.tile_order import ALL_RANKS, MULTIPLY
 from overweave.ir.verify.engines.stores import check_stores
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.rules.verdict import Findings
 from overweave.schedules.catalog.catalog import build
+from tests.plans import changed, refusals, with_rows
 
 SCATTERED = Problem(operator="matmul_reduce_scatter", m=300, n=40, k=32, world_size=3, dtype="bfloat16")
 REDUCED = replace(SCATTERED, operator="matmul_all_reduce")
@@ -27,21 +25,6 @@ NAMES = (
 )
 
 
-def refusals(plan: Plan) -> str:
-    return str(verify_plan(plan, MachineLimits()))
-
-
-def changed(plan: Plan, change: Callable[[Compute], Compute]) -> Plan:
-    """With every Compute changed, and the tables as they were."""
-    operations = tuple(change(each) if isinstance(each, Compute) else each for each in plan.schedule.operations)
-    return replace(plan, schedule=replace(plan.schedule, operations=operations))
-
-
-def with_rows(plan: Plan, change: Callable[[TileRow], TileRow]) -> Plan:
-    orders = tuple(replace(order, rows=tuple(map(change, order.rows))) for order in plan.tile_orders)
-    return replace(plan, tile_orders=orders)
-
-
 @pytest.mark.parametrize(("problem", "name"), NAMES)
 @pytest.mark.parametrize("options", [{}, {"order": "all_peers"}, {"pieces": 3}, {"kernel": "hopper", "sms": 8}])
 def test_what_is_built_is_proven(problem: Problem, name: str, options: dict[str, str | int]):
@@ -49,13 +32,13 @@ def test_what_is_built_is_proven(problem: Problem, name: str, options: dict[str,
         with pytest.raises(InputError, match="order"):
             build(f"{problem.operator}.{name}", problem, options)
         return
-    for changed in (
+    for other in (
         problem,
         *(replace(problem, m=m) for m in (0, 1, 2)),
         *(replace(problem, world_size=w) for w in (2, 8)),
     ):
-        plan = build(f"{problem.operator}.{name}", changed, options)
-        assert verify_plan(plan, MachineLimits()).refusals == (), changed
+        plan = build(f"{problem.operator}.{name}", other, options)
+        assert verify_plan(plan, MachineLimits()).refusals == (), other
 
 
 @pytest.mark.parametrize("problem", PLANS, ids=PLANS.get)
@@ -74,7 +57,7 @@ def test_a_tile_that_multiplies_nothing_stores_at_its_own_rank():
 
 def test_a_sum_that_a_rank_does_not_get_is_refused():
     plan = build(PLANS[REDUCED], REDUCED, {})
-    lacking = changed(plan, lambda each: replace(each, copies=each.copies[1:]))
+    lacking = changed(plan, lambda each: replace(each, copies=each.copies[1:]), Compute)
     assert "no input or operation writes it" in refusals(lacking)
 
 
@@ -92,7 +75,7 @@ def test_a_sum_that_lands_elsewhere_on_a_peer_is_refused():
     def moved(each: Compute) -> Compute:
         return replace(each, copies=tuple(replace(copy, rows=(0, copy.rows[1] - copy.rows[0])) for copy in each.copies))
 
-    assert "not in the same place" in refusals(changed(plan, moved))
+    assert "not in the same place" in refusals(changed(plan, moved, Compute))
 
 
 def test_a_sum_that_goes_to_two_buffers_is_refused():
@@ -103,7 +86,7 @@ def test_a_sum_that_goes_to_two_buffers_is_refused():
         first, *rest = each.copies
         return replace(each, copies=(replace(first, buffer="slots"), *rest))
 
-    assert "in several buffers" in refusals(changed(plan, lambda each: torn(each) if each.copies else each))
+    assert "in several buffers" in refusals(changed(plan, lambda each: torn(each) if each.copies else each, Compute))
 
 
 def test_whoever_stores_at_every_rank_tells_the_peers_alone():
@@ -114,7 +97,7 @@ def test_whoever_stores_at_every_rank_tells_the_peers_alone():
         own = replace(each.notifies[0], rank=each.rank)
         return replace(each, notifies=(*each.notifies, own)) if each.copies else each
 
-    assert "for which no operation" in refusals(changed(plan, told))
+    assert "for which no operation" in refusals(changed(plan, told, Compute))
 
 
 def test_nobody_stores_in_a_peers_local_memory():
@@ -129,7 +112,7 @@ def test_nobody_stores_in_a_peers_local_memory():
 
 def test_what_lies_on_a_peer_is_not_added_to():
     plan = build(PLANS[SCATTERED], SCATTERED, {})
-    adding = changed(plan, lambda each: each if each.addends else replace(each, accumulate=True))
+    adding = changed(plan, lambda each: each if each.addends else replace(each, accumulate=True), Compute)
     assert "adds to what lies on a peer" in refusals(adding)
 
 
@@ -151,5 +134,7 @@ def test_a_signal_that_counts_tiles_of_several_ranks_is_waited_for_in_full():
     stored = [each for each in plan.schedule.operations if isinstance(each, Compute) and each.out[0].rank == 0]
     counts = sum(each.tiles for each in stored if each.rank != 0)
     assert [wait.count for each in own if each.rank == 0 for wait in each.late_waits] == [counts]
-    few = changed(plan, lambda each: replace(each, late_waits=tuple(replace(w, count=1) for w in each.late_waits)))
+    few = changed(
+        plan, lambda each: replace(each, late_waits=tuple(replace(w, count=1) for w in each.late_waits)), Compute
+    )
     assert not verify_plan(few, MachineLimits()).ok

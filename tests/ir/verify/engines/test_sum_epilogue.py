@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue, Norm
 from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Operation, Reduce
 from overweave.ir.tensors import epilogue_applied
 from overweave.ir.text.files import from_json, to_json
@@ -18,34 +17,18 @@ from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.ir.verify.rules.values import Mismatch, ValuePiece, add, apply_epilogue
 from overweave.schedules.catalog.catalog import build, names
+from tests.plans import changed, plan_of, refusals, with_schedule
 
 SCATTER, REDUCE = "matmul_reduce_scatter", "matmul_all_reduce"
 ENDING = Epilogue(bias=True, activation="silu", residual=True)
 FUSED = {"sums": "epilogue"}
-
-
-def problem_of(operator: str, **changes) -> Problem:
-    shape = {"m": 300, "n": 40, "k": 32, "world_size": 4, "dtype": "bfloat16", "epilogue": ENDING}
-    return Problem(operator=operator, **shape | changes)
-
-
-def made(name: str, options: dict[str, str | int] | None = None, **changes) -> Plan:
-    return build(name, problem_of(name.split(".")[0], **changes), options or {})
-
-
-def refusals(plan: Plan) -> str:
-    return str(verify_plan(plan, MachineLimits()))
-
-
-def altered(plan: Plan, change: Callable[[Operation], Operation]) -> Plan:
-    operations = tuple(change(operation) for operation in plan.schedule.operations)
-    return replace(plan, schedule=replace(plan.schedule, operations=operations))
+made = partial(plan_of, m=300, n=40, world_size=4, epilogue=ENDING)
 
 
 def finishing(plan: Plan, name: str, how: bool = True) -> Plan:
     """The plan, one operation of which finishes its sum, or does not."""
     assert any(operation.name == name for operation in plan.schedule.operations)
-    return altered(plan, lambda each: replace(each, finishes=how) if each.name == name else each)
+    return changed(plan, lambda each: replace(each, finishes=how) if each.name == name else each)
 
 
 def sums(operation: Operation) -> bool:
@@ -95,7 +78,7 @@ def test_parts_of_a_sum_are_not_finished():
     """Of a ring, what is passed on: it is no row of the own result, and the owner would finish it again."""
     plan, passed_on = made(f"{SCATTER}.fused_ring", {"pieces": 1}), "multiply.2.0"
     assert "it finishes a@b[0, 0] as if that were element [150, 0]" in refusals(finishing(plan, passed_on))
-    nowhere = altered(plan, lambda each: replace(each, finishes=each.name == passed_on) if sums(each) else each)
+    nowhere = changed(plan, lambda each: replace(each, finishes=each.name == passed_on) if sums(each) else each)
     assert not verify_plan(nowhere, MachineLimits()).ok
 
 
@@ -111,8 +94,8 @@ def test_products_are_not_finished():
 
 
 def test_what_adds_nothing_up_finishes_nothing():
-    plan = build("all_gather_matmul.sequential", problem_of("all_gather_matmul", epilogue=Epilogue()), {})
-    told = refusals(altered(plan, lambda each: replace(each, finishes=True) if isinstance(each, Collective) else each))
+    plan = made("all_gather_matmul.sequential", epilogue=Epilogue())
+    told = refusals(changed(plan, lambda each: replace(each, finishes=True) if isinstance(each, Collective) else each))
     assert "an all_gather makes none" in told
 
 
@@ -129,9 +112,9 @@ def test_tables_say_which_tiles_finish():
 def test_every_sum_of_a_packed_kernel_is_finished():
     assert "begins with a@b" in refusals(finishing(made(f"{REDUCE}.two_shot_packed"), "sum.0", False))
     plan = made(f"{REDUCE}.one_shot_packed")  # the goal that the schedule meets would be another than the kernel's
-    bare = altered(plan, lambda each: replace(each, finishes=False) if sums(each) else each)
+    bare = changed(plan, lambda each: replace(each, finishes=False) if sums(each) else each)
     goals = tuple(replace(goal, tensor="a@b") for goal in bare.schedule.goal)
-    assert "packed kernel finishes every sum" in refusals(replace(bare, schedule=replace(bare.schedule, goal=goals)))
+    assert "packed kernel finishes every sum" in refusals(with_schedule(bare, goal=goals))
 
 
 def test_sums_are_finished_beside_their_own_rows():

@@ -19,6 +19,7 @@ from overweave.schedules.catalog.catalog import build, names
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records.needs import obstacle
 from overweave.schedules.records.record import MethodRequest
+from tests.plans import refused, with_operations, with_schedule
 
 H200 = MachineLimits()
 SMALL = {"block_m": 16, "block_n": 32, "pieces": 2}
@@ -49,7 +50,7 @@ def changed(change: Callable[[Operation], Operation], name: str = f"{GATHER}.pus
     operator = name.partition(".")[0]
     plan = build(name, problem_of(100, 3, operator=operator), SMALL if operator == GATHER else {})
     operations = tuple(map(change, plan.schedule.operations))
-    return replace(plan, schedule=replace(plan.schedule, operations=operations))
+    return with_operations(plan, operations)
 
 
 def scaled_from(rows: Callable[[Region], Region]) -> Callable[[Operation], Operation]:
@@ -59,11 +60,6 @@ def scaled_from(rows: Callable[[Region], Region]) -> Callable[[Operation], Opera
         return operation
 
     return change
-
-
-def refused(plan: Plan, rule: str, word: str) -> None:
-    found = [str(refusal) for refusal in verify_plan(plan, H200).refusals if refusal.rule == rule]
-    assert any(word in line for line in found), [str(refusal) for refusal in verify_plan(plan, H200).refusals]
 
 
 def assert_all_proven(world_size: int, rows: tuple[int, ...]) -> None:
@@ -141,7 +137,7 @@ def test_scales_that_nobody_waits_for_are_a_race():
 def test_scales_that_never_come_are_missing():
     plan = changed(lambda operation: operation)
     kept = tuple(one for one in plan.schedule.operations if not (isinstance(one, Put) and one.queue == "scales"))
-    assert not verify_plan(replace(plan, schedule=replace(plan.schedule, operations=kept)), H200).ok
+    assert not verify_plan(with_operations(plan, kept), H200).ok
 
 
 def test_a_product_of_scaled_rows_needs_its_scales():
@@ -173,7 +169,7 @@ def test_the_kernel_reads_fp32_scales_beside_its_rows():
         return replace(buffer, dtype=None) if buffer.name in ("scale_x", "scales") else buffer
 
     buffers = tuple(map(of, plan.schedule.buffers))
-    refused(replace(plan, schedule=replace(plan.schedule, buffers=buffers)), "lowering", "reads one of float32")
+    refused(with_schedule(plan, buffers=buffers), "lowering", "reads one of float32")
 
 
 def test_bytes_of_another_dtype_are_not_moved():
@@ -183,13 +179,13 @@ def test_bytes_of_another_dtype_are_not_moved():
         return replace(buffer, dtype="float16") if buffer.name == "scales" else buffer
 
     buffers = tuple(map(of, plan.schedule.buffers))
-    refused(replace(plan, schedule=replace(plan.schedule, buffers=buffers)), "form", "another dtype")
+    refused(with_schedule(plan, buffers=buffers), "form", "another dtype")
 
 
 def test_scales_of_another_part_of_the_reduced_axis_are_refused():
     plan = changed(lambda operation: operation, f"{SCATTER}.scatter")
     given = tuple(replace(one, col=0) if one.tensor == "a.scale" else one for one in plan.schedule.given)
-    refused(replace(plan, schedule=replace(plan.schedule, given=given)), "value", "where it needs a.scale[34,32]")
+    refused(with_schedule(plan, given=given), "value", "where it needs a.scale[34,32]")
 
 
 @pytest.mark.parametrize(
@@ -208,4 +204,4 @@ def test_a_kernel_adds_numbers_of_one_dtype(name: str, options: dict[str, str | 
         return replace(buffer, dtype="float16") if buffer.name in ("y", "total") else buffer
 
     buffers = tuple(map(of, plan.schedule.buffers))
-    refused(replace(plan, schedule=replace(plan.schedule, buffers=buffers)), "lowering", word)
+    refused(with_schedule(plan, buffers=buffers), "lowering", word)
