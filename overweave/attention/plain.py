@@ -28,8 +28,10 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen) -> tup
     """
     of_groups, keys, values = (_in_groups(each, k) for each in (q, k, v))
     scores = _scores(of_groups, keys, seen)
-    lse = scores.logsumexp(-1)
-    return (_shares(scores, lse) @ values).view(*q.shape[:3], v.shape[3]), lse.view(q.shape[:3])
+    lse, most = scores.logsumexp(-1), scores.amax(-1)
+    shares = _shares(scores, most)  # of a sum that is not rounded to a logarithm
+    out = shares @ values / shares.sum(-1, keepdim=True).clamp(min=1.0)
+    return out.view(*q.shape[:3], v.shape[3]), lse.view(q.shape[:3])
 
 
 def gradients(
@@ -62,24 +64,24 @@ def _in_groups(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 def _scores(of_groups: torch.Tensor, keys: torch.Tensor, seen: Seen) -> torch.Tensor:
     scores = of_groups @ keys.mT * seen.scale
-    return scores.masked_fill(~_is_seen((scores.shape[-2], scores.shape[-1]), seen, scores.device), -torch.inf)
+    return scores.masked_fill(~is_seen((scores.shape[-2], scores.shape[-1]), seen, scores.device), -torch.inf)
 
 
 def _shares(scores: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     return (scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp()
 
 
-def _is_seen(shape: tuple[int, int], seen: Seen, device: torch.device) -> torch.Tensor:
+def is_seen(shape: tuple[int, int], seen: Seen, device: torch.device) -> torch.Tensor:
     """`[s, t]`. A row's place is told from the end of its document."""
     offsets = seen.offsets or tuple(torch.tensor([0, rows], device=device) for rows in shape)
     (document, to_end), (of_key, key_to_end) = (
         _of_documents(rows, starts) for rows, starts in zip(shape, offsets, strict=True)
     )
-    is_seen = (document[:, None] == of_key) & (document[:, None] >= 0)
+    seen_by = (document[:, None] == of_key) & (document[:, None] >= 0)
     before = key_to_end - to_end[:, None]
     if seen.is_causal:
-        is_seen &= before >= 0
-    return is_seen if seen.left is None else is_seen & (before <= seen.left)
+        seen_by &= before >= 0
+    return seen_by if seen.left is None else seen_by & (before <= seen.left)
 
 
 def _of_documents(rows: int, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
