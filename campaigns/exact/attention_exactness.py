@@ -89,10 +89,11 @@ def whole(case: AttentionCase, device: str) -> list[torch.Tensor]:
     return [torch.randn(*shape, generator=draw).to(case.dtype).to(device) for shape in shapes]
 
 
-def exact(case: AttentionCase, given: list[torch.Tensor]) -> list[torch.Tensor]:
+def exact_of(case: AttentionCase, given: list[torch.Tensor]) -> list[torch.Tensor]:
     """In fp64: the result, the gradients of q, k and v, and the log-sum-exp."""
     *leaves, gradient = [each.double() for each in given]
-    out, lse = plain.attend(*(each.requires_grad_() for each in leaves), case.seen)
+    q, k, v = (each.requires_grad_() for each in leaves)
+    out, lse = plain.attend(q, k, v, case.seen)
     out.backward(gradient)
     return [out.detach(), *(each.grad for each in leaves), lse.detach()]  # type: ignore[list-item]
 
@@ -121,10 +122,11 @@ def own_rows(case: AttentionCase, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x[:, :, low:high] for low, high in places], 2) if places else x[:, :, :0]
 
 
-def by_ranks(case: AttentionCase, plan: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
-    """This rank's rows of the result, the gradients of q, k and v, and the log-sum-exp."""
-    *leaves, gradient = [own_rows(case, each).contiguous() for each in given]
-    q, k, v = (each.requires_grad_() for each in leaves)
+def by_ranks(case: AttentionCase, plan: str, given: list[torch.Tensor], is_backward: bool = True) -> list[torch.Tensor]:
+    """This rank's rows of the result, the gradients of q, k and v, and the log-sum-exp. given: this rank's rows."""
+    *leaves, gradient = given
+    leaves = [each.detach().requires_grad_(is_backward) for each in leaves]
+    q, k, v = leaves
     offsets = torch.tensor(case.documents, dtype=torch.int32, device=q.device) if case.documents else None
     if offsets is not None:
         q, k, v = (each.squeeze(0).transpose(0, 1) for each in (q, k, v))
@@ -134,8 +136,8 @@ def by_ranks(case: AttentionCase, plan: str, given: list[torch.Tensor]) -> list[
     out, lse = context_parallel_attention(q, k, v, **options)
     if offsets is not None:
         out, lse = out.transpose(0, 1).unsqueeze(0), lse.unsqueeze(0)
-    out.backward(gradient)
-    return [out.detach(), *(each.grad for each in leaves), lse]  # type: ignore[list-item]
+    of_leaves = torch.autograd.grad(out, leaves, gradient) if is_backward else ()
+    return [out.detach(), *of_leaves, lse]
 
 
 class Off(NamedTuple):
@@ -149,16 +151,17 @@ class Off(NamedTuple):
 def measured(plan: str, device: str, case: AttentionCase) -> Off:
     """One case on this rank."""
     given, chance = whole(case, device), random.Random(case.seed)
-    wanted, theirs = [exact(case, [each.cpu() for each in given]), by_torch(case, given)]
-    found, late = by_ranks(case, plan, given), chance.randrange(dist.get_world_size())
+    wanted, theirs = [exact_of(case, [each.cpu() for each in given]), by_torch(case, given)]
+    own = [own_rows(case, each).contiguous() for each in given]
+    found, late = by_ranks(case, plan, own), chance.randrange(dist.get_world_size())
     if dist.get_rank() == late:
         time.sleep(LATE_S)
     wrong = _wrong(case, found, own_rows(case, wanted[-1]))
-    again = by_ranks(case, plan, given)
+    again = by_ranks(case, plan, own)
     compared = len(found) if device == "cpu" else 1  # flash and cuDNN add gradients of q in any order
     pairs = list(zip((*FOUND, "lse"), found, again, strict=True))[:compared]
     wrong += [f"{name} has other bits" for name, one, other in pairs if not torch.equal(one, other)]
-    if plan not in (SEQUENTIAL, HEADS) and not torch.equal(found[0], by_ranks(case, SEQUENTIAL, given)[0]):
+    if plan not in (SEQUENTIAL, HEADS) and not torch.equal(found[0], by_ranks(case, SEQUENTIAL, own)[0]):
         wrong.append("other bits than sequential")
     ours, torchs = (
         [

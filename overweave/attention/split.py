@@ -12,7 +12,7 @@ import torch
 
 from overweave.attention.pieces import Merged, attend, gradients, wide
 from overweave.attention.plain import Seen
-from overweave.attention.programs import LANDED, PARTS, TRAVEL, BufferRows, Travel, Work, moved, write
+from overweave.attention.programs import LANDED, TRAVEL, Travel, Work, moved, write
 from overweave.attention.sequence import Piece, Sequence, offsets_within
 from overweave.errors import InputError
 from overweave.ops.author.proven_program import Kernels, proven_program
@@ -81,7 +81,7 @@ def as_heads(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return rows.view(rows.shape[0], b, h, d).permute(1, 2, 0, 3)
 
 
-class _Forward:
+class AttendWork:
     """The pieces of a call, and their merge."""
 
     def __init__(self, call: Call, results: tuple[torch.Tensor, ...]) -> None:
@@ -98,7 +98,7 @@ class _Forward:
             result.copy_(merged)
 
 
-class _Backward:
+class GradientWork:
     """The parts of the gradients of a call, piece by piece. of: the gradient of its result, the result, and its
     log-sum-exp. travel: the program that adds those of keys and values; None: the library does."""
 
@@ -107,6 +107,8 @@ class _Backward:
     ) -> None:
         self._call, self._of, self._results, self._travel = call, of, results, travel
         self._dq = torch.zeros_like(call.q, dtype=wide(call.q.dtype))
+        shape = (0 if travel else call.sequence.rows, as_rows(call.k).shape[1])
+        self._parts = tuple(call.k.new_zeros(shape, dtype=wide(call.k.dtype)) for _ in TRAVEL)
 
     def piece(self, source: int, own: OwnBuffer) -> None:
         if (found := self._call.piece(source)) is None:
@@ -116,29 +118,30 @@ class _Backward:
         keys, values = call.shard(source, piece.keys, own)
         dq, *parts = gradients((dout, out, lse), call.q[:, :, piece.queries], keys, values, seen)
         self._dq[:, :, piece.queries] += dq
-        for (name, rows), part in zip(self._places(source, piece.keys), parts, strict=True):
-            own(name)[rows].copy_(as_rows(part))
+        for room, part in zip(self._room(source, piece.keys, own), parts, strict=True):
+            room.copy_(as_rows(part))
 
     def finish(self, own: OwnBuffer) -> None:
         dq, *of_shard = self._results
         dq.copy_(self._dq)
-        for part, landed, result in zip(PARTS, LANDED, of_shard, strict=True):
-            total = self._added(landed, own) if self._travel else self._scattered(own(part))
+        for landed, parts, result in zip(LANDED, self._parts, of_shard, strict=True):
+            total = self._added(own(landed)) if self._travel else self._scattered(parts)
             result.copy_(as_heads(total, result))
 
-    def _places(self, source: int, keys: slice) -> tuple[BufferRows, ...]:
+    def _room(self, source: int, keys: slice, own: OwnBuffer) -> list[torch.Tensor]:
+        """For parts of a shard's gradients."""
         if self._travel is not None:
-            return self._travel.parts(self._call.rank, source, keys)
-        return tuple((name, moved(keys, self._call.sequence.stored(source)[0])) for name in PARTS)
+            return [own(name)[rows] for name, rows in self._travel.parts(self._call.rank, source, keys)]
+        return [parts[moved(keys, self._call.sequence.stored(source)[0])] for parts in self._parts]
 
-    def _added(self, landed: str, own: OwnBuffer) -> torch.Tensor:
+    def _added(self, landed: torch.Tensor) -> torch.Tensor:
         """In the order of ranks."""
         assert self._travel is not None
-        sequence, rank, parts = self._call.sequence, self._call.rank, own(landed)
-        total = parts.new_zeros((sequence.own(rank), parts.shape[1]))
+        sequence, rank = self._call.sequence, self._call.rank
+        total = landed.new_zeros((sequence.own(rank), landed.shape[1]))
         for giver in range(sequence.ranks):
             if (piece := sequence.piece(giver, rank)) is not None:
-                total[piece.keys] += parts[self._travel.landing(giver, piece.keys)]
+                total[piece.keys] += landed[self._travel.landing(giver, piece.keys)]
         return total
 
     def _scattered(self, parts: torch.Tensor) -> torch.Tensor:
@@ -151,7 +154,7 @@ class _Backward:
 def _run(call: Call, travel: Travel | None, work: Any, results: tuple[torch.Tensor, ...]) -> None:
     """work: makes what computes, anew at each call of it."""
     if travel is None:
-        own, todo = _gathered(call), work()
+        own, todo = _gathered(call).__getitem__, work()
         for step in range(call.sequence.ranks):
             todo.piece((call.rank - step) % call.sequence.ranks, own)
         todo.finish(own)
@@ -173,15 +176,13 @@ def _run(call: Call, travel: Travel | None, work: Any, results: tuple[torch.Tens
             written.rank_void(result)
 
 
-def _gathered(call: Call) -> OwnBuffer:
-    """All keys and values, and room for the parts of their gradients, by the library."""
-    rows, columns = call.sequence.rows, as_rows(call.k).shape[1]
-    parts = {name: call.k.new_zeros((rows, columns), dtype=wide(call.k.dtype)) for name in PARTS}
+def _gathered(call: Call) -> dict[str, torch.Tensor]:
+    """All keys and values, by the library."""
     if call.sequence.ranks == 1:
-        return parts.__getitem__
+        return {}
+    gather, rows = torch.ops.overweave.all_gather_rows, call.sequence.rows
     shards = zip(TRAVEL, (call.k, call.v), strict=True)
-    gather = torch.ops.overweave.all_gather_rows
-    return (parts | {name: gather(as_rows(each), m=rows, **call.where) for name, each in shards}).__getitem__
+    return {name: gather(as_rows(each), m=rows, **call.where) for name, each in shards}
 
 
 def _call_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: torch.Tensor | None, given: Any) -> Call:
@@ -197,7 +198,7 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check_offsets(offsets, given)
     call, results = _call_of(q, k, v, offsets, given), _attend_fake(q)
-    _run(call, call.travel(is_backward=False), lambda: _Forward(call, results), results)
+    _run(call, call.travel(is_backward=False), lambda: AttendWork(call, results), results)
     return results
 
 
@@ -218,7 +219,7 @@ def _gradients(
     call, results = _call_of(q, k, v, offsets, given), _gradients_fake(dout, out, lse, q, k, v)
     dout = dout.contiguous()
     travel = call.travel(is_backward=True)
-    _run(call, travel, lambda: _Backward(call, (dout, out, lse), results, travel), results)
+    _run(call, travel, lambda: GradientWork(call, (dout, out, lse), results, travel), results)
     return results
 
 
