@@ -69,6 +69,7 @@ nightly-newest: $(NEWEST)/triton/__init__.py ## what `make nightly` runs with th
 nightly-list:            ## what `make nightly` runs
 	@printf 'python -m campaigns.%s\n' $(NIGHTLY); echo 'python -m pytest -m nightly -rs'
 
+TRANSFORMERS_TESTS := tests/torch/test_transformers_experts.py tests/torch/test_transformers_attention.py
 TEST_ADAPTER := python -m pytest -q -p no:cacheprovider tests/torch
 
 # What vLLM imports for a layer, of all that it installs.
@@ -82,10 +83,10 @@ PYTHON_3_12 ?= python3.12
 # Of torchtitan's own tests, which its package leaves out: TORCHTITAN_TESTS=<its repository>/tests/unit_tests.
 adapters-test: .venv/stamp ## adapters against the packages that they adapt, each in an environment of its own
 	.ci/adapter transformers 'transformers>=5.24,<6' peft 'torchao>=0.18,<0.19'
-	.venv-transformers/bin/$(TEST_ADAPTER)/test_transformers.py tests/torch/test_transformers_experts.py
+	.venv-transformers/bin/$(TEST_ADAPTER)/test_transformers.py $(TRANSFORMERS_TESTS)
 	.venv-transformers/bin/$(TEST_ADAPTER)/situations -k layers_of_other_packages
 	.ci/adapter transformers-first 'transformers==5.17.*' peft
-	.venv-transformers-first/bin/$(TEST_ADAPTER)/test_transformers.py tests/torch/test_transformers_experts.py
+	.venv-transformers-first/bin/$(TEST_ADAPTER)/test_transformers.py $(TRANSFORMERS_TESTS)
 	if $(PYTHON_3_12) -V; then PYTHON=$(PYTHON_3_12) .ci/adapter megatron 'megatron-core>=0.19,<0.20'; \
 	  else .ci/adapter megatron 'megatron-core>=0.16,<0.17'; fi
 	.venv-megatron/bin/$(TEST_ADAPTER)/test_megatron.py

@@ -21,6 +21,7 @@ from overweave.errors import package_error
 if TYPE_CHECKING:
     from overweave.adapters.parallel.styles import Colwise, PrepareGather, Rowwise
     from overweave.adapters.symm_mem.install import install, report, uninstall
+    from overweave.attention.context_parallel import context_parallel_attention
     from overweave.lang.mapping import TileChannel, Tiles
     from overweave.layers.linear import ColumnParallelLinear, QkvParallelLinear, RowParallelLinear, SwiGluMlp
     from overweave.ops.all_gather_matmul import all_gather_matmul
@@ -48,6 +49,7 @@ _MODULE_OF = {
     "matmul_reduce_scatter": "overweave.ops.matmul_reduce_scatter",
     "compile": "overweave.ops.author.compile",
     "compile_auto": "overweave.ops.author.compile_auto",
+    "context_parallel_attention": "overweave.attention.context_parallel",
     "Colwise": "overweave.adapters.parallel.styles",
     "ColumnParallelLinear": "overweave.layers.linear",
     "PrepareGather": "overweave.adapters.parallel.styles",
@@ -107,6 +109,7 @@ __all__ = [
     "check",
     "compile",
     "compile_auto",
+    "context_parallel_attention",
     "explain",
     "install",
     "matmul_all_reduce",

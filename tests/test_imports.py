@@ -28,8 +28,9 @@ ROOMS = {
     "ops": ("tuner",),
     "functional": ("ops",),
     "moe": ("ops",),
+    "attention": ("ops",),
     "layers": ("functional",),
-    "adapters": ("layers", "moe"),
+    "adapters": ("layers", "moe", "attention"),
     "block": ("adapters",),
     "cli": ("block",),
 }
@@ -51,6 +52,7 @@ THIRD_PARTY = {
     "ops": ("msgspec", "torch"),
     "functional": ("torch",),
     "moe": ("torch",),
+    "attention": ("torch",),
     "layers": ("torch",),
     "adapters": ("torch", "transformers", "megatron", "deepspeed", "torchtitan", "spmd_types", "vllm"),
     "block": ("msgspec", "torch"),

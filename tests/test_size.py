@@ -79,7 +79,7 @@ def is_operator(function: Function) -> bool:
 def is_layer(path: Path, function: Function) -> bool:
     """An operator in the form of torch.nn.functional, whose keywords are the operator's, and those of its gradients."""
     is_linear = path == modules()["overweave.functional"] and "linear" in function.name
-    return is_linear or function.name in ("grouped_matmul", "all_gather_experts")
+    return is_linear or function.name in ("grouped_matmul", "all_gather_experts", "context_parallel_attention")
 
 
 def test_public_functions_take_few_parameters():
@@ -126,7 +126,7 @@ def test_no_junk_drawers_and_no_second_versions():
     assert not [path for path in EVERYTHING if path.stem in FORBIDDEN_STEMS or path.stem.endswith(FORBIDDEN_ENDINGS)]
 
 
-FACES = ("overweave", "overweave.moe")  # packages whose names callers use
+FACES = ("overweave", "overweave.moe", "overweave.attention")  # packages whose names callers use
 
 
 def test_sub_packages_hold_nothing_but_a_docstring():

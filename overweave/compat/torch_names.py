@@ -49,7 +49,13 @@ _PATHS: Paths = {
     ),
     "torch._ops": ("OpOverload",),
     "torch.cuda": ("_sleep",),
-    "torch.ops": ("_c10d_functional",),
+    "torch.ops": (
+        "_c10d_functional",
+        "aten._flash_attention_forward",
+        "aten._flash_attention_backward",
+        "aten._scaled_dot_product_cudnn_attention",
+        "aten._scaled_dot_product_cudnn_attention_backward",
+    ),
     "torch.distributed._functional_collectives": ("AsyncCollectiveTensor",),
     "torch.distributed._symmetric_memory": (
         "",

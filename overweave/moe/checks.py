@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from overweave.errors import InputError
-from overweave.memory.group import GroupLike
-from overweave.ops.dispatch.route import refused
 
 IDS = (torch.int32, torch.int64)
-
-
-@contextmanager
-def refusing(group: GroupLike) -> Iterator[None]:
-    """What is refused inside, the peers hear of before it is raised."""
-    try:
-        yield
-    except InputError as error:
-        raise refused(group, error) from None
 
 
 def check_rows(name: str, x: object, what: str = "x") -> None:

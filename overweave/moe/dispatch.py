@@ -17,10 +17,11 @@ from overweave.compat.torch_names import all_gather_single
 from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group, GroupLike
-from overweave.moe.checks import check_routing, check_rows, refusing
-from overweave.moe.collectives import WHERE, Exchange, agreed, described, exchange_in
-from overweave.moe.torch_ops import TorchOp, define
+from overweave.moe.checks import check_routing, check_rows
 from overweave.ops.call.groups import group_of, refuse
+from overweave.ops.dispatch.collectives import WHERE, Exchange, agreed, described, exchange_in
+from overweave.ops.dispatch.route import refusing
+from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.library.library import as_movable
 
 ABSENT = -1  # the id of no expert

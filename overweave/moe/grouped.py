@@ -8,7 +8,7 @@ import torch
 
 from overweave.moe import gradients
 from overweave.moe.operands import check
-from overweave.moe.torch_ops import TorchOp, define
+from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.backends import load
 from overweave.runtime.library import grouped as reference
 from overweave.runtime.library.grouped import Grouped

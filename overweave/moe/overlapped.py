@@ -19,15 +19,15 @@ from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import verify_schedule
 from overweave.memory.group import LIVE_GROUPS, Group
-from overweave.moe.collectives import WHERE, agreed
 from overweave.moe.glu import Glu
 from overweave.moe.grouped import grouped_outer
 from overweave.moe.pairs import RoutedTokens, added, multiplied, routed_tokens, with_bias
 from overweave.moe.programs import BUFFERS, Sizes, schedule_of, write_chain, write_gather, write_scatter
 from overweave.moe.slots import ordered_sum
-from overweave.moe.torch_ops import TorchOp, define
 from overweave.ops.author.tile_program import TileProgram
 from overweave.ops.call.groups import group_of, refuse
+from overweave.ops.dispatch.collectives import WHERE, agreed
+from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.backends import load
 from overweave.runtime.handwritten import OwnBuffer
 from overweave.runtime.library import grouped as reference

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from overweave.errors import InputError
-from overweave.moe.torch_ops import TorchOp, define
+from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.backends import load
 from overweave.runtime.kernel_calls.routing import RoutingSizes, tables_of, words_of
 from overweave.runtime.library import routing as library

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from overweave.moe.torch_ops import TorchOp, define
+from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.backends import load
 
 

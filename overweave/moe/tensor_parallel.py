@@ -16,14 +16,6 @@ import torch
 from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import GroupLike
-from overweave.moe.checks import refusing
-from overweave.moe.collectives import (
-    all_gather_rows,
-    all_reduce_rows,
-    exchange_in,
-    reduce_scatter_rows,
-    replicated,
-)
 from overweave.moe.glu import Glu, gated
 from overweave.moe.overlapped import PER_SHARD, ExpertWeights, choose, glu_word, obstacle
 from overweave.moe.pairs import (
@@ -37,7 +29,14 @@ from overweave.moe.pairs import (
     routed_tokens,
     with_bias,
 )
-from overweave.ops.dispatch.route import GroupRank, place_of
+from overweave.ops.dispatch.collectives import (
+    all_gather_rows,
+    all_reduce_rows,
+    exchange_in,
+    reduce_scatter_rows,
+    replicated,
+)
+from overweave.ops.dispatch.route import GroupRank, place_of, refusing
 
 
 def all_gather_experts(

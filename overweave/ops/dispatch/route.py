@@ -5,6 +5,8 @@ of tensors that are differentiated. All other calls go past it.
 from __future__ import annotations
 
 import atexit
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -102,6 +104,15 @@ def _check(operator: Operator, group: GroupLike, given: OperatorArguments) -> No
 def refused(group: GroupLike, error: OverweaveError) -> OverweaveError:
     """The error to raise, once the peers know that this rank takes no part. Where nothing runs, none needs to."""
     return error if _is_imagined() else refuse(group_of(group), error)
+
+
+@contextmanager
+def refusing(group: GroupLike) -> Iterator[None]:
+    """What is refused inside, the peers hear of before it is raised."""
+    try:
+        yield
+    except InputError as error:
+        raise refused(group, error) from None
 
 
 def _is_imagined() -> bool:

@@ -19,9 +19,9 @@ from overweave.errors import OverweaveError
 from overweave.ir.shards import shard_rows
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group, GroupLike, OfGroup
-from overweave.moe.torch_ops import TorchOp, define
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.route import GroupRank, place_of
+from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.library.library import as_movable
 
 MovedRows = TypeVar("MovedRows")

@@ -1,4 +1,4 @@
-"""How an op of this room is defined for torch: what it runs, what it is without data, and its gradient."""
+"""How an op that is no operator is defined for torch: what it runs, what it is without data, and its gradient."""
 
 from __future__ import annotations
 

@@ -1,0 +1,206 @@
+"""How long does attention take that GPUs split? `python -m campaigns.gpu_attention --times`, and `--alone`.
+
+--times: causal, bf16, heads of Attn-1, Attn-2 and Llama-3-70B; each plan over zigzag rows, NCCL's gather with torch's
+attention over contiguous ones, and torch's `context_parallel` by both its rotations. `ideal` is torch's quickest
+attention of the whole sequence on one GPU, over W. Methods are interleaved; the median of the slowest rank, in us,
+forward and forward with backward, and what of a GPU each reaches: ideal / time.
+
+--alone: one GPU computes what each of W ranks would, keys and values there from the start, rank by rank, and what that
+takes over torch's attention of the whole: the price of pieces and of their merge.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import set_rotate_method
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from overweave.attention import context_parallel_attention, zigzag_order
+from overweave.attention.checks import PLANS
+from overweave.attention.programs import Travel
+from overweave.attention.sequence import Sequence
+from overweave.attention.split import AttendWork, Call, GradientWork, as_rows
+from overweave.compat.torch_names import all_gather_single
+
+TOKENS, DEADLINE, ROUNDS, COLUMNS = (4096, 8192, 16384, 32768), timedelta(seconds=30), 7, 128
+HEADS = {"Attn-1": (32, 32), "Attn-2": (64, 64), "Llama-3-70B": (64, 8)}
+QUICKEST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+Method = Callable[[], object]
+
+
+class Given(NamedTuple):
+    """q, k, v and the gradient of the result, whole or of a rank."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+
+    def rows(self, rows: torch.Tensor) -> Given:
+        return Given(*(each[:, :, rows].contiguous() for each in self))
+
+    def run(self, attention: Callable[..., torch.Tensor], is_backward: bool) -> Method:
+        """An attention of q, k and v, and with its gradients."""
+        leaves = [each.detach().requires_grad_(is_backward) for each in self[:3]]
+
+        def forward() -> object:
+            return attention(*leaves)
+
+        def both() -> object:
+            return torch.autograd.grad(attention(*leaves), leaves, self.dout)
+
+        return both if is_backward else forward
+
+
+def drawn(heads: tuple[int, int], tokens: int) -> Given:
+    draw = torch.Generator("cuda").manual_seed(0)
+    shapes = [(1, each, tokens, COLUMNS) for each in (heads[0], heads[1], heads[1], heads[0])]
+    return Given(*(torch.randn(shape, generator=draw, device="cuda", dtype=torch.bfloat16) for shape in shapes))
+
+
+def by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = True) -> torch.Tensor:
+    with sdpa_kernel(QUICKEST, set_priority=True):
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+
+
+def median_us(methods: dict[str, Method], is_alone: bool) -> dict[str, float]:
+    """Of the slowest rank. Methods take turns."""
+    for call in methods.values():
+        call()
+        call()
+    found: dict[str, list[float]] = {name: [] for name in methods}
+    for _ in range(ROUNDS):
+        for name, call in methods.items():
+            if not is_alone:
+                dist.barrier()
+            torch.cuda.synchronize()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            found[name].append(begin.elapsed_time(end) * 1e3)
+    medians = torch.tensor([sorted(each)[ROUNDS // 2] for each in found.values()], device="cuda")
+    if not is_alone:
+        dist.all_reduce(medians, dist.ReduceOp.MAX)
+    return dict(zip(found, medians.tolist(), strict=True))
+
+
+def gathered(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """NCCL's all-gather, then torch's attention of this rank's contiguous rows over what they see."""
+    end, every = q.shape[2] * (dist.get_rank() + 1), []
+    for x in (k, v):
+        own = x.permute(2, 0, 1, 3).contiguous()
+        landed = own.new_empty((own.shape[0] * dist.get_world_size(), *own.shape[1:]))
+        all_gather_single(landed, own)
+        every.append(landed[:end].permute(1, 2, 0, 3).repeat_interleave(q.shape[1] // k.shape[1], 1))
+    seen: Any = causal_lower_right(q.shape[2], end)
+    return functional.scaled_dot_product_attention(q, every[0], every[1], seen)
+
+
+def methods_of(whole: Given, is_backward: bool, mesh: Any) -> Iterator[tuple[str, Method]]:
+    ranks, rank, tokens = dist.get_world_size(), dist.get_rank(), whole.q.shape[2]
+    yield "whole", whole.run(by_torch, is_backward)
+    if not is_backward:  # which a gather has not
+        yield "nccl", whole.rows(torch.arange(tokens, device="cuda").chunk(ranks)[rank]).run(gathered, False)
+    own = whole.rows(zigzag_order(tokens, ranks, whole.q.device).chunk(ranks)[rank])
+    for plan in PLANS:
+        options: dict[str, Any] = {"is_causal": True, "enable_gqa": True, "sequence": "zigzag", "plan": plan}
+        yield (
+            plan,
+            own.run(lambda q, k, v, options=options: context_parallel_attention(q, k, v, **options), is_backward),
+        )
+    for rotation in ("allgather", "alltoall"):
+        yield f"torch {rotation}", by_context_parallel(own, is_backward, mesh, rotation)
+
+
+def by_context_parallel(own: Given, is_backward: bool, mesh: Any, rotation: str) -> Method:
+    """torch's own, whose context shards no buffer here: the rows are this rank's from the start."""
+    if own.k.shape[1] != own.q.shape[1]:  # it has no grouped heads
+        groups = own.q.shape[1] // own.k.shape[1]
+        own = own._replace(k=own.k.repeat_interleave(groups, 1), v=own.v.repeat_interleave(groups, 1))
+    call = own.run(by_torch, is_backward)
+
+    def method() -> object:
+        set_rotate_method(rotation)
+        with context_parallel(mesh, buffers=[], buffer_seq_dims=[]):
+            return call()
+
+    return method
+
+
+def print_beside(asked: argparse.Namespace, join: Callable[[], object], leave: Callable[[], None]) -> None:
+    """The table of --times."""
+    join()
+    ranks, mesh = dist.get_world_size(), init_device_mesh("cuda", (dist.get_world_size(),))
+    for name, heads in HEADS.items():
+        for tokens in asked.tokens if asked.only in name else ():
+            for is_backward in (False, True):
+                found = median_us(dict(methods_of(drawn(heads, tokens), is_backward, mesh)), is_alone=False)
+                ideal = found.pop("whole") / ranks
+                line = " | ".join(f"{each} {us:8.0f} {ideal / us:.3f}" for each, us in found.items())
+                if dist.get_rank() == 0:
+                    what = "both   " if is_backward else "forward"
+                    print(f"{name:12s} {tokens:6d} {what} ideal {ideal:8.0f} | {line}", flush=True)
+                torch.cuda.empty_cache()
+    leave()
+
+
+def all_pieces(whole: Given, sequence: Sequence, is_backward: bool) -> Method:
+    """What every rank computes by `per_shard`, rank by rank, with keys and values there from the start."""
+    order = torch.arange(sequence.rows, device=whole.q.device)
+    if sequence.is_zigzag:
+        order = zigzag_order(sequence.rows, sequence.ranks, order.device)
+    shards = [whole.rows(rows) for rows in order.chunk(sequence.ranks)]
+    travel = Travel(sequence, as_rows(whole.k).shape[1], whole.k.dtype, is_ring=False, is_backward=True)
+    buffers = travel.declared().buffers.items()
+    own = {name: torch.empty(each.rows, each.cols, dtype=each.dtype, device=order.device) for name, each in buffers}
+    for name, x in (("keys", whole.k), ("values", whole.v)):
+        own[name].copy_(as_rows(x[:, :, order]))
+    calls = [
+        Call(each.q, each.k, each.v, None, sequence, "per_shard", COLUMNS**-0.5, {"place": [rank, sequence.ranks]})
+        for rank, each in enumerate(shards)
+    ]
+    results = [(torch.empty_like(each.q), each.q.new_empty(each.q.shape[:3], dtype=torch.float32)) for each in shards]
+
+    def method() -> None:
+        for call, given, result in zip(calls, shards, results, strict=True):
+            works: list[Any] = [AttendWork(call, result)]
+            if is_backward:
+                of_leaves = tuple(torch.empty_like(each) for each in given[:3])
+                works.append(GradientWork(call, (given.dout, *result), of_leaves, travel))
+            for work in works:
+                for source, _ in travel.pieces(call.rank):
+                    work.piece(source, own.__getitem__)
+                work.finish(own.__getitem__)
+
+    return method
+
+
+def print_alone(asked: argparse.Namespace) -> None:
+    """The table of --alone."""
+    for name, heads in HEADS.items():
+        for tokens in asked.tokens if asked.only in name else ():
+            whole = drawn(heads, tokens)
+            for is_causal in (True, False):
+                sequence = Sequence(tokens, asked.ranks, is_causal, is_zigzag=is_causal)
+                for is_backward in (False, True):
+                    methods = {
+                        "whole": whole.run(lambda q, k, v, c=is_causal: by_torch(q, k, v, c), is_backward),
+                        "pieces": all_pieces(whole, sequence, is_backward),
+                    }
+                    found = median_us(methods, is_alone=True)
+                    what = f"{'causal' if is_causal else 'all   '} {'both   ' if is_backward else 'forward'}"
+                    ratio = found["pieces"] / found["whole"]
+                    told = f"whole {found['whole']:8.0f} us, of {asked.ranks} ranks {found['pieces']:8.0f} {ratio:.3f}"
+                    print(f"{name:12s} {tokens:6d} {what} {told}", flush=True)
