@@ -15,7 +15,7 @@ from overweave.errors import MachineError
 from overweave.hardware.multicast import BY_TORCH, WITHOUT
 from overweave.memory.cuda import heap
 
-GROUP = SimpleNamespace(name="0", process_group=None)
+GROUP = SimpleNamespace(name="0", process_group=None, world_size=1)
 
 
 def mapped(monkeypatch: pytest.MonkeyPatch, rendezvous) -> None:
