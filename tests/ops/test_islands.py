@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import overweave as ow
 from overweave.errors import InputError, MachineError, OverweaveError
@@ -14,15 +21,22 @@ from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import LIBRARY
 from overweave.ir.problem import Problem
+from overweave.memory.board.records import ISLAND
 from overweave.memory.group import Group, resolve
 from overweave.ops.call.prepared import calls_of
 from overweave.ops.dispatch.call import call
 from overweave.ops.reference import PlainCollectives
+from overweave.runtime import diagnosis
+from overweave.runtime.host.processes import die_with_parent
 from overweave.schedules.methods.registry import methods_for
 from overweave.schedules.records.record import Method
 from overweave.tuner.space.target import Target, target_of
+from tests.clock import slowness
+from tests.docs.blocks import blocks
 from tests.islands import on_islands
 from tests.ranks import run_ranks
+from tests.scripts import environment_of
+from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -154,3 +168,69 @@ def test_measurements_are_kept_apart():
     parted, whole = (run_ranks(on_islands, 2, names, known_targets)[0] for names in ("ab", "aa"))
     assert whole == [True, "", Target("cpu").device(2)]
     assert parted == [False, "rank 0 on a and rank 1 on b", "cpu, several islands"]
+
+
+def doctors_finding(port: int) -> list[str]:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    os.environ |= environment_of(rank, ranks, port)
+    found = diagnosis._islands()
+    return [found.status, found.found]
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "text"),
+    [("ab", "note", "rank 0 on a and rank 1 on b: between them"), ("aa", "ok", "ranks 0-1 on a")],
+)
+def test_doctor_shows_the_islands_of_the_ranks_of_torchrun(names: str, status: str, text: str):
+    for found in run_ranks(on_islands, 2, names, doctors_finding, free_port()):
+        assert found[0] == status
+        assert found[1].startswith(text)
+
+
+def test_doctor_says_alone_what_will_be_an_island(monkeypatch: pytest.MonkeyPatch):
+    assert diagnosis._islands().status == "ok"
+    monkeypatch.setenv(ISLAND, "odd")
+    assert diagnosis._islands().found.startswith(f"{ISLAND}=odd")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
+def other_host() -> tuple[list[str], dict[str, str]]:
+    """How a process starts that sees no process of this host: as in another container, or else by what it is told."""
+    alone = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if shutil.which(alone[0]) and not subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        return alone, {}
+    return [], {ISLAND: "other"}
+
+
+def test_the_readmes_program_runs_on_two_hosts_of_torchrun(tmp_path: Path):
+    (program,) = (each for each in blocks() if each.page.name == "README.md")
+    code = program.code.replace("dist.destroy_process_group()", "print(ow.islands())\ndist.destroy_process_group()")
+    (tmp_path / "first.py").write_text(code)
+    port, (alone, variables) = free_port(), other_host()
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+    launch += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    hosts = [
+        subprocess.Popen(
+            [*before, *launch, f"--node-rank={rank}", str(tmp_path / "first.py")],
+            env=environment | told,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=die_with_parent,
+        )
+        for rank, (before, told) in enumerate([([], {}), (alone, variables)])
+    ]
+    try:
+        printed = [host.communicate(timeout=120 * slowness())[0] for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert "y [256, 96], z [64, 128] on 4 ranks" in printed[0]
+    assert all("ranks 0-1 on " in each and " and ranks 2-3 on " in each for each in printed)
