@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from overweave.ops.matmul_all_to_all import matmul_all_to_all
     from overweave.ops.matmul_reduce_scatter import matmul_reduce_scatter
     from overweave.ops.tune import tune
-    from overweave.ops.workspace import check, memory_report, reset, symmetric_empty
+    from overweave.ops.workspace import check, islands, memory_report, reset, symmetric_empty
     from overweave.schedules.moves.moves import AllToAll, Chunk, Collective, Gather, Get, Put, Reduction, Sum
 
 __version__ = "0.2.0"
@@ -72,6 +72,7 @@ _MODULE_OF = {
     "RmsNorm": "overweave.ops.call.norm",
     "RowMap": "overweave.ops.call.row_map",
     "check": "overweave.ops.workspace",
+    "islands": "overweave.ops.workspace",
     "memory_report": "overweave.ops.workspace",
     "reset": "overweave.ops.workspace",
     "symmetric_empty": "overweave.ops.workspace",
@@ -112,6 +113,7 @@ __all__ = [
     "context_parallel_attention",
     "explain",
     "install",
+    "islands",
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",

@@ -1,7 +1,8 @@
-"""What a caller may do with a group's workspace: check it, reset it after a failure, allocate tensors in it."""
+"""What a caller may do with a group's workspace: check it, reset it, allocate in it, and ask how far it reaches."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,12 +10,28 @@ import torch
 
 from overweave.errors import InputError
 from overweave.memory.board.board import Board
+from overweave.memory.board.islands import Islands
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.ops.call.devices import current, own_device
 from overweave.ops.call.groups import GroupLike, group_of, refuse
 from overweave.ops.call.prepared import CALLS
 from overweave.runtime.backends import load
+
+POLL_EVERY_S = 1e-3
+
+
+def islands(group: GroupLike = None) -> Islands:
+    """The ranks of a group that can map each other's memory, island by island; print it to read them.
+
+    `members`: the ranks of each island, `hosts`: of each rank the name of its host. Ranks of one host, of one user and
+    in one container are an island. Between islands rows travel by the library's collectives alone: plans that read or
+    write peers' memory are not chosen there, and refused where they are asked for.
+    Collective at the first call of a group. OVERWEAVE_ISLAND in the environment of ranks parts those whose names
+    differ, wherever they run.
+    Raises GroupError for ranks with other versions of the software, MachineError, PeerDied, PeerTimeout.
+    """
+    return Board.of(group_of(group)).islands
 
 
 def check(group: GroupLike = None) -> None:
@@ -28,9 +45,9 @@ def check(group: GroupLike = None) -> None:
         with current(workspace.device):
             workspace.check()
         return
-    if torch.cuda.is_available():  # only library plans have run, or plans on the CPU
-        torch.cuda.synchronize()
     board = Board.existing(resolved)
+    if torch.cuda.is_available():  # only library plans have run, or plans on the CPU
+        _await_gpu(board)
     if board is not None:  # else nothing has run
         board.check()
 
@@ -103,6 +120,18 @@ def memory_report(group: GroupLike = None) -> MemoryReport:
     spaces = (_on_gpu(resolved), HostWorkspace.existing(resolved))
     calls = CALLS.get(resolved.process_group)
     return MemoryReport(sum(each.size_bytes for each in spaces if each is not None), len(calls or ()))
+
+
+def _await_gpu(board: Board | None) -> None:
+    """Waits for this GPU. Between islands a peer may be lost meanwhile, whom a collective would wait for: it raises."""
+    if board is None or board.islands.is_one:
+        torch.cuda.synchronize()
+        return
+    ended = torch.cuda.Event()
+    ended.record()
+    while not ended.query():
+        board.check_periodically()
+        time.sleep(POLL_EVERY_S)
 
 
 def _is_shape(shape: object) -> bool:

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import timedelta
 from itertools import permutations
 from pathlib import Path
 
@@ -18,6 +19,9 @@ import torch.distributed as dist
 from overweave.compat.versions import numbers, standing, tested
 from overweave.errors import PACKAGES, KernelUnavailable, MachineError
 from overweave.hardware import multicast
+from overweave.memory.board.board import Board
+from overweave.memory.board.islands import host_name
+from overweave.memory.board.records import ISLAND, island_name
 from overweave.memory.cuda.card import has_multicast
 from overweave.memory.cuda.heap import CudaHeap
 from overweave.memory.group import resolve
@@ -29,6 +33,7 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount, not a file of ours
 SMALLEST_SHARED_MEMORY_BYTES = 1 << 30
 SYMMETRIC_BYTES = 1 << 20
 HOPPER = (9, 0)
+MEET_WITHIN = timedelta(seconds=60)
 
 
 def _python() -> DeviceFinding:
@@ -214,6 +219,24 @@ def _shared_memory() -> DeviceFinding:
     return DeviceFinding("ok", found)
 
 
+def _islands() -> DeviceFinding:
+    """Find which ranks map each other's memory: of torchrun's ranks, where this is one of them."""
+    if "RANK" not in os.environ:
+        if island_name():
+            return DeviceFinding("note", f"{ISLAND}={island_name()}: ranks with other names map none of its memory")
+        return DeviceFinding("ok", f"ranks of one user and container on {host_name()} will be one")
+    dist.init_process_group("gloo", timeout=MEET_WITHIN)
+    try:
+        islands = Board.of(resolve(None)).islands
+        dist.barrier()  # nobody leaves before all have met
+    finally:
+        dist.destroy_process_group()
+    if islands.is_one:
+        return DeviceFinding("ok", str(islands))
+    cure = "Plans that address peers run inside an island: keep groups of tensor parallelism there"
+    return DeviceFinding("note", f"{islands}: between them a library's collectives alone move rows", cure)
+
+
 def _process_group() -> DeviceFinding:
     """Check that torch has the gloo backend."""
     if not dist.is_available():
@@ -242,6 +265,7 @@ CHECKS: tuple[Check, ...] = (
     Check("peer access", _peer_access, needs_gpu=True),
     Check("links", _links, needs_gpu=True),
     Check("symmetric memory", _symmetric_memory, needs_gpu=True),
+    Check("islands", _islands),
 )
 
 

@@ -81,9 +81,14 @@ ALL_CHECKS = (
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False) -> None:
-    """Check versions, devices, links, symmetric memory, shared memory and caches. Exits with 1 if a check failed."""
+    """Check versions, devices, links, memory, caches and, under torchrun, islands. Exits with 1 if a check failed.
+
+    Of torchrun's ranks one on each host prints.
+    """
     lines = examine(ALL_CHECKS)
     failed = any(line.status == "failed" for line in lines)
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        raise typer.Exit(int(failed))
     if as_json:
         typer.echo(msgspec.json.encode({"healthy": not failed, "checks": lines}).decode())
     else:

@@ -1,4 +1,7 @@
-"""The board: a shared-memory control block of the ranks of a group on one host, used outside of kernels and streams.
+"""The board: a control block of the ranks of a group, used outside of kernels and streams.
+
+It is shared memory of the ranks of an island; what ranks of other islands write, a courier brings.
+
 
 calls       a ring of (call number, signature): are all ranks about to run the same call?
 alarm       the first reason why a rank gave up a call; peers that wait see it and give up too
@@ -12,16 +15,21 @@ import re
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
+from overweave.compat.torch_names import get_process_group_store
 from overweave.errors import OverweaveError, PeerDied, PeerError, PeerTimeout, RankMismatch
 from overweave.ir.operators.registry import OPERATORS
 from overweave.memory.board import records
+from overweave.memory.board.between_islands import BEAT_EVERY_S, LOST_AFTER_S, Courier
+from overweave.memory.board.islands import Islands, meet, one_island
 from overweave.memory.board.records import (
     ALARM_TEXT_BYTES,
     GATHER_BYTES,
@@ -29,11 +37,10 @@ from overweave.memory.board.records import (
     Pause,
     Records,
     SharedFile,
-    create_shared_memory,
     entry_offset,
     now_ms,
 )
-from overweave.memory.group import Group, OfGroup, all_gather_bytes
+from overweave.memory.group import LIVE_GROUPS, Group, OfGroup, all_gather_bytes
 
 FailureKind = Literal["died", "timeout", "mismatch", "failed"]
 RULES: tuple[FailureKind, ...] = ("died", "timeout", "mismatch", "failed")
@@ -62,13 +69,14 @@ class Alarm:
     expected: int = -1
     seen: int = -1
 
-    def error(self, group: str, reporter: int, call: int, later: int = 0) -> OverweaveError:
+    def error(self, group: str, reporter: int, call: int, later: int = 0, hosts: Sequence[str] = ()) -> OverweaveError:
         """Return the error to raise on any rank. reporter: the rank that raised the alarm, in `call`.
 
-        later: the number of the call that raises the error, if that is a later one.
+        later: the number of the call that raises the error, if that is a later one. hosts: of each rank, to be named.
         """
         verb, kind, cure = _MEANINGS[self.rule]
         peer = "a peer" if self.peer < 0 else f"rank {self.peer}"
+        peer += f" on {hosts[self.peer]}" if hosts and self.peer >= 0 else ""
         counts = "" if self.expected < 0 else f", expected {self.expected}, seen {self.seen}"
         found = f"{peer} {verb}: {self.operation}{counts}"
         if later > call:
@@ -88,9 +96,10 @@ class Board:
     """One rank's view of the control block. Created collectively, once per group.
 
     One thread calls at a time (`Group.lock`); a watcher thread may call `check` and `alarm` concurrently.
+    islands: which ranks map each other's memory.
     """
 
-    def __init__(self, group: Group, file: SharedFile) -> None:
+    def __init__(self, group: Group, file: SharedFile, islands: Islands | None = None) -> None:
         # Not the process group itself: a board must not keep alive the key of `_BOARDS`.
         self.name = group.name
         self.rank = group.rank
@@ -101,15 +110,21 @@ class Board:
         self.is_watched = False  # a watcher thread of this rank calls `check` often: a call need not
         # The collectives have a watchdog of their own: a call checks alarms, and only every 50 ms for ended processes.
         self.probes_rarely = False
-        self._records = Records(file, group.rank)
+        self.islands = islands or one_island(group.world_size)
+        self._hosts = () if self.islands.is_one else self.islands.hosts
         self._peers = [rank for rank in range(group.world_size) if rank != group.rank]
+        near = [rank for rank in self.islands.of(group.rank) if rank != group.rank]
+        self._far = [rank for rank in self._peers if rank not in near]
+        self._records = Records(file, group.rank, self._far)
+        self._courier: Courier | None = None
         # The rest but the lock belongs to the thread that calls.
         self._release, self._acquire = self._records.fence.release, self._records.fence.acquire
-        self._peer_starts = [peer * records.RECORD_WORDS for peer in self._peers]
+        self._peer_starts = [peer * records.RECORD_WORDS for peer in near]
         self._gathers = 0
         self._ring_contents: dict[int, tuple[bytes, bool]] = {}  # offset of an entry -> signature, is_nonblocking
         self._ring = [_entry_words(self._records.start, self._peer_starts, call) for call in range(records.ENTRIES)]
         self._last_probe_s = 0.0
+        self._reset_call = 0  # calls up to this one were made before the last reset
         self._alarm_lock = threading.Lock()  # a watcher thread may raise the alarm too
 
     @staticmethod
@@ -117,19 +132,39 @@ class Board:
         """Return the group's board; the first call is collective. Raises MachineError, PeerDied, PeerTimeout."""
         board = _BOARDS.get(group.process_group)
         if board is None:
-            file = create_shared_memory(
-                group.rank,
-                group.world_size * records.RECORD_WORDS * 8,
-                lambda data: all_gather_bytes(group, data, GATHER_BYTES),
-                lambda file: records.take_lock(file, group.rank),
+            size_bytes = group.world_size * records.RECORD_BYTES
+
+            def gather(data: bytes) -> list[bytes]:
+                return all_gather_bytes(group, data, GATHER_BYTES)
+
+            file, islands, secret = meet(
+                group.rank, size_bytes, gather, lambda file: records.take_lock(file, group.rank)
             )
-            board = _BOARDS[group.process_group] = Board(group, file)
+            board = Board(group, file, islands)
+            if not islands.is_one:
+                board._start_courier(group, secret, lambda: gather(b""))
+            _BOARDS[group.process_group] = board
         return board
 
     @staticmethod
     def existing(group: Group) -> Board | None:
         """Return the group's board if this rank has created it."""
         return _BOARDS.get(group.process_group)
+
+    def _start_courier(self, group: Group, secret: bytes, meet_ranks: Callable[[], object]) -> None:
+        """Have records carried between islands, as long as this board and the group live."""
+        board, process_group = weakref.ref(self), weakref.ref(group.process_group)
+
+        def on_round(has_news: bool) -> bool:
+            known = board()
+            if known is not None and has_news:
+                known._compare_carried()
+            return known is not None and process_group() in LIVE_GROUPS
+
+        self._courier = Courier(self._records, self.rank, self.islands, on_round)
+        self._records.has_far_process = self._courier.has_process
+        self._courier.start(get_process_group_store(group.process_group), secret, meet_ranks)
+        weakref.finalize(self, self._courier.close)
 
     def agree(self, signature: bytes, deadline_s: float | None = None) -> int:
         """Wait until every rank is about to start the same call; return the number of the call.
@@ -214,6 +249,8 @@ class Board:
             own.put_data(records.ALARM_TEXT, alarm.operation.encode(), ALARM_TEXT_BYTES)
             own.fence()
             own.put(records.ALARMED, 1)
+        if self._courier is not None:
+            self._courier.tell()
         return self._alarm_error(self.rank)
 
     def report_failure(self, error: BaseException, operation: str) -> None:
@@ -225,8 +262,11 @@ class Board:
             self.alarm(Alarm("failed", f"{operation}: {type(error).__name__}: {error}", self.rank))
 
     def root_cause(self, error: Exception, operation: str) -> OverweaveError:
-        """Return the error for what a collective of NCCL or gloo raised: a peer's alarm or death within a second."""
-        end_s = time.monotonic() + ABSENT_AFTER_S
+        """Return the error for what a collective of NCCL or gloo raised: a peer's alarm or death, if there is one.
+
+        It is there within a second, or as soon as the loss of another island is noticed.
+        """
+        end_s = time.monotonic() + (LOST_AFTER_S + 2 * BEAT_EVERY_S if self._far else ABSENT_AFTER_S)
         while time.monotonic() < end_s:
             try:
                 self.check()
@@ -268,7 +308,7 @@ class Board:
         self._wait_for_phase(phase, deadline_s)
         # Phases grow by two a reset, and no rank starts another before all have seen the end of this one.
         base = max(own.word(rank, records.RESET_BASE) for rank in range(self.world_size))
-        self.call = self._gathers = base
+        self.call = self._gathers = self._reset_call = base
         for index in (records.GATHERS, records.BEGUN, records.FINISHED):
             own.put(index, base)
         own.put(records.ALARMED, 0)
@@ -294,19 +334,20 @@ class Board:
         """
         deadline_s = self.timeout_s if deadline_s is None else deadline_s
         pause, start_s = Pause(), time.monotonic()
-        while missing():
-            pause()
-            self._records.heartbeat()
-            if not is_reset:
-                self._raise_peer_alarm()
-            dead = [peer for peer in missing() if not self._records.is_alive(peer)]
-            dead = [peer for peer in missing() if peer in dead]  # a peer may have done its part and ended since
-            late = missing() if time.monotonic() - start_s > deadline_s else []
-            if not dead and not late:
-                continue
-            alarm = Alarm("died" if dead else "timeout", purpose, (dead or late)[0])
-            call = self.user_calls or self.call
-            raise alarm.error(self.name, self.rank, call) if is_reset else self.alarm(alarm)
+        with nullcontext() if self._courier is None else self._courier.hurried():
+            while missing():
+                pause()
+                self._records.heartbeat()
+                if not is_reset:
+                    self._raise_peer_alarm()
+                dead = [peer for peer in missing() if not self._records.is_alive(peer)]
+                dead = [peer for peer in missing() if peer in dead]  # a peer may have done its part and ended since
+                late = missing() if time.monotonic() - start_s > deadline_s else []
+                if not dead and not late:
+                    continue
+                alarm = Alarm("died" if dead else "timeout", purpose, (dead or late)[0])
+                call = self.user_calls or self.call
+                raise (alarm.error(self.name, self.rank, call, hosts=self._hosts) if is_reset else self.alarm(alarm))
         self._records.fence()
 
     def _write_entry(self, offset: int, signature: bytes, is_nonblocking: bool) -> None:
@@ -335,13 +376,25 @@ class Board:
         odd, usual = _odd_and_usual(hashes)
         texts = {rank: own.text(rank, offset + records.TEXT, TEXT_BYTES) for rank in (odd, usual)}
         contrast = ", ".join(
-            f"rank {rank} {text}" for rank, text in zip(texts, _contrast(*texts.values()), strict=True)
+            f"{self._called(rank)} {text}" for rank, text in zip(texts, _contrast(*texts.values()), strict=True)
         )
         if any(own.word(rank, offset + records.IS_NONBLOCKING) for rank in present):
             raise self.alarm(Alarm("mismatch", contrast, odd))  # a rank that posted may be running: the call is void
         has_failed = any(text.startswith(REFUSED) for text in texts.values())
         cure = "Mend the call of the rank that raised the error" if has_failed else SAME_CALL
         raise RankMismatch(f"make call {self.user_calls or call} of this group alike on every rank", contrast, cure)
+
+    def _compare_carried(self) -> None:
+        """Compare the calls of this rank with what has just come from other islands: the alarm of posted calls that
+        differ is raised by whoever checks. A thread of the courier's calls it.
+        """
+        for call in range(max(self._reset_call, self.call - records.ENTRIES) + 1, self.call + 1):
+            with suppress(OverweaveError):
+                self._compare(call)
+
+    def _called(self, rank: int) -> str:
+        """Return a rank with its host, where there are several."""
+        return f"rank {rank} on {self._hosts[rank]}" if self._hosts else f"rank {rank}"
 
     def _check_alarms(self) -> None:
         """Raise a peer's alarm; look for processes that ended at most every 50 ms."""
@@ -353,6 +406,9 @@ class Board:
             self._records.heartbeat()
             for start in self._peer_starts:
                 if words[start + records.ALARMED]:
+                    self._raise_peer_alarm()
+            for peer in self._far:
+                if self._records.word(peer, records.ALARMED):
                     self._raise_peer_alarm()
 
     def _raise_peer_alarm(self) -> None:
@@ -366,7 +422,9 @@ class Board:
         words = [self._records.word(reporter, records.ALARM + index) for index in range(records.ALARM_FIELDS)]
         rule, peer, expected, seen, call = words
         text = self._records.text(reporter, records.ALARM_TEXT, ALARM_TEXT_BYTES)
-        return Alarm(RULES[rule], text, peer, expected, seen).error(self.name, reporter, call, self.user_calls)
+        return Alarm(RULES[rule], text, peer, expected, seen).error(
+            self.name, reporter, call, self.user_calls, self._hosts
+        )
 
     def _slowest_peer(self, otherwise: int) -> int:
         """Return the unfinished peer with the oldest heartbeat if that is older than 1 s; else `otherwise`."""

@@ -12,7 +12,8 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from hashlib import blake2b
 
 from overweave.errors import MachineError
 
@@ -24,11 +25,25 @@ from overweave.errors import MachineError
 # then reads the record. x86 keeps these stores and loads in order by itself, aarch64 does not. Words are aligned and
 # written by one rank each, so a plain store never tears.
 
-_ADDRESS = struct.Struct("<qqq16s")  # process, descriptor, bytes, secret
+_ADDRESS = struct.Struct("<qqq8s16s")  # process, descriptor, bytes, digest of its ISLAND, secret
 _HEAD_BYTES = mmap.PAGESIZE  # holds the secret; what follows is aligned for anything
 ADDRESS_BYTES = _ADDRESS.size
 
 AllGatherBytes = Callable[[bytes], list[bytes]]
+ISLAND = "OVERWEAVE_ISLAND"  # a variable: processes that have unlike names in it map none of each other's memory
+
+
+class OutOfReach(OSError):
+    """A peer's memory cannot be mapped: the peer is on another host or island, in another container, or another's."""
+
+
+def island_name() -> str:
+    """Return the name that this process was given as its island; empty without one."""
+    return os.environ.get(ISLAND, "")
+
+
+def _digest_of_island() -> bytes:
+    return blake2b(island_name().encode(), digest_size=8).digest()
 
 
 class SharedFile:
@@ -53,18 +68,23 @@ class SharedFile:
 
     @classmethod
     def open(cls, address: bytes) -> SharedFile:
-        """Map the file at a peer's `address`. Raises OSError if it is not on this host."""
-        process, descriptor, size_bytes, secret = _ADDRESS.unpack(address)
-        own = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        """Map the file at a peer's `address`. Raises OutOfReach if the peer is not on this island, OSError."""
+        process, descriptor, size_bytes, island, secret = _ADDRESS.unpack(address)
+        if island != _digest_of_island():
+            raise OutOfReach(f"{ISLAND} of process {process} is not {island_name()!r}, that of this one")
+        try:
+            own = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError, ProcessLookupError) as error:
+            raise OutOfReach(str(error)) from error
         if os.fstat(own).st_size != _HEAD_BYTES + size_bytes or os.pread(own, 16, 0) != secret:
             os.close(own)
-            raise OSError(f"process {process} of this host holds another file: the ranks are not on one host")
+            raise OutOfReach(f"process {process} of this host holds another file: the ranks are not on one host")
         return cls(own, size_bytes, secret)
 
     @property
     def address(self) -> bytes:
-        """Process id, descriptor, size and secret: what peers need to `open` the file."""
-        return _ADDRESS.pack(os.getpid(), self.descriptor, self.size_bytes, self._secret)
+        """Process id, descriptor, size, island and secret: what peers need to `open` the file."""
+        return _ADDRESS.pack(os.getpid(), self.descriptor, self.size_bytes, _digest_of_island(), self._secret)
 
     def close_descriptor(self) -> None:
         """Close the descriptor: the memory lives as long as its mappings, and no other process can map it."""
@@ -76,10 +96,8 @@ class SharedFile:
             self.close_descriptor()
 
 
-def create_shared_memory(
-    rank: int, size_bytes: int, all_gather_bytes: AllGatherBytes, on_mapped: Callable[[SharedFile], None]
-) -> SharedFile:
-    """Create one file for all ranks. Collective: either every rank maps it and runs `on_mapped`, or every rank raises.
+def create_shared_memory(rank: int, size_bytes: int, all_gather_bytes: AllGatherBytes) -> SharedFile:
+    """Create one file for all ranks of an island. Collective: either every rank maps it, or every rank raises.
 
     all_gather_bytes: of at most 200 bytes. Raises MachineError, and what `all_gather_bytes` raises.
     """
@@ -97,7 +115,6 @@ def create_shared_memory(
     else:
         try:
             shared = shared or SharedFile.open(address)
-            on_mapped(shared)
         except OSError as error:
             failure = b"!" + str(error).encode()[:180]
     for peer, message in enumerate(all_gather_bytes(failure)):
@@ -139,6 +156,7 @@ GATHER_SLOTS, GATHER_SLOT_WORDS = 32, 32
 ALARM_TEXT = 96
 RING, ENTRIES, ENTRY_WORDS = 160, 64, 32
 RECORD_WORDS = RING + ENTRIES * ENTRY_WORDS
+RECORD_BYTES = RECORD_WORDS * 8
 # Words of an entry of the ring.
 CALL, HASH, IS_NONBLOCKING, TEXT = 0, 1, 2, 4
 
@@ -148,18 +166,24 @@ _LOCK_QUERY = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 class Records:
     """Reads any rank's record, writes this rank's.
 
-    words: all records, one after the other. start: index of this rank's first word.
+    words: the records of this island, one after the other, each in the place of its rank. start: index of this rank's
+    first word. far: ranks of other islands; what is here of them are copies in this process (between_islands.py).
+    has_far_process: whether the process of one of them exists.
     """
 
-    def __init__(self, file: SharedFile, rank: int) -> None:
+    def __init__(self, file: SharedFile, rank: int, far: Collection[int] = ()) -> None:
         self.fence = Fence()
-        self._file = file
+        self._file, self.far = file, frozenset(far)
+        self.has_far_process: Callable[[int], bool] = lambda rank: True
         self.words = file.words
         self.start = rank * RECORD_WORDS
+        shared = (file.memory[at : at + RECORD_BYTES] for at in range(0, file.size_bytes, RECORD_BYTES))
+        self._bytes = [memoryview(bytearray(RECORD_BYTES)) if at in self.far else one for at, one in enumerate(shared)]
+        self._words = [each.cast("q") for each in self._bytes]
 
     def word(self, rank: int, index: int) -> int:
         """Return a word of any rank's record."""
-        return self.words[rank * RECORD_WORDS + index]
+        return self._words[rank][index]
 
     def put(self, index: int, value: int) -> None:
         """Store a word of this rank's record."""
@@ -167,8 +191,7 @@ class Records:
 
     def data(self, rank: int, index: int, length: int) -> bytes:
         """Return bytes of any rank's record, from word `index` on."""
-        start = (rank * RECORD_WORDS + index) * 8
-        return bytes(self._file.memory[start : start + length])
+        return bytes(self._bytes[rank][index * 8 : index * 8 + length])
 
     def text(self, rank: int, index: int, length: int) -> str:
         """Return `data` as text, without the padding."""
@@ -185,9 +208,31 @@ class Records:
 
     def is_alive(self, rank: int) -> bool:
         """Return whether the process of a peer exists, running or suspended: whether it holds its file lock."""
+        if rank in self.far:
+            return self.has_far_process(rank)
         query = _LOCK_QUERY.pack(fcntl.F_WRLCK, os.SEEK_SET, rank, 1, 0)
         kind, *_ = _LOCK_QUERY.unpack(fcntl.fcntl(self._file.descriptor, fcntl.F_GETLK, query))
         return bool(kind != fcntl.F_UNLCK)
+
+    def snapshot(self, rank: int) -> bytes:
+        """Return a record as it is at one moment, but for the time of its heartbeat, which has no meaning elsewhere.
+
+        No thread of this process writes meanwhile: the copy is made under the interpreter's lock.
+        """
+        copy = bytearray(self._bytes[rank])
+        copy[HEARTBEAT_MS * 8 : (HEARTBEAT_MS + 1) * 8] = bytes(8)
+        return bytes(copy)
+
+    def receive(self, rank: int, snapshot: bytes) -> None:
+        """Replace the copy of a far rank's record, at one moment, but for the time of its heartbeat."""
+        heartbeat = slice(HEARTBEAT_MS * 8, (HEARTBEAT_MS + 1) * 8)
+        copy = bytearray(snapshot)
+        copy[heartbeat] = self._bytes[rank][heartbeat]
+        self._bytes[rank][:] = copy
+
+    def receive_heartbeat(self, rank: int, age_ms: int) -> None:
+        """Note how long ago a far rank has last read the board."""
+        self._words[rank][HEARTBEAT_MS] = now_ms() - age_ms
 
 
 def take_lock(file: SharedFile, rank: int) -> None:

@@ -34,7 +34,8 @@ def has_peer_access(device: torch.device) -> bool:
 def group_has_peer_access(group: Group, device: torch.device) -> bool:
     """Return whether all GPUs of a group have peer access, the same on every rank. The first call is collective.
 
-    Each rank checks its own GPU against those of its peers that it sees; one no decides. Raises RankMismatch on every
+    Ranks of several islands have none. Else each rank checks its own GPU against those of its peers that it sees; one
+    no decides. Raises RankMismatch on every
     rank if one makes another call, and PeerError.
     """
     if group.world_size == 1:
@@ -42,6 +43,9 @@ def group_has_peer_access(group: Group, device: torch.device) -> bool:
     known = _AGREED.setdefault(group.process_group, {})
     if device not in known:
         board = Board.of(group)
+        if not board.islands.is_one:
+            known[device] = False
+            return False
         board.agree(b"what memory the GPUs of the group reach")
         uuids = board.all_gather_bytes(_uuid(_index(device)))
         peers = [index for index in range(torch.cuda.device_count()) if _uuid(index) in uuids]
@@ -123,6 +127,8 @@ class CudaHeap:
     """
 
     def __init__(self, group: Group, device: torch.device, size_bytes: int) -> None:
+        if group.world_size > 1:
+            Board.of(group).islands.require_one(f"symmetric memory of {size_bytes} bytes for group {group.name}")
         try:
             self.tensor: torch.Tensor = symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device)
             with _unicast():
@@ -148,7 +154,7 @@ class CudaHeap:
 
 
 class OwnHeap(CudaHeap):
-    """Memory of this GPU alone, for plans that move rows by NCCL where GPUs have no peer access.
+    """Memory of this GPU alone, for plans that move rows by NCCL where GPUs have no peer access, as between islands.
 
     addresses: this rank's own, once for each rank.
     """

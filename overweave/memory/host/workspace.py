@@ -18,7 +18,7 @@ from torch import Tensor
 
 from overweave.errors import InputError, WorkspaceBroken
 from overweave.memory.board.board import Alarm, Board
-from overweave.memory.board.records import Fence, Pause, create_shared_memory
+from overweave.memory.board.records import Fence, Pause, SharedFile, create_shared_memory
 from overweave.memory.group import Group, OfGroup
 from overweave.memory.heap import HALVES, PackedSpace
 from overweave.memory.layout import SIGNAL_STRIDE_BYTES, SIGNAL_STRIDE_WORDS, SlotLayout, aligned
@@ -45,32 +45,36 @@ def try_run_locked(work: Callable[[], None]) -> bool:
 class HostHeap:
     """`size_bytes` zeroed bytes of every rank of a group. Collective: all ranks allocate in one order.
 
-    tensor: this rank's part, uint8. addresses: of each rank's part, in this process. Raises MachineError on every rank
-    if one cannot map it, PeerDied, PeerTimeout.
+    In a group of several islands a rank has its own part alone, for plans whose rows the library moves.
+    tensor: this rank's part, uint8. starts: of each rank whose part is mapped, where it starts. addresses: of each
+    rank's part in this process, or of the own one. Raises MachineError on every rank if one cannot map it, PeerDied,
+    PeerTimeout.
     """
 
     def __init__(self, board: Board, size_bytes: int, deadline_s: float | None = None) -> None:
-        self._part_bytes, ranks = aligned(size_bytes), board.world_size
-        file = create_shared_memory(
-            board.rank,
-            ranks * self._part_bytes,
-            lambda data: board.all_gather_bytes(data, deadline_s),
-            lambda file: None,
-        )
+        part_bytes, ranks = aligned(size_bytes), range(board.world_size)
+        if board.islands.is_one:
+            self.starts = {rank: rank * part_bytes for rank in ranks}
+            file = create_shared_memory(
+                board.rank, len(ranks) * part_bytes, lambda data: board.all_gather_bytes(data, deadline_s)
+            )
+        else:
+            self.starts, file = {board.rank: 0}, SharedFile.create(part_bytes)
         file.close_descriptor()
         self._memory = torch.frombuffer(file.memory, dtype=torch.uint8)
         self._bytes, self._rank = file.memory, board.rank
-        self.tensor = self._memory[board.rank * self._part_bytes :][: self._part_bytes]
-        self.addresses = tuple(self._memory.data_ptr() + rank * self._part_bytes for rank in range(ranks))
+        own = self.starts[board.rank]
+        self.tensor = self._memory[own : own + part_bytes]
+        self.addresses = tuple(self._memory.data_ptr() + self.starts.get(rank, own) for rank in ranks)
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, rank: int | None = None) -> torch.Tensor:
         """Return a row-major tensor, `offset` bytes from the start of a rank's part. rank: None for this rank."""
-        start = (self._rank if rank is None else rank) * self._part_bytes + offset
+        start = self.starts[self._rank if rank is None else rank] + offset
         return self._memory[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
     def words(self, offset: int, count: int, rank: int | None = None) -> memoryview:
         """Return int32 words of a rank's part: a memoryview, which Python reads and writes quicker than a tensor."""
-        start = (self._rank if rank is None else rank) * self._part_bytes + offset
+        start = self.starts[self._rank if rank is None else rank] + offset
         return self._bytes[start : start + 4 * count].cast("i")
 
 
@@ -97,6 +101,8 @@ class HostWorkspace:
         self.board = board
         self.rank = group.rank
         self.world_size = group.world_size
+        # Across islands nobody writes a peer's memory: the library's collectives synchronize the ranks.
+        self._connected = range(group.world_size) if board.islands.is_one else (group.rank,)
         self.is_broken = False
         self.agreed: set[bytes] = set()
         self.fence = Fence()
@@ -126,7 +132,7 @@ class HostWorkspace:
         if self._used is not None:
             self._used[:] = bytes(self._used.nbytes)
         self.fence()
-        for peer in range(self.world_size):
+        for peer in self._connected:
             self.lines(peer)[(COMPLETED + self.rank) * SIGNAL_STRIDE_WORDS] = call - 1
         slot = HostSlot(self, heap, layout)
         self._used = slot.signals[self.rank].cast("B")
@@ -178,7 +184,7 @@ class HostWorkspace:
     def _await_credits(self, words: memoryview, previous: int, timeout_s: float) -> None:
         """Wait for a credit of every peer: it has finished the call before, and begun this one."""
         pause, start_s = Pause(), time.monotonic()
-        for peer in range(self.world_size):
+        for peer in self._connected:
             while (seen := words[(COMPLETED + peer) * SIGNAL_STRIDE_WORDS]) < previous:
                 pause()
                 self.board.check_periodically()
@@ -189,14 +195,14 @@ class HostWorkspace:
 
 
 class HostSlot:
-    """The memory of one call: every rank's part, mapped into this process. signals: int32 words, by rank."""
+    """The memory of one call: the parts that are mapped into this process. signals: int32 words, by rank."""
 
     def __init__(self, workspace: HostWorkspace, heap: HostHeap, layout: SlotLayout) -> None:
         self.heap, self.layout = heap, layout
         self.atomic_add: AtomicAdd | None = None
-        self._fence, self._rank = workspace.fence, workspace.rank
+        self._fence, self._rank, self._world_size = workspace.fence, workspace.rank, workspace.world_size
         words = layout.signals * SIGNAL_STRIDE_WORDS
-        self.signals = [heap.words(0, words, rank) for rank in range(workspace.world_size)]
+        self.signals = {rank: heap.words(0, words, rank) for rank in heap.starts}
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype, rank: int) -> Tensor:
         """Return any rank's instance of a buffer, `[rows, cols]`."""
@@ -213,7 +219,7 @@ class HostSlot:
     def counts(self, pad: str, signal: int) -> list[int]:
         """Return what each rank has added to a signal of this rank; with `atomic_add` only the sum has meaning."""
         start = self.layout.signal(pad, signal) * SIGNAL_STRIDE_WORDS
-        return self.signals[self._rank][start : start + len(self.signals)].tolist()
+        return self.signals[self._rank][start : start + self._world_size].tolist()
 
     def has_reached(self, pad: str, signals: tuple[int, int], count: int) -> bool:
         """Return whether each of this rank's signals `[lo, hi)` has reached `count`, in acquire order."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError
 from overweave.ir.counts import rows_of_counted
+from overweave.ir.exchange import addresses_peers
 from overweave.ir.operators.forms import input_of
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Region
@@ -88,6 +89,8 @@ class HostRun:
         workspace.check_usable()
         try:
             bound = self._bound
+            if bound.addresses_peers:
+                workspace.board.islands.require_one(f"run {plan.name} on {group.world_size} ranks")
             _check_tensors(plan, group, bound.operands, {**inputs, **outputs})
         except (InputError, MachineError) as error:
             _notify_refusal(workspace, error)
@@ -115,7 +118,9 @@ class HostRun:
         make_call: type[HostCall] = load(f"host {depth}")
         make_call.check(plan)
         program = HostProgram.of(plan, rank, make_call.kernel_queues(plan))
-        return _Bound(program, make_call, _signature(plan, depth), _operands(plan, rank))
+        return _Bound(
+            program, make_call, _signature(plan, depth), _operands(plan, rank), addresses_peers(plan.schedule)
+        )
 
 
 _DEPTHS = ("library", "interpreter")
@@ -128,6 +133,7 @@ class _Bound(NamedTuple):
     make_call: type[HostCall]
     signature: bytes
     operands: dict[str, _Operand]
+    addresses_peers: bool
 
 
 class _Operand(NamedTuple):

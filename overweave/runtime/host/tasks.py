@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from overweave.errors import InputError, OverweaveError
-from overweave.memory.board.board import Alarm
+from overweave.memory.board.board import Alarm, Board
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import HostSlot, HostWorkspace
 from overweave.runtime.handwritten import (
@@ -33,6 +33,7 @@ class HostTaskRun:
     def __init__(self, declared: Declared, group: Group, device: torch.device) -> None:
         self._declared, self._group = declared, group
         self._layout = declared.lay_out()
+        Board.of(group).islands.require_one("run a program that addresses peers")
 
     def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
         """Run a call to its end. Raises RankMismatch and PeerError; outputs are undefined then."""

@@ -116,9 +116,9 @@ def _known_sizes(asked: MethodRequest) -> str:
 
 
 def _peer_memory(asked: MethodRequest) -> str:
-    if asked.device is None or asked.device.kind != "cuda" or asked.device.peer_access:
+    if asked.device is None or asked.device.peer_access:
         return ""
-    return f"the GPUs {NO_REACH}"
+    return f"{asked.device.parted or 'the GPUs'} {NO_REACH}"
 
 
 def _tuned_kernels(asked: MethodRequest) -> str:

@@ -43,6 +43,7 @@ MODEL_SMS = 132  # of the GPU whose measurements the margins are
 class DeviceTraits(Protocol):
     """What a need may ask of a device: its kind (cpu, cuda), whether it is sm_90, and whether it has peer access: it
     reads and writes the memory of the other GPUs. has_tuned_kernels: rates of our tile kernels are known there.
+    parted: which ranks lie on which of several islands, as text; empty where that is one.
     has_far_pairs: some pairs of GPUs are joined by other links than the rest.
     """
 
@@ -52,6 +53,8 @@ class DeviceTraits(Protocol):
     def is_hopper(self) -> bool: ...
     @property
     def peer_access(self) -> bool: ...
+    @property
+    def parted(self) -> str: ...
     @property
     def has_tuned_kernels(self) -> bool: ...
     @property

@@ -147,6 +147,9 @@ def default_plan(problem: Problem, target: Target) -> Choice:
     """Return the plan for a problem on a target, with reasons."""
     rule = problem.record.size_rule
     sequential, overlapped = library_path(problem.operator), f"{problem.operator}.{rule.overlapped}"
+    if target.parted:
+        why = f"{target.parted} are several islands, and nothing was measured there"
+        return make_choice(problem, target, sequential, ("rule", why))
     too_small = _too_small(problem) if target.kind != "cpu" else ""
     if too_small:
         why = "the plain library calls win at this size"

@@ -83,8 +83,9 @@ def _decode_calibrated(path: Path, gpu: Gpu, data: bytes) -> MachineMatch:
 class Target(Struct, frozen=True):
     """The device that a plan runs on.
 
-    is_hopper: sm_90. name: the GPU's, as its driver reports it; ignored on a CPU. peer_access: as of a Machine. found:
-    the described machine that predictions are made on. has_multicast: NVLink multicast, which NCCL uses unless it is
+    is_hopper: sm_90. name: the GPU's, as its driver reports it; ignored on a CPU. peer_access: as of a Machine.
+    parted: which ranks lie on which islands, where there are several. found: the described machine that predictions are
+    made on. has_multicast: NVLink multicast, which NCCL uses unless it is
     switched off.
     """
 
@@ -95,11 +96,12 @@ class Target(Struct, frozen=True):
     peer_access: bool = True
     found: MachineMatch = H200
     has_multicast: bool = False
+    parted: str = ""
 
     def machine(self, world_size: int) -> Machine | None:
-        """Return the description for predictions of `world_size` ranks; None for a CPU, and for more ranks than it can
-        have."""
-        machine = machine_for(self.found, world_size) if self.kind == "cuda" else None
+        """Return the description for predictions of `world_size` ranks; None for a CPU, for more ranks than it can
+        have, and for ranks on several islands."""
+        machine = machine_for(self.found, world_size) if self.kind == "cuda" and not self.parted else None
         if machine is None or machine.peer_access == self.peer_access:
             return machine
         return replace(machine, peers=PeerAccess(self.peer_access, "the GPUs at hand"))
@@ -107,7 +109,7 @@ class Target(Struct, frozen=True):
     @property
     def has_tuned_kernels(self) -> bool:
         """Whether rates of our tile kernels are known on it."""
-        machine = self.machine(1)
+        machine = machine_for(self.found, 1) if self.kind == "cuda" else None
         return machine is None or any(tile.kernel == self.kernel for tile in machine.tiles)
 
     @property
@@ -122,10 +124,12 @@ class Target(Struct, frozen=True):
         return "hopper" if self.is_hopper else "portable"
 
     def device(self, world_size: int) -> str:
-        """Return the key of measurements. With NVLink multicast in use by NCCL it is another one."""
-        if self.kind != "cuda":
-            return self.kind
-        return f"{self.name}, NVLink multicast" if self.has_multicast and nccl_uses_it(world_size) else self.name
+        """Return the key of measurements. With NVLink multicast in use by NCCL it is another one, and on several
+        islands."""
+        name = self.kind if self.kind != "cuda" else self.name
+        if self.parted:
+            return f"{name}, several islands"
+        return f"{name}, NVLink multicast" if self.has_multicast and nccl_uses_it(world_size) else name
 
 
 @lru_cache
@@ -135,15 +139,16 @@ def _has_far_pairs(found: MachineMatch) -> bool:
 
 
 def target_of(device: torch.device, group: Group | None = None) -> Target:
-    """Return the target of a device. With a group, what its ranks agree on. The first call of a group on a GPU is
-    collective, and raises RankMismatch and PeerError."""
+    """Return the target of a device. With a group, what its ranks agree on: the first call of a group is collective,
+    and raises RankMismatch and PeerError."""
+    parted = "" if group is None or group.world_size == 1 else Board.of(group).islands.parted
     if device.type == "cpu":
-        return Target("cpu")
+        return Target("cpu", peer_access=not parted, parted=parted)
     gpu = gpu_of(device)
     reaches = has_peer_access(device) if group is None else group_has_peer_access(group, device)
     found = machine_of(gpu) if group is None else agreed_machine(group, gpu)
     hopper, multicast = gpu.capability[0] == 9, has_multicast(device)
-    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast)
+    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted)
 
 
 def target_on(machine: Machine, found: MachineMatch | None = None) -> Target:

@@ -149,7 +149,7 @@ def test_without_a_driver_there_is_none():
 
 # torch's rendezvous of our memory makes no multicast object, and the environment is as before.
 
-GROUP = SimpleNamespace(name="0", process_group=None)
+GROUP = SimpleNamespace(name="0", process_group=None, world_size=1)
 
 
 def mapped(monkeypatch: pytest.MonkeyPatch, rendezvous) -> None:
