@@ -28,6 +28,7 @@ BACKENDS = {
     "gpu heap": "overweave.memory.cuda.heap:CudaHeap",
     "gpu grouped": "overweave.runtime.gpu.experts:multiply",
     "gpu grouped into": "overweave.runtime.gpu.experts:multiply_into",
+    "gpu grouped arriving": "overweave.runtime.gpu.experts:multiply_arriving",
     "gpu grouped outer": "overweave.runtime.gpu.experts:outer",
     "gpu grouped clear": "overweave.runtime.gpu.experts:clear",
     "gpu slots": "overweave.runtime.gpu.slots:add_slots",

@@ -110,7 +110,8 @@ class _BoundProgram:
                 action.kernel[action.grid](*arguments, **(COMPILE_OPTIONS | options))
         elif isinstance(action, TileTask):
             with torch.cuda.stream(stream):
-                action.run(self.arguments.own)
+                beside = () if action.channel is None else (self.arguments.channel(action.channel),)
+                action.run(self.arguments.own, *beside)
         elif isinstance(action, TileVoid):
             with torch.cuda.stream(stream):
                 result, words = action.result, self._protocol.words
