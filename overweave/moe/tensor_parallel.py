@@ -186,7 +186,9 @@ def experts_mlp(
     if is_pushed and not differentiated:
         given = torch.ones(ids.shape, dtype=torch.float32, device=ids.device) if given is None else given
         options = exchange.options | {"m": tokens, "glu": glu_word(glu), "first": first}
-        y: torch.Tensor = torch.ops.overweave.chained_experts(x_shard, ids, given, up, down, up_bias, down_bias, **options)
+        y: torch.Tensor = torch.ops.overweave.chained_experts(
+            x_shard, ids, given, up, down, up_bias, down_bias, **options
+        )
     else:
         every, of_slots = _all_slots(exchange, ids, given, tokens)
         x = all_gather_rows(exchange, x_shard, tokens)
