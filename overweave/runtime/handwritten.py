@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -147,10 +147,6 @@ class Await:
 
     channel: str
     counts: tuple[tuple[int, int], ...]
-
-    def without(self, signals: Container[tuple[str, int]]) -> Await:
-        """Return the wait for other counters than these."""
-        return Await(self.channel, tuple(each for each in self.counts if (self.channel, each[0]) not in signals))
 
 
 OwnBuffer = Callable[[str], torch.Tensor]  # a symmetric buffer of this rank, by name

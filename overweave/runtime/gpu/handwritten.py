@@ -38,7 +38,6 @@ from overweave.runtime.kernel_calls.call import notify_call, prologue_call, requ
 from overweave.runtime.kernel_calls.program import ProgramArguments
 
 VOIDING = 64  # programs
-Signal = tuple[str, int]  # a channel, and the number of a counter
 
 
 class HandwrittenRun(CallFrame):
@@ -48,7 +47,7 @@ class HandwrittenRun(CallFrame):
         super().__init__(Workspace.of(group, device))
         self._bound = _BoundProgram(declared, declared.lay_out(), self._workspace)
         self._known: set[Any] = set()  # keys of compiled and loaded kernels
-        self._events: dict[Signal, torch.cuda.Event] = {}
+        self._events: dict[Raise, torch.cuda.Event] = {}
 
     def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
         """Enqueue a call; it may be captured. Raises RankMismatch, and PeerError if an earlier call failed."""
@@ -67,29 +66,29 @@ class HandwrittenRun(CallFrame):
         self.fork(stream, sides.values())
         for queue, action in _merged((*steps, *_side_stream_waits(steps))):
             own = sides.get(queue, stream)
-            if isinstance(action, Raise) and (action.channel, action.counter) in within:
-                self._event(action.channel, action.counter).record(own)
+            if isinstance(action, Raise) and action in within:
+                self._events.setdefault(action, torch.cuda.Event()).record(own)
             elif isinstance(action, Await):
-                for counter, _ in action.counts:
-                    if (action.channel, counter) in within:
-                        own.wait_event(self._event(action.channel, counter))
-                self._wait(own, queue, action.without(within))
+                self._wait(own, queue, action, within)
             elif isinstance(action, Raise) and queue == MAIN:
                 bound.tell(own, action)
             else:
                 bound.enqueue(own, action)
         self.join(stream, sides.values())
 
-    def _wait(self, stream: torch.cuda.Stream, queue: str, action: Await) -> None:
-        """Enqueue a wait for memory; in the caller's stream by a kernel, which has a deadline."""
-        if action.counts and queue == MAIN:
-            self._bound.wait(stream, action)
-        elif action.counts:
-            self._bound.enqueue(stream, action)
-
-    def _event(self, channel: str, counter: int) -> torch.cuda.Event:
-        """Return the event of a signal between queues of this rank."""
-        return self._events.setdefault((channel, counter), torch.cuda.Event())
+    def _wait(self, stream: torch.cuda.Stream, queue: str, action: Await, within: set[Raise]) -> None:
+        """Enqueue a wait: for an event of this rank, or for memory; in the caller's stream by a kernel, which has a
+        deadline."""
+        counts = []
+        for counter, count in action.counts:
+            told = Raise(action.channel, counter, self._workspace.group.rank)
+            if told in within:
+                stream.wait_event(self._events[told])
+            else:
+                counts.append((counter, count))
+        if counts:
+            wait = self._bound.wait if queue == MAIN else self._bound.enqueue
+            wait(stream, Await(action.channel, tuple(counts)))
 
     def _load(self, steps: list[TileStep]) -> None:
         """Compile and load new kernels while this GPU is idle: loading blocks while a kernel waits for peers."""
@@ -230,22 +229,22 @@ def _side_stream_waits(steps: list[TileStep]) -> list[TileStep]:
     return [(MAIN, Await(channel, tuple(sorted(of_channel.items())))) for channel, of_channel in counts.items()]
 
 
-def _told_within(steps: list[TileStep], rank: int) -> set[Signal]:
+def _told_within(steps: list[TileStep], rank: int) -> set[Raise]:
     """Return the signals that queues of this rank tell each other, each before it is waited for: events. Nobody else
     tells such a counter, since each is told once; but a kernel that is given the channel may wait for it."""
-    told, awaited = set[Signal](), set[Signal]()
+    told, awaited = set[Raise](), set[Raise]()
     of_kernels = set[str | None]()
     for _, action in steps:
-        if isinstance(action, Raise) and action.rank == rank and (action.channel, action.counter) not in awaited:
-            told.add((action.channel, action.counter))
+        if isinstance(action, Raise) and action.rank == rank and action not in awaited:
+            told.add(action)
         elif isinstance(action, Await):
-            awaited.update((action.channel, counter) for counter, _ in action.counts)
+            awaited.update(Raise(action.channel, counter, rank) for counter, _ in action.counts)
         elif isinstance(action, TileTask):
             of_kernels.add(action.channel)
         elif isinstance(action, TileLaunch):
             given = (*action.arguments, *action.options.values())
             of_kernels.update(each.name for each in given if isinstance(each, ChannelArgument))
-    return {signal for signal in told if signal[0] not in of_kernels}
+    return {signal for signal in told if signal.channel not in of_kernels}
 
 
 def _merged(steps: Iterable[TileStep]) -> Iterator[TileStep]:

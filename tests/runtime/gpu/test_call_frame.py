@@ -167,6 +167,7 @@ def steps_run(log: Log) -> Any:
         (MAIN, Raise("within", 0, 0)),
         ("beside", Await("second", ((0, 1),))),
         ("beside", Await("within", ((0, 1),))),
+        ("beside", Raise("within", 0, 1)),
         (MAIN, Await("third", ((1, 1),))),
         (MAIN, Await("third", ((2, 1),))),
     ]
@@ -231,6 +232,7 @@ def test_what_the_caller_captures_is_neither_chained_nor_prepared(
 
 def test_steps_of_hand_fused_kernels(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     run, steps = steps_run(log), ["first told on caller", "second on beside", "beside waits for caller"]
+    steps += ["within on beside"]
     steps += ["caller waits for third ((1, 1), (2, 1))", "caller waits for second ((0, 1),)", "caller waits for caller"]
     expected = frame("beside", steps, ("post", "enter caller"))
     assert eager(run, log) == [*expected, "leave caller"]

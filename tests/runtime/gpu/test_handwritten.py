@@ -112,7 +112,7 @@ def test_signals_within_a_rank_are_events_where_no_kernel_waits_for_them_and_non
         (MAIN, TileLaunch(None, (1,), (ChannelArgument("launched"),), {})),
         (MAIN, TileTask("task", lambda own, channel: None, (), "arriving")),
     ]
-    assert handwritten_gpu._told_within(steps, RANK) == {("queued", 0)}
+    assert handwritten_gpu._told_within(steps, RANK) == {Raise("queued", 0, RANK)}
 
 
 def test_a_notify_in_the_callers_stream_is_a_kernels_once_it_is_loaded(slot: Any, done: list[tuple[Any, ...]]):
