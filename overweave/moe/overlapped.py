@@ -27,6 +27,7 @@ from overweave.moe.slots import add_slots
 from overweave.moe.torch_ops import TorchOp, define
 from overweave.ops.author.tile_program import TileProgram
 from overweave.ops.call.groups import group_of, refuse
+from overweave.ops.dispatch.route import GroupRank
 from overweave.runtime.backends import load
 from overweave.runtime.handwritten import OwnBuffer
 from overweave.runtime.library import grouped as reference
@@ -496,11 +497,11 @@ for _op in (
     define(_op)
 
 
-def choose(name: str, plan: str | None, reason: str) -> str:
-    """The plan of a call: what is asked, or what no measurement speaks against. reason: why it cannot be push.
-    Raises InputError for a plan that cannot run."""
+def choose(name: str, plan: str | None, reason: str, is_quicker: bool) -> str:
+    """The plan of a call: what is asked, or what measurements say. reason: why it cannot be `push`. Raises InputError
+    for a plan that cannot run."""
     if plan is None:
-        return SEQUENTIAL
+        return PUSH if is_quicker and not reason else SEQUENTIAL
     if plan not in PLANS:
         raise InputError(f"{name} with plan {plan[:40]!r}", "there is no such plan", f"Use one of {', '.join(PLANS)}")
     if plan == PUSH and reason:
@@ -508,5 +509,26 @@ def choose(name: str, plan: str | None, reason: str) -> str:
     return plan
 
 
+def pushing_is_quicker(place: GroupRank, device: torch.device, shard_bytes: int) -> bool:
+    """Whether `push` is, of a call that nobody differentiates. shard_bytes: of a rank's tokens; alike on all ranks."""
+    return (
+        device.type == "cuda"
+        and place.world_size > 1
+        and shard_bytes >= LEAST_BYTES
+        and _reaches_peers(place.name, device.index)
+    )
+
+
+def _reaches_peers(group_name: str, index: int) -> bool:
+    group = group_of(group_name)
+    with group.lock:
+        reaches: bool = load("gpu reach")(group, torch.device("cuda", index))
+    return reaches
+
+
+_reaches_peers._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as ops/dispatch/route.place_of
+
 SEQUENTIAL, PUSH = "sequential", "push"
 PLANS = (SEQUENTIAL, PUSH)
+# MEASURED: of 2 x H200 (benchmarks/results/experts.h200x2.2026-11-29.txt).
+LEAST_BYTES = 4 << 20

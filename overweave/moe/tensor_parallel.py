@@ -26,7 +26,7 @@ from overweave.moe.collectives import (
     replicated,
 )
 from overweave.moe.glu import Glu, gated
-from overweave.moe.overlapped import PUSH, ExpertWeights, choose, glu_word, obstacle
+from overweave.moe.overlapped import PUSH, ExpertWeights, choose, glu_word, obstacle, pushing_is_quicker
 from overweave.moe.pairs import (
     RoutedTokens,
     TokensExperts,
@@ -62,7 +62,7 @@ def all_gather_experts(
     input. m: t, where W does not divide it: ranks hold the parts of torch.chunk. All as in `experts_matmul`, as are
     the results: h `[t * top, n]` and the experts of all t tokens. plan: `sequential`, or `push`, whose tiles multiply
     what is there while other tokens travel, of rows of whole words of 16 bytes, without weights on the input; None: the
-    first.
+    second of many tokens on GPUs that reach each other's memory, where nobody asks for gradients, else the first.
 
     Gradients: of x_shard, w, bias and topk_weights; the first and the last are summed and scattered.
 
@@ -76,9 +76,9 @@ def all_gather_experts(
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
         exchange = exchange_in(group, _told(name, topk_ids, w, {"x": x_shard, "topk_weights": topk_weights}))
         reason = obstacle(x_shard, w.shape[1]) or ("weights stand on the input" if topk_weights is not None else "")
-        chosen = choose(name, plan, reason)
-    if chosen == PUSH and place.world_size > 1:
         is_kept = _is_differentiated(x_shard, w, bias)
+        chosen = choose(name, plan, reason, not is_kept and _is_quicker(place, x_shard, tokens, x_shard.shape[1]))
+    if chosen == PUSH and place.world_size > 1:
         options = exchange.options | {"m": tokens, "keeps": is_kept and w.requires_grad}
         options["glu"] = "" if is_kept else glu_word(glu)
         ids = topk_ids.to(torch.int32)
@@ -111,7 +111,7 @@ def experts_reduce_scatter(
     or None. w: `[experts, n, k]`. bias: `[experts, n]`, alike on every rank, added once by the owner of a token. m: t,
     where W does not divide it. Returns `[t/W, n]`: the `top` of a token are added as in `experts_sum` and rounded to
     what travels; the library sums over ranks. plan: `sequential`, or `push`, which sends columns of sums to their
-    owners while it computes the next ones, and adds those of all ranks in fp32, in their order; None: the first.
+    owners while it computes the next ones, and adds those of all ranks in fp32, in their order; None: as there.
 
     Gradients: of h, w, bias and topk_weights, the latter two summed over ranks. Raises as `all_gather_experts`.
     """
@@ -127,7 +127,8 @@ def experts_reduce_scatter(
             tokens = _all_tokens(name, place, ids.shape[0], m)
         check_second(name, h, ids, topk_weights, (w, bias), tokens)
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights, "bias": bias}))
-        chosen = choose(name, plan, obstacle(h, w.shape[1]))
+        is_quicker = not _is_differentiated(h, w, bias, topk_weights) and _is_quicker(place, h, tokens, w.shape[1])
+        chosen = choose(name, plan, obstacle(h, w.shape[1]), is_quicker)
     if isinstance(topk_ids, RoutedTokens):
         routed = topk_ids
         weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
@@ -161,7 +162,7 @@ def experts_mlp(
     `first`, the experts that it holds whole: all tokens travel to all ranks then, and no host looks at a count, as
     `dispatch` does. m: t, where W does not divide it. Returns `[t/W, k]`.
     plan: `push`, of calls that are not differentiated, is both halves in one, without a collective of the library. Of
-    differentiated calls both halves take the plan, and those of whole experts are sequential. None: `sequential`.
+    differentiated calls both halves take the plan, and those of whole experts are sequential. None: as there.
 
     Gradients: as those of the two halves. Raises as `all_gather_experts`.
     """
@@ -173,11 +174,12 @@ def experts_mlp(
         check_down(name, weights[:5])
         place = place_of(group)
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
-        chosen = choose(name, plan, obstacle(x_shard, down.shape[2]))
         tensors = {"x": x_shard, "topk_weights": topk_weights, "up": up, "down": down, "bias": up_bias}
         tensors["down_bias"] = down_bias
+        differentiated = _is_differentiated(*tensors.values())
+        is_quicker = not differentiated and _is_quicker(place, x_shard, tokens, x_shard.shape[1])
+        chosen = choose(name, plan, obstacle(x_shard, down.shape[2]), is_quicker)
         exchange = exchange_in(group, _told(name, topk_ids, up, tensors, is_whole=first is not None))
-    differentiated = _is_differentiated(*tensors.values())
     is_pushed = chosen == PUSH and place.world_size > 1
     if is_pushed and differentiated and first is None:
         h, routed = all_gather_experts(x_shard, topk_ids, up, group, bias=up_bias, glu=glu, m=m, plan=plan)
@@ -239,6 +241,10 @@ def _all_slots(
         return all_gather_rows(exchange, ids, tokens), None
     words = all_gather_rows(exchange, torch.cat([ids.contiguous().view(torch.float32), weights.float()], 1), tokens)
     return words.detach()[:, : ids.shape[1]].view(torch.int32), words[:, ids.shape[1] :]
+
+
+def _is_quicker(place: GroupRank, x: torch.Tensor, tokens: int, columns: int) -> bool:
+    return pushing_is_quicker(place, x.device, tokens // place.world_size * columns * x.element_size())
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:

@@ -26,6 +26,7 @@ BACKENDS = {
     "gpu torch": "overweave.runtime.gpu.torch_symm_mem:bind_by_torch",
     "gpu trace": "overweave.runtime.gpu.trace:trace_on_gpu",
     "gpu heap": "overweave.memory.cuda.heap:CudaHeap",
+    "gpu reach": "overweave.memory.cuda.heap:group_has_peer_access",
     "gpu grouped": "overweave.runtime.gpu.experts:multiply",
     "gpu grouped into": "overweave.runtime.gpu.experts:multiply_into",
     "gpu grouped arriving": "overweave.runtime.gpu.experts:multiply_arriving",
