@@ -174,7 +174,8 @@ def _flat(tensors: ExpertTensors) -> tuple[Any, ...]:
 
 def _stand_ins(example: ExpertTensors) -> ExpertTensors:
     own: list[Any] = [None if one is None else _stand_in(one) for one in example[:-1]]
-    return ExpertTensors(*own, example.arriving and ArrivingTensors(*map(_stand_in, example.arriving)))
+    arriving = example.arriving and ArrivingTensors(*map(_stand_in, example.arriving))
+    return ExpertTensors._make([*own, arriving])
 
 
 def _stand_in(tensor: torch.Tensor) -> Moving:
