@@ -184,3 +184,28 @@ class PackedTraits(Struct, frozen=True, kw_only=True):
     chained: bool
     epilogue: int
     rows: int
+
+
+class SentRows(NamedTuple):
+    """Rows that are sent (kernels/rows.py). rows: int32 `[last, words]`; beside, in the same order, or None. chosen:
+    int32, the rows that go, rank by rank; None: they lie in that order. starts: int32 `[W + 1]`, where those for each
+    rank begin.
+    """
+
+    rows: Any
+    beside: Any
+    chosen: Any
+    starts: Any
+
+
+class RowSizes(Struct, frozen=True):
+    """What rows are sent by. shard: the most that a rank sends to another. most: that a rank receives. words, beside:
+    int32 words of a row, and of what travels beside it. step_rows, step_words: what a program moves at a time.
+    """
+
+    shard: int
+    most: int
+    words: int
+    beside: int
+    step_rows: int
+    step_words: int

@@ -32,6 +32,9 @@ BACKENDS = {
     "gpu grouped clear": "overweave.runtime.gpu.experts:clear",
     "gpu slots": "overweave.runtime.gpu.slots:add_slots",
     "gpu routing": "overweave.runtime.gpu.routing:route",
+    "rows push": "overweave.runtime.kernel_calls.rows:push_launch",
+    "rows land": "overweave.runtime.kernel_calls.rows:land_launch",
+    "rows add": "overweave.runtime.kernel_calls.rows:add_launch",
     "gpu scratch": "overweave.memory.cuda.heap:Scratch",
 }
 

@@ -42,10 +42,12 @@ from overweave.runtime.handwritten import (
     Part,
     Raise,
     Reads,
+    Sent,
     SymmetricBuffer,
     TileEffect,
     TileLaunch,
     TileMove,
+    TileRows,
     TileTask,
 )
 
@@ -170,11 +172,39 @@ class _Paper:
             if launched.waits.get(queue):
                 launched.add_idle(queue)
             launched.add(self._computed(launched, queue, action))
+        elif isinstance(action, TileRows):
+            self._add_rows(launched, queue, action)
         elif isinstance(action, TileLaunch):
             if launched.waits.get(queue):
                 launched.add_idle(queue)
             for tile in self._tiles(launched, f"{queue}.{len(launched.operations)}", action):
                 launched.add(tile)
+
+    def _add_rows(self, launched: _Launched, queue: str, rows: TileRows) -> None:
+        """Each peer's part as a Put of all rows that there can be, and what is computed as one tile of a kernel."""
+        for name, shard in rows.awaits:
+            channel = self._channel(name)
+            counters = range(shard * channel.channels, (shard + 1) * channel.channels)
+            waits = [Wait(name, (at, at + 1), channel.count_of(at)) for at in counters]
+            launched.waits.setdefault(queue, []).extend(waits)
+        if launched.waits.get(queue):
+            launched.add_idle(queue)
+        for sent in rows.sends:
+            launched.add(self._sent(launched, queue, sent))
+        if rows.makes:
+            launched.add(self._computed(launched, queue, rows))
+
+    def _sent(self, launched: _Launched, queue: str, sent: Sent) -> Put:
+        rank = launched.rank
+        return Put(
+            name=f"{sent.channel}.{rank}.{len(launched.operations)}",
+            rank=rank,
+            queue=queue,
+            notifies=(Notify(sent.channel, sent.peer, sent.counter),),
+            sources=tuple(self._region(source) for source, _ in sent.moves),
+            destinations=tuple(self._region(target) for _, target in sent.moves),
+            tiles=sent.programs,
+        )
 
     def _moved(self, launched: _Launched, queue: str, move: TileMove) -> Operation:
         source, target = self._region(move.source), self._region(move.target)
@@ -184,7 +214,7 @@ class _Paper:
         sides = ((), ()) if source.is_empty else ((source,), (target,))
         return kind(name=name, rank=rank, queue=queue, waits=waits, sources=sides[0], destinations=sides[1])
 
-    def _computed(self, launched: _Launched, queue: str, task: TileTask) -> Apply:
+    def _computed(self, launched: _Launched, queue: str, task: TileTask | TileRows) -> Apply:
         """Torch's operations as one tile of a kernel."""
         rank, number = launched.rank, len(launched.operations)
         if not task.makes and not task.reads:

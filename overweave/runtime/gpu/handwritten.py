@@ -27,6 +27,7 @@ from overweave.runtime.handwritten import (
     TileAction,
     TileLaunch,
     TileMove,
+    TileRows,
     TileStep,
     TileTask,
     TileVoid,
@@ -52,6 +53,7 @@ class HandwrittenRun(CallFrame):
 
     def _enqueue(self, steps: list[TileStep], stream: torch.cuda.Stream, is_captured: bool) -> None:
         """Enqueue prologue, fork, all actions and join on a stream."""
+        steps = [(queue, action.launch() if isinstance(action, TileRows) else action) for queue, action in steps]
         if not is_captured:
             self._load(steps)
         bound = self._bound
