@@ -200,7 +200,8 @@ class SentRows(NamedTuple):
 
 class RowSizes(Struct, frozen=True):
     """What rows are sent by. shard: the most that a rank sends to another. most: that a rank receives. words, beside:
-    int32 words of a row, and of what travels beside it. step_rows, step_words: what a program moves at a time.
+    int32 words of a row, and of what travels beside it. step_rows, step_words: what a program moves at a time. bulk:
+    bulk copies send rows. tells: counts are pushed first.
     """
 
     shard: int
@@ -209,3 +210,5 @@ class RowSizes(Struct, frozen=True):
     beside: int
     step_rows: int
     step_words: int
+    bulk: bool
+    tells: bool

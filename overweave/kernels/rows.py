@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 
 from overweave.lang.primitives import P2P, consumer_tile_wait, producer_tile_notify, voided
+from overweave.memory.device.copy import gather_rows, move_words
+from overweave.memory.device.signals import INTERPRETED
 
 VOID = tl.constexpr(-1)  # all bits: NaN in any dtype, and no expert
 # Bits of a reason, behind those of moe/routing.
@@ -32,33 +34,38 @@ def push_rows_kernel(
     source,
     own_counts,
     last,
+    peers,
     sizes: tl.constexpr,
 ):
     """counted, arrived: channels; of the second each program is a tile of its rank's shard. counts: int32 `[W, W + 1]`,
-    how many rows ranks send to each, and their reasons; None: nobody asks. landed, landed_beside: int32 `[W * shard,
-    words]`, of which the second may be None. source: kernels/arguments.SentRows, of so many rows in all as `last` says.
+    how many rows ranks send to each, and their reasons, where `sizes.tells`. landed, landed_beside: int32 `[W * shard,
+    words]`, the second where something lies beside rows. source: kernels/arguments.SentRows, `last` rows in all. peers:
+    how many; a number that the compiler does not know: there is shared memory for one copy of the loop.
     sizes: kernels/arguments.RowSizes.
     """
     program = tl.program_id(0)
     ranks: tl.constexpr = arrived.layout.world_size
     rank = tl.zeros([], tl.int32) + arrived.rank
     programs: tl.constexpr = arrived.layout.tiles.per_shard
-    if counts is not None:
+    if sizes.tells:
         if program == 0:
             column = tl.arange(0, 2 * arrived.layout.padded_ranks)
             told = tl.load(own_counts + column, mask=column <= ranks, other=0)
-            for step in range(1, ranks):
+            for step in tl.static_range(1, ranks):
                 peer = (rank + step) % ranks
                 place = tl.load(counts.addresses + peer).to(counts.own.dtype) + rank * (ranks + 1)
                 tl.store(place + column, told, mask=column <= ranks)
                 producer_tile_notify(counted, rank, P2P, 1, peer)
-    for step in range(1, ranks):
+    for step in range(1, peers + 1):
         peer = (rank + step) % ranks
         first = tl.load(source.starts + peer)
         count = tl.minimum(tl.maximum(tl.load(source.starts + peer + 1) - first, 0), sizes.shard)
         target = _rows_at(landed, peer, rank, sizes.shard, sizes.words)
-        _move_rows(target, source.rows, source.chosen, first, count, program, programs, last, sizes.words, sizes)
-        if landed_beside is not None:
+        if sizes.bulk and not INTERPRETED:
+            _send_bulk(target, source.rows, source.chosen, first, count, program, programs, last, sizes.words)
+        else:
+            _move_rows(target, source.rows, source.chosen, first, count, program, programs, last, sizes.words, sizes)
+        if sizes.beside > 0:
             target = _rows_at(landed_beside, peer, rank, sizes.shard, sizes.beside)
             _move_rows(target, source.beside, source.chosen, first, count, program, programs, last, sizes.beside, sizes)
         producer_tile_notify(arrived, rank * programs + program, P2P, 1, peer)
@@ -118,7 +125,7 @@ def land_rows_kernel(
                 out + begin.to(tl.int64) * sizes.words, source.rows, source.chosen, first, count, program, programs,
                 last, sizes.words, sizes,
             )  # fmt: skip
-            if beside is not None:
+            if sizes.beside > 0:
                 _move_rows(
                     beside + begin.to(tl.int64) * sizes.beside, source.beside, source.chosen, first, count, program,
                     programs, last, sizes.beside, sizes,
@@ -127,12 +134,12 @@ def land_rows_kernel(
             if verdict == 1:
                 verdict = _wait_for_rows(arrived, peer)
             _land(out, landed.own, begin, peer, count, verdict, program, programs, sizes.words, sizes)
-            if beside is not None:
+            if sizes.beside > 0:
                 _land(beside, landed_beside.own, begin, peer, count, verdict, program, programs, sizes.beside, sizes)
     end = tl.where(is_void, 0, tl.sum(mine, 0))
     rest = tl.where(is_void, VOID, 0)
     _fill(out, end, rest, program, programs, sizes.most, sizes.words, sizes)
-    if beside is not None:
+    if sizes.beside > 0:
         _fill(beside, end, rest, program, programs, sizes.most, sizes.beside, sizes)
 
 
@@ -188,6 +195,21 @@ def _rows_at(tensor, peer, rank, SHARD: tl.constexpr, WORDS: tl.constexpr):
     """Where a peer has the rows of a rank."""
     base = tl.multiple_of(tl.load(tensor.addresses + peer).to(tensor.own.dtype), 16)
     return base + rank.to(tl.int64) * (SHARD * WORDS)
+
+
+@triton.jit
+def _send_bulk(target, source, chosen, first, count, program, programs, last, WORDS: tl.constexpr):
+    """As `_move_rows`, a stretch of rows by each program: through shared memory, in buffers of several rows."""
+    each = (count + programs - 1) // programs
+    begin = tl.minimum(program * each, count)
+    size = tl.minimum(each, count - begin)
+    if chosen is None:
+        begin_row = tl.minimum(first + begin, last)
+        size = tl.minimum(size, last - begin_row)
+        origin = source + begin_row.to(tl.int64) * WORDS
+        move_words(target + begin.to(tl.int64) * WORDS, origin, size * WORDS, 1024, True, ALONE=True)
+    else:
+        gather_rows(target + begin.to(tl.int64) * WORDS, source, chosen + first + begin, size, last - 1, WORDS)
 
 
 @triton.jit

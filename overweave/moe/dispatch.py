@@ -158,10 +158,12 @@ def _rows_and_scales(x: object) -> tuple[torch.Tensor, torch.Tensor | None]:
         check_rows("dispatch", x)
         assert isinstance(x, torch.Tensor)
         return x, None
-    rows, scales = x if len(x) == 2 else (None, None)
+    if len(x) != 2:
+        raise InputError("dispatch: rows in fp8 and their scales", f"got {len(x)} tensors", "Pass a pair of them")
+    rows, scales = x
     check_rows("dispatch", rows)
     check_rows("dispatch", scales, "scales")
-    if rows.dtype.itemsize != 1 or scales.dtype != torch.float32 or scales.shape[0] != rows.shape[0]:
+    if rows.element_size() != 1 or scales.dtype != torch.float32 or scales.shape[0] != rows.shape[0]:
         found = f"got {scales.dtype} {list(scales.shape)} beside {rows.dtype} {list(rows.shape)}"
         raise InputError("dispatch: rows in fp8 and their scales", found, "Pass fp8 [t, k] and fp32 [t, s]")
     return rows, scales
@@ -240,7 +242,7 @@ def _tokens(
     experts: int,
     most: int | None,
     **where: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """The rows of this rank, with their own experts, weights and scales, which travel as words of 32 bits."""
     given = Travelling(x, scales, topk_weights, topk_ids)
     x, beside = _sent([x, given.beside()], sent, counts, most, **where)

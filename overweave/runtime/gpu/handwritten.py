@@ -125,6 +125,7 @@ class _BoundProgram:
                 address = self._heap.addresses[self._rank] + self._layout.signal_offset(action.channel, counter)
                 driver.wait_value(stream.cuda_stream, address, count)
         else:
+            assert isinstance(action, TileMove)  # rows are launches by now
             self._move(stream, action)
 
     def wait(self, stream: torch.cuda.Stream, action: Await) -> None:
