@@ -4,8 +4,8 @@
 
 exact: random layers in bf16, tensor and expert parallel by every plan, all gradients, against a loop over pairs.
 calls: one larger layer again and again with fresh tokens and fresh routings, one rank late; then captured in one graph
-and replayed, which fails if the host looks at a routing. absent: one rank leaves out calls, and its peers say so in time.
-Ranks that share a GPU have gloo as their library, whose calls no graph holds.
+and replayed, which fails if the host looks at a routing. absent: one rank leaves out calls, and its peers say so in
+time. Ranks that share a GPU have gloo as their library, whose calls no graph holds.
 """
 
 from __future__ import annotations

@@ -85,6 +85,9 @@ def case_of(call: KernelCall, label: str, **promises: Any) -> Case:
     return Case(source, Contract(**known | promises))
 
 
+PROGRAM_LAUNCH = {"num_warps": 8, "num_stages": 3}
+
+
 def channel_kind(layout: TileChannel, rank: Any, consumer_table: str | None = None) -> Channel:
     """A channel as a kernel's argument."""
     return Channel("*i32", "*i64", "*i32", "*i64", None, consumer_table, None, rank, "i32", folded(layout))
@@ -101,7 +104,12 @@ def alarm_of(*channels: str) -> tuple[str, ...]:
 
 
 def source_of_kinds(
-    kernel: Any, signature: Mapping[str, Any], constants: Mapping[str, Any], ranks: int, divisible: tuple[str, ...] = ()
+    kernel: Any,
+    signature: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    ranks: int,
+    divisible: tuple[str, ...] = (),
+    launch: Mapping[str, int] = PROGRAM_LAUNCH,
 ) -> Source:
     """A kernel of tile primitives, given the types of its arguments. divisible: numbers that are multiples of 16."""
     aligned = [name for name, kind in signature.items() if isinstance(kind, str) and kind.startswith("*")]
@@ -111,5 +119,4 @@ def source_of_kinds(
             aligned += [f"{name}.{field}" for field, one in pairs if isinstance(one, str) and one.startswith("*")]
     rank = next(kind.rank for kind in signature.values() if isinstance(kind, Channel))
     label = f"{ranks} ranks, rank {rank if rank == 1 else 'any'}"
-    options = {"num_warps": 8, "num_stages": 3}
-    return Source(kernel, signature, constants, dict.fromkeys((*aligned, *divisible), 16), options, label)
+    return Source(kernel, signature, constants, dict.fromkeys((*aligned, *divisible), 16), launch, label)

@@ -9,14 +9,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from campaigns.lint.lint_case import Case, alarm_of, channel_kind, source_of_kinds, tensor_kind
-from overweave.kernels.arguments import RowSizes, SentRows
+from overweave.kernels.arguments import RowBounds, RowSizes, SentRows
 from overweave.kernels.rows import add_rows_kernel, land_rows_kernel, push_rows_kernel
 from overweave.lang.mapping import TileChannel, Tiles
+from overweave.runtime.kernel_calls.rows import ADD_WARPS, LAND_WARPS, PUSH_WARPS
 from tools.ptx_lint.contract import Contract, Guard
 
 WORLD_SIZES = (2, 4, 8)
 PROGRAMS = 12
-SIZES = RowSizes(4096, 16384, 3584, 16, 8, 1024, True, True)
+WARPS = {"push_rows_kernel": PUSH_WARPS, "land_rows_kernel": LAND_WARPS, "add_rows_kernel": ADD_WARPS}
+SIZES = RowSizes(3584, 16, 8, 1024, True, True)  # of what pushes
+BOUNDS: Any = RowBounds("i32", "i32", "i32", "i32")
 ALONE = replace(SIZES, beside=0)
 
 
@@ -49,7 +52,7 @@ def push_case(ranks: int, rank: Any, is_way_back: bool = False, sizes: RowSizes 
         absent = dict.fromkeys(("counted", "counts", "landed_beside", "own_counts"))
         known["source"] = SentRows("*i32", None, None, "*i32")
     known = {name: kind for name, kind in known.items() if name not in absent}
-    numbers = {"last": "i32", "peers": "i32"} | ({} if is_way_back else {"own_counts": "*i32"})
+    numbers = {"bounds": BOUNDS} | ({} if is_way_back else {"own_counts": "*i32"})
     announced: tuple[Guard, ...] = (Guard("*arrived.peers", ("*landed.addresses",)),)
     if not is_way_back:
         announced += (Guard("*counted.peers", ("*counts.addresses",), optional=True),)
@@ -68,9 +71,13 @@ def land_case(ranks: int, rank: Any, has_beside: bool = True) -> Case:
     known: dict[str, Any] = channels(ranks, rank)
     known |= {"counts": tensor_kind(ranks + 1, kind="*i32"), "landed": tensor_kind(SIZES.words, kind="*i32")}
     known["source"] = SentRows("*i32", "*i32" if has_beside else None, "*i32", "*i32")
-    known |= dict.fromkeys(("own_counts", "out", "received"), "*i32") | {"last": "i32"}
+    known |= dict.fromkeys(("own_counts", "out", "received"), "*i32") | {"bounds": BOUNDS}
     beside = {"landed_beside": tensor_kind(SIZES.beside, kind="*i32"), "beside": "*i32"}
-    absent: dict[str, Any] = {"sizes": SIZES} if has_beside else {"sizes": ALONE, **dict.fromkeys(beside)}
+    absent: dict[str, Any] = (
+        {"sizes": replace(SIZES, step_rows=4)}
+        if has_beside
+        else {"sizes": replace(ALONE, step_rows=4), **dict.fromkeys(beside)}
+    )
     guarded = (
         Guard("counted.signals", ("counts.own",), optional=True),
         Guard("arrived.signals", ("landed.own",), optional=True),
@@ -85,13 +92,16 @@ def add_case(ranks: int, rank: Any) -> Case:
     """It waits for the parts of all peers."""
     known: dict[str, Any] = {"arrived": channels(ranks, rank)["arrived"]}
     known |= {"landed": tensor_kind(SIZES.words, kind="*i32"), "parts": "*bf16", "places": "*i32", "received": "*i32"}
-    known |= {"y": "*bf16", "tokens": "i32"}
+    known |= {"y": "*bf16", "tokens": "i32", "bounds": BOUNDS}
     guarded = (Guard("arrived.signals", ("landed.own",), optional=True),)
     contract = Contract(waits=1, looks=1, unrolls=(ranks - 1,), guarded=guarded, alarm=alarm_of("arrived"))
-    constants = {"sizes": SIZES, "WIDTH": 2 * SIZES.words, "BLOCK": 1024}
+    constants = {"WIDTH": 2 * SIZES.words, "BLOCK": 1024}
     return _case(add_rows_kernel, known, constants, ranks, contract)
 
 
 def _case(kernel: Any, kinds: dict[str, Any], constants: dict[str, Any], ranks: int, contract: Contract) -> Case:
     names = (argument for argument in kernel.arg_names if argument in kinds)
-    return Case(source_of_kinds(kernel, {name: kinds[name] for name in names}, constants, ranks), contract)
+    launch = {"num_warps": WARPS[kernel.__name__]}
+    return Case(
+        source_of_kinds(kernel, {name: kinds[name] for name in names}, constants, ranks, launch=launch), contract
+    )

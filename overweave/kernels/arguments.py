@@ -198,14 +198,21 @@ class SentRows(NamedTuple):
     starts: Any
 
 
+class RowBounds(NamedTuple):
+    """shard: the most rows that a rank sends to another. most: that a rank receives. last: of those that this rank may
+    send, how many there are. peers: how many; a number that the compiler does not know."""
+
+    shard: Any
+    most: Any
+    last: Any
+    peers: Any
+
+
 class RowSizes(Struct, frozen=True):
-    """What rows are sent by. shard: the most that a rank sends to another. most: that a rank receives. words, beside:
-    int32 words of a row, and of what travels beside it. step_rows, step_words: what a program moves at a time. bulk:
-    bulk copies send rows. tells: counts are pushed first.
+    """What kernels that send rows are compiled for. words, beside: int32 words of a row, and of what travels beside it.
+    step_rows, step_words: what a program moves at a time. bulk: bulk copies send rows. tells: counts are pushed first.
     """
 
-    shard: int
-    most: int
     words: int
     beside: int
     step_rows: int

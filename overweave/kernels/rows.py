@@ -33,15 +33,13 @@ def push_rows_kernel(
     landed_beside,
     source,
     own_counts,
-    last,
-    peers,
+    bounds,
     sizes: tl.constexpr,
 ):
     """counted, arrived: channels; of the second each program is a tile of its rank's shard. counts: int32 `[W, W + 1]`,
     how many rows ranks send to each, and their reasons, where `sizes.tells`. landed, landed_beside: int32 `[W * shard,
-    words]`, the second where something lies beside rows. source: kernels/arguments.SentRows, `last` rows in all. peers:
-    how many; a number that the compiler does not know: there is shared memory for one copy of the loop.
-    sizes: kernels/arguments.RowSizes.
+    words]`, the second where something lies beside rows. source, bounds, sizes: kernels/arguments.SentRows, RowBounds,
+    RowSizes. The loop over peers is one of unknown length: there is shared memory for one copy of it.
     """
     program = tl.program_id(0)
     ranks: tl.constexpr = arrived.layout.world_size
@@ -56,18 +54,22 @@ def push_rows_kernel(
                 place = tl.load(counts.addresses + peer).to(counts.own.dtype) + rank * (ranks + 1)
                 tl.store(place + column, told, mask=column <= ranks)
                 producer_tile_notify(counted, rank, P2P, 1, peer)
-    for step in range(1, peers + 1):
+    for step in range(1, bounds.peers + 1):
         peer = (rank + step) % ranks
         first = tl.load(source.starts + peer)
-        count = tl.minimum(tl.maximum(tl.load(source.starts + peer + 1) - first, 0), sizes.shard)
-        target = _rows_at(landed, peer, rank, sizes.shard, sizes.words)
+        count = tl.minimum(tl.maximum(tl.load(source.starts + peer + 1) - first, 0), bounds.shard)
+        target = _rows_at(landed, peer, rank, bounds.shard, sizes.words)
         if sizes.bulk and not INTERPRETED:
-            _send_bulk(target, source.rows, source.chosen, first, count, program, programs, last, sizes.words)
+            _send_bulk(target, source.rows, source.chosen, first, count, program, programs, bounds.last, sizes.words)
         else:
-            _move_rows(target, source.rows, source.chosen, first, count, program, programs, last, sizes.words, sizes)
+            _move_rows(
+                target, source.rows, source.chosen, first, count, program, programs, bounds.last, sizes.words, sizes
+            )
         if sizes.beside > 0:
-            target = _rows_at(landed_beside, peer, rank, sizes.shard, sizes.beside)
-            _move_rows(target, source.beside, source.chosen, first, count, program, programs, last, sizes.beside, sizes)
+            target = _rows_at(landed_beside, peer, rank, bounds.shard, sizes.beside)
+            _move_rows(
+                target, source.beside, source.chosen, first, count, program, programs, bounds.last, sizes.beside, sizes
+            )
         producer_tile_notify(arrived, rank * programs + program, P2P, 1, peer)
 
 
@@ -80,7 +82,7 @@ def land_rows_kernel(
     landed_beside,
     source,
     own_counts,
-    last,
+    bounds,
     out,
     beside,
     received,
@@ -103,10 +105,10 @@ def land_rows_kernel(
     told = tl.load(counts.own + each[:, None] * (ranks + 1) + each[None, :], mask=is_pair & is_peer[:, None], other=0)
     own = tl.load(own_counts + each, mask=is_rank, other=0)
     table = tl.where((each == rank)[:, None], own[None, :], told)
-    table = tl.minimum(tl.maximum(table, 0), sizes.shard)
+    table = tl.minimum(tl.maximum(table, 0), bounds.shard)
     why = tl.load(counts.own + each * (ranks + 1) + ranks, mask=is_peer, other=0)
     is_late = (tl.max(why & LATE, 0) | (tl.load(own_counts + ranks) & LATE)) != 0
-    is_over = tl.max(tl.sum(table, 0), 0) > sizes.most
+    is_over = tl.max(tl.sum(table, 0), 0) > bounds.most
     reason = tl.where(is_late, LATE, 0) + tl.where(is_over, TOO_MANY, 0)
     is_void = (reason != 0) | (verdict == 0)
     mine = tl.sum(tl.where((each == rank)[None, :], table, 0), 1)
@@ -123,24 +125,36 @@ def land_rows_kernel(
             first = tl.load(source.starts + rank)
             _move_rows(
                 out + begin.to(tl.int64) * sizes.words, source.rows, source.chosen, first, count, program, programs,
-                last, sizes.words, sizes,
+                bounds.last, sizes.words, sizes,
             )  # fmt: skip
             if sizes.beside > 0:
                 _move_rows(
                     beside + begin.to(tl.int64) * sizes.beside, source.beside, source.chosen, first, count, program,
-                    programs, last, sizes.beside, sizes,
+                    programs, bounds.last, sizes.beside, sizes,
                 )  # fmt: skip
         else:
             if verdict == 1:
                 verdict = _wait_for_rows(arrived, peer)
-            _land(out, landed.own, begin, peer, count, verdict, program, programs, sizes.words, sizes)
+            _land(out, landed.own, begin, peer, count, verdict, program, programs, bounds.shard, sizes.words, sizes)
             if sizes.beside > 0:
-                _land(beside, landed_beside.own, begin, peer, count, verdict, program, programs, sizes.beside, sizes)
+                _land(
+                    beside,
+                    landed_beside.own,
+                    begin,
+                    peer,
+                    count,
+                    verdict,
+                    program,
+                    programs,
+                    bounds.shard,
+                    sizes.beside,
+                    sizes,
+                )
     end = tl.where(is_void, 0, tl.sum(mine, 0))
     rest = tl.where(is_void, VOID, 0)
-    _fill(out, end, rest, program, programs, sizes.most, sizes.words, sizes)
+    _fill(out, end, rest, program, programs, bounds.most, sizes.words, sizes)
     if sizes.beside > 0:
-        _fill(beside, end, rest, program, programs, sizes.most, sizes.beside, sizes)
+        _fill(beside, end, rest, program, programs, bounds.most, sizes.beside, sizes)
 
 
 @triton.jit
@@ -152,7 +166,7 @@ def add_rows_kernel(
     received,
     y,
     tokens,
-    sizes: tl.constexpr,
+    bounds,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -174,8 +188,8 @@ def add_rows_kernel(
             total = tl.zeros([BLOCK], tl.float32)
             for source in tl.static_range(ranks):
                 place = tl.load(places + token * ranks + source)
-                row = tl.where(source == rank, first + place, source * sizes.shard + place)
-                most = tl.where(source == rank, sizes.most, (source + 1) * sizes.shard)
+                row = tl.where(source == rank, first + place, source * bounds.shard + place)
+                most = tl.where(source == rank, bounds.most, (source + 1) * bounds.shard)
                 base = tl.where(source == rank, parts.to(tl.int64), landed.own.to(tl.int64)).to(parts.dtype)
                 is_there = is_valid & (place >= 0) & (row >= 0) & (row < most)
                 at = tl.multiple_of(base, 16) + row.to(tl.int64) * WIDTH + columns
@@ -191,10 +205,10 @@ def _wait_for_rows(arrived, peer):
 
 
 @triton.jit
-def _rows_at(tensor, peer, rank, SHARD: tl.constexpr, WORDS: tl.constexpr):
+def _rows_at(tensor, peer, rank, shard, WORDS: tl.constexpr):
     """Where a peer has the rows of a rank."""
     base = tl.multiple_of(tl.load(tensor.addresses + peer).to(tensor.own.dtype), 16)
-    return base + rank.to(tl.int64) * (SHARD * WORDS)
+    return base + rank.to(tl.int64) * shard * WORDS
 
 
 @triton.jit
@@ -213,14 +227,11 @@ def _send_bulk(target, source, chosen, first, count, program, programs, last, WO
 
 
 @triton.jit
-def _land(
-    out, landed, begin, peer, count, verdict, program, programs,
-    WORDS: tl.constexpr, sizes: tl.constexpr,
-):  # fmt: skip
+def _land(out, landed, begin, peer, count, verdict, program, programs, shard, WORDS: tl.constexpr, sizes: tl.constexpr):
     """A peer's rows to their place; void ones where it did not send them in time."""
-    source, target = landed + peer.to(tl.int64) * (sizes.shard * WORDS), out + begin.to(tl.int64) * WORDS
+    source, target = landed + peer.to(tl.int64) * shard * WORDS, out + begin.to(tl.int64) * WORDS
     if verdict == 1:
-        _move_rows(target, source, None, 0, count, program, programs, sizes.shard, WORDS, sizes)
+        _move_rows(target, source, None, 0, count, program, programs, shard, WORDS, sizes)
     else:
         _fill(target, 0, VOID, program, programs, count, WORDS, sizes)
 

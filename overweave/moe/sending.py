@@ -147,7 +147,7 @@ class Rows(NamedTuple):
         """Sends parts to the owners of their tokens, and adds those that come."""
         sizes, rank = self.sizes, self.group.rank
         push = Step(lambda: load("rows push")(sizes, sending), partial(library.push, sizes, rank, sending))
-        add = Step(lambda: load("rows add")(sizes, parts, y), partial(library.add, sizes, rank, parts, y))
+        add = Step(lambda: load("rows add")(sizes, sending, parts, y), partial(library.add, sizes, rank, parts, y))
         with self._program("combine", y.device).call() as call:
             write_combine(call, sizes, (push, add), sending.source.rows)
 
