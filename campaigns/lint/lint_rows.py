@@ -18,7 +18,7 @@ from tools.ptx_lint.contract import Contract, Guard
 WORLD_SIZES = (2, 4, 8)
 PROGRAMS = 12
 WARPS = {"push_rows_kernel": PUSH_WARPS, "land_rows_kernel": LAND_WARPS, "add_rows_kernel": ADD_WARPS}
-SIZES = RowSizes(3584, 16, 8, 1024, True, True)  # of what pushes
+SIZES = RowSizes(3584, 16, 8, 1024, True)  # of what pushes
 BOUNDS: Any = RowBounds("i32", "i32", "i32", "i32")
 ALONE = replace(SIZES, beside=0)
 
@@ -31,7 +31,6 @@ def rows_cases() -> Iterator[Case]:
         yield land_case(ranks, rank)
         yield add_case(ranks, rank)
     yield push_case(4, "i32", is_way_back=True)
-    yield push_case(4, "i32", sizes=replace(SIZES, bulk=False))
     yield land_case(4, "i32", has_beside=False)
 
 
@@ -41,7 +40,7 @@ def channels(ranks: int, rank: Any) -> dict[str, Any]:
     return {name: channel_kind(TileChannel(each), rank) for name, each in tiles.items()}
 
 
-def push_case(ranks: int, rank: Any, is_way_back: bool = False, sizes: RowSizes = SIZES) -> Case:
+def push_case(ranks: int, rank: Any, is_way_back: bool = False) -> Case:
     """It waits for nothing: peers have a place for all that it may send."""
     known: dict[str, Any] = channels(ranks, rank)
     known |= {"counts": tensor_kind(ranks + 1, kind="*i32"), "landed": tensor_kind(SIZES.words, kind="*i32")}

@@ -210,12 +210,11 @@ class RowBounds(NamedTuple):
 
 class RowSizes(Struct, frozen=True):
     """What kernels that send rows are compiled for. words, beside: int32 words of a row, and of what travels beside it.
-    step_rows, step_words: what a program moves at a time. bulk: bulk copies send rows. tells: counts are pushed first.
+    step_rows, step_words: what a program moves at a time. tells: counts are pushed first.
     """
 
     words: int
     beside: int
     step_rows: int
     step_words: int
-    bulk: bool
     tells: bool

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from overweave.lang.primitives import P2P, consumer_tile_wait, producer_tile_notify, voided
-from overweave.memory.device.copy import gather_rows, move_words
+from overweave.memory.device.copy import move_words
 from overweave.memory.device.signals import INTERPRETED
 
 VOID = tl.constexpr(-1)  # all bits: NaN in any dtype, and no expert
@@ -39,7 +39,8 @@ def push_rows_kernel(
     """counted, arrived: channels; of the second each program is a tile of its rank's shard. counts: int32 `[W, W + 1]`,
     how many rows ranks send to each, and their reasons, where `sizes.tells`. landed, landed_beside: int32 `[W * shard,
     words]`, the second where something lies beside rows. source, bounds, sizes: kernels/arguments.SentRows, RowBounds,
-    RowSizes. The loop over peers is one of unknown length: there is shared memory for one copy of it.
+    RowSizes. Rows that nobody chooses one by one go by bulk copies; there is shared memory for one copy of the loop over
+    peers, of which the compiler does not know how many there are.
     """
     program = tl.program_id(0)
     ranks: tl.constexpr = arrived.layout.world_size
@@ -59,8 +60,8 @@ def push_rows_kernel(
         first = tl.load(source.starts + peer)
         count = tl.minimum(tl.maximum(tl.load(source.starts + peer + 1) - first, 0), bounds.shard)
         target = _rows_at(landed, peer, rank, bounds.shard, sizes.words)
-        if sizes.bulk and not INTERPRETED:
-            _send_bulk(target, source.rows, source.chosen, first, count, program, programs, bounds.last, sizes.words)
+        if source.chosen is None and not INTERPRETED:
+            _send_stretch(target, source.rows, first, count, program, programs, bounds.last, sizes.words)
         else:
             _move_rows(
                 target, source.rows, source.chosen, first, count, program, programs, bounds.last, sizes.words, sizes
@@ -212,18 +213,14 @@ def _rows_at(tensor, peer, rank, shard, WORDS: tl.constexpr):
 
 
 @triton.jit
-def _send_bulk(target, source, chosen, first, count, program, programs, last, WORDS: tl.constexpr):
-    """As `_move_rows`, a stretch of rows by each program: through shared memory, in buffers of several rows."""
+def _send_stretch(target, source, first, count, program, programs, last, WORDS: tl.constexpr):
+    """`target[:count] = source[first : first + count]` by bulk copies, a stretch of rows by each program."""
     each = (count + programs - 1) // programs
     begin = tl.minimum(program * each, count)
-    size = tl.minimum(each, count - begin)
-    if chosen is None:
-        begin_row = tl.minimum(first + begin, last)
-        size = tl.minimum(size, last - begin_row)
-        origin = source + begin_row.to(tl.int64) * WORDS
-        move_words(target + begin.to(tl.int64) * WORDS, origin, size * WORDS, 1024, True, ALONE=True)
-    else:
-        gather_rows(target + begin.to(tl.int64) * WORDS, source, chosen + first + begin, size, last - 1, WORDS)
+    row = tl.minimum(first + begin, last)
+    size = tl.minimum(tl.minimum(each, count - begin), last - row)
+    target += begin.to(tl.int64) * WORDS
+    move_words(target, source + row.to(tl.int64) * WORDS, size * WORDS, 0, True, ALONE=True)
 
 
 @triton.jit

@@ -16,7 +16,6 @@ ALONE_BYTES, BETWEEN_BYTES = 22 << 10, 16 << 10
 BETWEEN_SHARED_BYTES = bulk_shared_bytes(BETWEEN_BYTES)
 ALONE_ASSEMBLY = tl.constexpr(bulk_copy(ALONE_BYTES))
 BETWEEN_ASSEMBLY = tl.constexpr(bulk_copy(BETWEEN_BYTES))
-GATHER_ASSEMBLY = tl.constexpr(bulk_copy(ALONE_BYTES, gathers=True))
 WORD_BYTES = tl.constexpr(INT32_BYTES)
 
 
@@ -54,17 +53,3 @@ def move_words(target, origin, count, BLOCK: tl.constexpr, BULK: tl.constexpr, A
             offsets = start + tl.arange(0, BLOCK)
             inside = offsets < count
             tl.store(target + offsets, tl.load(origin + offsets, mask=inside), mask=inside)
-
-
-@triton.jit
-def gather_rows(target, origin, rows, count, last, WORDS: tl.constexpr):
-    """`target[:count] = origin[rows[:count]]`, rows of WORDS int32, a multiple of 4, at multiples of 16 bytes, by bulk
-    copies of whole buffers; complete when this returns. rows: int32, clamped to `last`, that of the last row."""
-    tl.inline_asm_elementwise(
-        GATHER_ASSEMBLY,
-        "=r,l,l,r,l,r,r",
-        [target, origin, count * (WORDS * WORD_BYTES), rows, WORDS * WORD_BYTES, last],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

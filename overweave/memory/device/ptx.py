@@ -119,15 +119,13 @@ def bulk_shared_bytes(buffer_bytes: int) -> int:
     return 2 * buffer_bytes + BARRIER_BYTES
 
 
-def bulk_copy(buffer_bytes: int, gathers: bool = False) -> str:
+def bulk_copy(buffer_bytes: int) -> str:
     """Return PTX that copies global memory through shared memory by bulk copies, all started by one thread.
 
-    Operands: unused, target, source, bytes (a multiple of 16). gathers: rows of the source, one behind the other in the
-    target; further operands: their numbers, int32, bytes of a row (a multiple of 16), the last row that there is.
-    One of two buffers is loaded while the other is stored, and loaded again once its store has read it. At the end all
-    stores are complete, not merely read. The buffers are static shared memory, in front of Triton's dynamic one, whose
-    tiles must begin at a multiple of 1024 bytes: so they take a multiple of it, too. The last 1024 bytes hold the
-    mbarriers.
+    Operands: unused, target, source, bytes (a multiple of 16). One of two buffers is loaded while the other is stored,
+    and loaded again once its store has read it. At the end all stores are complete, not merely read. The buffers are
+    static shared memory, in front of Triton's dynamic one, whose tiles must begin at a multiple of 1024 bytes: so they
+    take a multiple of it, too. The last 1024 bytes hold the mbarriers.
     MEASURED: a copy to a peer takes an SM 0.4 us for 4 KiB, 0.5 us for 8 KiB, however many are in flight (two H200s,
     2026-11-22): so two large buffers, not many small ones.
     """
@@ -139,42 +137,13 @@ def bulk_copy(buffer_bytes: int, gathers: bool = False) -> str:
         rounded=buffer_bytes - 1,
         ahead=2,
         unread=0,
-        registers="\n    .reg .b32 row, within, left, part, at;" if gathers else "",
-        first="\n    mov.u32 row, 0;\n    mov.u32 within, 0;" if gathers else "",
-        fetch=_FETCH_ROWS if gathers else _FETCH,
     )
 
 
-_FETCH = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [buffer], [place], size, [full];"
-# A buffer's pieces of rows: rows straddle buffers, which are stored whole.
-_FETCH_ROWS = """mov.u32 left, size;
-piece:
-    sub.u32 part, $5, within;
-    min.u32 part, part, left;
-    mul.wide.u32 offset, row, 4;
-    add.u64 place, $4, offset;
-    ld.global.b32 at, [place];
-    max.s32 at, at, 0;
-    min.s32 at, at, $6;
-    mul.wide.u32 place, at, $5;
-    cvt.u64.u32 offset, within;
-    add.u64 place, place, offset;
-    add.u64 place, place, $2;
-    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [buffer], [place], part, [full];
-    add.u32 buffer, buffer, part;
-    add.u32 within, within, part;
-    sub.u32 left, left, part;
-    setp.ne.u32 other, within, $5;
-    @other bra same;
-    mov.u32 within, 0;
-    add.u32 row, row, 1;
-same:
-    setp.ne.u32 other, left, 0;
-    @other bra piece;"""
 _BULK_COPY = """{{
     .reg .pred reached, other;
     .reg .b32 steps, ahead, done, size, buffer, full, phase;
-    .reg .b64 offset, place;{registers}
+    .reg .b64 offset, place;
     .shared .align 1024 .b8 staged[{total}];
     mov.u32 steps, %tid.x;
     setp.ne.u32 other, steps, 0;
@@ -191,7 +160,7 @@ prepare:
     add.u32 steps, $3, {rounded};
     div.u32 steps, steps, {bytes};
     mov.u32 ahead, 0;
-    mov.u32 done, 0;{first}
+    mov.u32 done, 0;
 load:
     setp.ge.u32 other, ahead, steps;
     @other bra store;
@@ -210,7 +179,7 @@ load:
     add.u64 place, $2, offset;
     add.u32 full, full, {barriers};
     mbarrier.arrive.expect_tx.shared::cta.b64 _, [full], size;
-    {fetch}
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [buffer], [place], size, [full];
     add.u32 ahead, ahead, 1;
     bra load;
 store:

@@ -10,8 +10,6 @@ from overweave.runtime.handwritten import ChannelArgument, TensorArgument, TileL
 from overweave.runtime.library.rows import Parts, Placed, Sending, SendSizes
 
 STEP_WORDS, ROWS_OF_WARPS = 1024, 2  # what a program has under way: 4 KiB of a row for two warps
-WORD_BYTES = 4
-BULK_BYTES = 2048  # rows from which bulk copies send them
 PUSH_WARPS, LAND_WARPS, ADD_WARPS = 16, 8, 4
 # Programs that wait for peers beside those that push: they never fill a GPU.
 LANDING, ADDING = 64, 256
@@ -21,9 +19,8 @@ COUNTS, LANDED, BESIDE = TensorArgument("counts"), TensorArgument("landed"), Ten
 
 
 def _of_kernel(sizes: SendSizes, warps: int, tells: bool = True) -> RowSizes:
-    rows, is_bulk = warps // ROWS_OF_WARPS, WORD_BYTES * sizes.words >= BULK_BYTES
     step = min(STEP_WORDS, 1 << (max(sizes.words, 1) - 1).bit_length())
-    return RowSizes(sizes.words, sizes.beside, rows, step, is_bulk, tells)
+    return RowSizes(sizes.words, sizes.beside, warps // ROWS_OF_WARPS, step, tells)
 
 
 def _bounds(sizes: SendSizes, sending: Sending) -> RowBounds:
