@@ -39,8 +39,8 @@ def push_rows_kernel(
     """counted, arrived: channels; of the second each program is a tile of its rank's shard. counts: int32 `[W, W + 1]`,
     how many rows ranks send to each, and their reasons, where `sizes.tells`. landed, landed_beside: int32 `[W * shard,
     words]`, the second where something lies beside rows. source, bounds, sizes: kernels/arguments.SentRows, RowBounds,
-    RowSizes. Rows that nobody chooses one by one go by bulk copies; there is shared memory for one copy of the loop over
-    peers, of which the compiler does not know how many there are.
+    RowSizes. Rows that nobody chooses one by one go by bulk copies, with shared memory for one copy of the loop over
+    peers: the compiler does not know how many these are.
     """
     program = tl.program_id(0)
     ranks: tl.constexpr = arrived.layout.world_size
