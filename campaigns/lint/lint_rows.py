@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+import torch
 from msgspec.structs import replace
 
-from campaigns.lint.lint_case import Case, alarm_of, channel_kind, source_of_kinds, tensor_kind
+from campaigns.lint.lint_case import SOME, Case, alarm_of, case_of, channel_kind, source_of_kinds, tensor_kind
 from overweave.kernels.arguments import RowBounds, RowSizes, SentRows
 from overweave.kernels.rows import add_rows_kernel, land_rows_kernel, push_rows_kernel
+from overweave.kernels.travelling import choose_ranks_kernel, place_rows_kernel, read_beside_kernel
 from overweave.lang.mapping import TileChannel, Tiles
+from overweave.runtime.gpu import travelling
+from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.rows import ADD_WARPS, LAND_WARPS, PUSH_WARPS
 from tools.ptx_lint.contract import Contract, Guard
 
@@ -31,6 +35,7 @@ def rows_cases() -> Iterator[Case]:
         yield land_case(ranks, rank)
         yield add_case(ranks, rank)
     yield push_case(4, "i32", is_way_back=True)
+    yield from beside_cases()
     yield land_case(4, "i32", has_beside=False)
 
 
@@ -96,6 +101,20 @@ def add_case(ranks: int, rank: Any) -> Case:
     contract = Contract(waits=1, looks=1, unrolls=(ranks - 1,), guarded=guarded, alarm=alarm_of("arrived"))
     constants = {"WIDTH": 2 * SIZES.words, "BLOCK": 1024}
     return _case(add_rows_kernel, known, constants, ranks, contract)
+
+
+def beside_cases() -> Iterator[Case]:
+    """What stands beside tokens, which waits for nobody: with scales of rows in fp8, and without."""
+    ids, floats = torch.zeros(16, dtype=torch.int32), torch.zeros(16)
+    for top, scales in ((8, 56), (6, 0)):
+        form = travelling.Form(top, 8, scales, 64 if scales else 1, 2 * top + scales + (4 if scales else 0))
+        of_scales, label = floats if scales else None, f"top {top}, {scales} scales"
+        arguments: list[Any] = [ids.long(), floats.bfloat16(), of_scales, ids, ids, SOME, 256, 32, 8, *form, 64]
+        yield case_of(KernelCall(choose_ranks_kernel, arguments, {}, 1), label)
+        arguments = [ids, ids, floats, of_scales, SOME, 32, 64, *form, 64]
+        yield case_of(KernelCall(read_beside_kernel, arguments, {}, 1), label)
+        arguments = [ids, ids, ids, ids, ids, ids, ids, SOME, 8, top, 8, 16, 512]
+        yield case_of(KernelCall(place_rows_kernel, arguments, {}, 1), label)
 
 
 def _case(kernel: Any, kinds: dict[str, Any], constants: dict[str, Any], ranks: int, contract: Contract) -> Case:

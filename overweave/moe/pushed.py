@@ -13,10 +13,10 @@ from overweave.errors import InputError
 from overweave.kernels.arguments import SentRows
 from overweave.moe.collectives import WHERE, Exchange, agreed, described
 from overweave.moe.overlapped import check_ids
-from overweave.moe.routing import NO_EXPERT, route
+from overweave.moe.routing import route
 from overweave.moe.sending import Rows
 from overweave.moe.torch_ops import TorchOp, define
-from overweave.moe.travelling import Travelling, as_rows, as_words
+from overweave.moe.travelling import Travelling, as_rows, as_words, placed
 from overweave.ops.call.groups import group_of
 from overweave.runtime.library.rows import Parts, Placed, Sending, SendSizes
 
@@ -106,29 +106,6 @@ def _bounds(exchange: Exchange, push: Push) -> dict[str, Any]:
     return exchange.options | {"shard": push.tokens, "sms": push.sms}
 
 
-def _targets(topk_ids: torch.Tensor, experts: int, ranks: int) -> torch.Tensor:
-    """The rank of each pair of a token and an expert, int32 `[t, top]`: -1 of those without an expert and of those
-    that go to where an earlier one of their token does; `ranks` of wrong ids."""
-    is_some = (topk_ids >= 0) & (topk_ids < experts)
-    others = torch.where(topk_ids == NO_EXPERT, NO_EXPERT, ranks)
-    targets = torch.where(is_some, topk_ids // -(-experts // ranks), others).to(torch.int32)
-    is_again = (targets.unsqueeze(2) == targets.unsqueeze(1)).tril(-1).any(2)
-    return torch.where(is_again, NO_EXPERT, targets)
-
-
-def _tables(topk_ids: torch.Tensor, experts: int, ranks: int) -> tuple[SentTables, torch.Tensor]:
-    """Ranks are routed to as experts are. And the counts of this rank, with the reason for which they may be wrong."""
-    targets = _targets(topk_ids, experts, ranks)
-    routed = route(targets, ranks)
-    is_sent = (targets >= 0) & (targets < ranks)
-    to = torch.where(is_sent, targets, ranks).long()
-    place = routed.places.view(targets.shape) - routed.offsets.index_select(0, to.flatten()).view(targets.shape)
-    places = torch.full((targets.shape[0], ranks + 1), NO_EXPERT, dtype=torch.int32, device=targets.device)
-    places = places.scatter_(1, to, place)[:, :ranks].contiguous()
-    received = targets.new_zeros(ranks + 2)
-    return SentTables(routed.tokens, routed.offsets, places, received), torch.cat([routed.counts, routed.reason])
-
-
 def _landed(
     matrices: tuple[torch.Tensor, torch.Tensor | None], tables: SentTables, counts: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,8 +135,11 @@ def _dispatch(
     check_ids(options["group_name"], topk_ids, experts)
     agreed(options["group_name"], f"{options['told']}: {described('rows', x)}", lambda group: None)
     given = Travelling(x, scales, topk_weights, topk_ids)
-    tables, counts = _tables(topk_ids, experts, options["place"][1])
-    words, beside = _landed((as_words(x), given.beside()), tables, counts, **options)
+    targets, beside = given.chosen(experts, options["place"][1])
+    routed = route(targets, options["place"][1])  # ranks are routed to as experts are
+    places, counts = placed(targets, routed)
+    tables = SentTables(routed.tokens, routed.offsets, places, counts.new_empty(len(counts) + 1))
+    words, beside = _landed((as_words(x), beside), tables, counts, **options)
     return as_rows(words, x), *given.read(beside, experts, options["place"]), _anchor(x), *tables
 
 
