@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 -m campaigns.gpu_experts [--cases 20] [--calls 12] [--late 0.1]
 
-exact: random layers in bf16, tensor parallel by every plan, and expert parallel, all gradients, against a loop over
-pairs. calls: one larger layer again and again with fresh tokens and fresh routings, one rank late; then captured in one
-graph and replayed, which fails if the host looks at a routing. absent: one rank leaves out calls, and its peers say so
-in time. Ranks that share a GPU have gloo as their library, whose calls no graph holds.
+exact: random layers in bf16, tensor and expert parallel by every plan, all gradients, against a loop over pairs.
+calls: one larger layer again and again with fresh tokens and fresh routings, one rank late; then captured in one graph
+and replayed, which fails if the host looks at a routing. absent: one rank leaves out calls, and its peers say so in
+time. Ranks that share a GPU have gloo as their library, whose calls no graph holds.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def held_trial() -> Trial:
     return Trial("whole experts, push", inputs, run, exact)
 
 
-def sent_trial() -> Trial:
+def sent_trial(plan: str) -> Trial:
     """Tokens to experts of other ranks, and back."""
 
     def inputs(seed: int) -> Tensors:
@@ -132,7 +132,7 @@ def sent_trial() -> Trial:
 
     def run(given: Tensors) -> torch.Tensor:
         x, ids, weights = given
-        sent = moe.dispatch(x, ids, weights, EXPERTS, most=TOKENS * dist.get_world_size())
+        sent = moe.dispatch(x, ids, weights, EXPERTS, most=TOKENS * dist.get_world_size(), plan=plan)
         assert sent.topk_weights is not None
         return moe.combine((sent.x.float() * sent.topk_weights.sum(1, keepdim=True)).to(x.dtype), sent)
 
@@ -142,7 +142,7 @@ def sent_trial() -> Trial:
         wide: torch.Tensor = x.float()
         return wide * there
 
-    return Trial("dispatch and combine", inputs, run, exact)
+    return Trial(f"dispatch and combine, {plan}", inputs, run, exact)
 
 
 def checks(asked: argparse.Namespace) -> Iterator[Check]:
@@ -151,13 +151,14 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
         yield Check(f"exact: {name}", partial(map, partial(moe_exactness.outcome, part, "cuda"), drawn))
     halves = [layer_trial(plan, skewed) for plan in ("sequential", "push") for skewed in (False, True)]
     wholes = [chain_trial()] + ([held_trial()] if EXPERTS % dist.get_world_size() == 0 else [])
-    late = int(asked.late * CYCLES)
-    for trial in (*halves, *wholes, sent_trial()):
+    late, sent = int(asked.late * CYCLES), [sent_trial(plan) for plan in ("sequential", "push")]
+    for trial in (*halves, *wholes, *sent):
         yield Check(f"calls: {trial.name}", partial(long_run, trial, asked.calls, False, late), asked.calls)
-    for trial in (*(halves if sharers() == 1 else ()), *wholes):  # halves gather weights of the router by the library
+    gathering = halves if sharers() == 1 else []  # weights of the router, by the library
+    for trial in (*gathering, *wholes, sent[1]):
         replays = partial(long_run, trial, asked.replays, True, late)
         yield Check(f"replayed: {trial.name}", replays, asked.replays)
-    for trial in (halves[2], wholes[-1]):
+    for trial in (halves[2], wholes[-1], sent[1]):
         yield Check(f"absent: {trial.name}", partial(absent_rank, trial, asked.deadline + LATE_S + 3), 1)
 
 

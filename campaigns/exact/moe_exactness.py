@@ -269,14 +269,15 @@ def all_reduced(case: MoeCase, device: str) -> str:
     return mine.told("all-reduce")
 
 
-def expert_parallel(case: MoeCase, device: str) -> str:
-    """Tokens sent to the ranks of their experts, and back; with a bound, and without."""
+def expert_parallel(case: MoeCase, device: str, is_pushed: bool = False) -> str:
+    """Tokens sent to the ranks of their experts, and back; with a bound, and, by the library, without."""
     mine = Mine(case, device)
     data, exact = mine.data, mine.exact
-    for most in (None, case.tokens + 3):
+    plan = moe.Push(tokens=-(-case.tokens // mine.ranks)) if is_pushed else None
+    for most in (case.tokens + 3,) if is_pushed else (None, case.tokens + 3):
         x, ids = mine.tensor(data.x[mine.rows]), data.ids[mine.rows].to(device)
         weights = mine.tensor(data.weights[mine.rows], torch.float32)
-        sent = moe.dispatch(x, ids, weights, case.experts, most=most)
+        sent = moe.dispatch(x, ids, weights, case.experts, most=most, plan=plan)
         if most is not None and len(sent.x) != most:
             mine.wrong.append("rows of the bound")
         up, down = mine.tensor(data.up[mine.own_experts]), mine.tensor(data.down[mine.own_experts])
@@ -308,6 +309,7 @@ PARTS: dict[str, Callable[[MoeCase, str], str]] = {
     "whole experts, push": partial(held, plan="push"),
     "all-reduce": all_reduced,
     "expert parallel": expert_parallel,
+    "expert parallel, push": partial(expert_parallel, is_pushed=True),
 }
 
 

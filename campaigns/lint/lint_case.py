@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ import torch
 
 from overweave.ir.dtype import Dtype
 from overweave.kernels.arguments import LaunchTiles, SignalWords
+from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
+from overweave.lang.mapping import TileChannel
 from overweave.memory.split_k import Shares
 from overweave.runtime.kernel_calls.call import KernelCall, TileKernelArgs
 from tools.aot import Source, source_of_launch
@@ -80,3 +83,40 @@ def case_of(call: KernelCall, label: str, **promises: Any) -> Case:
             known["private"] = (f"{name}.arrivals",)
             known["counted"] = (Guard(f"{name}.arrivals", (f"{name}.partials",)),)
     return Case(source, Contract(**known | promises))
+
+
+PROGRAM_LAUNCH = {"num_warps": 8, "num_stages": 3}
+
+
+def channel_kind(layout: TileChannel, rank: Any, consumer_table: str | None = None) -> Channel:
+    """A channel as a kernel's argument."""
+    return Channel("*i32", "*i64", "*i32", "*i64", None, consumer_table, None, rank, "i32", folded(layout))
+
+
+def tensor_kind(stride: int, is_shard: bool = False, kind: str = "*bf16") -> SymmetricTensor:
+    """A symmetric tensor as a kernel's argument."""
+    return SymmetricTensor(kind, "*i64", folded(SymmetricLayout(stride, is_shard)))
+
+
+def alarm_of(*channels: str) -> tuple[str, ...]:
+    """The memory of abort words and reports that channels name."""
+    return tuple(name for channel in channels for name in (f"{channel}.words", f"*{channel}.limits"))
+
+
+def source_of_kinds(
+    kernel: Any,
+    signature: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    ranks: int,
+    divisible: tuple[str, ...] = (),
+    launch: Mapping[str, int] = PROGRAM_LAUNCH,
+) -> Source:
+    """A kernel of tile primitives, given the types of its arguments. divisible: numbers that are multiples of 16."""
+    aligned = [name for name, kind in signature.items() if isinstance(kind, str) and kind.startswith("*")]
+    for name, kind in signature.items():
+        if not isinstance(kind, str):
+            pairs = zip(kind._fields, kind, strict=True)
+            aligned += [f"{name}.{field}" for field, one in pairs if isinstance(one, str) and one.startswith("*")]
+    rank = next(kind.rank for kind in signature.values() if isinstance(kind, Channel))
+    label = f"{ranks} ranks, rank {rank if rank == 1 else 'any'}"
+    return Source(kernel, signature, constants, dict.fromkeys((*aligned, *divisible), 16), launch, label)

@@ -14,6 +14,7 @@ import torch
 from campaigns.lint.lint_case import ADDRESSES, DTYPES, OPERANDS, SOME, Case, case_of, tiles_of
 from campaigns.lint.lint_matmul import matmul_case
 from campaigns.lint.lint_packed import begin_case, packed_cases, skinny_cases, stamp_case, tell_case, wait_case
+from campaigns.lint.lint_rows import rows_cases
 from campaigns.lint.lint_tiles import EPILOGUES, FINISHED, tiles
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
@@ -62,6 +63,7 @@ def cases() -> Iterator[Case]:
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
     yield from packed_cases()
     yield from skinny_cases()
+    yield from rows_cases()
     yield from (matmul_case(*tile) for tile in tiles())
     yield reduction_case(FLOAT8, 2, False)
 

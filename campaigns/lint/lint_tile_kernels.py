@@ -8,21 +8,18 @@ Prints one line per kernel, then every finding. Exit code 1 if there is one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from campaigns.lint.lint_all import report
-from campaigns.lint.lint_case import Case
+from campaigns.lint.lint_case import Case, alarm_of, channel_kind, source_of_kinds, tensor_kind
 from examples.tile_kernels.all_gather_experts import gather_experts_kernel
 from examples.tile_kernels.gathered_attention import attention_kernel
 from examples.tile_kernels.matmul_ring_reduce_scatter import matmul_ring_kernel
-from overweave.lang.arguments import Channel, SymmetricLayout, SymmetricTensor, folded
 from overweave.lang.mapping import TileChannel, Tiles
-from tools.aot import Source
 from tools.ptx_lint.contract import Contract, Guard
 
 WORLD_SIZES = (2, 4)
-LAUNCH = {"num_warps": 8, "num_stages": 3}
 
 
 def cases() -> Iterator[Case]:
@@ -38,9 +35,9 @@ def ring_case(ranks: int, rank: Any) -> Case:
     """Two waits and two kinds of signals, its own and those of the ring."""
     made, moved = Tiles(4096, 2048, 128, 128, ranks), Tiles(4096, 2048, 64, 128, ranks)
     signature = {
-        "partials": _channel(TileChannel(made, moved, channels=made.down), rank),
-        "ring": _channel(TileChannel(moved, has_peers=True), rank),
-        "arriving": _tensor(2048, False),
+        "partials": channel_kind(TileChannel(made, moved, channels=made.down), rank),
+        "ring": channel_kind(TileChannel(moved, has_peers=True), rank),
+        "arriving": tensor_kind(2048, False),
         **dict.fromkeys(("a", "b", "partial", "out"), "*bf16"),
         "K": "i32",
     }
@@ -56,21 +53,21 @@ def ring_case(ranks: int, rank: Any) -> Case:
             Guard("*partials.peers", ("partial",)),
             Guard("*ring.peers", ("*arriving.addresses",), optional=True),
         ),
-        alarm=_alarm("partials", "ring"),
+        alarm=alarm_of("partials", "ring"),
         wgmma=True,
         depth=1,
     )
     constants = {"N": 2048, "BLOCK_K": 64, "RING": 20}
-    return Case(_source(matmul_ring_kernel, signature, constants, ranks, ("K",)), contract)
+    return Case(source_of_kinds(matmul_ring_kernel, signature, constants, ranks, ("K",)), contract)
 
 
 def experts_case(ranks: int, rank: Any) -> Case:
     """Two waits: for the shards of peers, and for the tokens that a table names."""
     made, ready = Tiles(4096, 2048, 64, 128, ranks), Tiles(ranks, 1, 1, 1, ranks)
     signature = {
-        "ready": _channel(TileChannel(ready), rank),
-        "gathered": _channel(TileChannel(made, Tiles(8192, 1536, 128, 128), channels=made.down), rank, "*i32"),
-        "shards": _tensor(2048, True),
+        "ready": channel_kind(TileChannel(ready), rank),
+        "gathered": channel_kind(TileChannel(made, Tiles(8192, 1536, 128, 128), channels=made.down), rank, "*i32"),
+        "shards": tensor_kind(2048, True),
         "tokens": "*bf16",
         "order": "*i32",
         "experts": "*i32",
@@ -87,12 +84,12 @@ def experts_case(ranks: int, rank: Any) -> Case:
             Guard("gathered.signals", ("tokens",), optional=True),
         ),
         announced=(Guard("*gathered.peers", ("tokens",)),),
-        alarm=_alarm("ready", "gathered"),
+        alarm=alarm_of("ready", "gathered"),
         wgmma=True,
         depth=1,
     )
     constants = {"BLOCK_K": 64, "PULL": 20}
-    return Case(_source(gather_experts_kernel, signature, constants, ranks, ("H", "D")), contract)
+    return Case(source_of_kinds(gather_experts_kernel, signature, constants, ranks, ("H", "D")), contract)
 
 
 def attention_case(ranks: int, rank: Any) -> Case:
@@ -100,8 +97,8 @@ def attention_case(ranks: int, rank: Any) -> Case:
     length, heads, dim = 4096 * ranks, 16, 128
     tiles = Tiles(length, heads * dim, 4096, heads * dim, ranks)
     signature = {
-        "gathered": _channel(TileChannel(tiles), rank),
-        **dict.fromkeys(("keys", "values"), _tensor(heads * dim, False)),
+        "gathered": channel_kind(TileChannel(tiles), rank),
+        **dict.fromkeys(("keys", "values"), tensor_kind(heads * dim, False)),
         "q": "*bf16",
         "out": "*bf16",
         "Q": "i32",
@@ -112,36 +109,11 @@ def attention_case(ranks: int, rank: Any) -> Case:
         unrolls=(ranks,),
         looks=1,
         guarded=(Guard("gathered.signals", ("keys.own", "values.own"), optional=True),),
-        alarm=_alarm("gathered"),
+        alarm=alarm_of("gathered"),
         wgmma=True,
     )
     constants = {"H": heads, "D": dim, "BLOCK_Q": 128, "BLOCK_S": 64}
-    return Case(_source(attention_kernel, signature, constants, ranks, ("Q",)), contract)
-
-
-def _channel(layout: TileChannel, rank: Any, consumer_table: str | None = None) -> Channel:
-    return Channel("*i32", "*i64", "*i32", "*i64", None, consumer_table, None, rank, "i32", folded(layout))
-
-
-def _tensor(stride: int, is_shard: bool) -> SymmetricTensor:
-    return SymmetricTensor("*bf16", "*i64", folded(SymmetricLayout(stride, is_shard)))
-
-
-def _alarm(*channels: str) -> tuple[str, ...]:
-    return tuple(name for channel in channels for name in (f"{channel}.words", f"*{channel}.limits"))
-
-
-def _source(
-    kernel: Any, signature: Mapping[str, Any], constants: Mapping[str, int], ranks: int, divisible: tuple[str, ...]
-) -> Source:
-    aligned = [name for name, kind in signature.items() if isinstance(kind, str) and kind.startswith("*")]
-    for name, kind in signature.items():
-        if not isinstance(kind, str):
-            pairs = zip(kind._fields, kind, strict=True)
-            aligned += [f"{name}.{field}" for field, one in pairs if isinstance(one, str) and one.startswith("*")]
-    rank = next(kind.rank for kind in signature.values() if isinstance(kind, Channel))
-    label = f"{ranks} ranks, rank {rank if rank == 1 else 'any'}"
-    return Source(kernel, signature, constants, dict.fromkeys((*aligned, *divisible), 16), LAUNCH, label)
+    return Case(source_of_kinds(attention_kernel, signature, constants, ranks, ("Q",)), contract)
 
 
 def main() -> int:

@@ -5,7 +5,9 @@
     model = GPTModel(config, transformer_layer_spec=spec, ...)
 
 Weights, initialization, distributed checkpoints and the accumulation of gradients into `main_grad` are Megatron's. So
-are weights that are sharded over other groups as well (`gtp_remat`, from 0.19), and gathered for each matmul.
+are weights that are sharded over other groups as well (`gtp_remat`, from 0.19), and gathered for each matmul. Layers of
+experts whose dispatcher is `alltoall` send a token once to each rank, however many of its experts live there
+(megatron_experts.py).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 
+from overweave.adapters.megatron_experts import MoELayer, TokenDispatcher
 from overweave.adapters.packages import names_of, obstacle_of
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
 from overweave.layers.replicated import replicated_linear
@@ -23,6 +26,9 @@ from overweave.layers.replicated import replicated_linear
 with names_of("megatron"):
     from megatron.core.models.backends import LocalSpecProvider
     from megatron.core.tensor_parallel import layers as stock
+    from megatron.core.transformer.moe import moe_layer
+
+__all__ = ["ColumnParallelLinear", "MoELayer", "RowParallelLinear", "SpecProvider", "TokenDispatcher", "woven"]
 
 
 class ColumnParallelLinear(stock.ColumnParallelLinear):  # type: ignore[misc]  # Megatron is not installed with it
@@ -76,11 +82,15 @@ class SpecProvider(LocalSpecProvider):  # type: ignore[misc]
         return RowParallelLinear
 
 
-_WOVEN = {stock.ColumnParallelLinear: ColumnParallelLinear, stock.RowParallelLinear: RowParallelLinear}
+_WOVEN = {
+    stock.ColumnParallelLinear: ColumnParallelLinear,
+    stock.RowParallelLinear: RowParallelLinear,
+    moe_layer.MoELayer: MoELayer,
+}
 
 
 def woven(spec: Any) -> Any:
-    """Return a layer spec of Megatron's, such as `get_gpt_layer_local_spec()`, with overweave's linear layers."""
+    """Return a layer spec of Megatron's, such as `get_gpt_layer_local_spec()`, with overweave's layers."""
     if isinstance(spec, type):
         return _WOVEN.get(spec, spec)
     if isinstance(spec, (list, tuple)):

@@ -216,3 +216,37 @@ class PackedTraits(Struct, frozen=True, kw_only=True):
     chained: bool
     epilogue: int
     rows: int
+
+
+class SentRows(NamedTuple):
+    """Rows that are sent (kernels/rows.py). rows: int32 `[last, words]`; beside, in the same order, or None. chosen:
+    int32, the rows that go, rank by rank; None: they lie in that order. starts: int32 `[W + 1]`, where those for each
+    rank begin.
+    """
+
+    rows: Any
+    beside: Any
+    chosen: Any
+    starts: Any
+
+
+class RowBounds(NamedTuple):
+    """shard: the most rows that a rank sends to another. most: that a rank receives. last: of those that this rank may
+    send, how many there are. peers: how many; a number that the compiler does not know."""
+
+    shard: Any
+    most: Any
+    last: Any
+    peers: Any
+
+
+class RowSizes(Struct, frozen=True):
+    """What kernels that send rows are compiled for. words, beside: int32 words of a row, and of what travels beside it.
+    step_rows, step_words: what a program moves at a time. tells: counts are pushed first.
+    """
+
+    words: int
+    beside: int
+    step_rows: int
+    step_words: int
+    tells: bool

@@ -55,16 +55,17 @@ NEVER = tl.constexpr(1 << 30)  # a count that no signal reaches: a wait for an i
 
 
 @triton.jit
-def producer_tile_notify(channel, tile, MODE: tl.constexpr, verdict=1):
+def producer_tile_notify(channel, tile, MODE: tl.constexpr, verdict=1, rank=None):
     """Mark a producer's tile done: add one to its counter on this rank, on the rank that owns it, or on every rank.
 
-    verdict: of the tile's own wait; 0 notifies nobody.
+    P2P: on the rank that owns it, or on `rank`. verdict: of the tile's own wait; 0 notifies nobody.
     """
     counter = _producer_counter(channel, tile)
     if MODE == "local":
         _raise_signal(channel, channel.rank, counter, verdict)
     elif MODE == "p2p":
-        _raise_signal(channel, producer_rank(channel, tile), counter, verdict)
+        target = producer_rank(channel, tile) if rank is None else rank
+        _raise_signal(channel, target, counter, verdict)
     else:
         tl.static_assert(MODE == "broadcast", "MODE is one of LOCAL, P2P, BROADCAST")
         ranks: tl.constexpr = channel.layout.world_size

@@ -6,6 +6,7 @@ from overweave.moe.grouped import grouped_matmul
 from overweave.moe.layer import ExpertsMlp
 from overweave.moe.overlapped import ExpertWeights
 from overweave.moe.pairs import RoutedTokens, experts_matmul, experts_sum
+from overweave.moe.pushed import Push
 from overweave.moe.routing import Routing, route
 from overweave.moe.tensor_parallel import (
     all_gather_experts,
@@ -20,6 +21,7 @@ __all__ = [
     "ExpertWeights",
     "ExpertsMlp",
     "Glu",
+    "Push",
     "RoutedTokens",
     "Routing",
     "all_gather_experts",

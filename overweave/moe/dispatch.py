@@ -3,7 +3,8 @@
     sent = dispatch(x, topk_ids, topk_weights, experts)   # [t, k] -> rows [r, k] for the experts of this rank
     y = combine(parts, sent)                              # [r, n] -> [t, n]
 
-An uneven all-to-all of the library moves the rows, so that the host of every rank looks at the counts of a call.
+`sequential`: an uneven all-to-all of the library moves the rows, so that the host of every rank looks at the counts of
+a call. `push`: kernels store them on peers, and no host looks (pushed.py).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import torch.distributed as dist
 
 from overweave.compat.torch_names import all_gather_single
 from overweave.errors import InputError
-from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group, GroupLike
 from overweave.moe.checks import check_routing, check_rows
+from overweave.moe.pushed import Push, PushedRoute, check_push, check_summed, combined, dispatched
+from overweave.moe.travelling import Travelling
 from overweave.ops.call.groups import group_of, refuse
 from overweave.ops.dispatch.collectives import WHERE, Exchange, agreed, described, exchange_in
 from overweave.ops.dispatch.route import refusing
@@ -25,6 +27,8 @@ from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.library.library import as_movable
 
 ABSENT = -1  # the id of no expert
+SEQUENTIAL, PUSH = "sequential", "push"
+Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # rows, or rows in fp8 and their scales
 
 
 class Route(NamedTuple):
@@ -44,52 +48,80 @@ class Dispatched(NamedTuple):
 
     x: `[r, k]`. topk_ids: int32 `[r, top]`, numbered from the rank's first expert; -1 for experts of other ranks and in
     rows that nobody sent. topk_weights: fp32 `[r, top]`, 0 there; None if none were passed. route: the way back.
+    scales: fp32 `[r, s]`, of rows in fp8; None if none were passed.
     """
 
     x: torch.Tensor
     topk_ids: torch.Tensor
     topk_weights: torch.Tensor | None
-    route: Route
+    route: Route | PushedRoute
+    scales: torch.Tensor | None = None
+
+    @property
+    def reason(self) -> torch.Tensor | None:
+        """Why a call with plan "push" is void: int32, a word on the device. 0: it is not. 2: the router's tables were
+        late on some rank (moe/routing). 4: some rank would receive more than `most` rows. None: the library's way."""
+        return self.route.tables.received[-1] if isinstance(self.route, PushedRoute) else None
 
 
 def dispatch(
-    x: torch.Tensor,
+    x: Rows,
     topk_ids: torch.Tensor,
     topk_weights: torch.Tensor | None,
     experts: int,
     group: GroupLike = None,
     *,
     most: int | None = None,
+    plan: str | Push | None = None,
 ) -> Dispatched:
     """Sends each token once to every rank that holds one of its experts.
 
     Plain torch:  ranks = topk_ids // ceil(experts / W); x of the tokens with any(ranks == r, 1), by all_to_all_single
 
-    x: `[t, k]`, of any dtype, t of each rank's own. topk_ids: int32 or int64 `[t, top]`, experts of all ranks; -1 is no
-    expert: nothing is sent for it. topk_weights: floats `[t, top]`, which travel in fp32, or None. experts: of all
-    ranks; rank r holds those that torch.chunk gives it, the last ranks fewer or none.
+    x: `[t, k]`, of any dtype, t of each rank's own. Or, as DeepEP takes them, a pair: rows in fp8, and their scales
+    fp32 `[t, s]`, such as one for 128 elements, which travel with them. topk_ids: int32 or int64 `[t, top]`, experts of
+    all ranks; -1 is no expert: nothing is sent for it. topk_weights: floats `[t, top]`, which travel in fp32, or None.
+    experts: of all ranks; rank r holds those that torch.chunk gives it, the last ranks fewer or none.
     most: an upper bound of the rows that any rank receives. Then results have `most` rows, those behind the received
     ones zeros and without experts; None: as many as arrived. torch.compile(fullgraph=True) needs it.
-    The counts are gathered first, and every rank's host reads them: a call synchronises, and no graph captures it.
+
+    plan: `sequential`, by the library: the counts are gathered first, and every rank's host reads them: a call
+    synchronises, and no graph captures it. `push`, or `Push(tokens=, sms=)`, with `most`: a kernel stores counts and
+    rows on peers, without a look of the host: each rank waits for the counts of all, then for the rows of each in turn,
+    and a graph may replay the call with other experts. All ranks have t rows then, or say `tokens=`, a bound. More rows
+    than `most` on any rank make the results of all ranks void: NaN, without experts, as `reason` says. None: the first.
 
     Gradients: those of x by the way back, summed in fp32 in the order of ranks; those of topk_weights from the rank
     that holds the expert.
 
-    Raises InputError on all ranks for arguments it cannot take and for more rows than `most`, RankMismatch if ranks
-    differ, PeerError for a peer that died or stalled.
+    Raises InputError on all ranks for arguments it cannot take and, but for `push`, for more rows than `most`;
+    RankMismatch if ranks differ, PeerError for a peer that died or stalled.
     """
     with refusing(group):
-        check_rows("dispatch", x)
+        x, scales = _rows_and_scales(x)
         check_routing("dispatch", x.shape[0], topk_ids, topk_weights)
         _check_experts(experts, most)
-        exchange = exchange_in(group, _told(x, topk_ids, topk_weights, (experts, most)))
+        push = _chosen(plan)
+        if push is not None:
+            push = check_push(push, x.shape[0], most)
+            check_summed("gradients of dispatch", x) if torch.is_grad_enabled() and x.requires_grad else None
+        exchange = exchange_in(group, _told(Travelling(x, scales, topk_weights, topk_ids), (experts, most), push))
+    if push is not None and most is not None:
+        sent = Travelling(x, scales, topk_weights, topk_ids)
+        got, way = dispatched(exchange, push, sent, (experts, most))
+        weights, of_rows = (
+            None if passed is None else each for passed, each in ((topk_weights, got.weights), (scales, got.scales))
+        )
+        return Dispatched(got.x, got.ids, weights, way, of_rows)
     bounds, given = exchange.options | {"most": most}, {"experts": experts}
-    sent, counts = torch.ops.overweave.dispatch_route(topk_ids, **given, **bounds)
-    received, ids, weights, anchor = torch.ops.overweave.dispatch_tokens(
-        x, topk_weights, topk_ids, sent, counts, **given, **bounds
+    order, counts = torch.ops.overweave.dispatch_route(topk_ids, **given, **bounds)
+    received, ids, weights, of_rows, anchor = torch.ops.overweave.dispatch_tokens(
+        x, scales, topk_weights, topk_ids, order, counts, **given, **bounds
     )
-    route = Route(exchange, sent, counts, anchor, x.shape[0])
-    return Dispatched(received, ids, None if topk_weights is None else weights, route)
+    route = Route(exchange, order, counts, anchor, x.shape[0])
+    return Dispatched(
+        received, ids, None if topk_weights is None else weights, route, None if scales is None else of_rows
+    )
 
 
 def combine(parts: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
@@ -98,8 +130,9 @@ def combine(parts: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
     Plain torch:  y.index_add_(0, tokens sent to a rank, rows that come back from it), rank by rank, in fp32
 
     parts: `[r, n]`, of what `dispatch` returned on this rank, in its order: the weighted sum over the rank's own
-    experts. Returns `[t, n]` in the dtype of parts: added in fp32 in the order of ranks, rounded once; a token that was
-    sent nowhere is 0. Of parts only the rows that were received are read.
+    experts; of a call by `push` in bf16, fp16 or fp32. Returns `[t, n]` in the dtype of parts: added in fp32 in the
+    order of ranks, rounded once; a token that was sent nowhere is 0. Of parts only the rows that were received are
+    read. They go back as tokens came, by the same plan; of a void call all sums are NaN.
 
     Gradients: rows travel as in `dispatch`. Raises as `dispatch`.
     """
@@ -111,19 +144,54 @@ def combine(parts: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
             raise InputError(
                 f"combine: parts of {dispatched.x.shape[0]} rows", found, "Pass a row for each received one"
             )
+        if isinstance(route, PushedRoute):
+            check_summed("combine", parts)
+    if isinstance(route, PushedRoute):
+        return combined(parts, route)
     options = route.exchange.options | {"tokens": route.tokens}
     y: torch.Tensor = torch.ops.overweave.combine_rows(parts, route.anchor, route.sent, route.counts, **options)
     return y
 
 
-def _told(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, bounds: tuple[int, int | None]) -> str:
+def _rows_and_scales(x: object) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Raises InputError."""
+    if not isinstance(x, tuple | list):
+        check_rows("dispatch", x)
+        assert isinstance(x, torch.Tensor)
+        return x, None
+    if len(x) != 2:
+        raise InputError("dispatch: rows in fp8 and their scales", f"got {len(x)} tensors", "Pass a pair of them")
+    rows, scales = x
+    check_rows("dispatch", rows)
+    check_rows("dispatch", scales, "scales")
+    if rows.element_size() != 1 or scales.dtype != torch.float32 or scales.shape[0] != rows.shape[0]:
+        found = f"got {scales.dtype} {list(scales.shape)} beside {rows.dtype} {list(rows.shape)}"
+        raise InputError("dispatch: rows in fp8 and their scales", found, "Pass fp8 [t, k] and fp32 [t, s]")
+    return rows, scales
+
+
+def _chosen(plan: object) -> Push | None:
+    """How `push` sends; None: by the library. Raises InputError."""
+    if plan is None or plan == SEQUENTIAL:
+        return None
+    if plan == PUSH:
+        return Push()
+    if isinstance(plan, Push):
+        return plan
+    cure = f"Use {SEQUENTIAL}, {PUSH}, or moe.Push(tokens=, sms=)"
+    raise InputError(f"dispatch with plan {str(plan)[:40]!r}", "there is no such plan", cure)
+
+
+def _told(sent: Travelling, bounds: tuple[int, int | None], push: Push | None) -> str:
     """A call in words that all ranks compare: they will compute gradients together."""
-    experts, most = bounds
-    differentiated = {"x": x, "topk_weights": weights} if torch.is_grad_enabled() else {}
+    (experts, most), weights = bounds, sent.weights
+    differentiated = {"x": sent.x, "topk_weights": weights} if torch.is_grad_enabled() else {}
     names = [name for name, each in differentiated.items() if each is not None and each.requires_grad]
     of_gradients = f" with gradients of {' '.join(names)}" if names else ""
-    weighed = "" if weights is None else " with topk_weights"
-    return f"dispatch to {experts} experts, top {ids.shape[1]}, most {most}{weighed}{of_gradients}"
+    beside = "" if weights is None else " with topk_weights"
+    beside += "" if sent.scales is None else f" with {sent.scales.shape[1]} scales"
+    by = "" if push is None else f" by push of {push.tokens} tokens on {push.sms} SMs"
+    return f"dispatch to {experts} experts, top {sent.ids.shape[1]}, most {most}{beside}{by}{of_gradients}"
 
 
 def _check_experts(experts: int, most: int | None) -> None:
@@ -166,6 +234,7 @@ def _route(
 
 def _tokens(
     x: torch.Tensor,
+    scales: torch.Tensor | None,
     topk_weights: torch.Tensor | None,
     topk_ids: torch.Tensor,
     sent: torch.Tensor,
@@ -174,20 +243,11 @@ def _tokens(
     experts: int,
     most: int | None,
     **where: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The rows of this rank, with their own experts and weights: ids and weights travel as words of 32 bits."""
-    words = [topk_ids.int() + 1]  # 0, in rows that nobody sent, is no expert
-    if topk_weights is not None:
-        words.append(topk_weights.float().view(torch.int32))
-    x, beside = _sent([x, torch.cat(words, 1)], sent, counts, most, **where)
-    top, (rank, ranks) = topk_ids.shape[1], where["place"]
-    low, high = shard_rows(experts, ranks, rank)
-    ids = beside[:, :top] - 1
-    is_own = (ids >= low) & (ids < high)
-    weights = beside[:, top:].contiguous().view(torch.float32)
-    if topk_weights is not None:
-        weights = torch.where(is_own, weights, 0.0)
-    return x, torch.where(is_own, ids - low, ABSENT), weights, _anchor(x)
+) -> tuple[torch.Tensor, ...]:
+    """The rows of this rank, with their own experts, weights and scales, which travel as words of 32 bits."""
+    given = Travelling(x, scales, topk_weights, topk_ids)
+    x, beside = _sent([x, given.beside()], sent, counts, most, **where)
+    return x, *given.read(beside, experts, where["place"]), _anchor(x)
 
 
 def _anchor(x: torch.Tensor) -> torch.Tensor:
@@ -262,11 +322,17 @@ def _rows_of(most: int | None) -> Any:
 
 
 def _tokens_fake(
-    x: torch.Tensor, topk_weights: torch.Tensor | None, topk_ids: torch.Tensor, *_: Any, **options: Any
+    x: torch.Tensor,
+    scales: torch.Tensor | None,
+    topk_weights: torch.Tensor | None,
+    topk_ids: torch.Tensor,
+    *_: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, ...]:
     rows, top = _rows_of(options["most"]), topk_ids.shape[1]
-    weights = x.new_empty((rows, 0 if topk_weights is None else top), dtype=torch.float32)
-    return x.new_empty((rows, *x.shape[1:])), topk_ids.new_empty((rows, top), dtype=torch.int32), weights, _anchor(x)
+    widths = (0 if each is None else each.shape[1] for each in (topk_weights, scales))
+    floats = (x.new_empty((rows, width), dtype=torch.float32) for width in widths)
+    return x.new_empty((rows, *x.shape[1:])), topk_ids.new_empty((rows, top), dtype=torch.int32), *floats, _anchor(x)
 
 
 def _send_fake(rows: torch.Tensor, sent: torch.Tensor, counts: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -283,23 +349,23 @@ def _of_gradients(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep_tokens(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-    x, weights, _, sent, counts = inputs
+    x, _, weights, _, sent, counts = inputs
     ctx.save_for_backward(sent, counts, output[1])
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(output[1], output[3])
     ctx.tokens, ctx.dtypes = x.shape[0], (x.dtype, None if weights is None else weights.dtype)
     ctx.options = _of_gradients(keyword_only_inputs)
 
 
-def _tokens_gradient(ctx: Any, dx: Any, _: Any, dweights: Any, anchor: Any) -> tuple[Any, ...]:
+def _tokens_gradient(ctx: Any, dx: Any, _: Any, dweights: Any, *__: Any) -> tuple[Any, ...]:
     """In one order on all ranks."""
     sent, counts, ids = ctx.saved_tensors
     found: list[Any] = [None, None]
     if ctx.needs_input_grad[0]:
         found[0] = _combined(ctx, dx, sent, counts)
-    if ctx.needs_input_grad[1]:
+    if ctx.needs_input_grad[2]:
         own = torch.where(ids >= 0, dweights, 0.0)
         found[1] = _combined(ctx, own, sent, counts).to(ctx.dtypes[1])
-    return (*found, None, None, None)
+    return found[0], None, found[1], None, None, None
 
 
 def _combined(ctx: Any, parts: torch.Tensor, sent: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -323,8 +389,8 @@ def _parts_gradient(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 _COUNTED = "Tensor sent, Tensor counts"
 _ROUTE = f"(Tensor topk_ids, *, int experts, int? most, {WHERE}) -> (Tensor, Tensor)"
 _TOKENS = (
-    f"(Tensor x, Tensor? topk_weights, Tensor topk_ids, {_COUNTED}, *, int experts, SymInt? most, {WHERE})"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
+    f"(Tensor x, Tensor? scales, Tensor? topk_weights, Tensor topk_ids, {_COUNTED}, *, int experts, SymInt? most, "
+    f"{WHERE}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _ROWS = f"(Tensor rows, {_COUNTED}, *, SymInt? most, {WHERE}) -> Tensor"
 _PARTS = f"(Tensor parts, Tensor? anchor, {_COUNTED}, *, SymInt tokens, {WHERE}) -> Tensor"

@@ -44,8 +44,20 @@ class _Built(NamedTuple):
     loaded: set[object]
 
 
-_PROGRAMS: dict[dist.ProcessGroup, dict[tuple[str, Sizes, torch.device], _Built]] = {}
+_PROGRAMS: dict[dist.ProcessGroup, dict[tuple[object, ...], _Built]] = {}
 atexit.register(_PROGRAMS.clear)  # a process group must not outlive the interpreter
+
+
+def known_program(group: Group, key: tuple[object, ...], build: Callable[[], TileProgram]) -> _Built:
+    """The program of a group that a key names; built when it is first asked for, by all ranks."""
+    for gone in [each for each in _PROGRAMS if each not in LIVE_GROUPS]:
+        del _PROGRAMS[gone]
+    known = _PROGRAMS.setdefault(group.process_group, {})
+    if key not in known:
+        if len(known) >= MOST_PROGRAMS:
+            known.pop(next(iter(known)))
+        known[key] = _Built(build(), set())
+    return known[key]
 
 
 class Overlapped(NamedTuple):
@@ -62,18 +74,14 @@ class Overlapped(NamedTuple):
         where: the device, and what decides which kernels a call has. load_kernels: computes on any symmetric buffers:
         on a GPU, loading may wait for kernels that wait for peers, so that it is done before the first call.
         """
-        for gone in [each for each in _PROGRAMS if each not in LIVE_GROUPS]:
-            del _PROGRAMS[gone]
-        known, (device, kernels) = _PROGRAMS.setdefault(self.group.process_group, {}), where
-        key = (kind, self.sizes, device)
-        if key not in known:
-            if len(known) >= MOST_PROGRAMS:
-                known.pop(next(iter(known)))
+        device, kernels = where
+
+        def build() -> TileProgram:
             verify_schedule(schedule_of(kind, self.sizes, COLUMNS_STEP)).raise_if_refused()
             buffers, channels = BUFFERS[kind](self.sizes)
-            program = TileProgram(buffers, channels, self.group.process_group, device, has_kernels=False)
-            known[key] = _Built(program, set())
-        built = known[key]
+            return TileProgram(buffers, channels, self.group.process_group, device, has_kernels=False)
+
+        built = known_program(self.group, (kind, self.sizes, device), build)
         if device.type == "cuda" and kernels not in built.loaded and not torch.cuda.is_current_stream_capturing():
             scratch = BUFFERS[kind](self.sizes)[0]
             own = {
@@ -313,7 +321,7 @@ def _multiply_into(out: torch.Tensor, call: Grouped) -> None:
         out.copy_(reference.multiply(call))
 
 
-def _check_ids(group_name: str, ids: torch.Tensor, experts: int) -> None:
+def check_ids(group_name: str, ids: torch.Tensor, experts: int) -> None:
     """On a CPU, where peers are told of ids that are no expert's before anything travels. Raises InputError."""
     if ids.is_cuda or not bool(((ids < -1) | (ids >= experts)).any()):
         return
@@ -334,7 +342,7 @@ def _gathered(
     told: str,
     place: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    _check_ids(group_name, ids, w.shape[0])
+    check_ids(group_name, ids, w.shape[0])
     agreed(group_name, f"{told} by {PUSH}", lambda group: None)
     of = overlapped_in(group_name, (m, ids.shape[1]), (x.shape[1], x.dtype), ids.shape[1])
     first = FirstMatmul(of, x, (w, bias), _glu_of(glu))
@@ -454,7 +462,7 @@ def _chained(
     place: list[int],
 ) -> torch.Tensor:
     if first is None:
-        _check_ids(group_name, ids, up.shape[0])
+        check_ids(group_name, ids, up.shape[0])
     agreed(group_name, f"{told} by {PUSH}", lambda group: None)
     of = overlapped_in(group_name, (m, ids.shape[1]), (x.shape[1], x.dtype), 2 * ids.shape[1])
     weights = ExpertWeights(up, down, up_bias, down_bias, _glu_of(glu), first)

@@ -34,6 +34,12 @@ BACKENDS = {
     "gpu grouped clear": "overweave.runtime.gpu.experts:clear",
     "gpu slots": "overweave.runtime.gpu.slots:add_slots",
     "gpu routing": "overweave.runtime.gpu.routing:route",
+    "gpu choose ranks": "overweave.runtime.gpu.travelling:choose_ranks",
+    "gpu place rows": "overweave.runtime.gpu.travelling:place_rows",
+    "gpu read beside": "overweave.runtime.gpu.travelling:read_beside",
+    "rows push": "overweave.runtime.kernel_calls.rows:push_launch",
+    "rows land": "overweave.runtime.kernel_calls.rows:land_launch",
+    "rows add": "overweave.runtime.kernel_calls.rows:add_launch",
     "gpu scratch": "overweave.memory.cuda.heap:Scratch",
 }
 

@@ -150,6 +150,7 @@ class Await:
 
 
 OwnBuffer = Callable[[str], torch.Tensor]  # a symmetric buffer of this rank, by name
+AnyBuffer = Callable[[str, int], torch.Tensor]  # of any rank, by name and rank
 
 
 @dataclass(frozen=True)
@@ -189,13 +190,47 @@ class TileTask:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """Rows that go to a peer by so many programs, each of which then adds one to a counter there. moves: where they
+    come from, and where they go: upper bounds."""
+
+    moves: tuple[tuple[Part | torch.Tensor, Part], ...]
+    channel: str
+    counter: int
+    programs: int = 1
+
+    @property
+    def peer(self) -> int:
+        """Who gets them."""
+        return self.moves[0][1].rank
+
+
+@dataclass(frozen=True)
+class TileRows:
+    """Work on rows that tables on the device choose: a kernel, which waits and signals itself.
+
+    run: the same in plain torch, for CPU ranks that interpret no kernels: given symmetric buffers of any rank, behind
+    `awaits`, in front of the signals of `sends`. awaits: channels and the ranks whose shards are waited for. reads,
+    makes: as of a TileTask.
+    """
+
+    name: str
+    launch: Callable[[], TileLaunch]
+    run: Callable[[AnyBuffer], object]
+    awaits: tuple[tuple[str, int], ...] = ()
+    sends: tuple[Sent, ...] = ()
+    reads: tuple[Uses, ...] = ()
+    makes: tuple[Uses, ...] = ()
+
+
+@dataclass(frozen=True)
 class TileVoid:
     """A result, contiguous floats, becomes NaN where a wait has failed."""
 
     result: torch.Tensor
 
 
-TileAction = TileLaunch | TileTask | TileVoid | TileMove | Raise | Await
+TileAction = TileLaunch | TileTask | TileRows | TileVoid | TileMove | Raise | Await
 TileStep = tuple[str, TileAction]  # the queue, and what it does
 
 

@@ -31,18 +31,25 @@ def expert_parallel(x, weights, up, down, ids):
     return moe.combine(moe.experts_sum(h, routed, sent.topk_weights, down), sent)
 
 
+def expert_parallel_pushed(x, weights, up, down, ids):
+    sent = moe.dispatch(x, ids, weights, EXPERTS * dist.get_world_size(), most=4 * T, plan="push")
+    h, routed = moe.experts_matmul(sent.x, sent.topk_ids, up, glu=moe.Glu())
+    return moe.combine(moe.experts_sum(h, routed, sent.topk_weights, down), sent)
+
+
 def chained(x, weights, up, down, ids):
     layer = moe.ExpertWeights(up, down, glu=moe.GPT_OSS)
     return moe.experts_mlp(x, ids, weights, layer, plan="push")
 
 
-LAYERS: dict[str, Layer] = {each.__name__: each for each in (tensor_parallel, all_reduced, expert_parallel)}
+SENT = (expert_parallel, expert_parallel_pushed)
+LAYERS: dict[str, Layer] = {each.__name__: each for each in (tensor_parallel, all_reduced, *SENT)}
 
 
 def outcome(layer: Layer, name: str) -> list[torch.Tensor]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     same = torch.Generator().manual_seed(rank if name != "all_reduced" else 7)
-    experts = EXPERTS * (ranks if name == "expert_parallel" else 1)
+    experts = EXPERTS * (ranks if name.startswith("expert_parallel") else 1)
     drawn = [torch.randn(T, K, generator=same), torch.rand(T, TOP, generator=same)]
     drawn += [torch.randn(EXPERTS, 2 * INNER, K, generator=same), torch.randn(EXPERTS, K, INNER, generator=same)]
     leaves = [each.requires_grad_() for each in drawn]

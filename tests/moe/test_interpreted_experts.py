@@ -1,6 +1,8 @@
-"""Runs the kernels of experts in a process that interprets."""
+"""Runs the kernels of experts in processes that interpret."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 
@@ -9,6 +11,8 @@ from tests import forked
 pytestmark = pytest.mark.slow
 
 
-def test_the_real_kernels():
-    cases = forked.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/moe/interpreted_experts.py", timeout=280)
+@pytest.mark.parametrize("file", ["interpreted_experts.py", "interpreted_sending.py"])
+def test_the_real_kernels(file: str):
+    env = os.environ | ({"TRITON_INTERPRET": "1"} if file == "interpreted_sending.py" else {})
+    cases = forked.run("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/moe/{file}", env=env, timeout=280)
     assert cases.returncode == 0, cases.stdout[-4000:] + cases.stderr[-2000:]

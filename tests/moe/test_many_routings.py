@@ -39,6 +39,36 @@ def wrong_routings(count: int) -> list[int]:
     return [wrong, len(_PROGRAMS[group])]
 
 
+def wrong_pushes(count: int) -> list[int]:
+    """As `wrong_routings`, of tokens that travel to experts of other ranks, and back."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    same, late = torch.Generator().manual_seed(0), random.Random(0)
+    wrong = 0
+    for index in range(count):
+        x = torch.randint(-2, 3, (T * ranks, K), generator=same).float()
+        ids = torch.randint(-1, EXPERTS if index % 3 else 1, (T * ranks, TOP), generator=same, dtype=torch.int32)
+        if late.randrange(2 * ranks) == rank:
+            time.sleep(0.002)
+        own = slice(rank * T, (rank + 1) * T)
+        sent = moe.dispatch(x[own], ids[own], None, EXPERTS, most=T * ranks, plan="push")
+        y = moe.combine(sent.x * (sent.topk_ids >= 0).sum(1, keepdim=True), sent)
+        wrong += not torch.equal(y, x[own] * (ids[own] >= 0).sum(1, keepdim=True))
+    group = dist.group.WORLD
+    assert group is not None
+    return [wrong, len(_PROGRAMS[group])]
+
+
+@pytest.mark.slow
+def test_some_routings_of_pushed_tokens():
+    assert run_ranks(wrong_pushes, 3, 60) == [[0, 2]] * 3
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_thousand_routings_of_pushed_tokens(ranks: int):
+    assert run_ranks(wrong_pushes, ranks, 1000, timeout_s=900) == [[0, 2]] * ranks
+
+
 @pytest.mark.slow
 def test_some_routings():
     assert run_ranks(wrong_routings, 2, 40) == [[0, 2]] * 2

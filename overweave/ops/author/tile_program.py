@@ -40,6 +40,7 @@ from overweave.runtime.handwritten import (
     TileEffect,
     TileLaunch,
     TileMove,
+    TileRows,
     TileStep,
     TileTask,
     TileVoid,
@@ -194,6 +195,12 @@ class TileQueue:
             found = "kernels beside it may hold all SMs"
             raise InputError(f"compute {task.name} in queue {self._name}", found, "Compute it in the main queue")
         self._add(task)
+
+    def rank_rows(self, rows: TileRows) -> None:
+        """Works on rows that tables on the device choose: `rows.launch()` where there are kernels, which are told of
+        channels and tensors as those of `launch`, and which wait and signal themselves; else `rows.run`.
+        """
+        self._add(rows)
 
     def rank_void(self, result: torch.Tensor) -> None:
         """Makes a result NaN if a wait of the call has failed, here or at a peer: work of torch does not know of waits.

@@ -42,11 +42,13 @@ from overweave.runtime.handwritten import (
     Part,
     Raise,
     Reads,
+    Sent,
     SymmetricBuffer,
     TaskTile,
     TileEffect,
     TileLaunch,
     TileMove,
+    TileRows,
     TileTask,
 )
 
@@ -171,12 +173,41 @@ class _Paper:
                 launched.add_idle(queue)
             kernel = f"{queue}.{len(launched.operations)}"
             for number, its in enumerate(action.tiles):
-                self._compute(launched, kernel, action, number, its)
+                self._compute(launched, kernel, action.name, (number, its))
+        elif isinstance(action, TileRows):
+            self._add_rows(launched, queue, action)
         elif isinstance(action, TileLaunch):
             if launched.waits.get(queue):
                 launched.add_idle(queue)
             for tile in self._tiles(launched, f"{queue}.{len(launched.operations)}", action):
                 launched.add(tile)
+
+    def _add_rows(self, launched: _Launched, queue: str, rows: TileRows) -> None:
+        """Each peer's part as a Put of all rows that there can be, and what is computed as one tile of a kernel."""
+        for name, shard in rows.awaits:
+            channel = self._channel(name)
+            counters = range(shard * channel.channels, (shard + 1) * channel.channels)
+            waits = [Wait(name, (at, at + 1), channel.count_of(at)) for at in counters]
+            launched.waits.setdefault(queue, []).extend(waits)
+        if launched.waits.get(queue):
+            launched.add_idle(queue)
+        for sent in rows.sends:
+            launched.add(self._sent(launched, queue, sent))
+        if rows.makes:
+            kernel = f"{queue}.{len(launched.operations)}"
+            self._compute(launched, kernel, rows.name, (0, TaskTile(rows.reads, rows.makes)))
+
+    def _sent(self, launched: _Launched, queue: str, sent: Sent) -> Put:
+        rank = launched.rank
+        return Put(
+            name=f"{sent.channel}.{rank}.{len(launched.operations)}",
+            rank=rank,
+            queue=queue,
+            notifies=(Notify(sent.channel, sent.peer, sent.counter),),
+            sources=tuple(self._region(source) for source, _ in sent.moves),
+            destinations=tuple(self._region(target) for _, target in sent.moves),
+            tiles=sent.programs,
+        )
 
     def _moved(self, launched: _Launched, queue: str, move: TileMove) -> Operation:
         source, target = self._region(move.source), self._region(move.target)
@@ -186,12 +217,12 @@ class _Paper:
         sides = ((), ()) if source.is_empty else ((source,), (target,))
         return kind(name=name, rank=rank, queue=queue, waits=waits, sources=sides[0], destinations=sides[1])
 
-    def _compute(self, launched: _Launched, kernel: str, task: TileTask, number: int, tile: TaskTile) -> None:
-        """Torch's operations as tiles of a kernel."""
-        rank, queue = launched.rank, kernel.partition(".")[0]
+    def _compute(self, launched: _Launched, kernel: str, name: str, numbered: tuple[int, TaskTile]) -> None:
+        """Torch's operations as tiles of a kernel. numbered: a tile with its number."""
+        rank, queue, (number, tile) = launched.rank, kernel.partition(".")[0], numbered
         if not tile.makes and not tile.reads:
             found = "nobody says what it reads and makes"
-            raise InputError(f"prove {task.name}", found, "Pass reads= and makes= of rank_compute")
+            raise InputError(f"prove {name}", found, "Pass reads= and makes= of rank_compute")
         reads, makes = ([each for each in uses if each.part.shape[0]] for uses in (tile.reads, tile.makes))
         waits = tuple(_waits_of(tile.shard)) if tile.shard else ()
         needs = (InitialContents(self._region(each.part), each.tensor, each.row, each.col) for each in reads)
@@ -200,10 +231,10 @@ class _Paper:
             return
         launched.add(
             Apply(
-                name=f"{task.name}.{kernel}.{number}@{rank}",
+                name=f"{name}.{kernel}.{number}@{rank}",
                 rank=rank,
                 queue=kernel,
-                function=task.name,
+                function=name,
                 waits=waits,
                 needs=tuple(needs),
                 makes=tuple(Goal(self._region(each.part), each.tensor, each.row, each.col) for each in makes),

@@ -30,6 +30,7 @@ from overweave.runtime.handwritten import (
     TileAction,
     TileLaunch,
     TileMove,
+    TileRows,
     TileStep,
     TileTask,
     TileVoid,
@@ -56,6 +57,7 @@ class HandwrittenRun(CallFrame):
 
     def _enqueue(self, steps: list[TileStep], stream: torch.cuda.Stream, is_captured: bool) -> None:
         """Enqueue prologue, fork, all actions and join on a stream."""
+        steps = [(queue, action.launch() if isinstance(action, TileRows) else action) for queue, action in steps]
         if not is_captured:
             self._load(steps)
         bound = self._bound
@@ -151,6 +153,7 @@ class _BoundProgram:
                 address = self._heap.addresses[self._rank] + self._layout.signal_offset(action.channel, counter)
                 driver.wait_value(stream.cuda_stream, address, count)
         else:
+            assert isinstance(action, TileMove)  # rows are launches by now
             self._move(stream, action)
 
     def wait(self, stream: torch.cuda.Stream, action: Await) -> None:

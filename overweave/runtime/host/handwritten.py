@@ -7,7 +7,7 @@ import torch
 from overweave.memory.group import Group
 from overweave.memory.host.workspace import ABORT, HostSlot, HostWorkspace
 from overweave.memory.layout import REPORT_WORDS
-from overweave.runtime.handwritten import Declared, TileLaunch
+from overweave.runtime.handwritten import Declared, TileLaunch, TileRows
 from overweave.runtime.host.emulate import IsDone
 from overweave.runtime.host.interpreted import host_words
 from overweave.runtime.host.tasks import HostTaskRun, TaskCall
@@ -51,3 +51,7 @@ class _KernelCall(TaskCall):
         """Interpret a kernel in a thread of its own."""
         arguments, options = self._arguments.of(launch)
         return self.beside.start(lambda: launch.kernel[launch.grid](*arguments, **options))
+
+    def start_rows(self, rows: TileRows) -> IsDone:
+        """Interpret their kernel."""
+        return self.start_kernel(rows.launch())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from overweave.runtime.handwritten import (
     TileAction,
     TileLaunch,
     TileMove,
+    TileRows,
     TileStep,
     TileTask,
     TileVoid,
@@ -90,6 +91,22 @@ class TaskCall:
         found = "it was built for programs without kernels"
         raise InputError(f"launch {launch.name}", found, "Build the TileProgram with has_kernels=True")
 
+    def start_rows(self, rows: TileRows) -> IsDone:
+        """Let torch move rows once those that it waits for are there, then signal; return a function that polls."""
+        moving: list[IsDone] = []
+        run = partial(_run, partial(rows.run, self._instance), torch.is_inference_mode_enabled())
+
+        def is_done() -> bool:
+            if not moving and all(self._is_shard_full(channel, rank) for channel, rank in rows.awaits):
+                moving.append(self.beside.start(run))
+            if not moving or not moving[0]():
+                return False
+            for sent in rows.sends:
+                self.slot.notify(sent.channel, sent.peer, sent.counter, sent.programs)
+            return True
+
+        return is_done
+
     def own(self, buffer: str) -> torch.Tensor:
         """Return this rank's instance of a buffer."""
         return self._instance(buffer, self.group.rank)
@@ -102,7 +119,7 @@ class TaskCall:
                 continue
             if queue not in running:
                 running[queue] = self._start(actions[0])
-                has_progressed = has_progressed or isinstance(actions[0], TileLaunch | TileTask)
+                has_progressed = has_progressed or isinstance(actions[0], TileLaunch | TileTask | TileRows)
             if running[queue]():
                 del running[queue], actions[0]
                 has_progressed = True
@@ -113,7 +130,15 @@ class TaskCall:
         if isinstance(action, TileLaunch):
             return self.start_kernel(action)
         if isinstance(action, TileTask):
-            return self.beside.start(partial(_run, action, self, torch.is_inference_mode_enabled()))
+            return self.beside.start(
+                partial(
+                    _run,
+                    partial(action.run, self.own, *(() if action.channel is None else (None,))),
+                    torch.is_inference_mode_enabled(),
+                )
+            )
+        if isinstance(action, TileRows):
+            return self.start_rows(action)
         if isinstance(action, TileVoid):
             return lambda: True  # where a wait fails here, the call raises
         if isinstance(action, Await):
@@ -126,6 +151,11 @@ class TaskCall:
 
     def _is_full(self, channel: str, counter: int, count: int) -> bool:
         return self.slot.has_reached(channel, (counter, counter + 1), count)
+
+    def _is_shard_full(self, channel: str, rank: int) -> bool:
+        layout = self.declared.channels[channel]
+        counters = range(rank * layout.channels, (rank + 1) * layout.channels)
+        return all(self._is_full(channel, counter, layout.count_of(counter)) for counter in counters)
 
     def _instance(self, buffer: str, rank: int) -> torch.Tensor:
         one = self.declared.buffers[buffer]
@@ -153,10 +183,10 @@ class TaskCall:
         return Alarm("timeout", f"{names} did not end")
 
 
-def _run(task: TileTask, call: TaskCall, is_inference: bool) -> None:
+def _run(work: Callable[[], object], is_inference: bool) -> None:
     """In a thread of its own, which has modes of its own: the caller's tensors may be those of inference."""
     with torch.inference_mode(is_inference), torch.no_grad():
-        task.run(call.own, *(() if task.channel is None else (None,)))
+        work()
 
 
 def _name(action: TileAction) -> str:

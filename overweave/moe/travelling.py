@@ -1,0 +1,107 @@
+"""What travels with a token, and how: rows as words of 32 bits; its experts, weights and scales beside them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from overweave.ir.shards import shard_rows
+from overweave.moe.routing import NO_EXPERT, Routing
+from overweave.runtime.backends import load
+
+WORD_BYTES = 4
+WHOLE_BYTES = 16  # of rows, and of what lies beside them
+
+
+class Travelling(NamedTuple):
+    """What is dispatched: rows, their scales, and the router's choice."""
+
+    x: torch.Tensor
+    scales: torch.Tensor | None
+    weights: torch.Tensor | None
+    ids: torch.Tensor
+
+    def beside(self) -> torch.Tensor:
+        """Words beside each row: its experts, one more than their numbers, so that 0 is none; its weights; its
+        scales."""
+        floats = [each for each in (self.weights, self.scales) if each is not None]
+        words = [self.ids.to(torch.int32) + 1, *(each.float().contiguous().view(torch.int32) for each in floats)]
+        return as_words(torch.cat(words, 1))
+
+    def chosen(self, experts: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rank of each expert of a token, int32 `[t, top]`: -1 where there is none, or an earlier one of the token
+        is on that rank; `ranks` of wrong ids. And `beside`; on a GPU in one launch."""
+        ids, each = self.ids, -(-experts // ranks)
+        if ids.is_cuda:
+            floats = sum(0 if wide is None else wide.shape[1] for wide in (self.weights, self.scales))
+            words = -(-(ids.shape[1] + floats) * WORD_BYTES // WHOLE_BYTES) * WHOLE_BYTES // WORD_BYTES
+            outputs = (ids.new_empty(ids.shape, dtype=torch.int32), ids.new_empty((len(ids), words), dtype=torch.int32))
+            given = (dense(ids), dense(self.weights), dense(self.scales))
+            load("gpu choose ranks")(given, outputs, (experts, each, ranks))
+            return outputs
+        others = torch.where(ids == NO_EXPERT, NO_EXPERT, ranks)
+        targets = torch.where((ids >= 0) & (ids < experts), ids // each, others).to(torch.int32)
+        is_again = (targets.unsqueeze(2) == targets.unsqueeze(1)).tril(-1).any(2)
+        return torch.where(is_again, NO_EXPERT, targets), self.beside()
+
+    def read(self, beside: torch.Tensor, experts: int, place: list[int]) -> tuple[torch.Tensor, ...]:
+        """Experts, weights and scales of rows that a rank received, given the words beside them: its own experts,
+        numbered from its first one, and -1; weights of these, else 0; no columns of what does not travel."""
+        top, (rank, ranks) = self.ids.shape[1], place
+        low, high = shard_rows(experts, ranks, rank)
+        widths = [0 if each is None else each.shape[1] for each in (self.weights, self.scales)]
+        if beside.is_cuda:
+            ids = beside.new_empty((len(beside), top))
+            floats = [beside.new_empty((len(beside), width), dtype=torch.float32) for width in widths]
+            outputs = (ids, *(each if each.shape[1] else None for each in floats))
+            load("gpu read beside")(beside, outputs, (low, high))
+            return ids, *floats
+        own = beside[:, :top] - (1 + low)
+        is_own = (own >= 0) & (own < high - low)
+        parts = beside[:, top : top + sum(widths)].split(widths, 1)
+        weights, scales = (part.contiguous().view(torch.float32) for part in parts)
+        if self.weights is not None:
+            weights = torch.where(is_own, weights, 0.0)
+        return torch.where(is_own, own, NO_EXPERT), weights, scales
+
+
+def placed(targets: torch.Tensor, routed: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which row a token is of those that go to a rank, int32 `[t, W]`, -1 of none; and `[W + 1]`: how many go to each,
+    and the reason for which that may be wrong. targets: `Travelling.chosen`, routed as experts are."""
+    ranks = routed.counts.shape[0]
+    if targets.is_cuda:
+        outputs = (targets.new_empty((len(targets), ranks)), targets.new_empty(ranks + 1))
+        load("gpu place rows")(targets, (routed.places, routed.offsets, routed.counts, routed.reason), outputs)
+        return outputs
+    to = torch.where((targets >= 0) & (targets < ranks), targets, ranks).long()
+    place = routed.places.view(targets.shape) - routed.offsets.index_select(0, to.flatten()).view(targets.shape)
+    places = torch.full((len(targets), ranks + 1), NO_EXPERT, dtype=torch.int32)
+    places = places.scatter_(1, to, place)[:, :ranks].contiguous()
+    return places, torch.cat([routed.counts, routed.reason])
+
+
+Dense = TypeVar("Dense", torch.Tensor, torch.Tensor | None)
+
+
+def dense(each: Dense) -> Dense:
+    """Rows one behind the other."""
+    return each if each is None else each.contiguous()
+
+
+def as_words(rows: torch.Tensor) -> torch.Tensor:
+    """Rows as int32 words, whole ones of 16 bytes, behind which zeros may stand."""
+    raw = rows.contiguous().view(torch.uint8)
+    width = max(WHOLE_BYTES, -(-raw.shape[1] // WHOLE_BYTES) * WHOLE_BYTES)
+    if raw.shape[1] < width:
+        wide = raw.new_zeros((raw.shape[0], width))
+        wide[:, : raw.shape[1]] = raw
+        raw = wide
+    return (raw if raw.data_ptr() % WHOLE_BYTES == 0 else raw.clone()).view(torch.int32)
+
+
+def as_rows(words: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Words as rows of the width and dtype of others."""
+    of_row = like.shape[1] * like.element_size()
+    raw = words.view(torch.uint8)
+    return (raw if raw.shape[1] == of_row else raw[:, :of_row].contiguous()).view(like.dtype)

@@ -1,0 +1,109 @@
+"""Rows that tables choose, sent to peers and put in place, in plain torch: what kernels/rows.py does, on CPU ranks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from overweave.kernels.arguments import SentRows
+from overweave.runtime.handwritten import AnyBuffer
+
+LATE, TOO_MANY = 2, 4  # bits of a reason, behind those of moe/routing
+VOID = -1  # all bits: NaN in any dtype, and no expert
+
+
+class SendSizes(NamedTuple):
+    """What rows are sent by, alike on all ranks. shard: the most that a rank sends to another. most: that a rank
+    receives. words, beside: int32 words of a row, and of what travels beside it. programs: that push."""
+
+    shard: int
+    most: int
+    words: int
+    beside: int
+    programs: int
+
+
+class Sending(NamedTuple):
+    """The rows that a rank sends. source: kernels/arguments.SentRows. counts: int32 `[W + 1]`, how many to each rank,
+    and why they may be wrong; None: nobody asks."""
+
+    source: SentRows
+    counts: torch.Tensor | None
+
+
+class Placed(NamedTuple):
+    """Where received rows go. out `[most, words]`, beside `[most, words beside]` or None, int32. received: int32
+    `[W + 2]`: where the rows of each source begin, where the last end, and the reason for which all are void."""
+
+    out: torch.Tensor
+    beside: torch.Tensor | None
+    received: torch.Tensor
+
+
+def push(sizes: SendSizes, rank: int, sending: Sending, buffer: AnyBuffer) -> None:
+    """Stores counts and rows at all peers."""
+    (rows, beside, *_), counts = sending
+    for peer in range(sending.source.starts.shape[0] - 1):
+        if peer == rank:
+            continue
+        if counts is not None:
+            buffer("counts", peer)[rank] = counts
+        at = _sent_to(sending.source, peer)
+        landing = slice(rank * sizes.shard, rank * sizes.shard + len(at))
+        buffer("landed", peer)[landing] = rows[at]
+        if beside is not None:
+            buffer("beside", peer)[landing] = beside[at]
+
+
+def _sent_to(source: SentRows, peer: int) -> torch.Tensor:
+    low, high = source.starts[peer : peer + 2].tolist()
+    at: torch.Tensor = torch.arange(low, high) if source.chosen is None else source.chosen[low:high].long()
+    return at[at < source.rows.shape[0]]
+
+
+def land(sizes: SendSizes, rank: int, sending: Sending, placed: Placed, buffer: AnyBuffer) -> None:
+    """Puts the rows of all ranks together."""
+    assert sending.counts is not None
+    table = buffer("counts", rank).clone()
+    table[rank] = sending.counts
+    counts, ranks = table[:, :-1], table.shape[0]
+    reason = LATE if bool((table[:, -1] & LATE).any()) else 0
+    reason |= TOO_MANY if int(counts.sum(0).max()) > sizes.most else 0
+    starts = torch.cat([counts.new_zeros(1), counts[:, rank].cumsum(0)])
+    placed.received.copy_(torch.cat([starts, starts.new_full((1,), reason)]))
+    own = _sent_to(sending.source, rank)
+    names = (("landed", sending.source.rows, placed.out), ("beside", sending.source.beside, placed.beside))
+    for name, mine, out in names:
+        if out is None:
+            continue
+        out.fill_(VOID if reason else 0)
+        for source in range(ranks if not reason else 0):
+            low, high = starts[source : source + 2].tolist()
+            landed = slice(source * sizes.shard, source * sizes.shard + high - low)
+            out[low:high] = mine[own] if source == rank else buffer(name, rank)[landed]
+
+
+class Parts(NamedTuple):
+    """What comes back of tokens. parts `[most, n]`: of this rank, of the rows that it received. places: int32 `[t, W]`,
+    which row of those that a rank sends back is a token's; -1: none. received: of `Placed`."""
+
+    parts: torch.Tensor
+    places: torch.Tensor
+    received: torch.Tensor
+
+
+def add(sizes: SendSizes, rank: int, own: Parts, y: torch.Tensor, buffer: AnyBuffer) -> None:
+    """Adds the parts of each token in fp32, in the order of ranks; y `[t, n]`, rounded once."""
+    parts, places, received = own
+    *starts, reason = received.tolist()
+    if reason:
+        y.fill_(torch.nan)
+        return
+    total = torch.zeros(y.shape, dtype=torch.float32)
+    landed = buffer("landed", rank).view(parts.dtype)
+    for source in range(places.shape[1]):
+        here = (places[:, source] >= 0).nonzero()[:, 0]
+        at = places[here, source].long()
+        total[here] += (parts[starts[rank] + at] if source == rank else landed[source * sizes.shard + at]).float()
+    y.copy_(total)

@@ -1,0 +1,75 @@
+"""The kernels that push tokens, interpreted on CPU ranks: the exactness campaign, cut short; and that it would notice.
+
+Run by test_interpreted_experts.py in a process of its own, in which Triton interprets (TRITON_INTERPRET=1).
+"""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from overweave.runtime.interpreted import interpreter
+
+interpreter.repair()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from campaigns.exact import moe_exactness  # noqa: E402
+from overweave import moe  # noqa: E402
+from overweave.errors import PeerTimeout  # noqa: E402
+from overweave.moe import sending  # noqa: E402
+from overweave.runtime.handwritten import TileLaunch  # noqa: E402
+from overweave.runtime.host.processes import run_ranks  # noqa: E402
+from overweave.runtime.kernel_calls import rows  # noqa: E402
+
+PUSH = "expert parallel, push"
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(2, 6), (3, 3)])
+def test_random_layers(ranks: int, count: int):
+    assert run_ranks(moe_exactness.tried, ranks, PUSH, count, ranks, timeout_s=200) == [[]] * ranks
+
+
+def outcomes() -> list[bool | int]:
+    """Chosen rows and stretches, more than one step of a kernel; void and right."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    draw = torch.Generator().manual_seed(rank)
+    x, ids = torch.randn(20, 24, generator=draw), torch.randint(-1, 5, (20, 3), generator=draw)
+    with patch.object(rows, "STEP_WORDS", 16):
+        pairs = [moe.dispatch(x, ids, None, 5, most=20 * ranks, plan=plan) for plan in (None, moe.Push(sms=3))]
+        sums = [moe.combine(sent.x * (1 + rank), sent) for sent in pairs]
+        void = moe.dispatch(x, ids, None, 5, most=7, plan="push")
+        of_void = moe.combine(void.x, void)
+    assert void.reason is not None
+    is_right = torch.equal(pairs[0].x, pairs[1].x) and torch.equal(*sums)
+    return [is_right, int(void.reason), bool(void.x.isnan().all() and of_void.isnan().all())]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_kernels_are_what_torch_does(ranks: int):
+    assert run_ranks(outcomes, ranks, timeout_s=100) == [[True, 4, True]] * ranks
+
+
+def tried_spoiled(what: str) -> list[str]:
+    """With a kernel that sends fewer programs' parts, or reads a wrong place."""
+
+    def spoiled(sizes: rows.SendSizes, sending: rows.Sending, *more: object) -> TileLaunch:
+        if what == "push":
+            launch = rows.push_launch(sizes, sending)
+            return TileLaunch(launch.kernel, (launch.grid[0] - 1,), launch.arguments, launch.options)
+        return rows.add_launch(sizes._replace(shard=sizes.shard + 1), sending, *more)  # type: ignore[arg-type]
+
+    honest = sending.load
+    with patch.object(sending, "load", lambda name: spoiled if name == f"rows {what}" else honest(name)):
+        return moe_exactness.tried(PUSH, 2, 5)
+
+
+def test_a_program_that_is_missing_is_noticed():
+    with pytest.raises(Exception, match=PeerTimeout.__name__):
+        run_ranks(tried_spoiled, 2, "push", timeout_s=100, group_timeout_s=3)
+
+
+def test_a_wrong_place_is_noticed():
+    assert any(run_ranks(tried_spoiled, 2, "add", timeout_s=100))
