@@ -50,7 +50,7 @@ THIRD_PARTY = {
     "tuner": ("msgspec", "torch", "platformdirs"),
     "ops": ("msgspec", "torch"),
     "functional": ("torch",),
-    "moe": ("torch",),
+    "moe": ("msgspec", "torch"),
     "layers": ("torch",),
     "adapters": ("torch", "transformers", "megatron", "deepspeed", "torchtitan", "spmd_types", "vllm"),
     "block": ("msgspec", "torch"),
@@ -59,7 +59,7 @@ THIRD_PARTY = {
 PAPER_SIDE = ("errors", "untrusted", "hardware", "ir", "sim", "schedules")
 # Laziness for weight: the public names, names of Triton and of torch that only what uses them must have, the one
 # registry of the runtime that loads what runs a plan when a plan first asks for it, the command line, whose reading
-# commands start without torch, and the page that `--html` asks for, whose package is an extra; blocks that `bench`
+# commands start without torch unless experts are asked for, and the page that `--html` asks for, whose package is an extra; blocks that `bench`
 # compiles, and graphs that `install` fuses, for which torch's compiler is imported.
 MAY_IMPORT_IN_FUNCTIONS = (
     "overweave",
@@ -67,6 +67,7 @@ MAY_IMPORT_IN_FUNCTIONS = (
     "overweave.runtime.backends",
     "overweave.cli.main",
     "overweave.cli.commands.bench",
+    "overweave.cli.experts",
     "overweave.cli.output_file",
     "overweave.adapters.symm_mem.install",
 )

@@ -110,6 +110,11 @@ class LayerSizes(Struct, frozen=True, forbid_unknown_fields=True):
     experts: Annotated[int, Meta(ge=1, le=4096)]
     topk: PositiveExtent
 
+    def case(self, parallel: Parallel, tokens: int, skew: float) -> ExpertsCase:
+        """Return the layer, split in one way, with so many tokens."""
+        routing = Routing(tokens, self.experts, self.topk, skew)
+        return ExpertsCase(self.name, self.hidden, self.intermediate, parallel, routing)
+
 
 class ExpertsSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Every layer, split every way, with every skew."""
@@ -125,13 +130,7 @@ class ExpertsSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Return the cases, in the order of the file, whose tokens are rounded up to as many for each rank. tokens: of
         all ranks, in place of the file's. Raises InputError."""
         cases = tuple(
-            ExpertsCase(
-                each.name,
-                each.hidden,
-                each.intermediate,
-                parallel,
-                Routing(-(-count // ranks) * ranks, each.experts, each.topk, skew),
-            )
+            each.case(parallel, -(-count // ranks) * ranks, skew)
             for each in self.cases
             for parallel in self.parallel
             for count in tokens or (each.tokens,)

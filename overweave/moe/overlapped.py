@@ -32,6 +32,7 @@ from overweave.runtime.backends import load
 from overweave.runtime.handwritten import OwnBuffer
 from overweave.runtime.library import grouped as reference
 from overweave.runtime.library.grouped import Grouped, aligned
+from overweave.schedules.records.experts import PER_SHARD, PLANS, SEQUENTIAL
 
 MOST_PROGRAMS = 64  # of one group; each leases symmetric memory
 COLUMNS_STEP = 8  # elements: rows of whole words of 16 bytes
@@ -457,7 +458,3 @@ def choose(name: str, plan: str | None, reason: str) -> str:
     if plan == PER_SHARD and reason:
         raise InputError(f"{name} with plan {plan!r}", reason, "Leave the choice to overweave")
     return plan
-
-
-SEQUENTIAL, PER_SHARD = "sequential", "per_shard"
-PLANS = (SEQUENTIAL, PER_SHARD)

@@ -17,8 +17,8 @@ from overweave.ir.epilogue import Epilogue
 from overweave.ir.schedule import Apply
 from overweave.ir.shards import shard_rows
 from overweave.moe.cases import ExpertsCase, popularity
-from overweave.moe.overlapped import PLANS, SEQUENTIAL
 from overweave.moe.schedules import schedule_for
+from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 from overweave.schedules.records.option_sets import NOT_MEASURED
 from overweave.schedules.tiles.grouped import SHORT_TIME, Groups, grouped_shape
 from overweave.sim.cost import tile_us

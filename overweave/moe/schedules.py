@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 import torch
 from msgspec.structs import replace
 
-from overweave.errors import InputError, nearest
 from overweave.ir.schedule import (
     Apply,
     Buffer,
@@ -25,26 +24,11 @@ from overweave.ir.schedule import (
     Schedule,
 )
 from overweave.moe.cases import ExpertsCase
-from overweave.moe.overlapped import PLANS, SEQUENTIAL
-from overweave.moe.programs import Sizes, schedule_of
+from overweave.moe.programs import BUFFERS, Sizes, schedule_of
+from overweave.schedules.records.experts import OPERATORS, SEQUENTIAL, operator_and_plan
 
-# Operator -> kind of its programs.
-KINDS = {"all_gather_experts": "gather", "experts_reduce_scatter": "scatter", "experts_mlp": "chain"}
-OVERLAPPED = tuple(plan for plan in PLANS if plan != SEQUENTIAL)
+KINDS = dict(zip(OPERATORS, BUFFERS, strict=True))  # operator -> kind of its programs
 MAIN, KERNEL = "main", "main.experts"
-
-
-def names() -> tuple[str, ...]:
-    """Return every schedule of experts."""
-    return tuple(f"{operator}.{plan}" for operator in KINDS for plan in PLANS)
-
-
-def operator_and_plan(name: str) -> tuple[str, str]:
-    """Return the parts of a name. Raises InputError for one that is none."""
-    if name not in names():
-        raise InputError(f"experts' schedule {name[:60]}", "there is none", nearest("Schedules", name, names(), "show"))
-    operator, _, plan = name.partition(".")
-    return operator, plan
 
 
 def schedule_for(name: str, case: ExpertsCase, ranks: int) -> Schedule:

@@ -25,7 +25,7 @@ from overweave.moe.collectives import (
     replicated,
 )
 from overweave.moe.glu import Glu, gated
-from overweave.moe.overlapped import PER_SHARD, ExpertWeights, choose, glu_word, obstacle
+from overweave.moe.overlapped import ExpertWeights, choose, glu_word, obstacle
 from overweave.moe.pairs import (
     RoutedTokens,
     TokensExperts,
@@ -38,6 +38,7 @@ from overweave.moe.pairs import (
     with_bias,
 )
 from overweave.ops.dispatch.route import GroupRank, place_of
+from overweave.schedules.records.experts import PER_SHARD
 
 
 def all_gather_experts(

@@ -17,7 +17,19 @@ from overweave.ir.plan import (
     ReduceConfig,
 )
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import ECHOES, Apply, Clear, Collective, Compute, Copy, Operation, Put, Queue, Reduce, Schedule
+from overweave.ir.schedule import (
+    ECHOES,
+    Apply,
+    Clear,
+    Collective,
+    Compute,
+    Copy,
+    Operation,
+    Put,
+    Queue,
+    Reduce,
+    Schedule,
+)
 from overweave.sim.cost import matmul_shape
 from overweave.sim.order import tiles_of
 

@@ -23,7 +23,9 @@ from overweave.sim.ports import Ports, bounded_total_us
 from overweave.sim.processor import Batch, Collectives, RunningKernel, StreamingMultiprocessors, TileRun
 
 
-def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile_us: AuthorTile | None = None) -> Timeline:
+def simulate(
+    plan: Plan, machine: Machine, with_tiles: bool = False, author_tile_us: AuthorTile | None = None
+) -> Timeline:
     """Return the Timeline of one warm call of `plan` on `machine`. with_tiles: spans of tiles, not of operations.
     author_tile_us: time of one tile of an author's kernel, every SM busy (sim/cost.py estimates it).
 
