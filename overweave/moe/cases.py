@@ -14,7 +14,6 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta, Struct
 
 from overweave.errors import InputError
-from overweave.ir.schedule import Range
 from overweave.ir.shards import shard_rows
 from overweave.tuner.space.shapes import PositiveExtent, ShapeCase, read_set
 
@@ -54,13 +53,9 @@ class Routing(Struct, frozen=True):
 
 
 def popularity(experts: int, ranks: int) -> tuple[int, ...]:
-    """Return all experts, the most chosen first: they are dealt over the ranks that hold them, as a balanced layer's."""
-    places = [(each - lo, lo, each) for lo, hi in _held(experts, ranks) for each in range(lo, hi)]
-    return tuple(each for _, _, each in sorted(places))
-
-
-def _held(experts: int, ranks: int) -> list[Range]:
-    return [shard_rows(experts, ranks, rank) for rank in range(ranks)]
+    """Return all experts, the most chosen first: they are dealt in turns over the ranks that hold them."""
+    held = (shard_rows(experts, ranks, rank) for rank in range(ranks))
+    return tuple(each for _, each in sorted((each - lo, each) for lo, hi in held for each in range(lo, hi)))
 
 
 class ExpertsCase(Struct, frozen=True):

@@ -6,14 +6,17 @@ its schedule, and has all SMs. A time is the slowest rank's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from math import ceil, exp, sqrt
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from overweave.hardware.machine import Machine
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import Epilogue
+from overweave.ir.exchange import addresses_peers
 from overweave.ir.schedule import Apply
 from overweave.ir.shards import shard_rows
 from overweave.moe.cases import ExpertsCase, popularity
@@ -21,6 +24,7 @@ from overweave.moe.schedules import schedule_for
 from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 from overweave.schedules.records.option_sets import NOT_MEASURED
 from overweave.schedules.tiles.grouped import SHORT_TIME, Groups, grouped_shape
+from overweave.schedules.tiles.shape import KernelChoice
 from overweave.sim.cost import tile_us
 from overweave.sim.realize import realize
 from overweave.sim.simulate import total_us
@@ -40,10 +44,10 @@ DEVIATIONS = (-1.4, -0.67, -0.2, 0.2, 0.67, 1.4)
 
 class PredictedLayer(Struct, frozen=True):
     """Predicted microseconds of a layer. alone_us: both matmuls and what is between, without communication. link_us:
-    the library's collectives alone. plans: plan -> time. choice: the plan that would be taken unmeasured."""
+    the library's collectives alone. plans: plan -> time, of those that the machine can run. choice: the plan that would
+    be taken unmeasured."""
 
-    case: str
-    group: str
+    case: ExpertsCase
     alone_us: float
     link_us: float
     plans: dict[str, float]
@@ -60,11 +64,27 @@ def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer
     costs, routing = LayerCosts(case, ranks, machine), case.routing
     moved = routing.tokens * case.hidden * BYTES
     link_us = sum(machine.collective_us(each, ranks, moved) for each in ("all_gather", "reduce_scatter"))
+    schedules = {plan: schedule_for(f"{LAYER}.{plan}", case, ranks) for plan in PLANS}
     plans = {
-        plan: total_us(realize(schedule_for(f"{LAYER}.{plan}", case, ranks), machine), machine, costs) for plan in PLANS
+        plan: total_us(realize(schedule, machine), machine, costs)
+        for plan, schedule in schedules.items()
+        if machine.peer_access or not addresses_peers(schedule)
     }
     alone_us = max(costs.layer_us(rank, 1.0) for rank in range(ranks))
-    return PredictedLayer(case.name, case.group, alone_us, link_us, plans, _choice(plans))
+    return PredictedLayer(case, alone_us, link_us, plans, _choice(plans))
+
+
+def skew_costs(layers: Iterable[PredictedLayer], plan: str) -> dict[str, float]:
+    """Return by a skewed case's name the time of a plan over that of the same layer with an even router; of layers
+    whose ranks all have a part of each expert, so that none has more rows than another."""
+    of_layers = [each for each in layers if each.case.parallel == "tensor" and plan in each.plans]
+    even_us = {each.case: each.plans[plan] for each in of_layers if not each.case.routing.skew}
+    skewed = ((each, _evenly(each.case)) for each in of_layers if each.case.routing.skew)
+    return {each.case.name: each.plans[plan] / even_us[even] for each, even in skewed if even in even_us}
+
+
+def _evenly(case: ExpertsCase) -> ExpertsCase:
+    return replace(case, routing=replace(case.routing, skew=0.0))
 
 
 def _choice(plans: dict[str, float]) -> str:
@@ -80,7 +100,7 @@ class LayerCosts:
     def __init__(self, case: ExpertsCase, ranks: int, machine: Machine) -> None:
         self.case, self.ranks, self.machine = case, ranks, machine
         is_hopper = any(tile.kernel == "hopper" for tile in machine.tiles)
-        self.kernel = "hopper" if is_hopper else "portable"
+        self.kernel: KernelChoice = "hopper" if is_hopper else "portable"
 
     def __call__(self, operation: Apply) -> float:
         """Return microseconds of an operation of any schedule of the layer."""
