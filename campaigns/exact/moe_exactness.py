@@ -25,6 +25,7 @@ from campaigns.gpu_ranks import Check, arguments, run_campaign
 from overweave import moe
 from overweave.ir.shards import shard_rows
 from overweave.runtime.host.processes import run_ranks
+from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 
 WORLDS = (2, 3, 4, 8)
 Skew = Literal["uniform", "zipf", "one", "none", "random"]
@@ -301,13 +302,14 @@ def expert_parallel(case: MoeCase, device: str) -> str:
     return mine.told("expert parallel")
 
 
+OVERLAPPED = [plan for plan in PLANS if plan != SEQUENTIAL]
+# Part -> its check; those that take a plan, with each of them.
 PARTS: dict[str, Callable[[MoeCase, str], str]] = {
-    "tensor parallel": tensor_parallel,
-    "tensor parallel, per_shard": partial(tensor_parallel, plan="per_shard"),
-    "layer": chained,
-    "layer, per_shard": partial(chained, plan="per_shard"),
-    "whole experts": held,
-    "whole experts, per_shard": partial(held, plan="per_shard"),
+    **{
+        f"{name}{f', {plan}' if plan else ''}": partial(part, plan=plan)
+        for name, part in (("tensor parallel", tensor_parallel), ("layer", chained), ("whole experts", held))
+        for plan in (None, *OVERLAPPED)
+    },
     "all-reduce": all_reduced,
     "expert parallel": expert_parallel,
 }

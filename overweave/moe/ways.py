@@ -86,6 +86,8 @@ class LayerSetup:
     def by_dispatch(self, sample: int) -> torch.Tensor:
         (x, ids, topk_weights), (up, down) = self.given(sample), self.weights[:2]
         sent = dispatch(x, ids, topk_weights, self.case.routing.experts, self.group.process_group)
+        if not up.shape[0]:  # a rank without experts receives nothing
+            return combine(sent.x, sent)
         h, routed = experts_matmul(sent.x, sent.topk_ids, up, glu=self.weights.glu)
         return combine(experts_sum(h, routed, sent.topk_weights, down), sent)
 
@@ -162,7 +164,7 @@ def _rows_of(
     device = rank_device(request.device)
     setup = LayerSetup(case, group, (device, getattr(torch, DTYPES[request.dtype])))
     ways = ways_of(case, request.plans)
-    as_graphs = device.type == "cuda" and group.world_size <= device_count()
+    as_graphs = _is_captured(group, device)
     trial = TimedTrial(setup, with_graph_warmup(request.effort, device), setup.by_library(0), as_graphs)
     calls = {way.name: partial(way.call, setup) for way in ways}
     eager = [way.name for way in ways if way.reads_counts]
@@ -184,3 +186,8 @@ def _rows_of(
     return CaseRows(
         case=case.matmul, methods=tuple(rows), left_out=trial.left_out, is_replayed=as_graphs, group=case.group
     )
+
+
+def _is_captured(group: Group, device: torch.device) -> bool:
+    """Whether calls are captured: ranks that share a GPU have gloo, which no graph holds."""
+    return device.type == "cuda" and group.world_size <= device_count()
