@@ -29,7 +29,7 @@ _CURE = (
 )
 
 
-class Routing(Struct, frozen=True):
+class RoutingStatistics(Struct, frozen=True):
     """Where a router sends tokens, by its statistics. skew: the exponent of Zipf's law over experts; 0: evenly."""
 
     tokens: int
@@ -66,7 +66,7 @@ class ExpertsCase(Struct, frozen=True):
     hidden: int
     intermediate: int
     parallel: Parallel
-    routing: Routing
+    routing: RoutingStatistics
 
     @property
     def name(self) -> str:
@@ -107,7 +107,7 @@ class LayerSizes(Struct, frozen=True, forbid_unknown_fields=True):
 
     def case(self, parallel: Parallel, tokens: int, skew: float) -> ExpertsCase:
         """Return the layer, split in one way, with so many tokens."""
-        routing = Routing(tokens, self.experts, self.topk, skew)
+        routing = RoutingStatistics(tokens, self.experts, self.topk, skew)
         return ExpertsCase(self.name, self.hidden, self.intermediate, parallel, routing)
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from overweave.cli.main import app
 from overweave.hardware.machine import load
 from overweave.ir.text.parse import from_text
-from overweave.moe.cases import ExpertsCase, Routing
+from overweave.moe.cases import ExpertsCase, RoutingStatistics
 from overweave.moe.predicted import predicted
 from overweave.schedules.records.experts import PLANS, names
 from tests import forked
@@ -49,7 +49,7 @@ def test_numbers_for_programs(name: str):
 
 @pytest.mark.slow
 def test_what_is_simulated_is_what_is_predicted():
-    case = ExpertsCase("", 2048, 1536, "expert", Routing(8192, 32, 5, 0.8))
+    case = ExpertsCase("", 2048, 1536, "expert", RoutingStatistics(8192, 32, 5, 0.8))
     options = [word for pair in ("experts=32", "topk=5", "skew=0.8", "parallel=expert") for word in ("-o", pair)]
     for plan, us in predicted(case, 4, load("h200x4")).plans.items():
         report = json.loads(called("simulate", f"experts_mlp.{plan}", *SHAPE, *options, "--json"))

@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from overweave.errors import InputError
-from overweave.moe.cases import ExpertsCase, Parallel, Routing, popularity, read_experts
+from overweave.moe.cases import ExpertsCase, Parallel, RoutingStatistics, popularity, read_experts
 
-ROUTINGS = (Routing(64, 8, 2), Routing(64, 8, 2, 0.8), Routing(7, 300, 5, 1.5), Routing(9, 3, 3, 4.0), Routing(1, 1, 1))
+ROUTINGS = (
+    RoutingStatistics(64, 8, 2),
+    RoutingStatistics(64, 8, 2, 0.8),
+    RoutingStatistics(7, 300, 5, 1.5),
+    RoutingStatistics(9, 3, 3, 4.0),
+    RoutingStatistics(1, 1, 1),
+)
 
 
 def test_the_usual_set_has_published_layers():
@@ -25,7 +31,7 @@ def test_the_usual_set_has_published_layers():
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_rows_of_experts_are_all_pairs_and_no_token_is_there_twice(routing: Routing):
+def test_rows_of_experts_are_all_pairs_and_no_token_is_there_twice(routing: RoutingStatistics):
     rows = routing.rows()
     assert len(rows) == routing.experts
     assert sum(rows) == pytest.approx(routing.pairs)
@@ -50,7 +56,7 @@ def test_tokens_are_named_and_rounded_up_to_as_many_for_each_rank():
 
 
 def layer(parallel: Parallel = "tensor", hidden: int = 32, intermediate: int = 64, topk: int = 2) -> ExpertsCase:
-    return ExpertsCase("a", hidden, intermediate, parallel, Routing(16, 4, topk))
+    return ExpertsCase("a", hidden, intermediate, parallel, RoutingStatistics(16, 4, topk))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from overweave.hardware.machine import load
 from overweave.moe import predicted as module
-from overweave.moe.cases import ExpertsCase, Parallel, Routing, read_experts
+from overweave.moe.cases import ExpertsCase, Parallel, RoutingStatistics, read_experts
 from overweave.moe.predicted import LayerCosts, PredictedLayer, predicted, skew_costs
 from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 
@@ -45,7 +45,7 @@ def test_a_skewed_router_costs_no_more_than_a_tenth_where_ranks_have_equally_man
 
 
 def case(parallel: Parallel, skew: float, tokens: int = 8192) -> ExpertsCase:
-    return ExpertsCase("a", 2048, 1536, parallel, Routing(tokens, 32, 5, skew))
+    return ExpertsCase("a", 2048, 1536, parallel, RoutingStatistics(tokens, 32, 5, skew))
 
 
 def test_a_prediction_is_the_slowest_ranks():

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from overweave.errors import InputError
 from overweave.ir.schedule import Collective, Schedule
 from overweave.ir.verify.plan import verify_schedule
-from overweave.moe.cases import ExpertsCase, Routing
+from overweave.moe.cases import ExpertsCase, RoutingStatistics
 from overweave.moe.schedules import KINDS, schedule_for
 from overweave.schedules.records.experts import OPERATORS, PLANS, names
 
@@ -16,7 +16,7 @@ INNER = 8 * 840  # which 1 to 8 ranks split
 
 
 def schedule(name: str, ranks: int = 3, tokens: int = 7) -> Schedule:
-    return schedule_for(name, ExpertsCase("a", 8, INNER, "tensor", Routing(tokens, 2, 2)), ranks)
+    return schedule_for(name, ExpertsCase("a", 8, INNER, "tensor", RoutingStatistics(tokens, 2, 2)), ranks)
 
 
 def test_every_operator_has_every_plan():

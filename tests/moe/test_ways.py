@@ -7,9 +7,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from overweave import moe
 from overweave.memory.group import resolve
 from overweave.moe import ways
-from overweave.moe.cases import EXPERTS, ExpertsCase, Parallel, Routing
+from overweave.moe.cases import EXPERTS, ExpertsCase, Parallel, RoutingStatistics
 from overweave.moe.ways import LIBRARY, LayerSetup, layer_runs
 from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 from overweave.tuner.measure import trial
@@ -23,7 +24,7 @@ OVERLAPPED = [plan for plan in PLANS if plan != SEQUENTIAL]
 
 
 def case(parallel: Parallel, experts: int = 5) -> ExpertsCase:
-    return ExpertsCase("a", 16, 32, parallel, Routing(6, experts, min(2, experts), 0.8))
+    return ExpertsCase("a", 16, 32, parallel, RoutingStatistics(6, experts, min(2, experts), 0.8))
 
 
 def run(parallel: Parallel, plans: tuple[str, ...] = (), experts: int = 5) -> BenchRun:
@@ -61,9 +62,8 @@ def spoiled() -> list[str]:
     def forgetful(setup: LayerSetup, sample: int, plan: str | None) -> torch.Tensor:
         x, ids, topk_weights = setup.given(sample)
         given = topk_weights if setup.group.rank else torch.ones_like(topk_weights)
-        return honest(x, ids, given, setup.weights, setup.group.process_group, plan=plan)
+        return moe.experts_mlp(x, ids, given, setup.weights, setup.group.process_group, plan=plan)
 
-    honest = ways.experts_mlp
     with patch.object(LayerSetup, "by_plan", forgetful):
         (measured,) = run("tensor", (SEQUENTIAL,)).cases
     return list(measured.left_out.values())

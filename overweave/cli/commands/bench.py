@@ -42,16 +42,12 @@ from overweave.tuner.space.shapes import DtypeWord, ShapeCase, read_shapes, usua
 from overweave.tuner.space.space import candidate_of
 
 NO_MULTICAST_HELP = "The ranks use no NVLink multicast; so it is wherever the environment says so of one library"
+SUBJECTS_HELP = f"{', '.join(OPERATORS)}, block: of a transformer, or experts: a layer of them"
 RUN_NUMBER = "OVERWEAVE_BENCH_TURN"  # variable with the number of the whole run, from 1, for ranks that we started
 
 
 def bench(
-    operator: Annotated[
-        str,
-        typer.Argument(
-            metavar="OP", help=f"{', '.join(OPERATORS)}, block: of a transformer, or experts: a layer of them"
-        ),
-    ],
+    operator: Annotated[str, typer.Argument(metavar="OP", help=SUBJECTS_HELP)],
     shapes: Annotated[str, typer.Option(help="A file or set of benchmarks/shapes; else mlp, moe or llama")] = "",
     world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
     device: Annotated[DeviceChoice, typer.Option(help="auto: GPUs where there is one")] = "auto",
@@ -60,16 +56,11 @@ def bench(
     tokens: Annotated[list[int] | None, typer.Option(min=1, help="Of experts: of all ranks, not the shapes'")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Whole runs; the middle one is shown, with the spread")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file, case by case")] = None,
-    simulate: Annotated[
-        str | None, typer.Option(help="Of a block or experts: predict on this machine, no ranks")
-    ] = None,
+    simulate: Annotated[str | None, typer.Option(help="Predict a block or experts on this machine, no ranks")] = None,
     no_multicast: Annotated[bool, typer.Option("--no-multicast", help=NO_MULTICAST_HELP)] = False,
 ) -> None:
-    """Compare an operator, or a block, with torch and NCCL and with what torch fuses, side by side in one run."""
-    if tokens and operator != EXPERTS:
-        raise InputError(
-            f"bench {operator[:60]} --tokens {tokens[0]}", "only experts have tokens", "Name them in a file"
-        )
+    """Compare an operator, a block or a layer of experts with torch and NCCL and with what torch fuses, in one run."""
+    _check_tokens(operator, tokens or ())
     if simulate is not None:
         _predict(operator, shapes, tokens or (), (simulate, world), json)
         return
@@ -77,32 +68,13 @@ def bench(
     ranks = rank_count(place, world)
     shape_set = shapes or {BLOCK: "llama", EXPERTS: "moe"}.get(operator) or usual_set(operator)
     # Invalid arguments are refused before any rank is started.
-    if operator == BLOCK:
-        subject = _block_subject(shape_set, ranks, (place, dtype), plan or ())
-    elif operator == EXPERTS:
-        request = BenchRequest(operator=EXPERTS, device=place, dtype=dtype, plans=tuple(plan or ()))
-        subject = _experts_subject(shape_set, ranks, request, tokens or ())
-    else:
-        subject = _operator_subject(
-            shape_set, ranks, BenchRequest(operator=operator, device=place, dtype=dtype, plans=tuple(plan or ()))
-        )
+    request = BenchRequest(operator=operator, device=place, dtype=dtype, plans=tuple(plan or ()))
+    subject = _subject(shape_set, ranks, request, tokens or ())
     warn_of_long_runs(place, subject.cases)
     if json is not None:
         check_file(json)
     run_number = int(os.environ.get(RUN_NUMBER, 0))
-    arguments = [
-        "bench",
-        operator,
-        f"--shapes={shape_set}",
-        f"--world={ranks}",
-        f"--device={place}",
-        f"--dtype={dtype}",
-    ]
-    arguments += [
-        *(f"--plan={each}" for each in plan or ()),
-        *(f"--tokens={each}" for each in tokens or ()),
-        *([f"--repeat={repeat}"] if repeat > 1 else ()),
-    ]
+    arguments = _arguments(request, shape_set, ranks, tokens or (), repeat)
     if not is_one_of_the_ranks():
         report = run_on_own_ranks(arguments, ranks, repeat, json, dict(multicast.WITHOUT) if no_multicast else {})
     elif repeat > 1 and not run_number:
@@ -117,6 +89,28 @@ def bench(
     print_runs(report.runs, report.middle, report.spread)
 
 
+def _check_tokens(operator: str, tokens: Sequence[int]) -> None:
+    """Raise InputError for tokens of what has none."""
+    if tokens and operator != EXPERTS:
+        asked = f"bench {operator[:60]} --tokens {tokens[0]}"
+        raise InputError(asked, "only experts have tokens", "Name the rows in a file of --shapes")
+
+
+def _arguments(request: BenchRequest, shapes: str, ranks: int, tokens: Sequence[int], repeat: int) -> list[str]:
+    """Return the command for the ranks."""
+    return [
+        "bench",
+        request.operator,
+        f"--shapes={shapes}",
+        f"--world={ranks}",
+        f"--device={request.device}",
+        f"--dtype={request.dtype}",
+        *(f"--plan={each}" for each in request.plans),
+        *(f"--tokens={each}" for each in tokens),
+        *([f"--repeat={repeat}"] if repeat > 1 else ()),
+    ]
+
+
 class _Subject(NamedTuple):
     """What is compared: its cases, as matmuls, their source, and the function that runs it on a rank of a group."""
 
@@ -124,6 +118,15 @@ class _Subject(NamedTuple):
     source: str
     cases: tuple[ShapeCase, ...]
     runs: Callable[[Group, OnPart], Iterator[BenchRun]]
+
+
+def _subject(shapes: str, ranks: int, request: BenchRequest, tokens: Sequence[int]) -> _Subject:
+    """Return an operator, blocks or layers of experts on a set. Raises InputError."""
+    if request.operator == BLOCK:
+        return _block_subject(shapes, ranks, (request.device, request.dtype), request.plans)
+    if request.operator == EXPERTS:
+        return _experts_subject(shapes, ranks, request, tokens)
+    return _operator_subject(shapes, ranks, request)
 
 
 def _operator_subject(shapes: str, ranks: int, request: BenchRequest) -> _Subject:
