@@ -83,6 +83,18 @@ def test_layers_are_predicted_without_ranks(tmp_path: Path):
     assert "with a skewed router at most" in shown
 
 
+@pytest.mark.nightly
+def test_layers_are_timed_on_own_ranks(tmp_path: Path):
+    file = tmp_path / "it.json"
+    words = ("--shapes=tiny", "--device=cpu", "-w2", "--tokens=8", "--plan=sequential", f"--json={file}")
+    shown = forked.run("-m", "overweave.cli.main", "bench", "experts", *words, timeout=240).stdout
+    (run,) = json.loads(file.read_text())["runs"]
+    assert len(run["cases"]) == 4
+    assert not any(case["left_out"] for case in run["cases"])
+    assert "expert parallel, at most 512 tokens, 2 cases: the quickest of ours" in shown
+    assert "times are no figures of any machine" in shown
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [

@@ -115,3 +115,29 @@ def differing(what: str) -> str:
 def test_ranks_that_differ_are_an_error_on_every_rank(what: str):
     told = run_ranks(differing, 2, what)
     assert told == ["RankMismatch", "InputError" if what == "bad input of one" else "RankMismatch"]
+
+
+# tokens of a rank, hidden size, columns between the matmuls, experts, top
+ODD = ((3, 6, 5, 4, 2), (1, 1, 1, 1, 1), (2, 7, 3, 2, 5), (0, 6, 5, 4, 2), (5, 9, 2, 300, 1))
+
+
+def odd_sizes_wrong() -> list[tuple[int, ...]]:
+    """Sizes whose rows are no whole words of 16 bytes, and more slots than experts: those that are not exact."""
+    rank, ranks, wrong = dist.get_rank(), dist.get_world_size(), []
+    for sizes in ODD:
+        (t, k, n, experts, top), draw = sizes, torch.Generator().manual_seed(0)
+        shapes = ((t * ranks, k), (experts, n * ranks, k), (experts, k, n * ranks))
+        x, up, down = (torch.randint(-2, 3, shape, generator=draw).float() for shape in shapes)
+        ids = torch.randint(-1, experts, (t * ranks, top), generator=draw, dtype=torch.int32)
+        own, inner = slice(rank * t, (rank + 1) * t), slice(rank * n, (rank + 1) * n)
+        part = moe.ExpertWeights(up[:, inner].contiguous(), down[:, :, inner].contiguous())
+        y = moe.experts_mlp(x[own], ids[own], None, part)
+        h = torch.einsum("tk,tsnk->tsn", x, up[ids.clamp(0)])
+        products = torch.einsum("tsn,tskn->tsk", h, down[ids.clamp(0)])
+        wanted = torch.where(ids[..., None] >= 0, products, 0.0).sum(1)[own]
+        wrong += [] if torch.equal(y, wanted) else [sizes]
+    return wrong
+
+
+def test_odd_sizes_are_exact():
+    assert run_ranks(odd_sizes_wrong, 2) == [[], []]
