@@ -24,6 +24,7 @@ from campaigns.cpu_ranks import run_on_any_ranks
 from campaigns.gpu_ranks import Check, arguments
 from overweave import moe
 from overweave.ir.shards import shard_rows
+from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 
 Skew = Literal["uniform", "zipf", "one", "none", "random"]
 STEP = 8  # elements: kernels read rows that begin where words of 16 bytes do
@@ -300,13 +301,14 @@ def expert_parallel(case: MoeCase, device: str, is_pushed: bool = False) -> str:
     return mine.told("expert parallel")
 
 
+OVERLAPPED = [plan for plan in PLANS if plan != SEQUENTIAL]
+# Part -> its check; those that take a plan, with each of them.
 PARTS: dict[str, Callable[[MoeCase, str], str]] = {
-    "tensor parallel": tensor_parallel,
-    "tensor parallel, push": partial(tensor_parallel, plan="push"),
-    "layer": chained,
-    "layer, push": partial(chained, plan="push"),
-    "whole experts": held,
-    "whole experts, push": partial(held, plan="push"),
+    **{
+        f"{name}{f', {plan}' if plan else ''}": partial(part, plan=plan)
+        for name, part in (("tensor parallel", tensor_parallel), ("layer", chained), ("whole experts", held))
+        for plan in (None, *OVERLAPPED)
+    },
     "all-reduce": all_reduced,
     "expert parallel": expert_parallel,
     "expert parallel, push": partial(expert_parallel, is_pushed=True),

@@ -14,7 +14,18 @@ from rich.table import Table
 from overweave.cli.output_file import write_file
 from overweave.ir.operators.registry import OPERATORS
 from overweave.tuner.measure.baselines import OURS, SEQUENTIAL, TORCH_FUSED
-from overweave.tuner.measure.bench import BenchRun, CaseRows, MethodRow, Spread, middle, regressions, spread, summarize
+from overweave.tuner.measure.bench import (
+    BenchRun,
+    CaseRows,
+    GroupSummary,
+    MethodRow,
+    Spread,
+    middle,
+    regressions,
+    spread,
+    summarize,
+    summarize_groups,
+)
 
 CASE_COLUMNS = (
     "median\nus", "p90\nus", "host\nus", "faster than\nlibrary", "faster than\ntorch fused",
@@ -42,10 +53,22 @@ def print_runs(runs: tuple[BenchRun, ...], middle_run: int, spreads: dict[str, d
     plans = next((line.plans for line in summarize(run) if line.name == OURS), {})
     if plans:
         console.print(f"overweave ran {', '.join(f'{plan} ({cases})' for plan, cases in plans.items())}", markup=False)
+    for group in summarize_groups(run):
+        console.print(_group_line(group), markup=False, soft_wrap=True)
+    if run.device == "cpu":
+        console.print("Emulated ranks: results agree, and times are no figures of any machine.", markup=False)
     slower = regressions(run, OURS)
     if slower:
         names = ", ".join(rows.case.name for rows in slower)
         console.print(f"Slower than the library in {len(slower)} cases: {names}", markup=False)
+
+
+def _group_line(group: GroupSummary) -> str:
+    ceiling = "" if group.ceiling is None else f", {group.ceiling:.3f} of the ceiling's"
+    return (
+        f"{group.group}, {group.cases} cases: the quickest of ours has {group.speedup:.3f} of the library's speed in "
+        f"the geometric mean ({group.slowest:.3f} at worst){ceiling}"
+    )
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

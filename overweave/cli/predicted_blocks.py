@@ -15,6 +15,7 @@ from overweave.block.predicted import PredictedBlock, fused_by_torch, predicted
 from overweave.cli.bench_table import LEAST_WIDTH
 from overweave.cli.output_file import check_file, write_file
 from overweave.errors import InputError
+from overweave.moe.cases import EXPERTS
 from overweave.tuner.space.target import target_named
 
 COLUMNS = (
@@ -28,7 +29,7 @@ def predict_blocks(subject: str, shapes: str, place: tuple[str, int], file: Path
     Raises InputError for anything but blocks, and for a machine without GPUs for so many ranks."""
     name, ranks = place[0], place[1] or 4
     if subject != BLOCK:
-        cure = f"Ask `overweave simulate` or `overweave explain`, or for {BLOCK}"
+        cure = f"Ask `overweave simulate` or `overweave explain`, or for {BLOCK} or {EXPERTS}"
         raise InputError(f"bench {subject[:60]} --simulate {name}", "operators are benched on ranks", cure)
     target = target_named(name, ranks)
     if file is not None:

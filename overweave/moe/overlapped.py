@@ -33,6 +33,7 @@ from overweave.runtime.handwritten import OwnBuffer
 from overweave.runtime.library import grouped as reference
 from overweave.runtime.library.grouped import Grouped, aligned
 from overweave.runtime.library.slots import SlotSums
+from overweave.schedules.records.experts import PLANS, PUSH, SEQUENTIAL
 
 MOST_PROGRAMS = 64  # of one group; each leases symmetric memory
 
@@ -536,7 +537,5 @@ def _reaches_peers(group_name: str, index: int) -> bool:
 
 _reaches_peers._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as ops/dispatch/route.place_of
 
-SEQUENTIAL, PUSH = "sequential", "push"
-PLANS = (SEQUENTIAL, PUSH)
 # MEASURED: of 2 x H200 (benchmarks/results/experts.h200x2.2026-11-29.txt).
 LEAST_BYTES = 4 << 20

@@ -17,7 +17,7 @@ from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import GroupLike
 from overweave.moe.glu import Glu, gated
-from overweave.moe.overlapped import PUSH, ExpertWeights, choose, glu_word, obstacle, pushing_is_quicker
+from overweave.moe.overlapped import ExpertWeights, choose, glu_word, obstacle, pushing_is_quicker
 from overweave.moe.pairs import (
     RoutedTokens,
     TokensExperts,
@@ -38,6 +38,7 @@ from overweave.ops.dispatch.collectives import (
     replicated,
 )
 from overweave.ops.dispatch.route import GroupRank, place_of, refusing
+from overweave.schedules.records.experts import PUSH
 
 
 def all_gather_experts(

@@ -8,7 +8,7 @@ SOURCE: the wave model of FlashOverlap, section 4; decomposition loss as in FiCC
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import combinations
 from math import inf, prod, sqrt
@@ -25,6 +25,7 @@ from overweave.sim.order import LaunchStep, QueueRun, tiles_of
 
 PricedMove = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
 MatmulShape = tuple[int, int, int]  # rows, columns, k
+AuthorTile = float | Callable[[Apply], float]  # microseconds of a tile, of all operations or of each
 Dtypes = tuple[Dtype, MovedDtype]  # of a matmul's operands, and of its result
 FP32_BYTES = ITEMSIZE_BYTES["float32"]
 # A tile reads several addends strip by strip, each strip when the one before is stored: slower than its SM's share.
@@ -57,7 +58,7 @@ class Segment(Struct, frozen=True):
 class Costs:
     """The time of each operation of a plan alone on a machine. author_tile_us: of one tile of an author's kernel."""
 
-    def __init__(self, plan: Plan, machine: Machine, author_tile_us: float | None = None) -> None:
+    def __init__(self, plan: Plan, machine: Machine, author_tile_us: AuthorTile | None = None) -> None:
         self._name, self._realization, self._machine = plan.name, plan.realization, machine
         self._author_tile_us = author_tile_us
         self._moves: dict[tuple[int, int, int, bool, bool], Segment] = {}  # arguments of `_move_us` -> copy
@@ -88,8 +89,10 @@ class Costs:
                 return self._matmul_tiles(operation, self._realization.matmul, run, count)
             case Apply() as operation if self._author_tile_us is not None:
                 # A tile computes equal parts, each after a signal; only the wait before the last part is modelled.
-                behind_us = self._author_tile_us / len(operation.late_waits) if operation.late_waits else 0.0
-                return KernelCost(count, self._author_tile_us - behind_us, behind_us)
+                whole_us = self._author_tile_us
+                whole_us = whole_us(operation) if callable(whole_us) else whole_us
+                behind_us = whole_us / len(operation.late_waits) if operation.late_waits else 0.0
+                return KernelCost(count, whole_us - behind_us, behind_us)
         found, cure = "its queue has an engine that cannot run it", "Name another engine in the realization"
         if isinstance(step.operation, Compute):
             found, cure = "the realization has no matmul config", "Give it one, or take a plan of the catalog"

@@ -17,7 +17,19 @@ from overweave.ir.plan import (
     ReduceConfig,
 )
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import ECHOES, Clear, Collective, Compute, Copy, Operation, Put, Queue, Reduce, Schedule
+from overweave.ir.schedule import (
+    ECHOES,
+    Apply,
+    Clear,
+    Collective,
+    Compute,
+    Copy,
+    Operation,
+    Put,
+    Queue,
+    Reduce,
+    Schedule,
+)
 from overweave.sim.cost import matmul_shape
 from overweave.sim.order import tiles_of
 
@@ -62,11 +74,19 @@ def _engine(queue: Queue, schedule: Schedule) -> Engine:
             return "tile_kernel"
         if all(isinstance(operation, Reduce) for operation in members):
             return "reduce_kernel"
+        if all(isinstance(operation, Apply) for operation in members):
+            return "author_kernel"
         if all(isinstance(operation, Put | Copy) for operation in members):
             return "copy_kernel"
     runs_on_sms = any(isinstance(operation, Clear | Compute | Reduce | Collective) for operation in members)
     only_copies = any(operation.reads for operation in members) and all(isinstance(each, Copy) for each in members)
-    return "library" if runs_on_sms or only_copies else "copy_engine"
+    return "library" if runs_on_sms or only_copies or _is_callers(queue, schedule) else "copy_engine"
+
+
+def _is_callers(queue: Queue, schedule: Schedule) -> bool:
+    """Whether an author's kernel runs behind what the queue did: on the caller's stream."""
+    kernels = {operation.queue for operation in schedule.operations if isinstance(operation, Apply)}
+    return any(queue.name in each.after for each in schedule.queues if each.name in kernels)
 
 
 def _tile_shape(computes: list[Compute], machine: Machine) -> MatmulConfig:

@@ -16,14 +16,16 @@ from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, 
 from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Operation, Put, Reduce, Schedule
 from overweave.ir.timeline.operations import arrows
 from overweave.ir.timeline.timeline import BEGIN, WAIT, SpanKind, Timeline, TimelineSpan, make_timeline
-from overweave.sim.cost import Costs, KernelCost, Segment, moves_between_ranks
+from overweave.sim.cost import AuthorTile, Costs, KernelCost, Segment, moves_between_ranks
 from overweave.sim.events import EventQueue, Gate, SignalCounters, SignalKey
 from overweave.sim.order import KernelLaunch, LaunchStep, kernel_launches, launch_steps, tile_counts
 from overweave.sim.ports import Ports, bounded_total_us
 from overweave.sim.processor import Batch, Collectives, RunningKernel, StreamingMultiprocessors, TileRun
 
 
-def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile_us: float | None = None) -> Timeline:
+def simulate(
+    plan: Plan, machine: Machine, with_tiles: bool = False, author_tile_us: AuthorTile | None = None
+) -> Timeline:
     """Return the Timeline of one warm call of `plan` on `machine`. with_tiles: spans of tiles, not of operations.
     author_tile_us: time of one tile of an author's kernel, every SM busy (sim/cost.py estimates it).
 
@@ -35,7 +37,7 @@ def simulate(plan: Plan, machine: Machine, with_tiles: bool = False, author_tile
     return _timeline(_Run(plan, machine, with_tiles, author_tile_us), with_arrows=True)
 
 
-def total_us(plan: Plan, machine: Machine, author_tile_us: float | None = None) -> float:
+def total_us(plan: Plan, machine: Machine, author_tile_us: AuthorTile | None = None) -> float:
     """Return the time of one call: until the slowest rank has ended, or the busiest link has passed its bytes.
 
     Raises as `simulate`.
@@ -112,7 +114,7 @@ class _Node:
 
 
 class _Run:
-    def __init__(self, plan: Plan, machine: Machine, with_tiles: bool, author_tile_us: float | None) -> None:
+    def __init__(self, plan: Plan, machine: Machine, with_tiles: bool, author_tile_us: AuthorTile | None) -> None:
         self._plan, self._machine, self._schedule = plan, machine, plan.schedule
         self._costs = Costs(plan, machine, author_tile_us)
         self._clock, self._signals, self._recorder = EventQueue(), SignalCounters(), Recorder(with_tiles)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import random
 import time
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from overweave import moe
+from overweave.errors import OverweaveError
 from overweave.moe.overlapped import _PROGRAMS
+from overweave.ops.author.tile_program import TileQueue
+from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 from tests.ranks import run_ranks
 
+OVERLAPPED = [plan for plan in PLANS if plan != SEQUENTIAL]
 T, K, N, EXPERTS, TOP = 5, 8, 8, 6, 3
 
 
-def wrong_routings(count: int) -> list[int]:
-    """How many of so many routings gave another result than plain torch, and how many programs served them."""
+def wrong_routings(plan: str, count: int) -> list[int]:
+    """How many of so many routings gave another result than plain torch, and how many programs served them: those of
+    both halves, and of a whole layer."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     same, late = torch.Generator().manual_seed(0), random.Random(0)
     w = torch.randint(-2, 3, (EXPERTS, N, K), generator=same).float()
@@ -29,11 +35,12 @@ def wrong_routings(count: int) -> list[int]:
         if late.randrange(2 * ranks) == rank:
             time.sleep(0.002)
         own = slice(rank * T, (rank + 1) * T)
-        h, routed = moe.all_gather_experts(x[own], ids[own], w, plan="push")
-        y = moe.experts_reduce_scatter(h, routed, None, down, plan="push")
+        h, routed = moe.all_gather_experts(x[own], ids[own], w, plan=plan)
+        y = moe.experts_reduce_scatter(h, routed, None, down, plan=plan)
+        z = moe.experts_mlp(x[own], ids[own], None, moe.ExpertWeights(w, down), plan=plan)
         products = torch.einsum("tsn,tskn->tsk", torch.einsum("tk,tsnk->tsn", x, w[ids.clamp(0)]), down[ids.clamp(0)])
         wanted = ranks * torch.where(ids[..., None] >= 0, products, 0.0).sum(1)[own]
-        wrong += not torch.equal(y, wanted)
+        wrong += not (torch.equal(y, wanted) and torch.equal(z, wanted))
     group = dist.group.WORLD
     assert group is not None
     return [wrong, len(_PROGRAMS[group])]
@@ -70,11 +77,45 @@ def test_a_thousand_routings_of_pushed_tokens(ranks: int):
 
 
 @pytest.mark.slow
-def test_some_routings():
-    assert run_ranks(wrong_routings, 2, 40) == [[0, 2]] * 2
+@pytest.mark.parametrize("plan", OVERLAPPED)
+def test_some_routings(plan: str):
+    assert run_ranks(wrong_routings, 2, plan, 40) == [[0, 3]] * 2
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("plan", OVERLAPPED)
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_thousand_routings(ranks: int):
-    assert run_ranks(wrong_routings, ranks, 1000, timeout_s=900) == [[0, 2]] * ranks
+def test_a_thousand_routings(ranks: int, plan: str):
+    assert run_ranks(wrong_routings, ranks, plan, 1000, timeout_s=900) == [[0, 3]] * ranks
+
+
+CHANNELS = {"halves": ("experts", "tokens", "landed"), "layer": ("tokens", "landed")}
+
+
+def hasty(what: str, channel: str) -> list[str]:
+    """What a first call says whose program does not wait for a channel."""
+    draw, rank = torch.Generator().manual_seed(0), dist.get_rank()
+    x = torch.ones(T * dist.get_world_size(), K)[rank * T : (rank + 1) * T]
+    ids = torch.randint(0, EXPERTS, (T, TOP), generator=draw, dtype=torch.int32)
+    w, down = torch.ones(EXPERTS, N, K), torch.ones(EXPERTS, K, N)
+    honest = TileQueue.rank_wait
+
+    def hastily(queue: TileQueue, name: str, tile: int) -> None:
+        if name != channel:
+            honest(queue, name, tile)
+
+    with patch.object(TileQueue, "rank_wait", hastily):
+        try:
+            if what == "layer":
+                moe.experts_mlp(x, ids, None, moe.ExpertWeights(w, down), plan=OVERLAPPED[0])
+            else:
+                h, routed = moe.all_gather_experts(x, ids, w, plan=OVERLAPPED[0])
+                moe.experts_reduce_scatter(h, routed, None, down, plan=OVERLAPPED[0])
+        except OverweaveError as error:
+            return [type(error).__name__]
+    return []
+
+
+@pytest.mark.parametrize(("what", "channel"), [(what, each) for what, some in CHANNELS.items() for each in some])
+def test_a_program_that_does_not_wait_is_refused_before_it_runs(what: str, channel: str):
+    assert run_ranks(hasty, 2, what, channel) == [["ScheduleRefused"]] * 2

@@ -89,15 +89,16 @@ def test_an_empty_shard_that_does_not_signal_is_refused(kind: str, channel: str)
         assert refusals(kind, m=2)  # of three ranks one has no token
 
 
-def test_landing_rows_that_overlap_are_refused():
+@pytest.mark.parametrize("kind", ["scatter", "chain"])
+def test_landing_rows_that_overlap_are_refused(kind: str):
     class Narrow(Sizes):
         @property
         def shard(self) -> int:
             return 2  # of three
 
-    declared = programs.BUFFERS["scatter"]
-    with patch.dict(programs.BUFFERS, {"scatter": lambda _: declared(sizes(7, 3))}):
-        schedule = schedule_of("scatter", Narrow(*sizes(7, 3)), 16)
+    declared = programs.BUFFERS[kind]
+    with patch.dict(programs.BUFFERS, {kind: lambda _: declared(sizes(7, 3))}):
+        schedule = schedule_of(kind, Narrow(*sizes(7, 3)), 16)
     assert verify_schedule(schedule).refusals
 
 

@@ -7,9 +7,12 @@ import pytest
 from overweave.errors import ScheduleError
 from overweave.hardware.machine import load
 from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
+from overweave.ir.plan import AUTHOR_KERNEL
+from overweave.ir.schedule import Apply
 from overweave.ir.timeline.timeline import COMPUTE
 from overweave.schedules.weave.author_plan import author_plan
 from overweave.sim.cost import estimate_tile_us, library_matmul_us, tile_us
+from overweave.sim.realize import realize
 from overweave.sim.simulate import simulate, total_us
 
 MACHINE, TILE_US = load("h200x4"), 40.0
@@ -45,6 +48,15 @@ def test_overlap_pays_where_the_link_is_busy_beside_tiles():
     assert waves * TILE_US < push < library - 100
     scatter, behind = (predicted_us(space, {"C": f"reduce_scatter.{how}"}) for how in ("scatter", "collective"))
     assert waves * TILE_US < scatter < behind
+
+
+def test_a_schedule_of_an_authors_kernel_runs_on_its_stream_and_each_tile_takes_its_own_time():
+    plan = author_plan(matmul(1024, 256, 512), {"A": "all_gather.push"}, 4, "bfloat16")
+    found = realize(plan.schedule, MACHINE)
+    kernels = {operation.queue for operation in plan.schedule.operations if isinstance(operation, Apply)}
+    assert {found.realization.engine_of(queue) for queue in kernels} == {AUTHOR_KERNEL}
+    late_us = total_us(found, MACHINE, lambda tile: 500.0 if tile.rank == 3 else 1.0)
+    assert total_us(found, MACHINE, 1.0) < 500.0 < late_us <= total_us(found, MACHINE, 500.0)
 
 
 def test_tiles_wait_for_their_chunks():

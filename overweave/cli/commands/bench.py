@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from overweave.block.cases import BLOCK, read_blocks
 from overweave.cli.bench_table import BenchReport, print_runs, read_report, report_of, write_report
 from overweave.cli.output_file import check_file
+from overweave.cli.predicted_layers import predict_layers
 from overweave.cli.progress import OnPart, progress
 from overweave.cli.ranks import (
     DeviceChoice,
@@ -28,60 +29,52 @@ from overweave.cli.ranks import (
     start_ranks,
     warn_of_long_runs,
 )
-from overweave.errors import InputError, MachineError
+from overweave.errors import InputError, MachineError, nearest
 from overweave.hardware import multicast
 from overweave.ir.operators.registry import OPERATORS, operator_of
 from overweave.memory.group import Group
+from overweave.moe.cases import EXPERTS, read_experts
+from overweave.moe.ways import layer_runs
 from overweave.ops.operators import operator_for
+from overweave.schedules.records.experts import PLANS
 from overweave.tuner.measure.bench import BenchRequest, BenchRun, join_world, runs
 from overweave.tuner.space.shapes import DtypeWord, ShapeCase, read_shapes, usual_set
 from overweave.tuner.space.space import candidate_of
 
 NO_MULTICAST_HELP = "The ranks use no NVLink multicast; so it is wherever the environment says so of one library"
+SUBJECTS_HELP = f"{', '.join(OPERATORS)}, block: of a transformer, or experts: a layer of them"
 RUN_NUMBER = "OVERWEAVE_BENCH_TURN"  # variable with the number of the whole run, from 1, for ranks that we started
 
 
 def bench(
-    operator: Annotated[str, typer.Argument(metavar="OP", help=f"{', '.join(OPERATORS)}, or block: of a transformer")],
+    operator: Annotated[str, typer.Argument(metavar="OP", help=SUBJECTS_HELP)],
     shapes: Annotated[str, typer.Option(help="A file or set of benchmarks/shapes; else mlp, moe or llama")] = "",
     world: Annotated[int, typer.Option("--world", "-w", min=0, max=32, help="0: every GPU, or 4 emulated ranks")] = 0,
     device: Annotated[DeviceChoice, typer.Option(help="auto: GPUs where there is one")] = "auto",
     dtype: Annotated[DtypeWord, typer.Option(help="fp8: e4m3, scaled by rows, into bf16")] = "bf16",
     plan: Annotated[list[str] | None, typer.Option(help="Time these plans in place of our choice")] = None,
+    tokens: Annotated[list[int] | None, typer.Option(min=1, help="Of experts: of all ranks, not the shapes'")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Whole runs; the middle one is shown, with the spread")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write every number to this file, case by case")] = None,
-    simulate: Annotated[str | None, typer.Option(help="Of a block: predict it on this machine, without ranks")] = None,
+    simulate: Annotated[str | None, typer.Option(help="Predict a block or experts on this machine, no ranks")] = None,
     no_multicast: Annotated[bool, typer.Option("--no-multicast", help=NO_MULTICAST_HELP)] = False,
 ) -> None:
-    """Compare an operator, or a block, with torch and NCCL and with what torch fuses, side by side in one run."""
+    """Compare an operator, a block or a layer of experts with torch and NCCL and with what torch fuses, in one run."""
+    _check_tokens(operator, tokens or ())
     if simulate is not None:
-        from overweave.cli.predicted_blocks import predict_blocks  # which imports torch's compiler
-
-        predict_blocks(operator, shapes, (simulate, world), json)
+        _predict(operator, shapes, tokens or (), (simulate, world), json)
         return
     place = device_for(device, least=1)
     ranks = rank_count(place, world)
-    shape_set = shapes or ("llama" if operator == BLOCK else usual_set(operator))
+    shape_set = shapes or {BLOCK: "llama", EXPERTS: "moe"}.get(operator) or usual_set(operator)
     # Invalid arguments are refused before any rank is started.
-    if operator == BLOCK:
-        subject = _block_subject(shape_set, ranks, (place, dtype), plan or ())
-    else:
-        subject = _operator_subject(
-            shape_set, ranks, BenchRequest(operator=operator, device=place, dtype=dtype, plans=tuple(plan or ()))
-        )
+    request = BenchRequest(operator=operator, device=place, dtype=dtype, plans=tuple(plan or ()))
+    subject = _subject(shape_set, ranks, request, tokens or ())
     warn_of_long_runs(place, subject.cases)
     if json is not None:
         check_file(json)
     run_number = int(os.environ.get(RUN_NUMBER, 0))
-    arguments = [
-        "bench",
-        operator,
-        f"--shapes={shape_set}",
-        f"--world={ranks}",
-        f"--device={place}",
-        f"--dtype={dtype}",
-    ]
-    arguments += [*(f"--plan={each}" for each in plan or ()), *([f"--repeat={repeat}"] if repeat > 1 else ())]
+    arguments = _arguments(request, shape_set, ranks, tokens or (), repeat)
     if not is_one_of_the_ranks():
         report = run_on_own_ranks(arguments, ranks, repeat, json, dict(multicast.WITHOUT) if no_multicast else {})
     elif repeat > 1 and not run_number:
@@ -96,6 +89,28 @@ def bench(
     print_runs(report.runs, report.middle, report.spread)
 
 
+def _check_tokens(operator: str, tokens: Sequence[int]) -> None:
+    """Raise InputError for tokens of what has none."""
+    if tokens and operator != EXPERTS:
+        asked = f"bench {operator[:60]} --tokens {tokens[0]}"
+        raise InputError(asked, "only experts have tokens", "Name the rows in a file of --shapes")
+
+
+def _arguments(request: BenchRequest, shapes: str, ranks: int, tokens: Sequence[int], repeat: int) -> list[str]:
+    """Return the command for the ranks."""
+    return [
+        "bench",
+        request.operator,
+        f"--shapes={shapes}",
+        f"--world={ranks}",
+        f"--device={request.device}",
+        f"--dtype={request.dtype}",
+        *(f"--plan={each}" for each in request.plans),
+        *(f"--tokens={each}" for each in tokens),
+        *([f"--repeat={repeat}"] if repeat > 1 else ()),
+    ]
+
+
 class _Subject(NamedTuple):
     """What is compared: its cases, as matmuls, their source, and the function that runs it on a rank of a group."""
 
@@ -103,6 +118,15 @@ class _Subject(NamedTuple):
     source: str
     cases: tuple[ShapeCase, ...]
     runs: Callable[[Group, OnPart], Iterator[BenchRun]]
+
+
+def _subject(shapes: str, ranks: int, request: BenchRequest, tokens: Sequence[int]) -> _Subject:
+    """Return an operator, blocks or layers of experts on a set. Raises InputError."""
+    if request.operator == BLOCK:
+        return _block_subject(shapes, ranks, (request.device, request.dtype), request.plans)
+    if request.operator == EXPERTS:
+        return _experts_subject(shapes, ranks, request, tokens)
+    return _operator_subject(shapes, ranks, request)
 
 
 def _operator_subject(shapes: str, ranks: int, request: BenchRequest) -> _Subject:
@@ -143,6 +167,36 @@ def _block_subject(
         return block_runs(blocks.cases, request, group, on_progress)
 
     return _Subject(BLOCK, blocks.source, tuple(case.matmul for case in blocks.cases), compared)
+
+
+def _experts_subject(shapes: str, ranks: int, request: BenchRequest, tokens: Sequence[int]) -> _Subject:
+    """Return the layers of experts in a set. Raises InputError."""
+    if request.dtype == "fp8":
+        raise InputError(f"bench {EXPERTS}", "fp8", "Name another dtype: these layers multiply what travels")
+    for plan in request.plans:
+        if plan not in PLANS:
+            raise InputError(
+                f"bench {EXPERTS} --plan {plan[:60]}",
+                "there is no such plan",
+                nearest("Plans", plan, PLANS, "overweave show"),
+            )
+    layers = read_experts(shapes)
+    cases = layers.on_ranks(ranks, tokens)
+
+    def compared(group: Group, on_progress: OnPart) -> Iterator[BenchRun]:
+        return layer_runs(cases, request, group, on_progress)
+
+    return _Subject(EXPERTS, layers.source, tuple(case.matmul for case in cases), compared)
+
+
+def _predict(subject: str, shapes: str, tokens: Sequence[int], place: tuple[str, int], file: Path | None) -> None:
+    """Print what is predicted of blocks, or of layers of experts. Raises InputError for anything else."""
+    if subject == EXPERTS:
+        predict_layers(shapes, tokens, place, file)
+        return
+    from overweave.cli.predicted_blocks import predict_blocks  # which imports torch's compiler
+
+    predict_blocks(subject, shapes, place, file)
 
 
 def _run_as_rank(

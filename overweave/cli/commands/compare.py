@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from overweave.cli.commands.simulate import named_plan, plan_of_file
+from overweave.cli.experts import load_for, plan_of_experts
 from overweave.cli.limits import existing_files, limited
 from overweave.cli.output_file import HTML_HELP, page_writer
 from overweave.cli.pictures.gantt import print_gantt, print_table, time_text
@@ -23,6 +24,8 @@ from overweave.ir.timeline.operations import with_contents
 from overweave.ir.timeline.timeline import COMMUNICATION, COMPUTE, WAIT, Timeline
 from overweave.ir.timeline.trace import MAX_BYTES, from_chrome, is_trace
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.records.experts import is_of_experts
+from overweave.sim.cost import AuthorTile
 from overweave.sim.simulate import simulate
 from overweave.untrusted import read_bytes
 
@@ -41,6 +44,7 @@ def compare(
 ) -> None:
     """Set two timelines beside each other, and print which is faster and how much communication each leaves exposed."""
     files = existing_files(a, b, machine)
+    load_for(*(each.split()[0] for each in (a, b) if each.split()))
     with limited(*files):
         write_page, where = page_writer(html), load(machine or default_for(world))
         sides = {"A": _timelines(a, shape, world, where), "B": _timelines(b, shape, world, where)}
@@ -68,8 +72,10 @@ def verdict(a: Timeline, b: Timeline) -> str:
 def _timelines(argument: str, shape: str | None, world: int, machine: Machine) -> tuple[Timeline, ...]:
     """Return those of a trace file, or the simulated one. Raises InputError and ScheduleError."""
     name, *options = argument.split()
+    if is_of_experts(name):
+        return (_simulated(*plan_of_experts(name, shape, options_of(options), (world, machine)), machine),)
     if name in METHODS:
-        return (_simulated(named_plan(name, shape, world, options_of(options)), machine),)
+        return (_simulated(named_plan(name, shape, world, options_of(options)), None, machine),)
     path = Path(argument)
     if path.is_file() and is_trace(data := read_bytes(path, MAX_BYTES)):
         timelines = from_chrome(data)
@@ -78,11 +84,11 @@ def _timelines(argument: str, shape: str | None, world: int, machine: Machine) -
                 f"compare {printable(argument)}", "a trace of no call", "Give one that `overweave trace` wrote"
             )
         return timelines
-    return (_simulated(plan_of_file(argument, (), machine), machine),)
+    return (_simulated(plan_of_file(argument, (), machine), None, machine),)
 
 
-def _simulated(plan: Plan, machine: Machine) -> Timeline:
-    tiles = simulate(plan, machine, with_tiles=True)
+def _simulated(plan: Plan, kernel_us: AuthorTile | None, machine: Machine) -> Timeline:
+    tiles = simulate(plan, machine, with_tiles=True, author_tile_us=kernel_us)
     return with_contents(tiles, plan.schedule, plan.realization.dtype)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
+from overweave.cli.experts import schedule_of_experts
 from overweave.cli.limits import limited
 from overweave.cli.output_file import HTML_HELP, page_writer, write_file
 from overweave.cli.plans import PROBLEM_OPTIONS, options_of, problem_of
@@ -20,6 +21,7 @@ from overweave.ir.text.parse import to_text
 from overweave.ir.timeline.operations import timeline_of_steps, with_contents
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
+from overweave.schedules.records import experts
 from overweave.schedules.records.options import Option
 from overweave.schedules.weave.transports import transports
 
@@ -64,11 +66,13 @@ def show(
 
 
 def _is_file(name: str) -> bool:
-    return name not in METHODS and Path(name).is_file()
+    return name not in METHODS and not experts.is_of_experts(name) and Path(name).is_file()
 
 
-def _build(name: str, world: int, option: list[str] | None) -> Plan:
-    """Return the catalog's plan, without tile tables: `load` makes them again."""
+def _build(name: str, world: int, option: list[str] | None) -> Schedule | Plan:
+    """Return the catalog's plan, without tile tables: `load` makes them again; of experts, the schedule."""
+    if experts.is_of_experts(name):
+        return schedule_of_experts(name, options_of(option or []), world)
     problem, options = problem_of(name, world, options_of(option or []))
     return replace(build(name, problem, options, rank=0), tile_orders=())
 
@@ -84,6 +88,7 @@ def _read(file: Path, world: int | None, option: list[str] | None) -> Schedule |
 def listing() -> str:
     """Return one line per schedule of operators and of annotated kernels: its name, summary and options."""
     lines = [_line(name, method.summary, method.options) for name, method in METHODS.items()]
+    lines += [_line(name, experts.PLANS[experts.operator_and_plan(name)[1]], ()) for name in experts.names()]
     woven = [_line(name, "", transport.options) for name, transport in transports().items()]
     return "\n".join(
         [*lines, "", "Of a tensor of an annotated kernel (docs/directives.md, `overweave compile`):", *woven]

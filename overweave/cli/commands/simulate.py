@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from overweave.cli.experts import load_for, plan_of_experts
 from overweave.cli.limits import errors_as_json, existing_files, limited
 from overweave.cli.output_file import HTML_HELP, page_writer, write_file
 from overweave.cli.pictures.gantt import print_gantt, print_table
@@ -27,7 +28,8 @@ from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WA
 from overweave.ir.timeline.trace import to_chrome
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
-from overweave.sim.cost import library_matmul_us, matmul_shape
+from overweave.schedules.records import experts
+from overweave.sim.cost import AuthorTile, library_matmul_us, matmul_shape
 from overweave.sim.realize import realize
 from overweave.sim.simulate import simulate as run
 
@@ -75,21 +77,27 @@ def simulate(
     json: Annotated[bool, typer.Option("--json", help="Print numbers for programs instead")] = False,
 ) -> None:
     """Predict how long a schedule takes on a described machine, and draw it."""
-    is_named = schedule in METHODS
+    is_named = schedule in METHODS or experts.is_of_experts(schedule)
     files = (*(() if is_named else (Path(schedule),)), *existing_files(machine))
+    load_for(schedule)
     with errors_as_json(schedule, json), limited(*files):
         ranks = 4 if world is None else world
         write_page, where = page_writer(html), load(machine or default_for(ranks))
-        if is_named:
+        kernel_us: AuthorTile | None = tile_us
+        if experts.is_of_experts(schedule):
+            plan, kernel_us = plan_of_experts(schedule, shape, options_of(option or []), (ranks, where))
+        elif is_named:
             plan = named_plan(schedule, shape, ranks, options_of(option or []))
         else:
             plan = plan_of_file(schedule, (shape, world, option), where)
-        if tile_us is not None and AUTHOR_KERNEL not in plan.realization.engine_by_queue.values():
+        if tile_us is not None and (
+            kernel_us != tile_us or AUTHOR_KERNEL not in plan.realization.engine_by_queue.values()
+        ):
             reason = "the machine's file knows how long the tiles of this plan take"
             raise InputError(f"simulate {schedule[:60]} --tile-us {tile_us:g}", reason, "Leave --tile-us out")
-        timeline = run(plan, where, author_tile_us=tile_us)
+        timeline = run(plan, where, author_tile_us=kernel_us)
         if trace or html:
-            tiles = with_contents(run(plan, where, True, tile_us), plan.schedule, plan.realization.dtype)
+            tiles = with_contents(run(plan, where, True, kernel_us), plan.schedule, plan.realization.dtype)
             write_page(f"{plan.name} on {where.title}", tiles)
         if trace is not None:
             write_file(trace, to_chrome(tiles))
@@ -122,7 +130,7 @@ def plan_of_file(name: str, file_options: tuple[object, ...], machine: Machine) 
     """Return a file's plan, or its schedule realized for the machine; verified. Raises InputError and ScheduleError.
     file_options: options of the command that do not go with a file."""
     if not Path(name).is_file():
-        cure = nearest("Schedules", name, METHODS, "overweave show")
+        cure = nearest("Schedules", name, (*METHODS, *experts.names()), "overweave show")
         raise InputError(f"simulate {printable(name)}", "neither a schedule nor a file", cure)
     if any(each not in (None, []) for each in file_options):
         raise InputError(

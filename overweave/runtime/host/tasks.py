@@ -130,13 +130,9 @@ class TaskCall:
         if isinstance(action, TileLaunch):
             return self.start_kernel(action)
         if isinstance(action, TileTask):
-            return self.beside.start(
-                partial(
-                    _run,
-                    partial(action.run, self.own, *(() if action.channel is None else (None,))),
-                    torch.is_inference_mode_enabled(),
-                )
-            )
+            channel = () if action.channel is None else (None,)
+            work = partial(action.run, self.own, *channel)
+            return self.beside.start(partial(_run, work, torch.is_inference_mode_enabled()))
         if isinstance(action, TileRows):
             return self.start_rows(action)
         if isinstance(action, TileVoid):

@@ -138,12 +138,13 @@ class MethodRow(Struct, frozen=True, kw_only=True):
 
 class CaseRows(Struct, frozen=True, kw_only=True):
     """All methods on one case. left_out: reasons by name. is_replayed: every method ran as captured graphs, as decoding
-    does; its host cost is that of a replay."""
+    does; its host cost is that of a replay. group: over which a mean is formed, beside that of all cases."""
 
     case: ShapeCase
     methods: tuple[MethodRow, ...]
     left_out: dict[str, str]
     is_replayed: bool = False
+    group: str = ""
 
 
 class BenchRun(Struct, frozen=True, kw_only=True):
@@ -331,6 +332,41 @@ def summarize(run: BenchRun) -> tuple[MethodSummary, ...]:
         for row in case.methods:
             by_name.setdefault(row.name, []).append(row)
     return tuple(_summary(rows) for rows in by_name.values())
+
+
+class GroupSummary(Struct, frozen=True, kw_only=True):
+    """The quickest of our rows in each case of a group, in the geometric mean; None without a ceiling.
+
+    speedup: over the sequential method, and slowest: the least of them. ceiling: the part of the ceiling's speed.
+    """
+
+    group: str
+    cases: int
+    speedup: float
+    slowest: float
+    ceiling: float | None
+
+
+def summarize_groups(run: BenchRun) -> tuple[GroupSummary, ...]:
+    """Return one line per group of cases in which methods of ours took part."""
+    quickest: dict[str, list[MethodRow]] = {}
+    for case in run.cases:
+        ours = [row for row in case.methods if row.plan or row.name == OURS]
+        if case.group and ours:
+            quickest.setdefault(case.group, []).append(min(ours, key=lambda row: row.median_us))
+    return tuple(_group_summary(group, rows) for group, rows in quickest.items())
+
+
+def _group_summary(group: str, rows: list[MethodRow]) -> GroupSummary:
+    speedups = [row.speedups[SEQUENTIAL].value for row in rows]
+    fractions = [row.measures.ceiling_fraction for row in rows if row.measures and row.measures.ceiling_fraction]
+    return GroupSummary(
+        group=group,
+        cases=len(rows),
+        speedup=geometric_mean(speedups),
+        slowest=min(speedups),
+        ceiling=geometric_mean(fractions) if fractions else None,
+    )
 
 
 def middle(runs: tuple[BenchRun, ...], method: str) -> int:

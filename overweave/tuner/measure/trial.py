@@ -51,12 +51,14 @@ class TimedTrial:
         calls: Mapping[str, CheckedCall],
         roofs: Container[str] = (),
         on_round: Callable[[float], None] | None = None,
+        eager: Container[str] = (),
     ) -> Samples:
         """Return samples of the calls that run and are right, in paired rounds. roofs: names of calls that are not
-        checked. on_round: called with the fraction of rounds that is done."""
+        checked. on_round: called with the fraction of rounds that is done. eager: names of calls that are not captured,
+        since their host reads what a GPU computes."""
         usable = {}
         for name, call in calls.items():
-            timed, reason = self._try(call, name not in roofs)
+            timed, reason = self._try(call, name not in roofs, self._as_graphs and name not in eager)
             if reason:
                 self.left_out[name] = reason
             else:
@@ -75,10 +77,10 @@ class TimedTrial:
         times = {what: median(samples[str(what)]) for what in calls if str(what) in samples}
         return dict(sorted(times.items(), key=lambda item: item[1]))
 
-    def _try(self, call: CheckedCall, is_checked: bool) -> tuple[CheckedCall, str]:
+    def _try(self, call: CheckedCall, is_checked: bool, as_graphs: bool) -> tuple[CheckedCall, str]:
         """Return the call as it is timed, and why it must be left out ("" if it need not)."""
         reason = self._attempt(call, is_checked)
-        if reason or not self._as_graphs:
+        if reason or not as_graphs:
             return call, reason
         captured: list[CheckedCall] = []
 

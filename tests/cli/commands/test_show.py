@@ -12,6 +12,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.text.files import from_json, read_file
 from overweave.ir.text.parse import from_text
 from overweave.schedules.catalog.catalog import names
+from overweave.schedules.records import experts
 from overweave.schedules.weave.transports import transports
 
 
@@ -23,7 +24,7 @@ def test_without_a_name_every_schedule_has_one_line():
     result = show()
     assert result.exit_code == 0
     of_operators, _, of_kernels = result.output.partition("\n\n")
-    assert [line.split()[0] for line in of_operators.splitlines()] == list(names())
+    assert [line.split()[0] for line in of_operators.splitlines()] == [*names(), *experts.names()]
     assert [line.split()[0] for line in of_kernels.splitlines()[1:]] == list(transports())
 
 

@@ -1,0 +1,193 @@
+"""The ways to compute a layer of experts, and each of them on this rank's part: by the library, and by each plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+
+from overweave.ir.shards import shard_rows
+from overweave.memory.group import Group
+from overweave.moe.cases import ExpertsCase, popularity
+from overweave.moe.dispatch import combine, dispatch
+from overweave.moe.glu import Glu
+from overweave.moe.library_ways import LayerInput, gathered, gathered_and_scattered, link_alone, sent_and_returned
+from overweave.moe.overlapped import ExpertWeights
+from overweave.moe.pairs import experts_matmul, experts_sum
+from overweave.moe.tensor_parallel import all_gather_experts, experts_mlp, experts_reduce_scatter
+from overweave.schedules.records.experts import PLANS
+from overweave.schedules.records.experts import SEQUENTIAL as NOT_OVERLAPPED
+from overweave.tuner.measure.baselines import COMMUNICATION, MATMUL, NAMED, OURS, SEQUENTIAL
+from overweave.tuner.measure.bench import (
+    BenchRequest,
+    BenchRun,
+    CaseRows,
+    Roofs,
+    device_count,
+    measure,
+    new_run,
+    rank_device,
+    row_of,
+)
+from overweave.tuner.measure.timer import MOST_INPUT_SETS, median, with_graph_warmup
+from overweave.tuner.measure.trial import TimedTrial
+from overweave.tuner.space.shapes import DTYPES
+
+
+class LayerSetup:
+    """The weights and inputs of one case on this rank, the same for every way. Experts are drawn by the shares of the
+    routing, and dealt over the ranks that hold them."""
+
+    def __init__(self, case: ExpertsCase, group: Group, place: tuple[torch.device, torch.dtype]) -> None:
+        self.case, self.group, (self.device, self.dtype) = case, group, place
+        ranks, routing = group.world_size, case.routing
+        self._draw = torch.Generator(self.device).manual_seed(group.rank)
+        own, is_whole = shard_rows(routing.experts, ranks, group.rank), case.parallel == "expert"
+        experts = own[1] - own[0] if is_whole else routing.experts
+        inner = case.intermediate if is_whole else case.intermediate // ranks
+        up, down = self._drawn(experts, 2 * inner, case.hidden), self._drawn(experts, case.hidden, inner)
+        self.weights = ExpertWeights(up, down, glu=Glu(), first=own[0] if is_whole else None)
+        self.inputs = [self._input(routing.tokens // ranks) for _ in range(MOST_INPUT_SETS)]
+        self.gathered = [gathered(each, group) for each in self.inputs]
+
+    def _drawn(self, *shape: int) -> torch.Tensor:
+        scale = float(shape[-1]) ** -0.5
+        return torch.randn(*shape, generator=self._draw, device=self.device, dtype=self.dtype).mul_(scale)
+
+    def _input(self, tokens: int) -> LayerInput:
+        routing = self.case.routing
+        places = torch.arange(1, routing.experts + 1, device=self.device)
+        shares = (places.float() ** -routing.skew).expand(tokens, -1)
+        dealt = torch.tensor(popularity(routing.experts, self.group.world_size), device=self.device, dtype=torch.int32)
+        ids = dealt[torch.multinomial(shares, routing.topk, generator=self._draw)]
+        topk_weights = torch.rand(ids.shape, generator=self._draw, device=self.device)
+        return LayerInput(self._drawn(tokens, self.case.hidden), ids, topk_weights)
+
+    def given(self, sample: int) -> LayerInput:
+        return self.inputs[sample % MOST_INPUT_SETS]
+
+    def by_library(self, sample: int) -> torch.Tensor:
+        return gathered_and_scattered(self.given(sample), self.weights, self.group)
+
+    def by_all_to_all(self, sample: int) -> torch.Tensor:
+        return sent_and_returned(self.given(sample), self.weights, self.case.routing.experts, self.group)
+
+    def by_plan(self, sample: int, plan: str | None) -> torch.Tensor:
+        return experts_mlp(*self.given(sample), self.weights, self.group.process_group, plan=plan)
+
+    def by_halves(self, sample: int, plan: str) -> torch.Tensor:
+        (x, ids, topk_weights), (up, down, group) = self.given(sample), (*self.weights[:2], self.group.process_group)
+        h, routed = all_gather_experts(x, ids, up, group, glu=self.weights.glu, plan=plan)
+        return experts_reduce_scatter(h, routed, topk_weights, down, group, plan=plan)
+
+    def by_dispatch(self, sample: int) -> torch.Tensor:
+        (x, ids, topk_weights), (up, down) = self.given(sample), self.weights[:2]
+        sent = dispatch(x, ids, topk_weights, self.case.routing.experts, self.group.process_group)
+        if not up.shape[0]:  # a rank without experts receives nothing
+            return combine(sent.x, sent)
+        h, routed = experts_matmul(sent.x, sent.topk_ids, up, glu=self.weights.glu)
+        return combine(experts_sum(h, routed, sent.topk_weights, down), sent)
+
+    def matmuls_alone(self, sample: int) -> torch.Tensor:
+        return self.weights.sums(*self.gathered[sample % MOST_INPUT_SETS])
+
+    def link_alone(self, sample: int) -> torch.Tensor:
+        return link_alone(self.given(sample), self.group)
+
+
+class LayerWay(NamedTuple):
+    """A row of the comparison. reads_counts: the host does, so that no graph holds it. plan: of ours."""
+
+    name: str
+    label: str
+    call: Callable[[LayerSetup, int], torch.Tensor]
+    reads_counts: bool = False
+    plan: str = ""
+
+
+ROOFS = (
+    LayerWay(MATMUL, "matmuls alone", LayerSetup.matmuls_alone),
+    LayerWay(COMMUNICATION, "all-gather and reduce-scatter alone", LayerSetup.link_alone),
+)
+LIBRARY = LayerWay(SEQUENTIAL, "library: gather, torch's grouped matmul, scatter", LayerSetup.by_library)
+
+
+def ways_of(case: ExpertsCase, plans: tuple[str, ...] = ()) -> tuple[LayerWay, ...]:
+    """Return the rows of a case. plans: in place of our choice, and of all plans."""
+    chosen = () if plans else (LayerWay(OURS, "overweave", partial(LayerSetup.by_plan, plan=None)),)
+    named = plans or tuple(PLANS)
+    ours = [
+        LayerWay(f"{NAMED}{plan}", f"overweave: {plan}", partial(LayerSetup.by_plan, plan=plan), plan=plan)
+        for plan in named
+    ]
+    if case.parallel == "tensor":
+        halves = [plan for plan in named if plan != NOT_OVERLAPPED]
+        more = [
+            LayerWay(
+                f"halves.{plan}", f"overweave, halves: {plan}", partial(LayerSetup.by_halves, plan=plan), plan=plan
+            )
+            for plan in halves
+        ]
+    else:
+        more = [
+            LayerWay("all_to_all", "library: uneven all-to-alls", LayerSetup.by_all_to_all, reads_counts=True),
+            LayerWay("dispatch", "overweave: dispatch", LayerSetup.by_dispatch, reads_counts=True, plan="dispatch"),
+        ]
+    return (*ROOFS, LIBRARY, *chosen, *ours, *more)
+
+
+def layer_runs(
+    cases: tuple[ExpertsCase, ...],
+    request: BenchRequest,
+    group: Group,
+    on_progress: Callable[[str, float], None] | None = None,
+) -> Iterator[BenchRun]:
+    """Compare the ways, and yield the run so far after each case. Collective. on_progress: called with the case and
+    the fraction of it that is done."""
+    so_far = new_run(request, group)
+    for case in cases:
+        on_round = partial(on_progress, case.name) if on_progress is not None else None
+        so_far = replace(so_far, cases=(*so_far.cases, _rows_of(case, request, group, on_round)))
+        if request.device == "cuda":
+            torch.cuda.empty_cache()  # weights of one layer leave no room for the next one's
+        yield so_far
+
+
+def _rows_of(
+    case: ExpertsCase, request: BenchRequest, group: Group, on_round: Callable[[float], None] | None
+) -> CaseRows:
+    """Time all ways on one case; each result must agree with the library's. Each is a captured graph, if the backend is
+    NCCL and no host reads counts."""
+    device = rank_device(request.device)
+    setup = LayerSetup(case, group, (device, getattr(torch, DTYPES[request.dtype])))
+    ways = ways_of(case, request.plans)
+    as_graphs = _is_captured(group, device)
+    trial = TimedTrial(setup, with_graph_warmup(request.effort, device), setup.by_library(0), as_graphs)
+    calls = {way.name: partial(way.call, setup) for way in ways}
+    eager = [way.name for way in ways if way.reads_counts]
+    samples = trial.times(calls, [way.name for way in ROOFS], on_round, eager)
+    times = {name: median(values) for name, values in samples.device_us.items()}
+    matmul_us, link_us = times[MATMUL], times[COMMUNICATION]
+    roofs = Roofs(
+        matmul_us=matmul_us,
+        communication_us=link_us,
+        sequential_us=times[SEQUENTIAL],
+        ceiling_us=max(matmul_us, link_us),
+    )
+    rows = []
+    for way in ways:
+        if way.name not in trial.left_out:
+            row = row_of((way.name, way.label), samples, way.plan)
+            is_roof = way in ROOFS
+            rows.append(replace(row, speedups={}) if is_roof else replace(row, measures=measure(row.median_us, roofs)))
+    return CaseRows(
+        case=case.matmul, methods=tuple(rows), left_out=trial.left_out, is_replayed=as_graphs, group=case.group
+    )
+
+
+def _is_captured(group: Group, device: torch.device) -> bool:
+    """Whether calls are captured: ranks that share a GPU have gloo, which no graph holds."""
+    return device.type == "cuda" and group.world_size <= device_count()

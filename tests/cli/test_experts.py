@@ -1,0 +1,118 @@
+"""Layers of experts in the commands: shown, proven, simulated, compared and predicted by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from overweave.cli.main import app
+from overweave.hardware.machine import load
+from overweave.ir.text.parse import from_text
+from overweave.moe.cases import ExpertsCase, RoutingStatistics
+from overweave.moe.predicted import predicted
+from overweave.schedules.records.experts import PLANS, names
+from tests import forked
+from tests.source_tree import ROOT
+
+SHAPE = ("--shape", "8192,1536,2048")
+
+
+def called(*words: str, exit_code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == exit_code, result.output
+    return " ".join(result.output.split()) if exit_code else result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_what_is_shown_is_proven(name: str, tmp_path: Path):
+    text, file, page = tmp_path / "it.txt", tmp_path / "it.json", tmp_path / "it.html"
+    text.write_text(called("show", name, "-w", "3", "-o", "m=7", "-o", "n=24"))
+    assert from_text(text.read_text()).name == name
+    called("show", name, "-w", "3", "-o", "m=7", "-o", "n=24", "--json", str(file), "--html", str(page))
+    for each in (text, file):
+        assert "proven" in called("verify", str(each))
+    assert "each operation one step" in page.read_text()
+
+
+@pytest.mark.parametrize("name", names())
+def test_numbers_for_programs(name: str):
+    report = json.loads(called("simulate", name, *SHAPE, "--json"))
+    assert report["plan"] == name
+    assert all(rank["compute_us"] > 0 for rank in report["ranks"])
+    moved = "collective_us" if name.endswith("sequential") else "copy_us"
+    assert all(rank[moved] > 0 for rank in report["ranks"])
+
+
+@pytest.mark.slow
+def test_what_is_simulated_is_what_is_predicted():
+    case = ExpertsCase("", 2048, 1536, "expert", RoutingStatistics(8192, 32, 5, 0.8))
+    options = [word for pair in ("experts=32", "topk=5", "skew=0.8", "parallel=expert") for word in ("-o", pair)]
+    for plan, us in predicted(case, 4, load("h200x4")).plans.items():
+        report = json.loads(called("simulate", f"experts_mlp.{plan}", *SHAPE, *options, "--json"))
+        assert report["total_us"] == pytest.approx(us, rel=0.01)
+
+
+def test_two_plans_are_compared():
+    shown = called("compare", "experts_mlp.sequential experts=32", "experts_mlp.sequential experts=8 topk=1", *SHAPE)
+    assert "B is" in shown
+
+
+@pytest.mark.slow
+def test_a_machines_file_limits_no_import(tmp_path: Path):
+    """Memory is limited for a file, and torch is loaded before."""
+    file = tmp_path / "machine.json"
+    file.write_text((ROOT / "overweave" / "hardware" / "machines" / "h200x4.json").read_text())
+    words = ("-m", "overweave.cli.main", "simulate", "experts_mlp.sequential", *SHAPE, f"--machine={file}", "--json")
+    assert json.loads(forked.run(*words).stdout)["total_us"] > 0
+
+
+@pytest.mark.slow
+def test_layers_are_predicted_without_ranks(tmp_path: Path):
+    file = tmp_path / "it.json"
+    shown = called(
+        "bench", "experts", "--shapes=tiny", "--simulate=h200x8", "-w", "8", "--tokens=4096", f"--json={file}"
+    )
+    found = json.loads(file.read_text())
+    assert len(found) == 4
+    assert all(set(each["plans"]) == set(PLANS) for each in found)
+    assert "tiny.expert.zipf=0.8.tokens=4096" in shown
+    assert "with a skewed router at most" in shown
+
+
+@pytest.mark.nightly
+def test_layers_are_timed_on_own_ranks(tmp_path: Path):
+    file = tmp_path / "it.json"
+    words = ("--shapes=tiny", "--device=cpu", "-w2", "--tokens=8", "--plan=sequential", f"--json={file}")
+    shown = forked.run("-m", "overweave.cli.main", "bench", "experts", *words, timeout=240).stdout
+    (run,) = json.loads(file.read_text())["runs"]
+    assert len(run["cases"]) == 4
+    assert not any(case["left_out"] for case in run["cases"])
+    assert "expert parallel, at most 512 tokens, 2 cases: the quickest of ours" in shown
+    assert "times are no figures of any machine" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["show", "experts_mlp.pusch"], "nearest first: experts_mlp."),
+        (["show", "experts_mlp.sequential", "-o", "pieces=2"], "'pieces' is unknown. Options of layers: m, n, k"),
+        (["show", "experts_mlp.sequential", "-o", "experts=0"], "experts"),
+        (["show", "experts_mlp.sequential", "-o", "topk=9"], "top 9 of 8 experts"),
+        (["simulate", "experts_mlp.sequential"], "no shape"),
+        (["simulate", "experts_mlp.sequential", *SHAPE, "-o", "m=4"], "--shape beside -o m="),
+        (["simulate", "experts_mlp.sequential", *SHAPE, "--tile-us", "4"], "Leave --tile-us out"),
+        (["simulate", "experts_mlp.sequential", *SHAPE, "-w", "7"], "1536 of an expert over 7 ranks"),
+        (["bench", "experts", "--device=cpu", "--plan", "ring"], "no such plan"),
+        (["bench", "experts", "--device=cpu", "--dtype=fp8"], "Name another dtype"),
+        (["bench", "experts", "--device=cpu", "--shapes", "mlp"], "one of the sets: moe, tiny"),
+        (["bench", "experts", "--device=cpu", "-w", "5"], "over 5 ranks"),
+        (["bench", "experts", "--simulate=h200x4", "-w", "16"], "16 ranks"),
+        (["bench", "all_gather_matmul", "--device=cpu", "--tokens=4"], "only experts have tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], found: str):
+    assert found in called(*words, exit_code=2)

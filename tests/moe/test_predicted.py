@@ -1,0 +1,86 @@
+"""Predicted layers of experts: beside what was measured, skewed beside even, and which plan is chosen."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from overweave.hardware.machine import load
+from overweave.moe import predicted as module
+from overweave.moe.cases import ExpertsCase, Parallel, RoutingStatistics, read_experts
+from overweave.moe.predicted import LayerCosts, PredictedLayer, predicted, skew_costs
+from overweave.schedules.records.experts import PLANS, SEQUENTIAL
+
+# Both matmuls alone, and a whole sequential layer, tensor parallel on two H200s (2026-11-29), us.
+MEASURED = {
+    "MoE-1": (315, 506), "MoE-2": (340, 544), "MoE-3": (698, 904), "MoE-4": (668, 1012), "MoE-5": (755, 1118),
+    "MoE-6": (1683, 2054), "Mixtral": (4572, 4774), "Qwen3-235B": (2324, 2689), "DeepSeek-V3": (6157, 6303),
+}  # fmt: skip
+MOE = tuple(f"MoE-{number}" for number in range(1, 7))
+
+
+def layers(ranks: int, parallel: Parallel, names: tuple[str, ...]) -> list[PredictedLayer]:
+    cases = [each for each in read_experts("moe").on_ranks(ranks) if each.parallel == parallel and each.layer in names]
+    return [predicted(case, ranks, load(f"h200x{ranks}")) for case in cases]
+
+
+@pytest.mark.slow
+def test_predictions_are_near_what_was_measured():
+    for layer in layers(2, "tensor", tuple(MEASURED)):
+        if not layer.case.routing.skew:
+            alone_us, sequential_us = MEASURED[layer.case.layer]
+            assert 0.85 < layer.alone_us / alone_us < 1.12, layer
+            assert 0.92 < layer.plans[SEQUENTIAL] / sequential_us < 1.06, layer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_a_skewed_router_costs_no_more_than_a_tenth_where_ranks_have_equally_many_rows(ranks: int):
+    found = layers(ranks, "tensor", MOE)
+    for plan in PLANS:
+        costs = skew_costs(found, plan)
+        assert len(costs) == len(MOE)
+        assert max(costs.values()) <= 1.1
+
+
+def case(parallel: Parallel, skew: float, tokens: int = 8192) -> ExpertsCase:
+    return ExpertsCase("a", 2048, 1536, parallel, RoutingStatistics(tokens, 32, 5, skew))
+
+
+def test_a_prediction_is_the_slowest_ranks():
+    """Of ranks that hold whole experts, the one with the most chosen ones."""
+    machine = load("h200x4")
+    costs = LayerCosts(case("expert", 0.8), 4, machine)
+    by_rank = [costs.layer_us(rank, 1.0) for rank in range(4)]
+    found = predicted(case("expert", 0.8), 4, machine)
+    assert found.alone_us == max(by_rank) > min(by_rank)
+    assert found.alone_us > predicted(case("expert", 0.0), 4, machine).alone_us
+    assert all(us > found.alone_us for us in found.plans.values())
+
+
+def test_parts_of_a_layer_take_longer_than_the_whole():
+    costs = LayerCosts(case("tensor", 0.0), 4, load("h200x4"))
+    assert 4 * costs.layer_us(0, 0.25) > costs.layer_us(0, 1.0)
+    assert costs.layer_us(0, 1.0) > costs.first_us(0, 1.0) + costs.second_us(0, 1.0)
+    assert LayerCosts(case("tensor", 0.0, tokens=4), 4, load("h200x4")).layer_us(0, 1.0) > 23.0  # it reads weights
+
+
+@pytest.mark.parametrize(("gained_us", "is_chosen"), [(100.0, False), (219.0, False), (221.0, True)])
+def test_an_unmeasured_plan_must_gain_its_margin(gained_us: float, is_chosen: bool):
+    """100 us and 12 % of the sequential plan's 1,000."""
+    times = dict.fromkeys(PLANS, 1000.0 - gained_us) | {SEQUENTIAL: 1000.0}
+    assert (module._choice(times) != SEQUENTIAL) == is_chosen
+
+
+def test_a_machine_without_peer_access_runs_what_the_library_moves():
+    found = predicted(case("tensor", 0.0), 4, load("rtx4090x4"))
+    assert set(found.plans) == {SEQUENTIAL}
+    assert found.choice == SEQUENTIAL
+
+
+def test_the_spread_of_random_counts_fills_tiles_in_part():
+    """Rows that fill whole tiles exactly are what a router does not send."""
+    assert module._tiles(1024.0, 128) > 8.0
+    with patch.object(module, "DEVIATIONS", (0.0,)):
+        assert module._tiles(1024.0, 128) == 8.0
