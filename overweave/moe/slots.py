@@ -17,8 +17,8 @@ def ordered_sum(
 ) -> torch.Tensor:
     """Products `[t * top, n]` -> `[t, n]`: weighed in fp32, added in fp32, slot by slot, and rounded once.
 
-    places: int32 `[t * top]`, the row of each pair; from `offsets[-1]` on rows are of no expert, and add nothing.
-    weights: `[t, top]`, or None. Gradients: of z and weights.
+    places: int32 `[t * top]`, the row of each pair; from `offsets[-1]` on rows are of no expert, and add nothing. Without
+    weights z may leave these out. weights: `[t, top]`, or None. Gradients: of z and weights.
     """
     total: torch.Tensor = torch.ops.overweave.ordered_sum(z, places, offsets, weights, top)
     return total
@@ -51,6 +51,7 @@ def _fake(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     z, places, offsets, weights, ctx.top = inputs
+    ctx.rows = z.shape[0]
     ctx.save_for_backward(places, offsets, *([] if weights is None else [z, weights]))
 
 
@@ -58,6 +59,7 @@ def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     """Of each product, its token's by its weight; of each weight, its product by its token's."""
     places, offsets, *weighed = ctx.saved_tensors
     order = torch.empty_like(places).index_put((places.long(),), torch.arange(len(places), device=places.device).int())
+    order = order[: ctx.rows]
     dz = dy.index_select(0, order // ctx.top)
     if not weighed:
         return dz, None, None, None, None
