@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +46,22 @@ def tree(path: Path) -> ast.Module:
 def nodes(path: Path) -> tuple[ast.AST, ...]:
     """Every node of a file's tree."""
     return tuple(ast.walk(tree(path)))
+
+
+SEARCHES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "split", "find", "index", "count"}
+
+
+def compared(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, list[ast.expr]]]:
+    """Each comparison, search, match and table, with the expressions that are compared in it, or are its keys."""
+    for each in nodes:
+        if isinstance(each, ast.Compare):
+            yield each, [each.left, *each.comparators]
+        elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr in SEARCHES:
+            yield each, [each.func.value, *each.args]
+        elif isinstance(each, ast.MatchValue):
+            yield each, [each.value]
+        elif isinstance(each, ast.Dict):
+            yield each, [key for key in each.keys if key is not None]
 
 
 def room(module: str) -> str:

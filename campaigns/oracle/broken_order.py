@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from msgspec.structs import replace
 
 from campaigns.oracle.changes import Changed, changed_entry, of_one, picked_from, put_in_place
-from overweave.ir.schedule import Collective, Compute, Notify, Schedule, Wait
+from overweave.ir.schedule import Collective, Compute, Notify, Operation, Schedule, Wait
 
 
 def drop_signal(rng: Random, schedule: Schedule) -> Schedule | None:
@@ -33,23 +34,26 @@ def misdirect_signal(rng: Random, schedule: Schedule) -> Schedule | None:
     return changed_entry(rng, schedule, "notifies", change)
 
 
-def swap_signals(rng: Random, schedule: Schedule) -> Schedule | None:
-    """Two operations of one rank announce each other's signals: every count stays right."""
-    one = picked_from(rng, schedule, lambda operation: bool(operation.notifies))
-    if one is None:
-        return None
-    at, operation = one
-    other = picked_from(
+def _swapped(
+    rng: Random, schedule: Schedule, field: str, fits: Callable[[Operation, Operation], bool] = lambda one, other: True
+) -> Schedule | None:
+    """Two operations of one rank that fit, each with what the other has in a field."""
+    one = picked_from(rng, schedule, lambda its: bool(getattr(its, field)))
+    other = one and picked_from(
         rng,
         schedule,
-        lambda its: (
-            its.notifies and its is not operation and (its.rank, its.instances) == (operation.rank, operation.instances)
-        ),
+        lambda its: getattr(its, field) and its is not one[1] and its.rank == one[1].rank and fits(its, one[1]),
     )
-    if other is None:
+    if one is None or other is None:
         return None
-    swapped = put_in_place(schedule, at, replace(operation, notifies=other[1].notifies))
-    return put_in_place(swapped, other[0], replace(other[1], notifies=operation.notifies))
+    for (at, its), theirs in ((one, other[1]), (other, one[1])):
+        schedule = put_in_place(schedule, at, replace(its, **{field: getattr(theirs, field)}))
+    return schedule
+
+
+def swap_signals(rng: Random, schedule: Schedule) -> Schedule | None:
+    """Two operations of one rank announce each other's signals: every count stays right."""
+    return _swapped(rng, schedule, "notifies", lambda one, other: one.instances == other.instances)
 
 
 def _some_waits(rng: Random, schedule: Schedule) -> str:
@@ -77,15 +81,7 @@ def misdirect_wait(rng: Random, schedule: Schedule) -> Schedule | None:
 
 def swap_waits(rng: Random, schedule: Schedule) -> Schedule | None:
     """Two operations of one rank wait for what the other needs."""
-    one = picked_from(rng, schedule, lambda operation: bool(operation.waits))
-    if one is None:
-        return None
-    at, operation = one
-    other = picked_from(rng, schedule, lambda its: its.waits and its is not operation and its.rank == operation.rank)
-    if other is None:
-        return None
-    swapped = put_in_place(schedule, at, replace(operation, waits=other[1].waits))
-    return put_in_place(swapped, other[0], replace(other[1], waits=operation.waits))
+    return _swapped(rng, schedule, "waits")
 
 
 def wrong_count(rng: Random, schedule: Schedule) -> Schedule | None:

@@ -25,7 +25,7 @@ from overweave.ops.author.compile import FusedKernel, compile  # noqa: E402
 from overweave.runtime.backends import load  # noqa: E402
 from tests.compiler.annotated import changed  # noqa: E402
 from tests.compiler.untruths.public_forms import INNER, PERSISTENT  # noqa: E402
-from tests.compiler.untruths.public_rows import HEAD, RMS_NORM  # noqa: E402
+from tests.compiler.untruths.public_rows import HEAD, RMS_NORM, Form  # noqa: E402
 from tests.compiler.untruths.trials import try_in_copies  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 from tests.source_tree import ROOT  # noqa: E402
@@ -192,12 +192,6 @@ def rows_of_a_tensor(path: str) -> float:
     return off(y, x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-6) * weight)
 
 
-def test_extents_of_tensors(tmp_path: Path):
-    path = tmp_path / "norm.py"
-    path.write_text(HEAD + RMS_NORM.text)
-    assert max(run_ranks(rows_of_a_tensor, 3, str(path))) < 1e-5
-
-
 def persistent_of_the_tutorial(path: str) -> float:
     """The blocks of its store are reckoned from a second number."""
     group, (m, n, k) = resolve(None), (52, 24, 32)
@@ -206,12 +200,6 @@ def persistent_of_the_tutorial(path: str) -> float:
     sizes = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 16, "GROUP_SIZE_M": 4, "NUM_SMS": 3}
     fused(shard(a, group), b, c, m, n, k, k, 1, n, 1, n, 1, **sizes)
     return off(c, a.float() @ b.float())
-
-
-def test_a_persistent_loop_as_the_tutorial_writes_it(tmp_path: Path):
-    path = tmp_path / "persistent.py"
-    path.write_text(HEAD + PERSISTENT.text)
-    assert max(run_ranks(persistent_of_the_tutorial, 3, str(path))) == 0.0
 
 
 def attended_inside(path: str) -> float:
@@ -224,7 +212,11 @@ def attended_inside(path: str) -> float:
     return off(out, torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0])
 
 
-def test_directives_inside_a_function_of_the_file(tmp_path: Path):
-    path = tmp_path / "attention.py"
-    path.write_text(HEAD + INNER.text)
-    assert max(run_ranks(attended_inside, 3, str(path))) < 1e-3
+@pytest.mark.parametrize(
+    ("call", "form", "most"),
+    [(rows_of_a_tensor, RMS_NORM, 1e-5), (persistent_of_the_tutorial, PERSISTENT, 0.0), (attended_inside, INNER, 1e-3)],
+)
+def test_a_kernel_of_a_file_as_it_is_written(tmp_path: Path, call: Callable[[str], float], form: Form, most: float):
+    path = tmp_path / "kernel.py"
+    path.write_text(HEAD + form.text)
+    assert max(run_ranks(call, 3, str(path))) <= most

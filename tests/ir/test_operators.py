@@ -11,9 +11,8 @@ from msgspec import json
 from overweave.errors import InputError
 from overweave.ir.operators.registry import OPERATORS, operator_of, record_of
 from overweave.ir.problem import Problem
-from tests.source_tree import modules, nodes
+from tests.source_tree import compared, modules, nodes
 
-SEARCHES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "split", "find", "index", "count"}
 # Files that may hold a table by operators' names: what else they know of one is nobody's fact but theirs.
 TABLES = {
     "overweave": "the public names",
@@ -46,16 +45,9 @@ def constants_of(nodes: Iterable[ast.AST]) -> set[str]:
 
 def offences(nodes: Iterable[ast.AST], constants: set[str], has_table: bool = False) -> Iterator[str]:
     """Where an operator's name is compared with, searched in, matched against, or the key of a table."""
-    for each in nodes:
-        parts: list[ast.AST] = []
-        if isinstance(each, ast.Compare):
-            parts = [each.left, *each.comparators]
-        elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr in SEARCHES:
-            parts = [each.func.value, *each.args]
-        elif isinstance(each, ast.MatchValue):
-            parts = [each.value]
-        elif isinstance(each, ast.Dict) and not has_table:
-            parts = [key for key in each.keys if key is not None]
+    for each, parts in compared(nodes):
+        if isinstance(each, ast.Dict) and has_table:
+            continue
         if any(is_name(part, constants) for part in parts):
             yield ast.unparse(each)[:100]
 

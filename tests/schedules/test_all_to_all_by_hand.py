@@ -11,7 +11,7 @@ from overweave.ir.plan import Plan
 from overweave.ir.schedule import Apply, Collective, Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.weave.author_plan import author_plan
-from tests.schedules.weave.test_weave import BLOCK, matmul
+from tests.tile_spaces import BLOCK, matmul
 
 COLS = 64
 

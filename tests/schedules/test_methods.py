@@ -20,9 +20,8 @@ from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS, REPLACED, method_of, register
 from overweave.schedules.records.record import Adds, MarginCase, Method, MethodInputs
-from tests.source_tree import modules, nodes
+from tests.source_tree import compared, modules, nodes
 
-SEARCHES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "split", "find", "index", "count"}
 RECORDS = (  # of operators, of what torch brings, of authors' kernels
     "overweave.schedules.methods.",
     "overweave.schedules.records.outside",
@@ -175,19 +174,10 @@ def offences(
     """Where a method's name is compared with, searched in, matched against, or the key of a table, or a part of one is
     looked for at an end of something.
     """
-    for each in nodes:
-        parts: list[ast.AST] = []
-        words: set[str] = set()
-        if isinstance(each, ast.Compare):
-            parts = [each.left, *each.comparators]
-        elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr in SEARCHES:
-            parts = [each.func.value, *each.args]
+    for each, parts in compared(nodes):
+        words = {word for part in parts for word in words_of(part, constants)}
+        if isinstance(each, ast.Call):
             words |= {text for arg in each.args for text in ends_of(arg)}
-        elif isinstance(each, ast.MatchValue):
-            parts = [each.value]
-        elif isinstance(each, ast.Dict):
-            parts = [key for key in each.keys if key is not None]
-        words |= {word for part in parts for word in words_of(part, constants)}
         if words - others and not RING_ORDER.search(ast.unparse(each)):
             yield ast.unparse(each)[:100]
 

@@ -15,7 +15,7 @@ from overweave.schedules.communication import PUSHES
 from overweave.schedules.moves.moves import MOVERS, settled
 from overweave.schedules.weave.author_plan import author_plan
 from tests.plans import with_operations
-from tests.schedules.weave.test_weave import BLOCK, matmul
+from tests.tile_spaces import BLOCK, matmul
 
 ROWS, COLS = 4 * BLOCK, 64
 

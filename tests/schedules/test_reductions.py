@@ -20,7 +20,8 @@ from overweave.schedules.moves.gather_templates import Mesh
 from overweave.schedules.moves.provenance import trace_provenance
 from overweave.schedules.moves.reduction_templates import by_islands, reduction_of, round_two_rings
 from overweave.schedules.weave.author_plan import author_plan
-from tests.schedules.weave.test_weave import BLOCK, PUSH, matmul
+from tests.schedules.weave.test_weave import PUSH
+from tests.tile_spaces import BLOCK, matmul
 
 COLS = 48
 NAMES = ("mesh", "ring", "double_ring", "islands")

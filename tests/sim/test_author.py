@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from overweave.errors import ScheduleError
@@ -14,27 +16,10 @@ from overweave.schedules.weave.author_plan import author_plan
 from overweave.sim.cost import estimate_tile_us, library_matmul_us, tile_us
 from overweave.sim.realize import realize
 from overweave.sim.simulate import simulate, total_us
+from tests.tile_spaces import attention, matmul
 
-MACHINE, TILE_US = load("h200x4"), 40.0
-
-
-def matmul(m: int, n: int, k: int, block: tuple[int, int] = (128, 256)) -> TileSpace:
-    return TileSpace(
-        "matmul",
-        (Axis("M", m, block[0]), Axis("N", n, block[1])),
-        loads=(Operand("A", "a", (Dim(m, "M"), Dim(k))), Operand("B", "b", (Dim(k), Dim(n, "N")))),
-        stores=(Operand("C", "c", (Dim(m, "M"), Dim(n, "N"))),),
-    )
-
-
-def attention(length: int) -> TileSpace:
-    sides = tuple(Operand(name, name.lower(), (Dim(length, "S"), Dim(16, "H"), Dim(128))) for name in ("K", "V"))
-    return TileSpace(
-        "attention",
-        (Axis("Q", 1024, 128), Axis("H", 16, 1), Axis("S", length, 64, is_streamed=True)),
-        loads=sides,
-        stores=(Operand("O", "out", (Dim(1024, "Q"), Dim(16, "H"), Dim(128))),),
-    )
+MACHINE, TILE_US, TILE = load("h200x4"), 40.0, (128, 256)
+HEADS: dict[str, Any] = {"width": 128, "queries": 1024, "heads": 16, "block": (128, 64)}
 
 
 def predicted_us(space: TileSpace, wanted: dict[str, str], tile: float = TILE_US) -> float:
@@ -42,7 +27,7 @@ def predicted_us(space: TileSpace, wanted: dict[str, str], tile: float = TILE_US
 
 
 def test_overlap_pays_where_the_link_is_busy_beside_tiles():
-    space = matmul(8192, 3584, 4096)
+    space = matmul(8192, 3584, 4096, TILE)
     waves = -(-space.tile_count // MACHINE.processor.sms)
     library, push = (predicted_us(space, {"A": f"all_gather.{how}"}) for how in ("collective", "push"))
     assert waves * TILE_US < push < library - 100
@@ -61,7 +46,7 @@ def test_a_schedule_of_an_authors_kernel_runs_on_its_stream_and_each_tile_takes_
 
 def test_tiles_wait_for_their_chunks():
     """All tiles are the own ones' time and the transfer's, whichever is longer: a slow link shows."""
-    space = matmul(8192, 256, 4096)
+    space = matmul(8192, 256, 4096, TILE)
     timeline = simulate(author_plan(space, {"A": "all_gather.push"}, 4, "bfloat16"), MACHINE, author_tile_us=1.0)
     moved_us = 3 * MACHINE.links.push.time_us(2048 * 4096 * 2)
     assert timeline.total_us > moved_us
@@ -70,21 +55,22 @@ def test_tiles_wait_for_their_chunks():
 
 def test_a_streamed_tile_ends_behind_its_last_part():
     fast, slow = (
-        predicted_us(attention(16384), {"K": how, "V": how}, 1.0) for how in ("all_gather.push", "all_gather.pull")
+        predicted_us(attention(16384, **HEADS), {"K": how, "V": how}, 1.0)
+        for how in ("all_gather.push", "all_gather.pull")
     )
     assert min(fast, slow) > 2 * 3 * 4096 * 16 * 128 * 2 / 400e3  # both operands cross the link
-    longer = predicted_us(attention(16384), {"K": "all_gather.push", "V": "all_gather.push"}, 400.0)
+    longer = predicted_us(attention(16384, **HEADS), {"K": "all_gather.push", "V": "all_gather.push"}, 400.0)
     assert 400.0 < longer < 400.0 + fast
 
 
 def test_an_authors_tile_without_a_time_is_refused():
-    plan = author_plan(matmul(512, 256, 64), {"A": "all_gather.push"}, 4, "bfloat16")
+    plan = author_plan(matmul(512, 256, 64, TILE), {"A": "all_gather.push"}, 4, "bfloat16")
     with pytest.raises(ScheduleError, match="Give the time, as `overweave simulate --tile-us 10` does"):
         simulate(plan, MACHINE)
 
 
 def test_the_guess_is_exact_for_matmuls():
-    space = matmul(8192, 3584, 4096)
+    space = matmul(8192, 3584, 4096, TILE)
     rate = MACHINE.tile("portable", 128, 256)
     assert estimate_tile_us(MACHINE, space, "bfloat16") == pytest.approx(
         tile_us(MACHINE, rate, (128, 256, 4096), "bfloat16")

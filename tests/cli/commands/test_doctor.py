@@ -35,18 +35,12 @@ def checks(monkeypatch):
     return use
 
 
-def test_a_healthy_machine_exits_with_0(checks):
-    checks(OK)
+@pytest.mark.parametrize(("given", "code", "told"), [((OK,), 0, "all there"), ((OK, BAD), 1, "Plug it in")])
+def test_a_healthy_machine_exits_with_0_and_a_failed_check_shows_its_cure(checks, given, code, told):
+    checks(*given)
     result = CliRunner().invoke(app, ["doctor"])
-    assert result.exit_code == 0
-    assert "all there" in result.stdout
-
-
-def test_a_failed_check_shows_its_cure_and_exits_with_1(checks):
-    checks(OK, BAD)
-    result = CliRunner().invoke(app, ["doctor"])
-    assert result.exit_code == 1
-    assert "Plug it in" in result.stdout
+    assert result.exit_code == code
+    assert told in result.stdout
 
 
 def test_json_is_one_object(checks):

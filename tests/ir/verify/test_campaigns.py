@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from campaigns.oracle import verify_mutations, verify_valid
 from campaigns.oracle.interleavings import explore
 from campaigns.oracle.mutations import MUTATIONS
+from campaigns.oracle.plans import plan_mutations
 from campaigns.oracle.random.schedules import TEMPLATES
 from campaigns.oracle.tally import Tally
 from overweave.ir.problem import Problem
@@ -124,10 +125,17 @@ def test_a_hole_in_the_proof_would_be_seen():
         ("form", "all_reduce_apart"),
         ("form", "two_buffers_at_a_side"),
         ("deadlock", "collectives_in_another_order"),
+        ("residency", "residency_without_tiles"),
+        ("residency", "premise_of_launch"),
+        ("width", "premise_of_launch"),
+        ("form", "goal_against_problem"),
+        ("form", "goal_dropped"),
+        ("rounding", "rounding"),
+        ("replay", "graph_safety"),
     ],
 )
 def test_a_rule_left_out_of_verify_is_missed(monkeypatch, rule, mutation):
-    """Each rule is needed: without it the campaign finds wrong mutants that are accepted."""
+    """Each rule is needed, of schedules and of plans: without it the campaign finds wrong mutants that are accepted."""
 
     class Lenient(Findings):
         def add(self, found, operation, message, region=None):
@@ -135,7 +143,8 @@ def test_a_rule_left_out_of_verify_is_missed(monkeypatch, rule, mutation):
                 super().add(found, operation, message, region)
 
     monkeypatch.setattr(passes, "Findings", Lenient)
-    assert verify_mutations.campaign(60, 2, (mutation,))[mutation].wrong_accepted
+    campaign, seed = (verify_mutations.campaign, 2) if mutation in MUTATIONS else (plan_mutations.campaign, 1)
+    assert campaign(60, seed, (mutation,))[mutation].wrong_accepted
 
 
 def leaves(node: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:

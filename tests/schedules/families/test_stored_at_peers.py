@@ -13,7 +13,7 @@ from overweave.schedules.moves.moves import MOVERS
 from overweave.schedules.weave.author_plan import author_plan
 from overweave.schedules.weave.transports import legal, obstacle, transports, wanted_of
 from tests.plans import rules, with_operations
-from tests.schedules.weave.test_weave import BLOCK, matmul
+from tests.tile_spaces import BLOCK, matmul
 
 SCATTER = "reduce_scatter.scatter mover=tiles pieces=2"
 ONE_SHOT = "all_reduce.one_shot mover=tiles"

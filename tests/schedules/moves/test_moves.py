@@ -9,7 +9,6 @@ import pytest
 import overweave as ow
 from campaigns.oracle.random.chunks import TEMPLATES
 from overweave.errors import InputError, ScheduleError
-from overweave.ir.footprint import Axis, Dim, Operand, TileSpace
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import Copy, Put
 from overweave.ir.verify.plan import MachineLimits, verify_plan
@@ -24,23 +23,15 @@ from overweave.schedules.moves.gather_templates import (
 )
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.weave.author_plan import author_plan
+from tests.tile_spaces import BLOCK, matmul
 
 pytestmark = pytest.mark.slow
 
-BLOCK, ROWS, COLS = 16, 96, 32
-
-
-def space(rows: int = ROWS) -> TileSpace:
-    return TileSpace(
-        "matmul",
-        (Axis("M", rows, BLOCK), Axis("N", 48, BLOCK)),
-        loads=(Operand("A", "a", (Dim(rows, "M"), Dim(COLS))), Operand("B", "b", (Dim(48, "N"), Dim(COLS)))),
-        stores=(Operand("C", "c", (Dim(rows, "M"), Dim(48, "N"))),),
-    )
+ROWS, COLS = 96, 32
 
 
 def planned(gather: ow.Gather, rows: int = ROWS, chosen: str | None = None) -> Plan:
-    plan = author_plan(space(rows), {"A": gather}, gather.world_size, "bfloat16", chosen=chosen)
+    plan = author_plan(matmul(rows), {"A": gather}, gather.world_size, "bfloat16", chosen=chosen)
     verify_plan(plan, MachineLimits()).raise_if_refused()
     return plan
 
@@ -169,7 +160,7 @@ def test_moves_that_do_not_gather_are_refused(moves: tuple[ow.Put, ...], found: 
 def test_it_is_written_for_one_size_of_group():
     gather = ow.Gather(2, (ow.Put(0, 1, rows(0, 48)), ow.Put(1, 0, rows(48, 96))))
     with pytest.raises(InputError, match="the group has 3 ranks"):
-        author_plan(space(), {"A": gather}, 3, "bfloat16")
+        author_plan(matmul(ROWS), {"A": gather}, 3, "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -23,30 +23,11 @@ from overweave.schedules.weave.author_plan import author_plan
 from overweave.schedules.weave.exchange import LEAST_SLICE
 from overweave.schedules.weave.transports import legal, transports, wanted_of
 from tests.plans import rules, with_operations
+from tests.tile_spaces import BLOCK, attention, matmul
 
 PUSH, PULL, LIBRARY = "all_gather.push pieces=2", "all_gather.pull order=all_peers", "all_gather.collective"
 EXCHANGED = {"A": "all_to_all.receive pieces=2", "C": "all_to_all.send pieces=2"}
 SCATTER = "reduce_scatter.scatter pieces=2"
-BLOCK = 16
-
-
-def matmul(m: int, n: int = 48, k: int = 32) -> TileSpace:
-    return TileSpace(
-        "matmul",
-        (Axis("M", m, BLOCK), Axis("N", n, BLOCK)),
-        loads=(Operand("A", "a", (Dim(m, "M"), Dim(k))), Operand("B", "b", (Dim(n, "N"), Dim(k)))),
-        stores=(Operand("C", "c", (Dim(m, "M"), Dim(n, "N"))),),
-    )
-
-
-def attention(length: int, width: int = 8) -> TileSpace:
-    sides = tuple(Operand(name, name.lower(), (Dim(length, "S"), Dim(2, "H"), Dim(width))) for name in ("K", "V"))
-    return TileSpace(
-        "attention",
-        (Axis("Q", 32, BLOCK), Axis("H", 2, 1), Axis("S", length, BLOCK, is_streamed=True)),
-        loads=sides,
-        stores=(Operand("O", "out", (Dim(32, "Q"), Dim(2, "H"), Dim(8))),),
-    )
 
 
 def plans(world_size: int) -> Iterator[Plan]:

@@ -12,7 +12,7 @@ from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
-from overweave.ir.schedule import Buffer, Compute, Operation, Put, Region
+from overweave.ir.schedule import Compute, Operation, Put, Region
 from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
 from overweave.schedules.catalog.catalog import build, names
@@ -162,26 +162,6 @@ def test_columns_of_another_shape_are_refused():
     refused(changed(doubled), "form", "2 columns of scales for 1 parts")
 
 
-def test_the_kernel_reads_fp32_scales_beside_its_rows():
-    plan = changed(lambda operation: operation)
-
-    def of(buffer: Buffer) -> Buffer:
-        return replace(buffer, dtype=None) if buffer.name in ("scale_x", "scales") else buffer
-
-    buffers = tuple(map(of, plan.schedule.buffers))
-    refused(with_schedule(plan, buffers=buffers), "lowering", "reads one of float32")
-
-
-def test_bytes_of_another_dtype_are_not_moved():
-    plan = changed(lambda operation: operation)
-
-    def of(buffer: Buffer) -> Buffer:
-        return replace(buffer, dtype="float16") if buffer.name == "scales" else buffer
-
-    buffers = tuple(map(of, plan.schedule.buffers))
-    refused(with_schedule(plan, buffers=buffers), "form", "another dtype")
-
-
 def test_scales_of_another_part_of_the_reduced_axis_are_refused():
     plan = changed(lambda operation: operation, f"{SCATTER}.scatter")
     given = tuple(replace(one, col=0) if one.tensor == "a.scale" else one for one in plan.schedule.given)
@@ -189,19 +169,20 @@ def test_scales_of_another_part_of_the_reduced_axis_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "word"),
+    ("name", "options", "buffers", "dtype", "rule", "word"),
     [
-        (f"{SCATTER}.scatter", {}, "dtype of sums"),
-        (f"{SCATTER}.scatter", {"sums": "epilogue"}, "dtype of sums"),
-        (f"{REDUCE}.one_shot_packed", {}, "numbers of one dtype"),
-        (f"{REDUCE}.two_shot_packed", {}, "numbers of one dtype"),
+        (f"{GATHER}.push", SMALL, ("scale_x", "scales"), None, "lowering", "reads one of float32"),
+        (f"{GATHER}.push", SMALL, ("scales",), "float16", "form", "another dtype"),
+        (f"{SCATTER}.scatter", {}, ("y", "total"), "float16", "lowering", "dtype of sums"),
+        (f"{SCATTER}.scatter", {"sums": "epilogue"}, ("y", "total"), "float16", "lowering", "dtype of sums"),
+        (f"{REDUCE}.one_shot_packed", {}, ("y", "total"), "float16", "lowering", "numbers of one dtype"),
+        (f"{REDUCE}.two_shot_packed", {}, ("y", "total"), "float16", "lowering", "numbers of one dtype"),
     ],
 )
-def test_a_kernel_adds_numbers_of_one_dtype(name: str, options: dict[str, str | int], word: str):
+def test_a_buffer_of_another_dtype_is_refused(
+    name: str, options: dict[str, str | int], buffers: tuple[str, ...], dtype: str | None, rule: str, word: str
+):
+    """Kernels read fp32 scales beside their rows, bytes are moved as they are, and numbers of one dtype are added."""
     plan = build(name, problem_of(100, 3, operator=name.partition(".")[0]), options)
-
-    def of(buffer: Buffer) -> Buffer:
-        return replace(buffer, dtype="float16") if buffer.name in ("y", "total") else buffer
-
-    buffers = tuple(map(of, plan.schedule.buffers))
-    refused(with_schedule(plan, buffers=buffers), "lowering", word)
+    made = (replace(each, dtype=dtype) if each.name in buffers else each for each in plan.schedule.buffers)
+    refused(with_schedule(plan, buffers=tuple(made)), rule, word)
