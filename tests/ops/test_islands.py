@@ -23,6 +23,7 @@ from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import LIBRARY
 from overweave.ir.problem import Problem
+from overweave.memory.board.between_islands import LOST_AFTER_S
 from overweave.memory.board.islands import Islands
 from overweave.memory.board.records import ISLAND
 from overweave.memory.group import Group, resolve
@@ -45,7 +46,7 @@ from tests.source_tree import ROOT
 pytestmark = pytest.mark.slow
 
 M, N, K = 48, 24, 16
-GROUPS = ("ab", "aabb", "aaab", "abab", "abc")
+GROUPS = ("ab", "aab", "aabb", "aaab", "abab", "abc", "aabbcc")
 TIMEOUT_S = 120.0
 NAMED_WITHIN_S = 5.0
 
@@ -87,6 +88,22 @@ def wrong_plans() -> list[str]:
                 if not torch.equal(y, reference(operator, group, tensors)):
                     wrong.append(f"{name} by {plan}")
     return wrong
+
+
+def with_one_rank_late() -> bool:
+    """Whether calls stay right where the last rank comes later than a lost island is waited for."""
+    group, operator = resolve(None), OPERATORS["matmul_all_reduce"]
+    right = []
+    for seed in range(3):
+        if seed and group.rank == group.world_size - 1:
+            time.sleep(LOST_AFTER_S + 0.5 if seed == 1 else 0.1)
+        tensors = given(operator, group, seed)
+        right.append(torch.equal(call(operator, None, tensors)["y"], reference(operator, group, tensors)))
+    return all(right)
+
+
+def test_a_rank_may_be_late():
+    assert run_ranks(on_islands, 3, "aab", with_one_rank_late) == [True] * 3
 
 
 @pytest.mark.parametrize("names", GROUPS)
