@@ -7,7 +7,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,19 +17,22 @@ import torch
 import torch.distributed as dist
 
 import overweave as ow
-from overweave.errors import InputError, MachineError, OverweaveError
+from overweave.errors import InputError, MachineError, OverweaveError, PeerDied, RankMismatch
 from overweave.ir.exchange import NO_REACH
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.plan import LIBRARY
 from overweave.ir.problem import Problem
+from overweave.memory.board.between_islands import LOST_AFTER_S
+from overweave.memory.board.islands import Islands
 from overweave.memory.board.records import ISLAND
 from overweave.memory.group import Group, resolve
+from overweave.ops import workspace
 from overweave.ops.call.prepared import calls_of
 from overweave.ops.dispatch.call import call
 from overweave.ops.reference import PlainCollectives
 from overweave.runtime import diagnosis
-from overweave.runtime.host.processes import die_with_parent
+from overweave.runtime.host.processes import RankProcesses, die_with_parent
 from overweave.schedules.methods.registry import methods_for
 from overweave.schedules.records.record import Method
 from overweave.tuner.space.target import Target, target_of
@@ -41,8 +46,9 @@ from tests.source_tree import ROOT
 pytestmark = pytest.mark.slow
 
 M, N, K = 48, 24, 16
-GROUPS = ("ab", "aabb", "aaab", "abab", "abc")
+GROUPS = ("ab", "aab", "aabb", "aaab", "abab", "abc", "aabbcc")
 TIMEOUT_S = 120.0
+NAMED_WITHIN_S = 5.0
 
 
 def words_of(method: Method) -> str:
@@ -82,6 +88,22 @@ def wrong_plans() -> list[str]:
                 if not torch.equal(y, reference(operator, group, tensors)):
                     wrong.append(f"{name} by {plan}")
     return wrong
+
+
+def with_one_rank_late() -> bool:
+    """Whether calls stay right where the last rank comes later than a lost island is waited for."""
+    group, operator = resolve(None), OPERATORS["matmul_all_reduce"]
+    right = []
+    for seed in range(3):
+        if seed and group.rank == group.world_size - 1:
+            time.sleep(LOST_AFTER_S + 0.5 if seed == 1 else 0.1)
+        tensors = given(operator, group, seed)
+        right.append(torch.equal(call(operator, None, tensors)["y"], reference(operator, group, tensors)))
+    return all(right)
+
+
+def test_a_rank_may_be_late():
+    assert run_ranks(on_islands, 3, "aab", with_one_rank_late) == [True] * 3
 
 
 @pytest.mark.parametrize("names", GROUPS)
@@ -157,6 +179,74 @@ def test_gradients_are_those_of_one_island(names: str):
     )
     assert apart == together
     assert all(any(numbers) for rank in apart for numbers in rank)
+
+
+def calls_until(began: str, is_odd: bool) -> list[object]:
+    """Calls that ranks have agreed on, until one raises. is_odd: the last rank makes others than the rest."""
+    group = resolve(None)
+    own = {activation: given(OPERATORS["all_gather_matmul"], group) for activation in ("silu", None)}
+
+    def made(activation: str | None) -> None:
+        ow.all_gather_matmul(own[activation]["x"], own[activation]["w"], activation=activation)
+
+    made("silu")
+    made(None)
+    dist.barrier()
+    Path(began, str(group.rank)).touch()
+    is_odd = is_odd and group.rank == group.world_size - 1
+
+    def for_ever() -> None:
+        while True:
+            made("silu" if is_odd else None)
+
+    with pytest.raises(OverweaveError) as caught:
+        for_ever()
+    return [type(caught.value).__name__, str(caught.value), time.monotonic()]
+
+
+def test_calls_of_known_signatures_that_differ_are_named(tmp_path: Path):
+    start_s = time.monotonic()
+    for kind, text, raised_s in run_ranks(on_islands, 3, "aab", calls_until, str(tmp_path), True):
+        assert kind == RankMismatch.__name__
+        assert "rank 2 on b asks for" in text
+        assert "silu" in text
+        assert raised_s - start_s < 30 * slowness()
+
+
+def named_calls(names: str, began: str) -> list[object]:
+    found: list[object] = on_islands(names, calls_until, began, False)
+    return found
+
+
+@pytest.mark.parametrize(("names", "killed"), [("aabb", (2, 3)), ("aaab", (1,)), ("ab", (0,))])
+def test_a_rank_or_a_host_that_dies_in_a_call_is_named_in_time(names: str, killed: tuple[int, ...], tmp_path: Path):
+    survivors = [rank for rank in range(len(names)) if rank not in killed]
+    with RankProcesses(named_calls, len(names), names, str(tmp_path), group_timeout_s=60.0) as ranks:
+        end_s = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < len(names):
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        struck_s = time.monotonic()
+        ranks.kill(*killed)
+        for outcome in ranks.wait(30, *survivors):
+            assert not outcome.error, outcome.message
+            kind, text, raised_s = outcome.value
+            assert kind == PeerDied.__name__
+            assert any(f"rank {rank} on {names[rank]} died" in text for rank in killed), text
+            assert raised_s - struck_s < NAMED_WITHIN_S * slowness()
+
+
+def test_a_gpu_that_waits_for_a_lost_peer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    never = SimpleNamespace(record=lambda: None, query=lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: never)
+    lost = PeerDied("call 7", "rank 1 on b died", "")
+
+    def check() -> None:
+        raise lost
+
+    board: Any = SimpleNamespace(islands=Islands(((0,), (1,)), ("a", "b")), check_periodically=check)
+    with pytest.raises(PeerDied):
+        workspace._await_gpu(board)
 
 
 def known_targets() -> list[object]:

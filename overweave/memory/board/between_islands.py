@@ -2,8 +2,8 @@
 
 A rank publishes its own record and reads those of ranks on other islands: as often as it beats, whatever its calls do,
 so that a call adds no message; and at once while a rank waits, or has told something. That a process exists its own
-island knows by a file lock, and publishes the record of one that does not. An island that does not beat is lost: its
-host, or the link to it.
+island knows by a file lock, and publishes the record of one that does not. An island is lost when it does not beat,
+and the lifeline to it is closed: its host, or the link to it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from torch.distributed import Store
 
 from overweave.memory.board.islands import Islands
+from overweave.memory.board.lifelines import Lifelines, own_address
 from overweave.memory.board.records import HEARTBEAT_MS, Records, now_ms
 
 BEAT_EVERY_S = 0.4
@@ -54,8 +55,8 @@ class Courier:
     """Carries this rank's record to other islands and theirs here.
 
     on_round: called before each round with whether the last one brought records; returns whether the group lives.
-    The thread holds the records alone, and ends by `close`, and with the group. It raises nothing: a store that cannot
-    be reached is a peer that is not heard of.
+    is_cut_off: the store could not be reached, and its connection does not come back.
+    The thread holds the records alone, and ends by `close`, and with the group. It raises nothing.
     """
 
     def __init__(self, records: Records, rank: int, islands: Islands, on_round: Callable[[bool], bool]) -> None:
@@ -68,7 +69,7 @@ class Courier:
         self._told: list[threading.Event] = []  # of threads that wait until the record is out
         self._waiting = 0  # how many threads of this process wait for news
         self._rounds = 0  # without news, while somebody waits
-        self._is_closed, self._is_cut_off, self._has_news = False, False, False
+        self._is_closed, self.is_cut_off, self._has_news = False, False, False
         self._process = os.getpid()
 
     def start(self, store: Store, secret: bytes, meet: Callable[[], object]) -> None:
@@ -78,8 +79,13 @@ class Courier:
         what the store, and `meet`, raise.
         """
         self._prefix, self._store = f"overweave/{secret.hex()}/", store.clone()  # type: ignore[attr-defined]
+        self._lines = Lifelines(self._rank, secret, own_address(store))
+        self._store.set(f"{self._prefix}line.{self._rank}", self._lines.address)
         self._publish(self._rank, 1)
         meet()
+        first = [island[0] for island in self._islands.members if self._rank not in island]
+        addresses = self._store.multi_get([f"{self._prefix}line.{peer}" for peer in first])
+        self._lines.connect({peer: bytes(each).decode() for peer, each in zip(first, addresses, strict=True)})
         self._thread = threading.Thread(target=self._run, name="overweave courier", daemon=True)
         self._thread.start()
 
@@ -106,11 +112,13 @@ class Courier:
 
     def has_process(self, rank: int) -> bool:
         """Return whether the process of a far rank exists, as far as is known: a suspended one does."""
+        island = self._islands.of(rank)
         with self._lock:
-            island = [self._heard[mate] for mate in self._islands.of(rank)]
             for mate in island:
-                mate.look()
-            return self._heard[rank].beat != ENDED and any(mate.silent_s < LOST_AFTER_S for mate in island)
+                self._heard[mate].look()
+            has_line = self._lines.is_open(island[0])
+            is_heard = has_line or any(self._heard[mate].silent_s < LOST_AFTER_S for mate in island)
+            return is_heard and self._heard[rank].beat != ENDED
 
     def close(self) -> None:
         """Publish this rank's last record and end the thread."""
@@ -119,11 +127,13 @@ class Courier:
             self._rung.set()
             if threading.current_thread() is not self._thread:
                 self._thread.join(TELL_WITHIN_S)
+            self._lines.close()
 
     def _run(self) -> None:
         shortest_s, longest_s = HURRY_S
         while not self._is_closed and self._on_round(self._has_news):
             self._has_news = False
+            self._lines.accept(len(self._heard))
             with self._lock:
                 told, self._told = self._told, []
             self._attempt(self._carry)
@@ -131,7 +141,7 @@ class Courier:
                 each.set()
             for peer in self._heard:
                 self.has_process(peer)  # looks at every beat, though nobody else may ask for long
-            if self._waiting and not self._is_cut_off:
+            if self._waiting and not self.is_cut_off:
                 self._rounds += 1
                 time.sleep(min(shortest_s * self._rounds, longest_s))
             else:
@@ -141,12 +151,12 @@ class Courier:
         self._attempt(lambda: self._publish(self._rank, ENDED))
 
     def _attempt(self, act: Callable[[], None]) -> None:
-        """Use the store, unless it was out of reach once: its connection does not come back."""
+        """Use the store, unless it was out of reach once."""
         try:
-            if not self._is_cut_off:
+            if not self.is_cut_off:
                 act()
         except RuntimeError:
-            self._is_cut_off = True
+            self.is_cut_off = True
 
     def _carry(self) -> None:
         """Publish what is new here, and take what is new elsewhere."""

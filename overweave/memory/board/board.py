@@ -343,12 +343,21 @@ class Board:
                 dead = [peer for peer in missing() if not self._records.is_alive(peer)]
                 dead = [peer for peer in missing() if peer in dead]  # a peer may have done its part and ended since
                 late = missing() if time.monotonic() - start_s > deadline_s else []
-                if not dead and not late:
-                    continue
-                alarm = Alarm("died" if dead else "timeout", purpose, (dead or late)[0])
-                call = self.user_calls or self.call
-                raise (alarm.error(self.name, self.rank, call, hosts=self._hosts) if is_reset else self.alarm(alarm))
+                unheard = [peer for peer in missing() if peer in self._far] if self._is_cut_off else []
+                if dead or late or unheard:
+                    purpose += ": the store of the process group is out of reach" if unheard and not dead else ""
+                    alarm = Alarm("died" if dead else "timeout", purpose, (dead or late or unheard)[0])
+                    raise self._void_error(alarm) if is_reset else self.alarm(alarm)
         self._records.fence()
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether nothing comes from other islands any more, or goes there."""
+        return self._courier is not None and self._courier.is_cut_off
+
+    def _void_error(self, alarm: Alarm) -> OverweaveError:
+        """Return the error of an alarm that is not published."""
+        return alarm.error(self.name, self.rank, self.user_calls or self.call, hosts=self._hosts)
 
     def _write_entry(self, offset: int, signature: bytes, is_nonblocking: bool) -> None:
         """Write the signature of an entry. A loop of calls finds it there from 64 calls ago, and need not."""

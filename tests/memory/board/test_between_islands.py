@@ -18,6 +18,7 @@ from overweave.memory.board import between_islands, islands, records
 from overweave.memory.board.between_islands import BEAT_EVERY_S, LOST_AFTER_S
 from overweave.memory.board.board import Alarm, Board
 from overweave.memory.board.islands import Islands, ranks_text
+from overweave.memory.board.lifelines import Lifelines, own_address
 from overweave.memory.board.records import ISLAND, OutOfReach, SharedFile
 from overweave.memory.group import resolve
 from overweave.memory.host.workspace import HostHeap
@@ -182,21 +183,24 @@ def test_a_rank_that_does_not_come_in_time_is_named():
         assert "rank 2 on b is late" in text
 
 
-def sound_the_alarm() -> tuple[str, str]:
+def sound_the_alarm(names: str) -> tuple[str, str]:
+    os.environ[ISLAND] = names[dist.get_rank()]
     board = own_board()
     board.agree(b"start")
     dist.barrier()  # an alarm ends whatever a peer still waits for
     if board.rank == 0:
-        error = board.alarm(Alarm("failed", "it has no memory", 0))
-        time.sleep(2.0)
-        return type(error).__name__, str(error)
+        board.alarm(Alarm("failed", "it has no memory", 0))
+        os._exit(0)
     return raised(lambda: for_ever(board))
 
 
-def test_an_alarm_reaches_other_islands():
-    for kind, text in run_ranks(on_islands, 3, "aab", sound_the_alarm):
-        assert kind == "PeerError"
-        assert "rank 0 on a failed: it has no memory" in text
+@pytest.mark.parametrize("names", ["ab", "aab"])
+def test_an_alarm_reaches_other_islands_though_its_rank_ends_at_once(names: str):
+    with RankProcesses(sound_the_alarm, len(names), names, group_timeout_s=30.0) as ranks:
+        for outcome in ranks.wait(30, *range(1, len(names))):
+            kind, text = outcome.value
+            assert kind == "PeerError"
+            assert "rank 0 on a failed: it has no memory" in text
 
 
 def wait_for_ever(names: str, began: str) -> list[object]:
@@ -222,6 +226,26 @@ def test_a_rank_or_a_host_that_dies_is_named_in_time(names: str, killed: tuple[i
             assert kind == PeerDied.__name__
             assert any(f"rank {rank} on {names[rank]} died" in text for rank in killed), text
             assert raised_s - struck_s < NAMED_WITHIN_S * slowness()
+
+
+def stand_still() -> bool:
+    """Rank 0 does nothing for longer than a lost island is waited for. Its process exists, so it is not lost."""
+    board = own_board()
+    board.agree(b"start")
+    time.sleep(3 * BEAT_EVERY_S)  # the lifelines are known
+    courier = board._courier
+    assert courier is not None
+    if board.rank == 0:
+        with courier._lock:  # its courier stands still, too
+            time.sleep(LOST_AFTER_S + 2)
+        board.check()
+    board.agree(b"both go on")
+    board.finish()
+    return True
+
+
+def test_a_rank_that_stands_still_is_not_lost():
+    assert run_ranks(on_islands, 2, "ab", stand_still) == [True] * 2
 
 
 @pytest.mark.parametrize("is_beating", [False, True])
@@ -278,26 +302,62 @@ def test_calls_add_no_message_between_hosts():
 def lose_the_store() -> tuple[str, str, float]:
     board = own_board()
     board.agree(b"start")
-    courier = board._courier
-    assert courier is not None
-    start_s = time.monotonic()
+    dist.barrier()
     if board.rank == 0:
-
-        def broken(keys: list[str]) -> list[bytes]:
-            raise RuntimeError("Connection reset by peer")
-
-        with patch.object(between_islands.Courier, "_carry", broken):
-            kind, text = raised(lambda: for_ever(board))
-    else:
-        kind, text = raised(lambda: for_ever(board))
+        assert board._courier is not None
+        board._courier._store = None  # type: ignore[assignment]
+        with patch.object(between_islands.Courier, "_carry", side_effect=RuntimeError("Connection reset by peer")):
+            time.sleep(2 * BEAT_EVERY_S)
+        board.post(b"what was agreed on goes on")
+        board.check()
+    start_s = time.monotonic()
+    kind, text = raised(lambda: board.agree(b"more", 2.0 if board.rank else None))
     return kind, text, time.monotonic() - start_s
 
 
-def test_a_store_that_is_gone_is_a_peer_that_is_lost():
-    for kind, text, took_s in run_ranks(on_islands, 2, "ab", lose_the_store):
-        assert kind == PeerDied.__name__
+def test_without_its_store_a_group_agrees_on_nothing_new():
+    (cut_off, waiting) = run_ranks(on_islands, 2, "ab", lose_the_store)
+    for kind, _, took_s in (cut_off, waiting):
+        assert kind == PeerTimeout.__name__
         assert took_s < NAMED_WITHIN_S * slowness()
-        assert "rank 1 on b died" in text or "rank 0 on a died" in text
+    assert "the store of the process group is out of reach" in cut_off[1]
+    assert "rank 0 on a is late" in waiting[1]
+
+
+def line_to(host: str, secret: bytes = b"of the group") -> list[bool]:
+    """Whether a line is open, before and after the other end knows it, and after that is gone."""
+    own, peer = Lifelines(0, b"of the group", host), Lifelines(1, secret, host)
+    own.connect({1: peer.address})
+    seen = [own.is_open(1)]
+    peer.accept(1)
+    time.sleep(0.1)
+    seen += [own.is_open(1), own.is_open(1)]
+    peer.close()
+    time.sleep(0.1)
+    seen.append(own.is_open(1))
+    own.close()
+    return seen
+
+
+def test_a_lifeline_is_open_from_when_its_ends_know_each_other_until_one_is_gone():
+    assert line_to("127.0.0.1") == [False, True, True, False]
+    assert line_to("127.0.0.1", b"of another group") == [False] * 4
+
+
+def test_a_line_to_nobody_is_closed():
+    nobody = Lifelines(1, b"", "127.0.0.1")
+    nobody.close()
+    own = Lifelines(0, b"", "127.0.0.1")
+    own.connect({1: nobody.address})
+    time.sleep(0.1)
+    assert not own.is_open(1)
+    own.close()
+
+
+def test_the_own_address_is_that_towards_the_store():
+    store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+    assert own_address(dist.PrefixStore("a", dist.PrefixStore("b", store))) == "127.0.0.1"
+    assert own_address(dist.HashStore()) == "127.0.0.1"
 
 
 def test_words_of_a_record_come_over_whole():
