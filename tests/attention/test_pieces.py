@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from overweave.attention import plain
+from overweave.attention import library, plain
 from overweave.attention.pieces import Merged
 from overweave.attention.plain import Seen
 
@@ -83,3 +83,17 @@ def test_parts_are_added_wide():
         out, lse = plain.attend(q, k[:, :, half], v[:, :, half], Seen(0.5))
         merged.add(slice(0, S), out.bfloat16(), lse)
     assert merged.total[0].dtype == torch.float32
+
+
+def test_rows_of_no_document_are_documents_that_see_nothing():
+    """As kernels are told of them, which write no other rows."""
+    q, k, v, gradient = drawn()
+    offsets = torch.tensor([2, 5, 5, 7]), torch.tensor([1, 4, 8, 8])
+    found = []
+    for each in (offsets, library.covering(offsets, (S, S))):
+        seen = Seen(1.0, True, offsets=each)
+        out, lse = plain.attend(q, k, v, seen)
+        found.append([out, lse, *plain.gradients((gradient, out, lse), q, k, v, seen)])
+    assert all(torch.equal(*each) for each in zip(*found, strict=True))
+    covered = library.covering(offsets, (S, S))
+    assert all(each[0] == 0 and each[-1] == S and bool((each.diff() >= 0).all()) for each in covered)
