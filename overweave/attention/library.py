@@ -71,7 +71,19 @@ def _rows_first(x: torch.Tensor, seen: Seen) -> torch.Tensor:
 
 def _spans(q: torch.Tensor, k: torch.Tensor, seen: Seen) -> tuple[torch.Tensor | None, torch.Tensor | None, int, int]:
     """Of documents, and the longest that there can be."""
-    return *(seen.offsets or (None, None)), q.shape[2], k.shape[2]
+    offsets = (None, None) if seen.offsets is None else covering(seen.offsets, (q.shape[2], k.shape[2]))
+    return *offsets, q.shape[2], k.shape[2]
+
+
+def covering(offsets: tuple[torch.Tensor, torch.Tensor], rows: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Offsets of the same documents, and of queries and of keys in front of and behind them, alone: kernels leave rows
+    of no document as they find them."""
+    (of_queries, of_keys), (queries, keys) = offsets, (offsets[0].new_full((1,), each) for each in rows)
+    zero = torch.zeros_like(queries)
+    return (
+        torch.cat([zero, of_queries[:1], of_queries, of_queries[-1:], queries]),
+        torch.cat([zero, zero, of_keys, keys, keys]),
+    )
 
 
 def _options(seen: Seen) -> dict[str, float | int | None]:

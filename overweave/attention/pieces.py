@@ -11,6 +11,7 @@ import torch
 
 from overweave.attention import library, plain
 from overweave.attention.plain import Seen
+from overweave.runtime.backends import load
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,20 +35,46 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-class Merged:
-    """Results of pieces that have been added: `total` is out `[b, h, s, d]` and lse `[b, h, s]`."""
+Result = tuple[torch.Tensor, torch.Tensor]  # out `[b, h, s, d]`, and its log-sum-exp `[b, h, s]`
 
-    def __init__(self) -> None:
-        self.total: tuple[torch.Tensor, ...] = ()
+
+class Merged:
+    """Results of so many pieces, added as they are computed, the last into `into`."""
+
+    def __init__(self, pieces: int, into: Result) -> None:
+        self._left, self._into = pieces, into
+        self._total: Result | None = None
 
     def add(self, queries: slice, out: torch.Tensor, lse: torch.Tensor) -> None:
         """Adds the result of some queries over keys that are new to them; the first is one of all queries."""
-        if not self.total:
-            self.total = out, lse
+        self._left -= 1
+        if self._total is None:
+            self._total = out, lse
+            if not self._left:
+                _copy(self._total, self._into)
             return
-        dtype = wide(out.dtype)
-        self.total = tuple(each.to(dtype) for each in self.total)
-        total, own = (each[:, :, queries] for each in self.total)
-        share = torch.sigmoid(lse - own).nan_to_num_(0.0)  # no number where neither sees a key
-        total.lerp_(out.to(dtype), share.unsqueeze(-1))
-        own.copy_(torch.logaddexp(own, lse))
+        sums = (
+            torch.empty(self._into[0].shape, dtype=wide(out.dtype), device=out.device),
+            torch.empty_like(self._into[1]),
+        )
+        target = sums if self._left else self._into
+        merge(self._total, (out, lse), queries.start, target)
+        self._total = target
+
+
+def merge(total: Result, part: Result, begin: int, into: Result) -> None:
+    """Weighs a result and one of its rows from `begin` on by their log-sum-exps, and adds them, wide."""
+    if total[0].is_cuda:
+        load("gpu merge")(total, part, begin, into)
+        return
+    out, lse = (each.to(wide(each.dtype), copy=True) for each in total)
+    rows, own = (each[:, :, begin : begin + part[1].shape[2]] for each in (out, lse))
+    share = torch.sigmoid(part[1] - own).nan_to_num_(0.0)  # no number where neither sees a key
+    rows.lerp_(part[0].to(out.dtype), share.unsqueeze(-1))
+    own.copy_(torch.logaddexp(own, part[1]))
+    _copy((out, lse), into)
+
+
+def _copy(result: Result, into: Result) -> None:
+    for each, target in zip(result, into, strict=True):
+        target.copy_(each)

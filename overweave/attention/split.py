@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from overweave.attention.pieces import Merged, attend, gradients, wide
+from overweave.attention.pieces import Merged, Result, attend, gradients, wide
 from overweave.attention.plain import Seen
 from overweave.attention.programs import LANDED, TRAVEL, Travel, Work, moved, write
 from overweave.attention.sequence import Piece, Sequence, offsets_within
@@ -82,10 +82,11 @@ def as_heads(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class AttendWork:
-    """The pieces of a call, and their merge."""
+    """The pieces of a call, and their merge into its results."""
 
-    def __init__(self, call: Call, results: tuple[torch.Tensor, ...]) -> None:
-        self._call, self._results, self._merged = call, results, Merged()
+    def __init__(self, call: Call, results: Result) -> None:
+        pieces = [call.sequence.piece(call.rank, source) for source in range(call.sequence.ranks)]
+        self._call, self._merged = call, Merged(len(pieces) - pieces.count(None), results)
 
     def piece(self, source: int, own: OwnBuffer) -> None:
         if (found := self._call.piece(source)) is not None:
@@ -94,8 +95,7 @@ class AttendWork:
             self._merged.add(piece.queries, *attend(self._call.q[:, :, piece.queries], keys, values, seen))
 
     def finish(self, own: OwnBuffer) -> None:
-        for result, merged in zip(self._results, self._merged.total, strict=False):  # a rank without rows has none
-            result.copy_(merged)
+        """The last piece was merged into the results."""
 
 
 class GradientWork:

@@ -33,6 +33,7 @@ BACKENDS = {
     "gpu grouped outer": "overweave.runtime.gpu.experts:outer",
     "gpu grouped clear": "overweave.runtime.gpu.experts:clear",
     "gpu slots": "overweave.runtime.gpu.slots:add_slots",
+    "gpu merge": "overweave.runtime.gpu.merge:merge",
     "gpu routing": "overweave.runtime.gpu.routing:route",
     "gpu choose ranks": "overweave.runtime.gpu.travelling:choose_ranks",
     "gpu place rows": "overweave.runtime.gpu.travelling:place_rows",

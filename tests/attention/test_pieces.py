@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn import functional
 
-from overweave.attention import plain
-from overweave.attention.pieces import Merged
+from overweave.attention import library, plain
+from overweave.attention.pieces import Merged, wide
 from overweave.attention.plain import Seen
+from tests.source_tree import ROOT, python_path
 
 B, H, G, S, D = 2, 4, 2, 9, 8
 
@@ -56,30 +60,58 @@ def test_who_sees_nothing_has_zeros_and_minus_infinity():
     assert not any(bool(each[:, :, blind].any()) for each in found)
 
 
+def room(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.full_like(like, torch.nan), like.new_full(like.shape[:3], torch.nan, dtype=wide(like.dtype))
+
+
 def test_merged_pieces_are_the_whole():
     q, k, v, _ = drawn(keys=12)
-    wanted, lse = plain.attend(q, k, v, Seen(0.5))
-    merged = Merged()
+    wanted, found = plain.attend(q, k, v, Seen(0.5)), room(q)
+    merged = Merged(3, found)
     for begin, end in ((4, 12), (0, 1), (1, 4)):
         merged.add(slice(0, S), *plain.attend(q, k[:, :, begin:end], v[:, :, begin:end], Seen(0.5)))
-    assert all(torch.allclose(*each) for each in zip(merged.total, (wanted, lse), strict=True))
+    assert all(torch.allclose(*each) for each in zip(found, wanted, strict=True))
 
 
 def test_nothing_merged_with_nothing_is_nothing():
     nothing, one = (torch.full((1, 1, 2), -torch.inf) for _ in range(2))
     one[:, :, 1] = 0.0
-    merged = Merged()
+    found = room(torch.zeros(1, 1, 2, 1))
+    merged = Merged(4, found)
     for lse, value in ((nothing, 0.0), (nothing, 0.0), (one, 3.0), (nothing, 0.0)):
         out = torch.where((lse == -torch.inf).unsqueeze(-1), 0.0, torch.full((1, 1, 2, 1), value))
-        merged.add(slice(0, 2), out, lse.clone())
-    assert merged.total[0].flatten().tolist() == [0.0, 3.0]
-    assert merged.total[1].flatten().tolist() == [-torch.inf, 0.0]
+        merged.add(slice(0, 2), out, lse)
+    assert found[0].flatten().tolist() == [0.0, 3.0]
+    assert found[1].flatten().tolist() == [-torch.inf, 0.0]
 
 
 def test_parts_are_added_wide():
-    q, k, v, _ = drawn(dtype=torch.bfloat16)
-    merged = Merged()
-    for half in (slice(0, 4), slice(4, S)):
-        out, lse = plain.attend(q, k[:, :, half], v[:, :, half], Seen(0.5))
-        merged.add(slice(0, S), out.bfloat16(), lse)
-    assert merged.total[0].dtype == torch.float32
+    """One of whole units, then two of which each alone is less than bf16 can say beside it."""
+    found = room(torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16))
+    merged, alike = Merged(3, found), torch.zeros(1, 1, 1)
+    for out, lse in ((1.0, 0.0), (1.75, -7.0), (1.75, -7.0)):
+        merged.add(slice(0, 1), torch.full((1, 1, 1, 1), out, dtype=torch.bfloat16), alike + lse)
+    weight = torch.tensor(-7.0).exp()
+    assert found[0].item() == ((1.0 + 3.5 * weight) / (1.0 + 2 * weight)).bfloat16().item()
+
+
+@pytest.mark.slow
+def test_the_kernel_merges_as_torch_does():
+    command = [sys.executable, "-m", "tests.attention.interpreted_merge"]
+    environment = {"PYTHONPATH": python_path(), "PATH": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "0 wrong\n", done.stderr
+
+
+def test_rows_of_no_document_are_documents_that_see_nothing():
+    """As kernels are told of them, which write no other rows."""
+    q, k, v, gradient = drawn()
+    offsets = torch.tensor([2, 5, 5, 7]), torch.tensor([1, 4, 8, 8])
+    found = []
+    for each in (offsets, library.covering(offsets, (S, S))):
+        seen = Seen(1.0, True, offsets=each)
+        out, lse = plain.attend(q, k, v, seen)
+        found.append([out, lse, *plain.gradients((gradient, out, lse), q, k, v, seen)])
+    assert all(torch.equal(*each) for each in zip(*found, strict=True))
+    covered = library.covering(offsets, (S, S))
+    assert all(each[0] == 0 and each[-1] == S and bool((each.diff() >= 0).all()) for each in covered)

@@ -24,6 +24,7 @@ RUN_BELOW = (
     "08_tile_kernels.py",
     "09_uneven_blocks.py",
     "10_experts.py",
+    "11_long_sequences.py",
     "generate.py",
     "train_llama.py",
 )
@@ -123,6 +124,13 @@ def test_uneven_blocks():
 def test_experts():
     told = re.findall(r"by (\de[+-]\d+)", printed_by("10_experts.py"))
     assert len(told) == 4
+    assert all(float(off) < 1e-4 for off in told)
+
+
+@pytest.mark.slow
+def test_long_sequences():
+    told = re.findall(r"by (\de[+-]\d+)", printed_by("11_long_sequences.py"))
+    assert len(told) == 8
     assert all(float(off) < 1e-4 for off in told)
 
 

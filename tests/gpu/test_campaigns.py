@@ -34,6 +34,7 @@ CAMPAIGNS = {
     "authored": ["gpu_authored", "--calls", "2", "--trials", "20"],
     "tile_kernels": ["gpu_tile_kernels", "--calls", "6"],
     "experts": ["gpu_experts", "--cases", "5", "--calls", "6", "--replays", "20"],
+    "attention": ["gpu_attention", "--cases", "5", "--calls", "6", "--replays", "20"],
     "models": ["gpu_models", "--steps", "5"],
     "sums": ["gpu_epilogues", "--forms", "silu", "--sizes", "1", "--only", "matmul_all_reduce two_shot"],
     "layers": ["gpu_torch", "--replays", "10"],
