@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,7 +104,8 @@ def row(case: dict[str, Any]) -> str:
     speedups = [
         f"{ours['speedups'][base]['value']:.2f}" if base in ours["speedups"] else "-" for base in (LIBRARY, TORCH)
     ]
-    efficiency = f"{ours['measures']['overlap_efficiency']:.2f}"
+    hidden = ours["measures"]["overlap_efficiency"]  # of communication, where there is any to hide
+    efficiency = "-" if hidden is None else f"{hidden:.2f}"
     return "| " + " | ".join([case["case"]["name"], *times, *speedups, efficiency]) + " |"
 
 
@@ -125,7 +126,8 @@ def summary(read: Latest) -> str:
 
 def _efficiency(run: dict[str, Any]) -> float:
     ours = [method for case in run["cases"] for method in case["methods"] if method["name"] == OURS]
-    return float(sum(method["measures"]["overlap_efficiency"] for method in ours) / len(ours))
+    hidden = [each for method in ours if (each := method["measures"]["overlap_efficiency"]) is not None]
+    return float(sum(hidden) / len(hidden)) if hidden else nan
 
 
 def evidence() -> str:

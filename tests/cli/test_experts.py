@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
 
+from overweave.cli.commands import compare, simulate
 from overweave.cli.main import app
 from overweave.hardware.machine import load
 from overweave.ir.text.parse import from_text
@@ -61,13 +65,27 @@ def test_two_plans_are_compared():
     assert "B is" in shown
 
 
-@pytest.mark.slow
-def test_a_machines_file_limits_no_import(tmp_path: Path):
-    """Memory is limited for a file, and torch is loaded before."""
-    file = tmp_path / "machine.json"
-    file.write_text((ROOT / "overweave" / "hardware" / "machines" / "h200x4.json").read_text())
-    words = ("-m", "overweave.cli.main", "simulate", "experts_mlp.sequential", *SHAPE, f"--machine={file}", "--json")
-    assert json.loads(forked.run(*words).stdout)["total_us"] > 0
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (simulate, ["simulate", "experts_mlp.sequential"]),
+        (compare, ["compare", *["experts_mlp.sequential topk=1"] * 2]),
+    ],
+)
+def test_torch_is_loaded_before_memory_is_limited_for_a_file(command: ModuleType, words: list[str]):
+    done: list[str] = []
+
+    def limited(*paths: Path) -> AbstractContextManager[None]:
+        done.extend(["limit", *(path.name for path in paths)])
+        return nullcontext()
+
+    def load_for(*names: str) -> None:
+        done.append(f"load for {names[0]}")
+
+    file = ROOT / "overweave" / "hardware" / "machines" / "h200x4.json"
+    with patch.object(command, "limited", limited), patch.object(command, "load_for", load_for):
+        called(*words, *SHAPE, f"--machine={file}")
+    assert done == ["load for experts_mlp.sequential", "limit", "h200x4.json"]
 
 
 @pytest.mark.slow

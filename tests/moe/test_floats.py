@@ -16,7 +16,7 @@ from overweave.compat.torch_names import reduce_scatter_single
 from overweave.schedules.records.experts import PLANS
 from tests.ranks import run_ranks
 
-T, K, INNER, EXPERTS, TOP = 6, 32, 16, 4, 2  # tokens of a rank; INNER of a rank, too
+T, K, INNER, EXPERTS, TOP = 6, 32, 16, 4, 8  # tokens of a rank; INNER of a rank, too
 Layer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, moe.ExpertWeights], torch.Tensor]
 
 

@@ -10,13 +10,22 @@ from overweave.hardware.machine import load
 from overweave.moe import predicted as module
 from overweave.moe.cases import ExpertsCase, Parallel, RoutingStatistics, read_experts
 from overweave.moe.predicted import LayerCosts, PredictedLayer, predicted, skew_costs
-from overweave.schedules.records.experts import PLANS, SEQUENTIAL
+from overweave.schedules.records.experts import PER_SHARD, PLANS, SEQUENTIAL
 
-# Both matmuls alone, and a whole sequential layer, tensor parallel on two H200s (2026-11-29), us.
-MEASURED = {
-    "MoE-1": (315, 506), "MoE-2": (340, 544), "MoE-3": (698, 904), "MoE-4": (668, 1012), "MoE-5": (755, 1118),
-    "MoE-6": (1683, 2054), "Mixtral": (4572, 4774), "Qwen3-235B": (2324, 2689), "DeepSeek-V3": (6157, 6303),
-}  # fmt: skip
+# Both matmuls alone, and a whole layer by plan, tensor parallel on two H200s (2026-11-29), us.
+MEASURED: dict[str, tuple[float, dict[str, float]]] = {
+    "MoE-1": (315, {SEQUENTIAL: 506, PER_SHARD: 540}),
+    "MoE-2": (340, {SEQUENTIAL: 544, PER_SHARD: 596}),
+    "MoE-3": (698, {SEQUENTIAL: 904, PER_SHARD: 951}),
+    "MoE-4": (668, {SEQUENTIAL: 1012, PER_SHARD: 1044}),
+    "MoE-5": (755, {SEQUENTIAL: 1118, PER_SHARD: 1198}),
+    "MoE-6": (1683, {SEQUENTIAL: 2054, PER_SHARD: 2107}),
+    "Mixtral": (4572, {SEQUENTIAL: 4774, PER_SHARD: 4939}),
+    "Qwen3-235B": (2324, {SEQUENTIAL: 2689, PER_SHARD: 2913}),
+    "DeepSeek-V3": (6157, {SEQUENTIAL: 6303, PER_SHARD: 8103}),
+}
+# How far a prediction may be off. An overlapped plan's is too short by the index operations of each shard.
+WITHIN = {SEQUENTIAL: (0.92, 1.06), PER_SHARD: (0.79, 1.0)}
 MOE = tuple(f"MoE-{number}" for number in range(1, 7))
 
 
@@ -29,9 +38,10 @@ def layers(ranks: int, parallel: Parallel, names: tuple[str, ...]) -> list[Predi
 def test_predictions_are_near_what_was_measured():
     for layer in layers(2, "tensor", tuple(MEASURED)):
         if not layer.case.routing.skew:
-            alone_us, sequential_us = MEASURED[layer.case.layer]
+            alone_us, plans = MEASURED[layer.case.layer]
             assert 0.85 < layer.alone_us / alone_us < 1.12, layer
-            assert 0.92 < layer.plans[SEQUENTIAL] / sequential_us < 1.06, layer
+            for plan, (least, most) in WITHIN.items():
+                assert least < layer.plans[plan] / plans[plan] < most, (plan, layer)
 
 
 @pytest.mark.slow

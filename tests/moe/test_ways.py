@@ -69,6 +69,7 @@ def spoiled() -> list[str]:
     return list(measured.left_out.values())
 
 
+@pytest.mark.slow
 def test_a_way_that_is_wrong_on_one_rank_is_left_out_on_all():
     first, second = run_ranks(spoiled, 2)
     assert first == ["its result differs from the sequential one"]
@@ -81,6 +82,7 @@ def summarized() -> list[str]:
     return [group.group, str(group.cases), str(0 < group.slowest <= group.speedup)]
 
 
+@pytest.mark.slow
 def test_the_quickest_of_ours_is_summed_up_by_group():
     assert run_ranks(summarized, 2) == [["tensor parallel, at most 512 tokens", "1", "True"]] * 2
 
@@ -101,6 +103,7 @@ def captured() -> list[int | bool]:
     return [len(asked), len(measured.methods), measured.is_replayed]
 
 
+@pytest.mark.slow
 def test_all_ways_run_as_graphs_but_those_whose_host_reads_counts():
     assert run_ranks(captured, 2) == [[4, 6, True]] * 2
 

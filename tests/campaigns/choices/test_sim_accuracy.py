@@ -84,6 +84,14 @@ def written(path: Path, operator: str, changed: dict[str, float] | None = None, 
     return path
 
 
+def test_layers_of_experts_are_no_rows_of_an_operator(tmp_path: Path):
+    file = written(tmp_path / "experts.json", "all_gather_matmul")
+    machine = load("h200x4")
+    assert read(file, machine)
+    file.write_text(file.read_text().replace("all_gather_matmul", "experts"))
+    assert read(file, machine) == []
+
+
 def rows_of(path: Path) -> list[Row]:
     machine = load("h200x4")
     return [simulated(measured, machine) for measured in read(path, machine)]
