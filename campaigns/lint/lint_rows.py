@@ -107,7 +107,7 @@ def beside_cases() -> Iterator[Case]:
     """What stands beside tokens, which waits for nobody: with scales of rows in fp8, and without."""
     ids, floats = torch.zeros(16, dtype=torch.int32), torch.zeros(16)
     for top, scales in ((8, 56), (6, 0)):
-        form = travelling.Form(top, 8, scales, 64 if scales else 1, 2 * top + scales + (4 if scales else 0))
+        form = travelling.BesideForm(top, 8, scales, 64 if scales else 1, 2 * top + scales + (4 if scales else 0))
         of_scales, label = floats if scales else None, f"top {top}, {scales} scales"
         arguments: list[Any] = [ids.long(), floats.bfloat16(), of_scales, ids, ids, SOME, 256, 32, 8, *form, 64]
         yield case_of(KernelCall(choose_ranks_kernel, arguments, {}, 1), label)

@@ -36,7 +36,9 @@ class TokenDispatcher(stock.MoETokenDispatcher):  # type: ignore[misc]  # Megatr
     ) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
         self.num_local_experts, self.local_expert_indices = num_local_experts, local_expert_indices
-        self._ids, self._sent, self._routed = torch.empty(0), None, None
+        self._ids = torch.empty(0)
+        self._sent: Any = None
+        self._routed: Any = None
 
     def dispatch_preprocess(
         self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
@@ -58,7 +60,8 @@ class TokenDispatcher(stock.MoETokenDispatcher):  # type: ignore[misc]  # Megatr
         if self.push is not None:
             most = self.ep_size * (hidden_states.shape[0] if self.push.tokens is None else self.push.tokens)
         self._sent = moe.dispatch(hidden_states, self._ids, probs, experts, self.ep_group, most=most, plan=self.push)
-        return self._sent.x, self._sent.topk_weights
+        x: torch.Tensor = self._sent.x
+        return x, self._sent.topk_weights
 
     def dispatch_postprocess(
         self, hidden_states: torch.Tensor, probs: torch.Tensor
@@ -94,7 +97,7 @@ class MoELayer(moe_layer.MoELayer):  # type: ignore[misc]
 
     def __init__(self, config: Any, *given: Any, **options: Any) -> None:
         super().__init__(config, *given, **options)
-        theirs = self.token_dispatcher
+        theirs: Any = self.token_dispatcher
         if reason := _reason_unsupported(theirs, config):
             site(EXPERTS).by_torch[reason] += 1
             return

@@ -28,7 +28,7 @@ from overweave.runtime.library.library import as_movable
 
 ABSENT = -1  # the id of no expert
 SEQUENTIAL, PUSH = "sequential", "push"
-Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # rows, or rows in fp8 and their scales
+RowsAndScales = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # rows, or rows in fp8 and their scales
 
 
 class Route(NamedTuple):
@@ -65,7 +65,7 @@ class Dispatched(NamedTuple):
 
 
 def dispatch(
-    x: Rows,
+    x: RowsAndScales,
     topk_ids: torch.Tensor,
     topk_weights: torch.Tensor | None,
     experts: int,

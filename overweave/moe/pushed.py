@@ -13,12 +13,12 @@ from overweave.errors import InputError
 from overweave.kernels.arguments import SentRows
 from overweave.moe.overlapped import check_ids
 from overweave.moe.routing import route
-from overweave.moe.sending import Rows
+from overweave.moe.sending import RowsSender
 from overweave.moe.travelling import Travelling, as_rows, as_words, placed
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.collectives import WHERE, Exchange, agreed, described
 from overweave.ops.dispatch.torch_ops import TorchOp, define
-from overweave.runtime.library.rows import Parts, Placed, Sending, SendSizes
+from overweave.runtime.sent_rows import Parts, Placed, Sending, SendSizes
 
 MOST_SMS = 12
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
@@ -119,7 +119,7 @@ def _landed(
     out = rows.new_empty((most, rows.shape[1]))
     out_beside = None if beside is None else rows.new_empty((most, beside.shape[1]))
     sending = Sending(SentRows(rows, beside, tables.chosen, tables.starts), counts)
-    Rows(group, size).land(sending, Placed(out, out_beside, tables.received))
+    RowsSender(group, size).land(sending, Placed(out, out_beside, tables.received))
     return out, out if out_beside is None else out_beside
 
 
@@ -177,7 +177,7 @@ def _combine(
     padded = words.view(parts.dtype)
     y = padded.new_empty((places.shape[0], padded.shape[1]))
     sending = Sending(SentRows(words, None, None, received[:-1]), None)
-    Rows(group_of(group_name), size).add(sending, Parts(padded, places, received), y)
+    RowsSender(group_of(group_name), size).add(sending, Parts(padded, places, received), y)
     return y if y.shape[1] == parts.shape[1] else y[:, : parts.shape[1]].contiguous()
 
 

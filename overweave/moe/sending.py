@@ -24,6 +24,7 @@ from overweave.ir.verify.plan import verify_schedule
 from overweave.lang.mapping import TileChannel, Tiles
 from overweave.memory.group import Group
 from overweave.moe.overlapped import known_program
+from overweave.moe.programs import RowsPlace
 from overweave.ops.author.tile_program import TileCall, TileProgram
 from overweave.ops.author.tile_schedule import CallersMatrix, tile_schedule
 from overweave.runtime.backends import load
@@ -38,13 +39,12 @@ from overweave.runtime.handwritten import (
     Uses,
 )
 from overweave.runtime.library import rows as library
-from overweave.runtime.library.rows import Parts, Placed, Sending, SendSizes
+from overweave.runtime.sent_rows import Parts, Placed, Sending, SendSizes
 
-Place = Part | torch.Tensor
 INTERPRET = "TRITON_INTERPRET"  # Triton's: kernels run on CPU ranks, too
 
 
-class Step(NamedTuple):
+class RowsStep(NamedTuple):
     """What a program does with rows: by a kernel, and in plain torch."""
 
     launch: Callable[[], TileLaunch]
@@ -70,7 +70,11 @@ BUFFERS = {"dispatch": dispatch_buffers, "combine": combine_buffers}
 
 
 def write_dispatch(
-    call: TileCall, sizes: SendSizes, steps: tuple[Step, Step], given: dict[str, Place], received: Part | None = None
+    call: TileCall,
+    sizes: SendSizes,
+    steps: tuple[RowsStep, RowsStep],
+    given: dict[str, RowsPlace],
+    received: Part | None = None,
 ) -> None:
     """Rows to the ranks that are to have them. steps: push, and land. given: `counts` of this rank, `landed`, the rows
     that it may send, and `beside`, if something travels with them. received: what lands of them on paper."""
@@ -95,7 +99,7 @@ def write_dispatch(
 
 
 def write_combine(
-    call: TileCall, sizes: SendSizes, steps: tuple[Step, Step], parts: Place, y: Part | None = None
+    call: TileCall, sizes: SendSizes, steps: tuple[RowsStep, RowsStep], parts: RowsPlace, y: Part | None = None
 ) -> None:
     """Parts back to the owners of tokens. steps: push, and add. parts: of all rows that this rank may have received,
     source by source. y: the sums on paper."""
@@ -123,7 +127,7 @@ def _block(rank: int, sizes: SendSizes) -> slice:
     return slice(rank * sizes.shard, (rank + 1) * sizes.shard)
 
 
-class Rows(NamedTuple):
+class RowsSender(NamedTuple):
     """How a rank sends rows, and adds what comes back of them: its group, and the sizes of a call."""
 
     group: Group
@@ -132,12 +136,12 @@ class Rows(NamedTuple):
     def land(self, sending: Sending, placed: Placed) -> None:
         """Sends rows to all ranks, and puts those together that come."""
         sizes, rank = self.sizes, self.group.rank
-        push = Step(lambda: load("rows push")(sizes, sending), partial(library.push, sizes, rank, sending))
-        land = Step(
+        push = RowsStep(lambda: load("rows push")(sizes, sending), partial(library.push, sizes, rank, sending))
+        land = RowsStep(
             lambda: load("rows land")(sizes, sending, placed), partial(library.land, sizes, rank, sending, placed)
         )
         assert sending.counts is not None
-        given: dict[str, Place] = {"counts": sending.counts, "landed": sending.source.rows}
+        given: dict[str, RowsPlace] = {"counts": sending.counts, "landed": sending.source.rows}
         if sending.source.beside is not None:
             given["beside"] = sending.source.beside
         with self._program("dispatch", placed.out.device).call() as call:
@@ -146,8 +150,8 @@ class Rows(NamedTuple):
     def add(self, sending: Sending, parts: Parts, y: torch.Tensor) -> None:
         """Sends parts to the owners of their tokens, and adds those that come."""
         sizes, rank = self.sizes, self.group.rank
-        push = Step(lambda: load("rows push")(sizes, sending), partial(library.push, sizes, rank, sending))
-        add = Step(lambda: load("rows add")(sizes, sending, parts, y), partial(library.add, sizes, rank, parts, y))
+        push = RowsStep(lambda: load("rows push")(sizes, sending), partial(library.push, sizes, rank, sending))
+        add = RowsStep(lambda: load("rows add")(sizes, sending, parts, y), partial(library.add, sizes, rank, parts, y))
         with self._program("combine", y.device).call() as call:
             write_combine(call, sizes, (push, add), sending.source.rows)
 
@@ -194,13 +198,13 @@ def _unrun(*_: Any) -> Any:
     raise AssertionError("a step on paper")
 
 
-_STEPS = (Step(_unrun, _unrun), Step(_unrun, _unrun))
+_STEPS = (RowsStep(_unrun, _unrun), RowsStep(_unrun, _unrun))
 
 
 def _dispatch(
     call: TileCall, sizes: SendSizes, own_counts: Part, own_rows: Part, received: Part, own_beside: Part | None = None
 ) -> None:
-    given: dict[str, Place] = {"counts": own_counts, "landed": own_rows}
+    given: dict[str, RowsPlace] = {"counts": own_counts, "landed": own_rows}
     write_dispatch(call, sizes, _STEPS, given | ({"beside": own_beside} if own_beside else {}), received)
 
 

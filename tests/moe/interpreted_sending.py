@@ -20,9 +20,11 @@ from campaigns.exact import moe_exactness  # noqa: E402
 from overweave import moe  # noqa: E402
 from overweave.errors import PeerTimeout  # noqa: E402
 from overweave.moe import sending  # noqa: E402
+from overweave.runtime.backends import load  # noqa: E402
 from overweave.runtime.handwritten import TileLaunch  # noqa: E402
 from overweave.runtime.host.processes import run_ranks  # noqa: E402
 from overweave.runtime.kernel_calls import rows  # noqa: E402
+from overweave.runtime.sent_rows import Sending, SendSizes  # noqa: E402
 
 PUSH = "expert parallel, push"
 
@@ -55,14 +57,13 @@ def test_kernels_are_what_torch_does(ranks: int):
 def tried_spoiled(what: str) -> list[str]:
     """With a kernel that sends fewer programs' parts, or reads a wrong place."""
 
-    def spoiled(sizes: rows.SendSizes, sending: rows.Sending, *more: object) -> TileLaunch:
+    def spoiled(sizes: SendSizes, sent: Sending, *more: object) -> TileLaunch:
         if what == "push":
-            launch = rows.push_launch(sizes, sending)
+            launch = rows.push_launch(sizes, sent)
             return TileLaunch(launch.kernel, (launch.grid[0] - 1,), launch.arguments, launch.options)
-        return rows.add_launch(sizes._replace(shard=sizes.shard + 1), sending, *more)  # type: ignore[arg-type]
+        return rows.add_launch(sizes._replace(shard=sizes.shard + 1), sent, *more)  # type: ignore[arg-type]
 
-    honest = sending.load
-    with patch.object(sending, "load", lambda name: spoiled if name == f"rows {what}" else honest(name)):
+    with patch.object(sending, "load", lambda name: spoiled if name == f"rows {what}" else load(name)):
         return moe_exactness.tried(PUSH, 2, 5)
 
 

@@ -15,7 +15,7 @@ from overweave.moe import sending
 from overweave.moe.sending import schedule_of
 from overweave.ops.author.tile_program import TileQueue
 from overweave.runtime.handwritten import TileRows
-from overweave.runtime.library.rows import SendSizes
+from overweave.runtime.sent_rows import SendSizes
 
 KINDS = ("dispatch", "combine")
 SIZES = SendSizes(shard=5, most=9, words=8, beside=4, programs=3)

@@ -18,6 +18,7 @@ pytest.importorskip("megatron.core")
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import layers as stock
+from megatron.core.transformer.moe import token_dispatcher as dispatchers_of_megatron
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -198,7 +199,7 @@ def dispatchers() -> list[str]:
     found = []
     try:
         for kind in ("alltoall", "allgather"):
-            with patch.object(experts_adapter.stock.MoEAlltoAllTokenDispatcher, "cuda_dtoh_stream", object()):
+            with patch.object(dispatchers_of_megatron.MoEAlltoAllTokenDispatcher, "cuda_dtoh_stream", object()):
                 found.append(type(build_module(spec, config=experts_config(ranks, kind)).token_dispatcher).__name__)
     finally:
         parallel_state.destroy_model_parallel()
@@ -211,7 +212,7 @@ def test_a_layer_of_experts_has_overweaves_dispatcher_in_place_of_alltoall():
 
 def reasons() -> list[str]:
     """Why Megatron's dispatcher stays."""
-    kind = experts_adapter.stock.MoEAlltoAllTokenDispatcher
+    kind = dispatchers_of_megatron.MoEAlltoAllTokenDispatcher
     plain = {"tp_size": 1, "shared_experts": None}
     config = SimpleNamespace(moe_pad_expert_input_to_capacity=False)
 
@@ -221,7 +222,7 @@ def reasons() -> list[str]:
         return experts_adapter._reason_unsupported(theirs, config)
 
     padded = SimpleNamespace(moe_pad_expert_input_to_capacity=True)
-    other = experts_adapter.stock.MoEAllGatherTokenDispatcher
+    other = dispatchers_of_megatron.MoEAllGatherTokenDispatcher
     return [reason(), reason(kind=other), reason(tp_size=2), reason(shared_experts=1), reason(padded)]
 
 

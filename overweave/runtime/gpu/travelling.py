@@ -11,7 +11,7 @@ from overweave.kernels.travelling import choose_ranks_kernel, place_rows_kernel,
 AT_ONCE = 4096  # elements of a program: tokens, and pairs of their slots
 
 
-class Form(NamedTuple):
+class BesideForm(NamedTuple):
     """Of what stands beside a token: experts, their number as a power of two, scales, alike, and words in all."""
 
     top: int
@@ -53,9 +53,9 @@ def read_beside(
     _launch(read_beside_kernel, beside.shape[0], block, (beside, *outputs, beside.shape[0], *own, *form, block))
 
 
-def _form(ids: torch.Tensor, scales: torch.Tensor | None, beside: torch.Tensor) -> Form:
+def _form(ids: torch.Tensor, scales: torch.Tensor | None, beside: torch.Tensor) -> BesideForm:
     columns = 0 if scales is None else scales.shape[1]
-    return Form(ids.shape[1], _power(ids.shape[1]), columns, _power(max(columns, 1)), beside.shape[1])
+    return BesideForm(ids.shape[1], _power(ids.shape[1]), columns, _power(max(columns, 1)), beside.shape[1])
 
 
 def _launch(kernel: Any, rows: int, block: int, arguments: tuple[Any, ...]) -> None:

@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from overweave.kernels.arguments import SentRows
 from overweave.runtime.handwritten import AnyBuffer
+from overweave.runtime.sent_rows import Parts, Placed, Sending, SendSizes
 
 LATE, TOO_MANY = 2, 4  # bits of a reason, behind those of moe/routing
 VOID = -1  # all bits: NaN in any dtype, and no expert
-
-
-class SendSizes(NamedTuple):
-    """What rows are sent by, alike on all ranks. shard: the most that a rank sends to another. most: that a rank
-    receives. words, beside: int32 words of a row, and of what travels beside it. programs: that push."""
-
-    shard: int
-    most: int
-    words: int
-    beside: int
-    programs: int
-
-
-class Sending(NamedTuple):
-    """The rows that a rank sends. source: kernels/arguments.SentRows. counts: int32 `[W + 1]`, how many to each rank,
-    and why they may be wrong; None: nobody asks."""
-
-    source: SentRows
-    counts: torch.Tensor | None
-
-
-class Placed(NamedTuple):
-    """Where received rows go. out `[most, words]`, beside `[most, words beside]` or None, int32. received: int32
-    `[W + 2]`: where the rows of each source begin, where the last end, and the reason for which all are void."""
-
-    out: torch.Tensor
-    beside: torch.Tensor | None
-    received: torch.Tensor
 
 
 def push(sizes: SendSizes, rank: int, sending: Sending, buffer: AnyBuffer) -> None:
@@ -82,15 +53,6 @@ def land(sizes: SendSizes, rank: int, sending: Sending, placed: Placed, buffer: 
             low, high = starts[source : source + 2].tolist()
             landed = slice(source * sizes.shard, source * sizes.shard + high - low)
             out[low:high] = mine[own] if source == rank else buffer(name, rank)[landed]
-
-
-class Parts(NamedTuple):
-    """What comes back of tokens. parts `[most, n]`: of this rank, of the rows that it received. places: int32 `[t, W]`,
-    which row of those that a rank sends back is a token's; -1: none. received: of `Placed`."""
-
-    parts: torch.Tensor
-    places: torch.Tensor
-    received: torch.Tensor
 
 
 def add(sizes: SendSizes, rank: int, own: Parts, y: torch.Tensor, buffer: AnyBuffer) -> None:
