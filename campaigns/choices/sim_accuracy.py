@@ -38,6 +38,7 @@ from campaigns.verdict import Verdict, tell
 from overweave.errors import InputError, OverweaveError
 from overweave.hardware.cards import MOST_GPUS, machine_for
 from overweave.hardware.machine import Machine, load
+from overweave.ir.operators.registry import OPERATORS
 from overweave.ir.problem import Problem
 from overweave.memory.cuda.card import current_gpu
 from overweave.schedules.catalog.catalog import build
@@ -128,7 +129,8 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path, machine: Machine) -> list[Measured]:
-    """The rows of the middle run of a result file; none of an operator of torch's, or of a plan that is no more.
+    """The rows of the middle run of a result file; none of blocks and layers of experts, which are no operator, of an
+    operator of torch's, or of a plan that is no more.
 
     Raises InputError for a file that is none.
     """
@@ -140,7 +142,7 @@ def read(path: Path, machine: Machine) -> list[Measured]:
     if middle.device != "cuda":
         raise InputError(f"results {path}", f"measured on {middle.device}", f"Give files measured on {machine.title}")
     rows = []
-    for times in middle.cases:
+    for times in middle.cases if middle.operator in OPERATORS else ():
         for method in times.methods:
             if method.name in COMPARED or method.name.startswith(NAMED):
                 rows += _row(report, times, method, target_on(machine))

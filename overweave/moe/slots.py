@@ -17,8 +17,8 @@ def ordered_sum(
 ) -> torch.Tensor:
     """Products `[t * top, n]` -> `[t, n]`: weighed in fp32, added in fp32, slot by slot, and rounded once.
 
-    places: int32 `[t * top]`, the row of each pair; from `offsets[-1]` on rows are of no expert, and add nothing. Without
-    weights z may leave these out. weights: `[t, top]`, or None. Gradients: of z and weights.
+    places: int32 `[t * top]`, the row of each pair; from `offsets[-1]` on rows are of no expert, and add nothing, and z
+    may end there if no weights are given. weights: `[t, top]`, or None. Gradients: of z and weights.
     """
     total: torch.Tensor = torch.ops.overweave.ordered_sum(z, places, offsets, weights, top)
     return total
