@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -16,20 +16,16 @@ from overweave.ir.operators.forms import (
     RESIDUAL,
     SCALE_W,
     SCALE_X,
+    Activation,
     Form,
+    Scaling,
     Z,
     input_of,
     registered,
 )
 
-EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64, "gate": 128}
-ADDED = "added"
-EPILOGUE_BITS[ADDED] = 256
-OF_PARTS = "of parts"
-EPILOGUE_BITS[OF_PARTS] = 512
 MOST_NORM_COLS = 1 << 16  # a whole row is one tile of the reduction kernel
-Activation = Literal["silu", "gelu", "gelu_tanh"]
-Scaling = Literal["tensor", "rows"]
+Stage = Literal["part", "pair", "sum"]
 
 
 class Applied(Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,6 +79,18 @@ def told_apart(added: Sequence[Applied]) -> tuple[tuple[Applied, ...] | UnsetTyp
     return tuple(each for each in added if each is not rows) or UNSET, rows
 
 
+class Step(NamedTuple):
+    """One of the forms that an epilogue is made of, in their order.
+
+    stage: what it is done to: each product, before any are added; each of two products, of which one is a gate, until
+    one is made of both; or what is stored at last. of_gate: of both it is done to the gate's.
+    """
+
+    applied: Applied
+    stage: Stage
+    of_gate: bool = False
+
+
 class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is done to each element of a product before it is stored: `activation(scaled(y) + bias) + residual`.
 
@@ -116,9 +124,9 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.more or ()
 
     @property
-    def bits(self) -> int:
-        """Return the epilogue as a bit set, which a kernel is compiled for; 0: no epilogue."""
-        return _bits_of(self)
+    def steps(self) -> tuple[Step, ...]:
+        """Return all that it does to an element, in order; none if it is bare."""
+        return _steps_of(self)
 
     @property
     def products(self) -> int:
@@ -141,7 +149,7 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def sum_epilogue(self) -> Epilogue:
         """Return what is applied once to the whole sum over ranks."""
         last = tuple(each for each in self.more if not each.of_parts) if self.more else ()
-        return replace(self, scaling=None, more=last or UNSET) if self.bits else NO_EPILOGUE
+        return replace(self, scaling=None, more=last or UNSET) if self.steps else NO_EPILOGUE
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -185,9 +193,16 @@ class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 @lru_cache(maxsize=1024)
-def _bits_of(epilogue: Epilogue) -> int:
-    """Return `Epilogue.bits`, which every call on CPU ranks asks for."""
-    flags = (BIAS * epilogue.bias, GATE * epilogue.gate, RESIDUAL * epilogue.residual)
-    words = {*flags, epilogue.activation, epilogue.scaling}
-    words |= {OF_PARTS if each.of_parts else ADDED for each in epilogue.added}
-    return sum(EPILOGUE_BITS[word] for word in words if word)
+def _steps_of(epilogue: Epilogue) -> tuple[Step, ...]:
+    """Return `Epilogue.steps`, which every call on CPU ranks asks for."""
+    sides = (False, True) if epilogue.gate else (False,)
+    bias: list[str] = [BIAS] * epilogue.bias
+    activation: list[str] = [epilogue.activation] if epilogue.activation else []
+    steps = [Step(Applied(epilogue.scaling), "part", of_gate) for of_gate in sides] if epilogue.scaling else []
+    steps += [Step(each, "part") for each in epilogue.added if each.of_parts]
+    if epilogue.gate:
+        steps += [Step(Applied("bias of both"), "pair", of_gate) for of_gate in sides for _ in bias]
+        steps += [*(Step(Applied(each), "pair", True) for each in activation), Step(Applied(GATE), "pair")]
+        bias = activation = []
+    behind = [Applied(each) for each in (*bias, *activation, *[RESIDUAL] * epilogue.residual)]
+    return (*steps, *(Step(each, "sum") for each in (*behind, *epilogue.added) if not each.of_parts))

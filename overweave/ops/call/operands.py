@@ -15,7 +15,7 @@ from overweave.compat.torch_names import current_level
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import Activation, Applied, Epilogue, Norm, Scaling, applied, told_apart
+from overweave.ir.epilogue import Applied, Epilogue, Norm, applied, told_apart
 from overweave.ir.operators.forms import (
     BIAS,
     GATE,
@@ -26,6 +26,8 @@ from overweave.ir.operators.forms import (
     RESIDUAL,
     SCALE_W,
     SCALE_X,
+    Activation,
+    Scaling,
     input_of,
 )
 from overweave.ir.operators.record import Operator

@@ -14,7 +14,7 @@ import torch
 
 from overweave.compat.torch_names import AutoDispatchBelowAutograd, OpOverload, any_requires_grad
 from overweave.errors import InputError
-from overweave.ir.epilogue import Applied
+from overweave.ir.epilogue import Applied, Epilogue, told_apart
 from overweave.ir.operators.forms import (
     BIAS,
     GATE,
@@ -53,7 +53,7 @@ from overweave.ops.dispatch.schema import (
     in_order,
     request_of,
 )
-from overweave.runtime.library.epilogue import ACTIVATIONS, in_torch
+from overweave.runtime.library.epilogue import ended, in_torch
 
 DispatchKernel = Callable[..., Any]
 ForwardRun = Callable[
@@ -162,24 +162,22 @@ def _composed(
     """An activation, a gate, and what stands behind them, by torch. ends: the tensors beside the factors, and the
     epilogues that were registered. product: computes and records what is before."""
     others, added = ends
-    of_parts = [each for each in added if each.of_parts]
-    name, gate, residual = given.get("activation"), others.get(GATE), others.get(RESIDUAL)
-    bias = others.get(BIAS) if of_parts else None  # it is added behind what is done to parts
-    activation = ACTIVATIONS[name] if name else lambda value: value
-    behind = {"activation", GATE, RESIDUAL, *(word for each in added for word in each.form.words)}
-    behind |= {BIAS} if of_parts else set()
+    more, rows = told_apart(added)
+    ends_parts = any(each.of_parts for each in added)  # a bias is added behind what is done to parts
+    epilogue = Epilogue(
+        bias=ends_parts and BIAS in others,
+        activation=given.get("activation"),
+        residual=RESIDUAL in others,
+        gate=GATE in others,
+        more=more,
+    )
+    behind = {"activation", *epilogue.inputs, *(word for each in added for word in each.form.words)}
     before = {key: each for key, each in given.items() if key not in behind}
-    results = product(before | {"w": [*ws, gate]} if gate is not None else before)
+    results = product(before | {"w": [*ws, others[GATE]]} if epilogue.gate else before)
     gathered = [results.pop()] if given.get("return_gathered") else []
-    for one in of_parts:
-        results = [in_torch(each, slice(None), one, given) for each in results]
-    results = [each + bias for each in results] if bias is not None else results
-    results = [results[0] * activation(results[1])] if gate is not None else [activation(each) for each in results]
-    if residual is not None:
-        results[0] = results[0] + residual
-    for one in (each for each in added if not each.of_parts):
-        results = [in_torch(each, slice(None), one, given) for each in results]
-    return (list(results[0]) if isinstance(results[0], tuple) else results) + gathered
+    gate = results.pop() if epilogue.gate else None
+    results = [ended(each, slice(None), epilogue, given, gate) for each in results]
+    return (list(in_torch(results[0], slice(None), rows, given)) if rows else results) + gathered
 
 
 @lru_cache(maxsize=1024)

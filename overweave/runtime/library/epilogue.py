@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as functional
 
 from overweave.compat.torch_names import scaled_mm
-from overweave.ir.epilogue import NO_EPILOGUE, Activation, Applied, Epilogue, Norm
-from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z, input_of
+from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
+from overweave.ir.operators.forms import GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Activation, Z, input_of
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
@@ -108,7 +108,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensor
         multiply_scaled(operation, view, tensors, ends)
     else:
         run_operation(operation, view, group, ends)
-    if epilogue.bits and isinstance(operation, Compute) and not (operation.addends or operation.accumulate):
+    if epilogue.steps and isinstance(operation, Compute) and not (operation.addends or operation.accumulate):
         for part, out in enumerate(operation.out):
             if not out.is_empty:
                 y = view(out)
@@ -171,24 +171,34 @@ def apply_epilogue(
     gate: torch.Tensor | None = None,
 ) -> None:
     """Apply the epilogue in place to `y`: rows `rows` of a product. gate: the gate's product, or None."""
-    for each in epilogue.part_epilogue.added:
-        y.copy_(in_torch(y, rows, each, tensors))
-    if epilogue.bias:
-        y += tensors[BIAS]
-    if gate is not None:
-        y *= ACTIVATIONS[epilogue.activation](gate) if epilogue.activation else gate
-    elif epilogue.activation:
-        y.copy_(ACTIVATIONS[epilogue.activation](y))
-    if epilogue.residual:
-        y += tensors[RESIDUAL][rows]
-    for each in epilogue.sum_epilogue.added:
-        y.copy_(in_torch(y, rows, each, tensors))
+    made = ended(y, rows, epilogue, tensors, gate)
+    if made is not y:
+        y.copy_(made)
 
 
-def in_torch(y: torch.Tensor, rows: slice, applied: Applied, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return what a registered form makes of rows `rows` of a product or a sum."""
+def ended(
+    y: torch.Tensor,
+    rows: slice,
+    epilogue: Epilogue,
+    tensors: Mapping[str, Any],
+    gate: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return what an epilogue makes of rows `rows` of a scaled product or a sum, which may be y itself."""
+    for applied, _, of_gate in epilogue.steps:
+        if applied.name == epilogue.scaling:
+            continue
+        if of_gate:
+            gate = in_torch(gate, rows, applied, tensors)
+        else:
+            y = in_torch(y, rows, applied, {**tensors, GATE: gate}).to(y.dtype)
+    return y
+
+
+def in_torch(y: Any, rows: slice, applied: Applied, tensors: Mapping[str, Any]) -> Any:
+    """Return what a form makes of rows `rows` of a product or a sum."""
     form = applied.form
-    assert form.reference
+    if form.reference is None:
+        return ACTIVATIONS[form.name](y)  # type: ignore[index]
     beside = [tensors[read.name][rows if read.rows == "y" else slice(None)] for read in form.inputs]
     return form.reference(y, (*beside, *applied.numbers))
 

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.epilogue import Activation, Epilogue, Norm, applied, told_apart
-from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, REGISTERED, RESIDUAL
+from overweave.ir.epilogue import Epilogue, Norm, applied, told_apart
+from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, REGISTERED, RESIDUAL, Activation
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import LONGEST_LIST, Problem
 from overweave.schedules.catalog.forms import check_forms
