@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from math import inf
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -104,6 +105,8 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gate: `y * activation(a @ gate) + residual` instead, without bias, for a second weight `gate [k, n]` of the layout
     of the first: both products of a tile are computed from the same rows of `a`. scale_w has the gate's scales behind
     those of the first weight: two elements, `[1, 2]`, or `[1, 2n]`.
+    gating: (limit, slope, shift), of a gate: it is at most the limit and y within it, silu(g) is `g * sigmoid(slope *
+    g)`, and `y + shift` is multiplied. Beside a gate biases are of both, `[2, n]`, the gate's last (grouped matmuls).
     more: what was registered, done last, or, of parts, next to the scaling.
 
     If products are summed over ranks, each is scaled by its own scales, and what is of parts is done to it
@@ -116,6 +119,7 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     residual: bool = False
     scaling: Scaling | None = None
     gate: bool = False
+    gating: tuple[float, float, float] | UnsetType = UNSET
     more: tuple[Applied, ...] | UnsetType = UNSET
 
     @property
@@ -164,7 +168,8 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def __str__(self) -> str:
         scaled = f"scaled by {self.scaling}" if self.scaling else ""
-        words = (scaled, BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual)
+        gate = " ".join([GATE, *(f"{number:g}" for number in self.gating or ())]) if self.gate else ""
+        words = (scaled, BIAS * self.bias, self.activation, gate, RESIDUAL * self.residual)
         return "+".join([*(word for word in words if word), *map(str, self.added)])
 
 
@@ -202,7 +207,22 @@ def _steps_of(epilogue: Epilogue) -> tuple[Step, ...]:
     steps += [Step(each, "part") for each in epilogue.added if each.of_parts]
     if epilogue.gate:
         steps += [Step(Applied("bias of both"), "pair", of_gate) for of_gate in sides for _ in bias]
-        steps += [*(Step(Applied(each), "pair", True) for each in activation), Step(Applied(GATE), "pair")]
+        steps += [*_gating(activation, epilogue.gating or (inf, 1.0, 0.0)), Step(Applied(GATE), "pair")]
         bias = activation = []
     behind = [Applied(each) for each in (*bias, *activation, *[RESIDUAL] * epilogue.residual)]
     return (*steps, *(Step(each, "sum") for each in (*behind, *epilogue.added) if not each.of_parts))
+
+
+def _gating(activation: list[str], numbers: tuple[float, float, float]) -> Iterator[Step]:
+    """Yield what is done to both products before they are multiplied. numbers: `Epilogue.gating`."""
+    limit, slope, shift = numbers
+    if limit < inf:
+        yield Step(Applied("within", (limit,)), "pair")
+        yield Step(Applied("at most", (limit,)), "pair", True)
+    if slope != 1.0:  # g * sigmoid(slope * g) is silu(slope * g) / slope
+        yield Step(Applied("times", (slope,)), "pair", True)
+    yield from (Step(Applied(each), "pair", True) for each in activation)
+    if slope != 1.0:
+        yield Step(Applied("times", (1.0 / slope,)), "pair", True)
+    if shift:
+        yield Step(Applied("plus", (shift,)), "pair")

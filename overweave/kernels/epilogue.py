@@ -79,7 +79,16 @@ def _gelu_tanh(value, beside):
     return value - value / (1.0 + tl.exp(2.0 * inner))  # 0.5 * value * (1 + tanh(inner))
 
 
-ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
+def _at_most(value, beside):  # what is void stays NaN
+    return tl.minimum(value, beside[0], propagate_nan=tl.PropagateNan.ALL)
+
+
+def _within(value, beside):
+    value = tl.minimum(value, beside[0], propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(value, -beside[0], propagate_nan=tl.PropagateNan.ALL)
+
+
+ON_DEVICE = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "at most": _at_most, "within": _within}
 
 
 def _square(value):
@@ -124,7 +133,7 @@ def _recorded(forms: list[tuple[Form, Step]]) -> int:
         of_row = form.of_row
         rows = (of_row.combine, _compiled(of_row.of_element), _compiled(of_row.number)) if of_row else ()
         reads = (*read, *(("", number) for number in step.applied.numbers))
-        device = _compiled(form.device or ACTIVATIONS[form.name])
+        device = _compiled(form.device or ON_DEVICE[form.name])
         steps.append(DeviceStep(device, reads, _STAGES[step.stage], step.of_gate, *rows))
     text = [[getattr(part, "cache_key", getattr(part, "__name__", part)) for part in step] for step in steps]
     digest = int(sha256(repr(text).encode()).hexdigest()[:_DIGEST_DIGITS], 16)
@@ -144,6 +153,11 @@ def operands_of(what: Epilogue | Norm | Applied, tensors: Mapping[str, Any]) -> 
     else:
         forms = [RMS_NORM if isinstance(what, Norm) else what.form]
     return tuple(tensors[name] for name in _read_by(forms)) or None
+
+
+def factors_of(epilogue: Epilogue, tensors: Mapping[str, Any]) -> list[Any]:
+    """Return the further weights, whose products steps read."""
+    return [tensors[each.name] for step in epilogue.steps for each in step.applied.form.inputs if each.rows == "k"]
 
 
 @gluon.constexpr_function

@@ -6,11 +6,12 @@ y = experts_sum(h, routed, topk_weights, down)                   # -> [t, k]
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from overweave.errors import InputError
+from overweave.ir.operators.forms import GATE
 from overweave.moe.checks import check_routing, check_rows, check_weights
 from overweave.moe.glu import Glu, check_glu, gate_and_up, gated
 from overweave.moe.grouped import grouped_matmul
@@ -156,19 +157,20 @@ def multiplied(
 ) -> torch.Tensor:
     """The first matmul. weights: on its input."""
     (w, bias), tables = factors, routed.tables
-    ends, given = tables.offsets[1:], {"bias": bias}
-    if glu is not None and glu.is_plain and bias is None:
-        first, w = gate_and_up(w.transpose(1, 2), glu)
-        given |= {"gate": first, "activation": glu.activation}  # type: ignore[dict-item]
-    else:
-        w = w.transpose(1, 2)
+    ends, given = tables.offsets[1:], dict[str, Any](bias=bias)
+    is_gated = glu is not None and (w.stride(2) == 1 or not glu.interleaved)
+    w = w.transpose(1, 2)
+    if glu is not None and is_gated:  # else the columns of either weight would have to be copied together
+        first, w = gate_and_up(w, glu)
+        given = {GATE: first, "activation": glu.activation, "gating": glu.gating}
+        given |= {} if bias is None else {"bias": torch.stack(gate_and_up(bias, glu)[::-1], 1)}
     if weights is not None:
         weighed = x.index_select(0, tables.tokens) * _of_rows(weights, routed).unsqueeze(1)
         x = torch.where(_is_row(routed).unsqueeze(1), weighed, 0.0).to(x.dtype)
-        h = grouped_matmul(x, w, ends, **given)  # type: ignore[arg-type]
+        h = grouped_matmul(x, w, ends, **given)
     else:
-        h = grouped_matmul(x, w, ends, rows=tables.tokens, **given)  # type: ignore[arg-type]
-    return h if glu is None or "gate" in given else gated(h, glu)
+        h = grouped_matmul(x, w, ends, rows=tables.tokens, **given)
+    return h if glu is None or is_gated else gated(h, glu)
 
 
 def added(h: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, w: torch.Tensor) -> torch.Tensor:

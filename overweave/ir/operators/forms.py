@@ -100,6 +100,10 @@ def _plus(y, beside):  # type: ignore[no-untyped-def]
     return y
 
 
+def _more(y, beside):  # type: ignore[no-untyped-def]
+    return y + beside[0]
+
+
 def _times(y, beside):  # type: ignore[no-untyped-def]
     return y * beside[0]
 
@@ -109,8 +113,8 @@ def _scaled(y, beside):  # type: ignore[no-untyped-def]
 
 
 _ONE_SCALE, _SCALE_W = Input(SCALE_X, cols="1", dtype=SCALE_DTYPE), Input(SCALE_W, cols="of_columns", dtype=SCALE_DTYPE)
-# What epilogues are made of (`Epilogue.steps`), by name. What an activation is in torch, and on the device, these rooms
-# say by its name. A bias of both products of a gate, and their scales, lie one behind the other.
+# What epilogues are made of (`Epilogue.steps`), by name. What has no functions here has them by its name where torch is
+# known, and where the device's language is. Biases and scales of both products of a gate lie one behind the other.
 BUILT_IN = {
     BIAS: Form(inputs=(Input(BIAS),), reference=_plus, device=_plus),
     RESIDUAL: Form(inputs=(Input(RESIDUAL, "y"),), reference=_plus, device=_plus),
@@ -118,6 +122,9 @@ BUILT_IN = {
     "bias of both": Form(inputs=(Input(BIAS, cols="of_columns"),), reference=_plus, device=_plus),
     "tensor": Form(inputs=(_ONE_SCALE, _SCALE_W._replace(cols="products")), device=_scaled),
     "rows": Form(inputs=(_ONE_SCALE._replace(rows="x"), _SCALE_W), device=_scaled),
+    "plus": Form(numbers={"addend": 0.0}, reference=_more, device=_more),
+    "times": Form(numbers={"factor": 1.0}, reference=_times, device=_times),
+    **{name: Form(name=name, numbers={"limit": 1.0}) for name in ("at most", "within")},
     **{name: Form(name=name) for name in get_args(Activation)},
 }
 FORMS = [

@@ -13,7 +13,6 @@ import torch
 
 from overweave.ir.blocks import stored_shape
 from overweave.ir.dtype import ITEMSIZE_BYTES
-from overweave.ir.operators.forms import GATE
 from overweave.ir.plan import (
     COPY_KERNEL,
     COPY_WORD_BYTES,
@@ -173,7 +172,6 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         weights=tuple((binding.buffer(name), binding.buffer(output_names[name][0])) for name in schedule.weights),
         b_is_transposed=plan.problem.b_is_transposed,
         beside=beside,
-        gate=beside.get(GATE),
         scale_x=binding.caller_tensor(own_scales) if own_scales else None,
         scale_gathered=binding.workspace_buffer(gathered_scales) if gathered_scales else None,
         rest=binding.second_factors(),

@@ -99,7 +99,6 @@ def experts_call(form: ExpertsForm, tensors: ExpertTensors, device: torch.device
         is_transposed,
         beside=tensors._asdict(),
         scale_x=tensors.scale_x,
-        gate=tensors.gate,
         epilogue=form.epilogue,
         experts=own,
     )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
 from overweave.kernels.arguments import AtPeers, Ends, ExpertRows, MatmulOutputs, Traits
-from overweave.kernels.epilogue import epilogue_code, operands_of
+from overweave.kernels.epilogue import epilogue_code, factors_of, operands_of
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.tile_end import EXPERTS
 from overweave.runtime.backends import load
@@ -29,7 +29,7 @@ class Operands:
     a_shard, a_workspace: `[rows, k]`, either may be None. weights: (weight `[k, n]`, output `[rows, n]`), all in
     the same memory layout; `TileRow.weight` numbers them.
     beside: what the epilogue reads, by name. Scales of rows: scale_x belongs to those of a_shard and scale_gathered to
-    those of a_workspace, else None. gate: a weight of the first one's shape and layout.
+    those of a_workspace, else None.
     rest: further columns of a_shard and as many rows of the one weight, which extend k; for the Hopper kernel alone.
     total: `[rows, n]`, a second output, chosen by `TileRow.into`; None if there is none.
     addends: int64 `[operations, addends]`, their addresses (memory/lower.addend_addresses); None if no tile has any.
@@ -50,15 +50,14 @@ class Operands:
     total: MatrixInput | None = None
     addends: torch.Tensor | None = None
     addend_rows: tuple[MatrixInput, torch.Tensor] | None = None
-    gate: MatrixInput | None = None
     rest: tuple[MatrixInput, MatrixInput] | None = None
     peers: Peers | None = None
     experts: ExpertRows | None = None
 
     @property
     def weight_matrices(self) -> list[MatrixInput]:
-        """All weights, then the gate."""
-        return [*(b for b, _ in self.weights), *([] if self.gate is None else [self.gate])]
+        """All weights, then that of the epilogue, of the first one's shape and layout, if it reads a product."""
+        return [*(b for b, _ in self.weights), *factors_of(self.epilogue, self.beside)]
 
     @property
     def k(self) -> int:
@@ -138,7 +137,7 @@ def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
         two_sources=operands.a_shard is not None and operands.a_workspace is not None,
         traced=tiles.traced,
         epilogue=epilogue_code(operands.epilogue),
-        is_gated=operands.gate is not None,
+        is_gated=operands.epilogue.products > 1,
         addends=0 if operands.addends is None else operands.addends.shape[1],
         weights=len(operands.weights) if operands.experts is None else EXPERTS.value,
         gathers=operands.experts is not None and operands.experts.rows is not None,

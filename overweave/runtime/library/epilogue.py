@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 
 from overweave.compat.torch_names import scaled_mm
 from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
-from overweave.ir.operators.forms import GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Activation, Z, input_of
+from overweave.ir.operators.forms import GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z, input_of
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
@@ -79,13 +79,14 @@ def align_scales(scales: torch.Tensor) -> torch.Tensor:
     return scales.clone() if scales.data_ptr() % SCALES_BYTES else scales
 
 
-Moved = tuple[Mapping[str, torch.Tensor], Group]
-
-ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda value: functional.gelu(value, approximate="tanh"),
+_IN_TORCH: dict[str, Callable[[Any, tuple[Any, ...]], Any]] = {
+    "at most": lambda y, beside: y.clamp(max=beside[0]),
+    "within": lambda y, beside: y.clamp(-beside[0], beside[0]),
+    "silu": lambda y, _: functional.silu(y),
+    "gelu": lambda y, _: functional.gelu(y),
+    "gelu_tanh": lambda y, _: functional.gelu(y, approximate="tanh"),
 }
+Moved = tuple[Mapping[str, torch.Tensor], Group]
 
 
 def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensors_and_group: Moved) -> None:
@@ -188,19 +189,21 @@ def ended(
         if applied.name == epilogue.scaling:
             continue
         if of_gate:
-            gate = in_torch(gate, rows, applied, tensors)
+            gate = in_torch(gate, rows, applied, tensors, 1)
         else:
             y = in_torch(y, rows, applied, {**tensors, GATE: gate}).to(y.dtype)
     return y
 
 
-def in_torch(y: Any, rows: slice, applied: Applied, tensors: Mapping[str, Any]) -> Any:
-    """Return what a form makes of rows `rows` of a product or a sum."""
-    form = applied.form
-    if form.reference is None:
-        return ACTIVATIONS[form.name](y)  # type: ignore[index]
-    beside = [tensors[read.name][rows if read.rows == "y" else slice(None)] for read in form.inputs]
-    return form.reference(y, (*beside, *applied.numbers))
+def in_torch(y: Any, rows: slice, applied: Applied, tensors: Mapping[str, Any], product: int = 0) -> Any:
+    """Return what a form makes of rows `rows` of a product or a sum. product: which of those that an input is of."""
+    form, beside = applied.form, list[Any]()
+    for read in form.inputs:
+        tensor = tensors[read.name]
+        of_products = tensor.view(-1, y.shape[-1])[product] if read.cols == "of_columns" else tensor
+        beside.append(of_products[rows] if read.rows == "y" else of_products)
+    reference = form.reference or _IN_TORCH[form.name]
+    return reference(y, (*beside, *applied.numbers))
 
 
 # The epilogue of sums, and what is done to whole rows, of NCCL or of the emulation, by torch's own operations.
