@@ -281,7 +281,7 @@ def join(one, other, ROWS: tl.constexpr):
     if of_step(ROWS, 0, "combine") == "sum":
         return one + other
     else:
-        return _larger(one, other)
+        return larger(one, other)
 
 
 @triton.jit
@@ -290,11 +290,11 @@ def join_along(counted, AXIS: tl.constexpr, ROWS: tl.constexpr):
     if of_step(ROWS, 0, "combine") == "sum":
         return tl.sum(counted, AXIS)
     else:
-        return tl.reduce(counted, AXIS, _larger)
+        return tl.reduce(counted, AXIS, larger)
 
 
 @triton.jit
-def _larger(one, other):
+def larger(one, other):
     return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
 
 

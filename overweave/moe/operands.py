@@ -8,10 +8,10 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.operators.forms import Activation
+from overweave.moe.fp8 import FP8
 from overweave.runtime.library.grouped import Grouped
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-FP8 = torch.float8_e4m3fn
 _ASKED = "grouped_matmul"
 
 

@@ -181,7 +181,8 @@ class ExpertWeights(NamedTuple):
     """This rank's part of the experts of a layer. up: `[experts, n, k]`, down: `[experts, k, n]`, or where up packs the
     two weights of a glu `[experts, k, n / 2]`. up_bias `[experts, n]`; down_bias `[experts, k]`, alike on every rank.
     first: where each rank holds experts whole, the number of its first one among those of all ranks; down_bias is of
-    these then. None: each has a part of every expert.
+    these then. None: each has a part of every expert. up_scale `[experts, n]`, down_scale `[experts, k]`: of weights in
+    fp8, as `quantise_rows` returns both.
     """
 
     up: torch.Tensor
@@ -190,6 +191,8 @@ class ExpertWeights(NamedTuple):
     down_bias: torch.Tensor | None = None
     glu: Glu | None = None
     first: int | None = None
+    up_scale: torch.Tensor | None = None
+    down_scale: torch.Tensor | None = None
 
     def own_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """The experts of tokens as this rank numbers its own; -1 for others."""
@@ -205,8 +208,8 @@ class ExpertWeights(NamedTuple):
             return x.new_zeros(x.shape) + heard
         ids = self.own_ids(ids)
         routed = routed_tokens(ids, self.up.shape[0])
-        h = multiplied(x, routed, None, (self.up, self.up_bias), self.glu)
-        part = added(h, routed, topk_weights, self.down)
+        h = multiplied(x, routed, None, (self.up, self.up_bias, self.up_scale), self.glu)
+        part = added(h, routed, topk_weights, self.down, self.down_scale)
         if self.first is None or self.down_bias is None:
             return part
         return with_bias(part, (ids, topk_weights), self.down_bias)

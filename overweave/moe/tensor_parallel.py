@@ -24,6 +24,7 @@ from overweave.moe.collectives import (
     reduce_scatter_rows,
     replicated,
 )
+from overweave.moe.fp8 import FP8
 from overweave.moe.glu import Glu, gated
 from overweave.moe.overlapped import PER_SHARD, ExpertWeights, choose, glu_word, obstacle
 from overweave.moe.pairs import (
@@ -47,6 +48,7 @@ def all_gather_experts(
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
     glu: Glu | None = None,
     topk_weights: torch.Tensor | None = None,
     m: int | None = None,
@@ -57,11 +59,11 @@ def all_gather_experts(
     Plain torch:  experts_matmul(all_gather(x_shard), all_gather(topk_ids), w, bias=bias, glu=glu)
 
     x_shard: `[t/W, k]`, this rank's tokens. topk_ids: `[t/W, top]`, the experts of these. w: `[experts, n, k]`, this
-    rank's n of each expert. bias: `[experts, n]`. glu: of w that packs two weights. topk_weights: `[t/W, top]`, on the
-    input. m: t, where W does not divide it: ranks hold the parts of torch.chunk. All as in `experts_matmul`, as are
-    the results: h `[t * top, n]` and the experts of all t tokens. plan: `sequential`, or `per_shard`, which multiplies
-    a shard's rows while others travel, of rows of whole words of 16 bytes, without weights on the input; None: the
-    first.
+    rank's n of each expert. bias: `[experts, n]`. scale_w: of w in fp8. glu: of w that packs two weights. topk_weights:
+    `[t/W, top]`, on the input. m: t, where W does not divide it: ranks hold the parts of torch.chunk. All as in
+    `experts_matmul`, as are the results: h `[t * top, n]` and the experts of all t tokens. plan: `sequential`, or
+    `per_shard`, which multiplies a shard's rows while others travel, of rows of whole words of 16 bytes, without
+    weights on the input; None: the first.
 
     Gradients: of x_shard, w, bias and topk_weights; the first and the last are summed and scattered.
 
@@ -70,11 +72,11 @@ def all_gather_experts(
     """
     name = "all_gather_experts"
     with refusing(group):
-        check_first(name, x_shard, topk_ids, topk_weights, ((w, bias), glu))
+        check_first(name, x_shard, topk_ids, topk_weights, ((w, bias, scale_w), glu))
         place = place_of(group)
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
         exchange = exchange_in(group, _told(name, topk_ids, w, {"x": x_shard, "topk_weights": topk_weights}))
-        reason = obstacle(x_shard, w.shape[1]) or ("weights stand on the input" if topk_weights is not None else "")
+        reason = _reason(x_shard, w) or ("weights stand on the input" if topk_weights is not None else "")
         chosen = choose(name, plan, reason)
     if chosen == PER_SHARD and place.world_size > 1:
         options = exchange.options | {"m": tokens, "keeps": torch.is_grad_enabled() and w.requires_grad}
@@ -87,7 +89,7 @@ def all_gather_experts(
     weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
     with refusing(group):
         routed = routed_tokens(ids, w.shape[0])
-    return multiplied(x, routed, weights, (w, bias), glu), routed
+    return multiplied(x, routed, weights, (w, bias, scale_w), glu), routed
 
 
 def experts_reduce_scatter(
@@ -98,6 +100,7 @@ def experts_reduce_scatter(
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
     m: int | None = None,
     plan: str | None = None,
 ) -> torch.Tensor:
@@ -107,10 +110,11 @@ def experts_reduce_scatter(
 
     h: `[t * top, k]`, sorted by expert as `all_gather_experts` returns it; k is this rank's part of the reduced axis.
     topk_ids: what came with h, or `[t/W, top]` of this rank's tokens, which are gathered. topk_weights: `[t/W, top]`,
-    or None. w: `[experts, n, k]`. bias: `[experts, n]`, alike on every rank, added once by the owner of a token. m: t,
-    where W does not divide it. Returns `[t/W, n]`: the `top` of a token are added as in `experts_sum` and rounded to
-    what travels; the library sums over ranks. plan: `sequential`, or `per_shard`, which sends an owner's rows while it
-    computes the next one's, and adds those of all ranks in fp32, in their order; None: the first.
+    or None. w: `[experts, n, k]`. bias: `[experts, n]`, alike on every rank, added once by the owner of a token.
+    scale_w: of w in fp8. m: t, where W does not divide it. Returns `[t/W, n]`: the `top` of a token are added as in
+    `experts_sum` and rounded to what travels; the library sums over ranks. plan: `sequential`, or `per_shard`, which
+    sends an owner's rows while it computes the next one's, and adds those of all ranks in fp32, in their order; None:
+    the first.
 
     Gradients: of h, w, bias and topk_weights, the latter two summed over ranks. Raises as `all_gather_experts`.
     """
@@ -124,9 +128,9 @@ def experts_reduce_scatter(
             ids = ids[low:high]
         else:
             tokens = _all_tokens(name, place, ids.shape[0], m)
-        check_second(name, h, ids, topk_weights, (w, bias), tokens)
+        check_second(name, h, ids, topk_weights, (w, bias, scale_w), tokens)
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights, "bias": bias}))
-        chosen = choose(name, plan, obstacle(h, w.shape[1]))
+        chosen = choose(name, plan, _reason(h, w))
     if isinstance(topk_ids, RoutedTokens):
         routed = topk_ids
     else:
@@ -137,7 +141,7 @@ def experts_reduce_scatter(
     if chosen == PER_SHARD and place.world_size > 1:
         y = torch.ops.overweave.scattered_experts(h, routed.topk_ids, weights, w, **exchange.options)
     else:
-        y = reduce_scatter_rows(exchange, added(h, routed, weights, w))
+        y = reduce_scatter_rows(exchange, added(h, routed, weights, w, scale_w))
     return y if bias is None else with_bias(y, (ids, topk_weights), replicated(exchange, bias))
 
 
@@ -167,21 +171,25 @@ def experts_mlp(
     """
     name = "experts_mlp"
     with refusing(group):
-        up, down, up_bias, down_bias, glu, first = weights
+        up, down, up_bias, down_bias, glu, first, up_scale, down_scale = weights
         least = 1 if first is None else 0
-        check_first(name, x_shard, topk_ids, topk_weights, ((up, up_bias), glu), least)
-        check_down(name, weights[:5])
+        check_first(name, x_shard, topk_ids, topk_weights, ((up, up_bias, up_scale), glu), least)
+        check_down(name, weights[:5], down_scale)
         place = place_of(group)
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
-        chosen = choose(name, plan, obstacle(x_shard, down.shape[2]))
+        chosen = choose(name, plan, _reason(x_shard, down.transpose(1, 2)))
         tensors = {"x": x_shard, "topk_weights": topk_weights, "up": up, "down": down, "bias": up_bias}
         exchange = exchange_in(group, _told(name, topk_ids, up, tensors, is_whole=first is not None))
     leaves = [each for each in (*tensors.values(), down_bias) if each is not None]
     differentiated = torch.is_grad_enabled() and any(each.requires_grad for each in leaves)
     is_chain = chosen == PER_SHARD and not differentiated and place.world_size > 1
     if first is None and not is_chain:
-        h, routed = all_gather_experts(x_shard, topk_ids, up, group, bias=up_bias, glu=glu, m=m, plan=plan)
-        return experts_reduce_scatter(h, routed, topk_weights, down, group, bias=down_bias, plan=plan)
+        h, routed = all_gather_experts(
+            x_shard, topk_ids, up, group, bias=up_bias, scale_w=up_scale, glu=glu, m=m, plan=plan
+        )
+        return experts_reduce_scatter(
+            h, routed, topk_weights, down, group, bias=down_bias, scale_w=down_scale, plan=plan
+        )
     ids, given = topk_ids.to(torch.int32), topk_weights
     if given is None:
         given = torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
@@ -201,6 +209,7 @@ def experts_all_reduce(
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """y = all tokens of the sum over ranks, alike on every rank.
 
@@ -215,12 +224,17 @@ def experts_all_reduce(
     with refusing(group):
         place_of(group)
         ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
-        check_second(name, h, ids, topk_weights, (w, bias))
+        check_second(name, h, ids, topk_weights, (w, bias, scale_w))
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights}))
         routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(ids, w.shape[0])
     weights = None if topk_weights is None else replicated(exchange, topk_weights.float())
-    y = all_reduce_rows(exchange, added(h, routed, weights, w))
+    y = all_reduce_rows(exchange, added(h, routed, weights, w, scale_w))
     return y if bias is None else with_bias(y, (ids, topk_weights), bias)
+
+
+def _reason(rows: torch.Tensor, w: torch.Tensor) -> str:
+    """Why rows that meet these weights are not sent while others are multiplied; empty if they may be."""
+    return "weights are fp8" if w.dtype == FP8 else obstacle(rows, w.shape[1])
 
 
 def _all_tokens(name: str, place: GroupRank, own: int, m: int | None) -> int:
@@ -249,4 +263,5 @@ def _told(
     of_gradients = f" with gradients of {' '.join(names)}" if names else ""
     given = [key for key in ("topk_weights", "bias") if differentiated.get(key) is not None]
     beside = f" with {' '.join(given)}" if given else ""
-    return f"{name} of {experts} experts [{n}, {k}], top {ids.shape[1]}{beside}{of_gradients}"
+    fp8 = " in fp8" * (w.dtype == FP8)
+    return f"{name} of {experts} experts [{n}, {k}]{fp8}, top {ids.shape[1]}{beside}{of_gradients}"

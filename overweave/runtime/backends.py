@@ -30,6 +30,7 @@ BACKENDS = {
     "gpu grouped into": "overweave.runtime.gpu.experts:multiply_into",
     "gpu grouped outer": "overweave.runtime.gpu.experts:outer",
     "gpu grouped clear": "overweave.runtime.gpu.experts:clear",
+    "gpu quantise": "overweave.runtime.gpu.quantise:quantise_rows",
     "gpu slots": "overweave.runtime.gpu.slots:add_slots",
     "gpu routing": "overweave.runtime.gpu.routing:route",
     "gpu scratch": "overweave.memory.cuda.heap:Scratch",

@@ -14,8 +14,10 @@ from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 
+from overweave import moe  # noqa: E402
 from overweave.ir.plan import MatmulConfig  # noqa: E402
 from overweave.kernels.experts import clear_rest_kernel, outer_kernel  # noqa: E402
+from overweave.kernels.quantise import quantise_rows_kernel  # noqa: E402
 from overweave.moe import Routing, route  # noqa: E402
 from overweave.runtime.kernel_calls import routing as kernel_routing  # noqa: E402
 from overweave.runtime.kernel_calls.experts import (  # noqa: E402
@@ -171,6 +173,18 @@ def test_rows_behind_the_last_group_are_cleared():
     x = torch.ones(9, 40)
     clear_rest_kernel[(2,)](x, torch.tensor([2, 6], dtype=torch.int32), 2, 9, 40, 32)
     assert x.sum(1).tolist() == [40.0] * 6 + [0.0] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_are_quantised_as_by_plain_torch(dtype: torch.dtype):
+    x = (torch.randn(9, 88, dtype=torch.float32) * torch.logspace(-9, 4, 9)[:, None]).to(dtype)
+    x[3], x[5, 80] = 0.0, torch.nan
+    held = torch.full((9, 96), torch.nan, dtype=dtype)
+    held[:, :88] = x
+    values, scales = torch.empty(9, 88, dtype=torch.float8_e4m3fn), torch.empty(9)
+    quantise_rows_kernel[(4,)](held, values, scales, 9, 88, 96, 448.0, 32)
+    for got, want in zip((values, scales), moe.quantise_rows(x), strict=True):
+        assert torch.equal(got.float().nan_to_num(7), want.float().nan_to_num(7))
 
 
 ROUTINGS = {
