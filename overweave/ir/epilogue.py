@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import inf
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -121,6 +121,11 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gate: bool = False
     gating: tuple[float, float, float] | UnsetType = UNSET
     more: tuple[Applied, ...] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, words: Container[str], **others: Any) -> Epilogue:
+        """Return the epilogue that reads the inputs that `words` name. others: fields that are no inputs."""
+        return cls(bias=BIAS in words, residual=RESIDUAL in words, gate=GATE in words, **others)
 
     @property
     def added(self) -> tuple[Applied, ...]:

@@ -9,7 +9,7 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.epilogue import Epilogue
-from overweave.ir.operators.forms import Activation
+from overweave.ir.operators.forms import GATE, Activation
 from overweave.runtime.library.epilogue import ended
 
 
@@ -39,7 +39,7 @@ GPT_OSS = Glu(interleaved=True, limit=7.0, slope=1.702, shift=1.0)
 def gated(products: torch.Tensor, glu: Glu) -> torch.Tensor:
     """`[rows, 2 * inner]` -> `[rows, inner]`: in fp32, rounded once."""
     first, up = gate_and_up(products.float(), glu)
-    how = Epilogue(gate=True, activation=glu.activation, gating=glu.gating)  # type: ignore[arg-type]
+    how = Epilogue.of((GATE,), activation=glu.activation, gating=glu.gating)
     return ended(up, slice(None), how, {}, first).to(products.dtype)
 
 

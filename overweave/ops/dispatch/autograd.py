@@ -53,7 +53,7 @@ from overweave.ops.dispatch.schema import (
     in_order,
     request_of,
 )
-from overweave.runtime.library.epilogue import ended, in_torch
+from overweave.runtime.library.epilogue import ended, in_torch, slice_columns
 
 DispatchKernel = Callable[..., Any]
 ForwardRun = Callable[
@@ -163,20 +163,20 @@ def _composed(
     epilogues that were registered. product: computes and records what is before."""
     others, added = ends
     more, rows = told_apart(added)
-    ends_parts = any(each.of_parts for each in added)  # a bias is added behind what is done to parts
-    epilogue = Epilogue(
-        bias=ends_parts and BIAS in others,
-        activation=given.get("activation"),
-        residual=RESIDUAL in others,
-        gate=GATE in others,
-        more=more,
-    )
+    words = set(others)
+    if not any(each.of_parts for each in added):  # behind which a bias is added
+        words.discard(BIAS)
+    epilogue = Epilogue.of(words, activation=given.get("activation"), more=more)
     behind = {"activation", *epilogue.inputs, *(word for each in added for word in each.form.words)}
     before = {key: each for key, each in given.items() if key not in behind}
-    results = product(before | {"w": [*ws, others[GATE]]} if epilogue.gate else before)
+    is_gated = epilogue.products > 1
+    results = product(before | {"w": [*ws, others[GATE]]} if is_gated else before)
     gathered = [results.pop()] if given.get("return_gathered") else []
-    gate = results.pop() if epilogue.gate else None
-    results = [ended(each, slice(None), epilogue, given, gate) for each in results]
+    gate, first, beside = results.pop() if is_gated else None, 0, {name: given[name] for name in epilogue.inputs}
+    for index, each in enumerate(results):
+        of_columns = slice_columns(beside, (first, first + each.shape[1]), sum(w.shape[1] for w in ws))
+        results[index] = ended(each, slice(None), epilogue, of_columns, gate)
+        first += each.shape[1]
     return (list(in_torch(results[0], slice(None), rows, given)) if rows else results) + gathered
 
 

@@ -37,11 +37,10 @@ class Grouped(NamedTuple):
     @property
     def epilogue(self) -> Epilogue:
         """What is done to a product before it is weighed and stored."""
-        return Epilogue(
-            bias=self.bias is not None,
-            activation=self.activation or None,  # type: ignore[arg-type]
-            gate=self.gate is not None,
-            gating=(*self.gating,) or UNSET,  # type: ignore[arg-type]
+        return Epilogue.of(
+            [name for name, each in self._asdict().items() if each is not None],
+            activation=self.activation or None,
+            gating=(*self.gating,) or UNSET,
             scaling=None if self.scale_x is None else "rows",
         )
 
