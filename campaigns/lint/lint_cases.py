@@ -22,6 +22,7 @@ from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
 from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
 from overweave.kernels.arguments import AfterSums
 from overweave.kernels.epilogue import epilogue_code, operands_of, rows_code
+from overweave.kernels.quantise import quantise_rows_kernel
 from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, copy_call, reduction_call
 from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape
@@ -62,6 +63,7 @@ def cases() -> Iterator[Case]:
     yield from mapped_cases()
     for traced, ragged in product((False, True), (False, True)):
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
+    yield from (quantise_case(dtype, cols) for dtype, cols in product(DTYPES, (1024, SOME)))
     yield from packed_cases()
     yield from skinny_cases()
     yield from (matmul_case(*tile) for tile in tiles())
@@ -140,6 +142,13 @@ def mapped_cases() -> Iterator[Case]:
 def _mapped(config: ReduceConfig, sums: ReductionCall, what: str) -> Case:
     label = f"bfloat16 by a map of {sums.cell[0]}x{sums.cell[1]} {config.block_m}x{config.block_n} {what}"
     return _sums_case(reduction_call(config, tiles_of(False), sums), label)
+
+
+def quantise_case(dtype: Dtype, cols: int) -> Case:
+    """Rows in fp8: no signals, and nothing but loads and stores."""
+    x, values = torch.empty(16, dtype=getattr(torch, dtype)), torch.empty(16, dtype=getattr(torch, FLOAT8))
+    arguments = [x, values, torch.empty(16), SOME, cols, cols, 448.0, 2048]
+    return case_of(KernelCall(quantise_rows_kernel, arguments, {"num_warps": 4}, 1), f"{dtype} {cols} columns")
 
 
 def add_case(dtype: Dtype, traced: bool, ragged: bool) -> Case:
