@@ -12,8 +12,6 @@ from tests.source_tree import PACKAGE, ROOT, modules, nodes
 FORMS = ("norm", "gate", "scales", "counted")
 MOST_FILES = 10
 RECORDS = ("ir/operators/forms.py", "ir/epilogue.py", "ir/counts.py")  # what says what a form is
-# Layers of experts have a gate of their own, which no operator's form is.
-EXPERTS = ("moe/", "runtime/library/grouped.py", "runtime/gpu/experts.py", "runtime/kernel_calls/experts.py")
 
 
 def names(node: ast.AST) -> Iterator[str]:
@@ -32,7 +30,7 @@ def asked() -> dict[str, list[str]]:
     for path in modules().values():
         name = str(path.relative_to(PACKAGE))
         for form in sorted({each for node in nodes(path) for each in names(node)} & set(FORMS)):
-            found[form] += [] if name in RECORDS or name.startswith(EXPERTS) else [name]
+            found[form] += [] if name in RECORDS else [name]
     return found
 
 
@@ -42,7 +40,7 @@ def test_few_files_ask_for_a_form_by_its_name(form: str):
 
 
 def test_the_records_are_there():
-    assert all((ROOT / "overweave" / each).exists() for each in (*RECORDS, *EXPERTS))
+    assert all((ROOT / "overweave" / each).exists() for each in RECORDS)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
 from overweave.ir.plan import CopyConfig, DataPath, ReduceConfig
 from overweave.kernels.arguments import AfterSums
-from overweave.kernels.epilogue import rows_code
+from overweave.kernels.epilogue import epilogue_code, operands_of, rows_code
+from overweave.kernels.quantise import quantise_rows_kernel
 from overweave.runtime.kernel_calls.call import KernelCall
 from overweave.runtime.kernel_calls.sums_and_copies import Pushes, ReductionCall, copy_call, reduction_call
 from overweave.schedules.tiles.shape import SUMS, SUMS_FINISHED, row_shape
@@ -61,6 +62,7 @@ def cases() -> Iterator[Case]:
     yield from mapped_cases()
     for traced, ragged in product((False, True), (False, True)):
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
+    yield from (quantise_case(dtype, cols) for dtype, cols in product(DTYPES, (1024, SOME)))
     yield from packed_cases()
     yield from skinny_cases()
     yield from rows_cases()
@@ -81,12 +83,15 @@ def reduction_case(
     and whose signals it adds to, may lie where a table says. told: how many ranks.
     """
     label = f"{dtype} {operands} operands{' traced' if traced else ''}"
-    label += " sum first" * sum_first + f" {epilogue}" * bool(epilogue.bits)
+    label += " sum first" * sum_first + f" {epilogue}" * bool(epilogue.steps)
     label += f" {told} told" * (told > 1)
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     out = torch.empty(16, dtype=getattr(torch, dtype))
-    after = AfterSums(**dict.fromkeys(epilogue.inputs, out))
-    sums = ReductionCall(ADDRESSES, (operands, told - 1, told), out, SOME, after, 0, sum_first, epilogue.bits)
+    after, code = (
+        AfterSums(operands=operands_of(epilogue, dict.fromkeys(epilogue.inputs, out))),
+        epilogue_code(epilogue),
+    )
+    sums = ReductionCall(ADDRESSES, (operands, told - 1, told), out, SOME, after, 0, sum_first, code)
     return _sums_case(reduction_call(config, tiles_of(traced), sums), label)
 
 
@@ -99,7 +104,7 @@ def _sums_case(call: KernelCall, label: str) -> Case:
 def rows_case(operands: int, config: ReduceConfig, how: Applied) -> Case:
     """The ordered reduction of numbers in bf16 that ends with a registered form of whole rows."""
     made = [torch.empty(16, dtype=getattr(torch, each.dtype)) for each in how.form.makes]
-    after = AfterSums(None, None, (OUT,) * len(how.inputs) or None, OUT, *made[1:])
+    after = AfterSums(None, (OUT,) * len(how.inputs) or None, OUT, *made[1:])
     sums = ReductionCall(ADDRESSES, (operands, 0, 1), made[0], SOME, after, rows_code(how))
     label = f"bfloat16 {operands} operands {config.block_m}x{config.block_n} {how}"
     return _sums_case(reduction_call(config, tiles_of(False), sums), label)
@@ -110,7 +115,7 @@ def norm_case(dtype: Dtype, operands: int, config: ReduceConfig, has_residual: b
     first: the operand that is read first, of those that lie at peers.
     """
     out = torch.empty(16, dtype=getattr(torch, dtype))
-    after = AfterSums(residual=out if has_residual else None, more=(out,), z=out)
+    after = AfterSums(out if has_residual else None, (out,), out)
     label = f"{dtype} {operands} operands {config.block_m}x{config.block_n} norm{' residual' * has_residual}"
     label += f" from {first} on" * (first > 0)
     call = reduction_call(
@@ -123,21 +128,13 @@ def mapped_cases() -> Iterator[Case]:
     """What moves sums out of permuted blocks: as they are, finished, and normed; of tiles of every width."""
     for block_n in BLOCK_COLS:
         for config, epilogue in ((SUMS[0], NO_EPILOGUE), (SUMS_FINISHED, FINISHED)):
-            sums = ReductionCall(
-                ADDRESSES,
-                (1, 0, 1),
-                OUT,
-                SOME,
-                AfterSums(**dict.fromkeys(epilogue.inputs, OUT)),
-                0,
-                False,
-                epilogue.bits,
-            )
+            after = AfterSums(operands=operands_of(epilogue, dict.fromkeys(epilogue.inputs, OUT)))
+            sums = ReductionCall(ADDRESSES, (1, 0, 1), OUT, SOME, after, 0, False, epilogue_code(epilogue))
             sums = sums._replace(cells=PLACES, cell=(128, block_n))
             yield _mapped(config, sums, str(epilogue))
         for cols in NORMED_COLS:
             config = row_shape(1 << 20, cols, 132)
-            after = AfterSums(residual=OUT, more=(OUT,), z=OUT)
+            after = AfterSums(OUT, (OUT,), OUT)
             sums = ReductionCall(ADDRESSES, (1, 0, 1), OUT, SOME, after, NORM, False, 0, PLACES, (128, block_n))
             yield _mapped(config, sums, "norm")
 
@@ -145,6 +142,13 @@ def mapped_cases() -> Iterator[Case]:
 def _mapped(config: ReduceConfig, sums: ReductionCall, what: str) -> Case:
     label = f"bfloat16 by a map of {sums.cell[0]}x{sums.cell[1]} {config.block_m}x{config.block_n} {what}"
     return _sums_case(reduction_call(config, tiles_of(False), sums), label)
+
+
+def quantise_case(dtype: Dtype, cols: int) -> Case:
+    """Rows in fp8: no signals, and nothing but loads and stores."""
+    x, values = torch.empty(16, dtype=getattr(torch, dtype)), torch.empty(16, dtype=getattr(torch, FLOAT8))
+    arguments = [x, values, torch.empty(16), SOME, cols, cols, 448.0, 2048]
+    return case_of(KernelCall(quantise_rows_kernel, arguments, {"num_warps": 4}, 1), f"{dtype} {cols} columns")
 
 
 def add_case(dtype: Dtype, traced: bool, ragged: bool) -> Case:

@@ -9,6 +9,7 @@ import torch
 from campaigns.lint.lint_case import PLAIN, Case, Variant, case_of, tiles_of
 from overweave.ir.dtype import FLOAT8, Dtype
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
+from overweave.ir.operators.forms import GATE, SCALE_W, SCALE_X
 from overweave.ir.plan import MatmulConfig
 from overweave.kernels.arguments import ExpertRows
 from overweave.runtime.kernel_calls.call import KernelCall, Peers
@@ -109,14 +110,10 @@ def operands_of(tile: Tile) -> Operands:
         a_workspace=a,
         weights=((b, out),) * tile.weights,
         b_is_transposed=tile.variant.is_transposed,
-        bias=out if epilogue.bias else None,
-        residual=out if epilogue.residual else None,
-        scale_x=scales if epilogue.scaling else None,
-        scale_gathered=scales if epilogue.scaling else None,
-        scale_w=scales if epilogue.scaling else None,
-        gate=b if epilogue.gate else None,
+        beside={name: scales if name in (SCALE_X, SCALE_W) else out for name in epilogue.inputs} | {GATE: b},
+        scale_x=scales if epilogue.scaling == "rows" else None,
+        scale_gathered=scales if epilogue.scaling == "rows" else None,
         epilogue=epilogue,
-        more=(out,) * sum(len(each.inputs) for each in epilogue.added) or None,
         total=out if tile.addends else None,
         addends=addresses if tile.addends else None,
         addend_rows=(out, addresses) if tile.addends == 1 else None,

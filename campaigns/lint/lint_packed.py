@@ -77,7 +77,7 @@ def packed_case(
     caller = Caller(SOME, (PROTOCOL.words, PROTOCOL.limits), chained, chained)
     call = packed_call(config, problem, layout, tensors, SPACE, caller)
     label = f"{config.exchange} {dtype} {ranks} ranks{'' if config.block == PACKED[0].block else f' {config.block}'}"
-    label += " norm" * normed + f" {rows}" * bool(rows) + f" {epilogue}" * bool(epilogue.bits) + " chained" * chained
+    label += " norm" * normed + f" {rows}" * bool(rows) + f" {epilogue}" * bool(epilogue.steps) + " chained" * chained
     messages = Packed(("*space.spaces",), pushes=config.shots * (ranks - 1), looks=config.shots * (ranks - 1))
     return case_of(call, label, packed=messages, private=("space.state",))
 

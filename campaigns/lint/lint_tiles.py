@@ -39,6 +39,7 @@ SWIGLU, GELU_GATE = (
     Epilogue(activation="gelu_tanh", residual=True, gate=True),
 )
 SCALED_SWIGLU = replace(SWIGLU, scaling="rows")
+CLAMPED_SWIGLU = replace(SWIGLU, bias=True, gating=(7.0, 1.702, 1.0))
 SCALED_GATES = tuple(
     Epilogue(scaling=scaling, activation=activation, residual=residual, gate=True)  # type: ignore[arg-type]
     for scaling, activation, residual in product(("rows", "tensor"), (None, "silu", "gelu"), (False, True))
@@ -113,8 +114,9 @@ TILES = (
     Tiles("float16", (SUM,), experts=(ALL_OF_EXPERTS,), shapes=FIRST),
     Tiles("float32", (SUM,), experts=(ALL_OF_EXPERTS,), shapes=FIRST, kernels=("portable",)),
     Tiles(variants=(SUM_ACROSS,), epilogues=EPILOGUES[:2], experts=(ALL_OF_EXPERTS,), shapes=FIRST_TWO),
-    Tiles(variants=(SUM_ACROSS,), epilogues=(SWIGLU,), experts=(ALL_OF_EXPERTS,)),
+    Tiles(variants=(SUM_ACROSS,), epilogues=(SWIGLU, CLAMPED_SWIGLU), experts=(ALL_OF_EXPERTS,)),
     Tiles(FLOAT8, (SUM_ACROSS,), (BY_ROWS, SCALED_SWIGLU), experts=(ALL_OF_EXPERTS,)),
+    Tiles(FLOAT8, (SUM_ACROSS,), (replace(CLAMPED_SWIGLU, scaling="rows"),), experts=(ALL_OF_EXPERTS,)),
 )
 
 

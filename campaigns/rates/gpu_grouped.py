@@ -14,6 +14,7 @@ import argparse
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ import torch
 from campaigns.gpu_ranks import need_gpus
 from campaigns.rates.gpu_skinny import times_us
 from campaigns.verdict import Verdict, tell
-from overweave.moe import grouped_matmul, route
+from overweave.moe import GPT_OSS, Glu, experts_matmul, experts_sum, grouped_matmul, quantise_rows, route
 from overweave.moe.grouped import grouped_outer
 from overweave.moe.routing import Routing
 from overweave.runtime.gpu.experts import form_of, multiply_into
@@ -105,6 +106,7 @@ class Form(NamedTuple):
     bias: bool = False
     gate: bool = False
     activation: str = ""
+    gating: tuple[float, ...] = ()
     shape: int | None = None
     portable: bool = False
     size: tuple[int, int, int, int] = (4096, 16, 1024, 1024)  # rows, experts, n, k
@@ -132,6 +134,9 @@ def forms(is_quick: bool) -> Iterator[Form]:
     yield everything._replace(bias=True, activation="silu")
     yield Form(bias=True)
     yield Form(gate=True, activation="silu")
+    yield Form(gate=True, bias=True)
+    yield from (everything._replace(gate=True, bias=True, shape=shape, gating=(9.0, 1.0, 1.0)) for shape in range(2))
+    yield Form(gate=True, bias=True, activation="silu", gating=(7.0, 1.702, 1.0), size=ragged)
     yield Form(gate=True, gathers=True)
     yield everything._replace(gate=True)
     yield Form(dtype="float16", is_transposed=False)
@@ -139,6 +144,7 @@ def forms(is_quick: bool) -> Iterator[Form]:
     yield Form(dtype="float8_e4m3fn")
     yield Form(dtype="float8_e4m3fn", gathers=True, scatters=True)
     yield Form(dtype="float8_e4m3fn", gate=True, activation="silu")
+    yield Form(dtype="float8_e4m3fn", gate=True, bias=True, gating=(99.0, 1.0, 1.0))
     yield Form(size=(515, 3, 129, 77))
     yield everything._replace(size=(1, 2, 256, 128))
     yield Form(gathers=True, size=(2, 1, 8, 64), is_transposed=False)
@@ -163,19 +169,21 @@ def call_of(form: Form, counts: list[int]) -> Grouped:
 
     own = rows // 2 + 1 if form.gathers else rows
     whole = torch.randint(1, 4, (max(rows, experts * 2 * n),), device="cuda").float()
+    of_products = (experts, *((2,) * form.gate), n)
     return Grouped(
         integers(own, k, dtype=dtype),
         weight(),
         ends_of(counts),
-        integers(experts, n) if form.bias else None,
+        integers(*of_products) if form.bias else None,
         weight() if form.gate else None,
         form.activation,
         torch.randint(0, own, (rows,), device="cuda", dtype=torch.int32) if form.gathers else None,
         torch.randperm(rows, device="cuda").int() if form.scatters else None,
         whole[:rows].clone() if form.weighs else None,
         whole[:own].clone() if is_fp8 else None,
-        (whole[: experts * n * (1 + form.gate)].view(experts, *((2,) * form.gate), n) if is_fp8 else None),
+        whole[: experts * n * (1 + form.gate)].view(of_products) if is_fp8 else None,
         torch.bfloat16 if is_fp8 else dtype,
+        form.gating,
     )
 
 
@@ -259,6 +267,35 @@ def wrong_gradients() -> list[str]:
     return found
 
 
+def wrong_layers() -> list[str]:
+    """Both matmuls of a layer beside a CPU's, in bf16 and in fp8; its rows in fp8 bit for bit."""
+    found = []
+    tokens, experts, top, hidden, inner = 300, 6, 2, 256, 192
+    torch.manual_seed(0)
+    x, up = torch.randn(tokens, hidden).bfloat16(), torch.randn(experts, 2 * inner, hidden).bfloat16() / hidden**0.5
+    down, biases = (
+        torch.randn(experts, hidden, inner).bfloat16() / inner**0.5,
+        torch.randn(experts, 2 * inner).bfloat16(),
+    )
+    ids, weights = torch.rand(tokens, experts).argsort(1)[:, :top].int(), torch.rand(tokens, top)
+    rows = x * torch.logspace(-6, 3, tokens)[:, None].bfloat16()
+    for one, other in zip(quantise_rows(rows.cuda()), quantise_rows(rows), strict=True):
+        if not torch.equal(one.cpu().float(), other.float()):
+            found.append("rows in fp8 have other bits")
+    for glu, is_fp8 in product((Glu(), GPT_OSS), (False, True)):
+        factors = [quantise_rows(each) if is_fp8 else (each, None) for each in (up, down)]
+        made = []
+        for device in ("cuda", "cpu"):
+            (w, scale), (v, scale_v) = [[None if one is None else one.to(device) for one in each] for each in factors]
+            given = {"scale_w": scale, "bias": biases.to(device), "glu": glu}
+            h, routed = experts_matmul(x.to(device), ids.to(device), w, **given)  # type: ignore[arg-type]
+            made.append(experts_sum(h, routed, weights.to(device), v, scale_w=scale_v).cpu().float())  # type: ignore[arg-type]
+        error = ((made[0] - made[1]).norm() / made[1].norm()).item()
+        if not error < 2e-2:  # numbers beside a step of fp8 may fall on the other side
+            found.append(f"a layer of {glu}, fp8 {is_fp8}: {error}")
+    return found
+
+
 def wrong_routings() -> list[str]:
     """Tables beside plain torch; of wrong ids, empty ones, and of a graph whose ids change."""
     found = []
@@ -308,6 +345,7 @@ def run_job(job: Form | str) -> list[str]:
 JOBS: dict[str, Callable[[], list[str]]] = {
     "indices": wrong_indices,
     "gradients": wrong_gradients,
+    "layers": wrong_layers,
     "routings": wrong_routings,
 }
 

@@ -49,7 +49,7 @@ def experts_forward(
     up, up_bias = _weight(module, name), getattr(module, f"{name}_bias", None)
     down, down_bias = _weight(module, "down_proj"), getattr(module, "down_proj_bias", None)
     ids = torch.where(top_k_index < module.num_experts, top_k_index, -1)
-    glu = _PLAIN if up_bias is None and _is_plain(module) else None
+    glu = _PLAIN if _is_plain(module) else None
     h, routed = moe.experts_matmul(hidden_states.to(up.dtype), ids, up, bias=up_bias, glu=glu)
     if glu is None:
         h = module._apply_gate(h) if module.has_gate else module.act_fn(h)

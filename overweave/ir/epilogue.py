@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal
+from math import inf
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -16,20 +17,16 @@ from overweave.ir.operators.forms import (
     RESIDUAL,
     SCALE_W,
     SCALE_X,
+    Activation,
     Form,
+    Scaling,
     Z,
     input_of,
     registered,
 )
 
-EPILOGUE_BITS = {"bias": 1, "silu": 2, "gelu": 4, "gelu_tanh": 8, "residual": 16, "tensor": 32, "rows": 64, "gate": 128}
-ADDED = "added"
-EPILOGUE_BITS[ADDED] = 256
-OF_PARTS = "of parts"
-EPILOGUE_BITS[OF_PARTS] = 512
 MOST_NORM_COLS = 1 << 16  # a whole row is one tile of the reduction kernel
-Activation = Literal["silu", "gelu", "gelu_tanh"]
-Scaling = Literal["tensor", "rows"]
+Stage = Literal["part", "pair", "sum"]
 
 
 class Applied(Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,6 +80,18 @@ def told_apart(added: Sequence[Applied]) -> tuple[tuple[Applied, ...] | UnsetTyp
     return tuple(each for each in added if each is not rows) or UNSET, rows
 
 
+class Step(NamedTuple):
+    """One of the forms that an epilogue is made of, in their order.
+
+    stage: what it is done to: each product, before any are added; each of two products, of which one is a gate, until
+    one is made of both; or what is stored at last. of_gate: of both it is done to the gate's.
+    """
+
+    applied: Applied
+    stage: Stage
+    of_gate: bool = False
+
+
 class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is done to each element of a product before it is stored: `activation(scaled(y) + bias) + residual`.
 
@@ -96,6 +105,8 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gate: `y * activation(a @ gate) + residual` instead, without bias, for a second weight `gate [k, n]` of the layout
     of the first: both products of a tile are computed from the same rows of `a`. scale_w has the gate's scales behind
     those of the first weight: two elements, `[1, 2]`, or `[1, 2n]`.
+    gating: (limit, slope, shift), of a gate: it is at most the limit and y within it, silu(g) is `g * sigmoid(slope *
+    g)`, and `y + shift` is multiplied. Beside a gate biases are of both, `[2, n]`, the gate's last (grouped matmuls).
     more: what was registered, done last, or, of parts, next to the scaling.
 
     If products are summed over ranks, each is scaled by its own scales, and what is of parts is done to it
@@ -108,7 +119,13 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     residual: bool = False
     scaling: Scaling | None = None
     gate: bool = False
+    gating: tuple[float, float, float] | UnsetType = UNSET
     more: tuple[Applied, ...] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, words: Container[str], **others: Any) -> Epilogue:
+        """Return the epilogue that reads the inputs that `words` name. others: fields that are no inputs."""
+        return cls(bias=BIAS in words, residual=RESIDUAL in words, gate=GATE in words, **others)
 
     @property
     def added(self) -> tuple[Applied, ...]:
@@ -116,9 +133,9 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.more or ()
 
     @property
-    def bits(self) -> int:
-        """Return the epilogue as a bit set, which a kernel is compiled for; 0: no epilogue."""
-        return _bits_of(self)
+    def steps(self) -> tuple[Step, ...]:
+        """Return all that it does to an element, in order; none if it is bare."""
+        return _steps_of(self)
 
     @property
     def products(self) -> int:
@@ -141,7 +158,7 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def sum_epilogue(self) -> Epilogue:
         """Return what is applied once to the whole sum over ranks."""
         last = tuple(each for each in self.more if not each.of_parts) if self.more else ()
-        return replace(self, scaling=None, more=last or UNSET) if self.bits else NO_EPILOGUE
+        return replace(self, scaling=None, more=last or UNSET) if self.steps else NO_EPILOGUE
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -156,7 +173,8 @@ class Epilogue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def __str__(self) -> str:
         scaled = f"scaled by {self.scaling}" if self.scaling else ""
-        words = (scaled, BIAS * self.bias, self.activation, GATE * self.gate, RESIDUAL * self.residual)
+        gate = " ".join([GATE, *(f"{number:g}" for number in self.gating or ())]) if self.gate else ""
+        words = (scaled, BIAS * self.bias, self.activation, gate, RESIDUAL * self.residual)
         return "+".join([*(word for word in words if word), *map(str, self.added)])
 
 
@@ -185,9 +203,31 @@ class Norm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 @lru_cache(maxsize=1024)
-def _bits_of(epilogue: Epilogue) -> int:
-    """Return `Epilogue.bits`, which every call on CPU ranks asks for."""
-    flags = (BIAS * epilogue.bias, GATE * epilogue.gate, RESIDUAL * epilogue.residual)
-    words = {*flags, epilogue.activation, epilogue.scaling}
-    words |= {OF_PARTS if each.of_parts else ADDED for each in epilogue.added}
-    return sum(EPILOGUE_BITS[word] for word in words if word)
+def _steps_of(epilogue: Epilogue) -> tuple[Step, ...]:
+    """Return `Epilogue.steps`, which every call on CPU ranks asks for."""
+    sides = (False, True) if epilogue.gate else (False,)
+    bias: list[str] = [BIAS] * epilogue.bias
+    activation: list[str] = [epilogue.activation] if epilogue.activation else []
+    steps = [Step(Applied(epilogue.scaling), "part", of_gate) for of_gate in sides] if epilogue.scaling else []
+    steps += [Step(each, "part") for each in epilogue.added if each.of_parts]
+    if epilogue.gate:
+        steps += [Step(Applied("bias of both"), "pair", of_gate) for of_gate in sides for _ in bias]
+        steps += [*_gating(activation, epilogue.gating or (inf, 1.0, 0.0)), Step(Applied(GATE), "pair")]
+        bias = activation = []
+    behind = [Applied(each) for each in (*bias, *activation, *[RESIDUAL] * epilogue.residual)]
+    return (*steps, *(Step(each, "sum") for each in (*behind, *epilogue.added) if not each.of_parts))
+
+
+def _gating(activation: list[str], numbers: tuple[float, float, float]) -> Iterator[Step]:
+    """Yield what is done to both products before they are multiplied. numbers: `Epilogue.gating`."""
+    limit, slope, shift = numbers
+    if limit < inf:
+        yield Step(Applied("within", (limit,)), "pair")
+        yield Step(Applied("at most", (limit,)), "pair", True)
+    if slope != 1.0:  # g * sigmoid(slope * g) is silu(slope * g) / slope
+        yield Step(Applied("times", (slope,)), "pair", True)
+    yield from (Step(Applied(each), "pair", True) for each in activation)
+    if slope != 1.0:
+        yield Step(Applied("times", (1.0 / slope,)), "pair", True)
+    if shift:
+        yield Step(Applied("plus", (shift,)), "pair")

@@ -120,7 +120,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def endings(self) -> tuple[Epilogue | Norm | Applied, ...]:
         """What is done to the product, in this order; none of a bare one."""
-        return (self.epilogue,) * bool(self.epilogue.bits) + ((self.of_rows,) if self.of_rows else ())
+        return (self.epilogue,) * bool(self.epilogue.steps) + ((self.of_rows,) if self.of_rows else ())
 
     @property
     def without_endings(self) -> Problem:
@@ -148,7 +148,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def has_sum_epilogue(self) -> bool:
-        return self.of_rows is not None or self.sum_epilogue.bits != 0
+        return self.of_rows is not None or self.sum_epilogue.steps != ()
 
     @property
     def widths(self) -> tuple[int, ...]:

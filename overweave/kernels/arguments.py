@@ -49,16 +49,13 @@ class MatmulOutputs(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What an epilogue reads (kernels/epilogue.py). scale_x lies beside the own rows of `a`, scale_gathered beside
-    gathered ones. more: what registered epilogues read.
+    """What an epilogue reads (kernels/epilogue.operands_of). Scales of rows: scale_x lies beside the own rows of `a`,
+    scale_gathered beside gathered ones.
     """
 
-    bias: Any
-    residual: Any
+    operands: Any
     scale_x: Any
     scale_gathered: Any
-    scale_w: Any
-    more: Any = None
 
 
 class ExpertRows(NamedTuple):
@@ -107,14 +104,13 @@ class AtPeers(NamedTuple):
 
 
 class AfterSums(NamedTuple):
-    """What stands beside sums that end with an epilogue, or with whole rows (kernels/reduction.py). more: what forms of
-    rows and registered epilogues read. z: where rows lie before they are finished. numbers: fp32, where those of rows
-    go.
+    """What stands beside sums that end with an epilogue, or with whole rows (kernels/reduction.py). residual: what is
+    added to rows before they are normed. operands: what the epilogue or the form of rows reads. z: where rows lie
+    before they are finished. numbers: fp32, where those of rows go.
     """
 
-    bias: Any = None
     residual: Any = None
-    more: Any = None
+    operands: Any = None
     z: Any = None
     numbers: Any = None
 
@@ -123,8 +119,9 @@ class Traits(Struct, frozen=True, kw_only=True):
     """What a matmul kernel is compiled for: one constant, which its device functions hand on whole.
 
     b_is_transposed: how the weights lie in memory. two_sources: whether tiles read rows of both places of `a`.
-    epilogue: the bits of an `Epilogue`. addends: how many a tile with addends has. weights: by how many it multiplies.
-    EXPERTS (kernels/tile_end.py): a tile names one of many in one tensor. gathers: whether rows of `a` are gathered
+    epilogue: its code (kernels/epilogue.py). is_gated: whether a tile has two products of one rectangle. addends: how
+    many a tile with addends has. weights: by how many it multiplies. EXPERTS (kernels/tile_end.py): a tile names one of
+    many in one tensor. gathers: whether rows of `a` are gathered
     (ExpertRows). precision: of the portable kernel's products. Of the Hopper kernel: stages, split_n: as in
     `MatmulConfig`; in_columns: consumers share a tile's columns; peers: where tiles store.
     """
@@ -133,6 +130,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     two_sources: bool
     traced: bool
     epilogue: int
+    is_gated: bool
     addends: int
     weights: int
     gathers: bool = False

@@ -1,8 +1,8 @@
-"""What a tile does to its sums before it stores them, in fp32: scales, bias, activation or gate, residual, in order.
+"""What a tile does to its sums before it stores them, in fp32: the steps of an `Epilogue` (ir/epilogue.py), in order.
 
-Written once for both matmul kernels and for the sums: element-wise code keeps whatever layout its operands have. Which
-steps there are is one number, the bits of an `Epilogue` (ir/epilogue.py), for which a kernel is compiled. Where tiles
-add what peers sent, products are scaled (SCALES) and the rest (ENDINGS) is done to sums that are whole.
+Written once for both matmul kernels and for the sums: element-wise code keeps whatever layout its operands have. A
+kernel is compiled for one number, a digest of the steps, and does those of some stages: where tiles add what peers
+sent, those of PART to products and those of SUM to sums that are whole.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,42 +15,80 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from overweave.ir.epilogue import ADDED as ADDED_WORD
-from overweave.ir.epilogue import EPILOGUE_BITS, OF_PARTS, Applied, Epilogue, Norm
-from overweave.ir.operators.forms import GATE as GATE_WORD
+from overweave.ir.epilogue import Applied, Epilogue, Norm, Step
 from overweave.ir.operators.forms import NORM_WEIGHT, Form, Input, OfRow
 from overweave.lang.tile_table import FROM_OWN_SHARD, ROW, SOURCE, SOURCE_ROW, read_column
 
-# A kernel is specialised by one integer: the bits of its Epilogue and, above them, a digest of the registered functions
-# and numbers; by another one for what it does to whole rows, RMSNorm or a registered form. So another function or
-# number makes another kernel.
+# A kernel is specialised by one integer: a digest of the functions, layouts and numbers of its Epilogue; by another one
+# for what it does to whole rows, RMSNorm or a registered form. So another function or number makes another kernel.
 
-ADDED = tl.constexpr(EPILOGUE_BITS[ADDED_WORD])
-PARTS = tl.constexpr(EPILOGUE_BITS[OF_PARTS])
-_DIGEST_AT, _DIGEST_DIGITS = 16, 10
-DIGEST = tl.constexpr(-1 << _DIGEST_AT)
+PART, PAIR, SUM = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
+ALL = tl.constexpr(7)
+_STAGES = {"part": PART.value, "pair": PAIR.value, "sum": SUM.value}
+_DIGEST_DIGITS = 10
 
 
-class Step(NamedTuple):
+class DeviceStep(NamedTuple):
     """What a device function does, and what it reads: (layout of an input, its index among all operands), or ("", a
-    number). of_parts: as of `Applied`. combine, of_element, number: of whole rows (`OfRow`).
+    number). stage, of_gate: as of `Step`. combine, of_element, number: of whole rows (`OfRow`).
     """
 
     device: Any
     reads: tuple[tuple[str, Any], ...]
-    of_parts: bool = False
+    stage: int = SUM.value
+    of_gate: bool = False
     combine: str = ""
     of_element: Any = None
     number: Any = None
 
 
-class AddedSteps:
+class Elements(NamedTuple):
+    """Which elements steps are done to. offsets: of the elements in the row-major result, from `start` on; None of
+    parts, which lie elsewhere. inside: which are any. cols: their columns, or of all rows alike, of n, behind `before`
+    of other weights. row_scales: of their rows, or None.
+    """
+
+    offsets: Any
+    inside: Any
+    cols: Any
+    n: Any
+    start: Any
+    before: Any
+    row_scales: Any
+
+
+class StepsByDigest:
     """digest -> the steps of an epilogue. It is a class since kernels may read no other mutable global."""
 
-    by_digest: ClassVar[dict[int, tuple[Step, ...]]] = {}
+    steps: ClassVar[dict[int, tuple[DeviceStep, ...]]] = {}
 
 
 _compiled = cache(triton.jit)
+
+
+def _silu(value, beside):
+    return value / (1.0 + tl.exp(-value))
+
+
+def _gelu(value, beside):
+    return 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+
+
+def _gelu_tanh(value, beside):
+    inner = 0.7978845608028654 * (value + 0.044715 * value * value * value)
+    return value - value / (1.0 + tl.exp(2.0 * inner))  # 0.5 * value * (1 + tanh(inner))
+
+
+def _at_most(value, beside):  # what is void stays NaN
+    return tl.minimum(value, beside[0], propagate_nan=tl.PropagateNan.ALL)
+
+
+def _within(value, beside):
+    value = tl.minimum(value, beside[0], propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(value, -beside[0], propagate_nan=tl.PropagateNan.ALL)
+
+
+ON_DEVICE = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "at most": _at_most, "within": _within}
 
 
 def _square(value):
@@ -72,108 +110,168 @@ RMS_NORM = Form(
 )
 
 
+@cache
 def epilogue_code(epilogue: Epilogue) -> int:
-    """Return the integer that specialises a kernel with this epilogue; records the steps of registered ones."""
-    return epilogue.bits | (_recorded([(each.form, each) for each in epilogue.added]) if epilogue.added else 0)
+    """Return the integer that specialises a kernel with this epilogue, and record its steps; 0: there are none."""
+    return _recorded([(step.applied.form, step) for step in epilogue.steps]) if epilogue.steps else 0
 
 
 def rows_code(of_rows: Norm | Applied | None) -> int:
     """Return the integer that specialises a kernel with what it does to whole rows; 0: nothing."""
     if of_rows is None:
         return 0
-    return _recorded(
-        [(RMS_NORM, Applied("", (of_rows.eps,))) if isinstance(of_rows, Norm) else (of_rows.form, of_rows)]
-    )
+    if isinstance(of_rows, Norm):
+        return _recorded([(RMS_NORM, Step(Applied("", (of_rows.eps,)), "sum"))])
+    return _recorded([(of_rows.form, Step(of_rows, "sum"))])
 
 
-def _recorded(forms: Iterable[tuple[Form, Applied]]) -> int:
-    """Record steps by their digest, and return it, above the bits of an epilogue."""
-    steps, first = [], 0
-    for form, each in forms:
-        read = [(read.rows + read.cols, first + index) for index, read in enumerate(form.inputs)]
-        first += len(read)
+def _recorded(forms: list[tuple[Form, Step]]) -> int:
+    """Record steps by their digest, and return it."""
+    names, steps = list(_read_by(form for form, _ in forms)), []
+    for form, step in forms:
+        read = [(each.rows + each.cols, names.index(each.name) if each.name in names else 0) for each in form.inputs]
         of_row = form.of_row
         rows = (of_row.combine, _compiled(of_row.of_element), _compiled(of_row.number)) if of_row else ()
-        reads = (*read, *(("", number) for number in each.numbers))
-        steps.append(Step(_compiled(form.device), reads, each.of_parts, *rows))
+        reads = (*read, *(("", number) for number in step.applied.numbers))
+        device = _compiled(form.device or ON_DEVICE[form.name])
+        steps.append(DeviceStep(device, reads, _STAGES[step.stage], step.of_gate, *rows))
     text = [[getattr(part, "cache_key", getattr(part, "__name__", part)) for part in step] for step in steps]
     digest = int(sha256(repr(text).encode()).hexdigest()[:_DIGEST_DIGITS], 16)
-    AddedSteps.by_digest[digest] = tuple(steps)
-    return digest << _DIGEST_AT
+    StepsByDigest.steps[digest] = tuple(steps)
+    return digest
 
 
-def added_operands(forms: Iterable[Applied | Norm], tensors: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Return the tensors that registered forms and a norm read, in order; None without any."""
-    names = [name for each in forms for name in ((NORM_WEIGHT,) if isinstance(each, Norm) else each.inputs)]
-    return tuple(tensors[name] for name in names) or None
+def _read_by(forms: Iterable[Form]) -> dict[str, None]:
+    """Return the names of what forms read from the caller's tensors, in order: neither products nor scales of rows."""
+    return dict.fromkeys(each.name for form in forms for each in form.inputs if each.rows not in "kx")
 
 
-@gluon.constexpr_function
-def how_many_steps(epilogue):
-    return len(AddedSteps.by_digest[epilogue >> _DIGEST_AT])
+def operands_of(what: Epilogue | Norm | Applied, tensors: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return the tensors that steps read, in order; None without any."""
+    if isinstance(what, Epilogue):
+        forms = [step.applied.form for step in what.steps]
+    else:
+        forms = [RMS_NORM if isinstance(what, Norm) else what.form]
+    return tuple(tensors[name] for name in _read_by(forms)) or None
 
 
-@gluon.constexpr_function
-def is_by_words(operands, dtype, lies, at):
-    """Whether an input of columns has the dtype of the rows that lie in words."""
-    return lies == "1n" and operands[at].dtype.element_ty == dtype
-
-
-@gluon.constexpr_function
-def of_step(epilogue, step, field):
-    """A field of a step, by its name in `Step`."""
-    return getattr(AddedSteps.by_digest[epilogue >> _DIGEST_AT][step], field)
+def factors_of(epilogue: Epilogue, tensors: Mapping[str, Any]) -> list[Any]:
+    """Return the further weights, whose products steps read."""
+    return [tensors[each.name] for step in epilogue.steps for each in step.applied.form.inputs if each.rows == "k"]
 
 
 @gluon.constexpr_function
-def how_many_read(epilogue, step):
-    return len(AddedSteps.by_digest[epilogue >> _DIGEST_AT][step].reads)
+def how_many_steps(code):
+    return len(StepsByDigest.steps[code]) if code else 0
 
 
 @gluon.constexpr_function
-def read_of(epilogue, step, index, part):
-    return AddedSteps.by_digest[epilogue >> _DIGEST_AT][step].reads[index][part]
+def does(code, stages):
+    """Whether any step is of some stages."""
+    return code != 0 and any(step.stage & stages for step in StepsByDigest.steps[code])
+
+
+@gluon.constexpr_function
+def reads(code, stages, lies):
+    """Whether any step of some stages reads what lies so, or, without a layout, anything in memory."""
+    steps = [step for step in StepsByDigest.steps[code] if step.stage & stages] if code else []
+    found = {layout for step in steps for layout, _ in step.reads}
+    return lies in found if lies else not found <= {"kn", ""}
+
+
+@gluon.constexpr_function
+def is_of(code, step, stages):
+    return StepsByDigest.steps[code][step].stage & stages != 0
+
+
+@gluon.constexpr_function
+def is_by_words(operands, dtype, code, step, index, are_split):
+    """Whether an input has the dtype of the rows that lie in words, and their words. are_split: words hold two rows."""
+    lies, at = StepsByDigest.steps[code][step].reads[index]
+    return lies in (("yn",) if are_split else ("yn", "1n")) and operands[at].dtype.element_ty == dtype
+
+
+@gluon.constexpr_function
+def of_step(code, step, field):
+    """A field of a step, by its name in `DeviceStep`."""
+    return getattr(StepsByDigest.steps[code][step], field)
+
+
+@gluon.constexpr_function
+def how_many_read(code, step):
+    return len(StepsByDigest.steps[code][step].reads)
+
+
+@gluon.constexpr_function
+def read_of(code, step, index, part):
+    return StepsByDigest.steps[code][step].reads[index][part]
+
+
+@gluon.constexpr_function
+def columns_of(code, step):
+    """Of inputs of all products' columns: times n, where those of a weight begin, and those of the step's product."""
+    pairs = any(layout == "kn" for each in StepsByDigest.steps[code] for layout, _ in each.reads)
+    return 2 if pairs else 1, int(StepsByDigest.steps[code][step].of_gate)
 
 
 @triton.jit
-def read_added(
-    operands, offsets, inside, cols, n, EPILOGUE: tl.constexpr, STEP: tl.constexpr, INDEX: tl.constexpr
-):  # fmt: skip
-    """Load one input of a step in fp32, by its layout: of each element, column or row, or one for all; or a number."""
-    LIES: tl.constexpr = read_of(EPILOGUE, STEP, INDEX, 0)
-    AT: tl.constexpr = read_of(EPILOGUE, STEP, INDEX, 1)
+def read_input(operands, gate, at, CODE: tl.constexpr, STEP: tl.constexpr, INDEX: tl.constexpr):
+    """Load one input of a step in fp32, by its layout: of each element, column or row, or one for all; or a number.
+
+    gate: the other product. at: `Elements`.
+    """
+    LIES: tl.constexpr = read_of(CODE, STEP, INDEX, 0)
+    AT: tl.constexpr = read_of(CODE, STEP, INDEX, 1)
     if LIES == "yn":
-        return tl.load(operands[AT] + offsets, mask=inside, other=0.0).to(tl.float32)
+        return tl.load(operands[AT] + at.start + at.offsets, mask=at.inside, other=0.0).to(tl.float32)
     elif LIES == "1n":
-        of_columns = tl.load(operands[AT] + cols, mask=cols < n, other=0.0).to(tl.float32)
-        if len(inside.shape) > len(cols.shape):
-            of_columns = of_columns[None, :]
-        return of_columns
+        return _across(operands[AT] + at.before, at)
+    elif LIES == "1of_columns":
+        EACH: tl.constexpr = columns_of(CODE, STEP)[0]
+        OWN: tl.constexpr = columns_of(CODE, STEP)[1]
+        return _across(operands[AT] + EACH * at.before + OWN * at.n, at)
+    elif LIES == "1products":
+        OF: tl.constexpr = columns_of(CODE, STEP)[1]
+        return tl.load(operands[AT] + OF)
     elif LIES == "y1":
-        return tl.load(operands[AT] + offsets // n, mask=inside, other=0.0).to(tl.float32)
+        return tl.load(operands[AT] + (at.start + at.offsets) // at.n, mask=at.inside, other=0.0).to(tl.float32)
     elif LIES == "11":
         return tl.load(operands[AT]).to(tl.float32)
+    elif LIES == "x1":
+        return at.row_scales
+    elif LIES == "kn":
+        return gate
     else:
         return AT
 
 
 @triton.jit
-def read_beside(operands, offsets, inside, cols, n, EPILOGUE: tl.constexpr, STEP: tl.constexpr):
+def _across(operand, at):
+    """What is read of each column, once."""
+    of_columns = tl.load(operand + at.cols, mask=at.cols < at.n, other=0.0).to(tl.float32)
+    if len(at.inside.shape) > len(at.cols.shape):
+        of_columns = of_columns[None, :]
+    return of_columns
+
+
+@triton.jit
+def read_beside(operands, gate, at, CODE: tl.constexpr, STEP: tl.constexpr):
     """All that a step reads: its inputs, then its numbers."""
     beside = ()
-    for index in tl.static_range(how_many_read(EPILOGUE, STEP)):
-        beside += (read_added(operands, offsets, inside, cols, n, EPILOGUE, STEP, index),)  # type: ignore[assignment]
+    for index in tl.static_range(how_many_read(CODE, STEP)):
+        beside += (read_input(operands, gate, at, CODE, STEP, index),)  # type: ignore[assignment]
     return beside
 
 
 @triton.jit
-def apply_added(value, operands, offsets, inside, cols, n, EPILOGUE: tl.constexpr, OF_PARTS: tl.constexpr = False):
-    """Apply the registered epilogues in order: those of parts, or all others. offsets: of the elements in the row-major
-    result; None for parts, which lie elsewhere. inside: of the elements. cols: their columns, or of all rows alike."""
-    for step in tl.static_range(how_many_steps(EPILOGUE)):
-        if of_step(EPILOGUE, step, "of_parts") == OF_PARTS:
-            beside = read_beside(operands, offsets, inside, cols, n, EPILOGUE, step)
-            value = of_step(EPILOGUE, step, "device")(value, beside)
+def apply_steps(value, gate, operands, at, CODE: tl.constexpr, STAGES: tl.constexpr):
+    """Apply the steps of some stages to elements, in order. gate: the product beside value, or None. at: `Elements`."""
+    for step in tl.static_range(how_many_steps(CODE)):
+        if is_of(CODE, step, STAGES):
+            if of_step(CODE, step, "of_gate"):
+                gate = of_step(CODE, step, "device")(gate, read_beside(operands, gate, at, CODE, step))
+            else:
+                value = of_step(CODE, step, "device")(value, read_beside(operands, gate, at, CODE, step))
     return value
 
 
@@ -183,7 +281,7 @@ def join(one, other, ROWS: tl.constexpr):
     if of_step(ROWS, 0, "combine") == "sum":
         return one + other
     else:
-        return _larger(one, other)
+        return larger(one, other)
 
 
 @triton.jit
@@ -192,11 +290,11 @@ def join_along(counted, AXIS: tl.constexpr, ROWS: tl.constexpr):
     if of_step(ROWS, 0, "combine") == "sum":
         return tl.sum(counted, AXIS)
     else:
-        return tl.reduce(counted, AXIS, _larger)
+        return tl.reduce(counted, AXIS, larger)
 
 
 @triton.jit
-def _larger(one, other):
+def larger(one, other):
     return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -210,53 +308,15 @@ def number_of_row(joined, n, ROWS: tl.constexpr):
     return of_step(ROWS, 0, "number")(joined, n, numbers)
 
 
-BIAS = tl.constexpr(EPILOGUE_BITS["bias"])
-SILU = tl.constexpr(EPILOGUE_BITS["silu"])
-GELU = tl.constexpr(EPILOGUE_BITS["gelu"])
-GELU_TANH = tl.constexpr(EPILOGUE_BITS["gelu_tanh"])
-RESIDUAL = tl.constexpr(EPILOGUE_BITS["residual"])
-BY_TENSOR = tl.constexpr(EPILOGUE_BITS["tensor"])
-BY_ROWS = tl.constexpr(EPILOGUE_BITS["rows"])
-GATE = tl.constexpr(EPILOGUE_BITS[GATE_WORD])
-SCALES = tl.constexpr(EPILOGUE_BITS["tensor"] | EPILOGUE_BITS["rows"])
-ENDINGS = tl.constexpr(~(SCALES.value | PARTS.value))
-
-
-@gluon.constexpr_function
-def of_product(epilogue, addends):
-    """What is left to be done to a tile's products, or to the one that a gate made of two."""
-    if addends:
-        return epilogue & ~ENDINGS.value | (epilogue & DIGEST.value if PARTS.value & epilogue else 0)
-    return (ENDINGS.value if GATE.value & epilogue else -1) & epilogue
-
-
 @triton.jit
-def activated(value, EPILOGUE: tl.constexpr):
-    """SiLU, or GELU as torch's `approximate="none"` and `"tanh"` have it."""
-    if SILU & EPILOGUE:  # in this order: interpreted, EPILOGUE is a plain int
-        value = value / (1.0 + tl.exp(-value))
-    if GELU & EPILOGUE:
-        value = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
-    if GELU_TANH & EPILOGUE:
-        inner = 0.7978845608028654 * (value + 0.044715 * value * value * value)
-        value = value - value / (1.0 + tl.exp(2.0 * inner))  # 0.5 * value * (1 + tanh(inner))
-    return value
-
-
-@triton.jit
-def gated(value, gate, EPILOGUE: tl.constexpr):
-    """`value * activation(gate)` of two products."""
-    return value * activated(gate, EPILOGUE)
-
-
-@triton.jit
-def scales_beside(ends, table, tile, row, EPILOGUE: tl.constexpr):
-    """Where the scale of row 0 of a tile's product would lie: that of its first row lies beside that row of `a`.
+def scales_beside(ends, table, tile, row, CODE: tl.constexpr):
+    """Where the scale of row 0 of a tile's product would lie, if rows are scaled: that of its first row lies beside
+    that row of `a`.
 
     row: the tile's first; None: it is read here.
     """
     beside = ends.scale_x
-    if BY_ROWS & EPILOGUE:
+    if reads(CODE, PART, "x1"):
         is_own = read_column(table, tile, SOURCE) == FROM_OWN_SHARD
         if row is None:
             row = read_column(table, tile, ROW)
@@ -266,99 +326,54 @@ def scales_beside(ends, table, tile, row, EPILOGUE: tl.constexpr):
 
 
 @triton.jit
-def scaled(value, scale_x, scale_w, more, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
-    """`value * scale_x * scale_w`: one scale each, or that of the row and that of the column; then what is registered
-    of parts."""
-    if BY_TENSOR & EPILOGUE:
-        value *= tl.load(scale_x) * tl.load(scale_w)
-    if BY_ROWS & EPILOGUE:
-        by_row = tl.load(scale_x + rows, mask=rows < row_end, other=0.0)
-        value *= by_row[:, None] * tl.load(scale_w + cols, mask=cols < n, other=0.0)[None, :]
-    if PARTS & EPILOGUE:
-        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
-        value = apply_added(value, more, None, inside, cols, n, EPILOGUE, True)
-    return value
+def finished(
+    value, gate, operands, scales, rows, row_end, cols, n, before, CODE: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
+    """The elements [rows, cols] of a product behind the steps of some stages. gate: the product beside it, or None.
 
-
-@triton.jit
-def scaled_and_gated(value, gate, scale_x, scale_w, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
-    """`scaled(value) * activation(scaled(gate))`: scale_w has the gate's scales behind the n, or the one, of value."""
-    if SCALES & EPILOGUE:
-        value = scaled(value, scale_x, scale_w, None, rows, row_end, cols, n, EPILOGUE)
-        of_gate = scale_w + (n if BY_ROWS & EPILOGUE else 1)
-        gate = scaled(gate, scale_x, of_gate, None, rows, row_end, cols, n, EPILOGUE)
-    return gated(value, gate, EPILOGUE)
-
-
-@triton.jit
-def finished(value, bias, residual, scale_x, scale_w, more, rows, row_end, cols, n, EPILOGUE: tl.constexpr):
-    """`activation(scaled(value) + bias) + residual` of the elements [rows, cols]; what is gated has its activation,
-    and its scales before that.
-
-    Of one of several weights, bias and scale_w begin at its columns, of which there are n.
+    scales: as of `scales_beside`. Of one of several weights there are n columns, behind `before` of others.
     """
-    value = scaled(value, scale_x, scale_w, more, rows, row_end, cols, n, EPILOGUE)
-    if BIAS & EPILOGUE:
-        value += tl.load(bias + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
-    if (GATE & EPILOGUE) == 0:
-        value = activated(value, EPILOGUE)
-    if RESIDUAL & EPILOGUE:
-        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
-        addresses = residual + rows.to(tl.int64)[:, None] * n + cols[None, :]
-        value += tl.load(addresses, mask=inside, other=0.0).to(tl.float32)
-    if ADDED & EPILOGUE:
-        inside = (rows < row_end)[:, None] & (cols < n)[None, :]
-        offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
-        value = apply_added(value, more, offsets, inside, cols, n, EPILOGUE)
-    return value
-
-
-@triton.jit
-def ended(value, bias, residual, more, offsets, inside, cols, n, EPILOGUE: tl.constexpr):
-    """`activation(value + bias) + residual` of elements of the result, which lie there at `offsets`, of columns `cols`.
-
-    value: whole sums, in fp32. EPILOGUE: of ENDINGS alone.
-    """
-    if BIAS & EPILOGUE:
-        value += tl.load(bias + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
-    value = activated(value, EPILOGUE)
-    if RESIDUAL & EPILOGUE:
-        value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
-    if ADDED & EPILOGUE:
-        value = apply_added(value, more, offsets, inside, cols, n, EPILOGUE)
-    return value
+    row_scales = None
+    if reads(CODE, STAGES, "x1"):
+        row_scales = tl.load(scales + rows, mask=rows < row_end, other=0.0)[:, None]
+    inside = (rows < row_end)[:, None] & (cols < n)[None, :]
+    offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    return apply_steps(
+        value, gate, operands, Elements(offsets, inside, cols, n, 0, before, row_scales), CODE, STAGES
+    )  # fmt: skip
 
 
 @gluon.constexpr_function
-def part_cols(epilogue):
-    """Columns of a Gluon tile that are finished at a time. With a bias alone, fewer make the assembler read ahead so
-    much of it that the widest tile spills registers (Triton 3.6).
+def part_cols(code):
+    """Columns of a Gluon tile that are finished at a time. With one step that reads columns, such as a bias, fewer make
+    the assembler read ahead so much of it that the widest tile spills registers (Triton 3.6).
     """
-    return 32 if epilogue == BIAS.value else 16
+    steps = StepsByDigest.steps[code]
+    return 32 if len(steps) == 1 and [layout for layout, _ in steps[0].reads] == ["1n"] else 16
 
 
 @gluon.jit
 def finished_by_parts(
-    value, gate, bias, residual, scale_x, scale_w, more, row, row_end, col, n, EPILOGUE: gl.constexpr
+    value, gate, operands, scales, row, row_end, col, n, before, CODE: gl.constexpr, STAGES: gl.constexpr
 ):  # fmt: skip
-    """`finished` for a Gluon tile from [row, col] on, or `scaled_and_gated` for that of two products, a few columns at
-    a time: what a whole tile reads would not fit beside its sums. gate: the second product, or None.
+    """`finished` for a Gluon tile from [row, col] on, a few columns at a time: what a whole tile reads would not fit
+    beside its sums.
     """
     ROWS: gl.constexpr = value.shape[0]
     COLS: gl.constexpr = value.shape[1]
     LAYOUT: gl.constexpr = value.type.layout
-    PART: gl.constexpr = part_cols(EPILOGUE)
-    if COLS > PART:
+    WIDTH: gl.constexpr = part_cols(CODE)
+    if COLS > WIDTH:
         HALF: gl.constexpr = COLS // 2
         left, right = value.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
         left_gate, right_gate = gate, gate
         if gate is not None:
             left_gate, right_gate = gate.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
         left = finished_by_parts(
-            left, left_gate, bias, residual, scale_x, scale_w, more, row, row_end, col, n, EPILOGUE
+            left, left_gate, operands, scales, row, row_end, col, n, before, CODE, STAGES
         )  # fmt: skip
         right = finished_by_parts(
-            right, right_gate, bias, residual, scale_x, scale_w, more, row, row_end, col + HALF, n, EPILOGUE
+            right, right_gate, operands, scales, row, row_end, col + HALF, n, before, CODE, STAGES
         )  # fmt: skip
         value = gl.join(left, right).permute((0, 2, 1)).reshape([ROWS, COLS])
         value = gl.convert_layout(value, LAYOUT)
@@ -366,8 +381,5 @@ def finished_by_parts(
         rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
         # What a partition is handed tells the compiler nothing: rounded, it is known to be a multiple.
         cols = col // 16 * 16 + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT))
-        if gate is not None:
-            value = scaled_and_gated(value, gate, scale_x, scale_w, rows, row_end, cols, n // 8 * 8, EPILOGUE)
-        else:
-            value = finished(value, bias, residual, scale_x, scale_w, more, rows, row_end, cols, n // 8 * 8, EPILOGUE)
+        value = finished(value, gate, operands, scales, rows, row_end, cols, n // 8 * 8, before, CODE, STAGES)
     return value

@@ -19,16 +19,7 @@ SOURCE: Flux algorithms 1 and 2 (waits in the prologue, signals in the epilogue)
 import triton
 import triton.language as tl
 
-from overweave.kernels.epilogue import (
-    BIAS,
-    BY_ROWS,
-    ENDINGS,
-    GATE,
-    finished,
-    of_product,
-    scaled_and_gated,
-    scales_beside,
-)
+from overweave.kernels.epilogue import ALL, PART, does, finished, scales_beside
 from overweave.kernels.experts import end_rows, gathered_rows, is_sound, stored_rows, tiles_of
 from overweave.kernels.tile_end import (
     EXPERTS,
@@ -121,12 +112,8 @@ def matmul_kernel(
         accumulator += tl.where(verdict == 1, 0.0, float("nan"))
 
         # Epilogue.
-        if GATE & traits.epilogue:
-            accumulator = gate_tile(
-                traits, accumulator, gate, ends, table, tile, row, row_end, col, products.n, weight
-            )  # fmt: skip
         end_tile(
-            traits, accumulator, verdict, ends, target, products, addends, peers, experts, queue, protocol, tile,
+            traits, accumulator, gate, verdict, ends, target, products, addends, peers, experts, queue, protocol, tile,
             row, row_end, col, width, cols_end, weight,
         )  # fmt: skip
         record_time(trace, tile, STORED, traits.traced)
@@ -147,7 +134,7 @@ def multiply_tile(traits: tl.constexpr, a, b, gate, experts, weight, row, row_en
         steps, whole = tl.arange(0, BLOCK_K), tl.cdiv(k, WORD) * WORD
         beginnings = experts.source + at[:, None] * (experts.stride // WORD * WORD) + steps[None, :]
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    if GATE & traits.epilogue:
+    if traits.is_gated:
         gate_accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for depth in range(0, k, BLOCK_K):
         if traits.gathers:
@@ -155,12 +142,12 @@ def multiply_tile(traits: tl.constexpr, a, b, gate, experts, weight, row, row_en
         else:
             a_tile = a.load([row, depth])
         b_tile = load_factor(traits, b, weight, depth, col)
-        if GATE & traits.epilogue:
+        if traits.is_gated:
             gate_tile = load_factor(traits, gate, weight, depth, col)
         accumulator = multiply_step(traits, a_tile, b_tile, accumulator)
-        if GATE & traits.epilogue:
+        if traits.is_gated:
             gate_accumulator = multiply_step(traits, a_tile, gate_tile, gate_accumulator)
-    if not (GATE & traits.epilogue):
+    if not traits.is_gated:
         gate_accumulator = accumulator
     return accumulator, gate_accumulator
 
@@ -193,40 +180,25 @@ def multiply_step(traits: tl.constexpr, a_tile, b_tile, accumulator):
 
 
 @triton.jit
-def gate_tile(traits: tl.constexpr, value, gate, ends, table, tile, row, row_end, col, n, weight):
-    """A tile's two products made one, each scaled by its own before."""
-    rows, cols = row + tl.arange(0, value.shape[0]), col + tl.arange(0, value.shape[1])
-    beside = scales_beside(ends, table, tile, row, traits.epilogue)
-    scale_w = ends.scale_w
-    if traits.weights == EXPERTS and BY_ROWS & traits.epilogue:
-        scale_w = scale_w + 2 * columns_before(weight, n, None, traits.weights)
-    return scaled_and_gated(value, gate, beside, scale_w, rows, row_end, cols, n, traits.epilogue)
-
-
-@triton.jit
 def end_tile(
-    traits: tl.constexpr, value, verdict, ends, target, products, addends, peers, experts, queue, protocol, tile, row,
-    row_end, col, width, cols_end, weight,
+    traits: tl.constexpr, value, gate, verdict, ends, target, products, addends, peers, experts, queue, protocol, tile,
+    row, row_end, col, width, cols_end, weight,
 ):  # fmt: skip
-    """What a tile does with its sums: finishes, stores and announces them."""
+    """What a tile does with its sums: finishes, stores and announces them. gate: those of its second product."""
     table, trace = queue.table, queue.trace
     BLOCK_M: tl.constexpr = value.shape[0]
     BLOCK_N: tl.constexpr = value.shape[1]
     rows = row + tl.arange(0, BLOCK_M)
     cols = col + tl.arange(0, BLOCK_N)
     col_end = col + tl.where(width == 0, BLOCK_N, width)  # compared apart from n: their minimum hides its divisors
-    OF_PRODUCT: tl.constexpr = of_product(traits.epilogue, traits.addends)
-    if OF_PRODUCT:
-        beside = scales_beside(ends, table, tile, row, OF_PRODUCT)
-        own_bias, own_scales = ends.bias, ends.scale_w
+    STAGES: tl.constexpr = PART if traits.addends > 0 else ALL
+    if does(traits.epilogue, STAGES):
+        before = 0
         if traits.weights != 1:
             before = columns_before(weight, products.n, products.n_1, traits.weights)
-            if BIAS & OF_PRODUCT:
-                own_bias = own_bias + before
-            if BY_ROWS & OF_PRODUCT:
-                own_scales = own_scales + before
+        scales = scales_beside(ends, table, tile, row, traits.epilogue)
         value = finished(
-            value, own_bias, ends.residual, beside, own_scales, ends.more, rows, row_end, cols, cols_end, OF_PRODUCT
+            value, gate, ends.operands, scales, rows, row_end, cols, cols_end, before, traits.epilogue, STAGES
         )  # fmt: skip
     if traits.addends > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
         record_time(trace, tile, MULTIPLIED, traits.traced)
@@ -235,7 +207,7 @@ def end_tile(
         value += tl.where(verdict == 1, 0.0, float("nan"))
         store_sum(
             value, target, ends, addends, peers, table, tile, row, row_end, col, col_end, products.n, traits.addends,
-            ENDINGS & traits.epilogue,
+            traits.epilogue,
         )  # fmt: skip
     elif traits.weights == EXPERTS:
         value = end_rows(value, experts, rows, row_end)

@@ -21,7 +21,16 @@ round them (epilogue.py).
 import triton
 import triton.language as tl
 
-from overweave.kernels.epilogue import ADDED, RESIDUAL, ended, join, join_along, number_of_row, of_step, read_beside
+from overweave.kernels.epilogue import (
+    SUM,
+    Elements,
+    apply_steps,
+    join,
+    join_along,
+    number_of_row,
+    of_step,
+    read_beside,
+)
 from overweave.lang.tile_table import (
     CLAIMED,
     COL,
@@ -186,7 +195,7 @@ def sum_and_finish_rows(
             inside = has_row[:, None] & (cols < n)[None, :]
             offsets = starts + cols[None, :]
             value = tl.load(z + offsets, mask=inside, other=0.0).to(tl.float32)
-            beside = read_beside(after.more, offsets, inside, cols, n, ROWS, 0)
+            beside = read_beside(after.operands, None, Elements(offsets, inside, cols, n, 0, 0, None), ROWS, 0)
             value = of_step(ROWS, 0, "device")(value, number[:, None], beside)
             tl.store(out + offsets, value.to(out.dtype.element_ty), mask=inside)
 
@@ -226,13 +235,9 @@ def sum_tile(
     to_result = (row - source_row).to(tl.int64) * n
     if EPILOGUE:
         if finishes != 0:
-            beside = after.residual
-            at = offsets
-            if ADDED & EPILOGUE:
-                at = offsets + to_result
-            elif RESIDUAL & EPILOGUE:
-                beside = beside + to_result
-            total = ended(total, after.bias, beside, after.more, at, inside, cols, n, EPILOGUE)
+            total = apply_steps(
+                total, None, after.operands, Elements(offsets, inside, cols, n, to_result, 0, None), EPILOGUE, SUM
+            )  # fmt: skip
 
     if target_address == 0:
         target = out + to_result

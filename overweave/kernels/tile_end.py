@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from overweave.ir.tile_order import ALL_RANKS
-from overweave.kernels.epilogue import ended
+from overweave.kernels.epilogue import SUM, Elements, apply_steps, does
 from overweave.lang.tile_table import (
     COLUMNS,
     FINISHES,
@@ -174,9 +174,11 @@ def store_sum(
             addend = tl.multiple_of(tl.load(addresses + index).to(out.dtype), 16)
             result += tl.load(addend + offsets, mask=inside, other=0.0).to(tl.float32)
         result += tl.where(place == ADDENDS, product, 0.0)
-        if EPILOGUE:
+        if does(EPILOGUE, SUM):
             if read_column(table, tile, FINISHES) != 0:
-                result = ended(result, ends.bias, ends.residual, ends.more, offsets, inside, cols, n, EPILOGUE)
+                result = apply_steps(
+                    result, None, ends.operands, Elements(offsets, inside, cols, n, 0, 0, None), EPILOGUE, SUM
+                )  # fmt: skip
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
         if peers.everyone is not None:
             if read_column(table, tile, TO) == AT_ALL:

@@ -1,6 +1,7 @@
 """Mixture-of-experts layers: on one GPU, tensor parallel and expert parallel."""
 
 from overweave.moe.dispatch import Dispatched, combine, dispatch
+from overweave.moe.fp8 import quantise_rows
 from overweave.moe.glu import GPT_OSS, Glu
 from overweave.moe.grouped import grouped_matmul
 from overweave.moe.layer import ExpertsMlp
@@ -33,5 +34,6 @@ __all__ = [
     "experts_reduce_scatter",
     "experts_sum",
     "grouped_matmul",
+    "quantise_rows",
     "route",
 ]

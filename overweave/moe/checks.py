@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from overweave.errors import InputError
+from overweave.moe.fp8 import FP8
 
 IDS = (torch.int32, torch.int64)
 
@@ -32,14 +33,15 @@ def check_routing(name: str, tokens: int, topk_ids: object, topk_weights: object
         raise InputError(f"{name}: topk_weights {list(topk_ids.shape)}", f"got {told}", "Pass a float for each expert")
 
 
-def check_weights(name: str, x: torch.Tensor, w: object, bias: object, least: int = 1) -> None:
-    """Weights of experts `[E, n, k]`, in the dtype of x, and their biases `[E, n]`. least: of experts. Raises
-    InputError."""
+def check_weights(name: str, x: torch.Tensor, w: object, bias: object, scale: object = None, least: int = 1) -> None:
+    """Weights of experts `[E, n, k]`, in the dtype of x, or in fp8 with scales, and their biases, `[E, n]` both.
+    least: of experts. Raises InputError."""
     asked = f"{name}: w [experts, n, {x.shape[1]}] in {x.dtype}"
     if not isinstance(w, torch.Tensor) or w.dim() != 3 or w.shape[2] != x.shape[1]:
         found = f"got {list(w.shape)}" if isinstance(w, torch.Tensor) else f"got {type(w).__name__}"
         raise InputError(asked, found, "Pass weights as F.linear takes them, one below the other; or w.transpose(1, 2)")
-    if w.dtype != x.dtype or w.device != x.device:
+    check_scale(f"{name}: scale_w", w, scale)
+    if (scale is None and w.dtype != x.dtype) or w.device != x.device:
         raise InputError(
             asked, f"got {w.dtype} on {w.device}, x is on {x.device}", "Pass both in one dtype, on one device"
         )
@@ -48,3 +50,14 @@ def check_weights(name: str, x: torch.Tensor, w: object, bias: object, least: in
     if bias is not None and (not isinstance(bias, torch.Tensor) or bias.shape != w.shape[:2]):
         found = f"got {list(bias.shape)}" if isinstance(bias, torch.Tensor) else f"got {type(bias).__name__}"
         raise InputError(f"{name}: bias {list(w.shape[:2])}", found, "Pass a row for each expert")
+
+
+def check_scale(asked: str, w: torch.Tensor, scale: object) -> None:
+    """The scales of weights in fp8, `[E, n]`, and of no others. Raises InputError."""
+    if scale is None and w.dtype != FP8:
+        return
+    is_it = isinstance(scale, torch.Tensor) and scale.dtype == torch.float32 and scale.shape == w.shape[:2]
+    if w.dtype != FP8 or not is_it:
+        found = f"{scale.dtype} {list(scale.shape)}" if isinstance(scale, torch.Tensor) else type(scale).__name__
+        cure = "Pass w and scale_w as `quantise_rows(w)` returns them"
+        raise InputError(f"{asked}, fp32 {list(w.shape[:2])} of w in {FP8}", f"got {found} beside {w.dtype}", cure)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from math import inf
+from typing import NamedTuple, get_args
 
 import torch
 
 from overweave.errors import InputError
-from overweave.runtime.library.epilogue import ACTIVATIONS
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.operators.forms import GATE, Activation
+from overweave.runtime.library.epilogue import ended
 
 
 class Glu(NamedTuple):
@@ -25,9 +28,9 @@ class Glu(NamedTuple):
     shift: float = 0.0
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it is an activation and a product, as tile kernels have them."""
-        return self.limit is None and self.slope == 1.0 and self.shift == 0.0
+    def gating(self) -> tuple[float, float, float]:
+        """Limit, slope and shift, as `grouped_matmul` takes them."""
+        return inf if self.limit is None else self.limit, self.slope, self.shift
 
 
 GPT_OSS = Glu(interleaved=True, limit=7.0, slope=1.702, shift=1.0)
@@ -35,12 +38,9 @@ GPT_OSS = Glu(interleaved=True, limit=7.0, slope=1.702, shift=1.0)
 
 def gated(products: torch.Tensor, glu: Glu) -> torch.Tensor:
     """`[rows, 2 * inner]` -> `[rows, inner]`: in fp32, rounded once."""
-    first, up = gate_and_up(products, glu)
-    first, up = first.float(), up.float()
-    if glu.limit is not None:
-        first, up = first.clamp(max=glu.limit), up.clamp(-glu.limit, glu.limit)
-    act = first * torch.sigmoid(glu.slope * first) if glu.slope != 1.0 else ACTIVATIONS[glu.activation](first)  # type: ignore[index]
-    return (act * (up + glu.shift)).to(products.dtype)
+    first, up = gate_and_up(products.float(), glu)
+    how = Epilogue.of((GATE,), activation=glu.activation, gating=glu.gating)
+    return ended(up, slice(None), how, {}, first).to(products.dtype)
 
 
 def gate_and_up(packed: torch.Tensor, glu: Glu) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,8 +58,9 @@ def check_glu(name: str, glu: object, n: int) -> None:
         return
     if not isinstance(glu, Glu):
         raise InputError(asked, f"got {type(glu).__name__}", "Pass overweave.moe.Glu(...)")
-    if glu.activation not in ACTIVATIONS:
-        raise InputError(asked, f"got activation {str(glu.activation)[:40]!r}", f"Use one of {', '.join(ACTIVATIONS)}")
+    if glu.activation not in get_args(Activation):
+        cure = f"Use one of {', '.join(get_args(Activation))}"
+        raise InputError(asked, f"got activation {str(glu.activation)[:40]!r}", cure)
     if glu.slope != 1.0 and glu.activation != "silu":
         raise InputError(asked, f"got slope {glu.slope} of {glu.activation}", "Only silu has a slope")
     if n % 2:

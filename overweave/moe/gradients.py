@@ -1,9 +1,10 @@
 """The gradients of a grouped matmul: of x, w, gate, bias and the weights of rows, by grouped matmuls.
 
-With z = x[rows] @ w[e] (+ bias), v = act(z), or z * act(x[rows] @ gate[e]), and y[into] = s * v, where g is y's:
+With z = x[rows] @ w[e] (+ bias) of w, and of a gate, v = what the epilogue makes of them, and y[into] = s * v, where g
+is y's:
 
-    dv = s * g[into]    dz = dv * act'(z)    dx[rows] += dz @ w[e].T    dw[e] = x[rows].T @ dz of the group
-    ds = (g[into] * v).sum(1), or without activation and gate (x[rows] * (g[into] @ w[e].T)).sum(1) + g[into] @ bias[e]
+    dv = s * g[into]    dz = dv * v'(z)    dx[rows] += dz @ w[e].T    dw[e] = x[rows].T @ dz of the group
+    ds = (g[into] * v).sum(1), or without an epilogue (x[rows] * (g[into] @ w[e].T)).sum(1) + g[into] @ bias[e]
 
 What activations and gates need is computed anew: it would be as large as the result.
 """
@@ -13,8 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
-from overweave.runtime.library import grouped as reference
+from overweave.runtime.library.epilogue import ended
 from overweave.runtime.library.grouped import Grouped
 
 Grads = tuple[torch.Tensor | None, ...]
@@ -26,16 +28,17 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     call = Grouped(*inputs)
     tensors = [getattr(call, name) for name in _TENSORS]
     ctx.save_for_backward(*tensors)
-    ctx.activation, ctx.out_dtype = call.activation, call.out_dtype
+    ctx.others = {name: getattr(call, name) for name in _OTHERS}
 
 
-_TENSORS = ("x", "w", "offs", "bias", "gate", "rows", "into", "row_weights", "scale_x", "scale_w")
+_OTHERS = ("activation", "out_dtype", "gating")
+_TENSORS = tuple(name for name in Grouped._fields if name not in _OTHERS)
 
 
 def backward(ctx: Any, grad: torch.Tensor) -> Grads:
     """The gradients of all arguments, in their order."""
     tensors = dict(zip(_TENSORS, ctx.saved_tensors, strict=True))
-    call = Grouped(**tensors, activation=ctx.activation, out_dtype=ctx.out_dtype)
+    call = Grouped(**tensors, **ctx.others)
     if call.scale_x is not None:
         raise NotImplementedError(_NOT_DIFFERENTIABLE)
     needs = dict(zip(Grouped._fields, ctx.needs_input_grad, strict=True))
@@ -47,7 +50,7 @@ def _of_products(call: Grouped, grad: torch.Tensor, needs: dict[str, bool]) -> d
     """The gradients by name. Where something is done to products, these are computed anew."""
     g = grad.to(call.x.dtype) if call.into is None else _rows_of(grad, call.into).to(call.x.dtype)
     found: dict[str, torch.Tensor | None] = {}
-    is_plain = call.gate is None and not call.activation
+    is_plain = replace(call.epilogue, bias=False).steps == ()
     if is_plain:
         parts = [(call.w, g)]
         dv = g
@@ -55,7 +58,7 @@ def _of_products(call: Grouped, grad: torch.Tensor, needs: dict[str, bool]) -> d
         parts, dv = _through(call, g, found)
     if needs["x"] or (is_plain and needs["row_weights"]):
         found |= _of_x(call, parts, dv if is_plain else None, is_weighed=is_plain)
-    if needs["w"] or needs["gate"] or needs["bias"]:
+    if any(needs[name] for name in (*call.factors, "bias")):
         found |= _of_weights(call, parts, is_weighed=is_plain)
     return found
 
@@ -63,20 +66,27 @@ def _of_products(call: Grouped, grad: torch.Tensor, needs: dict[str, bool]) -> d
 def _through(
     call: Grouped, g: torch.Tensor, found: dict[str, torch.Tensor | None]
 ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
-    """Back through row weights, activation and gate: each weight with what its product's gradient is."""
-    z = _matmul(call.x, call.w, call.offs, bias=call.bias, rows=call.rows).float()
+    """Back through row weights and epilogue: each weight with what its product's gradient is."""
+    biases = _biases(call)
+    products = [
+        _matmul(call.x, w, call.offs, bias=bias, rows=call.rows).float().requires_grad_()
+        for w, bias in zip(call.factors.values(), biases, strict=True)
+    ]
+    with torch.enable_grad():
+        value = ended(products[0], slice(None), replace(call.epilogue, bias=False), {}, *products[1:])
     dv, weights = g.float(), call.row_weights
-    if call.gate is None:
-        value, slope = _activated(z, call.activation)
-        parts = [(call.w, slope)]
-    else:
-        gate = _matmul(call.x, call.gate, call.offs, rows=call.rows).float()
-        of_gate, slope = _activated(gate, call.activation)
-        value, parts = z * of_gate, [(call.w, of_gate), (call.gate, z * slope)]
     if weights is not None:
-        found["row_weights"] = torch.where(_is_row(call), (dv * value).sum(1), 0.0)
+        found["row_weights"] = torch.where(_is_row(call), (dv * value.detach()).sum(1), 0.0)
         dv = dv * weights.unsqueeze(1)
-    return [(w, (dv * slope).to(call.x.dtype)) for w, slope in parts], dv
+    through = torch.autograd.grad(value, products, dv)
+    return [(w, dz.to(call.x.dtype)) for w, dz in zip(call.factors.values(), through, strict=True)], dv
+
+
+def _biases(call: Grouped) -> list[torch.Tensor | None]:
+    """The bias of each product."""
+    if call.bias is None:
+        return [None for _ in call.factors]
+    return [each.contiguous() for each in call.bias.view(call.bias.shape[0], len(call.factors), -1).unbind(1)]
 
 
 def _of_x(
@@ -109,35 +119,24 @@ def _of_weights(
 ) -> dict[str, torch.Tensor | None]:
     x = call.x if call.rows is None else _rows_of(call.x, call.rows)
     found: dict[str, torch.Tensor | None] = {}
-    for name, (_, dz) in zip(("w", "gate"), parts, strict=False):
+    biases = []
+    for name, (_, dz) in zip(call.factors, parts, strict=True):
         if is_weighed and call.row_weights is not None:
             dz = (dz.float() * call.row_weights.unsqueeze(1)).to(dz.dtype)
         found[name] = torch.ops.overweave.grouped_outer(x, dz, call.offs)
-        if name == "w" and call.bias is not None:
+        if call.bias is not None:
             ones = torch.ones(dz.shape[0], 16, dtype=dz.dtype, device=dz.device)
-            found["bias"] = torch.ops.overweave.grouped_outer(ones, dz, call.offs)[:, 0].to(call.bias.dtype)
+            biases.append(torch.ops.overweave.grouped_outer(ones, dz, call.offs)[:, 0])
+    if call.bias is not None:
+        found["bias"] = torch.stack(biases, 1).view(call.bias.shape).to(call.bias.dtype)
     return found
 
 
 def _matmul(
     x: torch.Tensor, w: torch.Tensor, offs: torch.Tensor, bias: Any = None, rows: Any = None, out_dtype: Any = None
 ) -> torch.Tensor:
-    arguments = (x, w, offs, bias, None, "", rows, None, None, None, None, out_dtype or x.dtype)
+    arguments = (x, w, offs, bias, None, "", rows, None, None, None, None, out_dtype or x.dtype, ())
     return torch.ops.overweave.grouped_matmul(*arguments)  # type: ignore[no-any-return]
-
-
-def _activated(z: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """An activation's values and slopes."""
-    if not activation:
-        return z, torch.ones_like(z)
-    if activation == "silu":
-        share = torch.sigmoid(z)
-        return z * share, share * (1 + z * (1 - share))
-    slope = torch.ops.aten.gelu_backward(torch.ones_like(z), z, approximate=_APPROXIMATE[activation])
-    return reference.activated(z, activation), slope
-
-
-_APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 def _is_row(call: Grouped) -> torch.Tensor:

@@ -28,6 +28,7 @@ def grouped_matmul(
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    gating: tuple[float, float, float] | None = None,
 ) -> torch.Tensor:
     """Multiply each group of rows by its expert's weight, as `torch.nn.functional.grouped_mm(x, w, offs=offs)`.
 
@@ -38,11 +39,17 @@ def grouped_matmul(
 
         value = x[lo:hi].float() @ w[e].float()                                      # x[rows[lo:hi]] with `rows`
         value *= scale_x[lo:hi, None] * scale_w[e]                                   # fp8
-        value = value * act(x[lo:hi].float() @ gate[e].float()) if gate is given else act(value + bias[e])
+        value = act(value + bias[e])
         out[lo:hi] = (value * row_weights[lo:hi, None]).to(out_dtype)                # out[into[lo:hi]] with `into`
 
-    bias: `[experts, n]`, not with a gate. gate: another weight of w's shape and layout; activation: `silu`, `gelu`,
-    `gelu_tanh` or None.
+    gate: another weight of w's shape and layout, whose product is scaled as the first one is; then, with gating:
+
+        value, gated = value + bias[e, 0], x[lo:hi].float() @ gate[e].float() + bias[e, 1]
+        value, gated = value.clamp(-limit, limit) + shift, gated.clamp(max=limit)
+        value = value * act(slope * gated) / slope
+
+    activation: `silu`, `gelu`, `gelu_tanh` or None. gating: (limit, slope, shift); None: (inf, 1, 0). Only silu has a
+    slope. bias: `[experts, n]`, with a gate `[experts, 2, n]`, the gate's last.
     rows: int32 `[pairs]`, which row of x each row of the product is made of; the result has `pairs` rows.
     into: int32 `[pairs]`, where each row of the product is stored: no two at one place. An index out of range is never
     followed: such a row of x is NaN, such a row of the result is not stored.
@@ -55,7 +62,8 @@ def grouped_matmul(
     """
     if out_dtype is None:
         out_dtype = torch.bfloat16 if scale_x is not None else x.dtype
-    call = Grouped(x, w, offs, bias, gate, activation or "", rows, into, row_weights, scale_x, scale_w, out_dtype)
+    beside = bias, gate, activation or "", rows, into, row_weights, scale_x, scale_w
+    call = Grouped(x, w, offs, *beside, out_dtype, gating or ())
     check(call)
     return cast(torch.Tensor, torch.ops.overweave.grouped_matmul(*call))
 
@@ -100,7 +108,7 @@ def _clear(x: torch.Tensor, offs: torch.Tensor) -> None:
 
 _MATMUL = (
     "(Tensor x, Tensor w, Tensor offs, Tensor? bias, Tensor? gate, str activation, Tensor? rows, Tensor? into, "
-    "Tensor? row_weights, Tensor? scale_x, Tensor? scale_w, ScalarType out_dtype) -> Tensor"
+    "Tensor? row_weights, Tensor? scale_x, Tensor? scale_w, ScalarType out_dtype, float[] gating) -> Tensor"
 )
 for _op in (
     TorchOp("grouped_matmul", _MATMUL, _matmul, _matmul_fake, gradients.backward, gradients.keep),

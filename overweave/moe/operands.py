@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 
 from overweave.errors import InputError
-from overweave.runtime.library.epilogue import ACTIVATIONS
+from overweave.ir.operators.forms import Activation
+from overweave.moe.fp8 import FP8
 from overweave.runtime.library.grouped import Grouped
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-FP8 = torch.float8_e4m3fn
 _ASKED = "grouped_matmul"
 
 
@@ -28,28 +30,30 @@ def check(call: Grouped) -> None:
         raise _refused("w has no expert", "Pass w as [experts, k, n]")
     if call.out_dtype not in DTYPES:
         raise _refused(f"out_dtype is {call.out_dtype}", f"Name one of {DTYPES}")
-    if call.activation and call.activation not in ACTIVATIONS:
-        raise _refused(f"activation is {call.activation!r}", f"Name one of {', '.join(ACTIVATIONS)}")
-    if call.gate is not None and call.bias is not None:
-        raise _refused("bias and gate are given", "Multiply without a gate, then gate what comes out")
-    if call.gate is not None and call.gate.stride() != w.stride() and w.numel():
+    if call.activation and call.activation not in get_args(Activation):
+        raise _refused(f"activation is {call.activation!r}", f"Name one of {', '.join(get_args(Activation))}")
+    several = len(call.factors) > 1
+    if several and len({each.stride() for each in call.factors.values()}) > 1 and w.numel():
         raise _refused("w and gate lie differently in memory", "Pass both in one layout")
+    if call.gating and (len(call.gating) != 3 or not several or (call.gating[1] != 1.0 and call.activation != "silu")):
+        found = f"gating is {call.gating}, of activation {call.activation!r}{'' if several else ' without a gate'}"
+        raise _refused(found, "Pass (limit, slope, shift) beside a gate, slope 1.0 but of silu")
     _check_shapes(call)
 
 
 def _check_shapes(call: Grouped) -> None:
     (experts, _, n), pairs = call.w.shape, call.pairs
-    of_scales = (experts, n) if call.gate is None else (experts, 2, n)
+    of_products = (experts, *(() if len(call.factors) == 1 else (2,)), n)
     integer, single = (torch.int32,), (torch.float32,)
     expected = {
         "offs": ((experts,), integer),
-        "bias": ((experts, n), (*DTYPES,)),
-        "gate": (tuple(call.w.shape), (call.w.dtype,)),
+        **{name: (tuple(call.w.shape), (call.w.dtype,)) for name in call.factors},
+        "bias": (of_products, (*DTYPES,)),
         "rows": ((pairs,), integer),
         "into": ((pairs,), integer),
         "row_weights": ((pairs,), single),
         "scale_x": ((call.x.shape[0],), single),
-        "scale_w": (of_scales, single),
+        "scale_w": (of_products, single),
     }
     for name, (shape, dtypes) in expected.items():
         tensor = getattr(call, name)

@@ -14,12 +14,13 @@ import torch
 import torch.distributed as dist
 
 from overweave.errors import InputError
+from overweave.ir.operators.forms import GATE
 from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import verify_schedule
 from overweave.memory.group import LIVE_GROUPS, Group
 from overweave.moe.glu import Glu, gated
 from overweave.moe.grouped import grouped_outer
-from overweave.moe.pairs import RoutedTokens, WeightAndBias, added, first_factors, multiplied, routed_tokens
+from overweave.moe.pairs import Factors, RoutedTokens, added, first_factors, multiplied, routed_tokens
 from overweave.moe.programs import BUFFERS, COLUMNS_STEP, Sizes, schedule_of, write_gather, write_scatter
 from overweave.moe.routing import route
 from overweave.moe.slots import add_slots
@@ -108,10 +109,10 @@ class FirstMatmul:
     out: the products of all pairs, sorted by expert; gated, if the kernel can do that.
     """
 
-    def __init__(self, of: Overlapped, x: torch.Tensor, factors: WeightAndBias, glu: Glu | None) -> None:
-        self.of, self.experts = of, factors[0].shape[0]
-        self._w, self._beside = first_factors(factors, glu)
-        self._glu = None if "gate" in self._beside else glu
+    def __init__(self, of: Overlapped, x: torch.Tensor, factors: Factors, glu: Glu | None) -> None:
+        self.of = of
+        self._w, _, self._beside = first_factors(factors, glu)
+        self.experts, self._glu = self._w.shape[0], None if GATE in self._beside else glu
         self.out = x.new_empty((of.sizes.m * of.sizes.top, self._w.shape[2]))
 
     def route(self, ids: torch.Tensor) -> None:
@@ -127,15 +128,16 @@ class FirstMatmul:
         if not self.out.is_cuda:
             self.out.copy_(reference.multiply(call))
             return
-        columns = self._w.shape[2] * (2 if "gate" in self._beside else 1)
+        columns = self._w.shape[2] * (2 if GATE in self._beside else 1)
         place = self.of.group.rank, sizes.experts_ahead(self.experts, columns)
         load("gpu grouped arriving")(self.out, aligned(call), tables.bounds, place, channel)
 
     @property
     def kernels(self) -> tuple[object, ...]:
         """What decides which kernels are launched."""
-        each = (self._w, *(one for one in self._beside.values() if isinstance(one, torch.Tensor)))
-        return *((one.shape, one.stride()) for one in each), *self._beside, self._glu
+        each = {"w": self._w, **self._beside}
+        words = ((one.shape, one.stride()) if isinstance(one, torch.Tensor) else one for one in each.values())
+        return *zip(each, words, strict=True), self._glu
 
     @property
     def h(self) -> torch.Tensor:
@@ -149,7 +151,7 @@ class SecondMatmul:
     bias: of experts that a rank holds whole. y: the own tokens' sums.
     """
 
-    def __init__(self, of: Overlapped, h: torch.Tensor, factors: WeightAndBias) -> None:
+    def __init__(self, of: Overlapped, h: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor | None]) -> None:
         self.of, self._factors = of, factors
         self._products = dict[int, torch.Tensor]()
         low, high = of.sizes.rows(of.group.rank)
@@ -244,7 +246,8 @@ class ExpertWeights(NamedTuple):
     """This rank's part of the experts of a layer. up: `[experts, n, k]`, down: `[experts, k, n]`, or where up packs the
     two weights of a glu `[experts, k, n / 2]`. up_bias `[experts, n]`; down_bias `[experts, k]`, alike on every rank.
     first: where each rank holds experts whole, the number of its first one among those of all ranks; down_bias is of
-    these then. None: each has a part of every expert.
+    these then. None: each has a part of every expert. up_scale `[experts, n]`, down_scale `[experts, k]`: of weights in
+    fp8, as `quantise_rows` returns both.
     """
 
     up: torch.Tensor
@@ -253,6 +256,8 @@ class ExpertWeights(NamedTuple):
     down_bias: torch.Tensor | None = None
     glu: Glu | None = None
     first: int | None = None
+    up_scale: torch.Tensor | None = None
+    down_scale: torch.Tensor | None = None
 
     def own_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """The experts of tokens as this rank numbers its own; -1 for others."""
@@ -268,8 +273,9 @@ class ExpertWeights(NamedTuple):
             return x.new_zeros(x.shape) + sum(heard)
         ids = self.own_ids(ids)
         routed = routed_tokens(ids, self.up.shape[0])
-        h = multiplied(x, routed, None, (self.up, self.up_bias), self.glu)
-        return added(h, routed, topk_weights, (self.down, None if self.first is None else self.down_bias))
+        h = multiplied(x, routed, None, (self.up, self.up_bias, self.up_scale), self.glu)
+        down_bias = None if self.first is None else self.down_bias
+        return added(h, routed, topk_weights, (self.down, down_bias, self.down_scale))
 
 
 def chained(
@@ -311,7 +317,7 @@ def overlapped_in(
 
 
 def _call(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, **beside: Any) -> Grouped:
-    nothing = dict.fromkeys(Grouped._fields) | {"activation": "", "out_dtype": x.dtype}
+    nothing = dict.fromkeys(Grouped._fields) | {"activation": "", "gating": (), "out_dtype": x.dtype}
     return Grouped(**nothing | {"x": x, "w": w, "offs": offsets[1:]} | beside)  # type: ignore[arg-type]
 
 

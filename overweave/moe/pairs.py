@@ -6,12 +6,15 @@ y = experts_sum(h, routed, topk_weights, down)                   # -> [t, k]
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from overweave.errors import InputError
-from overweave.moe.checks import check_routing, check_rows, check_weights
+from overweave.ir.operators.forms import GATE
+from overweave.moe.checks import check_routing, check_rows, check_scale, check_weights
+from overweave.moe.fp8 import quantise_rows
 from overweave.moe.glu import Glu, check_glu, gate_and_up, gated
 from overweave.moe.grouped import grouped_matmul
 from overweave.moe.routing import Routing, route
@@ -36,7 +39,15 @@ class RoutedTokens(NamedTuple):
 
 
 TokensExperts = torch.Tensor | RoutedTokens  # what callers pass: topk_ids, or what a call returned
-WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]  # the weights of experts, and their biases
+Factors = Sequence[torch.Tensor | None]
+
+
+class Factor(NamedTuple):
+    """The weights of experts `[experts, n, k]`, their biases and, of fp8, their scales, `[experts, n]` both."""
+
+    w: torch.Tensor
+    bias: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
 
 
 def experts_matmul(
@@ -45,6 +56,7 @@ def experts_matmul(
     w: torch.Tensor,
     *,
     bias: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
     glu: Glu | None = None,
     topk_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, RoutedTokens]:
@@ -54,19 +66,21 @@ def experts_matmul(
                   h[row] = F.linear(x[pairs[row] // top], w[expert of row], bias[expert of row])
 
     x: `[t, k]`, bf16, fp16 or fp32. topk_ids: int32 or int64 `[t, top]`; -1 is no expert. Or what another call
-    returned for these tokens. w: `[experts, n, k]`, as Transformers packs them, in either memory layout. bias:
-    `[experts, n]`. glu: of w that packs two weights: then h is `[t * top, n / 2]`, gated. topk_weights: `[t, top]`, by
-    which a token is multiplied before its expert sees it; None, as most models have it: they weigh what comes out.
-    Returns h `[t * top, n]`. Rows behind the last offset belong to pairs without an expert, and hold anything.
-    Sizes follow from shapes alone: on a GPU the host looks at no id.
+    returned for these tokens. w: `[experts, n, k]`, as Transformers packs them, in either memory layout; in x's dtype,
+    or in fp8 with scale_w `[experts, n]`, both as `quantise_rows(w)` returns them: then rows of x are quantised alike,
+    `quantise_rows(x)`, and products are scaled by both. bias: `[experts, n]`. glu: of w that packs two weights: then h
+    is `[t * top, n / 2]`, gated. topk_weights: `[t, top]`, by which a token is multiplied before its expert sees it;
+    None, as most models have it: they weigh what comes out. Returns h `[t * top, n]`. Rows behind the last offset
+    belong to pairs without an expert, and hold anything. Sizes follow from shapes alone: on a GPU the host looks at no
+    id.
 
     Gradients: of x, w, bias and topk_weights. Raises InputError for arguments it cannot take. On a GPU an id that is no
     expert's is none, and `tables.reason` says so.
     """
     ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
-    check_first("experts_matmul", x, ids, topk_weights, ((w, bias), glu))
+    check_first("experts_matmul", x, ids, topk_weights, ((w, bias, scale_w), glu))
     routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(topk_ids, w.shape[0])
-    return multiplied(x, routed, topk_weights, (w, bias), glu), routed
+    return multiplied(x, routed, topk_weights, (w, bias, scale_w), glu), routed
 
 
 def experts_sum(
@@ -76,6 +90,7 @@ def experts_sum(
     w: torch.Tensor,
     *,
     bias: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """y = each token's `top` products, weighed and added in the order in which topk_ids names their experts.
 
@@ -84,15 +99,16 @@ def experts_sum(
 
     h: `[t * top, k]`, rows sorted by expert, as `experts_matmul` returns them. topk_ids: what it returned with h, or
     `[t, top]`. topk_weights: `[t, top]`; None: products are added as they are. w: `[experts, n, k]`, in either layout.
-    bias: `[experts, n]`. Returns `[t, n]`: products are rounded; those of a token are weighed and added in fp32, and
-    rounded once. A slot without an expert adds nothing, and its product is not read.
+    bias: `[experts, n]`. scale_w: of w in fp8, as of `experts_matmul`: rows of h are quantised. Returns `[t, n]`:
+    products are rounded; those of a token are weighed and added in fp32, and rounded once. A slot without an expert
+    adds nothing, and its product is not read.
 
     Gradients: of h, w, bias and topk_weights. Raises InputError for arguments it cannot take.
     """
     ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
-    check_second("experts_sum", h, ids, topk_weights, (w, bias))
+    check_second("experts_sum", h, ids, topk_weights, (w, bias, scale_w))
     routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(topk_ids, w.shape[0])
-    return added(h, routed, topk_weights, (w, bias))
+    return added(h, routed, topk_weights, (w, bias, scale_w))
 
 
 def check_first(
@@ -100,21 +116,26 @@ def check_first(
     x: object,
     ids: object,
     topk_weights: object,
-    factors: tuple[tuple[object, object], object],
+    factors: tuple[tuple[object, object, object], object],
     least: int = 1,
 ) -> None:
-    """The operands of the first matmul. least: experts. Raises InputError."""
-    (w, bias), glu = factors
+    """The operands of the first matmul. factors: of a `Factor`, and the glu. least: experts. Raises InputError."""
+    (w, bias, scale), glu = factors
     check_rows(name, x)
     assert isinstance(x, torch.Tensor)
     check_routing(name, x.shape[0], ids, topk_weights)
-    check_weights(name, x, w, bias, least)
+    check_weights(name, x, w, bias, scale, least)
     assert isinstance(w, torch.Tensor)
     check_glu(name, glu, w.shape[1])
 
 
 def check_second(
-    name: str, h: object, ids: object, topk_weights: object, factors: tuple[object, object], tokens: int | None = None
+    name: str,
+    h: object,
+    ids: object,
+    topk_weights: object,
+    factors: tuple[object, object, object],
+    tokens: int | None = None,
 ) -> None:
     """The operands of the second matmul. tokens: of all ranks, where ids are those of one. Raises InputError."""
     check_rows(name, h, "h")
@@ -128,8 +149,9 @@ def check_second(
     check_weights(name, h, *factors)
 
 
-def check_down(name: str, weights: tuple[object, object, object, object, object]) -> None:
-    """The second weights of a layer beside its first, which are sound. Raises InputError."""
+def check_down(name: str, weights: tuple[object, ...], scale: object) -> None:
+    """The second weights of a layer beside its first, which are sound: up, down, their biases and the glu. scale: of
+    down in fp8. Raises InputError."""
     up, down, _, bias, glu = weights
     assert isinstance(up, torch.Tensor)
     experts, n, k = up.shape
@@ -139,6 +161,7 @@ def check_down(name: str, weights: tuple[object, object, object, object, object]
             f"got {down.dtype} {list(down.shape)}" if isinstance(down, torch.Tensor) else f"got {type(down).__name__}"
         )
         raise InputError(f"{name}: down {wanted} in {up.dtype}", found, "Pass the second weights of the same experts")
+    check_scale(f"{name}: down_scale", down, scale)
     if bias is not None and (not isinstance(bias, torch.Tensor) or list(bias.shape) != wanted[:2]):
         found = f"got {list(bias.shape)}" if isinstance(bias, torch.Tensor) else f"got {type(bias).__name__}"
         raise InputError(f"{name}: down_bias {wanted[:2]}", found, "Pass a row for each expert, alike on all ranks")
@@ -151,34 +174,48 @@ def routed_tokens(topk_ids: torch.Tensor, experts: int) -> RoutedTokens:
 
 
 def multiplied(
-    x: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: WeightAndBias, glu: Glu | None
+    x: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: Factors, glu: Glu | None
 ) -> torch.Tensor:
-    """The first matmul. weights: on its input."""
-    tables = routed.tables
-    ends, (w, given) = tables.offsets[1:], first_factors(factors, glu)
+    """The first matmul. weights: on its input. factors: as of a `Factor`."""
+    tables, (w, scale, given) = routed.tables, first_factors(factors, glu)
+    is_gated = GATE in given
     if weights is not None:
         weighed = x.index_select(0, tables.tokens) * _of_rows(weights, routed).unsqueeze(1)
         x = torch.where(_is_row(routed).unsqueeze(1), weighed, 0.0).to(x.dtype)
-        h = grouped_matmul(x, w, ends, **given)
     else:
-        h = grouped_matmul(x, w, ends, rows=tables.tokens, **given)
-    return h if glu is None or "gate" in given else gated(h, glu)
+        given["rows"] = tables.tokens
+    h = grouped_matmul(*_quantised(x, w, scale, given), tables.offsets[1:], **given)
+    return h if glu is None or is_gated else gated(h, glu)
 
 
-def first_factors(factors: WeightAndBias, glu: Glu | None) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The first weight as `grouped_matmul` takes it, and what goes with it: a glu that it can apply as its gate."""
-    w, bias = factors
-    if glu is None or not glu.is_plain or bias is not None:
-        return w.transpose(1, 2), {"bias": bias}
-    gate, w = gate_and_up(w.transpose(1, 2), glu)
-    return w, {"gate": gate, "activation": glu.activation}
+def first_factors(factors: Factors, glu: Glu | None) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
+    """The first weight as `grouped_matmul` takes it, its scale, and what goes with it: a glu as its gate, unless
+    columns of either weight would have to be copied together."""
+    w, bias, scale = Factor(*factors)  # type: ignore[arg-type]
+    if glu is None or (w.stride(2) != 1 and glu.interleaved):
+        return w.transpose(1, 2), scale, {"bias": bias}
+    gate, up = gate_and_up(w.transpose(1, 2), glu)
+    bias, scale = (None if each is None else torch.stack(gate_and_up(each, glu)[::-1], 1) for each in (bias, scale))
+    return up, scale, {GATE: gate, "activation": glu.activation, "gating": glu.gating, "bias": bias}
 
 
-def added(h: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: WeightAndBias) -> torch.Tensor:
-    """The second matmul, and the sum over the experts of a token."""
-    (w, bias), tables = factors, routed.tables
-    products = grouped_matmul(h, w.transpose(1, 2), tables.offsets[1:], bias=bias)
+def added(h: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: Factors) -> torch.Tensor:
+    """The second matmul, and the sum over the experts of a token. factors: as of a `Factor`."""
+    w, bias, scale = Factor(*factors)  # type: ignore[arg-type]
+    tables, given = routed.tables, dict[str, Any](bias=bias)
+    products = grouped_matmul(*_quantised(h, w.transpose(1, 2), scale, given), tables.offsets[1:], **given)
     return ordered_sum(products, tables.places, tables.offsets, weights, routed.topk_ids.shape[1])
+
+
+def _quantised(
+    x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor | None, given: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x beside w: of weights in fp8 its rows are, too, and `given` gets both scales. Returns both."""
+    if scale is None:
+        return x, w
+    values, scale_x = quantise_rows(x)
+    given |= {"scale_x": scale_x, "scale_w": scale, "out_dtype": x.dtype}
+    return values, w
 
 
 def _of_rows(weights: torch.Tensor, routed: RoutedTokens) -> torch.Tensor:

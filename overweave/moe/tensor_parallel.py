@@ -16,6 +16,7 @@ import torch
 from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
 from overweave.memory.group import GroupLike
+from overweave.moe.fp8 import FP8
 from overweave.moe.glu import Glu, gated
 from overweave.moe.overlapped import ExpertWeights, choose, glu_word, obstacle, pushing_is_quicker
 from overweave.moe.pairs import (
@@ -48,6 +49,7 @@ def all_gather_experts(
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
     glu: Glu | None = None,
     topk_weights: torch.Tensor | None = None,
     m: int | None = None,
@@ -58,11 +60,12 @@ def all_gather_experts(
     Plain torch:  experts_matmul(all_gather(x_shard), all_gather(topk_ids), w, bias=bias, glu=glu)
 
     x_shard: `[t/W, k]`, this rank's tokens. topk_ids: `[t/W, top]`, the experts of these. w: `[experts, n, k]`, this
-    rank's n of each expert. bias: `[experts, n]`. glu: of w that packs two weights. topk_weights: `[t/W, top]`, on the
-    input. m: t, where W does not divide it: ranks hold the parts of torch.chunk. All as in `experts_matmul`, as are
-    the results: h `[t * top, n]` and the experts of all t tokens. plan: `sequential`, or `push`, whose tiles multiply
-    what is there while other tokens travel, of rows of whole words of 16 bytes, without weights on the input; None: the
-    second of many tokens on GPUs that reach each other's memory, where nobody asks for gradients, else the first.
+    rank's n of each expert. bias: `[experts, n]`. scale_w: of w in fp8. glu: of w that packs two weights. topk_weights:
+    `[t/W, top]`, on the input. m: t, where W does not divide it: ranks hold the parts of torch.chunk. All as in
+    `experts_matmul`, as are the results: h `[t * top, n]` and the experts of all t tokens. plan: `sequential`, or
+    `push`, whose tiles multiply what is there while other tokens travel, of rows of whole words of 16 bytes, without
+    weights on the input or in fp8; None: the second of many tokens on GPUs that reach each other's memory, where nobody
+    asks for gradients, else the first.
 
     Gradients: of x_shard, w, bias and topk_weights; the first and the last are summed and scattered.
 
@@ -71,11 +74,11 @@ def all_gather_experts(
     """
     name = "all_gather_experts"
     with refusing(group):
-        check_first(name, x_shard, topk_ids, topk_weights, ((w, bias), glu))
+        check_first(name, x_shard, topk_ids, topk_weights, ((w, bias, scale_w), glu))
         place = place_of(group)
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
         exchange = exchange_in(group, _told(name, topk_ids, w, {"x": x_shard, "topk_weights": topk_weights}))
-        reason = obstacle(x_shard, w.shape[1]) or ("weights stand on the input" if topk_weights is not None else "")
+        reason = _reason(x_shard, w) or ("weights stand on the input" if topk_weights is not None else "")
         is_kept = _is_differentiated(x_shard, w, bias)
         chosen = choose(name, plan, reason, not is_kept and _is_quicker(place, x_shard, tokens, x_shard.shape[1]))
     if chosen == PUSH and place.world_size > 1:
@@ -88,7 +91,7 @@ def all_gather_experts(
     x = all_gather_rows(exchange, x_shard, tokens)
     with refusing(group):
         routed = routed_tokens(ids, w.shape[0])
-    return multiplied(x, routed, weights, (w, bias), glu), routed
+    return multiplied(x, routed, weights, (w, bias, scale_w), glu), routed
 
 
 def experts_reduce_scatter(
@@ -99,6 +102,7 @@ def experts_reduce_scatter(
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
     m: int | None = None,
     plan: str | None = None,
 ) -> torch.Tensor:
@@ -108,10 +112,11 @@ def experts_reduce_scatter(
 
     h: `[t * top, k]`, sorted by expert as `all_gather_experts` returns it; k is this rank's part of the reduced axis.
     topk_ids: what came with h, or `[t/W, top]` of this rank's tokens, which are gathered. topk_weights: `[t/W, top]`,
-    or None. w: `[experts, n, k]`. bias: `[experts, n]`, alike on every rank, added once by the owner of a token. m: t,
-    where W does not divide it. Returns `[t/W, n]`: the `top` of a token are added as in `experts_sum` and rounded to
-    what travels; the library sums over ranks. plan: `sequential`, or `push`, which sends columns of sums to their
-    owners while it computes the next ones, and adds those of all ranks in fp32, in their order; None: as there.
+    or None. w: `[experts, n, k]`. bias: `[experts, n]`, alike on every rank, added once by the owner of a token.
+    scale_w: of w in fp8. m: t, where W does not divide it. Returns `[t/W, n]`: the `top` of a token are added as in
+    `experts_sum` and rounded to what travels; the library sums over ranks. plan: `sequential`, or `push`, which sends
+    columns of sums to their owners while it computes the next ones, and adds those of all ranks in fp32, in their
+    order; None: as there.
 
     Gradients: of h, w, bias and topk_weights, the latter two summed over ranks. Raises as `all_gather_experts`.
     """
@@ -125,10 +130,10 @@ def experts_reduce_scatter(
             ids = ids[low:high]
         else:
             tokens = _all_tokens(name, place, ids.shape[0], m)
-        check_second(name, h, ids, topk_weights, (w, bias), tokens)
+        check_second(name, h, ids, topk_weights, (w, bias, scale_w), tokens)
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights, "bias": bias}))
         is_quicker = not _is_differentiated(h, w, bias, topk_weights) and _is_quicker(place, h, tokens, w.shape[1])
-        chosen = choose(name, plan, obstacle(h, w.shape[1]), is_quicker)
+        chosen = choose(name, plan, _reason(h, w), is_quicker)
     if isinstance(topk_ids, RoutedTokens):
         routed = topk_ids
         weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
@@ -139,7 +144,7 @@ def experts_reduce_scatter(
     if chosen == PUSH and place.world_size > 1:
         y = torch.ops.overweave.scattered_experts(h, routed.topk_ids, weights, w, **exchange.options)
     else:
-        y = reduce_scatter_rows(exchange, added(h, routed, weights, (w, None)))
+        y = reduce_scatter_rows(exchange, added(h, routed, weights, (w, None, scale_w)))
     return y if bias is None else with_bias(y, (ids, topk_weights), replicated(exchange, bias))
 
 
@@ -168,17 +173,17 @@ def experts_mlp(
     """
     name = "experts_mlp"
     with refusing(group):
-        up, down, up_bias, down_bias, glu, first = weights
+        up, down, up_bias, down_bias, glu, first, up_scale, down_scale = weights
         least = 1 if first is None else 0
-        check_first(name, x_shard, topk_ids, topk_weights, ((up, up_bias), glu), least)
-        check_down(name, weights[:5])
+        check_first(name, x_shard, topk_ids, topk_weights, ((up, up_bias, up_scale), glu), least)
+        check_down(name, weights[:5], down_scale)
         place = place_of(group)
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
         tensors = {"x": x_shard, "topk_weights": topk_weights, "up": up, "down": down, "bias": up_bias}
         tensors["down_bias"] = down_bias
         differentiated = _is_differentiated(*tensors.values())
         is_quicker = not differentiated and _is_quicker(place, x_shard, tokens, x_shard.shape[1])
-        chosen = choose(name, plan, obstacle(x_shard, down.shape[2]), is_quicker)
+        chosen = choose(name, plan, _reason(x_shard, down.transpose(1, 2)), is_quicker)
         exchange = exchange_in(group, _told(name, topk_ids, up, tensors, is_whole=first is not None))
     is_pushed = chosen == PUSH and place.world_size > 1
     if is_pushed and differentiated and first is None:
@@ -210,6 +215,7 @@ def experts_all_reduce(
     group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """y = all tokens of the sum over ranks, alike on every rank.
 
@@ -224,11 +230,11 @@ def experts_all_reduce(
     with refusing(group):
         place_of(group)
         ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
-        check_second(name, h, ids, topk_weights, (w, bias))
+        check_second(name, h, ids, topk_weights, (w, bias, scale_w))
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights}))
         routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(ids, w.shape[0])
     weights = None if topk_weights is None else replicated(exchange, topk_weights.float())
-    y = all_reduce_rows(exchange, added(h, routed, weights, (w, None)))
+    y = all_reduce_rows(exchange, added(h, routed, weights, (w, None, scale_w)))
     return y if bias is None else with_bias(y, (ids, topk_weights), bias)
 
 
@@ -249,6 +255,11 @@ def _is_quicker(place: GroupRank, x: torch.Tensor, tokens: int, columns: int) ->
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+
+
+def _reason(rows: torch.Tensor, w: torch.Tensor) -> str:
+    """Why rows that meet these weights are not sent while others are multiplied; empty if they may be."""
+    return "weights are fp8" if w.dtype == FP8 else obstacle(rows, w.shape[1])
 
 
 def _all_tokens(name: str, place: GroupRank, own: int, m: int | None) -> int:
@@ -277,4 +288,5 @@ def _told(
     of_gradients = f" with gradients of {' '.join(names)}" if names else ""
     given = [key for key in ("topk_weights", "bias") if differentiated.get(key) is not None]
     beside = f" with {' '.join(given)}" if given else ""
-    return f"{name} of {experts} experts [{n}, {k}], top {ids.shape[1]}{beside}{of_gradients}"
+    fp8 = " in fp8" * (w.dtype == FP8)
+    return f"{name} of {experts} experts [{n}, {k}]{fp8}, top {ids.shape[1]}{beside}{of_gradients}"

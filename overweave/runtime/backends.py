@@ -32,6 +32,7 @@ BACKENDS = {
     "gpu grouped arriving": "overweave.runtime.gpu.experts:multiply_arriving",
     "gpu grouped outer": "overweave.runtime.gpu.experts:outer",
     "gpu grouped clear": "overweave.runtime.gpu.experts:clear",
+    "gpu quantise": "overweave.runtime.gpu.quantise:quantise_rows",
     "gpu slots": "overweave.runtime.gpu.slots:add_slots",
     "gpu merge": "overweave.runtime.gpu.merge:merge",
     "gpu routing": "overweave.runtime.gpu.routing:route",

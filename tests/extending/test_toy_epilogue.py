@@ -169,11 +169,31 @@ def test_bad_calls_are_typed_errors():
         assert all(word in each for word, each in zip(words, said, strict=True)), said
 
 
-def test_another_operator_and_several_weights_are_refused():
+def over_several_weights() -> bool:
+    """Each weight's columns have their own part of alpha, in values and in gradients."""
+    toy_epilogue.add()
+    torch.manual_seed(0)
+    x, w, alpha = torch.randn(M, K), torch.randn(K, N), torch.randn(N)
+    own = x.chunk(dist.get_world_size())[dist.get_rank()]
+    leaves = [own, w.requires_grad_(), alpha.requires_grad_()]
+    parts = [each.contiguous() for each in w.split((16, N - 16), 1)]
+    y = torch.cat(ow.all_gather_matmul(own, parts, alpha=alpha, m=M, **LIMITS), 1)
+    with torch.no_grad():
+        plain = torch.cat(ow.all_gather_matmul(own, parts, alpha=alpha, m=M, **LIMITS), 1)
+    want = toy_epilogue.in_torch(x @ leaves[1], (leaves[2], *LIMITS.values()))
+    found, wanted = (torch.autograd.grad(each.square().sum(), leaves[1:]) for each in (y, want))
+    pairs = ((plain, want), (y, want), *zip(found, wanted, strict=True))
+    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs)
+
+
+def test_it_follows_several_weights():
+    assert run_ranks(over_several_weights, 2) == [True, True]
+    build("all_gather_matmul.push", problem("all_gather_matmul", columns=(16, 8)), {})
+
+
+def test_another_operator_is_refused():
     with pytest.raises(InputError, match="takes no alpha"):
         build("matmul_all_to_all.sequential", problem("matmul_all_to_all", 12), {})
-    with pytest.raises(InputError, match="2 weights"):
-        build("all_gather_matmul.sequential", problem("all_gather_matmul", columns=(16, 8)), {})
 
 
 def test_the_tuner_knows_it_and_the_model_charges_its_bytes():

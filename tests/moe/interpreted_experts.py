@@ -5,7 +5,7 @@ Run by test_interpreted_experts.py in a process of its own, as tests/runtime/int
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,11 +14,12 @@ from overweave.runtime.interpreted import interpreter
 
 interpreter.repair()
 
-from overweave.ir.epilogue import Epilogue  # noqa: E402
+from overweave import moe  # noqa: E402
 from overweave.ir.plan import MatmulConfig  # noqa: E402
 from overweave.ir.shards import shard_rows  # noqa: E402
 from overweave.ir.tile_order import TileRow  # noqa: E402
 from overweave.kernels.experts import clear_rest_kernel, outer_kernel  # noqa: E402
+from overweave.kernels.quantise import quantise_rows_kernel  # noqa: E402
 from overweave.moe import Routing, route  # noqa: E402
 from overweave.runtime.kernel_calls import routing as kernel_routing  # noqa: E402
 from overweave.runtime.kernel_calls.experts import (  # noqa: E402
@@ -53,6 +54,7 @@ class Form(NamedTuple):
     weighs: bool = False
     bias: bool = False
     gate: bool = False
+    gating: tuple[float, ...] = ()
     dtype: torch.dtype = torch.bfloat16
 
 
@@ -69,29 +71,30 @@ def call_of(form: Form) -> Grouped:
         return integers(experts, form.k, form.n, dtype=dtype)
 
     own = form.source or form.rows
-    of_scales = (experts, *((2,) * form.gate), form.n)
+    of_products = (experts, *((2,) * form.gate), form.n)
     return Grouped(
         integers(own, form.k, dtype=dtype),
         weight(),
         torch.tensor(form.ends, dtype=torch.int32),
-        integers(experts, form.n) if form.bias else None,
+        integers(*of_products) if form.bias else None,
         weight() if form.gate else None,
         "",
         torch.randint(0, own, (form.rows,), dtype=torch.int32) if form.source else None,
         torch.randperm(form.rows).int() if form.scatters else None,
         integers(form.rows, dtype=torch.float32) if form.weighs else None,
         torch.randint(1, 4, (own,)).float() if is_fp8 else None,
-        torch.randint(1, 4, of_scales).float() if is_fp8 else None,
+        torch.randint(1, 4, of_products).float() if is_fp8 else None,
         torch.bfloat16 if is_fp8 else dtype,
+        form.gating,
     )
 
 
-def computed(call: Grouped, epilogue: Epilogue) -> torch.Tensor:
+def computed(call: Grouped) -> torch.Tensor:
     """What the kernels make of a call, in an output that held UNTOUCHED."""
     experts, _, n = call.w.shape
     out = torch.full((call.pairs, n), UNTOUCHED, dtype=call.out_dtype)
     config = MatmulConfig(block_m=16, block_n=32, block_k=64 // call.x.element_size() // 2, group_m=2, stages=2)
-    form = ExpertsForm(call.pairs, config, epilogue)
+    form = ExpertsForm(call.pairs, config, call.epilogue)
     table = torch.full((table_rows(call.pairs, experts, n, config), COLUMNS), -9, dtype=torch.int32)
     scale_x = call.scale_x if call.rows is None or call.scale_x is None else call.scale_x[call.rows.long()]
     tensors = ExpertTensors(
@@ -112,9 +115,14 @@ FORMS = {
     "one expert": Form((0, 37, 37), 37),
     "gathered, scattered and weighted": Form((3, 9, 40), 40, source=13, scatters=True, weighs=True, bias=True),
     "gated": Form((17, 40), 40, is_transposed=True, source=9, gate=True),
+    "gated, with biases": Form((17, 40), 40, is_transposed=True, gate=True, bias=True, weighs=True),
+    "gated within limits": Form((17, 40), 40, gate=True, bias=True, gating=(9.0, 1.0, 1.0)),
     "single precision": Form((17, 40), 40, dtype=torch.float32, scatters=True),
     "fp8": Form((17, 40), 40, k=64, n=64, is_transposed=True, source=50, dtype=torch.float8_e4m3fn),
     "fp8, gated": Form((17, 40), 40, k=64, n=64, is_transposed=True, gate=True, dtype=torch.float8_e4m3fn),
+    "fp8, gated within limits": Form(
+        (17, 40), 40, 64, 64, True, gate=True, bias=True, gating=(99.0, 1.0, 2.0), dtype=torch.float8_e4m3fn
+    ),
     "more experts than are looked at together": Form(tuple(range(0, 600, 4)), 596, k=16, n=8),
 }
 
@@ -123,8 +131,7 @@ FORMS = {
 def test_results_are_those_of_plain_torch(form: Form):
     torch.manual_seed(0)
     call = call_of(form)
-    scaling: Any = "rows" if call.scale_x is not None else None
-    got = computed(call, Epilogue(bias=form.bias, gate=form.gate, scaling=scaling))
+    got = computed(call)
     want = reference.multiply(call)
     stored = call.into[: form.ends[-1]].long() if call.into is not None else torch.arange(form.ends[-1])
     assert torch.equal(got[stored], want[stored])
@@ -135,7 +142,7 @@ def test_results_are_those_of_plain_torch(form: Form):
 @pytest.mark.parametrize("ends", [(5, 3, 40), (5, 20, 41), (-1, 20, 40)], ids=str)
 def test_ends_without_sense_make_all_rows_nan(ends: tuple[int, ...]):
     call = call_of(Form((5, 20, 40), 40, source=9, bias=True))._replace(offs=torch.tensor(ends, dtype=torch.int32))
-    assert computed(call, Epilogue(bias=True)).isnan().all()
+    assert computed(call).isnan().all()
 
 
 def test_indices_out_of_range_are_not_followed():
@@ -145,7 +152,7 @@ def test_indices_out_of_range_are_not_followed():
     call.rows[3], call.rows[4] = 1 << 30, -5
     lost = call.into[12].item()
     call.into[12] = 1 << 30
-    got = computed(call, Epilogue())
+    got = computed(call)
     assert got[call.into[3:5].long()].isnan().all()
     assert (got[int(lost)] == UNTOUCHED).all()
     assert torch.equal(got.nan_to_num(9), reference.multiply(call).index_fill(0, torch.tensor([lost]), 7).nan_to_num(9))
@@ -154,7 +161,7 @@ def test_indices_out_of_range_are_not_followed():
 def test_nan_weights_of_an_expert_are_its_own_rows_matter():
     call = call_of(Form((10, 30), 30, k=40))
     call.w[1] = float("nan")
-    got = computed(call, Epilogue())
+    got = computed(call)
     assert torch.equal(got[:10], reference.multiply(call)[:10])
     assert got[10:].isnan().all()
 
@@ -214,6 +221,18 @@ def _plain(tensors: ExpertTensors) -> Grouped:
     nothing = dict.fromkeys(("bias", "gate", "into", "row_weights", "scale_x", "scale_w"))
     given = {"x": tensors.x, "w": tensors.w, "offs": tensors.offs, "rows": tensors.rows}
     return Grouped(**given, **nothing, activation="", out_dtype=tensors.x.dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_are_quantised_as_by_plain_torch(dtype: torch.dtype):
+    x = (torch.randn(9, 88, dtype=torch.float32) * torch.logspace(-9, 4, 9)[:, None]).to(dtype)
+    x[3], x[5, 80] = 0.0, torch.nan
+    held = torch.full((9, 96), torch.nan, dtype=dtype)
+    held[:, :88] = x
+    values, scales = torch.empty(9, 88, dtype=torch.float8_e4m3fn), torch.empty(9)
+    quantise_rows_kernel[(4,)](held, values, scales, 9, 88, 96, 448.0, 32)
+    for got, want in zip((values, scales), moe.quantise_rows(x), strict=True):
+        assert torch.equal(got.float().nan_to_num(7), want.float().nan_to_num(7))
 
 
 ROUTINGS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import Any
 
@@ -40,10 +41,15 @@ def by_pairs(x: torch.Tensor, w: torch.Tensor, given: dict[str, Any]) -> torch.T
         expert = next(e for e, end in enumerate(ENDS) if row < end)
         own = x[row if rows is None else rows[row].long()]
         value = own @ w[expert]
+        biases = given.get("bias", torch.zeros(len(ENDS), 2 * N))[expert].view(-1, N)
+        value = value + biases[0]
         if given.get("gate") is not None:
-            value = value * act(own @ given["gate"][expert])
+            limit, slope, shift = given.get("gating") or (math.inf, 1.0, 0.0)
+            gate = (own @ given["gate"][expert] + biases[1]).clamp(max=limit)
+            gate = gate * torch.sigmoid(slope * gate) if slope != 1 else act(gate)
+            value = (value.clamp(-limit, limit) + shift) * gate
         else:
-            value = act(value if given.get("bias") is None else value + given["bias"][expert])
+            value = act(value)
         made.append(value if weights is None else value * weights[row])
     y = torch.stack(made)
     if given.get("into") is None:
@@ -51,14 +57,29 @@ def by_pairs(x: torch.Tensor, w: torch.Tensor, given: dict[str, Any]) -> torch.T
     return torch.zeros(ROWS, N, dtype=y.dtype).index_copy(0, given["into"][: ENDS[-1]].long(), y)
 
 
-@pytest.mark.parametrize(("is_gated", "moves"), [*product((False, True), repeat=2)])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_values_and_gradients_are_those_of_a_loop_over_pairs(activation: str | None, is_gated: bool, moves: bool):
+GATES = {
+    "plain": (("bias",), None),
+    "gated": (("gate",), None),
+    "gated, with biases": (("gate", "bias"), None),
+    "gated within limits": (("gate", "bias"), (2.0, 1.0, 1.0)),
+    "shifted": (("gate",), (math.inf, 1.0, 0.5)),
+    "of a slope": (("gate", "bias"), (2.0, 1.702, 1.0)),
+}
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize(
+    ("activation", "gate"),
+    [each for each in product(ACTIVATIONS, GATES) if each[1] != "of a slope" or each[0] == "silu"],
+)
+def test_values_and_gradients_are_those_of_a_loop_over_pairs(activation: str | None, gate: str, moves: bool):
     torch.manual_seed(0)
     x = torch.randn(TOKENS if moves else ROWS, K, requires_grad=True)
     w = torch.randn(len(ENDS), K, N, requires_grad=True)
-    given: dict[str, Any] = {"activation": activation}
-    beside = {"gate": (len(ENDS), K, N)} if is_gated else {"bias": (len(ENDS), N)}
+    reads, gating = GATES[gate]
+    given: dict[str, Any] = {"activation": activation, "gating": gating}
+    shapes = {"gate": (len(ENDS), K, N), "bias": (len(ENDS), 2, N) if "gate" in reads else (len(ENDS), N)}
+    beside: dict[str, tuple[int, ...]] = {name: shapes[name] for name in reads}
     beside |= {"row_weights": (ROWS,)} if moves else {}
     given |= {name: torch.randn(shape, requires_grad=True) for name, shape in beside.items()}
     leaves = [x, w, *(given[name] for name in beside)]
@@ -113,7 +134,7 @@ def test_the_fake_has_the_shapes_of_the_real_one():
     rows = torch.zeros(50, dtype=torch.int32)
     torch.library.opcheck(
         torch.ops.overweave.grouped_matmul.default,
-        (x, w, offs(), None, None, "", rows, None, None, None, None, torch.bfloat16),
+        (x, w, offs(), None, None, "", rows, None, None, None, None, torch.bfloat16, ()),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -130,7 +151,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "negative offs": {"offs": offs(-1, 3, 10, 25, 28)},
     "offs beyond the rows": {"offs": offs(3, 3, 10, 25, 31)},
     "an unknown activation": {"activation": "relu"},
-    "bias beside a gate": {"bias": torch.zeros(5, N), "gate": torch.zeros(5, K, N)},
+    "a bias of one product beside a gate": {"bias": torch.zeros(5, N), "gate": torch.zeros(5, K, N)},
+    "gating without a gate": {"gating": (7.0, 1.0, 0.0)},
+    "a slope of gelu": {"gate": torch.zeros(5, K, N), "activation": "gelu", "gating": (7.0, 2.0, 0.0)},
     "a gate that lies otherwise": {"gate": torch.zeros(5, N, K).transpose(1, 2)},
     "rows of int64": {"rows": torch.zeros(4).long()},
     "scales without fp8": {"scale_x": torch.ones(ROWS), "scale_w": torch.ones(5, N)},

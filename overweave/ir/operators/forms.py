@@ -14,6 +14,8 @@ from msgspec import Struct
 from overweave.errors import InputError
 
 BIAS, RESIDUAL, GATE = "bias", "residual", "gate"
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+Scaling = Literal["tensor", "rows"]
 NORM, NORM_WEIGHT, Z = "norm", "norm_weight", "z"
 NORM_EPS = 1e-5  # the default
 SCALE_X, SCALE_W = "scale_x", "scale_w"
@@ -26,12 +28,13 @@ Place = Literal["product", "part", "sum", "row"]
 
 class Input(NamedTuple):
     """A tensor that a form reads, or makes. rows, cols: extents of a Problem (`Problem.operand`); y: the rows of the
-    result. dtype: that of the `result`, of a `factor`, or its name.
+    result, x: those of the factor, k: of a further weight, whose product is read; of_columns, products: n
+    or one for each weight. dtype: that of the `result`, of a `factor`, or its name.
     """
 
     name: str
-    rows: Literal["1", "k", "y"] = "1"
-    cols: Literal["1", "n", "of_columns"] = "n"
+    rows: Literal["1", "k", "x", "y"] = "1"
+    cols: Literal["1", "n", "of_columns", "products"] = "n"
     dtype: str = "result"
 
 
@@ -57,8 +60,8 @@ class Form(Struct, frozen=True, kw_only=True):
     Fields of a registered epilogue: name; numbers: float arguments, name -> a value to try it with. where: what it may
     be done to. Elements of products and sums are done last, those of parts next to their scales: what is done to parts
     is linear, and the same on all ranks. A form of parts and of sums is done to sums. reference: `reference(y, beside)`
-    in plain torch, where beside are the inputs, then the numbers. device: the same on fp32 in triton.language, a plain
-    function that is compiled into the kernels. Gradients follow from the reference.
+    in plain torch, where beside are the inputs, then the numbers; it may change y. device: the same on fp32 in
+    triton.language, a plain function that is compiled into the kernels. Gradients follow from the reference.
 
     of_row: of a form of whole rows, which makes elements of y's shape, and beside them the rows' numbers `[m, 1]` or
     nothing; a call returns these in place of y. reference returns both. device: `device(y, number, beside)`.
@@ -91,11 +94,44 @@ class Form(Struct, frozen=True, kw_only=True):
         return (self.keyword,) if self.keyword else self.words
 
 
+# In torch and on the device, so without types.
+def _plus(y, beside):  # type: ignore[no-untyped-def]
+    y += beside[0]
+    return y
+
+
+def _more(y, beside):  # type: ignore[no-untyped-def]
+    return y + beside[0]
+
+
+def _times(y, beside):  # type: ignore[no-untyped-def]
+    return y * beside[0]
+
+
+def _scaled(y, beside):  # type: ignore[no-untyped-def]
+    return y * (beside[0] * beside[1])
+
+
+_ONE_SCALE, _SCALE_W = Input(SCALE_X, cols="1", dtype=SCALE_DTYPE), Input(SCALE_W, cols="of_columns", dtype=SCALE_DTYPE)
+# What epilogues are made of (`Epilogue.steps`), by name. What has no functions here has them by its name where torch is
+# known, and where the device's language is. Biases and scales of both products of a gate lie one behind the other.
+BUILT_IN = {
+    BIAS: Form(inputs=(Input(BIAS),), reference=_plus, device=_plus),
+    RESIDUAL: Form(inputs=(Input(RESIDUAL, "y"),), reference=_plus, device=_plus),
+    GATE: Form(inputs=(Input(GATE, "k", dtype="factor"),), allowed_by=GATE, reference=_times, device=_times),
+    "bias of both": Form(inputs=(Input(BIAS, cols="of_columns"),), reference=_plus, device=_plus),
+    "tensor": Form(inputs=(_ONE_SCALE, _SCALE_W._replace(cols="products")), device=_scaled),
+    "rows": Form(inputs=(_ONE_SCALE._replace(rows="x"), _SCALE_W), device=_scaled),
+    "plus": Form(numbers={"addend": 0.0}, reference=_more, device=_more),
+    "times": Form(numbers={"factor": 1.0}, reference=_times, device=_times),
+    **{name: Form(name=name, numbers={"limit": 1.0}) for name in ("at most", "within")},
+    **{name: Form(name=name) for name in get_args(Activation)},
+}
 FORMS = [
-    Form(inputs=(Input(BIAS),)),
+    BUILT_IN[BIAS],
     Form(options={"activation": "str? activation=None"}),
-    Form(inputs=(Input(RESIDUAL, "y"),)),
-    Form(inputs=(Input(GATE, "k", dtype="factor"),), allowed_by=GATE),
+    BUILT_IN[RESIDUAL],
+    BUILT_IN[GATE],
     Form(
         inputs=(Input(NORM_WEIGHT),),
         options={"norm_eps": f"float norm_eps={NORM_EPS}"},
@@ -104,7 +140,7 @@ FORMS = [
         makes=(Input(Z, "y"),),
     ),
     Form(
-        inputs=(Input(SCALE_X, cols="1", dtype=SCALE_DTYPE), Input(SCALE_W, cols="of_columns", dtype=SCALE_DTYPE)),
+        inputs=(_ONE_SCALE, _SCALE_W),
         options={"out_dtype": "ScalarType? out_dtype=None"},
         allowed_by="scaling",
     ),
@@ -125,7 +161,7 @@ def register(form: Form) -> bool:
     names = (form.name, *form.words, *(each.name for each in form.makes))
     taken = {word for each in FORMS for word in (*each.words, *each.keywords, each.name)} | {Z}
     taken |= {"x", "w", "y", "m", "plan", "counts", "most", "tokens", "group_name", "save", "gradients"}
-    taken |= {"rows", "rows_of_all", "gathered_out", "backward_plan", "place", "silu", "gelu", "gelu_tanh", "rms_norm"}
+    taken |= {"rows", "rows_of_all", "gathered_out", "backward_plan", "place", "rms_norm", *BUILT_IN}
     taken |= {made.name for each in FORMS for made in each.makes}
     asked = f"register the epilogue {form.name[:40]!r}"
     clash = next((name for name in names if not name.isidentifier() or name in taken), None)
@@ -143,7 +179,7 @@ def _obstacle(form: Form) -> str:
     """Return why nothing could do what a registered epilogue says; "" if something can."""
     if form.reference is None or form.device is None:
         return "no reference or no device function"
-    if any(read.rows == "k" or read.cols == "of_columns" or read.dtype == "factor" for read in form.inputs):
+    if any(read.rows in "kx" or read.cols not in ("1", "n") or read.dtype == "factor" for read in form.inputs):
         return "an input has other rows or columns than the result"
     if form.options or form.allowed_by != "epilogue" or not {*form.where} <= {*get_args(Place)} or not form.where:
         return "options, another keyword, or no place where it is done"
@@ -159,10 +195,11 @@ def _obstacle(form: Form) -> str:
 
 
 def registered(name: str) -> Form:
-    """Return a registered epilogue by its name. Raises InputError if there is none."""
-    if name not in REGISTERED:
+    """Return an epilogue by its name, built in or registered. Raises InputError if there is none."""
+    form = BUILT_IN.get(name) or REGISTERED.get(name)
+    if form is None:
         raise InputError(f"epilogue {name[:40]!r}", "nobody has registered it", "Register its Form first")
-    return REGISTERED[name]
+    return form
 
 
 def input_of(name: str) -> Input | None:

@@ -18,14 +18,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from overweave.compat.triton_names import block_barrier
 from overweave.kernels.epilogue import (
-    BIAS,
-    BY_ROWS,
-    ENDINGS,
-    GATE,
-    SCALES,
+    ALL,
+    PAIR,
+    PART,
+    SUM,
+    Elements,
+    apply_steps,
+    does,
     finished_by_parts,
-    gated,
-    of_product,
+    reads,
     scales_beside,
 )
 from overweave.kernels.experts import end_rows
@@ -41,42 +42,35 @@ from overweave.lang.tile_table import ADDS_NOTHING, FINISHES, INTO, MULTIPLIED, 
 
 @gluon.jit
 def finish(
-    value, table, tile, ends, row, row_end, col, products, cols_end, EPILOGUE: gl.constexpr, WEIGHTS: gl.constexpr
+    traits: gl.constexpr, value, gate, table, tile, ends, row, row_end, col, products, cols_end, STAGES: gl.constexpr
 ):  # fmt: skip
-    """The epilogue of some columns of a tile, of a weight that has cols_end."""
-    bias, scale_w = ends.bias, ends.scale_w
-    if EPILOGUE:
-        if WEIGHTS != 1:
-            before = columns_before(weight_of(table, tile, WEIGHTS), products.n, products.n_1, WEIGHTS)
-            if BIAS & EPILOGUE:
-                bias += before
-            if BY_ROWS & EPILOGUE:
-                scale_w += before
-        beside = scales_beside(ends, table, tile, None, EPILOGUE)
+    """Some stages of the epilogue of some columns of a tile, of a weight that has cols_end. gate: the product beside
+    value, or None."""
+    if does(traits.epilogue, STAGES):
+        before = 0
+        if traits.weights != 1:
+            before = columns_before(weight_of(table, tile, traits.weights), products.n, products.n_1, traits.weights)
+        scales = scales_beside(ends, table, tile, None, traits.epilogue)
         value = finished_by_parts(
-            value, None, bias, ends.residual, beside, scale_w, ends.more, row, row_end, col, cols_end, EPILOGUE
+            value, gate, ends.operands, scales, row, row_end, col, cols_end, before, traits.epilogue, STAGES
         )  # fmt: skip
     return value
 
 
 @gluon.jit
 def gate_half(
-    result, others, PART_N: gl.constexpr, table, tile, ends, row, row_end, col, n, EPILOGUE: gl.constexpr,
-    WEIGHTS: gl.constexpr,
+    traits: gl.constexpr, result, others, PART_N: gl.constexpr, table, tile, ends, row, row_end, col, products, cols_end
 ):  # fmt: skip
     """A consumer's two products made one, each scaled by its own before. They are one accumulator, or both."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART_N, 16])
+    PAIRS: gl.constexpr = PART | PAIR
     value, gate = result, others
     if result.shape[1] > PART_N:
         value, gate = half_of(result, False), half_of(result, True)
-    if SCALES & EPILOGUE:
-        beside = scales_beside(ends, table, tile, None, EPILOGUE)
-        scale_w = ends.scale_w
-        if WEIGHTS == EXPERTS and BY_ROWS & EPILOGUE:
-            scale_w += 2 * columns_before(weight_of(table, tile, WEIGHTS), n, None, WEIGHTS)
-        value = finished_by_parts(value, gate, None, None, beside, scale_w, None, row, row_end, col, n, EPILOGUE)
+    if reads(traits.epilogue, PAIRS, ""):
+        value = finish(traits, value, gate, table, tile, ends, row, row_end, col, products, cols_end, PAIRS)
     else:
-        value = gated(value, gate, EPILOGUE)
+        value = apply_steps(value, gate, None, Elements(None, None, None, 0, 0, 0, None), traits.epilogue, PAIRS)
     return gl.convert_layout(value, layout)  # no instruction: all of both is the thread's own
 
 
@@ -140,10 +134,10 @@ def consume_tile(
     table, products = work.queue.table, work.products
     PART_M: gl.constexpr = results.tiles.first.type.shape[1]
     PART_N: gl.constexpr = results.tiles.first.type.shape[2]
-    PRODUCTS: gl.constexpr = 2 if GATE & traits.epilogue else PARTS  # of rectangles of columns
+    PRODUCTS: gl.constexpr = 2 if traits.is_gated else PARTS  # of rectangles of columns
     WIDE: gl.constexpr = widest(PRODUCTS, PART_N, stages.a.dtype.is_fp8())
     HAS_REST: gl.constexpr = PRODUCTS > WIDE
-    LEFT: gl.constexpr = 1 if GATE & traits.epilogue else WIDE
+    LEFT: gl.constexpr = 1 if traits.is_gated else WIDE
     BELOW: gl.constexpr = 0 if traits.in_columns else HALF * PART_M
     BESIDE: gl.constexpr = HALF * PART_N if traits.in_columns else 0
     tile = message & NUMBER
@@ -261,24 +255,27 @@ def end_tile(
     """The products of all of k, finished and handed over."""
     table, ends, products = work.queue.table, work.ends, work.products
     PART_N: gl.constexpr = results.tiles.first.type.shape[2]
-    OF_PRODUCT: gl.constexpr = of_product(traits.epilogue, traits.addends)
-    WEIGHTS: gl.constexpr = traits.weights
-    if GATE & traits.epilogue:
+    STAGES: gl.constexpr = PART if traits.addends > 0 else SUM if traits.is_gated else ALL
+    if traits.is_gated:
         result = gate_half(
-            result, others, PART_N, table, tile, ends, row, row_end, col, cols_end, traits.epilogue, WEIGHTS
+            traits, result, others, PART_N, table, tile, ends, row, row_end, col, products, cols_end
         )  # fmt: skip
-    result = finish(result, table, tile, ends, row, row_end, col, products, cols_end, OF_PRODUCT, WEIGHTS)
+    result = finish(traits, result, None, table, tile, ends, row, row_end, col, products, cols_end, STAGES)
     if PARTS > WIDE:
         further = col + WIDE * PART_N
         if traits.addends == 0:  # with addends, behind those of the others: both would not fit
-            others = finish(others, table, tile, ends, row, row_end, further, products, cols_end, OF_PRODUCT, WEIGHTS)
+            others = finish(
+                traits, others, None, table, tile, ends, row, row_end, further, products, cols_end, STAGES
+            )  # fmt: skip
     if HALF == 0:
         record_time(work.queue.trace, tile, MULTIPLIED, traits.traced and traits.addends > 0)
     mbarrier.wait(results.empty.index(HALF), (turn & 1) ^ 1)  # the storer is done with the last tile
     hand_over(traits, HALF, 0, result, results.tiles, turn, target, work, tile, own_row, row, row_end, col, cols_end)
     if PARTS > WIDE:
         if traits.addends > 0:
-            others = finish(others, table, tile, ends, row, row_end, further, products, cols_end, OF_PRODUCT, WEIGHTS)
+            others = finish(
+                traits, others, None, table, tile, ends, row, row_end, further, products, cols_end, STAGES
+            )  # fmt: skip
         hand_over(
             traits, HALF, WIDE, others, results.tiles, turn, target, work, tile, own_row, row, row_end, further,
             cols_end,
@@ -308,22 +305,11 @@ def hand_over(
             result += gl.where(hear_of_addends(work.sums, turn) == 1, 0.0, float("nan"))
             addend = side_by_side(c_tiles, HALF, PART, MANY, 2, False)
             result += addend.load(layout).to(gl.float32)
-            if ENDINGS & EPILOGUE:
+            if does(EPILOGUE, SUM):
                 if read_column(table, tile, FINISHES) != 0:
                     result = finished_by_parts(
-                        result,
-                        None,
-                        ends.bias,
-                        ends.residual,
-                        None,
-                        None,
-                        ends.more,
-                        row,
-                        row_end,
-                        col,
-                        n,
-                        ENDINGS & EPILOGUE,
-                    )
+                        result, None, ends.operands, None, row, row_end, col, n, 0, EPILOGUE, SUM
+                    )  # fmt: skip
     if traits.addends > 0 and work.sums.tiles is None and read_column(table, tile, PLACE) != ADDS_NOTHING:
         result += gl.where(hear_of_addends(work.sums, turn) == 1, 0.0, float("nan"))
         store_sum(

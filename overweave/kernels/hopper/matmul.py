@@ -32,7 +32,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from overweave.kernels.epilogue import GATE
 from overweave.kernels.hopper.consumer import consume
 from overweave.kernels.hopper.gathered import GATHERING, gather
 from overweave.kernels.hopper.producer import produce
@@ -83,7 +82,7 @@ def matmul_hopper_kernel(
     C_SHAPE: gl.constexpr = out.block_type.shape
     STAGES: gl.constexpr = traits.stages
     A_PARTS: gl.constexpr = 1 if traits.in_columns else 2
-    GATED: gl.constexpr = (GATE & traits.epilogue) != 0
+    GATED: gl.constexpr = traits.is_gated
     B_PARTS: gl.constexpr = b_parts(traits)
     begun = 0
     if traits.traced:

@@ -5,7 +5,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from overweave.compat.triton_names import load_tile
-from overweave.kernels.epilogue import GATE
 from overweave.kernels.experts import is_sound, tiles_of
 from overweave.kernels.hopper.shared import LACKS, LAST, VOID, pass_on
 from overweave.kernels.hopper.start import receive_claim
@@ -31,7 +30,7 @@ def produce(
     """Every tile that this program claims, in the order of the table; then tells the others that it was the last."""
     table, claims, trace, tiles = queue
     tiles = tiles_of(tiles, traits.weights)
-    GATED: gl.constexpr = (GATE & traits.epilogue) != 0
+    GATED: gl.constexpr = traits.is_gated
     PART_M: gl.constexpr = a_shard.block_type.shape[0]
     BLOCK_K: gl.constexpr = a_shard.block_type.shape[1]
     PART_N: gl.constexpr = b.block_type.shape[0] if traits.b_is_transposed else b.block_type.shape[1]

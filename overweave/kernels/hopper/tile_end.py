@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from overweave.compat.triton_names import block_barrier, load_tile
-from overweave.kernels.epilogue import ENDINGS, ended
+from overweave.kernels.epilogue import SUM, Elements, apply_steps, does
 from overweave.kernels.hopper.tiles import rectangle, wait_for_addends
 from overweave.kernels.tile_end import AT_ALL, sums_at
 from overweave.lang.tile_table import (
@@ -123,7 +123,7 @@ def store_sum(
     """Adds the addends to a product, each at its place, and stores the sum in `out`, strip by strip; finished, if the
     tile's row says that it is whole, and at every rank, if it says so. ADDENDS 0: of a sum that is there.
     """
-    ENDING: gl.constexpr = ENDINGS & EPILOGUE
+    ENDING: gl.constexpr = does(EPILOGUE, SUM)
     HEIGHT: gl.constexpr = product.shape[0]
     MOST: gl.constexpr = MOST_BESIDE_EPILOGUE if EPILOGUE else MOST_ADDENDS
     WIDTH: gl.constexpr = min(product.shape[1], STRIP if ADDENDS > 0 and ADDENDS <= MOST else STRIP // 2)
@@ -151,7 +151,9 @@ def store_sum(
             result += gl.where(place == ADDENDS, own, 0.0)
             if ENDING:
                 if finishes:
-                    result = ended(result, ends.bias, ends.residual, ends.more, offsets, inside, cols, n, ENDING)
+                    result = apply_steps(
+                        result, None, ends.operands, Elements(offsets, inside, cols, n, 0, 0, None), EPILOGUE, SUM
+                    )  # fmt: skip
         else:
             result = own
         places, rounded = out + offsets, result.to(out.dtype.element_ty)

@@ -6,7 +6,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from overweave.compat.triton_names import VIEWS_ARE_WHOLE, reinterpret
-from overweave.kernels.epilogue import GATE
 from overweave.kernels.tile_end import EXPERTS, weight_of
 from overweave.lang.tile_table import (
     ALSO,
@@ -124,7 +123,7 @@ def is_short_tile(traits: gl.constexpr, table, tile, ROWS: gl.constexpr):
 @gluon.constexpr_function
 def b_parts(traits):
     """How many rectangles of b a step of k has: of a gated tile one of each factor."""
-    return 2 if traits.in_columns or traits.epilogue & GATE.value else traits.split_n
+    return 2 if traits.in_columns or traits.is_gated else traits.split_n
 
 
 @gluon.jit

@@ -23,18 +23,15 @@ import triton
 import triton.language as tl
 
 from overweave.kernels.epilogue import (
-    ADDED,
-    BIAS,
-    RESIDUAL,
-    activated,
-    apply_added,
+    Elements,
     how_many_read,
+    how_many_steps,
     is_by_words,
     join,
     join_along,
     number_of_row,
     of_step,
-    read_added,
+    read_input,
     read_of,
 )
 from overweave.memory.device.packed import (
@@ -156,33 +153,13 @@ def sums_of(traits: tl.constexpr, own, found, rank, is_void, after, start, first
     sums = ()
     for index in tl.static_range(DATA_WORDS):
         low, high = _added(own[index], found, index, rank, is_void, dtype, traits.senders)
-        if traits.epilogue:
-            at, inside = first + index, left > index
-            low, high = _ended(low, high, after, start, at, inside, n, dtype, traits.epilogue)
+        for step in tl.static_range(how_many_steps(traits.epilogue)):
+            beside = _beside(after.operands, dtype, start, first, None, index, left > index, n, traits.epilogue, step)
+            low = of_step(traits.epilogue, step, "device")(low, beside[0])
+            if dtype.primitive_bitwidth == 16:
+                high = of_step(traits.epilogue, step, "device")(high, beside[1])
         sums += (word_of(low, high, dtype),)  # type: ignore[assignment]
     return sums
-
-
-@triton.jit
-def _ended(low, high, after, start, word, inside, n, dtype: tl.constexpr, EPILOGUE: tl.constexpr):
-    """`activation(sum + bias) + residual` of both numbers of words of the result, in fp32."""
-    NUMBERS: tl.constexpr = 32 // dtype.primitive_bitwidth
-    if BIAS & EPILOGUE:
-        low += tl.load(after.bias + word * NUMBERS % n, mask=inside, other=0.0).to(tl.float32)
-        if NUMBERS == 2:
-            high += tl.load(after.bias + (word * NUMBERS + 1) % n, mask=inside, other=0.0).to(tl.float32)
-    low, high = activated(low, EPILOGUE), activated(high, EPILOGUE)
-    if RESIDUAL & EPILOGUE:
-        beside = tl.load(after.residual.to(tl.pointer_type(tl.int32)) + start + word, mask=inside, other=0)
-        numbers = numbers_of(beside, dtype)
-        low += numbers[0]
-        high += numbers[1]
-    if ADDED & EPILOGUE:
-        places = (start + word).to(tl.int64) * NUMBERS
-        low = apply_added(low, after.more, places, inside, places % n, n, EPILOGUE)
-        if NUMBERS == 2:
-            high = apply_added(high, after.more, places + 1, inside, (places + 1) % n, n, EPILOGUE)
-    return low, high
 
 
 @triton.jit
@@ -293,7 +270,7 @@ def finish_row(traits: tl.constexpr, call, out, after, counted, start, size, tur
         row = load_words(after.z.to(tl.pointer_type(tl.int32)) + start + first, left)
         beside = ()
         for index in tl.static_range(3):
-            both = _beside(after.more, dtype, start + first, first - begin, index, left > index, n, ROWS)
+            both = _beside(after.operands, dtype, start, first, first - begin, index, left > index, n, ROWS, 0)
             beside += (both,)  # type: ignore[assignment]
         words = ()
         for index in tl.static_range(3):
@@ -312,22 +289,41 @@ def finish_row(traits: tl.constexpr, call, out, after, counted, start, size, tur
 
 
 @triton.jit
-def _beside(operands, dtype: tl.constexpr, word, col_word, at: tl.constexpr, inside, n, ROWS: tl.constexpr):
-    """What both numbers of words are stored beside. word, col_word: where messages begin, in the result and in their
-    row; at: which of a message's words."""
+def _beside(
+    operands, dtype: tl.constexpr, start, word, col_word, at: tl.constexpr, inside, n, CODE: tl.constexpr,
+    STEP: tl.constexpr,
+):  # fmt: skip
+    """What a step reads for both numbers of words. start: a row's. word, col_word: where messages begin behind it, and
+    in their row; None: a row may begin with the second number of a word. at: which of a message's words.
+    """
     NUMBERS: tl.constexpr = 32 // dtype.primitive_bitwidth
-    place, col = (word + at).to(tl.int64) * NUMBERS, (col_word + at) * NUMBERS
+    further: tl.constexpr = NUMBERS - 1
+    own = word + at
+    place = (start + own).to(tl.int64) * NUMBERS
+    if col_word is None:
+        col, next_col = own * NUMBERS % n, (own * NUMBERS + further) % n
+    else:
+        col, next_col = (col_word + at) * NUMBERS, (col_word + at) * NUMBERS + further
     low, high = (), ()
-    for index in tl.static_range(how_many_read(ROWS, 0)):
-        if is_by_words(operands, dtype, read_of(ROWS, 0, index, 0), read_of(ROWS, 0, index, 1)):
-            address = operands[read_of(ROWS, 0, index, 1)].to(tl.pointer_type(tl.int32)) + col_word + at
+    for index in tl.static_range(how_many_read(CODE, STEP)):
+        if is_by_words(operands, dtype, CODE, STEP, index, col_word is None):
+            address = operands[read_of(CODE, STEP, index, 1)].to(tl.pointer_type(tl.int32))
+            if read_of(CODE, STEP, index, 0) == "yn":
+                address = address + start + own
+            else:
+                address = address + col_word + at
             both = numbers_of(tl.load(address, mask=inside, other=0), dtype)
             low += (both[0],)  # type: ignore[assignment]
             high += (both[1],)  # type: ignore[assignment]
         else:
-            further = NUMBERS - 1
-            low += (read_added(operands, place, inside, col, n, ROWS, 0, index),)  # type: ignore[assignment]
-            high += (read_added(operands, place + further, inside, col + further, n, ROWS, 0, index),)  # type: ignore[assignment]
+            low += (  # type: ignore[assignment]
+                read_input(operands, None, Elements(place, inside, col, n, 0, 0, None), CODE, STEP, index),
+            )
+            high += (  # type: ignore[assignment]
+                read_input(
+                    operands, None, Elements(place + further, inside, next_col, n, 0, 0, None), CODE, STEP, index
+                ),
+            )
     return low, high
 
 

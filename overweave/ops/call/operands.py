@@ -15,9 +15,8 @@ from overweave.compat.torch_names import current_level
 from overweave.errors import InputError
 from overweave.ir.counts import COUNTS
 from overweave.ir.dtype import Dtype
-from overweave.ir.epilogue import Activation, Applied, Epilogue, Norm, Scaling, applied, told_apart
+from overweave.ir.epilogue import Applied, Epilogue, Norm, applied, told_apart
 from overweave.ir.operators.forms import (
-    BIAS,
     GATE,
     NORM,
     NORM_EPS,
@@ -26,6 +25,8 @@ from overweave.ir.operators.forms import (
     RESIDUAL,
     SCALE_W,
     SCALE_X,
+    Activation,
+    Scaling,
     input_of,
 )
 from overweave.ir.operators.record import Operator
@@ -75,14 +76,9 @@ def problem_of_call(
     is_transposed = check_operands(name, x, *weights, shard_of=group if operator.gathers_weight else None)
     columns, norm = tuple(w.shape[1] for w in weights), _norm(name, given)
     more, rows = told_apart(added_by(operator, given))
-    epilogue = Epilogue(
-        bias=given.get(BIAS) is not None,
-        activation=activation_of(name, given.get("activation")),
-        residual=given.get(RESIDUAL) is not None and norm is None,
-        scaling=_scaling(name, x, weights, given),
-        gate=given.get(GATE) is not None,
-        more=more,
-    )
+    words = {word for word, each in given.items() if each is not None} - ({RESIDUAL} if norm else set())
+    activation, scaling = activation_of(name, given.get("activation")), _scaling(name, x, weights, given)
+    epilogue = Epilogue.of(words, activation=activation, scaling=scaling, more=more)
     problem = Problem(
         operator=name,
         m=_rows(operator, x, group, given),

@@ -14,7 +14,7 @@ import torch
 
 from overweave.compat.torch_names import AutoDispatchBelowAutograd, OpOverload, any_requires_grad
 from overweave.errors import InputError
-from overweave.ir.epilogue import Applied
+from overweave.ir.epilogue import Applied, Epilogue, told_apart
 from overweave.ir.operators.forms import (
     BIAS,
     GATE,
@@ -53,7 +53,7 @@ from overweave.ops.dispatch.schema import (
     in_order,
     request_of,
 )
-from overweave.runtime.library.epilogue import ACTIVATIONS, in_torch
+from overweave.runtime.library.epilogue import ended, in_torch, slice_columns
 
 DispatchKernel = Callable[..., Any]
 ForwardRun = Callable[
@@ -162,24 +162,22 @@ def _composed(
     """An activation, a gate, and what stands behind them, by torch. ends: the tensors beside the factors, and the
     epilogues that were registered. product: computes and records what is before."""
     others, added = ends
-    of_parts = [each for each in added if each.of_parts]
-    name, gate, residual = given.get("activation"), others.get(GATE), others.get(RESIDUAL)
-    bias = others.get(BIAS) if of_parts else None  # it is added behind what is done to parts
-    activation = ACTIVATIONS[name] if name else lambda value: value
-    behind = {"activation", GATE, RESIDUAL, *(word for each in added for word in each.form.words)}
-    behind |= {BIAS} if of_parts else set()
+    more, rows = told_apart(added)
+    words = set(others)
+    if not any(each.of_parts for each in added):  # behind which a bias is added
+        words.discard(BIAS)
+    epilogue = Epilogue.of(words, activation=given.get("activation"), more=more)
+    behind = {"activation", *epilogue.inputs, *(word for each in added for word in each.form.words)}
     before = {key: each for key, each in given.items() if key not in behind}
-    results = product(before | {"w": [*ws, gate]} if gate is not None else before)
+    is_gated = epilogue.products > 1
+    results = product(before | {"w": [*ws, others[GATE]]} if is_gated else before)
     gathered = [results.pop()] if given.get("return_gathered") else []
-    for one in of_parts:
-        results = [in_torch(each, slice(None), one, given) for each in results]
-    results = [each + bias for each in results] if bias is not None else results
-    results = [results[0] * activation(results[1])] if gate is not None else [activation(each) for each in results]
-    if residual is not None:
-        results[0] = results[0] + residual
-    for one in (each for each in added if not each.of_parts):
-        results = [in_torch(each, slice(None), one, given) for each in results]
-    return (list(results[0]) if isinstance(results[0], tuple) else results) + gathered
+    gate, first, beside = results.pop() if is_gated else None, 0, {name: given[name] for name in epilogue.inputs}
+    for index, each in enumerate(results):
+        of_columns = slice_columns(beside, (first, first + each.shape[1]), sum(w.shape[1] for w in ws))
+        results[index] = ended(each, slice(None), epilogue, of_columns, gate)
+        first += each.shape[1]
+    return (list(in_torch(results[0], slice(None), rows, given)) if rows else results) + gathered
 
 
 @lru_cache(maxsize=1024)

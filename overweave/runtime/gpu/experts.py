@@ -9,7 +9,6 @@ import torch
 from msgspec.structs import replace
 
 from overweave.compat.torch_names import grouped_mm
-from overweave.ir.epilogue import Epilogue
 from overweave.kernels.experts import clear_rest_kernel, outer_kernel
 from overweave.lang.arguments import Channel
 from overweave.memory.device.signals import PEER_ADDRESSES, STRIDE
@@ -94,22 +93,16 @@ def _tensors_of(out: torch.Tensor, call: Grouped) -> ExpertTensors:
     scale_x = call.scale_x
     if scale_x is not None and call.rows is not None:
         scale_x = scale_x.index_select(0, call.rows.clamp(0, max(0, call.x.shape[0] - 1)))
-    return ExpertTensors(
-        call.x, call.w, call.offs, out, None, None, call.bias, call.gate, call.rows, call.into, call.row_weights,
-        scale_x, call.scale_w,
-    )  # fmt: skip
+    given = call._replace(scale_x=scale_x)._asdict()
+    of_call = {name: given[name] for name in ExpertTensors._fields if name in given}
+    return ExpertTensors(**of_call, out=out, table=None, head=None)
 
 
 def form_of(call: Grouped) -> ExpertsForm:
     """Return what is compiled for a call: the epilogue, and the tile shape that the model chooses."""
     experts, k, n = call.w.shape
     device = torch.cuda.get_device_properties(call.x.device)
-    epilogue = Epilogue(
-        bias=call.bias is not None,
-        activation=call.activation or None,  # type: ignore[arg-type]
-        gate=call.gate is not None,
-        scaling="rows" if call.scale_x is not None else None,
-    )
+    epilogue = call.epilogue
     dtype: Any = str(call.x.dtype).removeprefix("torch.")
     groups = Groups(call.pairs, experts, n, k, dtype, epilogue)
     # Beyond an expert's last row of k lies the next expert's, in a tensor of all that is read as one matrix.

@@ -29,7 +29,7 @@ from overweave.ir.problem import Problem
 from overweave.ir.schedule import INPUT, OUTPUT, Compute, Operation, Reduce, ReducePut, Region
 from overweave.ir.tile_order import outputs
 from overweave.kernels.arguments import LaunchTiles
-from overweave.kernels.epilogue import added_operands, epilogue_code, rows_code
+from overweave.kernels.epilogue import epilogue_code, rows_code
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.memory.heap import Heap
 from overweave.memory.layout import lay_out
@@ -163,13 +163,7 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
     )
     output_names = {name: outputs(schedule, binding.rank, name) for name in schedule.weights}
     total = next(iter(output_names[schedule.weights[0]][1:]), None)
-    epilogue_tensors = {
-        name: binding.caller_tensor(name) for name in (*epilogue.inputs, *([own_scales] if own_scales else []))
-    }
-    more = added_operands(epilogue.added, epilogue_tensors)
-    fields: dict[str, Any] = {
-        name: epilogue_tensors[name] for name in epilogue_tensors if name in Operands.__dataclass_fields__
-    }
+    beside = {name: binding.caller_tensor(name) for name in epilogue.inputs}
     addends = addend_addresses(binding.addresses, binding.rank, queue)
     addend_shifts = addend_row_shifts(schedule, binding.rank, queue)
     operands = Operands(
@@ -177,10 +171,10 @@ def _multiply(binding: Binding, queue: str, matmul_call: MatmulCall) -> KernelCa
         a_workspace=binding.workspace_buffer(gathered) if gathered else None,
         weights=tuple((binding.buffer(name), binding.buffer(output_names[name][0])) for name in schedule.weights),
         b_is_transposed=plan.problem.b_is_transposed,
-        **fields,
+        beside=beside,
+        scale_x=binding.caller_tensor(own_scales) if own_scales else None,
         scale_gathered=binding.workspace_buffer(gathered_scales) if gathered_scales else None,
         rest=binding.second_factors(),
-        more=more,
         epilogue=epilogue,
         total=binding.buffer(total) if total else None,
         addends=binding.table(addends) if any(addends) else None,

@@ -122,10 +122,8 @@ def experts_call(form: ExpertsForm, tensors: ExpertTensors, device: torch.device
         None,
         ((tensors.w, out),),
         is_transposed,
-        bias=tensors.bias,
+        beside=tensors._asdict(),
         scale_x=tensors.scale_x,
-        scale_w=tensors.scale_w,
-        gate=tensors.gate,
         epilogue=form.epilogue,
         experts=own,
     )

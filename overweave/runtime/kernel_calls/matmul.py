@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MOST_WEIGHTS, MatmulConfig
 from overweave.kernels.arguments import AtPeers, Ends, ExpertRows, MatmulOutputs, Traits
-from overweave.kernels.epilogue import epilogue_code
+from overweave.kernels.epilogue import epilogue_code, factors_of, operands_of
 from overweave.kernels.matmul import matmul_kernel
 from overweave.kernels.tile_end import EXPERTS
 from overweave.runtime.backends import load
@@ -28,17 +28,14 @@ class Operands:
 
     a_shard, a_workspace: `[rows, k]`, either may be None. weights: (weight `[k, n]`, output `[rows, n]`), all in
     the same memory layout; `TileRow.weight` numbers them.
-    bias `[n]`, residual `[rows, n]`, scale_x, scale_w: operands of the epilogue, else None. scale_x belongs to the rows
-    of a_shard and scale_gathered to those of a_workspace; a scale_x of one element to all rows. gate: a
-    weight of the first
-    one's shape and layout.
+    beside: what the epilogue reads, by name. Scales of rows: scale_x belongs to those of a_shard and scale_gathered to
+    those of a_workspace, else None.
     rest: further columns of a_shard and as many rows of the one weight, which extend k; for the Hopper kernel alone.
     total: `[rows, n]`, a second output, chosen by `TileRow.into`; None if there is none.
     addends: int64 `[operations, addends]`, their addresses (memory/lower.addend_addresses); None if no tile has any.
     addend_rows: if every operation has one addend in one own matrix: that matrix `[rows, n]`, and int64 `[operations]`,
     the addend's row minus the result's (memory/lower.addend_row_shifts).
     peers: where tiles store their products at other ranks; None if they do not.
-    more: what registered epilogues read.
     experts: of a table that names experts: the weights are `[experts, k, n]`, and the gate; else None.
     """
 
@@ -46,25 +43,21 @@ class Operands:
     a_workspace: MatrixInput | None
     weights: tuple[tuple[MatrixInput, MatrixInput], ...]
     b_is_transposed: bool
-    bias: MatrixInput | None = None
-    residual: MatrixInput | None = None
+    beside: Mapping[str, MatrixInput] = field(default_factory=dict)
     scale_x: MatrixInput | None = None
     scale_gathered: MatrixInput | None = None
-    scale_w: MatrixInput | None = None
     epilogue: Epilogue = NO_EPILOGUE
     total: MatrixInput | None = None
     addends: torch.Tensor | None = None
     addend_rows: tuple[MatrixInput, torch.Tensor] | None = None
-    gate: MatrixInput | None = None
     rest: tuple[MatrixInput, MatrixInput] | None = None
     peers: Peers | None = None
-    more: tuple[Any, ...] | None = None
     experts: ExpertRows | None = None
 
     @property
     def weight_matrices(self) -> list[MatrixInput]:
-        """All weights, then the gate."""
-        return [*(b for b, _ in self.weights), *([] if self.gate is None else [self.gate])]
+        """All weights, then that of the epilogue, of the first one's shape and layout, if it reads a product."""
+        return [*(b for b, _ in self.weights), *factors_of(self.epilogue, self.beside)]
 
     @property
     def k(self) -> int:
@@ -87,7 +80,7 @@ class Operands:
         """The epilogue's operands; a missing tensor of row scales is replaced by the other, and not read."""
         own, rest = self.scale_x, self.scale_gathered
         scales = (rest if own is None else own, own if rest is None else rest)
-        return Ends(self.bias, self.residual, *scales, self.scale_w, self.more)
+        return Ends(operands_of(self.epilogue, self.beside), *scales)
 
     @property
     def peer_args(self) -> AtPeers:
@@ -144,6 +137,7 @@ def traits_of(operands: Operands, tiles: TileKernelArgs) -> Traits:
         two_sources=operands.a_shard is not None and operands.a_workspace is not None,
         traced=tiles.traced,
         epilogue=epilogue_code(operands.epilogue),
+        is_gated=operands.epilogue.products > 1,
         addends=0 if operands.addends is None else operands.addends.shape[1],
         weights=len(operands.weights) if operands.experts is None else EXPERTS.value,
         gathers=operands.experts is not None and operands.experts.rows is not None,

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from overweave.ir.operators.forms import BIAS, RESIDUAL
+from overweave.ir.operators.forms import RESIDUAL
 from overweave.ir.plan import CopyConfig, ReduceConfig
 from overweave.ir.problem import Problem
 from overweave.kernels.arguments import AfterSums
 from overweave.kernels.copy import copy_kernel
-from overweave.kernels.epilogue import added_operands
+from overweave.kernels.epilogue import operands_of
 from overweave.kernels.reduction import reduction_kernel
 from overweave.memory.cuda.heap import sms_for_copies
 from overweave.runtime.kernel_calls.call import KernelCall, MatrixInput, TileKernelArgs
@@ -45,11 +45,11 @@ class ReductionCall(NamedTuple):
 
 def after_sums(problem: Problem, tensors: Mapping[str, Any]) -> AfterSums:
     """What sums end with, or whole rows of them: of the tensors of a call, by their names."""
-    rows, sums = problem.of_rows, problem.sum_epilogue
-    bias, residual = tensors.get(BIAS), tensors.get(RESIDUAL)
+    rows = problem.of_rows
     if rows is None:
-        return AfterSums(bias, residual, added_operands(sums.added, tensors))
-    return AfterSums(None, residual, added_operands((rows,), tensors), *(tensors[name] for name in rows.places[1:]))
+        return AfterSums(operands=operands_of(problem.sum_epilogue, tensors))
+    places = (tensors[name] for name in rows.places[1:])
+    return AfterSums(tensors.get(RESIDUAL), operands_of(rows, tensors), *places)
 
 
 def reduction_call(config: ReduceConfig, tiles: TileKernelArgs, sums: ReductionCall) -> KernelCall:

@@ -178,7 +178,7 @@ def _plain_matmuls(operation: Operation, problem: Problem, shapes: Mapping[str, 
     if not isinstance(operation, Compute) or operation.addends or operation.accumulate:
         return []
     if (
-        problem.product_epilogue.bits
+        problem.product_epilogue.steps
         or (problem.of_rows and problem.world_size == 1)
         or region_index(operation.b, shapes) is not None
     ):

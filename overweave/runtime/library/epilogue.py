@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as functional
 
 from overweave.compat.torch_names import scaled_mm
-from overweave.ir.epilogue import NO_EPILOGUE, Activation, Applied, Epilogue, Norm
-from overweave.ir.operators.forms import BIAS, GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z, input_of
+from overweave.ir.epilogue import NO_EPILOGUE, Applied, Epilogue, Norm
+from overweave.ir.operators.forms import GATE, NORM_WEIGHT, RESIDUAL, SCALE_W, SCALE_X, Z, input_of
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Collective, Compute, Copy, Operation, Range, Reduce
 from overweave.memory.group import Group
@@ -79,13 +79,14 @@ def align_scales(scales: torch.Tensor) -> torch.Tensor:
     return scales.clone() if scales.data_ptr() % SCALES_BYTES else scales
 
 
-Moved = tuple[Mapping[str, torch.Tensor], Group]
-
-ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda value: functional.gelu(value, approximate="tanh"),
+_IN_TORCH: dict[str, Callable[[Any, tuple[Any, ...]], Any]] = {
+    "at most": lambda y, beside: y.clamp(max=beside[0]),
+    "within": lambda y, beside: y.clamp(-beside[0], beside[0]),
+    "silu": lambda y, _: functional.silu(y),
+    "gelu": lambda y, _: functional.gelu(y),
+    "gelu_tanh": lambda y, _: functional.gelu(y, approximate="tanh"),
 }
+Moved = tuple[Mapping[str, torch.Tensor], Group]
 
 
 def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensors_and_group: Moved) -> None:
@@ -108,7 +109,7 @@ def run_with_epilogue(operation: Operation, problem: Problem, view: View, tensor
         multiply_scaled(operation, view, tensors, ends)
     else:
         run_operation(operation, view, group, ends)
-    if epilogue.bits and isinstance(operation, Compute) and not (operation.addends or operation.accumulate):
+    if epilogue.steps and isinstance(operation, Compute) and not (operation.addends or operation.accumulate):
         for part, out in enumerate(operation.out):
             if not out.is_empty:
                 y = view(out)
@@ -171,26 +172,38 @@ def apply_epilogue(
     gate: torch.Tensor | None = None,
 ) -> None:
     """Apply the epilogue in place to `y`: rows `rows` of a product. gate: the gate's product, or None."""
-    for each in epilogue.part_epilogue.added:
-        y.copy_(in_torch(y, rows, each, tensors))
-    if epilogue.bias:
-        y += tensors[BIAS]
-    if gate is not None:
-        y *= ACTIVATIONS[epilogue.activation](gate) if epilogue.activation else gate
-    elif epilogue.activation:
-        y.copy_(ACTIVATIONS[epilogue.activation](y))
-    if epilogue.residual:
-        y += tensors[RESIDUAL][rows]
-    for each in epilogue.sum_epilogue.added:
-        y.copy_(in_torch(y, rows, each, tensors))
+    made = ended(y, rows, epilogue, tensors, gate)
+    if made is not y:
+        y.copy_(made)
 
 
-def in_torch(y: torch.Tensor, rows: slice, applied: Applied, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return what a registered form makes of rows `rows` of a product or a sum."""
-    form = applied.form
-    assert form.reference
-    beside = [tensors[read.name][rows if read.rows == "y" else slice(None)] for read in form.inputs]
-    return form.reference(y, (*beside, *applied.numbers))
+def ended(
+    y: torch.Tensor,
+    rows: slice,
+    epilogue: Epilogue,
+    tensors: Mapping[str, Any],
+    gate: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return what an epilogue makes of rows `rows` of a scaled product or a sum, which may be y itself."""
+    for applied, _, of_gate in epilogue.steps:
+        if applied.name == epilogue.scaling:
+            continue
+        if of_gate:
+            gate = in_torch(gate, rows, applied, tensors, 1)
+        else:
+            y = in_torch(y, rows, applied, {**tensors, GATE: gate}).to(y.dtype)
+    return y
+
+
+def in_torch(y: Any, rows: slice, applied: Applied, tensors: Mapping[str, Any], product: int = 0) -> Any:
+    """Return what a form makes of rows `rows` of a product or a sum. product: which of those that an input is of."""
+    form, beside = applied.form, list[Any]()
+    for read in form.inputs:
+        tensor = tensors[read.name]
+        of_products = tensor.view(-1, y.shape[-1])[product] if read.cols == "of_columns" else tensor
+        beside.append(of_products[rows] if read.rows == "y" else of_products)
+    reference = form.reference or _IN_TORCH[form.name]
+    return reference(y, (*beside, *applied.numbers))
 
 
 # The epilogue of sums, and what is done to whole rows, of NCCL or of the emulation, by torch's own operations.

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from msgspec import UNSET
 
 from overweave.errors import InputError
-from overweave.runtime.library.epilogue import ACTIVATIONS
+from overweave.ir.epilogue import Epilogue
+from overweave.ir.operators.forms import BIAS, GATE
+from overweave.runtime.library.epilogue import ended
 
 
 class Grouped(NamedTuple):
-    """The arguments of one call, as `grouped_matmul` takes them. activation: "" for none."""
+    """The arguments of one call, as `grouped_matmul` takes them. activation: "" for none; gating: () for none."""
 
     x: torch.Tensor
     w: torch.Tensor
@@ -29,6 +32,22 @@ class Grouped(NamedTuple):
     scale_x: torch.Tensor | None
     scale_w: torch.Tensor | None
     out_dtype: torch.dtype
+    gating: tuple[float, ...] = ()
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """What is done to a product before it is weighed and stored."""
+        return Epilogue.of(
+            [name for name, each in self._asdict().items() if each is not None],
+            activation=self.activation or None,
+            gating=(*self.gating,) or UNSET,
+            scaling=None if self.scale_x is None else "rows",
+        )
+
+    @property
+    def factors(self) -> dict[str, Any]:
+        """The weights by which all rows are multiplied, by name."""
+        return {"w": self.w} if self.gate is None else {"w": self.w, GATE: self.gate}
 
     @property
     def pairs(self) -> int:
@@ -51,15 +70,14 @@ def multiply(call: Grouped) -> torch.Tensor:
     rows, n = call.pairs, call.w.shape[2]
     x = _taken(call.x, call.rows)
     scale_x = None if call.scale_x is None else _taken(call.scale_x, call.rows)
-    out = torch.zeros(rows, n, dtype=call.out_dtype, device=call.x.device)
+    out, epilogue = torch.zeros(rows, n, dtype=call.out_dtype, device=call.x.device), call.epilogue
     for expert, its in groups_of(call.offs, rows):
-        value = _scaled(_product(x[its], call.w[expert]), call, expert, its, scale_x, 0)
-        if call.gate is not None:
-            gate = _scaled(_product(x[its], call.gate[expert]), call, expert, its, scale_x, 1)
-            value = value * activated(gate, call.activation)
-        else:
-            value = value if call.bias is None else value + call.bias[expert].float()
-            value = activated(value, call.activation)
+        value, *gate = (
+            _scaled(_product(x[its], w[expert]), call, expert, its, scale_x, index)
+            for index, w in enumerate(call.factors.values())
+        )
+        tensors = {} if call.bias is None else {BIAS: call.bias[expert]}
+        value = ended(value, its, epilogue, tensors, *gate)
         value = value if call.row_weights is None else value * call.row_weights[its, None]
         _store(out, value, its, call.into)
     return out
@@ -71,11 +89,6 @@ def outer(x: torch.Tensor, g: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     for expert, its in groups_of(offs, x.shape[0]):
         out[expert] = _product(x[its].t(), g[its]).to(x.dtype)
     return out
-
-
-def activated(value: torch.Tensor, activation: str) -> torch.Tensor:
-    """What an activation makes of it; of "" itself."""
-    return ACTIVATIONS[activation](value) if activation else value  # type: ignore[index]
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -120,7 +133,8 @@ def with_steps(call: Grouped) -> Grouped:
     if call.w.shape[1]:
         return call
     w = call.w.new_zeros(call.w.shape[0], _WORD_BYTES, call.w.shape[2])
-    return call._replace(x=call.x.new_zeros(call.x.shape[0], _WORD_BYTES), w=w, gate=None if call.gate is None else w)
+    factors: dict[str, Any] = dict.fromkeys(call.factors, w)
+    return call._replace(x=call.x.new_zeros(call.x.shape[0], _WORD_BYTES), **factors)
 
 
 def aligned(call: Grouped) -> Grouped:
@@ -130,13 +144,13 @@ def aligned(call: Grouped) -> Grouped:
     n, unit = call.w.shape[2], 8
     more = -n % unit
     if more:
-        wider = {name: getattr(call, name) for name in ("w", "gate", "bias", "scale_w")}
+        wider = call.factors | {name: getattr(call, name) for name in (BIAS, "scale_w")}
         wider = {name: _wider(one, more) for name, one in wider.items() if one is not None}
         call = call._replace(**wider)
     of_k = call.x.element_size() == 1  # fp8 is multiplied along k, as it lies in memory
-    w, gate = _aligned_stack(call.w, of_k), None if call.gate is None else _aligned_stack(call.gate, of_k)
-    if gate is not None and gate.stride() != w.stride():
-        w, gate = w.contiguous(), gate.contiguous()
+    factors: dict[str, Any] = {name: _aligned_stack(each, of_k) for name, each in call.factors.items()}
+    if len({each.stride() for each in factors.values()}) > 1:
+        factors = {name: each.contiguous() for name, each in factors.items()}
     contiguous: dict[str, Any] = {
         name: None if one is None else one.contiguous()
         for name in ("offs", "bias", "rows", "into", "row_weights", "scale_x", "scale_w")
@@ -145,7 +159,7 @@ def aligned(call: Grouped) -> Grouped:
     x = _aligned_rows(call.x)
     if call.rows is not None and call.x.shape[1] * call.x.element_size() % _WORD_BYTES:
         x = _with_room(call.x)  # whole words of it are copied: zeros behind its own columns
-    return call._replace(x=x, w=w, gate=gate, **contiguous)
+    return call._replace(x=x, **factors, **contiguous)
 
 
 def _is_aligned(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:

@@ -178,7 +178,7 @@ def _with_known_predecessors(queues: tuple[Queue, ...]) -> tuple[Queue, ...]:
 
 def with_finished_sums(schedule: Schedule, problem: Problem) -> Schedule:
     """The same, each whole sum finished, if the problem's epilogue does anything to sums."""
-    if not problem.sum_epilogue.bits:
+    if not problem.sum_epilogue.steps:
         return schedule
     permuted = {buffer.name for buffer in schedule.buffers if buffer.blocks}
     operations = (replace(each, finishes=True) if _sums_last(each, permuted) else each for each in schedule.operations)

@@ -47,11 +47,9 @@ def _beside_others(problem: Problem) -> _Obstacle:
 def _of_weights(problem: Problem) -> _Obstacle:
     if not problem.columns:
         return None
-    read = [each for each in map(input_of, problem.beside) if each is not None]
-    added = [each for one in problem.added for each in one.form.inputs]
-    are_vectors = all(each.rows == "1" for each in read) and all(each.cols == "1" for each in added)
+    are_vectors = all(each.rows == "1" for each in map(input_of, problem.beside) if each is not None)
     if not problem.record.forms.several_weights or not are_vectors:
-        then = f" with {problem.epilogue}" if problem.epilogue.bits else ""
+        then = f" with {problem.epilogue}" if problem.epilogue.steps else ""
         cure = f"Only {names_with_form('several_weights')} takes several, with neither a residual nor a gate"
         return f"{len(problem.columns)} weights: {problem.operator}{then} takes one", cure
     if sum(problem.columns) != problem.n:

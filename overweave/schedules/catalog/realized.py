@@ -78,7 +78,7 @@ def sums_shape(problem: Problem, method: Method, settings: Settings) -> ReduceCo
     """
     if problem.of_rows is not None:
         return row_shape(problem.result_rows(0), problem.n, settings.sms)
-    finishes = problem.sum_epilogue.bits != 0
+    finishes = problem.sum_epilogue.steps != ()
     if method.adds is not None and method.adds.by == TILE_KERNEL:
         return reduction_shape(problem.m, problem.n, settings.sms, finishes)
     return SUMS_FINISHED if finishes else ReduceConfig()
@@ -109,7 +109,7 @@ def shapes_of_tiles(problem: Problem, kernel: KernelChoice, adds: Adds | None, s
     finish = (adds is not None and adds.by == TILE_KERNEL) or sums == "epilogue"
     candidates = shapes(problem.dtype, kernel, problem.tile_epilogue(finish), len(problem.widths))
     of_parts = problem.epilogue.part_epilogue.added
-    if kernel == "portable" or not finish or not (problem.sum_epilogue.bits or of_parts):
+    if kernel == "portable" or not finish or not (problem.sum_epilogue.steps or of_parts):
         return candidates
     # The assembler spills a register or two: of fp8, beside a step's product; where a consumer has 128 rows, beside
     # several addends; and of both, beside what is registered of parts.

@@ -223,7 +223,7 @@ def most_ranks(most: int) -> Need:
 
 
 def _unscaled(asked: MethodRequest) -> str:
-    found = asked.problem.epilogue.part_epilogue.bits
+    found = asked.problem.epilogue.part_epilogue.steps
     return "tiles that store block by block multiply without scales or epilogues of parts" if found else ""
 
 

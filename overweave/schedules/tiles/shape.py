@@ -154,10 +154,10 @@ def shapes(
     if kernel == "portable" and epilogue.reads_rows:
         # Beside the sums of larger tiles the residual does not fit: the assembler spills registers.
         return tuple(shape for shape in candidates if shape.config.block_m * shape.config.block_n <= 128 * 128)
-    if kernel == "portable" and epilogue.bits and weights > 2:
+    if kernel == "portable" and epilogue.steps and weights > 2:
         # Beside the sums of 256 rows, what tells one of three weights from the others does not fit either.
         return tuple(shape for shape in candidates if shape.config.block_m <= 128)
-    if kernel == "hopper" and epilogue.bits:
+    if kernel == "hopper" and epilogue.steps:
         # With a main loop for each of four widths, the assembler spills a few registers beside an epilogue; so it does
         # with 256 columns in one accumulator, where tiles are of one of three weights.
         widest = 192 if weights > 2 and dtype != FLOAT8 else 256

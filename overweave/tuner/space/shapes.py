@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8, Dtype
-from overweave.ir.epilogue import Activation, Epilogue, Norm, applied, told_apart
-from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, REGISTERED, RESIDUAL
+from overweave.ir.epilogue import Epilogue, Norm, applied, told_apart
+from overweave.ir.operators.forms import BIAS, GATE, NORM_EPS, REGISTERED, RESIDUAL, Activation
 from overweave.ir.operators.registry import operator_of
 from overweave.ir.problem import LONGEST_LIST, Problem
 from overweave.schedules.catalog.forms import check_forms
@@ -52,14 +52,9 @@ def with_epilogue(problem: Problem, columns: tuple[int, ...] = (), after: str = 
     asked = f"{problem.operator}{f' after {after}' if words else ''}"
     forms = [each for name, each in REGISTERED.items() if name in words]
     more, rows = told_apart([applied(form, form.numbers.values(), problem.record.adds) for form in forms])
-    epilogue = replace(
-        problem.epilogue,
-        bias=BIAS in words,
-        activation=activations[0] if activations else None,
-        residual=has_residual and not norms,
-        gate=GATE in words,
-        more=more,
-    )
+    inputs = [word for word in words if word != RESIDUAL or not norms]
+    activation, scaling = activations[0] if activations else None, problem.epilogue.scaling
+    epilogue = Epilogue.of(inputs, activation=activation, scaling=scaling, more=more)
     norm = Norm(eps=NORM_EPS, residual=has_residual) if norms else None
     whole = replace(problem, columns=columns if len(columns) > 1 else (), epilogue=epilogue, norm=norm, rows=rows)
     check_forms(asked, whole)

@@ -300,7 +300,7 @@ def test_kernels_compile_with_the_arguments_of_a_launch(
     )
     check_waits(plan, space, launched, waited)
     assert sum("tell" in each for each in launched) == sum(bool(each.notifies) for each in by_library)
-    if plan.problem.sum_epilogue.bits and any(
+    if plan.problem.sum_epilogue.steps and any(
         getattr(each, "finishes", False) for each in plan.schedule.of_rank(case.rank)
     ):
         assert {addresses[name] for name in plan.problem.sum_epilogue.inputs} <= found

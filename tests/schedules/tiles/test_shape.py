@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.dtype import FLOAT8
-from overweave.ir.epilogue import NO_EPILOGUE, Epilogue, Scaling
+from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
+from overweave.ir.operators.forms import Scaling
 from overweave.ir.plan import MOST_SPLITS, gate_obstacle, narrow_width, split_obstacle, step_obstacle
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build

@@ -122,7 +122,7 @@ def applies_epilogue(operation: Operation) -> bool:
 
 def check_sum_epilogue(plan: Plan, findings: Findings) -> None:
     """Check the goals' names against the problem's epilogue, and that only engines that can apply it do."""
-    has_epilogue, schedule = plan.problem.sum_epilogue.bits != 0, plan.schedule
+    has_epilogue, schedule = plan.problem.sum_epilogue.steps != (), plan.schedule
     for goal in schedule.goal:
         if is_epilogue_applied(goal.tensor) != has_epilogue:
             message = f"epilogue {plan.problem.epilogue}, but the goal is {goal.tensor}"
