@@ -75,12 +75,8 @@ class TokenDispatcher(stock.MoETokenDispatcher):  # type: ignore[misc]  # Megatr
 
     def combine_preprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The rows of each token, which experts have weighed, added in the order in which the router named them."""
-        ids = self._sent.topk_ids
-        is_there = ids >= 0
-        rows = torch.nn.functional.pad(hidden_states, (0, 0, 0, 1))  # those without an expert have the last one
-        places = self._routed.places.view(ids.shape).masked_fill(~is_there, hidden_states.shape[0])
-        parts = rows.index_select(0, places.flatten()).view(*ids.shape, hidden_states.shape[-1])
-        return ordered_sum(parts, is_there)
+        tables, top = self._routed, self._sent.topk_ids.shape[1]
+        return ordered_sum(hidden_states, tables.places, tables.offsets, None, top)
 
     def token_combine(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Parts back to the owners of tokens, who add them in the order of ranks."""
@@ -94,6 +90,8 @@ class TokenDispatcher(stock.MoETokenDispatcher):  # type: ignore[misc]  # Megatr
 
 class MoELayer(moe_layer.MoELayer):  # type: ignore[misc]
     """Megatron's layer of experts, whose `alltoall` dispatcher is overweave's; other dispatchers stay."""
+
+    token_dispatcher: Any
 
     def __init__(self, config: Any, *given: Any, **options: Any) -> None:
         super().__init__(config, *given, **options)
