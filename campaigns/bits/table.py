@@ -16,8 +16,6 @@ from campaigns.bits import values
 from campaigns.bits.kernels import binary_kernel, cast_kernel, dot_kernel, reduction_kernel, unary_kernel
 from campaigns.bits.operations import APPROXIMATE, OF_FIRST_LANE, Launch
 
-# Arithmetic and loads of kernels as tables of bits: what is computed, in which words, and where tables differ.
-
 PATH = Path(__file__).with_name("bits_of_one_gpu.xz")
 # By the Triton that computed it: 3.7 computes all as 3.6 does. A later file holds what its Triton computes otherwise.
 KEPT = {"3.6": (PATH,), "3.7": (PATH,), "3.9": (PATH, PATH.with_name("bits_since_3_9.xz"))}

@@ -194,6 +194,8 @@ def _spread_us(report: Report, case: ShapeCase, name: str) -> float:
 
 
 # The simulator against every measured row of the dense operators: whole calls, and which plan is the quickest.
+# Left out, and counted: rows that a constant of the machine file was fitted on, rows of few rows, whose launches are
+# the host's affair, and plans that are gone. Beside the judged numbers stand those of a machine without contention.
 
 FEWEST_ROWS, FEWEST_PLANS, FIRST = 1024, 4, 3
 MEAN, NEARLY_ALL, AMONG_FIRST = 0.05, 0.12, 0.95

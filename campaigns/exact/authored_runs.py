@@ -19,6 +19,7 @@ from overweave.ops.author.compile import FusedKernel
 from overweave.schedules.communication import Mover
 
 # Lists of moves by hand for the campaign of compiled kernels: what each exercises that no schedule of a name does.
+# All are of a tensor `[rows, cols]` whose shards, one for each of `ranks`, have whole tiles in either half.
 
 Chunks = tuple[ow.Chunk, ...]
 

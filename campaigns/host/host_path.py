@@ -36,6 +36,10 @@ from overweave.ops.call import groups, prepared
 from overweave.runtime.host.processes import run_ranks
 
 # What Python does for calls on two CPU ranks, `push` with bias and silu: the first of a signature, and a later one.
+# `python -m campaigns.host_path --cold` prints it. What imports of modules do is left out, so that what is counted is
+# the work of the call: checks, agreement, the choice of a plan, its schedule and proof, binding, and the emulated run
+# itself.
+# files: of the package, that the first call enters.
 
 WORLD_SIZE, M, N, K = 2, 64, 32, 32
 PLANS = ("push", None)

@@ -105,6 +105,9 @@ def stretch_of(buffers: dict[str, Buffer], regions: tuple[Region, ...], rank: in
 
 
 # Calls whose counts fill blocks of rows in part, as the judge of verify sees them, sharing no code with it.
+# A counted buffer has a block of rows for each rank. The rows that a call fills lie one behind the other from the
+# first row of the buffer on. Whoever moves rows of it moves those that are there, and beside them, of a buffer that
+# is not counted, as many from the region's first row on.
 
 Counts = tuple[tuple[int, ...], ...]  # by source and target
 PAIRS = 6

@@ -20,8 +20,6 @@ from overweave.cli.progress import progress
 from overweave.errors import InputError, MachineError, ScheduleUndecided
 from tests.source_tree import python_path
 
-# The command line as a whole: what is registered, how errors end, and what is not loaded.
-
 RUN = CliRunner()
 
 

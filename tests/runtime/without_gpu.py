@@ -18,6 +18,7 @@ from triton.compiler import CompiledKernel
 from overweave.ir.launch.streams import waits_without_deadline
 from overweave.ir.plan import LIBRARY, Plan
 from overweave.memory.cuda import driver
+from overweave.memory.heap import HALVES, PackedSpace
 from overweave.memory.layout import lay_out
 from overweave.memory.split_k import SharedShares
 from overweave.runtime.gpu import launcher
@@ -161,4 +162,5 @@ def workspace(rank: int = 0, ranks: int = 2) -> Any:
         current_stream=lambda: CALLER,
         captured_runs=[],
         lease=lambda layout: HostHeap(layout.size_bytes, ranks, rank),
+        packed_space=lambda half: PackedSpace(HostHeap(HALVES * half, ranks, rank), torch.device("cpu"), half),
     )

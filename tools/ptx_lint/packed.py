@@ -64,6 +64,8 @@ def _unbounded(subject: Subject, look: Access, rule: str) -> Iterator[Finding]:
 
 
 # The rule about shares that blocks of one device leave for one another: who comes last finds all of them there.
+# A block stores its share and counts itself in; the one that counts last reads everybody's. No peer hears of it, so
+# any scope of the device will do; but a count speaks for one thread, and is heard by one.
 
 RULE = "counted-shares"
 UNCOVERED = Due(

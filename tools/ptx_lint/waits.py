@@ -12,6 +12,8 @@ from tools.ptx_lint.ptx import Edge, Instruction
 from tools.ptx_lint.subject import Subject, Wait
 
 # The one question of most rules: on every path, is what arises here paid before it is due there?
+# A walk over the control-flow graph carries what is still owed: a debt is added where it arises and removed where it
+# is paid; where it is met unpaid, that is a finding. "On every path" is "unpaid on none".
 
 START = -1  # among instructions: a debt is owed before any of them
 

@@ -29,6 +29,9 @@ from overweave.ir.plan import (
 from overweave.ir.schedule import Apply, Collective, Compute, Copy, Operation, Put, ReducePut, Region, Wait
 
 # How the host of each rank launches a plan, in words of this folder: streams, their order, what holds a launch back.
+# `ir/launch` says the same to the GPU runtime and to the proof. The model that judges both has it from here, so that
+# a mistake there shows as a difference; `tests/campaigns/oracle/test_gpu_model.py` holds one against the other.
+# SOURCE: docs/design/0002-device-protocol.md, a call.
 
 CALLERS = ""
 TILES = (TILE_KERNEL, AUTHOR_KERNEL)
@@ -157,6 +160,8 @@ def _together(
 
 
 # Which accesses to memory the launches of a plan leave unordered: what a stream, an event, a gate or a signal orders.
+# A second look at what the proof says of races, by what is launched and not by what queues declare:
+# a queue that is `after` another one is behind it only if its launch is. Sets of operations are bits of an int.
 
 
 class _Order:

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from overweave.ir.counts import Filled, filled_rows
 from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import (
     Buffer,
     Compute,
@@ -26,23 +25,14 @@ from overweave.ir.schedule import (
 )
 from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan, verify_schedule
-from overweave.schedules.catalog.catalog import build
-from tests.plans import with_operations, with_schedule
+from tests.plans import plan_of, with_operations, with_schedule
 
 BLOCK = 4
 
 
 def planned(name: str = "per_peer", world_size: int = 3, counted: bool = True, **options: int | str) -> Plan:
-    problem = Problem(
-        operator="all_to_all_matmul",
-        m=BLOCK * world_size,
-        n=16,
-        k=16,
-        world_size=world_size,
-        dtype="bfloat16",
-        counted=counted,
-    )
-    return build(f"all_to_all_matmul.{name}", problem, options)
+    sizes = {"m": BLOCK * world_size, "n": 16, "k": 16, "world_size": world_size}
+    return plan_of(f"all_to_all_matmul.{name}", options, counted=counted, **sizes)
 
 
 def refusals(schedule: Schedule) -> list[str]:

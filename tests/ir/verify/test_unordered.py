@@ -9,20 +9,18 @@ from msgspec.structs import replace
 
 from overweave.errors import ScheduleFileError
 from overweave.ir.plan import EngineAssignment, Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Clear, Operation, Queue, Reduce, Schedule, Wait
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.verify.plan import MachineLimits, verify_plan
-from overweave.schedules.catalog.catalog import build
-from tests.plans import rules, with_schedule
+from tests.plans import plan_of, rules, with_schedule
 
 RANKS = 3
 
 
 def plan(m: int = 96, world_size: int = RANKS, **options: int | str) -> Plan:
-    problem = Problem(operator="matmul_reduce_scatter", m=m, n=64, k=32, world_size=world_size, dtype="bfloat16")
-    return build("matmul_reduce_scatter.remote_add", problem, {"block_m": 16, "block_n": 64, "pieces": 1} | options)
+    tiles = {"block_m": 16, "block_n": 64, "pieces": 1}
+    return plan_of("matmul_reduce_scatter.remote_add", tiles | options, m=m, n=64, world_size=world_size)
 
 
 def changed(change: Callable[[Operation], Operation | None]) -> Schedule:

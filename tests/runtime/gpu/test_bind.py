@@ -367,18 +367,6 @@ def test_rings_know_where_sums_of_peers_lie_and_how_fast_to_store_there(case: Ca
     assert len(made[0].places) == case.world_size + 1
 
 
-class HostSpace:
-    """Memory of packed messages in host memory."""
-
-    def __init__(self, half_bytes: int) -> None:
-        self.half_bytes = half_bytes
-        self.spaces = torch.zeros(2, dtype=torch.int64)
-        self.state = torch.zeros(1, dtype=torch.int64)
-
-    def product(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(packed_cases()), ids=str)
 def test_packed_kernels_compile_with_the_arguments_of_a_launch(
@@ -387,7 +375,6 @@ def test_packed_kernels_compile_with_the_arguments_of_a_launch(
     monkeypatch.setattr(torch.cuda, "Event", object)
     plan = case.build()
     own, others = workspace(case.rank), tensors_of(plan, case.rank)
-    own.packed_space = HostSpace
     PlanRun(own, PackedPlan(plan, own, tensors_of(plan, case.rank)), (), True)(others)
     assert ["packed" in each for each in launched] == [True]
     read = plan.problem.sum_epilogue.inputs if others["y"].numel() else ()

@@ -12,12 +12,12 @@ from overweave.ir.epilogue import Norm
 from overweave.ir.plan import Plan
 from overweave.ir.problem import Problem
 from overweave.ir.shards import shard_rows
-from overweave.memory.heap import HALVES, PackedSpace
+from overweave.memory.heap import HALVES
 from overweave.memory.layout import lay_out_packed
 from overweave.runtime.gpu.bound import PackedPlan
 from overweave.runtime.gpu.call_frame import PlanRun
 from overweave.schedules.catalog.catalog import build
-from tests.runtime.without_gpu import CALLER, Launched, launched, workspace
+from tests.runtime.without_gpu import Launched, launched, workspace
 
 __all__ = ["launched"]  # a fixture
 
@@ -30,14 +30,6 @@ NAMES = (
 K, N = 16, 72
 
 
-class HostHeap:
-    """Memory of two ranks on the host, in place of the symmetric one."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.tensor = torch.zeros(size_bytes, dtype=torch.uint8)
-        self.addresses = (self.tensor.data_ptr(),) * 2
-
-
 def bound(
     name: str, m: int, rank: int, monkeypatch: pytest.MonkeyPatch, **form: Any
 ) -> tuple[Plan, Any, dict[str, torch.Tensor], PlanRun[PackedPlan]]:
@@ -46,13 +38,9 @@ def bound(
     operator = name.split(".")[0]
     options = {"matmul": form.pop("matmul", "library")}
     plan = build(name, Problem(operator=operator, m=m, n=N, k=K, world_size=2, dtype="bfloat16", **form), options)
-    host = workspace()
-    host.group = SimpleNamespace(rank=rank, world_size=2)
-    half_bytes = lay_out_packed(plan).half_bytes
-    heap: Any = HostHeap(HALVES * half_bytes)
-    host.space = PackedSpace(heap, host.device, half_bytes)
+    host = workspace(rank)
+    host.space = host.packed_space(lay_out_packed(plan).half_bytes)
     host.packed_space = lambda half_bytes: host.space
-    host.current_stream = lambda: CALLER
     lo, hi = shard_rows(m, 2, rank)
     rows_x = hi - lo if operator == "all_gather_matmul" else m
     rows_y = hi - lo if operator == "matmul_reduce_scatter" else m

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import Put
 from overweave.ir.shards import tile_parts
-from overweave.schedules.catalog.catalog import build
 from overweave.schedules.communication import PUSHES
 from overweave.schedules.records.movers import LEAST_TILE_BYTES, MOST_TILE_BYTES
+from tests.plans import plan_of
 
 KERNEL = {"mover": "copy_kernel", "copy_programs": 4}
-
-
-def plan_of(name: str, m: int, world_size: int = 3, options: dict[str, str | int] | None = None) -> Plan:
-    problem = Problem(operator=name.split(".")[0], m=m, n=2048, k=2048, world_size=world_size, dtype="bfloat16")
-    return build(name, problem, KERNEL | (options or {}))
+WIDE = {"n": 2048, "k": 2048}
 
 
 def test_the_parts_of_a_chunk_are_equal_but_for_the_last_and_cover_it():
@@ -26,7 +20,11 @@ def test_the_parts_of_a_chunk_are_equal_but_for_the_last_and_cover_it():
 
 def test_a_tile_is_neither_too_small_for_its_release_nor_too_large_to_share_out():
     for m in (3, 48, 300, 3000, 30000):
-        puts = [put for put in plan_of("all_gather_matmul.push", m).schedule.operations if isinstance(put, Put)]
+        puts = [
+            put
+            for put in plan_of("all_gather_matmul.push", KERNEL, m=m, **WIDE).schedule.operations
+            if isinstance(put, Put)
+        ]
         rows = max(put.sources[0].shape[0] for put in puts)
         tile_bytes = -(-rows // puts[0].tiles) * 2048 * 2
         assert tile_bytes <= MOST_TILE_BYTES
@@ -34,7 +32,7 @@ def test_a_tile_is_neither_too_small_for_its_release_nor_too_large_to_share_out(
 
 
 def test_pushes_of_one_wave_stand_behind_the_tile_kernel_and_those_of_more_beside_it():
-    short, long = (plan_of("matmul_reduce_scatter.scatter", 1000, options={"sms": sms}) for sms in (132, 8))
+    short, long = (plan_of("matmul_reduce_scatter.scatter", KERNEL | {"sms": sms}, m=1000, **WIDE) for sms in (132, 8))
     assert [plan.sms_beside for plan in (short, long)] == [0, 4]
     after = [{queue.name: queue.after for queue in plan.schedule.queues} for plan in (short, long)]
     assert [queues[PUSHES] for queues in after] == [("tiles",), ()]

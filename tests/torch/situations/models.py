@@ -133,6 +133,7 @@ MODELS: dict[str, type[Situated]] = {
 
 
 # Modules of the table whose layers are other packages': a linear layer in fp8, and one with adapters of low rank.
+# They are there where their packages are: `MODELS` names those.
 
 
 class Float8(Mlp):

@@ -1,4 +1,4 @@
-"""None"""
+"""Medians and their bounds, timers and the measures of a comparison; and what cutting and overlapping lose, timed."""
 
 from __future__ import annotations
 

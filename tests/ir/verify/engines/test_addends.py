@@ -8,15 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from overweave.ir.plan import Plan
-from overweave.ir.problem import Problem
 from overweave.ir.schedule import LIMIT, Compute, Copy, Credit, Notify, Region, Schedule, SignalPad, Wait
 from overweave.ir.text.files import from_json, to_json
 from overweave.ir.text.parse import from_text, to_text
 from overweave.ir.tile_order import NO_ADDENDS, TileRow
 from overweave.ir.verify.plan import verify_schedule
-from overweave.schedules.catalog.catalog import build
 from tests.ir.two_ranks import RANKS, altered, sums, whole
-from tests.plans import rules
+from tests.plans import plan_of, rules
 
 
 def add(rank: int, /, **changes) -> Compute:
@@ -132,15 +130,14 @@ def test_it_is_judged_as_if_it_waited_before_it_started():
     assert rules(replace(schedule, operations=tuple(first))) == {"deadlock"}
 
 
-def plan_of(**options: int | str) -> Plan:
-    problem = Problem(operator="matmul_reduce_scatter", m=100, n=40, k=16, world_size=3, dtype="bfloat16")
-    tiles = {"block_m": 16, "block_n": 16, "pieces": 2}
-    return build("matmul_reduce_scatter.scatter", problem, {**tiles, "sums": "epilogue", **options})
+def made(**options: int | str) -> Plan:
+    tiles = {"block_m": 16, "block_n": 16, "pieces": 2, "sums": "epilogue"}
+    return plan_of("matmul_reduce_scatter.scatter", tiles | options, n=40, k=16)
 
 
 @pytest.mark.slow
 def test_every_change_of_a_tile_that_adds_is_refused():
-    plan = plan_of()
+    plan = made()
     assert rules(plan) == set()
     order = plan.tile_orders[1]
     at = next(at for at, row in enumerate(order.rows) if row.place != NO_ADDENDS)
