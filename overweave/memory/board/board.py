@@ -125,6 +125,7 @@ class Board:
         self._ring = [_entry_words(self._records.start, self._peer_starts, call) for call in range(records.ENTRIES)]
         self._last_probe_s = 0.0
         self._reset_call = 0  # calls up to this one were made before the last reset
+        self._has_far_alarm = False  # as of the last records that came
         self._alarm_lock = threading.Lock()  # a watcher thread may raise the alarm too
 
     @staticmethod
@@ -394,12 +395,14 @@ class Board:
         raise RankMismatch(f"make call {self.user_calls or call} of this group alike on every rank", contrast, cure)
 
     def _compare_carried(self) -> None:
-        """Compare the calls of this rank with what has just come from other islands: the alarm of posted calls that
-        differ is raised by whoever checks. A thread of the courier's calls it.
+        """Look at what has just come from other islands, in the thread of the courier: alarms, and calls that differ
+        from this rank's. Whoever checks raises the alarm of such calls that were posted.
         """
-        for call in range(max(self._reset_call, self.call - records.ENTRIES) + 1, self.call + 1):
-            with suppress(OverweaveError):
-                self._compare(call)
+        self._has_far_alarm = any(self._records.word(peer, records.ALARMED) for peer in self._far)
+        for call in range(self.call - records.ENTRIES + 1, self.call + 1):
+            if call > self._reset_call:
+                with suppress(OverweaveError):
+                    self._compare(call)
 
     def _called(self, rank: int) -> str:
         """Return a rank with its host, where there are several."""
@@ -416,9 +419,8 @@ class Board:
             for start in self._peer_starts:
                 if words[start + records.ALARMED]:
                     self._raise_peer_alarm()
-            for peer in self._far:
-                if self._records.word(peer, records.ALARMED):
-                    self._raise_peer_alarm()
+            if self._has_far_alarm:
+                self._raise_peer_alarm()
 
     def _raise_peer_alarm(self) -> None:
         """Raise the alarm of any rank, if there is one."""

@@ -46,7 +46,10 @@ class Lifelines:
         self._held: list[socket.socket] = []
         self._lines: dict[int, socket.socket] = {}
         self._tokens: dict[int, bytes] = {}  # what has come of a peer's token
-        self._listener = socket.create_server((host, 0), family=_family(host))
+        try:
+            self._listener = socket.create_server((host, 0), family=_family(host))
+        except OSError:  # no address of this host: nobody will find it
+            self._listener = socket.create_server((LOOPBACK, 0))
         self._listener.setblocking(False)
         self.address = " ".join(map(str, self._listener.getsockname()[:2]))
         _ALL.add(self)
@@ -60,8 +63,9 @@ class Lifelines:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in KEEP_ALIVE.items():
                 line.setsockopt(socket.IPPROTO_TCP, option, value)
-            line.connect_ex((host, int(port)))
-            self._lines[rank], self._tokens[rank] = line, b""
+            with suppress(OSError):  # an address that means nothing here
+                line.connect_ex((host, int(port)))
+                self._lines[rank], self._tokens[rank] = line, b""
 
     def accept(self, most: int) -> None:
         """Take the lines that others have begun, `most` in all."""

@@ -345,7 +345,8 @@ def test_a_lifeline_is_open_from_when_its_ends_know_each_other_until_one_is_gone
 
 
 def test_a_line_to_nobody_is_closed():
-    nobody = Lifelines(1, b"", "127.0.0.1")
+    nobody = Lifelines(1, b"", "192.0.2.1")  # no address of this host
+    assert nobody.address.startswith("127.0.0.1 ")
     nobody.close()
     own = Lifelines(0, b"", "127.0.0.1")
     own.connect({1: nobody.address})
