@@ -50,7 +50,7 @@ class _Sequential:
 
     def __init__(self, name: str, kind: str, sizes: Sizes, width: int) -> None:
         self.name, self.kind, self.sizes = name, kind, sizes
-        (m, columns, top, _, _), shard = sizes, sizes.shard
+        m, columns, top, shard = sizes.m, sizes.columns, sizes.top, sizes.shard
         slots = {"gather": ("ids", "experts", top), "chain": ("own_slots", "slots", 2 * top)}
         # What is gathered: the caller's shard, where it lands, columns.
         self.gathered = ((*slots[kind],), ("x", "tokens", columns)) if kind in slots else ()
