@@ -25,7 +25,7 @@ from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 from overweave.schedules.records.option_sets import NOT_MEASURED
 from overweave.schedules.tiles.grouped import SHORT_TIME, Groups, grouped_shape
 from overweave.schedules.tiles.shape import KernelChoice
-from overweave.sim.cost import tile_us
+from overweave.sim.cost import size, tile_us
 from overweave.sim.realize import realize
 from overweave.sim.simulate import total_us
 from overweave.tuner.measure.bench import Roofs, measure
@@ -106,16 +106,18 @@ class LayerCosts:
         """Return microseconds of an operation of any schedule of the layer."""
         case, routing = self.case, self.case.routing
         read, made = ({each.tensor for each in side} for side in (operation.needs, operation.makes))
-        rows = sum(hi - lo for lo, hi in (goal.region.rows for goal in operation.makes))
+        elements = sum(size(goal.region) for goal in operation.makes)
+        share = elements / (routing.tokens * case.hidden)
         if not made:
             return ROUTED_US
         if "h" in made:
-            return self.first_us(operation.rank, rows / routing.pairs)
+            columns = operation.makes[0].region.shape[1]
+            return self.first_us(operation.rank, elements / (routing.pairs * columns))
         if "h" in read:
-            return self.second_us(operation.rank, rows / routing.tokens)
+            return self.second_us(operation.rank, share)
         if "x" in read:
-            return self.layer_us(operation.rank, rows / routing.tokens)
-        return self._moved_us((len(operation.needs) + 1) * rows * case.hidden)
+            return self.layer_us(operation.rank, share)
+        return self._moved_us((len(operation.needs) + 1) * elements)
 
     def layer_us(self, rank: int, share: float) -> float:
         """Return the time of a whole layer, without communication, of a share of the tokens."""

@@ -25,7 +25,8 @@ from overweave.sim.order import LaunchStep, QueueRun, tiles_of
 
 PricedMove = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
 MatmulShape = tuple[int, int, int]  # rows, columns, k
-AuthorTile = float | Callable[[Apply], float]  # microseconds of a tile, of all operations or of each
+# Microseconds of a tile of an author's kernel, every SM busy; or of each operation, whose one tile has all SMs.
+AuthorTile = float | Callable[[Apply], float]
 Dtypes = tuple[Dtype, MovedDtype]  # of a matmul's operands, and of its result
 FP32_BYTES = ITEMSIZE_BYTES["float32"]
 # A tile reads several addends strip by strip, each strip when the one before is stored: slower than its SM's share.

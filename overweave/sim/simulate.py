@@ -126,7 +126,8 @@ class _Run:
             self._clock, machine, self._processors, self._costs, plan.realization.library_sms
         )
         self._side_queues = queues_beside(plan)
-        self._tile_programs = max(1, machine.processor.sms - plan.sms_beside)
+        # An operation with a time of its own has all SMs: its kernel's tiles follow one another.
+        self._tile_programs = 1 if callable(author_tile_us) else max(1, machine.processor.sms - plan.sms_beside)
         # Whether tiles are launched after the pushes on a side stream, which wait for nothing, have their SMs.
         pushes = {one.queue for one in plan.realization.engines if one.engine == COPY_KERNEL}
         self._follows_pushes = not pushes.isdisjoint(self._side_queues) and not plan.sms_for_pushes

@@ -41,7 +41,11 @@ def test_a_schedule_of_an_authors_kernel_runs_on_its_stream_and_each_tile_takes_
     kernels = {operation.queue for operation in plan.schedule.operations if isinstance(operation, Apply)}
     assert {found.realization.engine_of(queue) for queue in kernels} == {AUTHOR_KERNEL}
     late_us = total_us(found, MACHINE, lambda tile: 500.0 if tile.rank == 3 else 1.0)
-    assert total_us(found, MACHINE, 1.0) < 500.0 < late_us <= total_us(found, MACHINE, 500.0)
+    assert total_us(found, MACHINE, 1.0) < 500.0 < late_us == total_us(found, MACHINE, lambda tile: 500.0)
+    # Each has all SMs: a rank's follow one another, where tiles of an SM each run side by side.
+    tiles = sum(operation.instances for operation in plan.schedule.of_rank(3) if isinstance(operation, Apply))
+    assert tiles * 500.0 < late_us < tiles * 501.0 + 500.0
+    assert total_us(found, MACHINE, 500.0) < 2 * 500.0
 
 
 def test_tiles_wait_for_their_chunks():
