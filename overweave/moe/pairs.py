@@ -179,7 +179,7 @@ def multiplied(
 ) -> torch.Tensor:
     """The first matmul. weights: on its input. factors: as of a `Factor`."""
     (w, bias, scale), tables = Factor(*factors), routed.tables  # type: ignore[arg-type]
-    ends, given = tables.offsets[1:], dict[str, Any](bias=bias)
+    given: dict[str, Any] = {"bias": bias}
     is_gated = glu is not None and (w.stride(2) == 1 or not glu.interleaved)
     w = w.transpose(1, 2)
     if glu is not None and is_gated:  # else the columns of either weight would have to be copied together
@@ -192,7 +192,8 @@ def multiplied(
         x = torch.where(_is_row(routed).unsqueeze(1), weighed, 0.0).to(x.dtype)
     else:
         given["rows"] = tables.tokens
-    h = grouped_matmul(*_quantised(x, w, scale, given), ends, **given)
+    x, w = _quantised(x, w, scale, given)
+    h = grouped_matmul(x, w, tables.offsets[1:], **given)
     return h if glu is None or is_gated else gated(h, glu)
 
 
@@ -206,7 +207,7 @@ def added(
     """The second matmul, without biases, and the sum over the experts of a token. scale: of w in fp8."""
     tables, (tokens, top) = routed.tables, routed.topk_ids.shape
     of_rows = None if weights is None else _of_rows(weights, routed)
-    given = dict[str, Any](into=tables.order, row_weights=of_rows)
+    given: dict[str, Any] = {"into": tables.order, "row_weights": of_rows}
     h, w_t = _quantised(h, w.transpose(1, 2), scale, given)
     products = grouped_matmul(h, w_t, tables.offsets[1:], **given)
     return ordered_sum(products.view(tokens, top, w.shape[1]), routed.has_expert)
