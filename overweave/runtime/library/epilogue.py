@@ -191,7 +191,7 @@ def ended(
         if of_gate:
             gate = in_torch(gate, rows, applied, tensors, 1)
         else:
-            y = in_torch(y, rows, applied, {**tensors, GATE: gate}).to(y.dtype)
+            y = in_torch(y, rows, applied, tensors if gate is None else {**tensors, GATE: gate}).to(y.dtype)
     return y
 
 
