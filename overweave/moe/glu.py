@@ -8,9 +8,8 @@ from typing import NamedTuple, get_args
 import torch
 
 from overweave.errors import InputError
-from overweave.ir.epilogue import Epilogue
-from overweave.ir.operators.forms import GATE, Activation
-from overweave.runtime.library.epilogue import ended
+from overweave.ir.operators.forms import Activation
+from overweave.runtime.library.epilogue import IN_TORCH
 
 
 class Glu(NamedTuple):
@@ -39,8 +38,11 @@ GPT_OSS = Glu(interleaved=True, limit=7.0, slope=1.702, shift=1.0)
 def gated(products: torch.Tensor, glu: Glu) -> torch.Tensor:
     """`[rows, 2 * inner]` -> `[rows, inner]`: in fp32, rounded once."""
     first, up = gate_and_up(products.float(), glu)
-    how = Epilogue.of((GATE,), activation=glu.activation, gating=glu.gating)
-    return ended(up, slice(None), how, {}, first).to(products.dtype)
+    if glu.limit is not None:
+        first, up = IN_TORCH["at most"](first, (glu.limit,)), IN_TORCH["within"](up, (glu.limit,))
+    act = IN_TORCH[glu.activation](glu.slope * first, ()) / glu.slope
+    made: torch.Tensor = (act * (up + glu.shift)).to(products.dtype)
+    return made
 
 
 def gate_and_up(packed: torch.Tensor, glu: Glu) -> tuple[torch.Tensor, torch.Tensor]:

@@ -184,7 +184,8 @@ def multiplied(
         x = torch.where(_is_row(routed).unsqueeze(1), weighed, 0.0).to(x.dtype)
     else:
         given["rows"] = tables.tokens
-    h = grouped_matmul(*_quantised(x, w, scale, given), tables.offsets[1:], **given)
+    x, w = _quantised(x, w, scale, given)
+    h = grouped_matmul(x, w, tables.offsets[1:], **given)
     return h if glu is None or is_gated else gated(h, glu)
 
 
@@ -202,8 +203,9 @@ def first_factors(factors: Factors, glu: Glu | None) -> tuple[torch.Tensor, torc
 def added(h: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: Factors) -> torch.Tensor:
     """The second matmul, and the sum over the experts of a token. factors: as of a `Factor`."""
     w, bias, scale = Factor(*factors)  # type: ignore[arg-type]
-    tables, given = routed.tables, dict[str, Any](bias=bias)
-    products = grouped_matmul(*_quantised(h, w.transpose(1, 2), scale, given), tables.offsets[1:], **given)
+    given: dict[str, Any] = {"bias": bias}
+    tables, (h, w) = routed.tables, _quantised(h, w.transpose(1, 2), scale, given)
+    products = grouped_matmul(h, w, tables.offsets[1:], **given)
     return ordered_sum(products, tables.places, tables.offsets, weights, routed.topk_ids.shape[1])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -26,13 +28,20 @@ def test_the_gate_of_mixtral():
     torch.testing.assert_close(gated(h, Glu()), torch.nn.functional.silu(gate) * up)
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_packed_weights_are_gated_as_they_lie(interleaved: bool, has_bias: bool):
+@pytest.mark.slow
+@pytest.mark.parametrize("glu", [Glu(activation="gelu_tanh"), GPT_OSS])
+def test_a_compiler_reads_it(glu: Glu):
+    h = products()
+    torch.testing.assert_close(torch.compile(gated, fullgraph=True, backend="aot_eager")(h, glu), gated(h, glu))
+
+
+@pytest.mark.parametrize("glu", [Glu(activation="gelu"), Glu(activation="gelu", interleaved=True), GPT_OSS])
+@pytest.mark.parametrize(("has_bias", "lies_as_k_n"), [*product((False, True), repeat=2)])
+def test_packed_weights_are_gated_as_they_lie(glu: Glu, has_bias: bool, lies_as_k_n: bool):
     draw = torch.Generator().manual_seed(1)
-    x, w = torch.randn(4, 3, generator=draw), torch.randn(2, 8, 3, generator=draw)
+    x, w = 4 * torch.randn(4, 3, generator=draw), 4 * torch.randn(2, 8, 3, generator=draw)
+    w = w.transpose(1, 2).contiguous().transpose(1, 2) if lies_as_k_n else w
     bias = torch.randn(2, 8, generator=draw) if has_bias else None
-    glu = Glu(activation="gelu", interleaved=interleaved)
     h, _ = experts_matmul(x, torch.tensor([[1], [0], [1], [0]]), w, bias=bias, glu=glu)
     packed = torch.cat([x[expert::2][:2] @ w[1 - expert].t() for expert in (1, 0)])
     if bias is not None:

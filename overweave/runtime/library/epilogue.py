@@ -79,7 +79,7 @@ def align_scales(scales: torch.Tensor) -> torch.Tensor:
     return scales.clone() if scales.data_ptr() % SCALES_BYTES else scales
 
 
-_IN_TORCH: dict[str, Callable[[Any, tuple[Any, ...]], Any]] = {
+IN_TORCH: dict[str, Callable[[Any, tuple[Any, ...]], Any]] = {
     "at most": lambda y, beside: y.clamp(max=beside[0]),
     "within": lambda y, beside: y.clamp(-beside[0], beside[0]),
     "silu": lambda y, _: functional.silu(y),
@@ -191,7 +191,7 @@ def ended(
         if of_gate:
             gate = in_torch(gate, rows, applied, tensors, 1)
         else:
-            y = in_torch(y, rows, applied, {**tensors, GATE: gate}).to(y.dtype)
+            y = in_torch(y, rows, applied, tensors if gate is None else {**tensors, GATE: gate}).to(y.dtype)
     return y
 
 
@@ -202,7 +202,7 @@ def in_torch(y: Any, rows: slice, applied: Applied, tensors: Mapping[str, Any], 
         tensor = tensors[read.name]
         of_products = tensor.view(-1, y.shape[-1])[product] if read.cols == "of_columns" else tensor
         beside.append(of_products[rows] if read.rows == "y" else of_products)
-    reference = form.reference or _IN_TORCH[form.name]
+    reference = form.reference or IN_TORCH[form.name]
     return reference(y, (*beside, *applied.numbers))
 
 
