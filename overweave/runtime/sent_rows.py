@@ -1,4 +1,4 @@
-"""Rows that tables on the device choose, and that ranks send to each other: what moves them is given, kernel or torch."""
+"""Rows that tables on the device choose, and that ranks send to each other: what those who move them are given."""
 
 from __future__ import annotations
 
