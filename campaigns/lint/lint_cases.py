@@ -65,9 +65,9 @@ def cases() -> Iterator[Case]:
     yield from (quantise_case(dtype, cols) for dtype, cols in product(DTYPES, (1024, SOME)))
     yield from packed_cases()
     yield from skinny_cases()
-    yield from rows_cases()
     yield from (matmul_case(*tile) for tile in tiles())
     yield reduction_case(FLOAT8, 2, False)
+    yield from rows_cases()
 
 
 def reduction_case(

@@ -76,7 +76,7 @@ def land_case(ranks: int, rank: Any, has_beside: bool = True) -> Case:
     known |= {"counts": tensor_kind(ranks + 1, kind="*i32"), "landed": tensor_kind(SIZES.words, kind="*i32")}
     known["source"] = SentRows("*i32", "*i32" if has_beside else None, "*i32", "*i32")
     known |= dict.fromkeys(("own_counts", "out", "received"), "*i32") | {"bounds": BOUNDS}
-    beside = {"landed_beside": tensor_kind(SIZES.beside, kind="*i32"), "beside": "*i32"}
+    beside = {"landed_beside": tensor_kind(SIZES.beside, kind="*i32"), "out_beside": "*i32"}
     absent: dict[str, Any] = (
         {"sizes": replace(SIZES, step_rows=4)}
         if has_beside

@@ -95,7 +95,7 @@ class MoELayer(moe_layer.MoELayer):  # type: ignore[misc]
 
     def __init__(self, config: Any, *given: Any, **options: Any) -> None:
         super().__init__(config, *given, **options)
-        theirs: Any = self.token_dispatcher
+        theirs = vars(self)["token_dispatcher"]
         if reason := _reason_unsupported(theirs, config):
             site(EXPERTS).by_torch[reason] += 1
             return

@@ -16,6 +16,7 @@ they come from; FlashOverlap (arXiv 2504.19519), section 3.3.4, for rows stored 
 import triton
 import triton.language as tl
 
+from overweave.compat.triton_names import has_bulk_copies
 from overweave.lang.primitives import P2P, consumer_tile_wait, producer_tile_notify, voided
 from overweave.memory.device.copy import move_words
 from overweave.memory.device.signals import INTERPRETED
@@ -62,17 +63,13 @@ def push_rows_kernel(
         first = tl.load(source.starts + peer)
         count = tl.minimum(tl.maximum(tl.load(source.starts + peer + 1) - first, 0), bounds.shard)
         target = _rows_at(landed, peer, rank, bounds.shard, sizes.words)
-        if source.chosen is None and not INTERPRETED:
-            _send_stretch(target, source.rows, first, count, program, programs, bounds.last, sizes.words)
+        if source.chosen is None and has_bulk_copies() and not INTERPRETED:
+            _send_stretch(target, source.rows, first, count, bounds.last, sizes.words)
         else:
-            _move_rows(
-                target, source.rows, source.chosen, first, count, program, programs, bounds.last, sizes.words, sizes
-            )
+            _move_rows(target, source.rows, source.chosen, first, count, bounds.last, sizes.words, sizes)
         if sizes.beside > 0:
             target = _rows_at(landed_beside, peer, rank, bounds.shard, sizes.beside)
-            _move_rows(
-                target, source.beside, source.chosen, first, count, program, programs, bounds.last, sizes.beside, sizes
-            )
+            _move_rows(target, source.beside, source.chosen, first, count, bounds.last, sizes.beside, sizes)
         producer_tile_notify(arrived, rank * programs + program, P2P, 1, peer)
 
 
@@ -87,14 +84,13 @@ def land_rows_kernel(
     own_counts,
     bounds,
     out,
-    beside,
+    out_beside,
     received,
     sizes: tl.constexpr,
 ):
-    """out `[most, words]`, beside: int32. received: int32 `[W + 2]`, where each source's rows begin, where the last
+    """out `[most, words]`, out_beside: int32. received: int32 `[W + 2]`, where each source's rows begin, where the last
     end, and the reason for which all of them are void. The rest: as of `push_rows_kernel`, of which it gets the rows.
     """
-    program, programs = tl.program_id(0), tl.num_programs(0)
     ranks: tl.constexpr = arrived.layout.world_size
     rank = tl.zeros([], tl.int32) + arrived.rank
     verdict = 1
@@ -116,7 +112,7 @@ def land_rows_kernel(
     is_void = (reason != 0) | (verdict == 0)
     mine = tl.sum(tl.where((each == rank)[None, :], table, 0), 1)
     through = tl.cumsum(mine, 0)
-    if program == 0:
+    if tl.program_id(0) == 0:
         tl.store(received, 0)
         tl.store(received + 1 + each, through, mask=is_rank)
         tl.store(received + 1 + ranks, reason)
@@ -126,38 +122,22 @@ def land_rows_kernel(
         count = tl.where(is_void, 0, tl.sum(tl.where(each == peer, mine, 0), 0))
         if peer == rank:
             first = tl.load(source.starts + rank)
-            _move_rows(
-                out + begin.to(tl.int64) * sizes.words, source.rows, source.chosen, first, count, program, programs,
-                bounds.last, sizes.words, sizes,
-            )  # fmt: skip
+            target = out + begin.to(tl.int64) * sizes.words
+            _move_rows(target, source.rows, source.chosen, first, count, bounds.last, sizes.words, sizes)
             if sizes.beside > 0:
-                _move_rows(
-                    beside + begin.to(tl.int64) * sizes.beside, source.beside, source.chosen, first, count, program,
-                    programs, bounds.last, sizes.beside, sizes,
-                )  # fmt: skip
+                target = out_beside + begin.to(tl.int64) * sizes.beside
+                _move_rows(target, source.beside, source.chosen, first, count, bounds.last, sizes.beside, sizes)
         else:
             if verdict == 1:
                 verdict = _wait_for_rows(arrived, peer)
-            _land(out, landed.own, begin, peer, count, verdict, program, programs, bounds.shard, sizes.words, sizes)
+            _land(out, landed.own, begin, peer, count, verdict, bounds.shard, sizes.words, sizes)
             if sizes.beside > 0:
-                _land(
-                    beside,
-                    landed_beside.own,
-                    begin,
-                    peer,
-                    count,
-                    verdict,
-                    program,
-                    programs,
-                    bounds.shard,
-                    sizes.beside,
-                    sizes,
-                )
+                _land(out_beside, landed_beside.own, begin, peer, count, verdict, bounds.shard, sizes.beside, sizes)
     end = tl.where(is_void, 0, tl.sum(mine, 0))
     rest = tl.where(is_void, VOID, 0)
-    _fill(out, end, rest, program, programs, bounds.most, sizes.words, sizes)
+    _fill(out, end, rest, bounds.most, sizes.words, sizes)
     if sizes.beside > 0:
-        _fill(beside, end, rest, program, programs, bounds.most, sizes.beside, sizes)
+        _fill(out_beside, end, rest, bounds.most, sizes.beside, sizes)
 
 
 @triton.jit
@@ -215,10 +195,10 @@ def _rows_at(tensor, peer, rank, shard, WORDS: tl.constexpr):
 
 
 @triton.jit
-def _send_stretch(target, source, first, count, program, programs, last, WORDS: tl.constexpr):
+def _send_stretch(target, source, first, count, last, WORDS: tl.constexpr):
     """`target[:count] = source[first : first + count]` by bulk copies, a stretch of rows by each program."""
-    each = (count + programs - 1) // programs
-    begin = tl.minimum(program * each, count)
+    each = (count + tl.num_programs(0) - 1) // tl.num_programs(0)
+    begin = tl.minimum(tl.program_id(0) * each, count)
     row = tl.minimum(first + begin, last)
     size = tl.minimum(tl.minimum(each, count - begin), last - row)
     target += begin.to(tl.int64) * WORDS
@@ -226,23 +206,23 @@ def _send_stretch(target, source, first, count, program, programs, last, WORDS: 
 
 
 @triton.jit
-def _land(out, landed, begin, peer, count, verdict, program, programs, shard, WORDS: tl.constexpr, sizes: tl.constexpr):
+def _land(out, landed, begin, peer, count, verdict, shard, WORDS: tl.constexpr, sizes: tl.constexpr):
     """A peer's rows to their place; void ones where it did not send them in time."""
     source, target = landed + peer.to(tl.int64) * shard * WORDS, out + begin.to(tl.int64) * WORDS
     if verdict == 1:
-        _move_rows(target, source, None, 0, count, program, programs, shard, WORDS, sizes)
+        _move_rows(target, source, None, 0, count, shard, WORDS, sizes)
     else:
-        _fill(target, 0, VOID, program, programs, count, WORDS, sizes)
+        _fill(target, 0, VOID, count, WORDS, sizes)
 
 
 @triton.jit
-def _move_rows(target, source, chosen, first, count, program, programs, last, WORDS: tl.constexpr, sizes: tl.constexpr):
+def _move_rows(target, source, chosen, first, count, last, WORDS: tl.constexpr, sizes: tl.constexpr):
     """`target[:count] = source[chosen[first : first + count]]`, or without `chosen` rows from `first` on; rows of
     WORDS, those of `source` below `last`. Programs take turns."""
     ROWS: tl.constexpr = sizes.step_rows
     BLOCK: tl.constexpr = sizes.step_words
     across: tl.constexpr = (WORDS + BLOCK - 1) // BLOCK
-    for step in range(program, (count + ROWS - 1) // ROWS * across, programs):
+    for step in range(tl.program_id(0), (count + ROWS - 1) // ROWS * across, tl.num_programs(0)):
         row = step // across * ROWS + tl.arange(0, ROWS)
         word = step % across * BLOCK + tl.arange(0, BLOCK)
         at = first + row
@@ -255,12 +235,12 @@ def _move_rows(target, source, chosen, first, count, program, programs, last, WO
 
 
 @triton.jit
-def _fill(target, first, value, program, programs, end, WORDS: tl.constexpr, sizes: tl.constexpr):
+def _fill(target, first, value, end, WORDS: tl.constexpr, sizes: tl.constexpr):
     """`target[first:end] = value`, rows of WORDS."""
     ROWS: tl.constexpr = sizes.step_rows
     BLOCK: tl.constexpr = sizes.step_words
     across: tl.constexpr = (WORDS + BLOCK - 1) // BLOCK
-    for step in range(program, (end - first + ROWS - 1) // ROWS * across, programs):
+    for step in range(tl.program_id(0), (end - first + ROWS - 1) // ROWS * across, tl.num_programs(0)):
         row = first + step // across * ROWS + tl.arange(0, ROWS)
         word = step % across * BLOCK + tl.arange(0, BLOCK)
         inside = (row < end)[:, None] & (word < WORDS)[None, :]

@@ -1,4 +1,4 @@
-"""Rows that tables on the device choose, and that ranks send to each other: by a kernel or by torch, as is given."""
+"""Rows that tables on the device choose, and that ranks send to each other: what those who move them are given."""
 
 from __future__ import annotations
 
