@@ -265,8 +265,7 @@ def wrong_routings() -> list[str]:
     cases = ((8192, 8, 128), (1, 1, 1), (0, 2, 8), (100, 6, 257), (65536, 4, 32), (333, 3, 7), (200000, 8, 256))
     for tokens, top, experts in cases:
         ids = torch.randint(-1, experts, (tokens, top), device="cuda", dtype=torch.int32)
-        starts = torch.tensor([0, tokens // 3, tokens // 3, tokens // 2, tokens], dtype=torch.int32, device="cuda")
-        found += _unequal(ids, experts, starts)
+        found += _unequal(ids, experts)
     ids = torch.randint(0, 64, (4096, 8), device="cuda", dtype=torch.int32)
     route(ids, 64)
     graph = torch.cuda.CUDAGraph()
@@ -275,21 +274,21 @@ def wrong_routings() -> list[str]:
     for _ in range(20):
         ids.random_(-1, 64)
         graph.replay()
-        found += _differing(tables, ids, 64, None)
+        found += _differing(tables, ids, 64, 1)
     ids[3, 3] = 99
     if route(ids, 64).reason.item() != 1:
         found.append("a wrong id is not told")
     return found
 
 
-def _unequal(ids: torch.Tensor, experts: int, starts: torch.Tensor | None) -> list[str]:
-    return [each for _ in range(3) for each in _differing(route(ids, experts, 128, starts), ids, experts, starts)]
+def _unequal(ids: torch.Tensor, experts: int) -> list[str]:
+    return [each for _ in range(3) for each in _differing(route(ids, experts, 4), ids, experts, 4)]
 
 
-def _differing(tables: Routing, ids: torch.Tensor, experts: int, starts: torch.Tensor | None) -> list[str]:
-    sizes = RoutingSizes(ids.numel(), ids.shape[1], experts, 128)
+def _differing(tables: Routing, ids: torch.Tensor, experts: int, sources: int) -> list[str]:
+    sizes = RoutingSizes(ids.numel(), ids.shape[1], experts, sources)
     words = torch.empty(words_of(sizes), dtype=torch.int32)
-    routing_reference.route(ids.cpu(), None if starts is None else starts.cpu(), words, sizes)
+    routing_reference.route(ids.cpu(), words, sizes)
     want = Routing(*tables_of(words, sizes))
     names = [name for name in Routing._fields if not torch.equal(getattr(tables, name).cpu(), getattr(want, name))]
     return [f"routing of {tuple(ids.shape)} to {experts}: {names}"] if names else []
@@ -477,11 +476,11 @@ def time_few(size: Size, ratios: Ratios, with_tiles: bool) -> None:
         print(f"{size.name}: {told(took)}", flush=True)
 
 
-def routing_calls(ids: torch.Tensor, experts: int, starts: torch.Tensor) -> Calls:
+def routing_calls(ids: torch.Tensor, experts: int) -> Calls:
     nothing = torch.zeros(1, device="cuda")
     return {
         "route": lambda turn: route(ids, experts),
-        "with sources": lambda turn: route(ids, experts, 128, starts),
+        "with sources": lambda turn: route(ids, experts, 4),
         "sort by torch": lambda turn: ids.flatten().sort(stable=True),
         "nothing": lambda turn: nothing.zero_(),
     }
@@ -494,8 +493,7 @@ def told(took: dict[str, float]) -> str:
 def time_routing() -> None:
     for tokens, top, experts in ((8192, 8, 128), (1, 8, 128), (64, 8, 256), (32768, 8, 256)):
         ids = torch.rand(tokens, experts, device="cuda").topk(top).indices.int()
-        starts = torch.tensor([0, tokens // 2, tokens], dtype=torch.int32, device="cuda")
-        took = times_us(routing_calls(ids, experts, starts), 20)
+        took = times_us(routing_calls(ids, experts), 20)
         print(f"routing {tokens} x {top} of {experts}: {told(took)} us", flush=True)
 
 

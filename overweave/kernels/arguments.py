@@ -81,6 +81,22 @@ class ExpertRows(NamedTuple):
     weights: Any
 
 
+class Arrivals(NamedTuple):
+    """Of a matmul by experts whose source's rows arrive while it runs: tiles wait for the signals of the shards that
+    they read, and name `number` in a report of a timeout.
+
+    bounds: int32 `[sources, experts]`, where each expert's rows begin that are of a source's shard, or of one behind
+    it. Shards come as ranks push them: the own one, that of the rank before it, and so on. ahead: of so many experts,
+    the first ones, tiles stand in that order; those of the others follow.
+    """
+
+    bounds: Any
+    rank: int
+    sources: int
+    ahead: int
+    number: int
+
+
 class AtPeers(NamedTuple):
     """Where tiles store at other ranks, if any does (kernels/tile_end.py). places: int64, a row of two for each rank.
     everyone: how many ranks there are, if sums are stored at every one.
@@ -128,13 +144,15 @@ class Traits(Struct, frozen=True, kw_only=True):
 
 
 class TopkShape(NamedTuple):
-    """How `topk_ids` lie, and what they name: experts of a token, strides in elements, experts, and sources."""
+    """How `topk_ids` lie, and what they name: experts of a token, strides in elements, experts; and from how many
+    sources tokens are, of `shard` each but the last ones."""
 
     top: int
     row_stride: int
     col_stride: int
     experts: int
     sources: int
+    shard: int
 
 
 class Messages(NamedTuple):

@@ -3,7 +3,8 @@
 The table has the tiles of each group (`fill_tiles_kernel`), and `TileRow.weight` names its expert; how many tiles there
 are lies on the device, too. Nothing else is another kernel: the matmul kernels find an expert's columns in one tensor
 of all weights, its bias and its scales behind those of the experts before. A row may be gathered (`ExpertRows.rows`)
-and scattered (`into`); an index out of range is not followed.
+and scattered (`into`); an index out of range is not followed. Rows that arrive while the launch runs a tile waits for
+(`Arrivals`); those that come first stand first.
 """
 
 import triton
@@ -15,12 +16,16 @@ from overweave.lang.tile_table import (
     ALSO,
     COL,
     COLUMNS,
+    OPERATION,
     PLACE,
     ROW,
     ROW_END,
     SIGNAL,
     SIGNALS_NOBODY,
     SOURCE_ROW,
+    WAIT_COUNT,
+    WAIT_HI,
+    WAIT_LO,
     WEIGHT,
     WIDTH,
     read_column,
@@ -80,6 +85,7 @@ def fill_tiles_kernel(
     table,
     head,
     ends,
+    arrivals,
     experts,
     rows,
     columns,
@@ -93,7 +99,8 @@ def fill_tiles_kernel(
     """Fills BLOCK rows of a table: the tiles of every expert, group of tile rows by group, column by column.
 
     table: int32 `[most, COLUMNS]`. head: int32 `[2]`: the work counter, made zero, and the number of tiles. ends: int32
-    `[experts]`, where each one's rows end. columns: of tiles; the last is `last_width` wide (`TileRow.width`).
+    `[experts]`, where each one's rows end. arrivals: kernels/arguments.Arrivals, or None: all rows are there. columns:
+    of tiles; the last is `last_width` wide (`TileRow.width`).
     """
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_sound = 1
@@ -106,11 +113,22 @@ def fill_tiles_kernel(
     expert = tl.zeros([BLOCK], tl.int32)
     first_tile, row_start = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     row_end, height = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
-    for first in range(0, experts, AT_ONCE):
-        index = first + tl.arange(0, AT_ONCE)
-        end = tl.load(ends + index, mask=index < experts, other=0)
-        start = tl.load(ends + index - 1, mask=(index > 0) & (index < experts), other=0)
-        count = tl.where((index < experts) & (is_sound == 1), tl.cdiv(end - start, BLOCK_M), 0)
+    groups = experts
+    if arrivals is not None:
+        groups += (arrivals.sources - 1) * arrivals.ahead
+    for first in range(0, groups, AT_ONCE):
+        group = first + tl.arange(0, AT_ONCE)
+        index, place = group, tl.zeros([AT_ONCE], tl.int32)
+        if arrivals is not None:
+            index, place = arriving_group(group, arrivals)
+        is_group = group < groups
+        end = tl.load(ends + index, mask=is_group, other=0)
+        start = tl.load(ends + index - 1, mask=(index > 0) & is_group, other=0)
+        count = tl.cdiv(end - start, BLOCK_M)
+        if arrivals is not None:
+            skipped, count = arriving_tiles(arrivals, place, index, start, end, experts, is_group, BLOCK_M)
+            start += skipped * BLOCK_M
+        count = tl.where(is_group & (is_sound == 1), count, 0)
         through = total + tl.cumsum(count, 0)
         begin, end_tile = (through - count) * columns, through * columns
         is_its = (begin[None, :] <= tile[:, None]) & (tile[:, None] < end_tile[None, :])
@@ -141,8 +159,65 @@ def fill_tiles_kernel(
     value = tl.where(word == WEIGHT, expert[:, None], value)
     value = tl.where((word == SIGNAL) | (word == ALSO), SIGNALS_NOBODY, value)
     value = tl.where(word == PLACE, ADDS_NOTHING, value)
+    if arrivals is not None:
+        low, high = sources_of(arrivals, expert, row, tl.minimum(row + BLOCK_M, row_end), experts)
+        value = tl.where(word == WAIT_LO, low[:, None], value)
+        value = tl.where(word == WAIT_HI, high[:, None], value)
+        value = tl.where(word == WAIT_COUNT, 1, value)
+        value = tl.where(word == OPERATION, arrivals.number, value)
     places = table + tile.to(tl.int64)[:, None] * COLUMNS + word
     tl.store(places, value, mask=(tile < total * columns)[:, None] & (word < COLUMNS))
+
+
+@triton.jit
+def arriving_group(group, arrivals):
+    """The expert of each group, and with the how many-th shard its tiles are complete; 0 where that does not count."""
+    ahead = tl.maximum(arrivals.ahead, 1)
+    early = arrivals.sources * arrivals.ahead
+    is_early = group < early
+    expert = tl.where(is_early, group % ahead, group - early + arrivals.ahead)
+    return expert, tl.where(is_early, group // ahead, 0)
+
+
+@triton.jit
+def arriving_tiles(arrivals, place, expert, start, end, experts, is_group, BLOCK_M: tl.constexpr):
+    """How many tiles of its expert a group skips, and how many it has: of the early experts those that the shard that
+    comes `place`-th completes. Shards from that of the rank behind this one on stand last, and come last to first; so
+    do those before it, ahead of them. A tile of shards of both kinds waits for the last of all.
+    """
+    rank, sources = arrivals.rank, arrivals.sources
+    of_expert, tiles = arrivals.bounds + expert, tl.cdiv(end - start, BLOCK_M)
+    owner = (rank + sources - place) % sources
+    begin = tl.load(of_expert + owner * experts, mask=is_group, other=0)
+    finish = tl.load(of_expert + (owner + 1) * experts, mask=is_group & (owner + 1 < sources), other=0)
+    finish = tl.where(owner + 1 < sources, finish, end)
+    behind = tl.load(of_expert + (rank + 1) * experts, mask=is_group & (rank + 1 < sources), other=0)
+    behind = tl.where(rank + 1 < sources, behind, end)
+    first_behind = tl.where(behind < end, (behind - start) // BLOCK_M, tiles)
+    is_behind = owner > rank
+    skipped = tiles_up_to(begin, start, behind, first_behind, is_behind, BLOCK_M)
+    through = tiles_up_to(finish, start, behind, first_behind, is_behind, BLOCK_M)
+    is_early = expert < arrivals.ahead
+    return tl.where(is_early, skipped, 0), tl.where(is_early, through - skipped, tiles)
+
+
+@triton.jit
+def tiles_up_to(row, start, behind, first_behind, is_behind, BLOCK_M: tl.constexpr):
+    """How many tiles are complete with the rows up to one, of those before and of those behind this rank."""
+    through = tl.cdiv(row - start, BLOCK_M)
+    of_behind = tl.where(row > behind, through, first_behind)
+    return tl.where(is_behind, of_behind, tl.minimum(through, first_behind))
+
+
+@triton.jit
+def sources_of(arrivals, expert, row, row_end, experts):
+    """Of which shards a tile's rows are: `[low, high)`, whose signals have these numbers."""
+    low, high = tl.zeros(expert.shape, tl.int32), tl.zeros(expert.shape, tl.int32) + 1
+    for source in range(1, arrivals.sources):
+        begin = tl.load(arrivals.bounds + source * experts + tl.maximum(expert, 0))
+        low += (begin <= row).to(tl.int32)
+        high += (begin < row_end).to(tl.int32)
+    return low, high
 
 
 @triton.jit

@@ -1,8 +1,9 @@
-"""The tables of a routing in one launch: counts of experts, the order of pairs, tiles, and whose tokens a tile reads.
+"""The tables of a routing in one launch: counts of experts, the order of pairs, and where each source's rows begin.
 
 Pairs are dealt out to programs in their order. Each counts its experts, all meet, and each adds up what lies before its
-own pairs: a counting sort, stable. Where tiles are to know their sources, they meet again. No program waits for one
-that cannot run: there are no more of them than SMs; and the meeting has a deadline, behind which the tables are void.
+own pairs: a counting sort, stable. Who has the first pair of a source knows where its rows begin. No program waits for
+one that cannot run: there are no more of them than SMs; and the meeting has a deadline, behind which the tables are
+void.
 """
 
 import triton
@@ -42,36 +43,29 @@ def experts_of(ids, pair, pairs, top, row_stride, col_stride, experts):
 @triton.jit
 def route_kernel(
     ids,
-    starts,
     counts,
     offsets,
     order,
     places,
     tokens,
-    tiles,
-    sources,
-    count,
+    bounds,
     reason,
     scratch,
     state,
     limits,
     pairs,
     shape,
-    most,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
     BINS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    SOURCES: tl.constexpr,
 ):
     """Each program routes PARTS times PART pairs. The tables are those of moe/routing.Routing.
 
     shape: kernels/arguments.TopkShape. scratch: int32 `[2, programs, BINS]`, `[programs]`. state:
-    `meet`. most: how many tiles the tables hold. SOURCES: a power of two above their number, 0 without `starts`.
+    `meet`.
     """
-    top, row_stride, col_stride, experts, source_count = shape
+    top, row_stride, col_stride, experts, sources, shard = shape
     program, programs = tl.program_id(0), tl.num_programs(0)
     bins, own = tl.arange(0, BINS), tl.arange(0, PART)
     first = program * PART * PARTS
@@ -101,13 +95,10 @@ def route_kernel(
             before += tl.sum(tl.where((other < program)[:, None], theirs, 0), 0)
     through = tl.cumsum(total, 0)
     routed = tl.sum(total, 0)
-    rows_of_tiles = (total + BLOCK_M - 1) // BLOCK_M
-    tiles_through = tl.cumsum(rows_of_tiles, 0)
     if program == 0:
         tl.store(counts + bins, total, mask=bins < experts)
         tl.store(offsets + bins + 1, through, mask=bins < experts)
         tl.store(offsets, 0)
-        tl.store(count, tl.sum(rows_of_tiles, 0))
         if is_met == 1:
             for some in range(0, programs, AT_ONCE):
                 other = some + tl.arange(0, AT_ONCE)
@@ -117,6 +108,15 @@ def route_kernel(
     # Where the pairs of each expert go that are not placed yet; behind all those without one, as many as are in no bin.
     base = through - total + before
     base_of_none = routed + first - tl.sum(before, 0)
+    for source in range(sources):
+        begin = tl.minimum(source * shard * top, pairs)
+        if (begin >= first) & ((begin < first + PART * PARTS) | (program == programs - 1)):
+            ahead_of_it = tl.zeros([BINS], tl.int32)
+            for part in range(PARTS):
+                pair = first + part * PART + own
+                expert, _unused = experts_of(ids, pair, pairs, top, row_stride, col_stride, experts)
+                ahead_of_it += tl.histogram(expert, BINS, mask=(expert < experts) & (pair < begin))
+            tl.store(bounds + source * experts + bins, (base + ahead_of_it) * is_met, mask=bins < experts)
     for part in range(PARTS):
         pair = first + part * PART + own
         expert, _unused = experts_of(ids, pair, pairs, top, row_stride, col_stride, experts)
@@ -139,53 +139,7 @@ def route_kernel(
         base += its
         base_of_none += tl.sum(((pair < pairs) & (expert == experts)).to(tl.int32), 0)
 
-    if SOURCES > 0:
-        is_met_again, meeting = meet(state, limits)
-        is_met *= is_met_again
-    store_tiles(
-        tiles, sources, tokens, starts, source_count, total, through, rows_of_tiles, tiles_through, is_met, most,
-        BLOCK_M, BLOCK, SOURCES,
-    )  # fmt: skip
     if program == 0:
         is_late = (is_met == 0) | (tl.load(state + 2, volatile=True) == meeting + 1)
         tl.store(state + 2, 0)
         tl.store(reason, any_wrong + 2 * is_late.to(tl.int32))
-
-
-@triton.jit
-def store_tiles(
-    tiles, sources, tokens, starts, source_count, total, through, rows_of_tiles, tiles_through, is_met, most,
-    BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, SOURCES: tl.constexpr,
-):  # fmt: skip
-    """The tiles of all experts, and whose tokens each reads; zeros behind them. total, through, rows_of_tiles,
-    tiles_through: of each expert its rows, with those before it, and its tiles, with those before it.
-    """
-    bins = tl.arange(0, total.shape[0])
-    for some in range(tl.program_id(0) * BLOCK, most, tl.num_programs(0) * BLOCK):
-        tile = some + tl.arange(0, BLOCK)
-        is_its = (tile[:, None] < tiles_through[None, :]) & (tile[:, None] >= (tiles_through - rows_of_tiles)[None, :])
-        is_tile = (tile < tl.sum(rows_of_tiles, 0)) & (is_met == 1)
-        expert = tl.sum(tl.where(is_its, bins[None, :], 0), 1)
-        behind = tile - tl.sum(tl.where(is_its, (tiles_through - rows_of_tiles)[None, :], 0), 1)
-        end = tl.sum(tl.where(is_its, through[None, :], 0), 1)
-        row = tl.sum(tl.where(is_its, (through - total)[None, :], 0), 1) + behind * BLOCK_M
-        height = tl.minimum(end - row, BLOCK_M)
-        tl.store(tiles + tile * 3, tl.where(is_tile, expert, 0), mask=tile < most)
-        tl.store(tiles + tile * 3 + 1, tl.where(is_tile, row, 0), mask=tile < most)
-        tl.store(tiles + tile * 3 + 2, tl.where(is_tile, height, 0), mask=tile < most)
-        low, high = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
-        if SOURCES > 0:
-            low_token = tl.load(tokens + row, mask=is_tile, other=0, volatile=True)
-            high_token = tl.load(tokens + row + height - 1, mask=is_tile, other=0, volatile=True)
-            low = source_of(starts, source_count, low_token, SOURCES)
-            high = source_of(starts, source_count, high_token, SOURCES)
-        tl.store(sources + tile * 2, tl.where(is_tile, low, 0), mask=tile < most)
-        tl.store(sources + tile * 2 + 1, tl.where(is_tile, high, 0), mask=tile < most)
-
-
-@triton.jit
-def source_of(starts, count, token, SOURCES: tl.constexpr):
-    """Which source each token is of: the last that begins at it or before."""
-    source = tl.arange(0, SOURCES)
-    begins = tl.load(starts + source, mask=(source > 0) & (source < count), other=0x7FFFFFFF)
-    return tl.sum((begins[None, :] <= token[:, None]).to(tl.int32), 1)

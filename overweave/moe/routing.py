@@ -20,15 +20,12 @@ MOST_PAIRS = 1 << 30
 
 
 class Routing(NamedTuple):
-    """Tables of one routing, all int32 on the device of `topk_ids`. E experts, P pairs, T the most tiles that P rows of
-    E experts can have: `most_tiles(P, E, block_m)`.
+    """Tables of one routing, all int32 on the device of `topk_ids`. E experts, P pairs, S sources of tokens.
 
     counts [E]: rows of each expert. offsets [E + 1]: where the rows of each expert begin, and where the last ends.
     order [P]: the pair of each row; behind `offsets[E]` the pairs without an expert, in their order.
     places [P]: the row of each pair: the inverse of `order`. tokens [P]: the token of each row, `order // top`.
-    tiles [T, 3]: of each tile of at most block_m rows its expert, first row and rows; zeros behind the last tile.
-    sources [T, 2]: the first and the last source whose tokens a tile reads; without `starts` zeros.
-    tile_count [1]: how many tiles there are.
+    bounds [S, E]: where the rows of each expert begin that are of a source's tokens, or of one behind it.
     reason [1]: 0, or why the tables are void or short of pairs: BAD_IDS, LATE.
     """
 
@@ -37,9 +34,7 @@ class Routing(NamedTuple):
     order: torch.Tensor
     places: torch.Tensor
     tokens: torch.Tensor
-    tiles: torch.Tensor
-    sources: torch.Tensor
-    tile_count: torch.Tensor
+    bounds: torch.Tensor
     reason: torch.Tensor
 
 
@@ -49,65 +44,55 @@ BAD_IDS, LATE = 1, 2
 NO_EXPERT = -1  # an id that says that the slot is not used
 
 
-def most_tiles(pairs: int, experts: int, block_m: int) -> int:
-    """Return how many tiles of `block_m` rows there are at most, whatever the routing."""
-    return pairs // block_m + min(pairs, experts)
-
-
-def route(topk_ids: torch.Tensor, experts: int, block_m: int = 128, starts: torch.Tensor | None = None) -> Routing:
+def route(topk_ids: torch.Tensor, experts: int, sources: int = 1) -> Routing:
     """Compute all tables of a routing; on a GPU in one kernel launch, without a look of the host.
 
     topk_ids: int32 `[tokens, top]`, any memory layout; NO_EXPERT (-1) marks a slot without an expert. A token may
-    name an expert twice: these are two pairs. starts: int32 `[sources + 1]`, ascending, on the device: the tokens of
-    source s are `[starts[s], starts[s + 1])`. Plain torch:
+    name an expert twice: these are two pairs. sources: tokens are dealt to so many as torch.chunk deals them. Plain
+    torch:
 
         flat = topk_ids.flatten()
         key = torch.where((flat >= 0) & (flat < experts), flat, experts)
         order = key.sort(stable=True).indices
         counts = torch.bincount(key, minlength=experts + 1)[:experts]
+        bounds[s] = offsets[:-1] + torch.bincount(key[: first pair of source s], minlength=experts + 1)[:experts]
 
     Raises InputError for another dtype or shape; on a CPU for ids out of range, too. On a GPU these are pairs without
     an expert, and `reason` says so.
     """
-    sizes = _sizes(topk_ids, experts, block_m, starts)
-    words = torch.ops.overweave.route_experts(topk_ids, starts, experts, block_m)
+    sizes = _sizes(topk_ids, experts, sources)
+    words = torch.ops.overweave.route_experts(topk_ids, experts, sources)
     return Routing(*tables_of(words, sizes))
 
 
-def _sizes(topk_ids: torch.Tensor, experts: int, block_m: int, starts: torch.Tensor | None) -> RoutingSizes:
+def _sizes(topk_ids: torch.Tensor, experts: int, sources: int) -> RoutingSizes:
     """Raises InputError for what no routing can be."""
     asked = f"route to {experts} experts"
     if topk_ids.dim() != 2 or topk_ids.dtype != torch.int32:
         raise InputError(asked, f"topk_ids are {topk_ids.dtype} {tuple(topk_ids.shape)}", "Pass int32 [tokens, top]")
-    if experts < 1 or block_m < 1:
-        raise InputError(asked, f"{experts} experts, tiles of {block_m} rows", "Pass one or more of both")
-    if starts is not None and (starts.dim() != 1 or starts.dtype != torch.int32 or starts.shape[0] < 2):
-        raise InputError(asked, f"starts are {starts.dtype} {tuple(starts.shape)}", "Pass int32 [sources + 1]")
-    if starts is not None and starts.device != topk_ids.device:
-        raise InputError(
-            asked, f"starts are on {starts.device}, topk_ids on {topk_ids.device}", "Pass both on one device"
-        )
+    if experts < 1 or sources < 1:
+        raise InputError(asked, f"{experts} experts, tokens of {sources} sources", "Pass one or more of both")
     tokens, top = topk_ids.shape
     if tokens * top >= MOST_PAIRS:
         raise InputError(asked, f"{tokens} tokens of {top} experts each", f"Pass fewer than {MOST_PAIRS} pairs")
-    return RoutingSizes(tokens * top, top, experts, block_m)
+    return RoutingSizes(tokens * top, top, experts, sources)
 
 
-def _fill(topk_ids: torch.Tensor, starts: torch.Tensor | None, experts: int, block_m: int) -> torch.Tensor:
+def _fill(topk_ids: torch.Tensor, experts: int, sources: int) -> torch.Tensor:
     tokens, top = topk_ids.shape
-    sizes = RoutingSizes(tokens * top, top, experts, block_m)
+    sizes = RoutingSizes(tokens * top, top, experts, sources)
     words = torch.empty(words_of(sizes), dtype=torch.int32, device=topk_ids.device)
     if topk_ids.device.type == "cpu":
-        library.route(topk_ids, starts, words, sizes)
+        library.route(topk_ids, words, sizes)
     else:
-        load("gpu routing")(topk_ids, starts, words, sizes)
+        load("gpu routing")(topk_ids, words, sizes)
     return words
 
 
-def _fake(topk_ids: torch.Tensor, starts: torch.Tensor | None, experts: int, block_m: int) -> torch.Tensor:
+def _fake(topk_ids: torch.Tensor, experts: int, sources: int) -> torch.Tensor:
     tokens, top = topk_ids.shape
-    return topk_ids.new_empty(words_of(RoutingSizes(tokens * top, top, experts, block_m)))
+    return topk_ids.new_empty(words_of(RoutingSizes(tokens * top, top, experts, sources)))
 
 
-_ROUTE = "(Tensor topk_ids, Tensor? starts, int experts, int block_m) -> Tensor"
+_ROUTE = "(Tensor topk_ids, int experts, int sources) -> Tensor"
 define(TorchOp("route_experts", _ROUTE, _fill, _fake))

@@ -16,11 +16,15 @@ interpreter.repair()
 
 from overweave.ir.epilogue import Epilogue  # noqa: E402
 from overweave.ir.plan import MatmulConfig  # noqa: E402
+from overweave.ir.shards import shard_rows  # noqa: E402
+from overweave.ir.tile_order import TileRow  # noqa: E402
 from overweave.kernels.experts import clear_rest_kernel, outer_kernel  # noqa: E402
 from overweave.moe import Routing, route  # noqa: E402
 from overweave.runtime.kernel_calls import routing as kernel_routing  # noqa: E402
 from overweave.runtime.kernel_calls.experts import (  # noqa: E402
     COLUMNS,
+    ArrivingRows,
+    ArrivingTensors,
     ExpertsForm,
     ExpertTensors,
     experts_call,
@@ -168,6 +172,50 @@ def test_rows_behind_the_last_group_are_cleared():
     assert x.sum(1).tolist() == [40.0] * 6 + [0.0] * 3
 
 
+CONFIG = MatmulConfig(block_m=16, block_n=32, block_k=16, group_m=2, stages=2)
+
+
+@pytest.mark.parametrize(("ranks", "rank", "ahead"), [(2, 0, 3), (2, 1, 5), (3, 1, 4), (4, 2, 5), (4, 0, 0), (1, 0, 2)])
+@pytest.mark.parametrize("skew", ["even", "few", "one"])
+def test_tiles_wait_for_the_shards_that_they_read_and_stand_as_these_come(ranks: int, rank: int, ahead: int, skew: str):
+    tokens, top, experts, n = 61, 2, 5, 40
+    high = {"even": experts, "few": 3, "one": 1}[skew]
+    ids = torch.randint(0, high, (tokens, top), generator=torch.Generator().manual_seed(rank), dtype=torch.int32)
+    tables, rows = route(ids, experts, ranks), tokens * top
+    form = ExpertsForm(rows, CONFIG, arriving=ArrivingRows(rank, ranks, ahead, 5))
+    x, out = integers(tokens, 16), torch.full((rows, n), UNTOUCHED, dtype=torch.bfloat16)
+    signals, limits = torch.ones(ranks * 32, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
+    tensors = ExpertTensors(
+        *(x, integers(experts, 16, n), tables.offsets[1:], out),
+        torch.full((table_rows(rows, experts, n, CONFIG), COLUMNS), -9, dtype=torch.int32),
+        torch.full((2,), -9, dtype=torch.int32),
+        rows=tables.tokens,
+        arriving=ArrivingTensors(tables.bounds, signals, torch.zeros(64, dtype=torch.int32), limits),
+    )
+    fill, product = fill_call(form, tensors), experts_call(form, tensors, CPU)
+    fill.kernel[(fill.programs,)](*fill.arguments)
+    product.kernel[(PROGRAMS,)](*product.arguments)
+    assert torch.equal(out, reference.multiply(_plain(tensors)))
+    places, computed = list[tuple[int, int]](), list[int]()
+    for tile in map(TileRow._make, tensors.table[: int(tensors.head[1])].tolist()):
+        read = tables.tokens[tile.row : tile.row_end].tolist()
+        owners = [next(s for s in range(ranks) if token < shard_rows(tokens, ranks, s)[1]) for token in read]
+        assert (tile.wait_lo, tile.wait_hi, tile.wait_count) == (min(owners), max(owners) + 1, 1)
+        assert tile.operation == 5
+        places.append((max((rank - owner) % ranks for owner in owners), tile.weight))
+        computed += range(tile.row, tile.row_end) if tile.col == 0 else ()
+    assert sorted(computed) == list(range(rows))
+    early = [each for each in places if each[1] < ahead]
+    assert early == sorted(early)
+    assert places[: len(early)] == early
+
+
+def _plain(tensors: ExpertTensors) -> Grouped:
+    nothing = dict.fromkeys(("bias", "gate", "into", "row_weights", "scale_x", "scale_w"))
+    given = {"x": tensors.x, "w": tensors.w, "offs": tensors.offs, "rows": tensors.rows}
+    return Grouped(**given, **nothing, activation="", out_dtype=tensors.x.dtype)  # type: ignore[arg-type]
+
+
 ROUTINGS = {
     "uniform": (torch.randint(0, 7, (50, 3), dtype=torch.int32), 7),
     "slots without an expert, and wrong ids": (torch.randint(-3, 9, (50, 3), dtype=torch.int32), 7),
@@ -186,33 +234,32 @@ def test_tables_are_those_of_plain_torch(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kernel_routing, "PART", 32 if name == "several parts of each program" else 64)
     monkeypatch.setattr(kernel_routing, "MOST_PROGRAMS", 4)
     ids, experts = ROUTINGS[name]
-    tokens = ids.shape[0]
-    starts = torch.tensor([0, tokens // 3, tokens // 3, tokens], dtype=torch.int32)
     is_wrong = (ids < -1) | (ids >= experts)
-    want = route(ids.masked_fill(is_wrong, -1), experts, 16, starts)
-    sizes = RoutingSizes(ids.numel(), ids.shape[1], experts, 16)
+    want = route(ids.masked_fill(is_wrong, -1), experts, 3)
+    sizes = RoutingSizes(ids.numel(), ids.shape[1], experts, 3)
     meeting = Meeting.on(CPU)
     for _ in range(2):
         words = torch.full((words_of(sizes),), -9, dtype=torch.int32)
-        call = route_call(ids, starts, words, sizes, meeting)
+        call = route_call(ids, words, sizes, meeting)
         call.kernel[(call.programs,)](*call.arguments)
         got = Routing(*tables_of(words, sizes))
         assert got.reason.item() == int(is_wrong.any())
         assert all(torch.equal(a, b) for a, b in zip(got[:-1], want[:-1], strict=True))
-    assert meeting.state[:3].tolist() == [4 << 20, 0, 0]
+    assert meeting.state[:3].tolist() == [2 << 20, 0, 0]
 
 
 def test_programs_that_do_not_meet_leave_tables_in_range_and_say_so(monkeypatch: pytest.MonkeyPatch):
     """The word that ends waits stands for the deadline, which an interpreted wait has not. Who comes last meets all."""
     monkeypatch.setattr(kernel_routing, "PART", 64)
-    sizes, meeting, reasons = RoutingSizes(200, 2, 5, 16), Meeting.on(CPU), set[int]()
+    sizes, meeting, reasons = RoutingSizes(200, 2, 5, 4), Meeting.on(CPU), set[int]()
     ids, meeting.state[1] = torch.randint(0, 5, (100, 2), dtype=torch.int32), 1
     for _ in range(8):
         words = torch.full((words_of(sizes),), -9, dtype=torch.int32)
-        call = route_call(ids, None, words, sizes, meeting)
+        call = route_call(ids, words, sizes, meeting)
         call.kernel[(call.programs,)](*call.arguments)
         got = Routing(*tables_of(words, sizes))
         reasons.add(int(got.reason))
         assert all(int(table.min()) >= 0 and int(table.max()) < 200 for table in (got.order, got.places, got.tokens))
-        assert 0 <= int(got.tile_count) <= sizes.most_tiles
+        assert int(got.bounds.min()) >= 0
+        assert int(got.bounds.max()) <= 200
     assert 2 in reasons

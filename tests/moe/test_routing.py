@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from overweave.errors import InputError
+from overweave.ir.shards import shard_rows
 from overweave.moe import route
-from overweave.moe.routing import NO_EXPERT, most_tiles
+from overweave.moe.routing import NO_EXPERT
 
 SHAPES = ((50, 3, 7), (1, 1, 1), (0, 2, 3), (40, 8, 3), (9, 2, 300))
 
 
 @pytest.mark.parametrize(("tokens", "top", "experts"), SHAPES)
-@pytest.mark.parametrize("block_m", [1, 16])
-def test_tables_are_those_of_a_loop_over_pairs(tokens: int, top: int, experts: int, block_m: int):
+@pytest.mark.parametrize("sources", [1, 3, 8])
+def test_tables_are_those_of_a_loop_over_pairs(tokens: int, top: int, experts: int, sources: int):
     torch.manual_seed(0)
     ids = torch.randint(NO_EXPERT, experts, (tokens, top), dtype=torch.int32)
-    starts = torch.tensor([0, tokens // 3, tokens // 3, tokens], dtype=torch.int32)
-    tables = route(ids, experts, block_m, starts)
+    tables = route(ids, experts, sources)
     pairs = [(expert, pair) for pair, expert in enumerate(ids.flatten().tolist())]
     ordered = sorted(pairs, key=lambda one: experts if one[0] == NO_EXPERT else one[0])
     assert tables.order.tolist() == [pair for _, pair in ordered]
@@ -28,16 +28,11 @@ def test_tables_are_those_of_a_loop_over_pairs(tokens: int, top: int, experts: i
     assert tables.tokens.tolist() == [pair // top for _, pair in ordered]
     assert tables.counts.tolist() == [sum(one == expert for one, _ in pairs) for expert in range(experts)]
     assert tables.offsets.tolist() == [sum(tables.counts[:expert].tolist()) for expert in range(experts + 1)]
-    covered = [row for _, first, rows in tables.tiles.tolist() for row in range(first, first + rows)]
-    assert covered == list(range(int(tables.offsets[-1])))
-    assert int(tables.tile_count) == sum(rows > 0 for _, _, rows in tables.tiles.tolist())
-    assert int(tables.tile_count) <= most_tiles(tokens * top, experts, block_m) == len(tables.tiles)
-    for (expert, first, rows), sources in zip(tables.tiles.tolist(), tables.sources.tolist(), strict=True):
-        read = [tables.tokens[row].item() for row in range(first, first + rows)]
-        assert all(ordered[row][0] == expert for row in range(first, first + rows))
-        if rows:
-            owners = [max(s for s in range(3) if starts[s] <= token) for token in read]
-            assert sources == [min(owners), max(owners)]
+    for source in range(sources):
+        first, _ = shard_rows(tokens, sources, source)
+        for expert, begin in enumerate(tables.bounds[source].tolist()):
+            low, high = tables.offsets[expert : expert + 2].tolist()
+            assert begin == low + sum(token < first for token in tables.tokens[low:high].tolist())
     assert tables.reason.item() == 0
 
 
@@ -54,8 +49,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "int64": {"topk_ids": torch.zeros(2, 2).long()},
     "one dimension": {"topk_ids": torch.zeros(2, dtype=torch.int32)},
     "no expert": {"experts": 0},
-    "no height": {"block_m": 0},
-    "starts of int64": {"starts": torch.tensor([0, 2])},
+    "no source": {"sources": 0},
 }
 
 

@@ -6,6 +6,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from overweave.compat.torch_names import grouped_mm
 from overweave.ir.epilogue import Epilogue
@@ -15,6 +16,8 @@ from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import Moving
 from overweave.runtime.kernel_calls.experts import (
     COLUMNS,
+    ArrivingRows,
+    ArrivingTensors,
     ExpertsForm,
     ExpertTensors,
     experts_call,
@@ -36,7 +39,7 @@ class GroupedLaunch:
 
     def __init__(self, form: ExpertsForm, example: ExpertTensors) -> None:
         device = example.x.device
-        self._stand_ins = ExpertTensors(*(None if one is None else _stand_in(one) for one in example))
+        self._stand_ins = _stand_ins(example)
         self._lock = Lock()
         fill, product = fill_call(form, self._stand_ins), experts_call(form, self._stand_ins, device)
         self._fill = Launch(fill)
@@ -45,7 +48,7 @@ class GroupedLaunch:
     def __call__(self, tensors: ExpertTensors, stream: int) -> None:
         """Enqueue both launches on a stream."""
         with self._lock:
-            for stand_in, tensor in zip(self._stand_ins, tensors, strict=True):
+            for stand_in, tensor in zip(_flat(self._stand_ins), _flat(tensors), strict=True):
                 if tensor is not None:
                     stand_in.address = tensor.data_ptr()
             self._fill.start(stream)
@@ -64,15 +67,22 @@ def multiply(call: Grouped) -> torch.Tensor:
 
 def multiply_into(out: torch.Tensor, call: Grouped, form: ExpertsForm | None = None) -> None:
     """Compute `out` of an aligned call. form: of campaigns, which compare configurations."""
-    form = form or form_of(call)
+    launch_grouped(form or form_of(call), _tensors_of(out, call))
+
+
+def multiply_arriving(out: torch.Tensor, call: Grouped, how: ArrivingRows, tensors: ArrivingTensors) -> None:
+    """Compute `out` of an aligned call while rows of its x arrive."""
+    launch_grouped(replace(form_of(call), arriving=how), _tensors_of(out, call)._replace(arriving=tensors))
+
+
+def _tensors_of(out: torch.Tensor, call: Grouped) -> ExpertTensors:
     scale_x = call.scale_x
     if scale_x is not None and call.rows is not None:
         scale_x = scale_x.index_select(0, call.rows.clamp(0, max(0, call.x.shape[0] - 1)))
-    tensors = ExpertTensors(
+    return ExpertTensors(
         call.x, call.w, call.offs, out, None, None, call.bias, call.gate, call.rows, call.into, call.row_weights,
         scale_x, call.scale_w,
     )  # fmt: skip
-    launch_grouped(form, tensors)
 
 
 def form_of(call: Grouped) -> ExpertsForm:
@@ -102,7 +112,7 @@ def launch_grouped(form: ExpertsForm, tensors: ExpertTensors) -> None:
     most = table_rows(form.rows, experts, n, form.config)
     table = torch.empty(most, COLUMNS, dtype=torch.int32, device=device)
     tensors = tensors._replace(table=table, head=torch.empty(2, dtype=torch.int32, device=device))
-    key = (device, form, *(None if one is None else _signature(one) for one in tensors))
+    key = (device, form, *(None if one is None else _signature(one) for one in _flat(tensors)))
     with torch.cuda.device(device):
         _bound(key, lambda: GroupedLaunch(form, tensors))(tensors, torch.cuda.current_stream().cuda_stream)
 
@@ -141,6 +151,16 @@ def _bound(key: Any, make: Any) -> Any:
 
 def _signature(tensor: torch.Tensor) -> Any:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16 == 0  # what a launch specialises for
+
+
+def _flat(tensors: ExpertTensors) -> tuple[Any, ...]:
+    return (*tensors[:-1], *(tensors.arriving or ()))
+
+
+def _stand_ins(example: ExpertTensors) -> ExpertTensors:
+    own: list[Any] = [None if one is None else _stand_in(one) for one in example[:-1]]
+    arriving = example.arriving and ArrivingTensors(*map(_stand_in, example.arriving))
+    return ExpertTensors._make([*own, arriving])
 
 
 def _stand_in(tensor: torch.Tensor) -> Moving:

@@ -12,10 +12,10 @@ _OF_GRAPHS: list[Meeting] = []  # kept, as graphs hold addresses alone
 SPARE = 64
 
 
-def route(ids: torch.Tensor, starts: torch.Tensor | None, words: torch.Tensor, sizes: RoutingSizes) -> None:
+def route(ids: torch.Tensor, words: torch.Tensor, sizes: RoutingSizes) -> None:
     """Fill the tables on the current stream."""
     with torch.cuda.device(ids.device):
-        call = route_call(ids, starts, words, sizes, _meeting(ids.device))
+        call = route_call(ids, words, sizes, _meeting(ids.device))
         call.kernel[(call.programs,)](*call.arguments, **call.options)
 
 

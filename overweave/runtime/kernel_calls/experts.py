@@ -14,7 +14,7 @@ from overweave.errors import InputError
 from overweave.ir.epilogue import NO_EPILOGUE, Epilogue
 from overweave.ir.plan import MatmulConfig, narrow_width
 from overweave.ir.tile_order import TileRow
-from overweave.kernels.arguments import ExpertRows, LaunchTiles, SignalWords
+from overweave.kernels.arguments import Arrivals, ExpertRows, LaunchTiles, SignalWords
 from overweave.kernels.experts import fill_tiles_kernel
 from overweave.memory.device.signals import TRACE_COLUMNS
 from overweave.runtime.kernel_calls.call import KernelCall, Moving, TileKernelArgs, stack_step
@@ -46,14 +46,36 @@ class ExpertTensors(NamedTuple):
     row_weights: Any = None
     scale_x: Any = None
     scale_w: Any = None
+    arriving: ArrivingTensors | None = None
+
+
+class ArrivingTensors(NamedTuple):
+    """What tiles read that wait for rows of their source. bounds: `Arrivals`. The others: memory/device/signals.py, of
+    which signal s says that the shard of rank s is there."""
+
+    bounds: Any
+    signals: Any
+    words: Any
+    limits: Any
+
+
+class ArrivingRows(Struct, frozen=True):
+    """How the rows of a source arrive (kernels/arguments.Arrivals)."""
+
+    rank: int
+    ranks: int
+    ahead: int
+    number: int
 
 
 class ExpertsForm(Struct, frozen=True):
-    """What of a call decides what is compiled beside shapes and dtypes. rows: of the product."""
+    """What of a call decides what is compiled beside shapes and dtypes. rows: of the product. arriving: None if all
+    rows of its source are there when it begins."""
 
     rows: int
     config: MatmulConfig
     epilogue: Epilogue = NO_EPILOGUE
+    arriving: ArrivingRows | None = None
 
 
 def table_rows(rows: int, experts: int, n: int, config: MatmulConfig) -> int:
@@ -69,8 +91,11 @@ def fill_call(form: ExpertsForm, tensors: ExpertTensors) -> KernelCall:
     config, (experts, _, n) = form.config, tensors.w.shape
     columns, rest = -(-n // config.block_n), n % config.block_n
     at_once = min(MOST_AT_ONCE, 1 << (experts - 1).bit_length())
+    arrivals, how = None, form.arriving
+    if how is not None and tensors.arriving is not None:
+        arrivals = Arrivals(tensors.arriving.bounds, how.rank, how.ranks, min(how.ahead, experts), how.number)
     arguments: list[Any] = [
-        *(tensors.table, tensors.head, tensors.offs, experts, form.rows, columns),
+        *(tensors.table, tensors.head, tensors.offs, arrivals, experts, form.rows, columns),
         narrow_width(rest, config) if rest else 0,
         *(config.block_m, config.block_n, config.group_m, FILLED_AT_ONCE, at_once),
     ]
@@ -104,14 +129,21 @@ def experts_call(form: ExpertsForm, tensors: ExpertTensors, device: torch.device
         epilogue=form.epilogue,
         experts=own,
     )
-    words = torch.zeros(64, dtype=torch.int32, device=device)
-    limits = torch.tensor([NANOSECONDS, 0, 0], dtype=torch.int64, device=device)
     trace = torch.zeros(1, TRACE_COLUMNS.value, dtype=torch.int64, device=device)
     claims, count = head_words(tensors.head)
     queue = LaunchTiles(tensors.table, claims, trace, count)
-    call = matmul_call(form.config, operands, TileKernelArgs(queue, SignalWords(words, words, limits, 1)))
+    call = matmul_call(form.config, operands, TileKernelArgs(queue, _protocol(form, tensors, device)))
     experts, _, n = tensors.w.shape
     return call._replace(programs=table_rows(form.rows, experts, n, form.config))
+
+
+def _protocol(form: ExpertsForm, tensors: ExpertTensors, device: torch.device) -> SignalWords:
+    """Return what tiles wait by; where none does, words that nobody reads."""
+    if form.arriving is not None and tensors.arriving is not None:
+        return SignalWords(*tensors.arriving[1:], form.arriving.ranks)
+    words = torch.zeros(64, dtype=torch.int32, device=device)
+    limits = torch.tensor([NANOSECONDS, 0, 0], dtype=torch.int64, device=device)
+    return SignalWords(words, words, limits, 1)
 
 
 def head_words(head: Any) -> tuple[Any, Any]:

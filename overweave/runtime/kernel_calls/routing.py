@@ -12,7 +12,6 @@ from overweave.runtime.kernel_calls.call import KernelCall
 
 PART = 512  # pairs that a program sorts at a time
 MOST_PROGRAMS = 128  # all are to run at once
-TILES_AT_ONCE = 16
 MOST_COUNTS = 16384  # that a program has in its registers: of some programs, of all experts
 UNIT = 4  # words: each table begins at a multiple of 16 bytes
 LINE_WORDS = 32
@@ -20,23 +19,23 @@ DEADLINE_NS = 2 * 10**9
 
 
 class RoutingSizes(NamedTuple):
-    """Of a routing: pairs of a token and an expert, experts of a token, experts, the height of tiles."""
+    """Of a routing: pairs of a token and an expert, experts of a token, experts, and how many sources tokens are of."""
 
     pairs: int
     top: int
     experts: int
-    block_m: int
+    sources: int
 
     @property
-    def most_tiles(self) -> int:
-        """Return how many tiles there are at most, whatever the routing."""
-        return self.pairs // self.block_m + min(self.pairs, self.experts)
+    def shard(self) -> int:
+        """Return how many tokens a source has; the last ones have fewer, or none."""
+        return -(-(self.pairs // max(1, self.top)) // self.sources)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Return the shapes of all tables, in the order of `moe.routing.Routing`."""
-        pairs, most, experts = self.pairs, self.most_tiles, self.experts
-        return (experts,), (experts + 1,), (pairs,), (pairs,), (pairs,), (most, 3), (most, 2), (1,), (1,)
+        pairs, experts = self.pairs, self.experts
+        return (experts,), (experts + 1,), (pairs,), (pairs,), (pairs,), (self.sources, experts), (1,)
 
 
 def words_of(sizes: RoutingSizes) -> int:
@@ -77,20 +76,16 @@ def programs_of(pairs: int) -> tuple[int, int]:
     return max(1, -(-pairs // (PART * parts))), parts
 
 
-def route_call(
-    ids: torch.Tensor, starts: torch.Tensor | None, words: torch.Tensor, sizes: RoutingSizes, meeting: Meeting
-) -> KernelCall:
+def route_call(ids: torch.Tensor, words: torch.Tensor, sizes: RoutingSizes, meeting: Meeting) -> KernelCall:
     """Return the call. words: int32, for the tables."""
     programs, parts = programs_of(sizes.pairs)
     bins = 1 << max(4, (sizes.experts - 1).bit_length())
     scratch = torch.empty(programs * (2 * bins + 1), dtype=torch.int32, device=ids.device)
-    sources = 0 if starts is None else starts.shape[0] - 1
     arguments = [
-        *(ids, starts, *tables_of(words, sizes), scratch, *meeting, sizes.pairs),
-        TopkShape(sizes.top, ids.stride(0), ids.stride(1), sizes.experts, sources),
-        *(sizes.most_tiles, PART, parts, bins, sizes.block_m, TILES_AT_ONCE),
+        *(ids, *tables_of(words, sizes), scratch, *meeting, sizes.pairs),
+        TopkShape(sizes.top, ids.stride(0), ids.stride(1), sizes.experts, sizes.sources, sizes.shard),
+        *(PART, parts, bins),
         min(1 << (programs - 1).bit_length(), max(1, MOST_COUNTS // bins)),
-        1 << sources.bit_length() if sources else 0,
     ]
     return KernelCall(route_kernel, arguments, {"num_warps": 8}, programs)
 
