@@ -6,24 +6,21 @@ Which rows an expert has, the device knows alone: sizes of buffers, copies and s
 
 from __future__ import annotations
 
-import atexit
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from overweave.errors import InputError
 from overweave.ir.operators.forms import GATE
 from overweave.ir.shards import shard_rows
-from overweave.ir.verify.plan import verify_schedule
-from overweave.memory.group import LIVE_GROUPS, Group
+from overweave.memory.group import Group
 from overweave.moe.glu import Glu, gated
 from overweave.moe.grouped import grouped_outer
 from overweave.moe.pairs import Factors, RoutedTokens, added, first_factors, multiplied, routed_tokens
-from overweave.moe.programs import BUFFERS, COLUMNS_STEP, Sizes, schedule_of, write_gather, write_scatter
+from overweave.moe.programs import COLUMNS_STEP, LayerProgram, Sizes, write_gather, write_scatter
 from overweave.moe.routing import route
 from overweave.moe.slots import add_slots
+from overweave.ops.author.proven_program import Kernels, proven_program
 from overweave.ops.author.tile_program import TileProgram
 from overweave.ops.call.groups import group_of, refuse
 from overweave.ops.dispatch.collectives import WHERE, agreed
@@ -36,31 +33,6 @@ from overweave.runtime.library.grouped import Grouped, aligned
 from overweave.runtime.library.slots import SlotSums
 from overweave.schedules.records.experts import PLANS, PUSH, SEQUENTIAL
 
-MOST_PROGRAMS = 64  # of one group; each leases symmetric memory
-
-
-class _Built(NamedTuple):
-    """A program, and which kernels of its calls are loaded."""
-
-    program: TileProgram
-    loaded: set[object]
-
-
-_PROGRAMS: dict[dist.ProcessGroup, dict[tuple[object, ...], _Built]] = {}
-atexit.register(_PROGRAMS.clear)  # a process group must not outlive the interpreter
-
-
-def known_program(group: Group, key: tuple[object, ...], build: Callable[[], TileProgram]) -> _Built:
-    """The program of a group that a key names; built when it is first asked for, by all ranks."""
-    for gone in [each for each in _PROGRAMS if each not in LIVE_GROUPS]:
-        del _PROGRAMS[gone]
-    known = _PROGRAMS.setdefault(group.process_group, {})
-    if key not in known:
-        if len(known) >= MOST_PROGRAMS:
-            known.pop(next(iter(known)))
-        known[key] = _Built(build(), set())
-    return known[key]
-
 
 class Overlapped(NamedTuple):
     """A call on one rank: its group, and its sizes."""
@@ -68,32 +40,9 @@ class Overlapped(NamedTuple):
     group: Group
     sizes: Sizes
 
-    def program(
-        self, kind: str, where: tuple[torch.device, object], load_kernels: Callable[[OwnBuffer], object]
-    ) -> TileProgram:
-        """Proven and built when a signature is first called, by all ranks. Raises RankMismatch where they differ.
-
-        where: the device, and what decides which kernels a call has. load_kernels: computes on any symmetric buffers:
-        on a GPU, loading may wait for kernels that wait for peers, so that it is done before the first call.
-        """
-        device, kernels = where
-
-        def build() -> TileProgram:
-            verify_schedule(schedule_of(kind, self.sizes, COLUMNS_STEP)).raise_if_refused()
-            buffers, channels = BUFFERS[kind](self.sizes)
-            return TileProgram(buffers, channels, self.group.process_group, device, has_kernels=False)
-
-        built = known_program(self.group, (kind, self.sizes, device), build)
-        if device.type == "cuda" and kernels not in built.loaded and not torch.cuda.is_current_stream_capturing():
-            scratch = BUFFERS[kind](self.sizes)[0]
-            own = {
-                name: torch.zeros(each.rows, each.cols, dtype=each.dtype, device=device)
-                for name, each in scratch.items()
-            }
-            load_kernels(own.__getitem__)
-            torch.cuda.synchronize(device)
-            built.loaded.add(kernels)
-        return built.program
+    def program(self, kind: str, device: torch.device, kernels: Kernels) -> TileProgram:
+        """Proven and built when a signature is first called, by all ranks. Raises RankMismatch where they differ."""
+        return proven_program(self.group, LayerProgram(kind, self.sizes), device, kernels)
 
 
 def obstacle(x: torch.Tensor, columns: int) -> str:
@@ -222,7 +171,7 @@ def gathered_products(
         route_all(own)
         multiply(own)
 
-    program = of.program("gather", (x.device, first.kernels), load_kernels)
+    program = of.program("gather", x.device, Kernels(first.kernels, load_kernels))
     with program.call() as call:
         write_gather(call, sizes, given, route_all, multiply)
         call.rank_void(first.out)
@@ -235,7 +184,7 @@ def scattered_sums(
     """This rank's tokens of the sum over ranks, whose parts are added in fp32 in the order of ranks."""
     second = SecondMatmul(of, h, (w, None))
     second.begin(h, routed_tokens(ids, w.shape[0]), weights)
-    program = of.program("scatter", (h.device, (*second.kernels, weights is None)), second.compute_all)
+    program = of.program("scatter", h.device, Kernels((*second.kernels, weights is None), second.compute_all))
     with program.call() as call:
         write_scatter(call, of.sizes, second.compute, second.add)
         call.rank_void(second.y)
@@ -299,7 +248,7 @@ def chained(
         multiply(own)
         second.compute_all(own)
 
-    program = of.program("chain", (x.device, (*first.kernels, *second.kernels)), load_kernels)
+    program = of.program("chain", x.device, Kernels((*first.kernels, *second.kernels), load_kernels))
     with program.call() as call:
         write_gather(call, sizes, (x, slots), route_all, multiply)
         write_scatter(call, sizes, second.compute, second.add)

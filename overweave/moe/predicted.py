@@ -35,9 +35,9 @@ BYTES = ITEMSIZE_BYTES["bfloat16"]
 GATED = Epilogue(activation="silu", gate=True)
 LAUNCHES = 2  # of a matmul by experts: its table, and its tiles
 # Rows that are gathered and scattered by index, and sums of random counts; and a call's routing and index operations.
-# MEASURED: fitted to both matmuls alone of nine layers on two H200s (2026-11-29: MoE-1..6 315 to 1683 us, Mixtral 4572,
-# Qwen3-235B 2324, DeepSeek-V3 6157; 8192 tokens, tensor parallel), 0.88 to 1.10 of which they give.
-INDEXED, ROUTED_US = 1.2, 23.0
+# MEASURED: fitted to three layers on two H200s (experts.h200x2.2026-11-29.txt: alone, sequential and push), 0.94 to 1.12
+# of which they give.
+INDEXED, ROUTED_US = 1.15, 12.0
 # Of the rows of an expert from what it is expected to have, in standard deviations: six that are equally likely.
 DEVIATIONS = (-1.4, -0.67, -0.2, 0.2, 0.67, 1.4)
 
@@ -110,14 +110,15 @@ class LayerCosts:
         share = elements / (routing.tokens * case.hidden)
         if not made:
             return ROUTED_US
-        if "h" in made:
-            columns = operation.makes[0].region.shape[1]
-            return self.first_us(operation.rank, elements / (routing.pairs * columns))
-        if "h" in read:
-            return self.second_us(operation.rank, share)
+        columns = operation.makes[0].region.shape[1]
+        if "h" in made:  # tiles of one matmul, whatever each of them waits for
+            return self.first_us(operation.rank, 1.0) * elements / (routing.pairs * columns)
+        if "h" in read and "y" not in made:  # columns of all products, whichever of their sums it makes
+            return self.second_us(operation.rank, 1.0) * columns / case.hidden
         if "x" in read:
             return self.layer_us(operation.rank, share)
-        return self._moved_us((len(operation.needs) + 1) * elements)
+        summed = routing.topk if "h" in read else 0
+        return self._moved_us((len(operation.needs) + 1 + summed) * elements)
 
     def layer_us(self, rank: int, share: float) -> float:
         """Return the time of a whole layer, without communication, of a share of the tokens."""

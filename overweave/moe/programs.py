@@ -185,6 +185,21 @@ def _made(part: Part | None, tensor: str, row: int = 0, col: int = 0) -> tuple[U
 BUFFERS = {"gather": gather_buffers, "scatter": scatter_buffers, "chain": chain_buffers}
 
 
+class LayerProgram(NamedTuple):
+    """The `push` program of a kind, for one size of calls."""
+
+    kind: str
+    sizes: Sizes
+
+    def declared(self) -> Declared:
+        """What peers address."""
+        return Declared(*BUFFERS[self.kind](self.sizes))
+
+    def schedule(self) -> Schedule:
+        """What is proven before it runs."""
+        return schedule_of(self.kind, self.sizes, COLUMNS_STEP)
+
+
 def schedule_of(kind: str, sizes: Sizes, width: int) -> Schedule:
     """The `push` program of a kind: `gather` (all_gather_experts), `scatter` (experts_reduce_scatter) or `chain`
     (experts_mlp). width: columns of h. Raises InputError for another kind."""

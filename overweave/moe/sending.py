@@ -20,11 +20,10 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.schedule import Schedule
-from overweave.ir.verify.plan import verify_schedule
 from overweave.lang.mapping import TileChannel, Tiles
 from overweave.memory.group import Group
-from overweave.moe.overlapped import known_program
 from overweave.moe.programs import RowsPlace
+from overweave.ops.author.proven_program import proven_program
 from overweave.ops.author.tile_program import TileCall, TileProgram
 from overweave.ops.author.tile_schedule import CallersMatrix, tile_schedule
 from overweave.runtime.backends import load
@@ -157,15 +156,25 @@ class RowsSender(NamedTuple):
 
     def _program(self, kind: str, device: torch.device) -> TileProgram:
         """Proven and built when its sizes are first called, by all ranks. Raises RankMismatch where they differ."""
-        group, sizes = self.group, self.sizes
+        has_kernels = device.type == "cuda" or os.environ.get(INTERPRET) == "1"
+        paper = SentProgram(kind, self.sizes, self.group.world_size)
+        return proven_program(self.group, paper, device, has_kernels=has_kernels)
 
-        def build() -> TileProgram:
-            verify_schedule(schedule_of(kind, sizes, group.world_size)).raise_if_refused()
-            has_kernels = device.type == "cuda" or os.environ.get(INTERPRET) == "1"
-            buffers, channels = BUFFERS[kind](sizes, group.world_size)
-            return TileProgram(buffers, channels, group.process_group, device, has_kernels)
 
-        return known_program(group, (kind, sizes, device), build).program
+class SentProgram(NamedTuple):
+    """The `push` program of a kind, for one size of calls."""
+
+    kind: str
+    sizes: SendSizes
+    ranks: int
+
+    def declared(self) -> Declared:
+        """What peers address."""
+        return Declared(*BUFFERS[self.kind](self.sizes, self.ranks))
+
+    def schedule(self) -> Schedule:
+        """What is proven before it runs."""
+        return schedule_of(self.kind, self.sizes, self.ranks)
 
 
 def schedule_of(kind: str, sizes: SendSizes, ranks: int) -> Schedule:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from overweave import moe
 from overweave.errors import OverweaveError
-from overweave.moe.overlapped import _PROGRAMS
+from overweave.ops.author.proven_program import _BUILT
 from overweave.ops.author.tile_program import TileQueue
 from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 from tests.ranks import run_ranks
@@ -43,7 +43,7 @@ def wrong_routings(plan: str, count: int) -> list[int]:
         wrong += not (torch.equal(y, wanted) and torch.equal(z, wanted))
     group = dist.group.WORLD
     assert group is not None
-    return [wrong, len(_PROGRAMS[group])]
+    return [wrong, len(_BUILT[group])]
 
 
 def wrong_pushes(count: int) -> list[int]:
@@ -62,7 +62,7 @@ def wrong_pushes(count: int) -> list[int]:
         wrong += not torch.equal(y, x[own] * (ids[own] >= 0).sum(1, keepdim=True))
     group = dist.group.WORLD
     assert group is not None
-    return [wrong, len(_PROGRAMS[group])]
+    return [wrong, len(_BUILT[group])]
 
 
 @pytest.mark.slow

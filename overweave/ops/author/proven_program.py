@@ -46,9 +46,12 @@ _BUILT: dict[dist.ProcessGroup, dict[tuple[Paper, torch.device], _Built]] = {}
 atexit.register(_BUILT.clear)  # a process group must not outlive the interpreter
 
 
-def proven_program(group: Group, paper: Paper, device: torch.device, kernels: Kernels) -> TileProgram:
-    """The program of a paper, built collectively. On a GPU, loading a kernel may wait for others that wait for peers,
-    so that all are loaded before the first call. Raises ScheduleRefused, and RankMismatch where ranks differ."""
+def proven_program(
+    group: Group, paper: Paper, device: torch.device, kernels: Kernels | None = None, has_kernels: bool = False
+) -> TileProgram:
+    """The program of a paper, built collectively. kernels: of torch's work; on a GPU, loading one may wait for others
+    that wait for peers, so that all are loaded before the first call. has_kernels: as of a TileProgram. Raises
+    ScheduleRefused, and RankMismatch where ranks differ."""
     for gone in [each for each in _BUILT if each not in LIVE_GROUPS]:
         del _BUILT[gone]
     known = _BUILT.setdefault(group.process_group, {})
@@ -58,10 +61,12 @@ def proven_program(group: Group, paper: Paper, device: torch.device, kernels: Ke
         schedule, declared = paper.schedule(), paper.declared()
         if schedule is not None:
             verify_schedule(schedule).raise_if_refused()
-        program = TileProgram(declared.buffers, declared.channels, group.process_group, device, has_kernels=False)
+        program = TileProgram(declared.buffers, declared.channels, group.process_group, device, has_kernels)
         known[paper, device] = _Built(program, set())
     built = known[paper, device]
-    if device.type == "cuda" and kernels.key not in built.loaded and not torch.cuda.is_current_stream_capturing():
+    if kernels is None or device.type != "cuda" or kernels.key in built.loaded:
+        return built.program
+    if not torch.cuda.is_current_stream_capturing():
         own = {
             name: torch.zeros(each.rows, each.cols, dtype=each.dtype, device=device)
             for name, each in paper.declared().buffers.items()
