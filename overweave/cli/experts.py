@@ -56,7 +56,7 @@ def plan_of_experts(
     case = _case(name, {"m": str(sizes.m), "n": str(sizes.n), "k": str(sizes.k), **options})
     schedule = schedule_for(name, case, ranks)
     verify_schedule(schedule).raise_if_refused()
-    return realize(schedule, machine), LayerCosts(case, ranks, machine)
+    return realize(schedule, machine), LayerCosts(case, ranks, machine, schedule)
 
 
 def _case(name: str, options: dict[str, str]) -> ExpertsCase:

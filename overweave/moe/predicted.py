@@ -17,7 +17,7 @@ from overweave.hardware.machine import Machine
 from overweave.ir.dtype import ITEMSIZE_BYTES
 from overweave.ir.epilogue import Epilogue
 from overweave.ir.exchange import addresses_peers
-from overweave.ir.schedule import Apply
+from overweave.ir.schedule import Apply, Schedule
 from overweave.ir.shards import shard_rows
 from overweave.moe.cases import ExpertsCase, popularity
 from overweave.moe.schedules import schedule_for
@@ -66,7 +66,7 @@ def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer
     link_us = sum(machine.collective_us(each, ranks, moved) for each in ("all_gather", "reduce_scatter"))
     schedules = {plan: schedule_for(f"{LAYER}.{plan}", case, ranks) for plan in PLANS}
     plans = {
-        plan: total_us(realize(schedule, machine), machine, costs)
+        plan: total_us(realize(schedule, machine), machine, LayerCosts(case, ranks, machine, schedule))
         for plan, schedule in schedules.items()
         if machine.peer_access or not addresses_peers(schedule)
     }
@@ -95,29 +95,42 @@ def _choice(plans: dict[str, float]) -> str:
 
 
 class LayerCosts:
-    """The time of each kernel of a layer on one rank of a group, by what it reads and makes."""
+    """The time of each kernel of a layer on one rank of a group, by what it reads and makes. schedule: whose operations
+    are asked for; those of one queue are parts of one launch, whose tiles are those of all its rows."""
 
-    def __init__(self, case: ExpertsCase, ranks: int, machine: Machine) -> None:
+    def __init__(self, case: ExpertsCase, ranks: int, machine: Machine, schedule: Schedule | None = None) -> None:
         self.case, self.ranks, self.machine = case, ranks, machine
         is_hopper = any(tile.kernel == "hopper" for tile in machine.tiles)
         self.kernel: KernelChoice = "hopper" if is_hopper else "portable"
+        self._launched: dict[tuple[int, str], float] = {}  # rank and queue -> share of the rows
+        for each in schedule.operations if schedule else ():
+            if isinstance(each, Apply):
+                key = each.rank, each.queue
+                self._launched[key] = self._launched.get(key, 0.0) + self._share(each)
 
     def __call__(self, operation: Apply) -> float:
         """Return microseconds of an operation of any schedule of the layer."""
-        case, routing = self.case, self.case.routing
         read, made = ({each.tensor for each in side} for side in (operation.needs, operation.makes))
-        elements = sum(size(goal.region) for goal in operation.makes)
-        share = elements / (routing.tokens * case.hidden)
+        rank, share = operation.rank, self._share(operation)
         if not made:
             return ROUTED_US
-        if "h" in made:
-            columns = operation.makes[0].region.shape[1]
-            return self.first_us(operation.rank, elements / (routing.pairs * columns))
-        if "h" in read:
-            return self.second_us(operation.rank, share)
-        if "x" in read:
-            return self.layer_us(operation.rank, share)
-        return self._moved_us((len(operation.needs) + 1) * elements)
+        if made == {"y"} and len(operation.needs) > 1 and not read & {"x"}:  # the parts of all ranks are added
+            added_us = self._moved_us((len(operation.needs) + 1) * sum(size(goal.region) for goal in operation.makes))
+            return added_us + (share * self.second_us(rank, 1.0) if "h" in read else 0.0)
+        whole = max(share, self._launched.get((rank, operation.queue), 0.0))
+        columns = 1.0 if "h" in made else operation.makes[0].region.shape[1] / self.case.hidden
+        us = self.first_us if "h" in made else self.second_us if "h" in read else self.layer_us
+        return us(rank, min(1.0, whole / columns)) * columns * share / whole
+
+    def _share(self, operation: Apply) -> float:
+        """Of all that all operations of a rank make of a tensor, the part that this one makes."""
+        routing, makes = self.case.routing, operation.makes
+        if not makes:
+            return 0.0
+        rows, columns = (
+            (routing.pairs, makes[0].region.shape[1]) if makes[0].tensor == "h" else (routing.tokens, self.case.hidden)
+        )
+        return sum(size(goal.region) for goal in makes) / (rows * columns)
 
     def layer_us(self, rank: int, share: float) -> float:
         """Return the time of a whole layer, without communication, of a share of the tokens."""

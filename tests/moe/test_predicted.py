@@ -5,11 +5,14 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from overweave.hardware.machine import load
+from overweave.ir.schedule import Apply
 from overweave.moe import predicted as module
 from overweave.moe.cases import ExpertsCase, Parallel, RoutingStatistics, read_experts
 from overweave.moe.predicted import LayerCosts, PredictedLayer, predicted, skew_costs
+from overweave.moe.schedules import schedule_for
 from overweave.schedules.records.experts import PER_SHARD, PLANS, SEQUENTIAL
 
 # Both matmuls alone, and a whole layer by plan, tensor parallel on two H200s (2026-11-29), us.
@@ -74,6 +77,18 @@ def test_parts_of_a_layer_take_longer_than_the_whole():
     assert 4 * costs.layer_us(0, 0.25) > costs.layer_us(0, 1.0)
     assert costs.layer_us(0, 1.0) > costs.first_us(0, 1.0) + costs.second_us(0, 1.0)
     assert LayerCosts(case("tensor", 0.0, tokens=4), 4, load("h200x4")).layer_us(0, 1.0) > 23.0  # it reads weights
+
+
+def test_parts_of_one_launch_take_what_the_launch_takes():
+    """Where a rank multiplies a shard after the other in one kernel, tiles are those of all rows."""
+    layer, machine = case("tensor", 0.0), load("h200x4")
+    apart = schedule_for("all_gather_experts.per_shard", layer, 4)
+    made = [each for each in apart.of_rank(0) if isinstance(each, Apply) and each.makes]
+    together = replace(apart, operations=tuple(replace(each, queue="one") for each in made))
+    by_shard, at_once = (LayerCosts(layer, 4, machine, schedule) for schedule in (apart, together))
+    whole_us = by_shard.first_us(0, 1.0)
+    assert sum(at_once(each) for each in together.operations if isinstance(each, Apply)) == pytest.approx(whole_us)
+    assert sum(map(by_shard, made)) > 1.1 * whole_us
 
 
 @pytest.mark.parametrize(("gained_us", "is_chosen"), [(100.0, False), (219.0, False), (221.0, True)])

@@ -123,7 +123,8 @@ ODD = ((3, 6, 5, 4, 2), (1, 1, 1, 1, 1), (2, 7, 3, 2, 5), (0, 6, 5, 4, 2), (5, 9
 
 def odd_sizes_wrong() -> list[tuple[int, ...]]:
     """Sizes whose rows are no whole words of 16 bytes, and more slots than experts: those that are not exact."""
-    rank, ranks, wrong = dist.get_rank(), dist.get_world_size(), []
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    wrong: list[tuple[int, ...]] = []
     for sizes in ODD:
         (t, k, n, experts, top), draw = sizes, torch.Generator().manual_seed(0)
         shapes = ((t * ranks, k), (experts, n * ranks, k), (experts, k, n * ranks))
