@@ -1,7 +1,7 @@
 """Does the simulator predict what was measured? Result files of `overweave bench` beside simulated calls.
 
     python -m campaigns.sim_accuracy [FILE ...] [--machine h200x4]        (default: benchmarks/results/mlp.*.json)
-    python -m campaigns.sim_accuracy --all                          (every result file: campaigns/choices/every_row.py)
+    python -m campaigns.sim_accuracy --all                          (every result file)
     python -m campaigns.sim_accuracy --calibrated FILE ...          (on the GPU at hand, by its calibrated file)
 
 Judged are NCCL + cuBLAS (`sequential`), one library matmul per shard (`per_shard`) and ours, as its plan was then.

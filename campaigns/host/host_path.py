@@ -6,7 +6,7 @@ calls: functions of Python that one call enters. C: built-in functions that it c
 mean, with a driver that does nothing (campaigns/host/no_gpu.py); a GPU's driver comes on top of it, and so does the
 work of torch's allocator there. `replayed`: the tensors come back to the same places, so the call is one graph.
 `launched`: they do not. A library's plan is never replayed. --cold: the first call of a signature on CPU ranks
-(host_path_cold.py). --styles: a module of a plan, forward and backward (host_styles.py).
+(cpu_calls). --styles: a module of a plan, forward and backward (host_styles.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The group is one CPU rank. Ranks share out the rows of the input (`sequence`) or have all.
 
-`python -m campaigns.host_path --styles` runs it, on other checkouts of overweave, too (host_beside.py).
+`python -m campaigns.host_path --styles` runs it, on other checkouts of overweave, too.
 """
 
 from __future__ import annotations

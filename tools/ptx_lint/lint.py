@@ -7,7 +7,7 @@ threads of one block pass one another through shared memory, which is the compil
 
     findings = lint(compile_kernel(source), contract)
 
-Rules, by the name a finding carries (the functions of RULES say what each asks for); most ask one question (debts.py):
+Rules, by the name a finding carries (the functions of RULES say what each asks for); most ask one question (waits.py):
 
     barrier-before-release   order       a block barrier between data and each release
     bulk-completion                      complete bulk stores before a release

@@ -1,7 +1,7 @@
 """A GPU of few SMs on which a plan runs: streams, kernels, blocks that hold an SM while they wait. It only finds hangs.
 
 Of the package it knows what a Plan is, and nothing of the proof, of the simulator, or of who launches
-(`gpu_launch.py` says that anew). Each rank has a stream for the caller and one for each queue beside it. A stream does
+(`launches` says that anew). Each rank has a stream for the caller and one for each queue beside it. A stream does
 one thing after the other. A kernel's blocks claim tiles in order, each holds its SM until its tile's signals are there;
 a library matmul needs an SM and frees it; a part of a collective keeps one until all parts have theirs. Who gets a free
 SM first is the adversary's choice: fixed orders of the streams, and orders by chance.
