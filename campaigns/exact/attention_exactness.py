@@ -28,8 +28,8 @@ from campaigns.gpu_ranks import Check, arguments, run_campaign
 from overweave.attention import context_parallel_attention, plain
 from overweave.attention.checks import HEADS, PLANS
 from overweave.attention.plain import Seen
+from overweave.attention.plans import SEQUENTIAL
 from overweave.attention.sequence import CONTIGUOUS, ZIGZAG, Sequence
-from overweave.attention.split import SEQUENTIAL
 from overweave.runtime.host.processes import run_ranks
 
 WORLDS = (2, 3, 4, 8)

@@ -27,9 +27,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from overweave.attention import context_parallel_attention, zigzag_order
 from overweave.attention.checks import PLANS
-from overweave.attention.programs import Travel
 from overweave.attention.sequence import Sequence
-from overweave.attention.split import AttendWork, Call, GradientWork, as_rows
+from overweave.attention.work import AttendWork, Call, GradientWork, as_rows
 from overweave.compat.torch_names import all_gather_single
 
 TOKENS, DEADLINE, ROUNDS, COLUMNS = (4096, 8192, 16384, 32768), timedelta(seconds=30), 7, 128
@@ -157,32 +156,28 @@ def print_beside(asked: argparse.Namespace, join: Callable[[], object], leave: C
 
 
 def all_pieces(whole: Given, sequence: Sequence, is_backward: bool) -> Method:
-    """What every rank computes by `per_shard`, rank by rank, with keys and values there from the start."""
-    order = torch.arange(sequence.rows, device=whole.q.device)
-    if sequence.is_zigzag:
-        order = zigzag_order(sequence.rows, sequence.ranks, order.device)
-    shards = [whole.rows(rows) for rows in order.chunk(sequence.ranks)]
-    travel = Travel(sequence, as_rows(whole.k).shape[1], whole.k.dtype, is_ring=False, is_backward=True)
-    buffers = travel.declared().buffers.items()
-    own = {name: torch.empty(each.rows, each.cols, dtype=each.dtype, device=order.device) for name, each in buffers}
-    for name, x in (("keys", whole.k), ("values", whole.v)):
-        own[name].copy_(as_rows(x[:, :, order]))
+    """What every rank computes, rank by rank, with all keys and values there from the start."""
+    ranks, device = sequence.ranks, whole.q.device
+    order = zigzag_order(sequence.rows, ranks, device) if sequence.is_zigzag else torch.arange(sequence.rows).to(device)
+    shards = [whole.rows(rows) for rows in order.chunk(ranks)]
+    rows = [tuple(as_rows(each).contiguous() for each in (given.k, given.v)) for given in shards]
+    room = [tuple(each.new_zeros(each.shape, dtype=torch.float32) for each in of_shard) for of_shard in rows]
     calls = [
-        Call(each.q, each.k, each.v, None, sequence, "per_shard", COLUMNS**-0.5, {"place": [rank, sequence.ranks]})
+        Call(each.q, each.k, each.v, None, sequence, "per_shard", COLUMNS**-0.5, {"place": [rank, ranks]})
         for rank, each in enumerate(shards)
     ]
-    results = [(torch.empty_like(each.q), each.q.new_empty(each.q.shape[:3], dtype=torch.float32)) for each in shards]
 
     def method() -> None:
-        for call, given, result in zip(calls, shards, results, strict=True):
+        for call, given in zip(calls, shards, strict=True):
+            result = torch.empty_like(given.q), given.q.new_empty(given.q.shape[:3], dtype=torch.float32)
             works: list[Any] = [AttendWork(call, result)]
             if is_backward:
-                of_leaves = tuple(torch.empty_like(each) for each in given[:3])
-                works.append(GradientWork(call, (given.dout, *result), of_leaves, travel))
+                works.append(GradientWork(call, (given.dout, *result), tuple(map(torch.empty_like, given[:3]))))
             for work in works:
-                for source, _ in travel.pieces(call.rank):
-                    work.piece(source, own.__getitem__)
-                work.finish(own.__getitem__)
+                for step in range(ranks):
+                    source = (call.rank - step) % ranks
+                    work.piece(source, rows[source] if step else (), room[source])
+                work.finish(room[call.rank])
 
     return method
 

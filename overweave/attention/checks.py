@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from overweave.attention import library
+from overweave.attention.plans import PER_SHARD, RING, SEQUENTIAL
 from overweave.attention.sequence import CONTIGUOUS, ZIGZAG
-from overweave.attention.split import PER_SHARD, RING, SEQUENTIAL
 from overweave.errors import InputError
 from overweave.ir.shards import shard_rows
 from overweave.ops.dispatch.route import GroupRank

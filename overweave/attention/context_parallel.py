@@ -9,6 +9,7 @@ import torch
 from overweave.attention.checks import HEADS, NAME, Asked, all_tokens, check_operands, chosen_plan
 from overweave.attention.heads import heads_of_all_rows, rows_of_all_heads
 from overweave.attention.sequence import CONTIGUOUS, ZIGZAG, zigzag_order
+from overweave.attention.split import split_attention
 from overweave.memory.group import GroupLike
 from overweave.ops.dispatch.collectives import Exchange, exchange_in
 from overweave.ops.dispatch.route import place_of, refusing
@@ -43,13 +44,14 @@ def context_parallel_attention(
     has zeros, and minus infinity.
 
     plan: `sequential`: the library gathers keys and values first. `per_shard`: each rank pushes them to those that see
-    them, which compute shard by shard as they arrive; `ring`: each passes them on to the next. `heads`: by all-to-alls
-    a rank gets h/W heads of all rows, and back. None: the first that can run. All but `heads` have the same bits.
+    them, which compute shard by shard as they arrive. `ring`: each passes a shard on to the next while it computes on
+    it, in the memory of a few shards. `heads`: by all-to-alls a rank gets h/W heads of all rows, and back. None: the
+    first that can run. Results of all but `heads` have the same bits.
 
     Returns as q `[b, h, s/W, d]`, in its dtype, or of documents `[s/W, h, d]`; return_lse: also the log-sum-exp of the
     scores, `[b, h, s/W]` or `[h, s/W]`, fp32, which is not differentiated.
-    Gradients: of q, k and v; what ranks have of the latter two is summed in fp32, in the order of ranks but where the
-    library sums (`sequential`).
+    Gradients: of q, k and v; what ranks have of the latter two is summed in fp32: by the library (`sequential`), in the
+    order of ranks (`per_shard`), or from the owner on (`ring`).
 
     Raises InputError on all ranks for arguments it cannot take, RankMismatch if ranks differ, PeerError for a peer that
     died or stalled. Source: TileLink, section 5; Ring attention; DeepSpeed-Ulysses.
@@ -70,7 +72,7 @@ def context_parallel_attention(
         out, lse = _by_heads(exchange, (q, k, v), cu_seqlens, sequence, mask)
     else:
         options = mask | {"is_zigzag": sequence == ZIGZAG, "plan": chosen}
-        out, lse = torch.ops.overweave.split_attention(q, k, v, cu_seqlens, **options, **exchange.options)
+        out, lse = split_attention((q, k, v), cu_seqlens, options | exchange.options)
     if is_packed:
         out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (out, lse) if return_lse else out
@@ -85,12 +87,12 @@ def _by_heads(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Some heads of the whole sequence on each rank, which it computes alone."""
     order = None
-    whole = [heads_of_all_rows(exchange, each, mask["rows"]) for each in given]
+    q, k, v = (heads_of_all_rows(exchange, each, mask["rows"]) for each in given)
     if sequence == ZIGZAG:
         order = zigzag_order(mask["rows"], exchange.place.world_size, given[0].device)
-        whole = [each.index_select(2, order.argsort()) for each in whole]
+        q, k, v = (each.index_select(2, order.argsort()) for each in (q, k, v))
     alone = {"group_name": "", "told": exchange.told, "place": [0, 1], "is_zigzag": False, "plan": HEADS}
-    out, lse = torch.ops.overweave.split_attention(*whole, cu_seqlens, **mask, **alone)
+    out, lse = split_attention((q, k, v), cu_seqlens, mask | alone)
     if order is not None:
         out, lse = out.index_select(2, order), lse.index_select(2, order)
     return rows_of_all_heads(exchange, out), rows_of_all_heads(exchange, lse.unsqueeze(3)).squeeze(3)

@@ -7,27 +7,17 @@ SOURCE: Ring attention (arXiv 2310.01889); the weights as torch's `context_paral
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 
 from overweave.attention import library, plain
-from overweave.attention.plain import Seen
 from overweave.runtime.backends import load
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `plain.attend`, in the dtype of q on a GPU."""
-    return library.attend(q, k, v, seen) if q.is_cuda else plain.attend(q, k, v, seen)
-
-
-def gradients(
-    of: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    seen: Seen,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `plain.gradients`, in the dtype of q on a GPU."""
-    return library.gradients(of, q, k, v, seen) if q.is_cuda else plain.gradients(of, q, k, v, seen)
+def kernels_for(x: torch.Tensor) -> ModuleType:
+    """What computes pieces where a tensor is: `attend`, and `gradients`."""
+    return library if x.is_cuda else plain
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

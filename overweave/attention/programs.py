@@ -2,11 +2,10 @@
 device and on paper.
 
 Each shard of keys and values is signalled behind its rows, and its piece is computed once it has come, the own one
-first. `per_shard`: a rank pushes to each peer the rows that the peer sees, and no others. `ring`: each passes on to the
-next what ranks from there on see. Backwards they travel again; the parts of their gradients are computed shard by
-shard, return to the owner while others are computed, and are added there in fp32 in the order of ranks.
-SOURCE: TileLink, section 5 (figure 6); Ring attention (arXiv 2310.01889). The order of pushes:
-docs/design/0004-house.md.
+first. A rank pushes to each peer the rows that the peer sees, and no others. Backwards they travel again; the parts of
+their gradients are computed shard by shard, return to the owner while others are computed, and are added there in fp32
+in the order of ranks.
+SOURCE: TileLink, section 5 (figure 6); the order of pushes: docs/design/0004-house.md.
 """
 
 from __future__ import annotations
@@ -33,12 +32,11 @@ BufferRows = tuple[str, slice]  # a buffer, and rows of it
 
 
 class Travel(NamedTuple):
-    """A program: of a sequence, whose rows have so many columns of keys. is_ring: else `per_shard`."""
+    """The program `per_shard`: of a sequence, whose rows have so many columns of keys."""
 
     sequence: Sequence
     columns: int
     dtype: torch.dtype
-    is_ring: bool
     is_backward: bool = False
 
     def declared(self) -> Declared:
@@ -50,22 +48,6 @@ class Travel(NamedTuple):
         buffers = {name: SymmetricBuffer(rows, self.columns, dtype) for name, dtype in names.items()}
         signals = ("arrived", "computed", "landed") if self.is_backward else ("arrived",)
         return Declared(buffers, dict.fromkeys(signals, TileChannel(Tiles(ranks, 1, 1, 1, ranks))))
-
-    def lands(self, rank: int, source: int) -> slice | None:
-        """Which rows of a shard come to another rank; None: none."""
-        ranks = self.sequence.ranks
-        behind = (source - rank) % ranks if self.is_ring else 1  # ranks to which it may be passed on, itself the first
-        pieces = [self.sequence.piece((rank + step) % ranks, source) for step in range(behind)]
-        keys = [piece.keys for piece in pieces if piece is not None]
-        return slice(min(each.start for each in keys), max(each.stop for each in keys)) if keys else None
-
-    def sends(self, rank: int) -> Iterator[tuple[int, int]]:
-        """What a rank sends, in order: to whom, and whose shard."""
-        ranks = self.sequence.ranks
-        for step in range(1, ranks):
-            peer, source = (rank + 1, rank - step + 1) if self.is_ring else (rank + step, rank)
-            if self.lands(peer % ranks, source % ranks) is not None:
-                yield peer % ranks, source % ranks
 
     def pieces(self, rank: int) -> Iterator[tuple[int, Piece | None]]:
         """Shards and what a rank sees of them, in the order in which they arrive and are computed."""
@@ -102,7 +84,7 @@ class Travel(NamedTuple):
         callers = {"k": shard("keys"), "v": shard("values")}
         callers |= {name: shard(name, is_result=True) for name in results}
         callers["seen"] = CallersMatrix(ranks, 1, "seen", is_result=True)
-        name = f"attention.{'backward.' * self.is_backward}{'ring' if self.is_ring else 'per_shard'}"
+        name = f"attention.{'backward.' * self.is_backward}per_shard"
         return tile_schedule(name, paper.declared(), callers, ranks, paper._on_paper)
 
     def _on_paper(self, call: TileCall, k: Any, v: Any, seen: Any, **results: Any) -> None:
@@ -145,18 +127,17 @@ def write(
 
 
 def _write_travel(call: TileCall, travel: Travel, given: tuple[RowsPlace, RowsPlace]) -> None:
-    """Own rows, and in a ring others' that have come, to peers, each shard with a signal behind it."""
-    copies = call.queue("copies")
-    for peer, source in travel.sends(call.rank):
-        rows = travel.lands(peer, source)
-        assert rows is not None
-        place = travel.place(source, rows)
-        if source != call.rank:
-            copies.rank_wait("arrived", source)
+    """What peers see of the own rows goes to them, with a signal behind it, to the next rank first."""
+    copies, ranks = call.queue("copies"), travel.sequence.ranks
+    for step in range(1, ranks):
+        peer = (call.rank + step) % ranks
+        piece = travel.sequence.piece(peer, call.rank)
+        if piece is None:
+            continue
+        place = travel.place(call.rank, piece.keys)
         for name, own in zip(TRAVEL, given, strict=True):
-            sent = own[rows] if source == call.rank else call.part(name)[place]
-            copies.rank_copy_data(sent, call.part(name, peer)[place])
-        copies.rank_notify("arrived", source, peer)
+            copies.rank_copy_data(own[piece.keys], call.part(name, peer)[place])
+        copies.rank_notify("arrived", call.rank, peer)
 
 
 def _of_piece(

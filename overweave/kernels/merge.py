@@ -39,10 +39,11 @@ def merge_kernel(
     lse = tl.load(total_lse + of_head * rows + at, mask=is_row, other=0.0)
     lse_of_part = tl.load(part_lse + of_head * (end - begin) + at - begin, mask=is_part, other=-float("inf"))
     most = tl.maximum(lse, lse_of_part)
+    most = tl.where(most == -float("inf"), 0.0, most)  # neither sees a key, which is not the same as no number
     weight, weight_of_part = tl.exp(lse - most), tl.exp(lse_of_part - most)
-    both = weight + weight_of_part  # no number where neither sees a key, and so not above zero
-    share = tl.where(both > 0.0, weight_of_part / both, 0.0)
-    tl.store(out_lse + of_head * rows + at, tl.where(both > 0.0, most + tl.log(both), -float("inf")), mask=is_row)
+    both = weight + weight_of_part
+    share = tl.where(both == 0.0, 0.0, weight_of_part / both)
+    tl.store(out_lse + of_head * rows + at, tl.where(both == 0.0, -float("inf"), most + tl.log(both)), mask=is_row)
 
     batch, head = of_head // heads, of_head % heads
     inside = columns[None, :] < COLUMNS

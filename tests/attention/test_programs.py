@@ -15,15 +15,11 @@ from overweave.ir.schedule import Put
 from overweave.ir.verify.plan import verify_schedule
 from overweave.ops.author.tile_program import TileQueue
 
-KINDS = {
-    f"{'ring' if is_ring else 'per_shard'}{', backward' * is_backward}": (is_ring, is_backward)
-    for is_ring in (False, True)
-    for is_backward in (False, True)
-}
+KINDS = {"forward": False, "backward": True}
 
 
 def travel(kind: str, sequence: Sequence) -> Travel:
-    return Travel(sequence, 64, torch.bfloat16, *KINDS[kind])
+    return Travel(sequence, 64, torch.bfloat16, KINDS[kind])
 
 
 def refusals(kind: str, sequence: Sequence) -> set[str]:
@@ -67,14 +63,13 @@ def pushed(kind: str, sequence: Sequence) -> dict[int, int]:
 
 def test_only_what_a_peer_sees_travels():
     contiguous, zigzag = Sequence(16, 4, True), Sequence(16, 4, True, True)
-    assert pushed("per_shard", contiguous) == {0: 12, 1: 8, 2: 4, 3: 0}
-    assert pushed("per_shard", Sequence(16, 4, True, window=3)) == {0: 2, 1: 2, 2: 2, 3: 0}
-    assert pushed("per_shard", zigzag) == {0: 6, 1: 8, 2: 10, 3: 12}  # the head alone to ranks behind
-    assert pushed("ring", contiguous) == {0: 4, 1: 8, 2: 12, 3: 0}
-    assert pushed("ring", Sequence(16, 4)) == dict.fromkeys(range(4), 12)
+    assert pushed("forward", contiguous) == {0: 12, 1: 8, 2: 4, 3: 0}
+    assert pushed("forward", Sequence(16, 4, True, window=3)) == {0: 2, 1: 2, 2: 2, 3: 0}
+    assert pushed("forward", zigzag) == {0: 6, 1: 8, 2: 10, 3: 12}  # the head alone to ranks behind
+    assert pushed("forward", Sequence(16, 4)) == dict.fromkeys(range(4), 12)
 
 
-MUTED = [(kind, "arrived") for kind in KINDS] + [(kind, "landed") for kind in KINDS if KINDS[kind][1]]
+MUTED = [(kind, "arrived") for kind in KINDS] + [(kind, "landed") for kind in KINDS if KINDS[kind]]
 
 
 @pytest.mark.parametrize(("kind", "channel"), MUTED)
@@ -89,23 +84,15 @@ def test_a_reader_that_does_not_wait_is_refused(kind: str, channel: str):
         assert refusals(kind, Sequence(7, 3, True))
 
 
-@pytest.mark.parametrize(
-    ("kind", "queue", "channel"),
-    [
-        ("ring", "copies", "arrived"),
-        ("ring, backward", "copies", "arrived"),
-        *((kind, "returns", "computed") for kind in KINDS if KINDS[kind][1]),
-    ],
-)
-def test_what_is_passed_on_before_it_is_there_is_refused(kind: str, queue: str, channel: str):
+def test_parts_that_return_before_they_are_computed_are_refused():
     honest = TileQueue.rank_wait
 
-    def hasty(each: Any, name: str, rank: int) -> None:
-        if (each._name, name) != (queue, channel):
-            honest(each, name, rank)
+    def hasty(queue: Any, name: str, rank: int) -> None:
+        if name != "computed":
+            honest(queue, name, rank)
 
     with patch.object(TileQueue, "rank_wait", hasty):
-        assert refusals(kind, Sequence(7, 3, True))
+        assert refusals("backward", Sequence(7, 3, True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,17 +110,16 @@ def test_a_silent_sender_is_refused(kind: str):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_too_few_is_refused(kind: str):
     """Of what travels."""
-    honest = Travel.lands
+    honest = TileQueue.rank_copy_data
 
-    def short(self: Travel, rank: int, source: int) -> slice | None:
-        rows = honest(self, rank, source)
-        return rows and slice(rows.start, rows.stop - 1)
+    def short(queue: Any, source: Any, target: Any, mode: Any = "p2p") -> None:
+        rows = slice(0, source.shape[0] - (target.buffer == "keys"))
+        honest(queue, source[rows], target[rows], mode)
 
-    with patch.object(Travel, "lands", short):
+    with patch.object(TileQueue, "rank_copy_data", short):
         assert refusals(kind, Sequence(12, 3, True, True))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind][1]])
-def test_parts_that_land_on_each_other_are_refused(kind: str):
+def test_parts_that_land_on_each_other_are_refused():
     with patch.object(Travel, "landing", lambda self, giver, keys: programs.moved(keys, 0)):
-        assert refusals(kind, Sequence(7, 3, True))
+        assert refusals("backward", Sequence(7, 3, True))

@@ -60,6 +60,7 @@ class CallersMatrix:
     """A matrix that a caller passes, or, a result, is given. tensor: its logical name.
 
     is_shard: each rank has its rows of `[rows, cols]`, as torch.chunk deals them; else it has all.
+    shift: they are those of the rank so many before it.
     """
 
     rows: int
@@ -67,6 +68,12 @@ class CallersMatrix:
     tensor: str
     is_shard: bool = False
     is_result: bool = False
+    shift: int = 0
+
+    def held(self, rank: int, world_size: int) -> tuple[int, int]:
+        """The rows that a rank has."""
+        owner = (rank - self.shift) % world_size
+        return shard_rows(self.rows, world_size, owner) if self.is_shard else (0, self.rows)
 
 
 class _Program(NamedTuple):
@@ -347,7 +354,7 @@ class _Paper:
             buffer = self.declared.buffers[name]
             return buffer.rows, buffer.cols
         matrix = self.callers[name]
-        low, high = shard_rows(matrix.rows, self.world_size, rank) if matrix.is_shard else (0, matrix.rows)
+        low, high = matrix.held(rank, self.world_size)
         return high - low, matrix.cols
 
     def _first(self, name: str, rank: int) -> int:
@@ -356,7 +363,7 @@ class _Paper:
             buffer = self.declared.buffers[name]
             return rank * buffer.rows if buffer.is_shard else 0
         matrix = self.callers[name]
-        return shard_rows(matrix.rows, self.world_size, rank)[0] if matrix.is_shard else 0
+        return matrix.held(rank, self.world_size)[0]
 
     def _channel(self, name: str) -> TileChannel:
         if name not in self.declared.channels:

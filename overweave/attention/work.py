@@ -1,0 +1,115 @@
+"""What one rank computes of attention that ranks share, and of its gradients, whatever moves keys and values."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from overweave.attention.pieces import Merged, Result, kernels_for, wide
+from overweave.attention.plain import Seen
+from overweave.attention.sequence import Piece, Sequence, offsets_within
+
+Rows = tuple[torch.Tensor, ...]  # of keys and of values, `[rows, columns]`
+
+
+class Call(NamedTuple):
+    """A call on one rank: q `[b, h, s, d]`, k and v `[b, g, s, d]`. offsets: of documents in the whole sequence.
+    where: as the ops of collectives take it."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    offsets: torch.Tensor | None
+    sequence: Sequence
+    plan: str
+    scale: float
+    where: dict[str, Any]
+
+    @property
+    def rank(self) -> int:
+        """Of the group."""
+        rank: int = self.where["place"][0]
+        return rank
+
+    @property
+    def columns(self) -> int:
+        """Of keys, as rows."""
+        b, g, _, d = self.k.shape
+        return b * g * d
+
+    def piece(self, source: int) -> tuple[Piece, Seen] | None:
+        """What this rank sees of a shard."""
+        piece = self.sequence.piece(self.rank, source)
+        if piece is None:
+            return None
+        offsets = None
+        if self.offsets is not None:
+            of_queries = offsets_within(self.offsets, self.sequence.places(self.rank, piece.queries))
+            offsets = of_queries, offsets_within(self.offsets, self.sequence.places(source, piece.keys))
+        return piece, Seen(self.scale, piece.is_causal, piece.left, offsets)
+
+    def keys_and_values(self, keys: slice, shard: Rows) -> tuple[torch.Tensor, ...]:
+        """Of a piece of a shard; of none: of the own one."""
+        if not shard:
+            return self.k[:, :, keys], self.v[:, :, keys]
+        return tuple(as_heads(each[keys], self.k) for each in shard)
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """`[b, h, s, d]` -> `[s, b * h * d]`; of one sequence whose heads lie side by side a view."""
+    b, h, s, d = x.shape
+    return x.permute(2, 0, 1, 3).reshape(s, b * h * d)
+
+
+def as_heads(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The opposite, a view, with heads as `like` has them."""
+    b, h, _, d = like.shape
+    return rows.view(rows.shape[0], b, h, d).permute(1, 2, 0, 3)
+
+
+class AttendWork:
+    """The pieces of a call, and their merge into its results."""
+
+    def __init__(self, call: Call, results: Result) -> None:
+        pieces = [call.sequence.piece(call.rank, source) for source in range(call.sequence.ranks)]
+        self._call, self._merged = call, Merged(len(pieces) - pieces.count(None), results)
+
+    def piece(self, source: int, shard: Rows, room: Rows) -> None:
+        """Of a shard's keys and values, `[rows, columns]` each; none of the own ones."""
+        if (found := self._call.piece(source)) is not None:
+            piece, seen = found
+            keys, values = self._call.keys_and_values(piece.keys, shard)
+            queries = self._call.q[:, :, piece.queries]
+            self._merged.add(piece.queries, *kernels_for(queries).attend(queries, keys, values, seen))
+
+    def finish(self, sums: Rows) -> None:
+        """The last piece was merged into the results."""
+
+
+class GradientWork:
+    """The gradients of a call, piece by piece. of: the gradient of its result, the result, and its log-sum-exp."""
+
+    def __init__(self, call: Call, of: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...]) -> None:
+        self._call, self._of, self._results = call, of, results
+        self._dq = torch.zeros_like(call.q, dtype=wide(call.q.dtype))
+
+    def piece(self, source: int, shard: Rows, room: Rows) -> None:
+        """As of AttendWork. room: where the parts of the gradients of the shard go."""
+        if (found := self._call.piece(source)) is None:
+            return
+        (piece, seen), call = found, self._call
+        dout, out, lse = (each[:, :, piece.queries] for each in self._of)
+        keys, values = call.keys_and_values(piece.keys, shard)
+        queries = call.q[:, :, piece.queries]
+        dq, *parts = kernels_for(queries).gradients((dout, out, lse), queries, keys, values, seen)
+        self._dq[:, :, piece.queries] += dq
+        for rows, part in zip(room, parts, strict=True):
+            rows[piece.keys].copy_(as_rows(part))
+
+    def finish(self, sums: Rows) -> None:
+        """sums: of the parts of all ranks, of the own keys and values."""
+        for result, total in zip(
+            self._results, (self._dq, *(as_heads(each, self._call.k) for each in sums)), strict=True
+        ):
+            result.copy_(total)
