@@ -63,7 +63,7 @@ def push_rows_kernel(
         first = tl.load(source.starts + peer)
         count = tl.minimum(tl.maximum(tl.load(source.starts + peer + 1) - first, 0), bounds.shard)
         target = _rows_at(landed, peer, rank, bounds.shard, sizes.words)
-        if source.chosen is None and has_bulk_copies() and not INTERPRETED:
+        if source.chosen is None and not INTERPRETED and has_bulk_copies():
             _send_stretch(target, source.rows, first, count, bounds.last, sizes.words)
         else:
             _move_rows(target, source.rows, source.chosen, first, count, bounds.last, sizes.words, sizes)

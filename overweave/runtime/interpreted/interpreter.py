@@ -49,6 +49,7 @@ import triton.runtime.interpreter as triton_interpreter
 
 from overweave.runtime.interpreted.numbers import atomic_rmw, install_gpu_arithmetic, round_to_bfloat16, round_to_fp8
 from overweave.runtime.interpreted.operands import (
+    compile_pending,
     install_function_cache,
     install_nan_padding,
     install_operand_shortcuts,
@@ -194,6 +195,7 @@ def _scalar(value: Any) -> Any:
 
 def _launch(self: Any, *arguments: Any, **options: Any) -> None:
     """Run all programs of the grid concurrently; return when all have ended. CPU tensors only."""
+    compile_pending()  # of kernels that were imported behind the last fork
     names = inspect.getfullargspec(self.fn).args
     options = {name: option for name, option in options.items() if name in names}
     bound = inspect.getcallargs(self.fn, *arguments, **options)

@@ -9,6 +9,7 @@ import ast
 import copy
 import linecache
 import os
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ _original_rewrite: Callable[[Any], Any] = _Rewriter.rewrite_ast
 
 _files: dict[str, tuple[list[str], dict[int, ast.FunctionDef]]] = {}
 _pending: list[Any] = []  # functions that have not been rewritten yet
+_rewriting = threading.RLock()
 
 
 def install_function_cache() -> None:
@@ -41,7 +43,7 @@ def install_function_cache() -> None:
     _Rewriter.rewrite_ast = _rewrite
     _Function.__init__ = _init
     _pending.extend(each for each in vars(tl.standard).values() if isinstance(each, _Function))
-    os.register_at_fork(before=_compile_pending)
+    os.register_at_fork(before=compile_pending)
 
 
 def _init(self: Any, fn: Any, **options: Any) -> None:
@@ -49,11 +51,13 @@ def _init(self: Any, fn: Any, **options: Any) -> None:
     _pending.append(self)
 
 
-def _compile_pending() -> None:
-    """Rewrite all pending functions. An error is suppressed: a call of the function raises it again."""
-    while _pending:
-        with suppress(Exception):
-            _pending.pop().rewrite()
+def compile_pending() -> None:
+    """Rewrite all pending functions, in one thread: Python 3.11 makes no syntax trees in several at a time. An error is
+    suppressed: a call of the function raises it again."""
+    with _rewriting:
+        while _pending:
+            with suppress(Exception):
+                _pending.pop().rewrite()
 
 
 def _rewrite(self: Any) -> Any:
