@@ -35,7 +35,7 @@ BYTES = ITEMSIZE_BYTES["bfloat16"]
 GATED = Epilogue(activation="silu", gate=True)
 LAUNCHES = 2  # of a matmul by experts: its table, and its tiles
 # Rows that are gathered and scattered by index, and sums of random counts; and a call's routing and index operations.
-# MEASURED: fitted to three layers on two H200s (experts.h200x2.2026-11-29.txt: alone, sequential and push), 0.94 to 1.12
+# MEASURED: fitted to three layers on two H200s (experts.h200x2.2026-11-29.txt: alone, sequential, push), 0.94 to 1.12
 # of which they give.
 INDEXED, ROUTED_US = 1.15, 12.0
 # Of the rows of an expert from what it is expected to have, in standard deviations: six that are equally likely.
