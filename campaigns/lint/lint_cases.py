@@ -62,12 +62,12 @@ def cases() -> Iterator[Case]:
     yield from mapped_cases()
     for traced, ragged in product((False, True), (False, True)):
         yield from (copy_case(traced, ragged, path) for path in ("load_store", "bulk"))
-    yield from (quantise_case(dtype, cols) for dtype, cols in product(DTYPES, (1024, SOME)))
     yield from packed_cases()
     yield from skinny_cases()
     yield from (matmul_case(*tile) for tile in tiles())
     yield reduction_case(FLOAT8, 2, False)
     yield from rows_cases()
+    yield from (quantise_case(dtype, cols) for dtype, cols in product(DTYPES, (1024, SOME)))
 
 
 def reduction_case(

@@ -26,7 +26,7 @@ from overweave.ir.operators.forms import (
 )
 
 MOST_NORM_COLS = 1 << 16  # a whole row is one tile of the reduction kernel
-Stage = Literal["part", "pair", "sum"]
+EpilogueStage = Literal["part", "pair", "sum"]
 
 
 class Applied(Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +88,7 @@ class Step(NamedTuple):
     """
 
     applied: Applied
-    stage: Stage
+    stage: EpilogueStage
     of_gate: bool = False
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 
 from overweave.runtime.library.epilogue import ended
 from overweave.runtime.library.grouped import Grouped
@@ -50,7 +49,7 @@ def _of_products(call: Grouped, grad: torch.Tensor, needs: dict[str, bool]) -> d
     """The gradients by name. Where something is done to products, these are computed anew."""
     g = grad.to(call.x.dtype) if call.into is None else _rows_of(grad, call.into).to(call.x.dtype)
     found: dict[str, torch.Tensor | None] = {}
-    is_plain = replace(call.epilogue, bias=False).steps == ()
+    is_plain = call._replace(bias=None).epilogue.steps == ()
     if is_plain:
         parts = [(call.w, g)]
         dv = g
@@ -73,7 +72,7 @@ def _through(
         for w, bias in zip(call.factors.values(), biases, strict=True)
     ]
     with torch.enable_grad():
-        value = ended(products[0], slice(None), replace(call.epilogue, bias=False), {}, *products[1:])
+        value = ended(products[0], slice(None), call._replace(bias=None).epilogue, {}, *products[1:])
     dv, weights = g.float(), call.row_weights
     if weights is not None:
         found["row_weights"] = torch.where(_is_row(call), (dv * value.detach()).sum(1), 0.0)

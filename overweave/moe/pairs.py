@@ -39,7 +39,7 @@ class RoutedTokens(NamedTuple):
 
 
 TokensExperts = torch.Tensor | RoutedTokens  # what callers pass: topk_ids, or what a call returned
-Factors = Sequence[torch.Tensor | None]
+FactorLike = Sequence[torch.Tensor | None]  # the fields of a `Factor`
 
 
 class Factor(NamedTuple):
@@ -174,7 +174,7 @@ def routed_tokens(topk_ids: torch.Tensor, experts: int) -> RoutedTokens:
 
 
 def multiplied(
-    x: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: Factors, glu: Glu | None
+    x: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: FactorLike, glu: Glu | None
 ) -> torch.Tensor:
     """The first matmul. weights: on its input. factors: as of a `Factor`."""
     tables, (w, scale, given) = routed.tables, first_factors(factors, glu)
