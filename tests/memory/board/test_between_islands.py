@@ -165,7 +165,8 @@ def disagree_without_waiting() -> list[object]:
 def test_calls_that_were_only_announced_are_compared_and_reset():
     for kind, text, took_s in run_ranks(on_islands, 3, "aab", disagree_without_waiting):
         assert kind == RankMismatch.__name__
-        assert "rank 2 on b asks for m=7, rank 0 on a asks for m=8" in text
+        assert "rank 2 on b asks for m=7, rank" in text
+        assert "on a asks for m=8" in text  # of rank 0 or 1, whose record came first
         assert took_s < NAMED_WITHIN_S * slowness()
 
 
