@@ -16,7 +16,7 @@ from overweave.ir.shards import shard_rows
 from overweave.memory.group import Group
 from overweave.moe.glu import Glu, gated
 from overweave.moe.grouped import grouped_outer
-from overweave.moe.pairs import Factors, RoutedTokens, added, first_factors, multiplied, routed_tokens
+from overweave.moe.pairs import FactorLike, RoutedTokens, added, first_factors, multiplied, routed_tokens
 from overweave.moe.programs import COLUMNS_STEP, LayerProgram, Sizes, write_gather, write_scatter
 from overweave.moe.routing import route
 from overweave.moe.slots import add_slots
@@ -58,7 +58,7 @@ class FirstMatmul:
     out: the products of all pairs, sorted by expert; gated, if the kernel can do that.
     """
 
-    def __init__(self, of: Overlapped, x: torch.Tensor, factors: Factors, glu: Glu | None) -> None:
+    def __init__(self, of: Overlapped, x: torch.Tensor, factors: FactorLike, glu: Glu | None) -> None:
         self.of = of
         self._w, _, self._beside = first_factors(factors, glu)
         self.experts, self._glu = self._w.shape[0], None if GATE in self._beside else glu

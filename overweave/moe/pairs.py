@@ -189,7 +189,7 @@ def multiplied(
     return h if glu is None or is_gated else gated(h, glu)
 
 
-def first_factors(factors: Factors, glu: Glu | None) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
+def first_factors(factors: FactorLike, glu: Glu | None) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:
     """The first weight as `grouped_matmul` takes it, its scale, and what goes with it: a glu as its gate, unless
     columns of either weight would have to be copied together."""
     w, bias, scale = Factor(*factors)  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def first_factors(factors: Factors, glu: Glu | None) -> tuple[torch.Tensor, torc
     return up, scale, {GATE: gate, "activation": glu.activation, "gating": glu.gating, "bias": bias}
 
 
-def added(h: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: Factors) -> torch.Tensor:
+def added(h: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: FactorLike) -> torch.Tensor:
     """The second matmul, and the sum over the experts of a token. factors: as of a `Factor`."""
     w, bias, scale = Factor(*factors)  # type: ignore[arg-type]
     given: dict[str, Any] = {"bias": bias}
