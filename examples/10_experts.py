@@ -34,7 +34,7 @@ def tensor_parallel(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, u
     rank = dist.get_rank()
     own_up = up.view(EXPERTS, 2, RANKS, INNER // RANKS, HIDDEN)[:, :, rank].flatten(1, 2)
     own_down = down.view(EXPERTS, HIDDEN, RANKS, INNER // RANKS)[:, :, rank]
-    return moe.experts_mlp(x, ids, weights, moe.ExpertWeights(own_up, own_down, glu=moe.Glu()), plan="per_shard")
+    return moe.experts_mlp(x, ids, weights, moe.ExpertWeights(own_up, own_down, glu=moe.Glu()), plan="push")
 
 
 def expert_parallel(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor):

@@ -75,18 +75,18 @@ def layer_trial(plan: str, skewed: bool) -> Trial:
 
 def chain_trial() -> Trial:
     """The same layer at once."""
-    halves = layer_trial("per_shard", skewed=True)
+    halves = layer_trial("push", skewed=True)
 
     def run(given: Tensors) -> torch.Tensor:
         x, ids, weights, up, down = given
-        return moe.experts_mlp(x, ids, weights, moe.ExpertWeights(up, down), plan="per_shard")
+        return moe.experts_mlp(x, ids, weights, moe.ExpertWeights(up, down), plan="push")
 
-    return halves._replace(name="layer of experts at once, per_shard", run=run)
+    return halves._replace(name="layer of experts at once, push", run=run)
 
 
 def held_trial() -> Trial:
     """Experts that ranks hold whole, by one chain."""
-    halves, ranks = layer_trial("per_shard", skewed=True), dist.get_world_size()
+    halves, ranks = layer_trial("push", skewed=True), dist.get_world_size()
     held = EXPERTS // ranks
 
     def inputs(seed: int) -> Tensors:
@@ -101,7 +101,7 @@ def held_trial() -> Trial:
     def run(given: Tensors) -> torch.Tensor:
         x, ids, weights, up, down = given
         layer = moe.ExpertWeights(up, down, first=held * dist.get_rank())
-        return moe.experts_mlp(x, ids, weights, layer, plan="per_shard")
+        return moe.experts_mlp(x, ids, weights, layer, plan="push")
 
     def exact(seed: int, given: Tensors) -> torch.Tensor:
         x, ids, weights, *_ = given
@@ -114,7 +114,7 @@ def held_trial() -> Trial:
                 total[its] += (h @ down[expert].float().t()) * weights[its, slot, None]
         return total
 
-    return Trial("whole experts, per_shard", inputs, run, exact)
+    return Trial("whole experts, push", inputs, run, exact)
 
 
 def sent_trial() -> Trial:
@@ -149,7 +149,7 @@ def checks(asked: argparse.Namespace) -> Iterator[Check]:
     for name, part in moe_exactness.PARTS.items():
         drawn = moe_exactness.cases(asked.cases, 1, dist.get_world_size(), (torch.bfloat16,))
         yield Check(f"exact: {name}", partial(map, partial(moe_exactness.outcome, part, "cuda"), drawn))
-    halves = [layer_trial(plan, skewed) for plan in ("sequential", "per_shard") for skewed in (False, True)]
+    halves = [layer_trial(plan, skewed) for plan in ("sequential", "push") for skewed in (False, True)]
     wholes = [chain_trial()] + ([held_trial()] if EXPERTS % dist.get_world_size() == 0 else [])
     late = int(asked.late * CYCLES)
     for trial in (*halves, *wholes, sent_trial()):

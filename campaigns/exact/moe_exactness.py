@@ -303,11 +303,11 @@ def expert_parallel(case: MoeCase, device: str) -> str:
 
 PARTS: dict[str, Callable[[MoeCase, str], str]] = {
     "tensor parallel": tensor_parallel,
-    "tensor parallel, per_shard": partial(tensor_parallel, plan="per_shard"),
+    "tensor parallel, push": partial(tensor_parallel, plan="push"),
     "layer": chained,
-    "layer, per_shard": partial(chained, plan="per_shard"),
+    "layer, push": partial(chained, plan="push"),
     "whole experts": held,
-    "whole experts, per_shard": partial(held, plan="per_shard"),
+    "whole experts, push": partial(held, plan="push"),
     "all-reduce": all_reduced,
     "expert parallel": expert_parallel,
 }

@@ -91,8 +91,8 @@ def methods_of(given: LayerInputs) -> dict[str, Method]:
     layer = moe.ExpertWeights(up, down, glu=moe.Glu())
 
     def halves() -> torch.Tensor:
-        h, routed = moe.all_gather_experts(x, ids, up, glu=moe.Glu(), plan="per_shard")
-        return moe.experts_reduce_scatter(h, routed, weights, down, plan="per_shard")
+        h, routed = moe.all_gather_experts(x, ids, up, glu=moe.Glu(), plan="push")
+        return moe.experts_reduce_scatter(h, routed, weights, down, plan="push")
 
     ranks = dist.get_world_size()
     whole = [each.repeat(ranks, 1) for each in given[:3]]
@@ -105,7 +105,7 @@ def methods_of(given: LayerInputs) -> dict[str, Method]:
         "nccl": lambda: by_nccl(given),
         "sequential": lambda: moe.experts_mlp(x, ids, weights, layer, plan="sequential"),
         "halves": halves,
-        "chain": lambda: moe.experts_mlp(x, ids, weights, layer, plan="per_shard"),
+        "push": lambda: moe.experts_mlp(x, ids, weights, layer, plan="push"),
         "alone": alone,
     }
 
@@ -148,7 +148,7 @@ def errors_of(methods: dict[str, Method]) -> str:
     wanted = methods["nccl"]().float()
     off = [
         float((methods[name]().float() - wanted).abs().max() / wanted.abs().max())
-        for name in ("sequential", "halves", "chain")
+        for name in ("sequential", "halves", "push")
     ]
     return " ".join(f"{each:.4f}" for each in off)
 
@@ -156,7 +156,7 @@ def errors_of(methods: dict[str, Method]) -> str:
 def told(case: dict[str, int], tokens: int, zipf: bool) -> None:
     methods = methods_of(inputs_of(case, tokens, zipf))
     off, found = errors_of(methods), times_us(methods)
-    quickest = min(found[name] for name in ("sequential", "halves", "chain"))
+    quickest = min(found[name] for name in ("sequential", "halves", "push"))
     if dist.get_rank() == 0:
         line = " ".join(f"{name} {each:8.1f}" for name, each in found.items())
         skew = "zipf" if zipf else "even"

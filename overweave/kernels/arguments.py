@@ -155,6 +155,20 @@ class TopkShape(NamedTuple):
     shard: int
 
 
+class SlotsShape(NamedTuple):
+    """Of sums over slots (kernels/slots.py): rows and columns, and how many elements apart rows lie, and the parts of
+    ranks; and the own rank."""
+
+    rows: int
+    cols: int
+    z_step: int
+    weights_step: int
+    landed_step: int
+    rank_step: int
+    out_step: int
+    rank: int
+
+
 class Messages(NamedTuple):
     """Where packed messages lie. spaces: that of each rank, which has two halves of `half` bytes, and in each a part of
     `stride` bytes for every rank, and behind these, of a two-shot, another for what it sends of its sums. state:

@@ -1,4 +1,4 @@
-"""Sums over the slots of rows: the products of a token's experts, or the parts that ranks have of a token."""
+"""Sums over the slots of tokens: the weighed products of a token's experts, and what other ranks have of the token."""
 
 import triton
 import triton.language as tl
@@ -6,33 +6,45 @@ import triton.language as tl
 
 @triton.jit
 def add_slots_kernel(
-    parts,
-    is_there,
+    z,
+    places,
+    routed,
+    weights,
+    landed,
     out,
-    rows,
-    cols,
-    row_step,
-    slot_step,
+    shape,
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
-    MASKED: tl.constexpr,
+    RANKS: tl.constexpr,
 ):
-    """out[row] = sum over slots of parts[row, slot], in fp32, slot by slot, rounded once.
+    """out[row] = sum over slots of weights[row, slot] * z[places[row, slot]], in fp32, slot by slot, rounded.
 
-    parts: of SLOTS slots, `row_step` and `slot_step` elements apart, columns side by side. is_there: int8 `[rows,
-    SLOTS]`, read if MASKED: a slot that is not there is not read. out `[rows, cols]`. A program adds a row at a time.
+    shape: SlotsShape. z: rows of products. places: int32 `[rows, SLOTS]`; one from `routed` on, an int32, is of no
+    expert and not read. weights: fp32 `[rows, SLOTS]`; None: 1. landed: None, or of RANKS ranks `[RANKS, rows, cols]`
+    what each has of a row, the own one's but a place: all are added in fp32, in the order of ranks, and rounded once.
+    A program adds a block of columns of a row at a time.
     """
-    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        wide_row = tl.full((), 0, tl.int64) + row
-        at = parts + wide_row * row_step
-        for first in range(0, cols, BLOCK):
-            columns = first + tl.arange(0, BLOCK)
-            inside = columns < cols
+    count = tl.load(routed)
+    across = tl.cdiv(shape.cols, BLOCK)
+    for task in range(tl.program_id(0), shape.rows * across, tl.num_programs(0)):
+        row = (task // across).to(tl.int64)
+        cols = task % across * BLOCK + tl.arange(0, BLOCK)
+        inside = cols < shape.cols
+        own = tl.zeros([BLOCK], tl.float32)
+        for slot in tl.static_range(SLOTS):
+            place = tl.load(places + row * SLOTS + slot)
+            is_there = place < count
+            product = tl.load(z + place.to(tl.int64) * shape.z_step + cols, mask=inside & is_there, other=0.0)
+            product = product.to(tl.float32)
+            if weights is not None:
+                weight = tl.load(weights + row * shape.weights_step + slot)
+                product *= tl.where(is_there, weight, 0.0)
+            own += product
+        total = own
+        if landed is not None:
             total = tl.zeros([BLOCK], tl.float32)
-            for slot in range(SLOTS):
-                is_read = inside
-                if MASKED:
-                    is_read = inside & (tl.load(is_there + row * SLOTS + slot) != 0)
-                part = tl.load(at + slot * slot_step + columns, mask=is_read, other=0.0)
-                total += part.to(tl.float32)
-            tl.store(out + wide_row * cols + columns, total.to(out.dtype.element_ty), mask=inside)
+            for rank in tl.static_range(RANKS):
+                at = landed + rank * shape.rank_step + row * shape.landed_step + cols
+                part = tl.load(at, mask=inside & (rank != shape.rank), other=0.0).to(tl.float32)
+                total += tl.where(rank == shape.rank, own.to(out.dtype.element_ty).to(tl.float32), part)
+        tl.store(out + row * shape.out_step + cols, total.to(out.dtype.element_ty), mask=inside)

@@ -1,15 +1,13 @@
-"""Tensor-parallel experts whose communication hides behind their matmuls: `plan="per_shard"`.
+"""Experts whose communication hides behind their matmuls: `plan="push"`.
 
-Which rows a shard's experts have, the device knows alone: sizes of buffers, copies and signals follow from shapes
-(moe/programs.py), and an expert without rows of a shard multiplies nothing. One program, proven once, serves every
-routing.
+Which rows an expert has, the device knows alone: sizes of buffers, copies and signals follow from shapes
+(moe/programs.py), and an expert without rows multiplies nothing. One program, proven once, serves every routing.
 """
 
 from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,21 +18,23 @@ from overweave.ir.shards import shard_rows
 from overweave.ir.verify.plan import verify_schedule
 from overweave.memory.group import LIVE_GROUPS, Group
 from overweave.moe.collectives import WHERE, agreed
-from overweave.moe.glu import Glu
+from overweave.moe.glu import Glu, gated
 from overweave.moe.grouped import grouped_outer
-from overweave.moe.pairs import RoutedTokens, added, multiplied, routed_tokens, with_bias
-from overweave.moe.programs import BUFFERS, Sizes, schedule_of, write_chain, write_gather, write_scatter
-from overweave.moe.slots import ordered_sum
+from overweave.moe.pairs import RoutedTokens, WeightAndBias, added, first_factors, multiplied, routed_tokens
+from overweave.moe.programs import BUFFERS, COLUMNS_STEP, Sizes, schedule_of, write_gather, write_scatter
+from overweave.moe.routing import route
+from overweave.moe.slots import add_slots
 from overweave.moe.torch_ops import TorchOp, define
 from overweave.ops.author.tile_program import TileProgram
 from overweave.ops.call.groups import group_of, refuse
+from overweave.ops.dispatch.route import GroupRank
 from overweave.runtime.backends import load
 from overweave.runtime.handwritten import OwnBuffer
 from overweave.runtime.library import grouped as reference
 from overweave.runtime.library.grouped import Grouped, aligned
+from overweave.runtime.library.slots import SlotSums
 
 MOST_PROGRAMS = 64  # of one group; each leases symmetric memory
-COLUMNS_STEP = 8  # elements: rows of whole words of 16 bytes
 
 
 class _Built(NamedTuple):
@@ -69,8 +69,7 @@ class Overlapped(NamedTuple):
         if key not in known:
             if len(known) >= MOST_PROGRAMS:
                 known.pop(next(iter(known)))
-            if self.sizes.m:
-                verify_schedule(schedule_of(kind, self.sizes, COLUMNS_STEP)).raise_if_refused()
+            verify_schedule(schedule_of(kind, self.sizes, COLUMNS_STEP)).raise_if_refused()
             buffers, channels = BUFFERS[kind](self.sizes)
             program = TileProgram(buffers, channels, self.group.process_group, device, has_kernels=False)
             known[key] = _Built(program, set())
@@ -94,87 +93,142 @@ def obstacle(x: torch.Tensor, columns: int) -> str:
     return ""
 
 
+class FirstMatmul:
+    """The first matmul of a call: routes tokens, and multiplies them as they arrive.
+
+    out: the products of all pairs, sorted by expert; gated, if the kernel can do that.
+    """
+
+    def __init__(self, of: Overlapped, x: torch.Tensor, factors: WeightAndBias, glu: Glu | None) -> None:
+        self.of, self.experts = of, factors[0].shape[0]
+        self._w, self._beside = first_factors(factors, glu)
+        self._glu = None if "gate" in self._beside else glu
+        self.out = x.new_empty((of.sizes.m * of.sizes.top, self._w.shape[2]))
+
+    def route(self, ids: torch.Tensor) -> None:
+        """Say which row each pair has. ids: of all tokens."""
+        self.routed = RoutedTokens(ids, route(ids, max(1, self.experts), self.of.sizes.ranks))
+
+    def multiply(self, own: OwnBuffer, channel: Any = None) -> None:
+        """Multiply all tokens, each tile of them once it is there. channel: says so, on a GPU."""
+        tables, sizes = self.routed.tables, self.of.sizes
+        if not self.out.numel() or not self.experts:
+            return
+        call = _call(own("tokens")[: sizes.m], self._w, tables.offsets, rows=tables.tokens, **self._beside)
+        if not self.out.is_cuda:
+            self.out.copy_(reference.multiply(call))
+            return
+        columns = self._w.shape[2] * (2 if "gate" in self._beside else 1)
+        place = self.of.group.rank, sizes.experts_ahead(self.experts, columns)
+        load("gpu grouped arriving")(self.out, aligned(call), tables.bounds, place, channel)
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """What decides which kernels are launched."""
+        each = (self._w, *(one for one in self._beside.values() if isinstance(one, torch.Tensor)))
+        return *((one.shape, one.stride()) for one in each), *self._beside, self._glu
+
+    @property
+    def h(self) -> torch.Tensor:
+        """What the second matmul multiplies."""
+        return self.out if self._glu is None else gated(self.out, self._glu)
+
+
+class SecondMatmul:
+    """The second matmul of a call: columns of all products, and their sums over the experts of a token.
+
+    bias: of experts that a rank holds whole. y: the own tokens' sums.
+    """
+
+    def __init__(self, of: Overlapped, h: torch.Tensor, factors: WeightAndBias) -> None:
+        self.of, self._factors = of, factors
+        self._products = dict[int, torch.Tensor]()
+        low, high = of.sizes.rows(of.group.rank)
+        self.y = h.new_empty((high - low, of.sizes.columns))
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """What decides which kernels are launched."""
+        w, bias = self._factors
+        return w.shape, w.stride(), bias is None
+
+    def begin(self, h: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None) -> None:
+        """Take what is to be multiplied. weights: fp32 `[m, top]`, columns side by side, or None."""
+        self._h, self._routed, self._weights = h, routed, weights
+
+    def compute(self, cut: int, own: OwnBuffer) -> None:
+        """Compute columns of all products, and of the sums of peers' tokens."""
+        (low, high), (w, bias), sizes = self.of.sizes.cuts[cut], self._factors, self.of.sizes
+        z = self._h.new_empty((self._h.shape[0], high - low))
+        if z.numel() and w.shape[0]:
+            of_columns = None if bias is None else bias[:, low:high]
+            of_cut = w[:, low:high].transpose(1, 2)
+            _multiply_into(z, _call(self._h, of_cut, self._routed.tables.offsets, bias=of_columns))
+        self._products[cut] = z
+        first, end = sizes.rows(self.of.group.rank)
+        for rows in (slice(0, first), slice(end, sizes.m)):
+            if rows.start < rows.stop:
+                add_slots(self._sums(cut, rows), own("parts")[rows, low:high])
+
+    def add(self, cut: int, own: OwnBuffer) -> None:
+        """Add the parts of all ranks of columns of the own tokens: in fp32, in the order of ranks, rounded once."""
+        (low, high), sizes, rank = self.of.sizes.cuts[cut], self.of.sizes, self.of.group.rank
+        landed = own("landed").view(sizes.ranks, sizes.shard, sizes.columns)[:, : self.y.shape[0], low:high]
+        sums = self._sums(cut, slice(*sizes.rows(rank)))
+        add_slots(sums._replace(landed=landed, rank=rank), self.y[:, low:high])
+
+    def compute_all(self, own: OwnBuffer) -> None:
+        """Do all of it, on buffers that hold anything."""
+        for step in (self.compute, self.add):
+            for cut in range(len(self.of.sizes.cuts)):
+                step(cut, own)
+
+    def _sums(self, cut: int, rows: slice) -> SlotSums:
+        tables = self._routed.tables
+        places = tables.places.view(self.of.sizes.m, self.of.sizes.top)[rows]
+        weights = None if self._weights is None else self._weights[rows]
+        return SlotSums(self._products[cut], places, tables.offsets[-1:], weights)
+
+
 def gathered_products(
-    of: Overlapped, x: torch.Tensor, ids: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor | None], keeps: bool
+    of: Overlapped, given: tuple[torch.Tensor, torch.Tensor], first: FirstMatmul, keeps: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """h, sorted by expert, the experts of all tokens, and all tokens if somebody keeps them, else none."""
-    (w, bias), sizes = factors, of.sizes
-    experts, n, _ = w.shape
-    h = x.new_empty((sizes.m * sizes.top, n))
+    """Products, sorted by expert, the experts of all tokens, and all tokens if somebody keeps them, else none. given:
+    the own tokens and their experts."""
+    (x, ids), sizes = given, of.sizes
     every = ids.new_empty((sizes.m, sizes.top))
     kept = x.new_empty((sizes.m if keeps else 0, x.shape[1]))
-    routed: list[RoutedTokens] = []
 
-    def route(own: OwnBuffer) -> None:
-        every.copy_(own("experts")[: sizes.m])
-        routed.append(routed_tokens(every, experts))
+    def route_all(own: OwnBuffer) -> None:
+        first.route(every.copy_(own("slots")[: sizes.m]))
 
-    def multiply(source: int, own: OwnBuffer) -> None:
-        low, high = sizes.rows(source)
-        if low == high:
-            return
-        tokens = own("tokens")[low:high]
+    def multiply(own: OwnBuffer, channel: Any = None) -> None:
+        first.multiply(own, channel)
         if keeps:
-            kept[low:high] = tokens
-        part = routed_tokens(every[low:high], experts).tables
-        pairs = routed[-1].tables.places[low * sizes.top : high * sizes.top]
-        places = pairs.index_select(0, part.order)
-        _multiply_into(h, _call(tokens, w, part.offsets, bias=bias, rows=part.tokens, into=places))
+            kept.copy_(own("tokens")[: sizes.m])
 
     def load_kernels(own: OwnBuffer) -> None:
-        route(own)
-        for source in range(sizes.ranks):
-            multiply(source, own)
+        route_all(own)
+        multiply(own)
 
-    program = of.program("gather", (x.device, ("gather", experts, n, bias is None)), load_kernels)
+    program = of.program("gather", (x.device, first.kernels), load_kernels)
     with program.call() as call:
-        write_gather(call, sizes, (x, ids), route, multiply)
-        call.rank_void(h)
-    return h, every, kept
+        write_gather(call, sizes, given, route_all, multiply)
+        call.rank_void(first.out)
+    return first.out, every, kept
 
 
 def scattered_sums(
     of: Overlapped, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, w: torch.Tensor
 ) -> torch.Tensor:
     """This rank's tokens of the sum over ranks, whose parts are added in fp32 in the order of ranks."""
-    (group, sizes), (experts, n, k) = of, w.shape
-    places = routed_tokens(ids, experts).tables.places
-    low, high = sizes.rows(group.rank)
-    y = h.new_empty((high - low, n))
-
-    def compute(owner: int, target: torch.Tensor) -> None:
-        low, high = sizes.rows(owner)
-        if low == high:
-            return
-        part = routed_tokens(ids[low:high], experts)
-        rows = places[low * sizes.top : high * sizes.top].index_select(0, part.tables.order)
-        of_rows = None
-        if weights is not None:
-            own = torch.where(part.has_expert, weights[low:high], 0.0)
-            of_rows = own.flatten().index_select(0, part.tables.order)
-        products = h.new_empty(((high - low) * sizes.top, n))
-        call = _call(h, w, part.tables.offsets, rows=rows, into=part.tables.order, row_weights=of_rows)
-        _multiply_into(products, call)
-        target.copy_(ordered_sum(products.view(high - low, sizes.top, n), part.has_expert))
-
-    add = partial(_add_landed, sizes, y)
-
-    def load_kernels(own: OwnBuffer) -> None:
-        for owner in range(sizes.ranks):
-            compute(owner, own("parts")[slice(*sizes.rows(owner))])
-        add(own)
-
-    program = of.program("scatter", (h.device, ("scatter", experts, k, weights is None)), load_kernels)
+    second = SecondMatmul(of, h, (w, None))
+    second.begin(h, routed_tokens(ids, w.shape[0]), weights)
+    program = of.program("scatter", (h.device, (*second.kernels, weights is None)), second.compute_all)
     with program.call() as call:
-        write_scatter(call, sizes, compute, add)
-        call.rank_void(y)
-    return y
-
-
-def _add_landed(sizes: Sizes, y: torch.Tensor, own: OwnBuffer) -> None:
-    """The parts of all ranks, in fp32, in the order of ranks, rounded once."""
-    landed = own("landed").view(sizes.ranks, sizes.shard, y.shape[1])[:, : y.shape[0]]
-    y.copy_(ordered_sum(landed.transpose(0, 1)))
+        write_scatter(call, of.sizes, second.compute, second.add)
+        call.rank_void(second.y)
+    return second.y
 
 
 class ExpertWeights(NamedTuple):
@@ -198,73 +252,65 @@ class ExpertWeights(NamedTuple):
         own = ids - self.first
         return torch.where((own >= 0) & (own < self.up.shape[0]), own, -1)
 
-    def sums(self, x: torch.Tensor, ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+    def sums(self, x: torch.Tensor, ids: torch.Tensor, topk_weights: torch.Tensor | None) -> torch.Tensor:
         """What this rank adds to each token of x, but for biases that its owner adds."""
         if not self.up.shape[0]:  # a rank without experts: nothing, of which its peers' gradients still hear
-            heard = x[:, :0].sum(1, keepdim=True) + topk_weights[:, :0].sum(1, keepdim=True).to(x.dtype)
-            return x.new_zeros(x.shape) + heard
+            heard = [each[:, :0].sum(1, keepdim=True).to(x.dtype) for each in (x, topk_weights) if each is not None]
+            return x.new_zeros(x.shape) + sum(heard)
         ids = self.own_ids(ids)
         routed = routed_tokens(ids, self.up.shape[0])
         h = multiplied(x, routed, None, (self.up, self.up_bias), self.glu)
-        part = added(h, routed, topk_weights, self.down)
-        if self.first is None or self.down_bias is None:
-            return part
-        return with_bias(part, (ids, topk_weights), self.down_bias)
+        return added(h, routed, topk_weights, (self.down, None if self.first is None else self.down_bias))
 
 
 def chained(
     of: Overlapped, x: torch.Tensor, ids: torch.Tensor, topk_weights: torch.Tensor, weights: ExpertWeights
 ) -> torch.Tensor:
-    """A whole layer but for the second biases: this rank's tokens of the sum over ranks."""
-    sizes = of.sizes
-    y = x.new_empty((x.shape[0], sizes.columns))
+    """A whole layer but for biases that owners of tokens add: this rank's tokens of the sum over ranks."""
+    sizes, top = of.sizes, of.sizes.top
     slots = torch.cat([ids, topk_weights.float().contiguous().view(torch.int32)], 1)
+    first = FirstMatmul(of, x, (weights.up, weights.up_bias), weights.glu)
+    second = SecondMatmul(of, x, (weights.down, None if weights.first is None else weights.down_bias))
 
-    def compute(owner: int, own: OwnBuffer, target: torch.Tensor) -> None:
-        low, high = sizes.rows(owner)
-        if low == high:
-            return
-        of_shard = own("slots")[low:high]
-        ids, of_tokens = (each.contiguous() for each in of_shard.split(sizes.top, 1))
-        target.copy_(weights.sums(own("tokens")[low:high], ids, of_tokens.view(torch.float32)))
+    def route_all(own: OwnBuffer) -> None:
+        first.route(weights.own_ids(own("slots")[: sizes.m, :top]))
 
-    add = partial(_add_landed, sizes, y)
+    def multiply(own: OwnBuffer, channel: Any = None) -> None:
+        first.multiply(own, channel)
+        second.begin(first.h, first.routed, own("slots").view(torch.float32)[: sizes.m, top:])
 
     def load_kernels(own: OwnBuffer) -> None:
-        for owner in range(sizes.ranks):
-            compute(owner, own, own("parts")[slice(*sizes.rows(owner))])
-        add(own)
+        route_all(own)
+        multiply(own)
+        second.compute_all(own)
 
-    kernels = ("chain", *(None if each is None else each.shape for each in weights[:4]), weights.glu)
-    program = of.program("chain", (x.device, kernels), load_kernels)
+    program = of.program("chain", (x.device, (*first.kernels, *second.kernels)), load_kernels)
     with program.call() as call:
-        write_chain(call, sizes, (x, slots), compute, add)
-        call.rank_void(y)
-    return y
+        write_gather(call, sizes, (x, slots), route_all, multiply)
+        write_scatter(call, sizes, second.compute, second.add)
+        call.rank_void(second.y)
+    return second.y
 
 
-def overlapped_in(group_name: str, m: int, top: int, columns: int, dtype: torch.dtype) -> Overlapped:
-    """A call in a group. columns: of what travels."""
+def overlapped_in(
+    group_name: str, tokens: tuple[int, int], rows: tuple[int, torch.dtype], words: int = 1
+) -> Overlapped:
+    """A call in a group. tokens: of all ranks, and the experts of each. rows: what travels: columns and dtype. words:
+    `Sizes.words`."""
     group = group_of(group_name)
-    return Overlapped(group, Sizes(m, columns, top, dtype, group.world_size))
+    return Overlapped(group, Sizes(tokens[0], rows[0], tokens[1], rows[1], group.world_size, words))
 
 
 def _call(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, **beside: Any) -> Grouped:
-    names = ("bias", "rows", "into", "row_weights")
-    given = {**dict.fromkeys(names), **beside}
-    nothing = {"gate": None, "activation": "", "scale_x": None, "scale_w": None, "out_dtype": x.dtype}
-    return Grouped(x=x, w=w.transpose(1, 2), offs=offsets[1:], **nothing, **given)  # type: ignore[arg-type]
+    nothing = dict.fromkeys(Grouped._fields) | {"activation": "", "out_dtype": x.dtype}
+    return Grouped(**nothing | {"x": x, "w": w, "offs": offsets[1:]} | beside)  # type: ignore[arg-type]
 
 
 def _multiply_into(out: torch.Tensor, call: Grouped) -> None:
-    """Stores rows of a product where `into` says, and leaves the others."""
     if out.is_cuda:
         load("gpu grouped into")(out, aligned(call))
-        return
-    assert call.into is not None
-    count = int(call.offs[-1])
-    products = reference.multiply(call._replace(into=None))
-    out[call.into[:count].long()] = products[:count]
+    else:
+        out.copy_(reference.multiply(call))
 
 
 def _check_ids(group_name: str, ids: torch.Tensor, experts: int) -> None:
@@ -283,14 +329,16 @@ def _gathered(
     *,
     m: int,
     keeps: bool,
+    glu: str,
     group_name: str,
     told: str,
     place: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     _check_ids(group_name, ids, w.shape[0])
-    agreed(group_name, f"{told} by {PER_SHARD}", lambda group: None)
-    of = overlapped_in(group_name, m, ids.shape[1], x.shape[1], x.dtype)
-    return gathered_products(of, x.contiguous(), ids.contiguous(), (w, bias), keeps)
+    agreed(group_name, f"{told} by {PUSH}", lambda group: None)
+    of = overlapped_in(group_name, (m, ids.shape[1]), (x.shape[1], x.dtype), ids.shape[1])
+    first = FirstMatmul(of, x, (w, bias), _glu_of(glu))
+    return gathered_products(of, (x.contiguous(), ids.contiguous()), first, keeps)
 
 
 def _gathered_fake(
@@ -298,7 +346,7 @@ def _gathered_fake(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     m, top = options["m"], ids.shape[1]
     kept = x.new_empty((m if options["keeps"] else 0, x.shape[1]))
-    return x.new_empty((m * top, w.shape[1])), ids.new_empty((m, top)), kept
+    return x.new_empty((m * top, w.shape[1] // (2 if options["glu"] else 1))), ids.new_empty((m, top)), kept
 
 
 def _scattered(
@@ -311,9 +359,10 @@ def _scattered(
     told: str,
     place: list[int],
 ) -> torch.Tensor:
-    agreed(group_name, f"{told} by {PER_SHARD}", lambda group: None)
-    of = overlapped_in(group_name, ids.shape[0], ids.shape[1], w.shape[1], h.dtype)
-    return scattered_sums(of, h.contiguous(), ids.contiguous(), weights, w)
+    agreed(group_name, f"{told} by {PUSH}", lambda group: None)
+    of = overlapped_in(group_name, (ids.shape[0], ids.shape[1]), (w.shape[1], h.dtype))
+    own = None if weights is None else weights.float().contiguous()
+    return scattered_sums(of, h.contiguous(), ids.contiguous(), own, w)
 
 
 def _scattered_fake(
@@ -364,7 +413,7 @@ def _scattered_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     rank, ranks = ctx.options["place"]
     m = ids.shape[0]
     low, high = shard_rows(m, ranks, rank)
-    options = _of_gradients(ctx.options) | {"m": m, "keeps": needs_w}
+    options = _of_gradients(ctx.options) | {"m": m, "keeps": needs_w, "glu": ""}
     own, dy = ids[low:high].contiguous(), dy.contiguous()
     raw, _, g = torch.ops.overweave.gathered_experts(dy, own, w.transpose(1, 2), None, **options)
     routed = routed_tokens(ids, w.shape[0])
@@ -406,8 +455,8 @@ def _chained(
 ) -> torch.Tensor:
     if first is None:
         _check_ids(group_name, ids, up.shape[0])
-    agreed(group_name, f"{told} by {PER_SHARD}", lambda group: None)
-    of = overlapped_in(group_name, m, ids.shape[1], down.shape[1], x.dtype)
+    agreed(group_name, f"{told} by {PUSH}", lambda group: None)
+    of = overlapped_in(group_name, (m, ids.shape[1]), (x.shape[1], x.dtype), 2 * ids.shape[1])
     weights = ExpertWeights(up, down, up_bias, down_bias, _glu_of(glu), first)
     return chained(of, x.contiguous(), ids.contiguous(), topk_weights, weights)
 
@@ -436,7 +485,8 @@ _CHAINED = (
     f"SymInt m, str glu, int? first, {WHERE}) -> Tensor"
 )
 _GATHERED = (
-    f"(Tensor x, Tensor ids, Tensor w, Tensor? bias, *, SymInt m, bool keeps, {WHERE}) -> (Tensor, Tensor, Tensor)"
+    "(Tensor x, Tensor ids, Tensor w, Tensor? bias, *, SymInt m, bool keeps, str glu, "
+    f"{WHERE}) -> (Tensor, Tensor, Tensor)"
 )
 _SCATTERED = f"(Tensor h, Tensor ids, Tensor? weights, Tensor w, *, {WHERE}) -> Tensor"
 for _op in (
@@ -447,17 +497,38 @@ for _op in (
     define(_op)
 
 
-def choose(name: str, plan: str | None, reason: str) -> str:
-    """The plan of a call: what is asked, or what no measurement speaks against. reason: why it cannot be per_shard.
-    Raises InputError for a plan that cannot run."""
+def choose(name: str, plan: str | None, reason: str, is_quicker: bool) -> str:
+    """The plan of a call: what is asked, or what measurements say. reason: why it cannot be `push`. Raises InputError
+    for a plan that cannot run."""
     if plan is None:
-        return SEQUENTIAL
+        return PUSH if is_quicker and not reason else SEQUENTIAL
     if plan not in PLANS:
         raise InputError(f"{name} with plan {plan[:40]!r}", "there is no such plan", f"Use one of {', '.join(PLANS)}")
-    if plan == PER_SHARD and reason:
+    if plan == PUSH and reason:
         raise InputError(f"{name} with plan {plan!r}", reason, "Leave the choice to overweave")
     return plan
 
 
-SEQUENTIAL, PER_SHARD = "sequential", "per_shard"
-PLANS = (SEQUENTIAL, PER_SHARD)
+def pushing_is_quicker(place: GroupRank, device: torch.device, shard_bytes: int) -> bool:
+    """Whether `push` is, of a call that nobody differentiates. shard_bytes: of a rank's tokens; alike on all ranks."""
+    return (
+        device.type == "cuda"
+        and place.world_size > 1
+        and shard_bytes >= LEAST_BYTES
+        and _reaches_peers(place.name, device.index)
+    )
+
+
+def _reaches_peers(group_name: str, index: int) -> bool:
+    group = group_of(group_name)
+    with group.lock:
+        reaches: bool = load("gpu reach")(group, torch.device("cuda", index))
+    return reaches
+
+
+_reaches_peers._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as ops/dispatch/route.place_of
+
+SEQUENTIAL, PUSH = "sequential", "push"
+PLANS = (SEQUENTIAL, PUSH)
+# MEASURED: of 2 x H200 (benchmarks/results/experts.h200x2.2026-11-29.txt).
+LEAST_BYTES = 4 << 20

@@ -6,7 +6,7 @@ y = experts_sum(h, routed, topk_weights, down)                   # -> [t, k]
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,16 +84,15 @@ def experts_sum(
 
     h: `[t * top, k]`, rows sorted by expert, as `experts_matmul` returns them. topk_ids: what it returned with h, or
     `[t, top]`. topk_weights: `[t, top]`; None: products are added as they are. w: `[experts, n, k]`, in either layout.
-    bias: `[experts, n]`. Returns `[t, n]`: a product is weighed in fp32 and rounded; those of a token are added in
-    fp32, and rounded once. A slot without an expert adds nothing, and its product is not read.
+    bias: `[experts, n]`. Returns `[t, n]`: products are rounded; those of a token are weighed and added in fp32, and
+    rounded once. A slot without an expert adds nothing, and its product is not read.
 
     Gradients: of h, w, bias and topk_weights. Raises InputError for arguments it cannot take.
     """
     ids = topk_ids.topk_ids if isinstance(topk_ids, RoutedTokens) else topk_ids
     check_second("experts_sum", h, ids, topk_weights, (w, bias))
     routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(topk_ids, w.shape[0])
-    y = added(h, routed, topk_weights, w)
-    return y if bias is None else with_bias(y, (ids, topk_weights), bias)
+    return added(h, routed, topk_weights, (w, bias))
 
 
 def check_first(
@@ -155,28 +154,31 @@ def multiplied(
     x: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: WeightAndBias, glu: Glu | None
 ) -> torch.Tensor:
     """The first matmul. weights: on its input."""
-    (w, bias), tables = factors, routed.tables
-    ends, given = tables.offsets[1:], {"bias": bias}
-    if glu is not None and glu.is_plain and bias is None:
-        first, w = gate_and_up(w.transpose(1, 2), glu)
-        given |= {"gate": first, "activation": glu.activation}  # type: ignore[dict-item]
-    else:
-        w = w.transpose(1, 2)
+    tables = routed.tables
+    ends, (w, given) = tables.offsets[1:], first_factors(factors, glu)
     if weights is not None:
         weighed = x.index_select(0, tables.tokens) * _of_rows(weights, routed).unsqueeze(1)
         x = torch.where(_is_row(routed).unsqueeze(1), weighed, 0.0).to(x.dtype)
-        h = grouped_matmul(x, w, ends, **given)  # type: ignore[arg-type]
+        h = grouped_matmul(x, w, ends, **given)
     else:
-        h = grouped_matmul(x, w, ends, rows=tables.tokens, **given)  # type: ignore[arg-type]
+        h = grouped_matmul(x, w, ends, rows=tables.tokens, **given)
     return h if glu is None or "gate" in given else gated(h, glu)
 
 
-def added(h: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, w: torch.Tensor) -> torch.Tensor:
-    """The second matmul, without biases, and the sum over the experts of a token."""
-    tables, (tokens, top) = routed.tables, routed.topk_ids.shape
-    of_rows = None if weights is None else _of_rows(weights, routed)
-    products = grouped_matmul(h, w.transpose(1, 2), tables.offsets[1:], into=tables.order, row_weights=of_rows)
-    return ordered_sum(products.view(tokens, top, w.shape[1]), routed.has_expert)
+def first_factors(factors: WeightAndBias, glu: Glu | None) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The first weight as `grouped_matmul` takes it, and what goes with it: a glu that it can apply as its gate."""
+    w, bias = factors
+    if glu is None or not glu.is_plain or bias is not None:
+        return w.transpose(1, 2), {"bias": bias}
+    gate, w = gate_and_up(w.transpose(1, 2), glu)
+    return w, {"gate": gate, "activation": glu.activation}
+
+
+def added(h: torch.Tensor, routed: RoutedTokens, weights: torch.Tensor | None, factors: WeightAndBias) -> torch.Tensor:
+    """The second matmul, and the sum over the experts of a token."""
+    (w, bias), tables = factors, routed.tables
+    products = grouped_matmul(h, w.transpose(1, 2), tables.offsets[1:], bias=bias)
+    return ordered_sum(products, tables.places, tables.offsets, weights, routed.topk_ids.shape[1])
 
 
 def _of_rows(weights: torch.Tensor, routed: RoutedTokens) -> torch.Tensor:

@@ -1,10 +1,12 @@
 """The programs of overlapped experts: what travels in which order, what waits for what, on any device and on paper.
 
-Rows are pushed to peers by copy engine, each shard with a signal behind it. The first matmul multiplies a shard's rows
-once they have come, the own ones first; the second computes the rows of one owner after the other, and pushes each
-while it computes the next. On paper rows of h stand by pairs of a token and an expert, in the order of tokens: where a
-routing puts a pair among the rows of its expert is a permutation, which `routing.places` says. A shard's pairs are all
-that its experts can have, so that one proof serves every routing, with empty experts and without.
+Rows are pushed to peers by copy engine, each shard with a signal behind it; what says where they go travels ahead of
+them. The first matmul is one launch, whose tiles wait for the shards that they read. The second computes columns of all
+tokens: the first ones travel to the owners of these tokens while the last ones are computed, and who owns tokens adds
+what comes of them, columns by columns. On paper rows of h stand by pairs of a token and an expert, in the order of
+tokens: where a routing puts a pair among the rows of its expert is a permutation, which `routing.places` says. A tile
+of the first matmul may read any rows of the shards that it waits for, and one of the second all rows, so that one proof
+serves every routing, with empty experts and without.
 SOURCE: TileLink, section 5 (figure 5); the order of pushes: docs/design/0004-house.md.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -26,25 +29,53 @@ from overweave.ops.author.tile_schedule import CallersMatrix, tile_schedule
 from overweave.runtime.handwritten import Declared, OwnBuffer, Part, SymmetricBuffer, Uses
 
 RowsPlace = Part | torch.Tensor
+COLUMNS_STEP = 8  # elements: rows of whole words of 16 bytes
+TILE_COLUMNS = 256  # of which a launch of the second matmul has whole ones, where there are four or more
+# Of the columns of the second matmul, how many are computed before the first ones travel. What is behind must last as
+# long as their journey, and travels itself with nothing to hide behind.
+FIRST_SHARE = 0.75
+# How many operations of a matmul take as long as a byte from a peer, and a quarter more.
+# MEASURED: 600 TFLOP/s by 330 GB/s of the links of H200s (docs/design/0004-house.md).
+OPERATIONS_A_BYTE = 2300
 
 
 class Sizes(NamedTuple):
-    """Of a call: what travels, `[m, columns]` in a dtype, and `top` experts of each token."""
+    """Of a call: what travels, `[m, columns]` in a dtype, `top` experts of each token, and how many words of 32 bits
+    say of a token what they are."""
 
     m: int
     columns: int
     top: int
     dtype: torch.dtype
     ranks: int
+    words: int = 1
 
     def rows(self, rank: int) -> tuple[int, int]:
         """The tokens of a rank."""
         return shard_rows(self.m, self.ranks, rank)
 
+    def pairs(self, rank: int) -> slice:
+        """The pairs of a rank's tokens with their experts."""
+        low, high = self.rows(rank)
+        return slice(low * self.top, high * self.top)
+
     @property
     def shard(self) -> int:
         """Rows that the longest shard has; one at least, for a buffer."""
         return max(1, -(-self.m // self.ranks))
+
+    def experts_ahead(self, experts: int, columns: int) -> int:
+        """Of how many experts own tokens are multiplied before others: of as many as that takes as long as tokens
+        travel, that weights of few experts are read once more. columns: of the first matmul."""
+        share = OPERATIONS_A_BYTE * (self.ranks - 1) / max(1, self.top * columns)
+        return min(experts, ceil(share * experts))
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """The columns that the second matmul computes in one launch after the other."""
+        step = min(TILE_COLUMNS, self.columns // 4 // COLUMNS_STEP * COLUMNS_STEP)
+        first = int(self.columns * FIRST_SHARE) // step * step if step else 0
+        return ((0, first), (first, self.columns)) if first else ((0, self.columns),)
 
 
 def _one_a_rank(ranks: int) -> TileChannel:
@@ -52,13 +83,13 @@ def _one_a_rank(ranks: int) -> TileChannel:
 
 
 def gather_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
-    """What peers address in the first matmul."""
+    """What peers address in the first matmul. slots: the experts of tokens, and their weights if these travel, too."""
     rows, signals = sizes.shard * sizes.ranks, _one_a_rank(sizes.ranks)
     buffers = {
         "tokens": SymmetricBuffer(rows, sizes.columns, sizes.dtype),
-        "experts": SymmetricBuffer(rows, sizes.top, torch.int32),
+        "slots": SymmetricBuffer(rows, sizes.words, torch.int32),
     }
-    return buffers, {"tokens": signals, "experts": signals}
+    return buffers, {"tokens": signals, "slots": signals}
 
 
 def write_gather(
@@ -66,166 +97,96 @@ def write_gather(
     sizes: Sizes,
     given: tuple[RowsPlace, RowsPlace],
     route: Callable[[OwnBuffer], object],
-    multiply: Callable[[int, OwnBuffer], object],
+    multiply: Callable[[OwnBuffer, Any], object],
     h: Part | None = None,
 ) -> None:
-    """A call of the first matmul. given: the own tokens and their experts. multiply: a shard's tokens by their experts.
-    h: the result on paper, by pairs of tokens and experts, as they stand before they are sorted."""
-    x, ids = given
+    """A call of the first matmul. given: the own tokens and their slots. multiply: all tokens by their experts, in
+    tiles that wait for the shards of a channel. h: the result on paper, by pairs of tokens and experts."""
     rank, ranks = call.rank, sizes.ranks
     own, copies = slice(*sizes.rows(rank)), call.queue("copies")
-    for what, name in ((ids, "experts"), (x, "tokens")):
+    travelling = tuple(zip(("slots", "tokens"), given[::-1], strict=True))
+    for name, what in travelling:
         call.rank_copy_data(what, call.part(name)[own])
         call.rank_notify(name, rank, rank)
-    for what, name in ((ids, "experts"), (x, "tokens")):
+    for name, what in travelling:
         for step in range(1, ranks):
             peer = (rank + step) % ranks
             copies.rank_copy_data(what, call.part(name, peer)[own])
             copies.rank_notify(name, rank, peer)
     for source in range(ranks):
-        call.rank_wait("experts", source)
-    every = (Uses(call.part("experts")[0 : sizes.m], "experts"),)
+        call.rank_wait("slots", source)
+    every = (Uses(call.part("slots")[0 : sizes.m], "slots"),)
     call.rank_compute("route", route, every)
+    shards = {}
     for step in range(ranks):
         source = (rank - step) % ranks  # in the order in which shards arrive
         low, high = sizes.rows(source)
-        call.rank_wait("tokens", source)
-        reads = (Uses(call.part("tokens")[low:high], "x", low), *every)
-        pairs = slice(low * sizes.top, high * sizes.top)
-        call.rank_compute(
-            f"multiply_{source}",
-            partial(multiply, source),
-            reads,
-            _made(h and h[pairs], "h", pairs.start),
-        )
+        reads = (Uses(call.part("tokens")[low:high], "x", low), *every) if low < high else ()
+        shards[source] = (reads, _made(h and h[sizes.pairs(source)], "h", low * sizes.top))
+    call.rank_compute_arriving("multiply", multiply, "tokens", shards)
 
 
 def scatter_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
-    """What peers address in the second matmul."""
+    """What peers address in the second matmul: signals of their own for each of its launches."""
     rows, signals = sizes.shard * sizes.ranks, _one_a_rank(sizes.ranks)
     buffers = {name: SymmetricBuffer(rows, sizes.columns, sizes.dtype) for name in ("parts", "landed")}
-    return buffers, {"computed": signals, "landed": signals}
+    names = (f"{name}{cut}" for name in ("computed", "landed") for cut in range(len(sizes.cuts)))
+    return buffers, dict.fromkeys(names, signals)
 
 
 def write_scatter(
     call: TileCall,
     sizes: Sizes,
-    compute: Callable[[int, torch.Tensor], object],
-    add: Callable[[OwnBuffer], object],
+    compute: Callable[[int, OwnBuffer], object],
+    add: Callable[[int, OwnBuffer], object],
     paper: tuple[Part, Part] | None = None,
 ) -> None:
-    """A call of the second matmul. compute: the sums over experts of an owner's tokens into a matrix. add: the landed
-    parts of all ranks. paper: h, by pairs as in `write_gather`, and y."""
-    rank, ranks, copies = call.rank, sizes.ranks, call.queue("copies")
-    block = slice(rank * sizes.shard, rank * sizes.shard + sizes.rows(rank)[1] - sizes.rows(rank)[0])
-    for step in range(1, ranks + 1):
-        owner = (rank + step) % ranks
-        low, high = sizes.rows(owner)
-        name, rows = ("landed", block) if owner == rank else ("parts", slice(low, high))
-        pairs = slice(low * sizes.top, high * sizes.top)
-        call.rank_compute(
-            f"compute_{owner}",
-            partial(_into, partial(compute, owner), (name, rows)),
-            (Uses(paper[0][pairs], "h", pairs.start),) if paper else (),
-            _made(paper and call.part(name)[rows], f"part.{rank}", low),
-        )
-        if owner == rank:
-            call.rank_notify("landed", rank, rank)
-            continue
-        call.rank_notify("computed", owner, rank)
-        copies.rank_wait("computed", owner)
-        landing = slice(rank * sizes.shard, rank * sizes.shard + high - low)
-        copies.rank_copy_data(call.part("parts")[low:high], call.part("landed", owner)[landing])
-        copies.rank_notify("landed", rank, owner)
-    _write_sum(call, sizes, add, paper and paper[1])
-
-
-def _into(compute: Callable[[torch.Tensor], object], target: tuple[str, slice], own: OwnBuffer) -> None:
-    name, rows = target
-    compute(own(name)[rows])
-
-
-def _from_and_into(
-    compute: Callable[[OwnBuffer, torch.Tensor], object], target: tuple[str, slice], own: OwnBuffer
-) -> None:
-    name, rows = target
-    compute(own, own(name)[rows])
-
-
-def _write_sum(call: TileCall, sizes: Sizes, add: Callable[[OwnBuffer], object], y: Part | None) -> None:
-    """The end of a call: the landed parts of the own tokens are added."""
-    for source in range(sizes.ranks):
-        call.rank_wait("landed", source)
-    low, high = sizes.rows(call.rank)
-    starts = [source * sizes.shard for source in range(sizes.ranks)]
-    landed = (
-        Uses(call.part("landed")[at : at + high - low], f"part.{source}", low) for source, at in enumerate(starts)
-    )
-    call.rank_compute("add", add, tuple(landed), _made(y, "y", low))
+    """A call of the second matmul. compute: columns of all products, and the sums over experts of peers' tokens. add:
+    columns of the own tokens' sums, with the landed parts of peers. paper: h, by pairs as in `write_gather`, and y."""
+    rank, ranks, returns = call.rank, sizes.ranks, call.queue("returns")
+    peers = [(rank + step) % ranks for step in range(1, ranks)]
+    for cut, columns in enumerate(sizes.cuts):
+        cols, made = slice(*columns), list[Uses]()
+        for owner in peers:
+            part = call.part("parts")[slice(*sizes.rows(owner)), cols]
+            made += _made(paper and part, f"part.{rank}", sizes.rows(owner)[0], cols.start)
+        call.rank_compute(f"compute{cut}", partial(compute, cut), (Uses(paper[0], "h"),) if paper else (), (*made,))
+        call.rank_notify(f"computed{cut}", rank, rank)
+        returns.rank_wait(f"computed{cut}", rank)
+        for owner in peers:
+            low, high = sizes.rows(owner)
+            landing = slice(rank * sizes.shard, rank * sizes.shard + high - low)
+            returns.rank_copy_data(call.part("parts")[low:high, cols], call.part("landed", owner)[landing, cols])
+            returns.rank_notify(f"landed{cut}", rank, owner)
+    low, high = sizes.rows(rank)
+    for cut, columns in enumerate(sizes.cuts):
+        cols, read = slice(*columns), list[Uses]()
+        for source in peers:
+            call.rank_wait(f"landed{cut}", source)
+            begin = source * sizes.shard
+            landed = call.part("landed")[begin : begin + high - low, cols]
+            read.append(Uses(landed, f"part.{source}", low, cols.start))
+        pairs = sizes.pairs(rank)
+        own = (Uses(paper[0][pairs], "h", pairs.start),) if paper else ()
+        made_of_it = _made(paper and paper[1][:, cols], "y", low, cols.start)
+        call.rank_compute(f"add{cut}", partial(add, cut), (*read, *own), made_of_it)
 
 
 def chain_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
-    """What peers address in a whole layer. slots: the experts of tokens and their weights, words of 32 bits."""
-    buffers, channels = scatter_buffers(sizes)
-    rows = sizes.shard * sizes.ranks
-    buffers["tokens"] = SymmetricBuffer(rows, sizes.columns, sizes.dtype)
-    buffers["slots"] = SymmetricBuffer(rows, 2 * sizes.top, torch.int32)
-    return buffers, channels | {"tokens": _one_a_rank(sizes.ranks)}
+    """What peers address in a whole layer."""
+    first, second = gather_buffers(sizes), scatter_buffers(sizes)
+    return first[0] | second[0], first[1] | second[1]
 
 
-def write_chain(
-    call: TileCall,
-    sizes: Sizes,
-    given: tuple[RowsPlace, RowsPlace],
-    compute: Callable[[int, OwnBuffer, torch.Tensor], object],
-    add: Callable[[OwnBuffer], object],
-    y: Part | None = None,
-) -> None:
-    """A call of a whole layer: a shard's tokens arrive, their experts' sums are computed and go back to their owner,
-    while other shards arrive and return. given: the own tokens and slots. compute: the sums of a shard into a matrix.
-    add: the landed parts of all ranks. y: the result on paper."""
-    x, slots = given
-    rank, ranks = call.rank, sizes.ranks
-    own, copies, returns = slice(*sizes.rows(rank)), call.queue("copies"), call.queue("returns")
-    call.rank_copy_data(slots, call.part("slots")[own])
-    call.rank_copy_data(x, call.part("tokens")[own])
-    call.rank_notify("tokens", rank, rank)
-    for step in range(1, ranks):
-        peer = (rank + step) % ranks
-        copies.rank_copy_data(slots, call.part("slots", peer)[own])
-        copies.rank_copy_data(x, call.part("tokens", peer)[own])
-        copies.rank_notify("tokens", rank, peer)
-    for step in range(ranks):
-        owner = (rank - step) % ranks  # in the order in which shards arrive
-        low, high = sizes.rows(owner)
-        begin = rank * sizes.shard
-        name, rows = ("landed", slice(begin, begin + high - low)) if owner == rank else ("parts", slice(low, high))
-        call.rank_wait("tokens", owner)
-        call.rank_compute(
-            f"layer_{owner}",
-            partial(_from_and_into, partial(compute, owner), (name, rows)),
-            (Uses(call.part("tokens")[low:high], "x", low), Uses(call.part("slots")[low:high], "slots", low)),
-            _made(call.part(name)[rows], f"part.{rank}", low),
-        )
-        if owner == rank:
-            call.rank_notify("landed", rank, rank)
-            continue
-        call.rank_notify("computed", owner, rank)
-        returns.rank_wait("computed", owner)
-        returns.rank_copy_data(call.part("parts")[low:high], call.part("landed", owner)[begin : begin + high - low])
-        returns.rank_notify("landed", rank, owner)
-    _write_sum(call, sizes, add, y)
-
-
-def _made(part: Part | None, tensor: str, row: int = 0) -> tuple[Uses, ...]:
-    return () if part is None else (Uses(part, tensor, row),)
+def _made(part: Part | None, tensor: str, row: int = 0, col: int = 0) -> tuple[Uses, ...]:
+    return () if part is None else (Uses(part, tensor, row, col),)
 
 
 BUFFERS = {"gather": gather_buffers, "scatter": scatter_buffers, "chain": chain_buffers}
 
 
 def schedule_of(kind: str, sizes: Sizes, width: int) -> Schedule:
-    """The `per_shard` program of a kind: `gather` (all_gather_experts), `scatter` (experts_reduce_scatter) or `chain`
+    """The `push` program of a kind: `gather` (all_gather_experts), `scatter` (experts_reduce_scatter) or `chain`
     (experts_mlp). width: columns of h. Raises InputError for another kind."""
     if kind not in WRITERS:
         raise InputError(f"experts' schedule {kind!r}", "there is no such kind", f"Use one of {', '.join(WRITERS)}")
@@ -234,13 +195,14 @@ def schedule_of(kind: str, sizes: Sizes, width: int) -> Schedule:
     pairs = sizes.m * sizes.top
     x = CallersMatrix(sizes.m, sizes.columns, "x", is_shard=True)
     y = CallersMatrix(sizes.m, sizes.columns, "y", is_shard=True, is_result=True)
-    ids, slots = (CallersMatrix(sizes.m, each * sizes.top, name, is_shard=True) for each, name in OF_TOKENS)
+    h = CallersMatrix(pairs, width, "h", is_result=kind != "scatter")
+    slots = CallersMatrix(sizes.m, sizes.words, "slots", is_shard=True)
     callers = {
-        "gather": {"x": x, "ids": ids, "h": CallersMatrix(pairs, width, "h", is_result=True)},
-        "scatter": {"h": CallersMatrix(pairs, width, "h"), "y": y},
-        "chain": {"x": x, "own_slots": slots, "y": y},
+        "gather": {"x": x, "own_slots": slots, "h": h},
+        "scatter": {"h": h, "y": y},
+        "chain": {"x": x, "own_slots": slots, "h": h, "y": y},
     }[kind]
-    name = f"experts.{kind}.per_shard"
+    name = f"experts.{kind}.push"
     return tile_schedule(
         name, declared, callers, sizes.ranks, lambda call, **given: WRITERS[kind](call, sizes, **given)
     )
@@ -250,17 +212,17 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def _gather(call: TileCall, sizes: Sizes, x: Any, ids: Any, h: Any) -> None:
-    write_gather(call, sizes, (x, ids), _nothing, _nothing, h)
+def _gather(call: TileCall, sizes: Sizes, x: Any, own_slots: Any, h: Any) -> None:
+    write_gather(call, sizes, (x, own_slots), _nothing, _nothing, h)
 
 
 def _scatter(call: TileCall, sizes: Sizes, h: Any, y: Any) -> None:
     write_scatter(call, sizes, _nothing, _nothing, (h, y))
 
 
-def _chain(call: TileCall, sizes: Sizes, x: Any, own_slots: Any, y: Any) -> None:
-    write_chain(call, sizes, (x, own_slots), _nothing, _nothing, y)
+def _chain(call: TileCall, sizes: Sizes, x: Any, own_slots: Any, h: Any, y: Any) -> None:
+    _gather(call, sizes, x, own_slots, h)
+    _scatter(call, sizes, h, y)
 
 
-OF_TOKENS = ((1, "experts"), (2, "slots"))  # words beside a token for each of its experts
 WRITERS: dict[str, Callable[..., None]] = {"gather": _gather, "scatter": _scatter, "chain": _chain}

@@ -1,4 +1,4 @@
-"""Sums over slots as an op of torch: the products of a token's experts, or the parts that ranks have of it."""
+"""Sums over slots as an op of torch: a token's products, weighed, in the order of its experts."""
 
 from __future__ import annotations
 
@@ -8,43 +8,66 @@ import torch
 
 from overweave.moe.torch_ops import TorchOp, define
 from overweave.runtime.backends import load
+from overweave.runtime.library import slots as library
+from overweave.runtime.library.slots import SlotSums
 
 
-def ordered_sum(parts: torch.Tensor, is_there: torch.Tensor | None = None) -> torch.Tensor:
-    """`[rows, slots, n]` -> `[rows, n]`: in fp32, slot by slot, rounded once. is_there: bool `[rows, slots]`; what is
-    not there is not added, nor read on a GPU; None: all are."""
-    total: torch.Tensor = torch.ops.overweave.ordered_sum(parts, is_there)
+def ordered_sum(
+    z: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, top: int
+) -> torch.Tensor:
+    """Products `[t * top, n]` -> `[t, n]`: weighed in fp32, added in fp32, slot by slot, and rounded once.
+
+    places: int32 `[t * top]`, the row of each pair; from `offsets[-1]` on rows are of no expert, and add nothing.
+    weights: `[t, top]`, or None. Gradients: of z and weights.
+    """
+    total: torch.Tensor = torch.ops.overweave.ordered_sum(z, places, offsets, weights, top)
     return total
 
 
-def _sum(parts: torch.Tensor, is_there: torch.Tensor | None) -> torch.Tensor:
-    if parts.is_cuda and parts.stride(2) == 1:
-        out = parts.new_empty((parts.shape[0], parts.shape[2]))
-        load("gpu slots")(parts, None if is_there is None else is_there.contiguous(), out)
-        return out
-    total = parts.new_zeros((parts.shape[0], parts.shape[2]), dtype=torch.float32)
-    for slot in range(parts.shape[1]):
-        part = parts[:, slot].float()
-        total += part if is_there is None else torch.where(is_there[:, slot, None], part, 0.0)
-    return total.to(parts.dtype)
+def add_slots(sums: SlotSums, out: torch.Tensor) -> None:
+    """Computes `out` where the tensors are."""
+    if out.is_cuda:
+        load("gpu slots")(sums, out)
+    else:
+        out.copy_(library.add(sums))
 
 
-def _fake(parts: torch.Tensor, is_there: torch.Tensor | None) -> torch.Tensor:
-    return parts.new_empty((parts.shape[0], parts.shape[2]))
+def _sum(
+    z: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, top: int
+) -> torch.Tensor:
+    own = None if weights is None else weights.float()
+    if own is not None and own.stride(1) != 1:
+        own = own.contiguous()
+    out = z.new_empty((places.shape[0] // top, z.shape[1]))
+    add_slots(SlotSums(z.contiguous(), places.view(len(out), top), offsets[-1:], own), out)
+    return out
+
+
+def _fake(
+    z: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, top: int
+) -> torch.Tensor:
+    return z.new_empty((places.shape[0] // top, z.shape[1]))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    parts, is_there = inputs
-    ctx.slots, ctx.is_masked = parts.shape[1], is_there is not None
-    ctx.save_for_backward(*([is_there] if is_there is not None else []))
+    z, places, offsets, weights, ctx.top = inputs
+    ctx.save_for_backward(places, offsets, *([] if weights is None else [z, weights]))
 
 
-def _gradient(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    of_slots = gradient.unsqueeze(1).expand(-1, ctx.slots, -1)
-    if not ctx.is_masked:
-        return of_slots, None
-    (is_there,) = ctx.saved_tensors
-    return torch.where(is_there.unsqueeze(2), of_slots, 0.0), None
+def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """Of each product, its token's by its weight; of each weight, its product by its token's."""
+    places, offsets, *weighed = ctx.saved_tensors
+    order = torch.empty_like(places).index_put((places.long(),), torch.arange(len(places), device=places.device).int())
+    dz = dy.index_select(0, order // ctx.top)
+    if not weighed:
+        return dz, None, None, None, None
+    z, weights = weighed
+    is_there = (places < offsets[-1]).view(weights.shape)
+    dz = (dz.float() * torch.where(is_there, weights.float(), 0.0).flatten().index_select(0, order).unsqueeze(1)).to(z)
+    products = z.index_select(0, places).view(*weights.shape, dy.shape[1]).float()
+    dweights = torch.where(is_there, (products * dy.float().unsqueeze(1)).sum(2), 0.0)
+    return dz, None, None, dweights.to(weights.dtype), None
 
 
-define(TorchOp("ordered_sum", "(Tensor parts, Tensor? is_there) -> Tensor", _sum, _fake, _gradient, _keep))
+_SUM = "(Tensor z, Tensor places, Tensor offsets, Tensor? weights, int top) -> Tensor"
+define(TorchOp("ordered_sum", _SUM, _sum, _fake, _gradient, _keep))

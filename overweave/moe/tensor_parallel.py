@@ -18,6 +18,7 @@ from overweave.ir.shards import shard_rows
 from overweave.memory.group import GroupLike
 from overweave.moe.checks import refusing
 from overweave.moe.collectives import (
+    Exchange,
     all_gather_rows,
     all_reduce_rows,
     exchange_in,
@@ -25,7 +26,7 @@ from overweave.moe.collectives import (
     replicated,
 )
 from overweave.moe.glu import Glu, gated
-from overweave.moe.overlapped import PER_SHARD, ExpertWeights, choose, glu_word, obstacle
+from overweave.moe.overlapped import PUSH, ExpertWeights, choose, glu_word, obstacle, pushing_is_quicker
 from overweave.moe.pairs import (
     RoutedTokens,
     TokensExperts,
@@ -59,9 +60,9 @@ def all_gather_experts(
     x_shard: `[t/W, k]`, this rank's tokens. topk_ids: `[t/W, top]`, the experts of these. w: `[experts, n, k]`, this
     rank's n of each expert. bias: `[experts, n]`. glu: of w that packs two weights. topk_weights: `[t/W, top]`, on the
     input. m: t, where W does not divide it: ranks hold the parts of torch.chunk. All as in `experts_matmul`, as are
-    the results: h `[t * top, n]` and the experts of all t tokens. plan: `sequential`, or `per_shard`, which multiplies
-    a shard's rows while others travel, of rows of whole words of 16 bytes, without weights on the input; None: the
-    first.
+    the results: h `[t * top, n]` and the experts of all t tokens. plan: `sequential`, or `push`, whose tiles multiply
+    what is there while other tokens travel, of rows of whole words of 16 bytes, without weights on the input; None: the
+    second of many tokens on GPUs that reach each other's memory, where nobody asks for gradients, else the first.
 
     Gradients: of x_shard, w, bias and topk_weights; the first and the last are summed and scattered.
 
@@ -75,16 +76,16 @@ def all_gather_experts(
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
         exchange = exchange_in(group, _told(name, topk_ids, w, {"x": x_shard, "topk_weights": topk_weights}))
         reason = obstacle(x_shard, w.shape[1]) or ("weights stand on the input" if topk_weights is not None else "")
-        chosen = choose(name, plan, reason)
-    if chosen == PER_SHARD and place.world_size > 1:
-        options = exchange.options | {"m": tokens, "keeps": torch.is_grad_enabled() and w.requires_grad}
+        is_kept = _is_differentiated(x_shard, w, bias)
+        chosen = choose(name, plan, reason, not is_kept and _is_quicker(place, x_shard, tokens, x_shard.shape[1]))
+    if chosen == PUSH and place.world_size > 1:
+        options = exchange.options | {"m": tokens, "keeps": is_kept and w.requires_grad}
+        options["glu"] = "" if is_kept else glu_word(glu)
         ids = topk_ids.to(torch.int32)
         h, every, _ = torch.ops.overweave.gathered_experts(x_shard, ids, w, bias, **options)
-        routed = routed_tokens(every, w.shape[0])
-        return h if glu is None else gated(h, glu), routed
-    ids = all_gather_rows(exchange, topk_ids.to(torch.int32), tokens)
+        return h if glu is None or not is_kept else gated(h, glu), routed_tokens(every, w.shape[0])
+    ids, weights = _all_slots(exchange, topk_ids, topk_weights, tokens)
     x = all_gather_rows(exchange, x_shard, tokens)
-    weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
     with refusing(group):
         routed = routed_tokens(ids, w.shape[0])
     return multiplied(x, routed, weights, (w, bias), glu), routed
@@ -109,8 +110,8 @@ def experts_reduce_scatter(
     topk_ids: what came with h, or `[t/W, top]` of this rank's tokens, which are gathered. topk_weights: `[t/W, top]`,
     or None. w: `[experts, n, k]`. bias: `[experts, n]`, alike on every rank, added once by the owner of a token. m: t,
     where W does not divide it. Returns `[t/W, n]`: the `top` of a token are added as in `experts_sum` and rounded to
-    what travels; the library sums over ranks. plan: `sequential`, or `per_shard`, which sends an owner's rows while it
-    computes the next one's, and adds those of all ranks in fp32, in their order; None: the first.
+    what travels; the library sums over ranks. plan: `sequential`, or `push`, which sends columns of sums to their
+    owners while it computes the next ones, and adds those of all ranks in fp32, in their order; None: as there.
 
     Gradients: of h, w, bias and topk_weights, the latter two summed over ranks. Raises as `all_gather_experts`.
     """
@@ -126,18 +127,19 @@ def experts_reduce_scatter(
             tokens = _all_tokens(name, place, ids.shape[0], m)
         check_second(name, h, ids, topk_weights, (w, bias), tokens)
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights, "bias": bias}))
-        chosen = choose(name, plan, obstacle(h, w.shape[1]))
+        is_quicker = not _is_differentiated(h, w, bias, topk_weights) and _is_quicker(place, h, tokens, w.shape[1])
+        chosen = choose(name, plan, obstacle(h, w.shape[1]), is_quicker)
     if isinstance(topk_ids, RoutedTokens):
         routed = topk_ids
+        weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
     else:
-        every = all_gather_rows(exchange, ids.to(torch.int32), tokens)
+        every, weights = _all_slots(exchange, ids, topk_weights, tokens)
         with refusing(group):
             routed = routed_tokens(every, w.shape[0])
-    weights = None if topk_weights is None else all_gather_rows(exchange, topk_weights.float(), tokens)
-    if chosen == PER_SHARD and place.world_size > 1:
+    if chosen == PUSH and place.world_size > 1:
         y = torch.ops.overweave.scattered_experts(h, routed.topk_ids, weights, w, **exchange.options)
     else:
-        y = reduce_scatter_rows(exchange, added(h, routed, weights, w))
+        y = reduce_scatter_rows(exchange, added(h, routed, weights, (w, None)))
     return y if bias is None else with_bias(y, (ids, topk_weights), replicated(exchange, bias))
 
 
@@ -159,9 +161,8 @@ def experts_mlp(
     x_shard: `[t/W, k]`. topk_ids, topk_weights: `[t/W, top]`. weights: this rank's part of all experts, or, with
     `first`, the experts that it holds whole: all tokens travel to all ranks then, and no host looks at a count, as
     `dispatch` does. m: t, where W does not divide it. Returns `[t/W, k]`.
-    plan: `per_shard`, of calls that are not differentiated, is one chain: a shard's tokens arrive, their experts' sums
-    are computed and go back to their owner while others travel, without a collective of the library. Of differentiated
-    calls both halves take the plan, and those of whole experts are sequential. None: `sequential`.
+    plan: `push`, of calls that are not differentiated, is both halves in one, without a collective of the library. Of
+    differentiated calls both halves take the plan, and those of whole experts are sequential. None: as there.
 
     Gradients: as those of the two halves. Raises as `all_gather_experts`.
     """
@@ -173,24 +174,32 @@ def experts_mlp(
         check_down(name, weights[:5])
         place = place_of(group)
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
-        chosen = choose(name, plan, obstacle(x_shard, down.shape[2]))
         tensors = {"x": x_shard, "topk_weights": topk_weights, "up": up, "down": down, "bias": up_bias}
+        tensors["down_bias"] = down_bias
+        differentiated = _is_differentiated(*tensors.values())
+        is_quicker = not differentiated and _is_quicker(place, x_shard, tokens, x_shard.shape[1])
+        chosen = choose(name, plan, obstacle(x_shard, down.shape[2]), is_quicker)
         exchange = exchange_in(group, _told(name, topk_ids, up, tensors, is_whole=first is not None))
-    leaves = [each for each in (*tensors.values(), down_bias) if each is not None]
-    differentiated = torch.is_grad_enabled() and any(each.requires_grad for each in leaves)
-    is_chain = chosen == PER_SHARD and not differentiated and place.world_size > 1
-    if first is None and not is_chain:
+    is_pushed = chosen == PUSH and place.world_size > 1
+    if is_pushed and differentiated and first is None:
         h, routed = all_gather_experts(x_shard, topk_ids, up, group, bias=up_bias, glu=glu, m=m, plan=plan)
         return experts_reduce_scatter(h, routed, topk_weights, down, group, bias=down_bias, plan=plan)
     ids, given = topk_ids.to(torch.int32), topk_weights
-    if given is None:
-        given = torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
-    if not is_chain:
-        every = [all_gather_rows(exchange, each, tokens) for each in (x_shard, ids, given.float())]
-        return reduce_scatter_rows(exchange, weights.sums(*every))
-    options = exchange.options | {"m": tokens, "glu": glu_word(glu), "first": first}
-    y = torch.ops.overweave.chained_experts(x_shard, ids, given, up, down, up_bias, down_bias, **options)
-    return y if down_bias is None or first is not None else with_bias(y, (ids, given), down_bias)
+    if is_pushed and not differentiated:
+        given = torch.ones(ids.shape, dtype=torch.float32, device=ids.device) if given is None else given
+        options = exchange.options | {"m": tokens, "glu": glu_word(glu), "first": first}
+        y: torch.Tensor = torch.ops.overweave.chained_experts(
+            x_shard, ids, given, up, down, up_bias, down_bias, **options
+        )
+    else:
+        every, of_slots = _all_slots(exchange, ids, given, tokens)
+        x = all_gather_rows(exchange, x_shard, tokens)
+        with refusing(group):
+            sums = weights.sums(x, every, of_slots)
+        y = reduce_scatter_rows(exchange, sums)
+    if down_bias is None or first is not None:
+        return y
+    return with_bias(y, (ids, topk_weights), replicated(exchange, down_bias))
 
 
 def experts_all_reduce(
@@ -219,8 +228,27 @@ def experts_all_reduce(
         exchange = exchange_in(group, _told(name, ids, w, {"h": h, "topk_weights": topk_weights}))
         routed = topk_ids if isinstance(topk_ids, RoutedTokens) else routed_tokens(ids, w.shape[0])
     weights = None if topk_weights is None else replicated(exchange, topk_weights.float())
-    y = all_reduce_rows(exchange, added(h, routed, weights, w))
+    y = all_reduce_rows(exchange, added(h, routed, weights, (w, None)))
     return y if bias is None else with_bias(y, (ids, topk_weights), bias)
+
+
+def _all_slots(
+    exchange: Exchange, ids: torch.Tensor, weights: torch.Tensor | None, tokens: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The experts of all tokens and their weights, if there are any: one message of words of 32 bits."""
+    ids = ids.to(torch.int32)
+    if weights is None:
+        return all_gather_rows(exchange, ids, tokens), None
+    words = all_gather_rows(exchange, torch.cat([ids.contiguous().view(torch.float32), weights.float()], 1), tokens)
+    return words.detach()[:, : ids.shape[1]].view(torch.int32), words[:, ids.shape[1] :]
+
+
+def _is_quicker(place: GroupRank, x: torch.Tensor, tokens: int, columns: int) -> bool:
+    return pushing_is_quicker(place, x.device, tokens // place.world_size * columns * x.element_size())
+
+
+def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
 def _all_tokens(name: str, place: GroupRank, own: int, m: int | None) -> int:

@@ -154,26 +154,38 @@ OwnBuffer = Callable[[str], torch.Tensor]  # a symmetric buffer of this rank, by
 
 @dataclass(frozen=True)
 class Uses:
-    """A part of a matrix as a TileTask reads or makes it. tensor: its logical name. row: the row of that at which the
-    part begins."""
+    """A part of a matrix as a TileTask reads or makes it. tensor: its logical name. row, col: where in that the part
+    begins."""
 
     part: Part
     tensor: str
     row: int = 0
+    col: int = 0
+
+
+@dataclass(frozen=True)
+class TaskTile:
+    """What tiles of a TileTask need and store, if the author says so (ops/author/tile_schedule.py). Which rows of a
+    part they touch may be known at run time alone: a part is an upper bound. shard: of the task's channel, for which
+    they wait."""
+
+    reads: tuple[Uses, ...] = ()
+    makes: tuple[Uses, ...] = ()
+    shard: Await | None = None
 
 
 @dataclass(frozen=True)
 class TileTask:
     """Work of torch on this rank: `run` computes or enqueues it, given the own symmetric buffers by name.
 
-    reads, makes: what it needs and stores, if the author says so (ops/author/tile_schedule.py). Which rows of a part it
-    touches may be known at run time alone: a part is an upper bound.
+    channel: whose shards the tiles of its kernels wait for, each for its own: `run` is given that channel, too. On the
+    CPU it begins when all shards are there, and is given None.
     """
 
     name: str
-    run: Callable[[OwnBuffer], object]
-    reads: tuple[Uses, ...] = ()
-    makes: tuple[Uses, ...] = ()
+    run: Callable[..., object]
+    tiles: tuple[TaskTile, ...]
+    channel: str | None = None
 
 
 @dataclass(frozen=True)

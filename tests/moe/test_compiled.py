@@ -33,7 +33,7 @@ def expert_parallel(x, weights, up, down, ids):
 
 def chained(x, weights, up, down, ids):
     layer = moe.ExpertWeights(up, down, glu=moe.GPT_OSS)
-    return moe.experts_mlp(x, ids, weights, layer, plan="per_shard")
+    return moe.experts_mlp(x, ids, weights, layer, plan="push")
 
 
 LAYERS: dict[str, Layer] = {each.__name__: each for each in (tensor_parallel, all_reduced, expert_parallel)}

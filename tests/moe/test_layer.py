@@ -15,7 +15,7 @@ def outcomes() -> list[bool]:
     x = torch.randn(3, 8).requires_grad_()
     weights, ids = torch.rand(3, 4).topk(2)
     found = []
-    for plan in (None, "per_shard"):
+    for plan in (None, "push"):
         shared = torch.nn.Linear(8, 8)
         layer = moe.ExpertsMlp(
             (4, 8, 16 * torch.distributed.get_world_size()), glu=moe.GPT_OSS, bias=True, shared=shared, plan=plan
@@ -24,7 +24,7 @@ def outcomes() -> list[bool]:
         given = moe.ExpertWeights(layer.up, layer.down, layer.up_bias, layer.down_bias, layer.glu)
         y = layer(x, ids, weights)
         wanted = moe.experts_mlp(x, ids, weights, given) + shared(x)
-        with torch.inference_mode():  # by one chain, where the plan is per_shard
+        with torch.inference_mode():  # by one chain, where the plan is push
             found.append(torch.allclose(layer(x, ids, weights), wanted, atol=1e-5))
         y.sum().backward()
         found.append(torch.allclose(y, wanted, atol=1e-5) and all(each.grad is not None for each in layer.parameters()))

@@ -29,8 +29,8 @@ def wrong_routings(count: int) -> list[int]:
         if late.randrange(2 * ranks) == rank:
             time.sleep(0.002)
         own = slice(rank * T, (rank + 1) * T)
-        h, routed = moe.all_gather_experts(x[own], ids[own], w, plan="per_shard")
-        y = moe.experts_reduce_scatter(h, routed, None, down, plan="per_shard")
+        h, routed = moe.all_gather_experts(x[own], ids[own], w, plan="push")
+        y = moe.experts_reduce_scatter(h, routed, None, down, plan="push")
         products = torch.einsum("tsn,tskn->tsk", torch.einsum("tk,tsnk->tsn", x, w[ids.clamp(0)]), down[ids.clamp(0)])
         wanted = ranks * torch.where(ids[..., None] >= 0, products, 0.0).sum(1)[own]
         wrong += not torch.equal(y, wanted)

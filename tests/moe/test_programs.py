@@ -19,7 +19,7 @@ KINDS = ("gather", "scatter", "chain")
 
 
 def sizes(m: int, ranks: int, top: int = 2) -> Sizes:
-    return Sizes(m, 8, top, torch.bfloat16, ranks)
+    return Sizes(m, 32, top, torch.bfloat16, ranks, 2 * top)
 
 
 def refusals(kind: str, m: int = 7, ranks: int = 3) -> set[str]:
@@ -30,7 +30,7 @@ def refusals(kind: str, m: int = 7, ranks: int = 3) -> set[str]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_it_is_proven(kind: str, ranks: int):
-    for m in {1, ranks - 1 or 1, ranks, 2 * ranks + 1, 40}:  # ranks without tokens, uneven shards, even ones
+    for m in {0, 1, ranks - 1, ranks, 2 * ranks + 1, 40}:  # no token, ranks without, uneven shards, even ones
         verify_schedule(schedule_of(kind, sizes(m, ranks), 16)).raise_if_refused()
 
 
@@ -41,7 +41,7 @@ def test_it_is_proven_as_it_is(kind: str):
 
 @pytest.mark.parametrize(
     ("kind", "channel"),
-    [("gather", "tokens"), ("gather", "experts"), ("scatter", "landed"), ("chain", "tokens"), ("chain", "landed")],
+    [("gather", "slots"), ("scatter", "landed0"), ("scatter", "landed1"), ("chain", "slots"), ("chain", "landed1")],
 )
 def test_a_reader_that_does_not_wait_is_refused(kind: str, channel: str):
     honest = TileQueue.rank_wait
@@ -54,12 +54,26 @@ def test_a_reader_that_does_not_wait_is_refused(kind: str, channel: str):
         assert refusals(kind)
 
 
+@pytest.mark.parametrize("kind", ["gather", "chain"])
+def test_a_tile_that_does_not_wait_for_one_of_its_shards_is_refused(kind: str):
+    honest = TileQueue.rank_compute_arriving
+
+    def hasty(queue: Any, name: str, run: Any, channel: str, shards: dict[int, Any]) -> None:
+        both = tuple(one + more for one, more in zip(shards[0], shards.pop(1), strict=True))
+        honest(queue, name, run, channel, {**shards, 0: both})
+
+    with patch.object(TileQueue, "rank_compute_arriving", hasty):
+        assert refusals(kind)
+
+
 TOLD = [
     ("gather", "tokens"),
-    ("scatter", "landed"),
-    ("scatter", "computed"),
+    ("gather", "slots"),
+    ("scatter", "landed0"),
+    ("scatter", "landed1"),
+    ("scatter", "computed0"),
     ("chain", "tokens"),
-    ("chain", "computed"),
+    ("chain", "computed1"),
 ]
 
 
@@ -91,12 +105,12 @@ def test_landing_rows_that_overlap_are_refused():
 def test_a_table_that_is_one_row_too_long_is_refused(kind: str):
     """A shard whose experts make, or an owner's that read, a row of the next one."""
 
-    def longer(part: Any, tensor: str, row: int = 0) -> tuple[Uses, ...]:
-        found = honest(part, tensor, row)
+    def longer(part: Any, tensor: str, row: int = 0, col: int = 0) -> tuple[Uses, ...]:
+        found = honest(part, tensor, row, col)
         if not found or tensor not in ("h", "part.0") or part.rows[1] - part.rows[0] < 2:
             return found
         wide = type(part)(part.buffer, part.rank, (part.rows[0], part.rows[1] + 1), part.cols)
-        return (Uses(wide, tensor, row),)
+        return (Uses(wide, tensor, row, col),)
 
     honest = programs._made
     with patch.object(programs, "_made", longer):

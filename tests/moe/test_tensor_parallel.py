@@ -48,9 +48,9 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "rows of other tokens": (second, {"h": H[:-1]}, "h has 11 rows"),
     "weights of other slots": (second, {"topk_weights": WEIGHTS[:, :1]}, r"topk_weights \[3, 2\]"),
     "h of all tokens": (both, {"h": H}, "h has 12 rows"),
-    "an expert too many, overlapped": (first, {"topk_ids": IDS + 1, "w": W8, "plan": "per_shard"}, "1 to 4"),
-    "no such plan": (first, {"plan": "push"}, "Use one of sequential, per_shard"),
-    "rows that are no words": (first, {"plan": "per_shard"}, "no whole words of 16 bytes"),
+    "an expert too many, overlapped": (first, {"topk_ids": IDS + 1, "w": W8, "plan": "push"}, "1 to 4"),
+    "no such plan": (first, {"plan": "ring"}, "Use one of sequential, push"),
+    "rows that are no words": (first, {"plan": "push"}, "no whole words of 16 bytes"),
     "experts that nobody has": (both, {"topk_ids": IDS - 5}, "-"),
 }
 

@@ -34,6 +34,7 @@ from overweave.runtime.handwritten import (
     Part,
     Raise,
     SymmetricBuffer,
+    TaskTile,
     TensorArgument,
     TileAction,
     TileEffect,
@@ -170,10 +171,29 @@ class TileQueue:
 
         reads, makes: what they need and store, for `tile_schedule`; they change nothing of the call.
         """
+        self._add_task(TileTask(name, run, (TaskTile(reads, makes),)))
+
+    def rank_compute_arriving(
+        self,
+        name: str,
+        run: Callable[[OwnBuffer, Any], object],
+        channel: str,
+        shards: Mapping[int, tuple[tuple[Uses, ...], tuple[Uses, ...]]],
+    ) -> None:
+        """Runs operations whose kernels wait, tile by tile, for the shards of a channel: `run(own, channel)`, whose
+        tiles wait for the counters of the shards that they read. On the CPU it runs once all shards are there, and its
+        channel is None.
+
+        shards: what the tiles of each shard read and make, for `tile_schedule`.
+        """
+        tiles = (TaskTile(*uses, self._shard(channel, shard)) for shard, uses in shards.items())
+        self._add_task(TileTask(name, run, tuple(tiles), channel))
+
+    def _add_task(self, task: TileTask) -> None:
         if self._name != MAIN:
             found = "kernels beside it may hold all SMs"
-            raise InputError(f"compute {name} in queue {self._name}", found, "Compute it in the main queue")
-        self._add(TileTask(name, run, reads, makes))
+            raise InputError(f"compute {task.name} in queue {self._name}", found, "Compute it in the main queue")
+        self._add(task)
 
     def rank_void(self, result: torch.Tensor) -> None:
         """Makes a result NaN if a wait of the call has failed, here or at a peer: work of torch does not know of waits.
@@ -222,9 +242,12 @@ class TileQueue:
 
     def rank_wait(self, channel: str, rank: int) -> None:
         """What follows in this queue starts once all producers' tiles of the shard of `rank` are done, on this rank."""
+        self._add(self._shard(channel, rank))
+
+    def _shard(self, channel: str, rank: int) -> Await:
         layout, shard = self._call.channel_layout(channel), self._call.check_rank(rank)
         counters = range(shard * layout.channels, (shard + 1) * layout.channels)
-        self._add(Await(channel, tuple((counter, layout.count_of(counter)) for counter in counters)))
+        return Await(channel, tuple((counter, layout.count_of(counter)) for counter in counters))
 
     def _add(self, action: TileAction) -> None:
         self._call.steps.append((self._name, action))

@@ -43,6 +43,7 @@ from overweave.runtime.handwritten import (
     Raise,
     Reads,
     SymmetricBuffer,
+    TaskTile,
     TileEffect,
     TileLaunch,
     TileMove,
@@ -160,8 +161,7 @@ class _Paper:
 
     def _add(self, launched: _Launched, queue: str, action: object) -> None:
         if isinstance(action, Await):
-            waits = [Wait(action.channel, (at, at + 1), count) for at, count in action.counts if count]
-            launched.waits.setdefault(queue, []).extend(waits)
+            launched.waits.setdefault(queue, []).extend(_waits_of(action))
         elif isinstance(action, Raise):
             launched.tell(queue, Notify(action.channel, action.rank, action.counter))
         elif isinstance(action, TileMove):
@@ -169,7 +169,9 @@ class _Paper:
         elif isinstance(action, TileTask):
             if launched.waits.get(queue):
                 launched.add_idle(queue)
-            launched.add(self._computed(launched, queue, action))
+            kernel = f"{queue}.{len(launched.operations)}"
+            for number, its in enumerate(action.tiles):
+                self._compute(launched, kernel, action, number, its)
         elif isinstance(action, TileLaunch):
             if launched.waits.get(queue):
                 launched.add_idle(queue)
@@ -184,21 +186,29 @@ class _Paper:
         sides = ((), ()) if source.is_empty else ((source,), (target,))
         return kind(name=name, rank=rank, queue=queue, waits=waits, sources=sides[0], destinations=sides[1])
 
-    def _computed(self, launched: _Launched, queue: str, task: TileTask) -> Apply:
-        """Torch's operations as one tile of a kernel."""
-        rank, number = launched.rank, len(launched.operations)
-        if not task.makes and not task.reads:
+    def _compute(self, launched: _Launched, kernel: str, task: TileTask, number: int, tile: TaskTile) -> None:
+        """Torch's operations as tiles of a kernel."""
+        rank, queue = launched.rank, kernel.partition(".")[0]
+        if not tile.makes and not tile.reads:
             found = "nobody says what it reads and makes"
             raise InputError(f"prove {task.name}", found, "Pass reads= and makes= of rank_compute")
-        reads, makes = ([each for each in uses if each.part.shape[0]] for uses in (task.reads, task.makes))
-        return Apply(
-            name=f"{task.name}.{rank}.{number}",
-            rank=rank,
-            queue=f"{queue}.{number}",
-            function=task.name,
-            needs=tuple(InitialContents(self._region(each.part), each.tensor, each.row, 0) for each in reads),
-            makes=tuple(Goal(self._region(each.part), each.tensor, each.row, 0) for each in makes),
-            tiles=((0, 1),),
+        reads, makes = ([each for each in uses if each.part.shape[0]] for uses in (tile.reads, tile.makes))
+        waits = tuple(_waits_of(tile.shard)) if tile.shard else ()
+        needs = (InitialContents(self._region(each.part), each.tensor, each.row, each.col) for each in reads)
+        if not reads and not makes:
+            launched.waits.setdefault(queue, []).extend(waits)
+            return
+        launched.add(
+            Apply(
+                name=f"{task.name}.{kernel}.{number}@{rank}",
+                rank=rank,
+                queue=kernel,
+                function=task.name,
+                waits=waits,
+                needs=tuple(needs),
+                makes=tuple(Goal(self._region(each.part), each.tensor, each.row, each.col) for each in makes),
+                tiles=((number, number + 1),),
+            )
         )
 
     def _region(self, part: Part | torch.Tensor) -> Region:
@@ -322,6 +332,10 @@ class _Paper:
             known = ", ".join(self.declared.channels)
             raise InputError(f"channel {name!r}", "unknown", f"Name one of {known}")
         return self.declared.channels[name]
+
+
+def _waits_of(action: Await) -> Iterator[Wait]:
+    return (Wait(action.channel, (at, at + 1), count) for at, count in action.counts if count)
 
 
 def _counters_with_rows(channel: TileChannel) -> set[int]:

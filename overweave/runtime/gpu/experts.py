@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from overweave.compat.torch_names import grouped_mm
 from overweave.ir.epilogue import Epilogue
 from overweave.kernels.experts import clear_rest_kernel, outer_kernel
+from overweave.lang.arguments import Channel
+from overweave.memory.device.signals import PEER_ADDRESSES, STRIDE
 from overweave.runtime.gpu.bound import free_sms
 from overweave.runtime.gpu.launcher import Launch
 from overweave.runtime.kernel_calls.call import Moving
@@ -70,9 +72,22 @@ def multiply_into(out: torch.Tensor, call: Grouped, form: ExpertsForm | None = N
     launch_grouped(form or form_of(call), _tensors_of(out, call))
 
 
-def multiply_arriving(out: torch.Tensor, call: Grouped, how: ArrivingRows, tensors: ArrivingTensors) -> None:
-    """Compute `out` of an aligned call while rows of its x arrive."""
-    launch_grouped(replace(form_of(call), arriving=how), _tensors_of(out, call)._replace(arriving=tensors))
+def multiply_arriving(
+    out: torch.Tensor, call: Grouped, bounds: torch.Tensor, place: tuple[int, int], channel: Channel | None
+) -> None:
+    """Compute `out` of an aligned call while rows of its x arrive. bounds: int32 `[ranks, experts]` (`Arrivals`).
+    place: the own rank, and of how many experts tiles stand as shards come. channel: its signals; None: all are there.
+    """
+    (rank, ahead), ranks = place, bounds.shape[0]
+    if channel is None:
+        words = torch.ones(ranks * STRIDE.value, dtype=torch.int32, device=out.device)
+        limits = torch.ones(PEER_ADDRESSES.value, dtype=torch.int64, device=out.device)
+        waits, number = (words, torch.zeros_like(words), limits), 0
+    else:
+        waits, number = (channel.signals, channel.words, channel.limits), channel.number
+    form = replace(form_of(call), arriving=ArrivingRows(rank, ranks, ahead, number))
+    tensors = ArrivingTensors(bounds, *(each[:1] for each in waits))
+    launch_grouped(form, _tensors_of(out, call)._replace(arriving=tensors))
 
 
 def _tensors_of(out: torch.Tensor, call: Grouped) -> ExpertTensors:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from overweave.runtime.gpu.launcher import Launch as KernelLaunch
 from overweave.runtime.handwritten import (
     MAIN,
     Await,
+    ChannelArgument,
     Declared,
     Part,
     Raise,
@@ -31,7 +34,7 @@ from overweave.runtime.handwritten import (
     TileTask,
     TileVoid,
 )
-from overweave.runtime.kernel_calls.call import prologue_call, require_peer_access, signal_words
+from overweave.runtime.kernel_calls.call import notify_call, prologue_call, require_peer_access, signal_words
 from overweave.runtime.kernel_calls.program import ProgramArguments
 
 VOIDING = 64  # programs
@@ -44,6 +47,7 @@ class HandwrittenRun(CallFrame):
         super().__init__(Workspace.of(group, device))
         self._bound = _BoundProgram(declared, declared.lay_out(), self._workspace)
         self._known: set[Any] = set()  # keys of compiled and loaded kernels
+        self._events: dict[Raise, torch.cuda.Event] = {}
 
     def __call__(self, signature: bytes, steps: list[TileStep]) -> None:
         """Enqueue a call; it may be captured. Raises RankMismatch, and PeerError if an earlier call failed."""
@@ -56,21 +60,43 @@ class HandwrittenRun(CallFrame):
             self._load(steps)
         bound = self._bound
         sides = {queue: self._workspace.stream(queue) for queue, _ in steps if queue != MAIN}
+        within = _told_within(steps, self._workspace.group.rank)
 
         bound.launch_prologue(stream.cuda_stream)
         self.fork(stream, sides.values())
-        for queue, action in (*steps, *_side_stream_waits(steps)):
-            if queue == MAIN and isinstance(action, Await):
-                bound.wait(stream, action)
+        for queue, action in _merged((*steps, *_side_stream_waits(steps))):
+            own = sides.get(queue, stream)
+            if isinstance(action, Raise) and action in within:
+                self._events.setdefault(action, torch.cuda.Event()).record(own)
+            elif isinstance(action, Await):
+                self._wait(own, queue, action, within)
+            elif isinstance(action, Raise) and queue == MAIN:
+                bound.tell(own, action)
             else:
-                bound.enqueue(sides.get(queue, stream), action)
+                bound.enqueue(own, action)
         self.join(stream, sides.values())
+
+    def _wait(self, stream: torch.cuda.Stream, queue: str, action: Await, within: set[Raise]) -> None:
+        """Enqueue a wait: for an event of this rank, or for memory; in the caller's stream by a kernel, which has a
+        deadline."""
+        counts = []
+        for counter, count in action.counts:
+            told = Raise(action.channel, counter, self._workspace.group.rank)
+            if told in within:
+                stream.wait_event(self._events[told])
+            else:
+                counts.append((counter, count))
+        if counts:
+            wait = self._bound.wait if queue == MAIN else self._bound.enqueue
+            wait(stream, Await(action.channel, tuple(counts)))
 
     def _load(self, steps: list[TileStep]) -> None:
         """Compile and load new kernels while this GPU is idle: loading blocks while a kernel waits for peers."""
-        for _, action in steps:
+        for queue, action in steps:
             if isinstance(action, TileVoid):
                 self._load_void(action.result)
+            elif isinstance(action, Raise) and queue == MAIN:
+                self._bound.load_tell(action)
             if not isinstance(action, TileLaunch):
                 continue
             arguments, options = self._bound.arguments.of(action)
@@ -99,7 +125,9 @@ class _BoundProgram:
         self._protocol = signal_words(workspace, heap, layout.signals)
         self.launch_prologue = KernelLaunch(prologue_call(workspace, self._protocol, layout.signals)).start
         self._waits: dict[Await, Enqueue] = {}  # wait -> the function that enqueues it
+        self._tells: dict[Raise, Enqueue] = {}
         self._bind_wait({0: 0})  # loads the wait kernel now, not in a call
+        self._bind_tell(())  # nor this one
         self.arguments = ProgramArguments(declared, layout, heap, self._protocol, self._rank, folded)
 
     def enqueue(self, stream: torch.cuda.Stream, action: TileAction) -> None:
@@ -110,14 +138,14 @@ class _BoundProgram:
                 action.kernel[action.grid](*arguments, **(COMPILE_OPTIONS | options))
         elif isinstance(action, TileTask):
             with torch.cuda.stream(stream):
-                action.run(self.arguments.own)
+                beside = () if action.channel is None else (self.arguments.channel(action.channel),)
+                action.run(self.arguments.own, *beside)
         elif isinstance(action, TileVoid):
             with torch.cuda.stream(stream):
                 result, words = action.result, self._protocol.words
                 void_kernel[(VOIDING,)](words, result, result.numel(), 1024)
         elif isinstance(action, Raise):
-            address = self._heap.addresses[action.rank] + self._layout.signal_offset(action.channel, action.counter)
-            driver.write_value(stream.cuda_stream, address, 1)
+            driver.write_value(stream.cuda_stream, self._signal_address(action), 1)
         elif isinstance(action, Await):
             for counter, count in action.counts:
                 address = self._heap.addresses[self._rank] + self._layout.signal_offset(action.channel, counter)
@@ -131,6 +159,28 @@ class _BoundProgram:
             counts = {self._layout.signal(action.channel, counter): count for counter, count in action.counts}
             self._waits[action] = self._bind_wait(counts)
         self._waits[action](stream.cuda_stream)
+
+    def tell(self, stream: torch.cuda.Stream, action: Raise) -> None:
+        """Enqueue a notify by a kernel.
+
+        MEASURED: a stream write in front of kernels holds them up by 5 to 18 us while copies run, a kernel by 2
+        (benchmarks/results/experts.h200x2.2026-11-29.txt).
+        """
+        if action in self._tells:
+            self._tells[action](stream.cuda_stream)
+        else:
+            self.enqueue(stream, action)
+
+    def load_tell(self, action: Raise) -> None:
+        """Prepare `tell`, ahead of a call; a call that is captured first has none, and writes by the stream."""
+        if action not in self._tells:
+            self._tells[action] = self._bind_tell((self._signal_address(action),))
+
+    def _bind_tell(self, addresses: tuple[int, ...]) -> Enqueue:
+        return KernelLaunch(notify_call(addresses, self._protocol.limits.device)).start
+
+    def _signal_address(self, action: Raise) -> int:
+        return self._heap.addresses[action.rank] + self._layout.signal_offset(action.channel, action.counter)
 
     def _bind_wait(self, counts: dict[int, int]) -> Enqueue:
         return bind_waits(counts, QUEUE_OPERATION.value, self._layout.signals, self._protocol)
@@ -177,6 +227,39 @@ def _side_stream_waits(steps: list[TileStep]) -> list[TileStep]:
         if queue != MAIN and isinstance(action, Await):
             counts.setdefault(action.channel, {}).update(action.counts)
     return [(MAIN, Await(channel, tuple(sorted(of_channel.items())))) for channel, of_channel in counts.items()]
+
+
+def _told_within(steps: list[TileStep], rank: int) -> set[Raise]:
+    """Return the signals that queues of this rank tell each other, each before it is waited for: events. Nobody else
+    tells such a counter, since each is told once; but a kernel that is given the channel may wait for it."""
+    told, awaited = set[Raise](), set[Raise]()
+    of_kernels = set[str | None]()
+    for _, action in steps:
+        if isinstance(action, Raise) and action.rank == rank and action not in awaited:
+            told.add(action)
+        elif isinstance(action, Await):
+            awaited.update(Raise(action.channel, counter, rank) for counter, _ in action.counts)
+        elif isinstance(action, TileTask):
+            of_kernels.add(action.channel)
+        elif isinstance(action, TileLaunch):
+            given = (*action.arguments, *action.options.values())
+            of_kernels.update(each.name for each in given if isinstance(each, ChannelArgument))
+    return {signal for signal in told if signal.channel not in of_kernels}
+
+
+def _merged(steps: Iterable[TileStep]) -> Iterator[TileStep]:
+    """Yield the steps, waits for one channel that follow each other in a queue as one."""
+    for (queue, channel), several in groupby(steps, key=_channel_awaited):
+        if channel is None:
+            yield from several
+        else:
+            counts = (count for _, action in several if isinstance(action, Await) for count in action.counts)
+            yield queue, Await(channel, tuple(counts))
+
+
+def _channel_awaited(step: TileStep) -> tuple[str, str | None]:
+    queue, action = step
+    return queue, action.channel if isinstance(action, Await) else None
 
 
 def _specialization_key(value: Any) -> Any:

@@ -69,7 +69,8 @@ class TaskCall:
         """Run all actions. Raises PeerTimeout after the group's timeout without progress, and peers' alarms."""
         queues: dict[str, list[Any]] = {}
         for queue, action in steps:
-            queues.setdefault(queue, []).append(action)
+            waits = [tile.shard for tile in action.tiles if tile.shard] if isinstance(action, TileTask) else []
+            queues.setdefault(queue, []).extend((*waits, action))
         running: dict[str, IsDone] = {}
         run_event_loop(
             lambda: not any(queues.values()),
@@ -154,7 +155,7 @@ class TaskCall:
 def _run(task: TileTask, call: TaskCall, is_inference: bool) -> None:
     """In a thread of its own, which has modes of its own: the caller's tensors may be those of inference."""
     with torch.inference_mode(is_inference), torch.no_grad():
-        task.run(call.own)
+        task.run(call.own, *(() if task.channel is None else (None,)))
 
 
 def _name(action: TileAction) -> str:

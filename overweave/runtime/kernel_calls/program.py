@@ -63,6 +63,10 @@ class ProgramArguments:
         buffer = self._declared.buffers[name]
         return self._heap.view(self._layout.buffers[name], (buffer.rows, buffer.cols), buffer.dtype)
 
+    def channel(self, name: str) -> Channel:
+        """Return a channel with its static mapping."""
+        return self._channels[name]
+
     def _argument(self, value: Any) -> Any:
         """Return a kernel argument: a channel, a symmetric tensor, a view of a part, or the value itself."""
         if isinstance(value, ChannelArgument):

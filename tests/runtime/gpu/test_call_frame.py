@@ -103,7 +103,9 @@ class RecordedSteps(Recorded):
     def __init__(self, log: Log) -> None:
         super().__init__(log)
         self.enqueue = lambda stream, action: log.append(f"{action.channel} on {stream.name}")
-        self.wait = lambda stream, action: log.append(f"{stream.name} waits for {action.channel}")
+        self.wait = lambda stream, action: log.append(f"{stream.name} waits for {action.channel} {action.counts}")
+        self.tell = lambda stream, action: log.append(f"{action.channel} told on {stream.name}")
+        self.load_tell = lambda action: None
 
 
 @pytest.fixture
@@ -161,9 +163,13 @@ def steps_run(log: Log) -> Any:
     group: Any = None
     run = handwritten_gpu.HandwrittenRun(Declared({}, {}), group, torch.device("cpu"))
     steps: list[Any] = [
-        (MAIN, Raise("first", 0, 0)),
+        (MAIN, Raise("first", 0, 1)),
+        (MAIN, Raise("within", 0, 0)),
         ("beside", Await("second", ((0, 1),))),
-        (MAIN, Await("third", ())),
+        ("beside", Await("within", ((0, 1),))),
+        ("beside", Raise("within", 0, 1)),
+        (MAIN, Await("third", ((1, 1),))),
+        (MAIN, Await("third", ((2, 1),))),
     ]
     return lambda: run(b"call", steps)
 
@@ -225,8 +231,9 @@ def test_what_the_caller_captures_is_neither_chained_nor_prepared(
 
 
 def test_steps_of_hand_fused_kernels(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, steps = steps_run(log), ["first on caller", "second on beside", "caller waits for third"]
-    steps.append("caller waits for second")
+    run, steps = steps_run(log), ["first told on caller", "second on beside", "beside waits for caller"]
+    steps += ["within on beside"]
+    steps += ["caller waits for third ((1, 1), (2, 1))", "caller waits for second ((0, 1),)", "caller waits for caller"]
     expected = frame("beside", steps, ("post", "enter caller"))
     assert eager(run, log) == [*expected, "leave caller"]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -13,11 +13,15 @@ from overweave.lang.mapping import TileChannel, Tiles
 from overweave.memory.cuda import driver
 from overweave.runtime.gpu import handwritten as handwritten_gpu
 from overweave.runtime.handwritten import (
+    MAIN,
+    Await,
     ChannelArgument,
     Declared,
+    Raise,
     SymmetricBuffer,
     TensorArgument,
     TileLaunch,
+    TileTask,
 )
 
 RANK, BASES = 1, (1 << 20, 2 << 20, 3 << 20)
@@ -98,3 +102,25 @@ def test_what_decides_how_a_kernel_is_compiled():
     assert key(base) != key(base.float())
     assert key((base, 1)) != key((base, 2))
     assert hash(key((base, None, ("num_warps", 8)))) == hash(key((base, None, ("num_warps", 8))))
+
+
+def test_signals_within_a_rank_are_events_where_no_kernel_waits_for_them_and_none_is_awaited_first():
+    steps: list[Any] = [
+        ("a", Await("early", ((0, 1),))),
+        *((MAIN, Raise(name, 0, RANK)) for name in ("early", "launched", "arriving", "queued")),
+        (MAIN, Raise("queued", 1, 0)),
+        (MAIN, TileLaunch(None, (1,), (ChannelArgument("launched"),), {})),
+        (MAIN, TileTask("task", lambda own, channel: None, (), "arriving")),
+    ]
+    assert handwritten_gpu._told_within(steps, RANK) == {Raise("queued", 0, RANK)}
+
+
+def test_a_notify_in_the_callers_stream_is_a_kernels_once_it_is_loaded(slot: Any, done: list[tuple[Any, ...]]):
+    stream: Any = SimpleNamespace(cuda_stream=7)
+    action = Raise("first", 1, 2)
+    slot.tell(stream, action)
+    address = BASES[2] + DECLARED.lay_out().signal_offset("first", 1)
+    assert done == [("write_value", 7, address, 1)]
+    slot.load_tell(action)
+    slot.tell(stream, action)
+    assert len(done) == 1
