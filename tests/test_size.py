@@ -79,7 +79,12 @@ def is_operator(function: Function) -> bool:
 def is_layer(path: Path, function: Function) -> bool:
     """An operator in the form of torch.nn.functional, whose keywords are the operator's, and those of its gradients."""
     is_linear = path == modules()["overweave.functional"] and "linear" in function.name
-    return is_linear or function.name in ("grouped_matmul", "all_gather_experts", "context_parallel_attention")
+    return is_linear or function.name in (
+        "grouped_matmul",
+        "all_gather_experts",
+        "experts_reduce_scatter",
+        "context_parallel_attention",
+    )
 
 
 def test_public_functions_take_few_parameters():

@@ -110,7 +110,7 @@ def dispatch(
         sent = Travelling(x, scales, topk_weights, topk_ids)
         got, way = dispatched(exchange, push, sent, (experts, most))
         weights, of_rows = (
-            None if passed is None else each for passed, each in ((topk_weights, got.weights), (scales, got.scales))
+            None if passed is None else each for passed, each in ((topk_weights, got.weights), (scales, got.row_scales))
         )
         return Dispatched(got.x, got.ids, weights, way, of_rows)
     bounds, given = exchange.options | {"most": most}, {"experts": experts}
@@ -163,7 +163,7 @@ def _rows_and_scales(x: object) -> tuple[torch.Tensor, torch.Tensor | None]:
         raise InputError("dispatch: rows in fp8 and their scales", f"got {len(x)} tensors", "Pass a pair of them")
     rows, scales = x
     check_rows("dispatch", rows)
-    check_rows("dispatch", scales, "scales")
+    check_rows("dispatch", scales, "scales of x")
     if rows.element_size() != 1 or scales.dtype != torch.float32 or scales.shape[0] != rows.shape[0]:
         found = f"got {scales.dtype} {list(scales.shape)} beside {rows.dtype} {list(rows.shape)}"
         raise InputError("dispatch: rows in fp8 and their scales", found, "Pass fp8 [t, k] and fp32 [t, s]")
@@ -189,7 +189,7 @@ def _told(sent: Travelling, bounds: tuple[int, int | None], push: Push | None) -
     names = [name for name, each in differentiated.items() if each is not None and each.requires_grad]
     of_gradients = f" with gradients of {' '.join(names)}" if names else ""
     beside = "" if weights is None else " with topk_weights"
-    beside += "" if sent.scales is None else f" with {sent.scales.shape[1]} scales"
+    beside += "" if sent.row_scales is None else f" with {sent.row_scales.shape[1]} scales"
     by = "" if push is None else f" by push of {push.tokens} tokens on {push.sms} SMs"
     return f"dispatch to {experts} experts, top {sent.ids.shape[1]}, most {most}{beside}{by}{of_gradients}"
 

@@ -18,14 +18,14 @@ class Travelling(NamedTuple):
     """What is dispatched: rows, their scales, and the router's choice."""
 
     x: torch.Tensor
-    scales: torch.Tensor | None
+    row_scales: torch.Tensor | None
     weights: torch.Tensor | None
     ids: torch.Tensor
 
     def beside(self) -> torch.Tensor:
         """Words beside each row: its experts, one more than their numbers, so that 0 is none; its weights; its
         scales."""
-        floats = [each for each in (self.weights, self.scales) if each is not None]
+        floats = [each for each in (self.weights, self.row_scales) if each is not None]
         words = [self.ids.to(torch.int32) + 1, *(each.float().contiguous().view(torch.int32) for each in floats)]
         return as_words(torch.cat(words, 1))
 
@@ -34,10 +34,10 @@ class Travelling(NamedTuple):
         is on that rank; `ranks` of wrong ids. And `beside`; on a GPU in one launch."""
         ids, each = self.ids, -(-experts // ranks)
         if ids.is_cuda:
-            floats = sum(0 if wide is None else wide.shape[1] for wide in (self.weights, self.scales))
+            floats = sum(0 if wide is None else wide.shape[1] for wide in (self.weights, self.row_scales))
             words = -(-(ids.shape[1] + floats) * WORD_BYTES // WHOLE_BYTES) * WHOLE_BYTES // WORD_BYTES
             outputs = (ids.new_empty(ids.shape, dtype=torch.int32), ids.new_empty((len(ids), words), dtype=torch.int32))
-            given = (dense(ids), dense(self.weights), dense(self.scales))
+            given = (dense(ids), dense(self.weights), dense(self.row_scales))
             load("gpu choose ranks")(given, outputs, (experts, each, ranks))
             return outputs
         others = torch.where(ids == NO_EXPERT, NO_EXPERT, ranks)
@@ -50,7 +50,7 @@ class Travelling(NamedTuple):
         numbered from its first one, and -1; weights of these, else 0; no columns of what does not travel."""
         top, (rank, ranks) = self.ids.shape[1], place
         low, high = shard_rows(experts, ranks, rank)
-        widths = [0 if each is None else each.shape[1] for each in (self.weights, self.scales)]
+        widths = [0 if each is None else each.shape[1] for each in (self.weights, self.row_scales)]
         if beside.is_cuda:
             ids = beside.new_empty((len(beside), top))
             floats = [beside.new_empty((len(beside), width), dtype=torch.float32) for width in widths]

@@ -34,7 +34,7 @@ def wrong(given: Travelling, experts: int, ranks: int) -> list[str]:
     places, told = placed(routed_ids, routed)
     found, words = torch.full_like(targets, 99), torch.full_like(beside, 99)
     travelling.choose_ranks(
-        (given.ids, given.weights, given.scales), (found, words), (experts, -(-experts // ranks), ranks)
+        (given.ids, given.weights, given.row_scales), (found, words), (experts, -(-experts // ranks), ranks)
     )
     is_named = given.ids < experts
     top = given.ids.shape[1]

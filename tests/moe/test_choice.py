@@ -10,9 +10,10 @@ import torch
 
 from overweave.errors import InputError
 from overweave.moe import overlapped
-from overweave.moe.overlapped import LEAST_BYTES, PUSH, SEQUENTIAL, choose, pushing_is_quicker
+from overweave.moe.overlapped import LEAST_BYTES, choose, pushing_is_quicker
 from overweave.moe.programs import TILE_COLUMNS, Sizes
 from overweave.ops.dispatch.route import GroupRank
+from overweave.schedules.records.experts import PUSH, SEQUENTIAL
 
 GPU, PLACE = torch.device("cuda", 0), GroupRank("group", 2, 0)
 
