@@ -22,7 +22,6 @@ class Asked(NamedTuple):
     """The words of a call. tokens: of all ranks."""
 
     is_causal: bool
-    enable_gqa: bool
     window: int | None
     sequence: str
     tokens: int | None

@@ -8,6 +8,7 @@ import torch
 
 from overweave.attention.checks import HEADS, NAME, Asked, all_tokens, check_operands, chosen_plan
 from overweave.attention.heads import heads_of_all_rows, rows_of_all_heads
+from overweave.attention.plain import Three
 from overweave.attention.sequence import CONTIGUOUS, ZIGZAG, zigzag_order
 from overweave.attention.split import split_attention
 from overweave.memory.group import GroupLike
@@ -40,8 +41,7 @@ def context_parallel_attention(
     from the front and the r-th from the end, as torch's head-tail load balancing: causal work is balanced then.
     tokens: s, where W does not divide it. window: a query sees so many keys, its own the last; needs is_causal.
     cu_seqlens: int32 `[documents + 1]`, where documents begin in the s tokens and where the last ends, alike on all
-    ranks: q is `[s/W, h, d]` then, k and v `[s/W, g, d]`, and tokens see their own document. A query that sees no key
-    has zeros, and minus infinity.
+    ranks: q is `[s/W, h, d]` then, k and v `[s/W, g, d]`, and tokens see their own document, or nothing: zeros.
 
     plan: `sequential`: the library gathers keys and values first. `per_shard`: each rank pushes them to those that see
     them, which compute shard by shard as they arrive. `ring`: each passes a shard on to the next while it computes on
@@ -49,14 +49,14 @@ def context_parallel_attention(
     first that can run. Results of all but `heads` have the same bits.
 
     Returns as q `[b, h, s/W, d]`, in its dtype, or of documents `[s/W, h, d]`; return_lse: also the log-sum-exp of the
-    scores, `[b, h, s/W]` or `[h, s/W]`, fp32, which is not differentiated.
+    scores, `[b, h, s/W]` or `[h, s/W]`, fp32, not differentiated; minus infinity where a query sees no key.
     Gradients: of q, k and v; what ranks have of the latter two is summed in fp32: by the library (`sequential`), in the
     order of ranks (`per_shard`), or from the owner on (`ring`).
 
     Raises InputError on all ranks for arguments it cannot take, RankMismatch if ranks differ, PeerError for a peer that
     died or stalled. Source: TileLink, section 5; Ring attention; DeepSpeed-Ulysses.
     """
-    asked = Asked(is_causal, enable_gqa, window, sequence, tokens, plan)
+    asked = Asked(is_causal, window, sequence, tokens, plan)
     is_packed = cu_seqlens is not None
     with refusing(group):
         check_operands(q, k, v, cu_seqlens, enable_gqa)
@@ -68,27 +68,22 @@ def context_parallel_attention(
         scale = q.shape[3] ** -0.5 if scale is None else float(scale)
         exchange = exchange_in(group, _told((q, k, v), rows, asked._replace(plan=chosen), (scale, is_packed)))
     mask = {"rows": rows, "is_causal": is_causal, "window": window, "scale": scale}
-    if chosen == HEADS and place.world_size > 1:
-        out, lse = _by_heads(exchange, (q, k, v), cu_seqlens, sequence, mask)
-    else:
-        options = mask | {"is_zigzag": sequence == ZIGZAG, "plan": chosen}
-        out, lse = split_attention((q, k, v), cu_seqlens, options | exchange.options)
+    out, lse = _by_plan(exchange, (q, k, v), cu_seqlens, asked._replace(plan=chosen), mask)
     if is_packed:
         out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (out, lse) if return_lse else out
 
 
-def _by_heads(
-    exchange: Exchange,
-    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    cu_seqlens: torch.Tensor | None,
-    sequence: str,
-    mask: dict[str, Any],
+def _by_plan(
+    exchange: Exchange, given: Three, cu_seqlens: torch.Tensor | None, asked: Asked, mask: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some heads of the whole sequence on each rank, which it computes alone."""
-    order = None
+    """By `heads` some of the whole sequence on each rank, which it computes alone."""
+    is_zigzag, order = asked.sequence == ZIGZAG, None
+    if asked.plan != HEADS or exchange.place.world_size == 1:
+        options = mask | {"is_zigzag": is_zigzag, "plan": asked.plan}
+        return split_attention(given, cu_seqlens, options | exchange.options)
     q, k, v = (heads_of_all_rows(exchange, each, mask["rows"]) for each in given)
-    if sequence == ZIGZAG:
+    if is_zigzag:
         order = zigzag_order(mask["rows"], exchange.place.world_size, given[0].device)
         q, k, v = (each.index_select(2, order.argsort()) for each in (q, k, v))
     alone = {"group_name": "", "told": exchange.told, "place": [0, 1], "is_zigzag": False, "plan": HEADS}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from overweave.attention.plain import Seen
+from overweave.attention.plain import Seen, Three
 from overweave.compat.torch_names import (
     flash_attention_backward,
     flash_attention_forward,
@@ -31,13 +31,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen) -> tup
     return out.transpose(0, 1).unsqueeze(0), torch.where(lse == torch.inf, -torch.inf, lse).unsqueeze(0)
 
 
-def gradients(
-    of: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    seen: Seen,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def gradients(of: Three, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen) -> Three:
     """As `plain.gradients`; in the dtype of q."""
     dout, out, lse = of
     lse, words = lse.contiguous(), torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, which there is not

@@ -43,11 +43,9 @@ class Merged:
             if not self._left:
                 _copy(self._total, self._into)
             return
-        sums = (
-            torch.empty(self._into[0].shape, dtype=wide(out.dtype), device=out.device),
-            torch.empty_like(self._into[1]),
-        )
-        target = sums if self._left else self._into
+        target = self._into
+        if self._left:
+            target = out.new_empty(target[0].shape, dtype=wide(out.dtype)), lse.new_empty(target[1].shape)
         merge(self._total, (out, lse), queries.start, target)
         self._total = target
 
@@ -59,7 +57,7 @@ def merge(total: Result, part: Result, begin: int, into: Result) -> None:
         return
     out, lse = (each.to(wide(each.dtype), copy=True) for each in total)
     rows, own = (each[:, :, begin : begin + part[1].shape[2]] for each in (out, lse))
-    share = torch.sigmoid(part[1] - own).nan_to_num_(0.0)  # no number where neither sees a key
+    share = torch.sigmoid(part[1] - own).nan_to_num_(0.0).to(out.dtype)  # no number where neither sees a key
     rows.lerp_(part[0].to(out.dtype), share.unsqueeze(-1))
     own.copy_(torch.logaddexp(own, part[1]))
     _copy((out, lse), into)

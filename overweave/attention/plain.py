@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 class Seen(NamedTuple):
     """What queries see of keys. is_causal, left: as of a `Piece`, in each document. offsets: where documents begin
@@ -22,25 +24,19 @@ class Seen(NamedTuple):
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
-    """q `[b, h, s, d]`, k and v `[b, g, t, d]`, g a divisor of h -> `[b, h, s, d]`, and the log-sum-exp `[b, h, s]`.
-
-    A query that sees no key has zeros, and minus infinity.
+    """q `[b, h, s, d]`, k and v `[b, g, t, d]`, g a divisor of h -> `[b, h, s, d]`, and the log-sum-exp `[b, h, s]`,
+    in fp64: pieces are weighed by it. A query that sees no key has zeros, and minus infinity.
     """
     of_groups, keys, values = (_in_groups(each, k) for each in (q, k, v))
     scores = _scores(of_groups, keys, seen)
-    lse, most = scores.logsumexp(-1), scores.amax(-1)
+    most = scores.amax(-1)
     shares = _shares(scores, most)  # of a sum that is not rounded to a logarithm
-    out = shares @ values / shares.sum(-1, keepdim=True).clamp(min=1.0)
+    sums = shares.sum(-1)
+    out, lse = shares @ values / sums.unsqueeze(-1).clamp(min=1.0), most.double() + sums.double().log()
     return out.view(*q.shape[:3], v.shape[3]), lse.view(q.shape[:3])
 
 
-def gradients(
-    of: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    seen: Seen,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def gradients(of: Three, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen) -> Three:
     """The parts of the gradients of q, k and v that come of these keys.
 
     of: the gradient of the result, the result, and the log-sum-exp, over all keys that the queries see.

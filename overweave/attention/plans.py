@@ -17,7 +17,7 @@ from overweave.attention.pieces import wide
 from overweave.attention.programs import LANDED, TRAVEL, Travel, Work, write
 from overweave.attention.work import AttendWork, Call, GradientWork, Rows, as_rows
 from overweave.ops.author.proven_program import Kernels, proven_program
-from overweave.ops.author.ring import Ring
+from overweave.ops.author.ring import MatrixRing
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.collectives import agreed
 from overweave.runtime.handwritten import OwnBuffer
@@ -104,7 +104,7 @@ def _by_program(call: Call, todo: Todo) -> None:
 def _by_ring(call: Call, todo: Todo) -> None:
     """A hop is a call. Sums of gradients are a hop behind their keys and values, and make one more, to their owner."""
     sequence, ranks, work = call.sequence, call.sequence.ranks, todo.start()
-    ring, longest = Ring(group_of(call.where["group_name"]), todo.kernels(call)), max(1, sequence.own(0))
+    ring, longest = MatrixRing(group_of(call.where["group_name"]), todo.kernels(call)), max(1, sequence.own(0))
     held: list[torch.Tensor] = [_padded(as_rows(each), longest) for each in (call.k, call.v)]
     sums: list[torch.Tensor] = []
     for step in range(ranks + todo.is_backward):

@@ -49,12 +49,6 @@ class Travel(NamedTuple):
         signals = ("arrived", "computed", "landed") if self.is_backward else ("arrived",)
         return Declared(buffers, dict.fromkeys(signals, TileChannel(Tiles(ranks, 1, 1, 1, ranks))))
 
-    def pieces(self, rank: int) -> Iterator[tuple[int, Piece | None]]:
-        """Shards and what a rank sees of them, in the order in which they arrive and are computed."""
-        for step in range(self.sequence.ranks):
-            source = (rank - step) % self.sequence.ranks
-            yield source, self.sequence.piece(rank, source)
-
     def place(self, source: int, rows: slice) -> slice:
         """Where rows of a shard lie among those of all."""
         return moved(rows, self.sequence.stored(source)[0])
@@ -109,9 +103,11 @@ def write(
     call: TileCall, travel: Travel, given: tuple[RowsPlace, RowsPlace], work: Work, paper: OnPaper | None = None
 ) -> None:
     """A call. given: the own keys and values, `[rows, columns]`."""
-    rank, stored = call.rank, travel.sequence.stored(call.rank)
+    rank, ranks = call.rank, travel.sequence.ranks
     _write_travel(call, travel, given)
-    for source, piece in travel.pieces(rank):
+    for step in range(ranks):
+        source = (rank - step) % ranks  # in the order in which shards arrive
+        piece = travel.sequence.piece(rank, source)
         if piece is not None and source != rank:
             call.rank_wait("arrived", source)
         reads, makes = _of_piece(call, travel, given, (source, piece)) if paper else ((), ())
@@ -122,7 +118,8 @@ def write(
     reads = (Uses(paper.seen, "seen"),) if paper else ()
     if travel.is_backward:
         reads += tuple(_landed(call, travel))
-    makes = tuple(Uses(each, each.buffer, stored[0]) for each in paper.results) if paper else ()
+    begin, _ = travel.sequence.stored(rank)
+    makes = tuple(Uses(each, each.buffer, begin) for each in paper.results) if paper else ()
     call.rank_compute("finish", work.finish, reads, makes)
 
 

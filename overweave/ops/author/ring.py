@@ -25,7 +25,7 @@ from overweave.runtime.handwritten import Declared, OwnBuffer, Part, SymmetricBu
 COLUMNS_ON_PAPER = 8
 
 
-class Hop(NamedTuple):
+class HopProgram(NamedTuple):
     """A program: of matrices `[rows, columns]`, as many as dtypes, that each rank sends to the next."""
 
     ranks: int
@@ -54,7 +54,7 @@ class Hop(NamedTuple):
 
 
 def write_hop(
-    call: TileCall, hop: Hop, matrices: tuple[list[Any], list[Any]], compute: Callable[[OwnBuffer], object]
+    call: TileCall, hop: HopProgram, matrices: tuple[list[Any], list[Any]], compute: Callable[[OwnBuffer], object]
 ) -> None:
     """A call. matrices: what is sent, and where what has come is kept. compute: meanwhile, on what is sent."""
     (sent, kept), rank = matrices, call.rank
@@ -70,7 +70,7 @@ def write_hop(
         call.rank_copy_data(call.part(name), place)
 
 
-class Ring(NamedTuple):
+class MatrixRing(NamedTuple):
     """The hops of a call of a group. kernels: of all that it computes."""
 
     group: Group
@@ -83,7 +83,7 @@ class Ring(NamedTuple):
             compute(nowhere.__getitem__)
             return []
         rows, columns = held[0].shape
-        hop = Hop(self.group.world_size, rows, columns, tuple(each.dtype for each in held))
+        hop = HopProgram(self.group.world_size, rows, columns, tuple(each.dtype for each in held))
         kept = [torch.empty_like(each) for each in held]
         program = proven_program(self.group, hop, held[0].device, self.kernels)
         with program.call() as call:

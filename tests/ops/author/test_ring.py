@@ -11,14 +11,14 @@ import torch.distributed as dist
 
 from overweave.ir.verify.plan import verify_schedule
 from overweave.ops.author.proven_program import Kernels
-from overweave.ops.author.ring import Hop, Ring
+from overweave.ops.author.ring import HopProgram, MatrixRing
 from overweave.ops.author.tile_program import TileQueue
 from overweave.ops.call.groups import group_of
 from tests.ranks import run_ranks
 
 
 def refusals(ranks: int = 3, count: int = 2) -> set[str]:
-    schedule = Hop(ranks, 5, 64, (torch.bfloat16,) * count).schedule()
+    schedule = HopProgram(ranks, 5, 64, (torch.bfloat16,) * count).schedule()
     return {refusal.rule for refusal in verify_schedule(schedule).refusals}
 
 
@@ -67,14 +67,14 @@ def test_what_the_wrong_rank_sends_is_refused():
 
 def test_symmetric_memory_is_that_of_one_shard():
     for ranks in (2, 8):
-        buffers = Hop(ranks, 5, 64, (torch.bfloat16, torch.float32)).declared().buffers.values()
+        buffers = HopProgram(ranks, 5, 64, (torch.bfloat16, torch.float32)).declared().buffers.values()
         assert sum(each.size_bytes for each in buffers) == 5 * 64 * (2 + 4)
 
 
 def passed_on(hops: int) -> list[float]:
     """What a rank holds, and what it has computed on, behind so many hops."""
     rank, seen = dist.get_rank(), []
-    ring = Ring(group_of(None), Kernels("none", lambda own: None))
+    ring = MatrixRing(group_of(None), Kernels("none", lambda own: None))
     held = [torch.full((3, 8), float(rank)), torch.full((3, 8), float(rank) + 100)]
     for _ in range(hops):
         here = held
