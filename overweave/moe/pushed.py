@@ -138,7 +138,8 @@ def _dispatch(
     targets, beside = given.chosen(experts, options["place"][1])
     routed = route(targets, options["place"][1])  # ranks are routed to as experts are
     places, counts = placed(targets, routed)
-    tables = SentTables(routed.tokens, routed.offsets, places, counts.new_empty(len(counts) + 1))
+    chosen, starts = routed.tokens.clone(), routed.offsets.clone()  # results of an op lie each in memory of their own
+    tables = SentTables(chosen, starts, places, counts.new_empty(len(counts) + 1))
     words, beside = _landed((as_words(x), beside), tables, counts, **options)
     return as_rows(words, x), *given.read(beside, experts, options["place"]), _anchor(x), *tables
 

@@ -60,7 +60,8 @@ class Travelling(NamedTuple):
         own = beside[:, :top] - (1 + low)
         is_own = (own >= 0) & (own < high - low)
         parts = beside[:, top : top + sum(widths)].split(widths, 1)
-        weights, scales = (part.contiguous().view(torch.float32) for part in parts)
+        whole = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+        weights, scales = (each.view(torch.float32) for each in whole)
         if self.weights is not None:
             weights = torch.where(is_own, weights, 0.0)
         return torch.where(is_own, own, NO_EXPERT), weights, scales

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from overweave import moe
 from overweave.errors import InputError, OverweaveError
+from overweave.moe.collectives import exchange_in
 from tests.ranks import run_ranks
 
 EXPERTS, HIDDEN = 6, 4
@@ -144,6 +145,26 @@ def one_sided_gradients(plan: str) -> list[bool]:
 @pytest.mark.parametrize("plan", PLANS)
 def test_gradients_come_back_whatever_a_rank_does_between(plan: str):
     assert run_ranks(one_sided_gradients, 2, plan) == [[True, True]] * 2
+
+
+def told_of_ops() -> list[str]:
+    """What torch.library.opcheck says of the ops of `push`."""
+    ops, options = torch.ops.overweave, exchange_in(None, "a check").options | {"shard": 4, "sms": 2}
+    x, weights = drawn(4, HIDDEN).float().requires_grad_(), torch.ones(4, 2, requires_grad=True)
+    given, sizes = (x, None, weights, drawn(4, 2, low=0, high=EXPERTS)), {"experts": EXPERTS, "most": 8}
+    *_, anchor, chosen, starts, places, received = ops.dispatch_pushed(*given, **options, **sizes)
+    parts, anchor = torch.ones(8, HIDDEN, requires_grad=True), anchor.detach().requires_grad_()
+    said = torch.library.opcheck(ops.dispatch_pushed.default, given, options | sizes)
+    said |= torch.library.opcheck(
+        ops.combine_pushed.default, (parts, anchor, chosen, starts, places, received), options
+    )
+    more = torch.library.opcheck(ops.send_pushed.default, (x.detach(), chosen, starts), options | {"most": 8})
+    return sorted({*said.values(), *more.values()})
+
+
+@pytest.mark.slow
+def test_ops_pass_torchs_own_checks():
+    assert run_ranks(told_of_ops, 2, timeout_s=120) == [["SUCCESS"]] * 2
 
 
 X, IDS = torch.ones(3, HIDDEN), torch.zeros(3, 2, dtype=torch.int32)
