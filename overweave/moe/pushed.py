@@ -63,7 +63,7 @@ class Pushed(NamedTuple):
     x: torch.Tensor
     ids: torch.Tensor
     weights: torch.Tensor
-    scales: torch.Tensor
+    row_scales: torch.Tensor
 
 
 def check_push(push: Push, tokens: int, most: int | None) -> Push:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from overweave import moe
 from overweave.errors import InputError, OverweaveError
-from overweave.moe.collectives import exchange_in
+from overweave.ops.dispatch.collectives import exchange_in
 from tests.ranks import run_ranks
 
 EXPERTS, HIDDEN = 6, 4
