@@ -8,6 +8,7 @@ import torch
 
 from overweave.attention.checks import HEADS, NAME, Asked, all_tokens, check_operands, chosen_plan
 from overweave.attention.heads import heads_of_all_rows, rows_of_all_heads
+from overweave.attention.pieces import wide
 from overweave.attention.plain import Three
 from overweave.attention.sequence import CONTIGUOUS, ZIGZAG, zigzag_order
 from overweave.attention.split import split_attention
@@ -71,7 +72,7 @@ def context_parallel_attention(
     out, lse = _by_plan(exchange, (q, k, v), cu_seqlens, asked._replace(plan=chosen), mask)
     if is_packed:
         out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
-    return (out, lse) if return_lse else out
+    return (out, lse.to(wide(out.dtype))) if return_lse else out
 
 
 def _by_plan(

@@ -44,7 +44,7 @@ def gradients(of: Three, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen
     dout, out, lse = of
     of_groups, keys, values = (_in_groups(each, k) for each in (q, k, v))
     dout, out = _in_groups(dout, k), _in_groups(out, k)
-    shares = _shares(_scores(of_groups, keys, seen), lse.to(keys.dtype).view(of_groups.shape[:-1]))
+    shares = _shares(_scores(of_groups, keys, seen), lse.view(of_groups.shape[:-1])).to(keys.dtype)
     of_shares = dout @ values.mT - (dout * out).sum(-1, keepdim=True)
     of_scores = shares * of_shares * seen.scale
     dq = (of_scores @ keys).view(q.shape)

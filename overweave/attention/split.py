@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from overweave.attention.pieces import wide
 from overweave.attention.plans import Todo, run
 from overweave.attention.sequence import Sequence
 from overweave.attention.work import AttendWork, Call, GradientWork
@@ -42,7 +41,7 @@ def _attend(
 
 
 def _attend_fake(q: torch.Tensor, *_: Any, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32 if q.is_cuda else torch.float64)
 
 
 def _gradients(
