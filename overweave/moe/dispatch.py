@@ -27,7 +27,7 @@ from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.library.library import as_movable
 
 ABSENT = -1  # the id of no expert
-SEQUENTIAL, PUSH = "sequential", "push"
+PLANS: dict[str, Push | None] = {"sequential": None, "push": Push()}  # None: by the library
 RowsAndScales = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # rows, or rows in fp8 and their scales
 
 
@@ -172,14 +172,12 @@ def _rows_and_scales(x: object) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 def _chosen(plan: object) -> Push | None:
     """How `push` sends; None: by the library. Raises InputError."""
-    if plan is None or plan == SEQUENTIAL:
-        return None
-    if plan == PUSH:
-        return Push()
-    if isinstance(plan, Push):
+    if plan is None or isinstance(plan, Push):
         return plan
-    cure = f"Use {SEQUENTIAL}, {PUSH}, or moe.Push(tokens=, sms=)"
-    raise InputError(f"dispatch with plan {str(plan)[:40]!r}", "there is no such plan", cure)
+    if not isinstance(plan, str) or plan not in PLANS:
+        cure = f"Use {', '.join(PLANS)}, or moe.Push(tokens=, sms=)"
+        raise InputError(f"dispatch with plan {str(plan)[:40]!r}", "there is no such plan", cure)
+    return PLANS[plan]
 
 
 def _told(sent: Travelling, bounds: tuple[int, int | None], push: Push | None) -> str:

@@ -40,6 +40,7 @@ OTHER_WORDS = {
     "overweave.ir.verify.engines.packed": EXCHANGES,
     "overweave.memory.layout": EXCHANGES,
     **{f"overweave.moe.{name}": {"per_shard"} for name in ("overlapped", "tensor_parallel")},  # how layers overlap
+    "overweave.moe.dispatch": {"sequential", "push"},  # how tokens travel to experts of other ranks
     "overweave.moe.programs": {"gather", "scatter"},  # halves of a layer
     "overweave.runtime.kernel_calls.packed": EXCHANGES,
     "overweave.tuner.calibrate.machine_file": {"push"},  # a curve of a machine file
