@@ -79,7 +79,7 @@ def is_operator(function: Function) -> bool:
 def is_layer(path: Path, function: Function) -> bool:
     """An operator in the form of torch.nn.functional, whose keywords are the operator's, and those of its gradients."""
     is_linear = path == modules()["overweave.functional"] and "linear" in function.name
-    return is_linear or function.name in ("grouped_matmul", "all_gather_experts")
+    return is_linear or function.name in ("grouped_matmul", "all_gather_experts", "experts_reduce_scatter")
 
 
 def test_public_functions_take_few_parameters():
