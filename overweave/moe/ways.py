@@ -44,27 +44,27 @@ class LayerSetup:
     def __init__(self, case: ExpertsCase, group: Group, place: tuple[torch.device, torch.dtype]) -> None:
         self.case, self.group, (self.device, self.dtype) = case, group, place
         ranks, routing = group.world_size, case.routing
-        self._draw = torch.Generator(self.device).manual_seed(group.rank)
+        self.draw = torch.Generator(self.device).manual_seed(group.rank)
         own, is_whole = shard_rows(routing.experts, ranks, group.rank), case.parallel == "expert"
         experts = own[1] - own[0] if is_whole else routing.experts
         inner = case.intermediate if is_whole else case.intermediate // ranks
-        up, down = self._drawn(experts, 2 * inner, case.hidden), self._drawn(experts, case.hidden, inner)
+        up, down = self.drawn(experts, 2 * inner, case.hidden), self.drawn(experts, case.hidden, inner)
         self.weights = ExpertWeights(up, down, glu=Glu(), first=own[0] if is_whole else None)
         self.inputs = [self._input(routing.tokens // ranks) for _ in range(MOST_INPUT_SETS)]
         self.gathered = [gathered(each, group) for each in self.inputs]
 
-    def _drawn(self, *shape: int) -> torch.Tensor:
+    def drawn(self, *shape: int) -> torch.Tensor:
         scale = float(shape[-1]) ** -0.5
-        return torch.randn(*shape, generator=self._draw, device=self.device, dtype=self.dtype).mul_(scale)
+        return torch.randn(*shape, generator=self.draw, device=self.device, dtype=self.dtype).mul_(scale)
 
     def _input(self, tokens: int) -> LayerInput:
         routing = self.case.routing
         places = torch.arange(1, routing.experts + 1, device=self.device)
         shares = (places.float() ** -routing.skew).expand(tokens, -1)
         dealt = torch.tensor(popularity(routing.experts, self.group.world_size), device=self.device, dtype=torch.int32)
-        ids = dealt[torch.multinomial(shares, routing.topk, generator=self._draw)]
-        topk_weights = torch.rand(ids.shape, generator=self._draw, device=self.device)
-        return LayerInput(self._drawn(tokens, self.case.hidden), ids, topk_weights)
+        ids = dealt[torch.multinomial(shares, routing.topk, generator=self.draw)]
+        topk_weights = torch.rand(ids.shape, generator=self.draw, device=self.device)
+        return LayerInput(self.drawn(tokens, self.case.hidden), ids, topk_weights)
 
     def given(self, sample: int) -> LayerInput:
         return self.inputs[sample % MOST_INPUT_SETS]

@@ -36,7 +36,7 @@ def test_overlap_pays_where_the_link_is_busy_beside_tiles():
 
 
 def test_a_schedule_of_an_authors_kernel_runs_on_its_stream_and_each_tile_takes_its_own_time():
-    plan = author_plan(matmul(1024, 256, 512), {"A": "all_gather.push"}, 4, "bfloat16")
+    plan = author_plan(matmul(1024, 256, 512, TILE), {"A": "all_gather.push"}, 4, "bfloat16")
     found = realize(plan.schedule, MACHINE)
     kernels = {operation.queue for operation in plan.schedule.operations if isinstance(operation, Apply)}
     assert {found.realization.engine_of(queue) for queue in kernels} == {AUTHOR_KERNEL}

@@ -85,8 +85,7 @@ class Target(Struct, frozen=True):
 
     is_hopper: sm_90. name: the GPU's, as its driver reports it; ignored on a CPU. peer_access: as of a Machine.
     parted: which ranks lie on which islands, where there are several. found: the described machine that predictions are
-    made on. has_multicast: NVLink multicast, which NCCL uses unless it is
-    switched off.
+    made on. has_multicast: NVLink multicast, which NCCL uses unless it is switched off.
     """
 
     kind: str
@@ -126,10 +125,11 @@ class Target(Struct, frozen=True):
     def device(self, world_size: int) -> str:
         """Return the key of measurements. With NVLink multicast in use by NCCL it is another one, and on several
         islands."""
-        name = self.kind if self.kind != "cuda" else self.name
+        is_gpu = self.kind == "cuda"
+        name = self.name if is_gpu else self.kind
         if self.parted:
             return f"{name}, several islands"
-        return f"{name}, NVLink multicast" if self.has_multicast and nccl_uses_it(world_size) else name
+        return f"{name}, NVLink multicast" if is_gpu and self.has_multicast and nccl_uses_it(world_size) else name
 
 
 @lru_cache
