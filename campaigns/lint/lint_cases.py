@@ -88,7 +88,7 @@ def reduction_case(
     label += "" if config == SUMS[0] else f" {config.block_m}x{config.block_n}"
     out = torch.empty(16, dtype=getattr(torch, dtype))
     after, code = (
-        AfterSums(operands=operands_of(epilogue, dict.fromkeys(epilogue.inputs, out))),
+        AfterSums(inputs=operands_of(epilogue, dict.fromkeys(epilogue.inputs, out))),
         epilogue_code(epilogue),
     )
     sums = ReductionCall(ADDRESSES, (operands, told - 1, told), out, SOME, after, 0, sum_first, code)
@@ -128,7 +128,7 @@ def mapped_cases() -> Iterator[Case]:
     """What moves sums out of permuted blocks: as they are, finished, and normed; of tiles of every width."""
     for block_n in BLOCK_COLS:
         for config, epilogue in ((SUMS[0], NO_EPILOGUE), (SUMS_FINISHED, FINISHED)):
-            after = AfterSums(operands=operands_of(epilogue, dict.fromkeys(epilogue.inputs, OUT)))
+            after = AfterSums(inputs=operands_of(epilogue, dict.fromkeys(epilogue.inputs, OUT)))
             sums = ReductionCall(ADDRESSES, (1, 0, 1), OUT, SOME, after, 0, False, epilogue_code(epilogue))
             sums = sums._replace(cells=PLACES, cell=(128, block_n))
             yield _mapped(config, sums, str(epilogue))

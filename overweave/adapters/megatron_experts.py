@@ -36,7 +36,7 @@ class TokenDispatcher(stock.MoETokenDispatcher):  # type: ignore[misc]  # Megatr
     ) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
         self.num_local_experts, self.local_expert_indices = num_local_experts, local_expert_indices
-        self._ids = torch.empty(0)
+        self._ids = torch.empty(0, dtype=torch.int64)
         self._sent: Any = None
         self._routed: Any = None
 

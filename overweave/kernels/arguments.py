@@ -53,7 +53,7 @@ class Ends(NamedTuple):
     scale_gathered beside gathered ones.
     """
 
-    operands: Any
+    inputs: Any
     scale_x: Any
     scale_gathered: Any
 
@@ -105,12 +105,12 @@ class AtPeers(NamedTuple):
 
 class AfterSums(NamedTuple):
     """What stands beside sums that end with an epilogue, or with whole rows (kernels/reduction.py). residual: what is
-    added to rows before they are normed. operands: what the epilogue or the form of rows reads. z: where rows lie
+    added to rows before they are normed. inputs: what the epilogue or the form of rows reads. z: where rows lie
     before they are finished. numbers: fp32, where those of rows go.
     """
 
     residual: Any = None
-    operands: Any = None
+    inputs: Any = None
     z: Any = None
     numbers: Any = None
 

@@ -198,7 +198,7 @@ def end_tile(
             before = columns_before(weight, products.n, products.n_1, traits.weights)
         scales = scales_beside(ends, table, tile, row, traits.epilogue)
         value = finished(
-            value, gate, ends.operands, scales, rows, row_end, cols, cols_end, before, traits.epilogue, STAGES
+            value, gate, ends.inputs, scales, rows, row_end, cols, cols_end, before, traits.epilogue, STAGES
         )  # fmt: skip
     if traits.addends > 0 and read_column(table, tile, PLACE) != ADDS_NOTHING:
         record_time(trace, tile, MULTIPLIED, traits.traced)

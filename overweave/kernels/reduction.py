@@ -195,7 +195,7 @@ def sum_and_finish_rows(
             inside = has_row[:, None] & (cols < n)[None, :]
             offsets = starts + cols[None, :]
             value = tl.load(z + offsets, mask=inside, other=0.0).to(tl.float32)
-            beside = read_beside(after.operands, None, Elements(offsets, inside, cols, n, 0, 0, None), ROWS, 0)
+            beside = read_beside(after.inputs, None, Elements(offsets, inside, cols, n, 0, 0, None), ROWS, 0)
             value = of_step(ROWS, 0, "device")(value, number[:, None], beside)
             tl.store(out + offsets, value.to(out.dtype.element_ty), mask=inside)
 
@@ -236,7 +236,7 @@ def sum_tile(
     if EPILOGUE:
         if finishes != 0:
             total = apply_steps(
-                total, None, after.operands, Elements(offsets, inside, cols, n, to_result, 0, None), EPILOGUE, SUM
+                total, None, after.inputs, Elements(offsets, inside, cols, n, to_result, 0, None), EPILOGUE, SUM
             )  # fmt: skip
 
     if target_address == 0:

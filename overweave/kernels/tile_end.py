@@ -177,7 +177,7 @@ def store_sum(
         if does(EPILOGUE, SUM):
             if read_column(table, tile, FINISHES) != 0:
                 result = apply_steps(
-                    result, None, ends.operands, Elements(offsets, inside, cols, n, 0, 0, None), EPILOGUE, SUM
+                    result, None, ends.inputs, Elements(offsets, inside, cols, n, 0, 0, None), EPILOGUE, SUM
                 )  # fmt: skip
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
         if peers.everyone is not None:

@@ -63,7 +63,7 @@ class LayerSetup:
         shares = (places.float() ** -routing.skew).expand(tokens, -1)
         dealt = torch.tensor(popularity(routing.experts, self.group.world_size), device=self.device, dtype=torch.int32)
         ids = dealt[torch.multinomial(shares, routing.topk, generator=self.draw)]
-        topk_weights = torch.rand(ids.shape, generator=self.draw, device=self.device)
+        topk_weights = torch.rand(ids.shape, generator=self.draw, device=self.device, dtype=torch.float32)
         return LayerInput(self.drawn(tokens, self.case.hidden), ids, topk_weights)
 
     def given(self, sample: int) -> LayerInput:

@@ -39,7 +39,12 @@ OTHER_WORDS = {
     "overweave.ir.plan": EXCHANGES,
     "overweave.ir.verify.engines.packed": EXCHANGES,
     "overweave.memory.layout": EXCHANGES,
-    **{f"overweave.moe.{name}": {"per_shard"} for name in ("overlapped", "tensor_parallel")},  # how layers overlap
+    "overweave": {"islands"},  # of ranks, in the table of public names
+    "overweave.attention.plans": {"sequential", "ring"},  # how keys and values travel
+    "overweave.cli.predicted_layers": {"sequential"},  # of layers of experts
+    **{f"overweave.moe.{name}": {"push"} for name in ("overlapped", "tensor_parallel")},  # how layers overlap
+    "overweave.moe.schedules": {"sequential", "scatter"},
+    "overweave.schedules.records.experts": {"sequential", "push"},
     "overweave.moe.dispatch": {"sequential", "push"},  # how tokens travel to experts of other ranks
     "overweave.moe.programs": {"gather", "scatter"},  # halves of a layer
     "overweave.runtime.kernel_calls.packed": EXCHANGES,

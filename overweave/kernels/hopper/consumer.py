@@ -52,7 +52,7 @@ def finish(
             before = columns_before(weight_of(table, tile, traits.weights), products.n, products.n_1, traits.weights)
         scales = scales_beside(ends, table, tile, None, traits.epilogue)
         value = finished_by_parts(
-            value, gate, ends.operands, scales, row, row_end, col, cols_end, before, traits.epilogue, STAGES
+            value, gate, ends.inputs, scales, row, row_end, col, cols_end, before, traits.epilogue, STAGES
         )  # fmt: skip
     return value
 
@@ -308,7 +308,7 @@ def hand_over(
             if does(EPILOGUE, SUM):
                 if read_column(table, tile, FINISHES) != 0:
                     result = finished_by_parts(
-                        result, None, ends.operands, None, row, row_end, col, n, 0, EPILOGUE, SUM
+                        result, None, ends.inputs, None, row, row_end, col, n, 0, EPILOGUE, SUM
                     )  # fmt: skip
     if traits.addends > 0 and work.sums.tiles is None and read_column(table, tile, PLACE) != ADDS_NOTHING:
         result += gl.where(hear_of_addends(work.sums, turn) == 1, 0.0, float("nan"))

@@ -152,7 +152,7 @@ def store_sum(
             if ENDING:
                 if finishes:
                     result = apply_steps(
-                        result, None, ends.operands, Elements(offsets, inside, cols, n, 0, 0, None), EPILOGUE, SUM
+                        result, None, ends.inputs, Elements(offsets, inside, cols, n, 0, 0, None), EPILOGUE, SUM
                     )  # fmt: skip
         else:
             result = own

@@ -154,7 +154,7 @@ def sums_of(traits: tl.constexpr, own, found, rank, is_void, after, start, first
     for index in tl.static_range(DATA_WORDS):
         low, high = _added(own[index], found, index, rank, is_void, dtype, traits.senders)
         for step in tl.static_range(how_many_steps(traits.epilogue)):
-            beside = _beside(after.operands, dtype, start, first, None, index, left > index, n, traits.epilogue, step)
+            beside = _beside(after.inputs, dtype, start, first, None, index, left > index, n, traits.epilogue, step)
             low = of_step(traits.epilogue, step, "device")(low, beside[0])
             if dtype.primitive_bitwidth == 16:
                 high = of_step(traits.epilogue, step, "device")(high, beside[1])
@@ -270,7 +270,7 @@ def finish_row(traits: tl.constexpr, call, out, after, counted, start, size, tur
         row = load_words(after.z.to(tl.pointer_type(tl.int32)) + start + first, left)
         beside = ()
         for index in tl.static_range(3):
-            both = _beside(after.operands, dtype, start, first, first - begin, index, left > index, n, ROWS, 0)
+            both = _beside(after.inputs, dtype, start, first, first - begin, index, left > index, n, ROWS, 0)
             beside += (both,)  # type: ignore[assignment]
         words = ()
         for index in tl.static_range(3):

@@ -47,7 +47,7 @@ def after_sums(problem: Problem, tensors: Mapping[str, Any]) -> AfterSums:
     """What sums end with, or whole rows of them: of the tensors of a call, by their names."""
     rows = problem.of_rows
     if rows is None:
-        return AfterSums(operands=operands_of(problem.sum_epilogue, tensors))
+        return AfterSums(inputs=operands_of(problem.sum_epilogue, tensors))
     places = (tensors[name] for name in rows.places[1:])
     return AfterSums(tensors.get(RESIDUAL), operands_of(rows, tensors), *places)
 
