@@ -19,14 +19,16 @@ class EventQueue:
 
     def at(self, time_us: float, action: Callback) -> None:
         self._sequence += 1
-        heappush(self._events, (max(time_us, self.now), self._sequence, action))
+        heappush(self._events, (time_us if time_us > self.now else self.now, self._sequence, action))
 
     def after(self, delay_us: float, action: Callback) -> None:
-        self.at(self.now + delay_us, action)
+        self._sequence += 1  # as `at`, without a call: most events come this way
+        heappush(self._events, (self.now + delay_us if delay_us > 0.0 else self.now, self._sequence, action))
 
     def run(self) -> None:
-        while self._events:
-            self.now, _, action = heappop(self._events)
+        events = self._events
+        while events:
+            self.now, _, action = heappop(events)
             action()
 
 

@@ -114,8 +114,9 @@ class Ports:
 
     def _speed(self, flow: _Flow) -> float:
         """Return a flow's speed: the least of its shares of its ports and links."""
-        flows, (out, into) = self._flows, flow.shared[:2]
-        sharers = max(len(flows[out]), len(flows[into]))
+        flows, shared = self._flows, flow.shared
+        leaving, coming = len(flows[shared[0]]), len(flows[shared[1]])
+        sharers = leaving if leaving > coming else coming
         speed = 1.0 if sharers == 1 else min(1.0, self._shared_peak_ratio / sharers)
         for hop, capacity in flow.path.capacities:
             sharers = len(flows[hop])
