@@ -43,6 +43,8 @@ def check_operands(q: object, k: object, v: object, cu_seqlens: object, enable_g
     shapes = f"q is {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if k.shape != v.shape or any(q.shape[each] != k.shape[each] for each in batch):
         raise InputError(f"{NAME} of one batch, tokens and d", shapes, "Give q, k and v alike but for heads")
+    if not q.shape[-1]:
+        raise InputError(f"{NAME} of heads of at least one column", shapes, "Give q, k and v some")
     is_even = k.shape[heads] > 0 and q.shape[heads] % k.shape[heads] == 0
     if q.shape[heads] != k.shape[heads] and not (enable_gqa and is_even):
         raise InputError(f"{NAME} of {q.shape[heads]} heads", shapes, "Pass enable_gqa=True and heads that k's divide")

@@ -100,5 +100,5 @@ def _told(given: tuple[torch.Tensor, ...], rows: int, asked: Asked, beside: tupl
     names = [name for name, each in zip("qkv", given, strict=True) if torch.is_grad_enabled() and each.requires_grad]
     of_gradients = f" with gradients of {' '.join(names)}" if names else ""
     mask = f"{'causal ' * asked.is_causal}{'documents ' * is_packed}window {asked.window} scale {scale}"
-    heads = f"{q.shape[1]} and {k.shape[1]} heads [{q.shape[0]}, {rows}, {q.shape[3]}] {q.dtype}"
+    heads = f"{q.shape[1]} and {k.shape[1]} heads [{q.shape[0]}, {int(rows)}, {q.shape[3]}] {q.dtype}"
     return f"{NAME} of {heads}, {asked.sequence}, {mask}, by {asked.plan}{of_gradients}"

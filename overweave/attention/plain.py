@@ -54,7 +54,7 @@ def gradients(of: Three, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen
 def _in_groups(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """`[b, g, h / g, s, d]`, in the dtype of sums; of keys and values h is g."""
     wide = x if x.dtype == torch.float64 else x.float()
-    grouped: torch.Tensor = wide.unflatten(1, (k.shape[1], -1))
+    grouped: torch.Tensor = wide.unflatten(1, (k.shape[1], x.shape[1] // max(1, k.shape[1])))
     return grouped
 
 

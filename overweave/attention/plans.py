@@ -51,8 +51,8 @@ class Todo(NamedTuple):
 
 
 def run(call: Call, todo: Todo) -> None:
-    """Computes a call by its plan. Collective."""
-    if call.sequence.ranks == 1 or call.plan == SEQUENTIAL:
+    """Computes a call by its plan. Collective. Keys without elements, as of no batch, need no program to travel."""
+    if call.sequence.ranks == 1 or call.plan == SEQUENTIAL or not call.columns:
         _by_library(call, todo)
         return
     agreed(call.where["group_name"], f"{call.where['told']} by {call.plan}", lambda group: None)

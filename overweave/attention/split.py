@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from overweave.attention.checks import NAME
 from overweave.attention.plans import Todo, run
 from overweave.attention.sequence import Sequence
 from overweave.attention.work import AttendWork, Call, GradientWork
@@ -92,12 +93,23 @@ def _backward(ctx: Any, dout: torch.Tensor, _: Any) -> tuple[Any, ...]:
     return dq, dk, dv, None
 
 
+def _refuse(ctx: Any, *_: Any) -> NoReturn:
+    raise NotImplementedError(f"{NAME} has no gradients of gradients; as torch's attention on GPUs, differentiate once")
+
+
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? offsets"
 _OPTIONS = f"SymInt rows, bool is_causal, bool is_zigzag, int? window, float scale, str plan, {WHERE}"
 _ATTEND = f"({_OPERANDS}, *, {_OPTIONS}) -> (Tensor, Tensor)"
 _GRADIENTS = f"(Tensor dout, Tensor out, Tensor lse, {_OPERANDS}, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
 for _op in (
     TorchOp("split_attention", _ATTEND, _attend, _attend_fake, _backward, _keep),
-    TorchOp("split_attention_gradients", _GRADIENTS, _gradients, _gradients_fake),
+    TorchOp(
+        "split_attention_gradients",
+        _GRADIENTS,
+        _gradients,
+        _gradients_fake,
+        _refuse,
+        lambda ctx, inputs, keyword_only_inputs, output: None,
+    ),
 ):
     define(_op)

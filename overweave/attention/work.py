@@ -57,9 +57,10 @@ class Call(NamedTuple):
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """`[b, h, s, d]` -> `[s, b * h * d]`; of one sequence whose heads lie side by side a view."""
+    """`[b, h, s, d]` -> `[s, b * h * d]`, elements of a row side by side; of one sequence whose heads lie so a view."""
     b, h, s, d = x.shape
-    return x.permute(2, 0, 1, 3).reshape(s, b * h * d)
+    rows = x.permute(2, 0, 1, 3).reshape(s, b * h * d)  # of one column a head it may be a view whose columns lie apart
+    return rows if rows.stride(1) == 1 else rows.clone(memory_format=torch.contiguous_format)
 
 
 def as_heads(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

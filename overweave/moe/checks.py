@@ -8,6 +8,7 @@ from overweave.errors import InputError
 from overweave.moe.fp8 import FP8
 
 IDS = (torch.int32, torch.int64)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def check_rows(name: str, x: object, what: str = "x") -> None:
@@ -45,11 +46,11 @@ def check_weights(name: str, x: torch.Tensor, w: object, bias: object, scale: ob
         raise InputError(
             asked, f"got {w.dtype} on {w.device}, x is on {x.device}", "Pass both in one dtype, on one device"
         )
+    if x.dtype not in DTYPES:
+        raise InputError(f"{name} in a dtype of {DTYPES}", f"got {x.dtype}", "Pass bf16, fp16 or fp32")
     if w.shape[0] < least:
         raise InputError(asked, "got no experts", "Pass at least one, alike on all ranks")
-    if bias is not None and (not isinstance(bias, torch.Tensor) or bias.shape != w.shape[:2]):
-        found = f"got {list(bias.shape)}" if isinstance(bias, torch.Tensor) else f"got {type(bias).__name__}"
-        raise InputError(f"{name}: bias {list(w.shape[:2])}", found, "Pass a row for each expert")
+    check_bias(f"{name}: bias", bias, list(w.shape[:2]), "Pass a row of floats for each expert")
 
 
 def check_scale(asked: str, w: torch.Tensor, scale: object) -> None:
@@ -61,3 +62,13 @@ def check_scale(asked: str, w: torch.Tensor, scale: object) -> None:
         found = f"{scale.dtype} {list(scale.shape)}" if isinstance(scale, torch.Tensor) else type(scale).__name__
         cure = "Pass w and scale_w as `quantise_rows(w)` returns them"
         raise InputError(f"{asked}, fp32 {list(w.shape[:2])} of w in {FP8}", f"got {found} beside {w.dtype}", cure)
+
+
+def check_bias(asked: str, bias: object, shape: list[int], cure: str) -> None:
+    """Of experts, if there is one. Raises InputError."""
+    if bias is None:
+        return
+    if not isinstance(bias, torch.Tensor):
+        raise InputError(f"{asked} {shape}", f"got {type(bias).__name__}", cure)
+    if list(bias.shape) != shape or bias.dtype not in DTYPES:
+        raise InputError(f"{asked} {shape}", f"got {bias.dtype} {list(bias.shape)}", cure)

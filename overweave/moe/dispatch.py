@@ -136,6 +136,10 @@ def combine(parts: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
 
     Gradients: rows travel as in `dispatch`. Raises as `dispatch`.
     """
+    given: object = dispatched
+    if not isinstance(given, Dispatched):
+        found = f"got {type(given).__name__}"
+        raise InputError("combine: dispatched, what dispatch returned", found, "Pass what brought the tokens here")
     route = dispatched.route
     with refusing(route.exchange.place.name):
         check_rows("combine", parts, "parts")
@@ -188,8 +192,9 @@ def _told(sent: Travelling, bounds: tuple[int, int | None], push: Push | None) -
     of_gradients = f" with gradients of {' '.join(names)}" if names else ""
     beside = "" if weights is None else " with topk_weights"
     beside += "" if sent.row_scales is None else f" with {sent.row_scales.shape[1]} scales"
+    bound = None if most is None else int(most)
     by = "" if push is None else f" by push of {push.tokens} tokens on {push.sms} SMs"
-    return f"dispatch to {experts} experts, top {sent.ids.shape[1]}, most {most}{beside}{by}{of_gradients}"
+    return f"dispatch to {int(experts)} experts, top {sent.ids.shape[1]}, most {bound}{beside}{by}{of_gradients}"
 
 
 def _check_experts(experts: int, most: int | None) -> None:

@@ -63,6 +63,11 @@ def check_glu(name: str, glu: object, n: int) -> None:
     if glu.activation not in get_args(Activation):
         cure = f"Use one of {', '.join(get_args(Activation))}"
         raise InputError(asked, f"got activation {str(glu.activation)[:40]!r}", cure)
+    numbers = {"slope": glu.slope, "shift": glu.shift, "limit": 1.0 if glu.limit is None else glu.limit}
+    for field, number in numbers.items():
+        if not isinstance(number, int | float) or (field == "slope" and number == 0):
+            found = f"got {field} {str(number)[:40]!r}"
+            raise InputError(asked, found, "Pass numbers; a slope other than 0, and None for no limit")
     if glu.slope != 1.0 and glu.activation != "silu":
         raise InputError(asked, f"got slope {glu.slope} of {glu.activation}", "Only silu has a slope")
     if n % 2:

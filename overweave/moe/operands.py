@@ -8,10 +8,10 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.operators.forms import Activation
+from overweave.moe.checks import DTYPES
 from overweave.moe.fp8 import FP8
 from overweave.runtime.library.grouped import Grouped
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ASKED = "grouped_matmul"
 
 

@@ -227,6 +227,17 @@ class ExpertWeights(NamedTuple):
         return added(h, routed, topk_weights, (self.down, down_bias, self.down_scale))
 
 
+def check_layer(name: str, weights: object) -> None:
+    """Raises InputError for what are no weights of a layer, and for a first expert that there cannot be."""
+    asked = f"{name}: weights, an ExpertWeights"
+    if not isinstance(weights, ExpertWeights):
+        raise InputError(asked, f"got {type(weights).__name__}", "Pass overweave.moe.ExpertWeights(up, down, ...)")
+    first: object = weights.first
+    if first is not None and (type(first) is not int or first < 0):
+        cure = "Pass the number of this rank's first expert among those of all ranks, from 0 on, or None"
+        raise InputError(asked, f"got first={str(first)[:40]}", cure)
+
+
 def chained(
     of: Overlapped, x: torch.Tensor, ids: torch.Tensor, topk_weights: torch.Tensor, weights: ExpertWeights
 ) -> torch.Tensor:
@@ -466,8 +477,10 @@ def choose(name: str, plan: str | None, reason: str, is_quicker: bool) -> str:
     for a plan that cannot run."""
     if plan is None:
         return PUSH if is_quicker and not reason else SEQUENTIAL
-    if plan not in PLANS:
-        raise InputError(f"{name} with plan {plan[:40]!r}", "there is no such plan", f"Use one of {', '.join(PLANS)}")
+    if not isinstance(plan, str) or plan not in PLANS:
+        raise InputError(
+            f"{name} with plan {str(plan)[:40]!r}", "there is no such plan", f"Use one of {', '.join(PLANS)}"
+        )
     if plan == PUSH and reason:
         raise InputError(f"{name} with plan {plan!r}", reason, "Leave the choice to overweave")
     return plan

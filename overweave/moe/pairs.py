@@ -13,7 +13,7 @@ import torch
 
 from overweave.errors import InputError
 from overweave.ir.operators.forms import GATE
-from overweave.moe.checks import check_routing, check_rows, check_scale, check_weights
+from overweave.moe.checks import check_bias, check_routing, check_rows, check_scale, check_weights
 from overweave.moe.fp8 import quantise_rows
 from overweave.moe.glu import Glu, check_glu, gate_and_up, gated
 from overweave.moe.grouped import grouped_matmul
@@ -162,9 +162,7 @@ def check_down(name: str, weights: tuple[object, ...], scale: object) -> None:
         )
         raise InputError(f"{name}: down {wanted} in {up.dtype}", found, "Pass the second weights of the same experts")
     check_scale(f"{name}: down_scale", down, scale)
-    if bias is not None and (not isinstance(bias, torch.Tensor) or list(bias.shape) != wanted[:2]):
-        found = f"got {list(bias.shape)}" if isinstance(bias, torch.Tensor) else f"got {type(bias).__name__}"
-        raise InputError(f"{name}: down_bias {wanted[:2]}", found, "Pass a row for each expert, alike on all ranks")
+    check_bias(f"{name}: down_bias", bias, wanted[:2], "Pass a row of floats for each expert, alike on all ranks")
 
 
 def routed_tokens(topk_ids: torch.Tensor, experts: int) -> RoutedTokens:

@@ -18,7 +18,7 @@ from overweave.ir.shards import shard_rows
 from overweave.memory.group import GroupLike
 from overweave.moe.fp8 import FP8
 from overweave.moe.glu import Glu, gated
-from overweave.moe.overlapped import ExpertWeights, choose, glu_word, obstacle, pushing_is_quicker
+from overweave.moe.overlapped import ExpertWeights, check_layer, choose, glu_word, obstacle, pushing_is_quicker
 from overweave.moe.pairs import (
     RoutedTokens,
     TokensExperts,
@@ -77,7 +77,7 @@ def all_gather_experts(
         check_first(name, x_shard, topk_ids, topk_weights, ((w, bias, scale_w), glu))
         place = place_of(group)
         tokens = _all_tokens(name, place, x_shard.shape[0], m)
-        exchange = exchange_in(group, _told(name, topk_ids, w, {"x": x_shard, "topk_weights": topk_weights}))
+        exchange = exchange_in(group, _told(name, topk_ids, w, {"x": x_shard, "topk_weights": topk_weights}, glu))
         reason = _reason(x_shard, w) or ("weights stand on the input" if topk_weights is not None else "")
         is_kept = _is_differentiated(x_shard, w, bias)
         chosen = choose(name, plan, reason, not is_kept and _is_quicker(place, x_shard, tokens, x_shard.shape[1]))
@@ -173,6 +173,7 @@ def experts_mlp(
     """
     name = "experts_mlp"
     with refusing(group):
+        check_layer(name, weights)
         up, down, up_bias, down_bias, glu, first, up_scale, down_scale = weights
         least = 1 if first is None else 0
         check_first(name, x_shard, topk_ids, topk_weights, ((up, up_bias, up_scale), glu), least)
@@ -184,7 +185,7 @@ def experts_mlp(
         differentiated = _is_differentiated(*tensors.values())
         is_quicker = not differentiated and _is_quicker(place, x_shard, tokens, x_shard.shape[1])
         chosen = choose(name, plan, _reason(x_shard, down.transpose(1, 2)), is_quicker)
-        exchange = exchange_in(group, _told(name, topk_ids, up, tensors, is_whole=first is not None))
+        exchange = exchange_in(group, _told(name, topk_ids, up, tensors, glu, first is not None))
     is_pushed = chosen == PUSH and place.world_size > 1
     if is_pushed and differentiated and first is None:
         h, routed = all_gather_experts(x_shard, topk_ids, up, group, bias=up_bias, glu=glu, m=m, plan=plan)
@@ -278,6 +279,7 @@ def _told(
     ids: torch.Tensor,
     w: torch.Tensor,
     differentiated: dict[str, torch.Tensor | None],
+    glu: Glu | None = None,
     is_whole: bool = False,
 ) -> str:
     """A call in words that all ranks compare: they will compute gradients together. is_whole: ranks hold whole experts,
@@ -286,7 +288,7 @@ def _told(
     is_on = torch.is_grad_enabled()
     names = [key for key, each in differentiated.items() if is_on and each is not None and each.requires_grad]
     of_gradients = f" with gradients of {' '.join(names)}" if names else ""
-    given = [key for key in ("topk_weights", "bias") if differentiated.get(key) is not None]
+    given = [key for key in ("topk_weights", "bias", "down_bias") if differentiated.get(key) is not None]
     beside = f" with {' '.join(given)}" if given else ""
-    fp8 = " in fp8" * (w.dtype == FP8)
-    return f"{name} of {experts} experts [{n}, {k}]{fp8}, top {ids.shape[1]}{beside}{of_gradients}"
+    fp8, between = " in fp8" * (w.dtype == FP8), "" if glu is None else f" glu {glu_word(glu)}"
+    return f"{name} of {experts} experts [{n}, {k}]{fp8}{between}, top {ids.shape[1]}{beside}{of_gradients}"

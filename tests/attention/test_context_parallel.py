@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from campaigns.exact import attention_exactness
@@ -110,6 +111,72 @@ def test_ranks_without_tokens_take_part():
     assert run_ranks(of_few_tokens, 2) == [[[1, 2, n, 8] for n in own for _ in PLANS] for own in ((0, 1), (0, 0))]
 
 
+def of_odd_shapes() -> list[str]:
+    """Heads of one column or three, no batch, no heads: what is not as torch has it of all rows."""
+    rank, wrong = dist.get_rank(), []
+    for b, h, d in ((2, 2, 1), (1, 2, 1), (2, 2, 3), (0, 2, 4), (2, 0, 4)):
+        draw = torch.Generator().manual_seed(0)
+        whole = [torch.randn(b, h, 8, d, generator=draw).requires_grad_() for _ in "qkv"]
+        wanted = functional.scaled_dot_product_attention(*whole, is_causal=True)
+        wanted.square().sum().backward()
+        for plan in PLANS:
+            own = [each.detach().chunk(2, 2)[rank].requires_grad_() for each in whole]
+            out = context_parallel_attention(*own, is_causal=True, plan=plan)
+            out.square().sum().backward()
+            pairs = zip((out, *(each.grad for each in own)), (wanted, *(each.grad for each in whole)), strict=True)
+            if not all(torch.allclose(one, all_.chunk(2, 2)[rank], atol=1e-5) for one, all_ in pairs):  # type: ignore
+                wrong.append(f"{plan} of {b, h, d}")
+    return wrong
+
+
+def test_odd_shapes_are_as_of_torch():
+    assert run_ranks(of_odd_shapes, 2) == [[], []]
+
+
+def under_autocast() -> list[bool]:
+    """Whether all plans have the bits that they have without it."""
+    own, found = leaves(), []
+    for plan in PLANS:
+        alone = context_parallel_attention(*own, is_causal=True, enable_gqa=True, plan=plan)
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = context_parallel_attention(*own, is_causal=True, enable_gqa=True, plan=plan)
+        found.append(torch.equal(alone, cast))
+    return found
+
+
+def test_autocast_rounds_nothing_inside():
+    assert all(map(all, run_ranks(under_autocast, 2)))
+
+
+def differentiated_twice() -> str:
+    x = torch.ones(1, 2, 4, 8, requires_grad=True)
+    (dx,) = torch.autograd.grad(context_parallel_attention(x, x, x).square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError) as caught:
+        dx.square().sum().backward()
+    return str(caught.value)
+
+
+def test_gradients_of_gradients_are_refused():
+    assert all("differentiate once" in told for told in run_ranks(differentiated_twice, 2))
+
+
+def of_sizes_in_turn() -> None:
+    torch._dynamo.reset()
+
+    def attention(x: torch.Tensor, tokens: int) -> Any:
+        return context_parallel_attention(x, x, x, tokens=tokens, plan="sequential")
+
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    for rows in (4, 5, 6):
+        x = torch.ones(1, 2, rows, 8)
+        assert torch.allclose(compiled(x, 2 * rows), x)
+
+
+@pytest.mark.slow
+def test_a_compiled_call_takes_other_lengths():
+    run_ranks(of_sizes_in_turn, 2, timeout_s=120)
+
+
 X, DOCUMENTS = torch.ones(1, 4, 3, 8), torch.tensor([0, 2, 6], dtype=torch.int32)
 
 
@@ -120,6 +187,7 @@ def packed(cu_seqlens: torch.Tensor, **beside: Any) -> dict[str, Any]:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no batch": ({"q": X[0]}, r"q is \[4, 3, 8\]"),
+    "heads of no column": (dict.fromkeys("qkv", X[..., :0]), "at least one column"),
     "no tensor": ({"v": None}, "v is a NoneType"),
     "other tokens of k": ({"k": X[:, :, :2], "v": X[:, :, :2]}, "alike but for heads"),
     "another width of v": ({"v": X[..., :4]}, "alike but for heads"),

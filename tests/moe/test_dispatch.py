@@ -198,13 +198,16 @@ def refused() -> list[str]:
     sent = moe.dispatch(X, IDS, None, EXPERTS)
     with pytest.raises(InputError) as caught:
         moe.combine(sent.x[:0] if len(sent.x) else torch.ones(1, HIDDEN), sent)
+    told.append(str(caught.value))
+    with pytest.raises(InputError) as caught:
+        moe.combine(sent.x, sent.x)  # type: ignore[arg-type]
     return [*told, str(caught.value)]
 
 
 def test_bad_input_is_refused_on_every_rank():
     for told in run_ranks(refused, 2):
         for text, pattern in zip(
-            told, [*(pattern for *_, pattern in BAD.values()), "a row for each received"], strict=True
+            told, [*(pattern for *_, pattern in BAD.values()), "a row for each received", "got Tensor"], strict=True
         ):
             assert re.search(pattern, text), (text, pattern)
 

@@ -51,7 +51,13 @@ def test_packed_weights_are_gated_as_they_lie(glu: Glu, has_bias: bool, lies_as_
 
 @pytest.mark.parametrize(
     ("glu", "told"),
-    [("silu", "got str"), (Glu(activation="relu6"), "relu6"), (Glu(activation="gelu", slope=2.0), "Only silu")],
+    [
+        ("silu", "got str"),
+        (Glu(activation="relu6"), "relu6"),
+        (Glu(activation="gelu", slope=2.0), "Only silu"),
+        (Glu(slope=0.0), "slope '0.0'"),
+        (Glu(limit="high"), "limit 'high'"),  # type: ignore[arg-type]
+    ],
 )
 def test_bad_gates_are_refused(glu: object, told: str):
     x, ids, w = torch.ones(2, 4), torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, 6, 4)

@@ -64,6 +64,19 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a layer's weights of other slots": (layer, {"topk_weights": WEIGHTS[:, :1]}, r"topk_weights \[3, 2\]"),
     "a layer's tokens dealt otherwise": (layer, {"m": 5}, "passes 3 tokens of m=5"),
     "a layer's odd glu": (layer, {"weights": moe.ExpertWeights(W8[:, :7], DOWN, glu=moe.Glu())}, "7 rows"),
+    "a layer of a plain tuple": (layer, {"weights": (W8, DOWN)}, "got tuple"),
+    "a first expert before all": (layer, {"weights": moe.ExpertWeights(W8, DOWN, first=-1)}, "first=-1"),
+    "a layer of fp64, overlapped": (
+        layer,
+        {"x_shard": X.double(), "weights": moe.ExpertWeights(W8.double(), DOWN.double()), "plan": "push"},
+        "got torch.float64",
+    ),
+    "biases that are ints": (
+        layer,
+        {"weights": moe.ExpertWeights(W8, DOWN, torch.ones(EXPERTS, 8, dtype=torch.int32)), "plan": "push"},
+        r"bias \[4, 8\]: got torch.int32",
+    ),
+    "a plan that is no word": (layer, {"plan": 3}, "Use one of sequential, push"),
     "second weights of other experts": (layer, {"weights": moe.ExpertWeights(W8, DOWN[:2])}, r"down \[4, 8, 8\]"),
     "second biases of other experts": (
         layer,
@@ -102,6 +115,7 @@ def differing(what: str) -> str:
         "slots": {"topk_ids": IDS[:, : 2 - rank]},
         "tokens": {"x_shard": X[: T - rank], "topk_ids": IDS[: T - rank]},
         "gradients": {"x_shard": X.clone().requires_grad_(rank == 0)},
+        "glu": {"w": W8, "glu": moe.Glu(interleaved=rank == 0), "plan": "push"},
         "bad input of one": {"topk_ids": IDS[: T - rank]},
     }[what]
     try:
@@ -111,7 +125,7 @@ def differing(what: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("what", ["experts", "slots", "tokens", "gradients", "bad input of one"])
+@pytest.mark.parametrize("what", ["experts", "slots", "tokens", "gradients", "glu", "bad input of one"])
 def test_ranks_that_differ_are_an_error_on_every_rank(what: str):
     told = run_ranks(differing, 2, what)
     assert told == ["RankMismatch", "InputError" if what == "bad input of one" else "RankMismatch"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 
+from overweave.compat.torch_names import is_any_autocast_enabled
 from overweave.ops.dispatch.schema import NAMESPACE
+from overweave.runtime.library.library import without_autocast
 
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
@@ -27,8 +30,21 @@ class TorchOp(NamedTuple):
 def define(op: TorchOp) -> None:
     """Defines an op. `Library.define`, not `custom_op`, whose own Python would be most of the host time of a call."""
     _LIBRARY.define(f"{op.name}{op.arguments}")
-    _LIBRARY.impl(op.name, op.run, "CompositeExplicitAutograd")
+    _LIBRARY.impl(op.name, _in_dtypes_given(op.run), "CompositeExplicitAutograd")
     qualified = f"{NAMESPACE}::{op.name}"
     torch.library.register_fake(qualified, op.fake, lib=_LIBRARY)
     if op.backward is not None:
         torch.library.register_autograd(qualified, op.backward, setup_context=op.keep, lib=_LIBRARY)
+
+
+def _in_dtypes_given(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Without autocast, which would cast factors of matmuls inside on some devices, and by some plans."""
+
+    @wraps(run)
+    def kernel(*tensors: Any, **options: Any) -> Any:
+        if not is_any_autocast_enabled():
+            return run(*tensors, **options)
+        with without_autocast():
+            return run(*tensors, **options)
+
+    return kernel
