@@ -10,6 +10,7 @@ from overweave.ops.dispatch.torch_ops import TorchOp, define
 from overweave.runtime.backends import load
 
 FP8 = torch.float8_e4m3fn
+FP8_FROM = (8, 9)  # the first GPUs for which Triton compiles e4m3
 _LEAST = 1e-12  # that a row's largest element is taken for: rows of zeros stay zeros
 
 
@@ -27,7 +28,7 @@ def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    if x.device.type == "cpu":
+    if x.device.type == "cpu" or torch.cuda.get_device_capability(x.device) < FP8_FROM:
         rows = x.float()
         largest = rows.abs().amax(1) if x.shape[1] else rows.new_zeros(x.shape[0])
         scales = largest.clamp(min=_LEAST) / torch.finfo(FP8).max
