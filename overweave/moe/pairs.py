@@ -17,7 +17,7 @@ from overweave.moe.checks import check_bias, check_routing, check_rows, check_sc
 from overweave.moe.fp8 import quantise_rows
 from overweave.moe.glu import Glu, check_glu, gate_and_up, gated
 from overweave.moe.grouped import grouped_matmul
-from overweave.moe.routing import Routing, route
+from overweave.moe.routing import Routing, as_ids, route
 from overweave.moe.slots import ordered_sum
 
 
@@ -167,7 +167,7 @@ def check_down(name: str, weights: tuple[object, ...], scale: object) -> None:
 
 def routed_tokens(topk_ids: torch.Tensor, experts: int) -> RoutedTokens:
     """Tokens with their tables. Raises InputError on a CPU for ids that are no expert's."""
-    ids = topk_ids.to(torch.int32)
+    ids = as_ids(topk_ids)
     return RoutedTokens(ids, route(ids, experts))
 
 

@@ -44,6 +44,13 @@ BAD_IDS, LATE = 1, 2
 NO_EXPERT = -1  # an id that says that the slot is not used
 
 
+def as_ids(ids: torch.Tensor) -> torch.Tensor:
+    """Experts as int32, of which numbers that are beyond it stay beyond any expert."""
+    if ids.dtype == torch.int64:
+        ids = ids.clamp(-(2**31), 2**31 - 1)
+    return ids.to(torch.int32)
+
+
 def route(topk_ids: torch.Tensor, experts: int, sources: int = 1) -> Routing:
     """Compute all tables of a routing; on a GPU in one kernel launch, without a look of the host.
 

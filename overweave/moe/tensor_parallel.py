@@ -30,6 +30,7 @@ from overweave.moe.pairs import (
     routed_tokens,
     with_bias,
 )
+from overweave.moe.routing import as_ids
 from overweave.ops.dispatch.collectives import (
     Exchange,
     all_gather_rows,
@@ -84,7 +85,7 @@ def all_gather_experts(
     if chosen == PUSH and place.world_size > 1:
         options = exchange.options | {"m": tokens, "keeps": is_kept and w.requires_grad}
         options["glu"] = "" if is_kept else glu_word(glu)
-        ids = topk_ids.to(torch.int32)
+        ids = as_ids(topk_ids)
         h, every, _ = torch.ops.overweave.gathered_experts(x_shard, ids, w, bias, **options)
         return h if glu is None or not is_kept else gated(h, glu), routed_tokens(every, w.shape[0])
     ids, weights = _all_slots(exchange, topk_ids, topk_weights, tokens)
@@ -190,7 +191,7 @@ def experts_mlp(
     if is_pushed and differentiated and first is None:
         h, routed = all_gather_experts(x_shard, topk_ids, up, group, bias=up_bias, glu=glu, m=m, plan=plan)
         return experts_reduce_scatter(h, routed, topk_weights, down, group, bias=down_bias, plan=plan)
-    ids, given = topk_ids.to(torch.int32), topk_weights
+    ids, given = as_ids(topk_ids), topk_weights
     if is_pushed and not differentiated:
         given = torch.ones(ids.shape, dtype=torch.float32, device=ids.device) if given is None else given
         options = exchange.options | {"m": tokens, "glu": glu_word(glu), "first": first}
@@ -243,7 +244,7 @@ def _all_slots(
     exchange: Exchange, ids: torch.Tensor, weights: torch.Tensor | None, tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The experts of all tokens and their weights, if there are any: one message of words of 32 bits."""
-    ids = ids.to(torch.int32)
+    ids = as_ids(ids)
     if weights is None:
         return all_gather_rows(exchange, ids, tokens), None
     words = all_gather_rows(exchange, torch.cat([ids.contiguous().view(torch.float32), weights.float()], 1), tokens)

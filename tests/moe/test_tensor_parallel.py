@@ -45,6 +45,12 @@ def layer(**changed: Any) -> Any:
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no matrix": (first, {"x_shard": X[0]}, r"got \[8\]"),
     "an expert too many": (first, {"topk_ids": IDS + 1}, "4"),
+    "an expert of more than 32 bits": (first, {"topk_ids": IDS.long() + 2**32}, "2147483647"),
+    "an expert of more than 32 bits, overlapped": (
+        first,
+        {"topk_ids": IDS.long() + 2**32, "w": W8, "plan": "push"},
+        "2147483647",
+    ),
     "ids of another rank": (first, {"topk_ids": IDS[:1]}, r"got \[1, 2\]"),
     "one weight": (first, {"w": W[0]}, r"w \[experts, n, 8\]"),
     "weights of another width": (first, {"w": W.transpose(1, 2)}, r"got \[4, 8, 6\]"),
