@@ -51,6 +51,7 @@ ALLOWED: dict[tuple[int, int], dict[str, Bytes]] = {
         HOPPER: {
             "bfloat16 128x256x64 4w3s/2 b^T two sources bias+silu": 100,
             "bfloat16 128x192x64 4w4s/3 b^T two sources bias+silu": 4,
+            "bfloat16 128x192x64 4w4s/3 b^T two sources bias+silu 3 weights": 4,
             "bfloat16 128x256x64 4w3s/2 b^T two sources bias+gelu_tanh+residual": 596,
             "bfloat16 128x192x64 4w4s/3 b^T two sources bias+gelu_tanh+residual": 12,
             "bfloat16 128x256x64 4w3s/2 3 addends": 60,
@@ -80,7 +81,7 @@ ALLOWED: dict[tuple[int, int], dict[str, Bytes]] = {
             "bfloat16 128x256x64 4w3s/2 bias+silu+residual 1 addend 3 peers spread": 232,
             "bfloat16 128x256x64 4w3s/2 traced 7 addends 7 peers": 192,
             "bfloat16 128x192x64 4w4s/3 bias+silu+residual 1 addend 3 peers spread": 4,
-            "bfloat16 256x128x64 4w3s/2 bias+silu+residual 1 addend 3 peers spread": 116,
+            "bfloat16 256x128x64 4w3s/2 bias+silu+residual 1 addend 3 peers spread": 120,
             "float8_e4m3fn 128x128x128 4w4s b^T two sources scaled by rows+gelu+gate": 36,
             "float8_e4m3fn 128x256x128 4w3s/2 b^T two sources scaled by tensor+bias+gelu_tanh": 4,
             "float8_e4m3fn 128x256x128 4w3s/2 b^T two sources traced scaled by rows+bias+gelu_tanh+residual": 4,
