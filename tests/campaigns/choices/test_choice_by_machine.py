@@ -12,8 +12,9 @@ from overweave.tuner.space.shapes import read_shapes
 from tests.clock import slowness
 
 GATHER, SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
-# MEASURED: processors that count as quickly took 0.41 to 0.60 s for one choice: what it allocates is slower on some.
-SPREAD = 1.25
+# MEASURED: processors that count as quickly took 0.41 to 0.66 s for one choice: what it allocates is slower on some,
+# and behind many other tests. The campaign allows MOST_S.
+SPREAD = 1.6
 
 
 def found(machine: str, operator: str, shapes: str, case: str, ranks: int) -> Row:
