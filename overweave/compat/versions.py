@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import reduce
+from functools import cache, reduce
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, NamedTuple
 
 from overweave.errors import KernelUnavailable, MachineError
@@ -29,6 +30,15 @@ def standing(package: str, version: str) -> Literal["old", "tested", "new"]:
 def tested(package: str) -> str:
     """The versions that tests run with, as a sentence has them: `3.6 to 3.9`."""
     return " to ".join(f"{major}.{minor}" for major, minor in TESTED[package])
+
+
+@cache
+def installed(package: str) -> str:
+    """Return the version of an installed package, read once a process; `missing` if there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
 
 
 _ERRORS = {"torch": MachineError, "triton": KernelUnavailable}

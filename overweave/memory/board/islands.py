@@ -9,13 +9,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from overweave.compat.versions import installed
 from overweave.errors import GroupError, MachineError
 from overweave.ir.exchange import NO_REACH
 from overweave.memory.board.records import AllGatherBytes, OutOfReach, SharedFile, island_name
@@ -116,19 +116,12 @@ def _created(size_bytes: int) -> tuple[SharedFile | None, _Arrival]:
     """Return a file for this rank and those that join it, and what peers are told."""
     boot = BOOT.read_text() if BOOT.exists() else ""
     kin = blake2b(f"{boot} {island_name()}".encode(), digest_size=8).hexdigest()
-    software = _short(", ".join(f"{name} {_version(name)}" for name in SOFTWARE))
+    software = _short(", ".join(f"{name} {installed(name)}" for name in SOFTWARE))
     try:
         file = SharedFile.create(size_bytes)
     except OSError as error:
         return None, _Arrival(software, host_name(), kin, b"", _short(str(error)))
     return file, _Arrival(software, host_name(), kin, file.address)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "missing"
 
 
 def _short(text: str) -> str:
