@@ -108,7 +108,7 @@ def test_a_rank_that_has_no_memory_left_is_no_island():
 
 def test_ranks_with_other_versions_are_named():
     def other() -> tuple[str, str]:
-        newer = patch.object(islands, "version", lambda name: "9.9")
+        newer = patch.object(islands, "installed", lambda name: "9.9")
         with newer if dist.get_rank() == 2 else patch.dict({}):
             return raised(own_board)
 
