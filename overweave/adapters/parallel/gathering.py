@@ -30,7 +30,9 @@ from overweave.compat.torch_names import (
 )
 from overweave.errors import InputError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
-from overweave.layers.replicated import autocast_dtype, cast, double_backward_error, is_autocast, weight_gradients
+from overweave.layers.replicated import autocast_dtype, cast, is_autocast, weight_gradients
+from overweave.ops.dispatch.collectives import exchange_in, own_rows, replicated
+from overweave.ops.dispatch.route import refused
 
 
 class Deferred(torch.Tensor):
@@ -325,7 +327,7 @@ class _Gathered(torch.autograd.Function):
         if gradient is None:
             return None, None
         if torch.is_grad_enabled():
-            raise double_backward_error("PrepareGather", ctx.gather.group)
+            return _own_part(gradient, ctx.gather), None
         if isinstance(gradient, Summing) and gradient.is_unread:
             site(GRADIENT).by_overweave += 1
             return gradient.scattered(), None
@@ -353,16 +355,34 @@ class _Multiplied(torch.autograd.Function):
         (whole, weight), of_y, wanted = ctx.saved_tensors, of_results[0], ctx.needs_input_grad
         if of_y is None:
             return None, None, None, None
-        if torch.is_grad_enabled():
-            raise double_backward_error("Colwise", ctx.gather.group)
+        is_recorded = torch.is_grad_enabled()  # create_graph=True
+        if is_recorded:
+            whole = _of_all_ranks(whole, ctx.gather.group)
         if isinstance(whole, Gathering):
             whole = whole.computed("the gradient of a weight")
         of_x: Maybe = None
-        if wanted[0] and _may_step_early(ctx.parameter):
+        if wanted[0] and (is_recorded or _may_step_early(ctx.parameter)):
             of_x = linear_all_reduce(of_y, weight.t(), group=ctx.gather.group).to(ctx.like[1])
         elif wanted[0]:
             of_x = Summing(ctx.like, ctx.gather, (WeightProduct(of_y, weight, ctx.parameter),))
         return of_x, *weight_gradients(of_y, whole, wanted[1:3]), None
+
+
+def _of_all_ranks(whole: Maybe, group: str) -> Maybe:
+    """A gathered tensor of which each rank's use gives a part of the gradient, for gradients of gradients."""
+    if whole is None:
+        return None
+    if not isinstance(whole, Gathering):
+        cure = "Leave out autocast, or create_graph=True"
+        error = InputError("differentiate Colwise twice", "its input was gathered in the dtype of autocast", cure)
+        raise refused(group, error)
+    return replicated(exchange_in(group, "Colwise"), whole)
+
+
+def _own_part(gradient: torch.Tensor, gather: RowGather) -> torch.Tensor:
+    """This rank's rows of a gradient that all ranks have alike, with their history."""
+    rows = own_rows(exchange_in(gather.group, "PrepareGather"), gradient.movedim(gather.dim, 0))
+    return rows.movedim(0, gather.dim).contiguous()
 
 
 def _may_step_early(parameter: torch.Tensor) -> bool:
