@@ -277,8 +277,8 @@ class PrepareGather(ParallelStyle):
             is_first = len(arguments) > 0 and self.input_layouts is not None
             if not is_first and not any(name in keywords for name in layouts):
                 raise self._missing_input(path, arguments, keywords)
-            first = [_prepare_input(arguments[0], self.input_layouts, mesh_and_group)] if arguments else []
-            prepared = {name: _prepare_input(x, layouts.get(name), mesh_and_group) for name, x in keywords.items()}
+            first = [prepare_input(arguments[0], self.input_layouts, mesh_and_group)] if arguments else []
+            prepared = {name: prepare_input(x, layouts.get(name), mesh_and_group) for name, x in keywords.items()}
             return (*first, *arguments[1:]), prepared
 
         module.register_forward_pre_hook(before, with_kwargs=True)
@@ -292,7 +292,7 @@ class PrepareGather(ParallelStyle):
         return InputError(asked, found, "Name it in input_kwarg_layouts, or, of the first argument, in input_layouts")
 
 
-def _prepare_input(x: object, placement: Any, mesh_and_group: tuple[DeviceMesh, RankPlace]) -> object:
+def prepare_input(x: object, placement: Any, mesh_and_group: tuple[DeviceMesh, RankPlace]) -> object:
     """Return an input as the module gets it: gathered, or a tensor that is gathered when it is read."""
     if placement is None or not isinstance(x, torch.Tensor):
         return x

@@ -54,7 +54,7 @@ EXCLUDED = {
     "* / layers, * / fp64": "layers refuse the dtype by name",
     "attention / * / a gradient penalty": "torch differentiates its attention once on a CPU",
     "* / install*, * / a gradient penalty": "torch's fused operators and compiled graphs are differentiated once",
-    "[sfL][uP8]* / styles, * / a gradient penalty": "torch's style computes the layer, and loses gradients of gradients",
+    "[sfL][uP8]* / styles, * / a gradient penalty": "torch's style has the layer, and loses such gradients",
     "subclassed / [!st]*, * / parametrized weights that step": "the layer stands within another, which has no weight",
 }
 
