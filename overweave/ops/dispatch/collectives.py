@@ -238,13 +238,10 @@ def _reduce_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
 
 
 WHERE = "str group_name, str told, int[] place"
-for _op in (
-    TorchOp(
-        "all_gather_rows", f"(Tensor x, *, SymInt m, {WHERE}) -> Tensor", _gather, _gather_fake, _gather_backward, _keep
-    ),
-    TorchOp(
-        "reduce_scatter_rows", f"(Tensor x, *, {WHERE}) -> Tensor", _scatter, _scatter_fake, _scatter_backward, _keep
-    ),
-    TorchOp("all_reduce_rows", f"(Tensor x, *, {WHERE}) -> Tensor", _reduce, _reduce_fake, _reduce_backward, _keep),
+for _name, _arguments, _move, _fake, _backward in (
+    ("all_gather_rows", "SymInt m, ", _gather, _gather_fake, _gather_backward),
+    ("reduce_scatter_rows", "", _scatter, _scatter_fake, _scatter_backward),
+    ("all_reduce_rows", "", _reduce, _reduce_fake, _reduce_backward),
 ):
-    define(_op)
+    _schema = f"(Tensor x, *, {_arguments}{WHERE}) -> Tensor"
+    define(TorchOp(_name, _schema, _move, _fake, _backward, _keep, is_twice_differentiable=True))
