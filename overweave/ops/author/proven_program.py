@@ -1,6 +1,4 @@
-"""Tile programs whose work is torch's, built when a signature is first called: proven on paper, and their kernels
-loaded before anything waits for them.
-"""
+"""A cache of tile programs that compute by torch: the first call verifies and builds one, and loads its kernels."""
 
 from __future__ import annotations
 
@@ -21,17 +19,17 @@ MOST_PROGRAMS = 64  # of one group; each leases symmetric memory
 
 
 class Paper(Hashable, Protocol):
-    """All that a program follows from; equal ones are one program."""
+    """The description of a program, and the key by which it is cached: equal ones share a program."""
 
     def declared(self) -> Declared:
-        """What peers address."""
+        """Return the symmetric buffers and channels."""
 
     def schedule(self) -> Schedule | None:
-        """What is proven before it runs; None where nothing moves."""
+        """Return the Schedule to verify before the program runs; None if nothing moves."""
 
 
 class Kernels(NamedTuple):
-    """What loads the kernels of a call: it computes on any symmetric buffers. key: what decides which kernels."""
+    """Loads the kernels of a call, by computing on zeroed buffers. key: equal for calls of the same kernels."""
 
     key: Hashable
     load: Callable[[OwnBuffer], object]
@@ -49,21 +47,23 @@ atexit.register(_BUILT.clear)  # a process group must not outlive the interprete
 def proven_program(
     group: Group, paper: Paper, device: torch.device, kernels: Kernels | None = None, has_kernels: bool = False
 ) -> TileProgram:
-    """The program of a paper, built collectively. kernels: of torch's work; on a GPU, loading one may wait for others
-    that wait for peers, so that all are loaded before the first call. has_kernels: as of a TileProgram. Raises
-    ScheduleRefused, and RankMismatch where ranks differ."""
-    for gone in [each for each in _BUILT if each not in LIVE_GROUPS]:
-        del _BUILT[gone]
-    known = _BUILT.setdefault(group.process_group, {})
-    if (paper, device) not in known:
-        if len(known) >= MOST_PROGRAMS:
-            known.pop(next(iter(known)))
+    """Return the program that `paper` describes; the first call of a group verifies and builds it, collectively.
+
+    kernels: loaded on a GPU before the first call, since loading one may block behind kernels that wait for peers.
+    has_kernels: as of a TileProgram. Raises ScheduleRefused if it cannot be verified, RankMismatch if ranks differ.
+    """
+    for closed in [each for each in _BUILT if each not in LIVE_GROUPS]:
+        del _BUILT[closed]
+    programs = _BUILT.setdefault(group.process_group, {})
+    if (paper, device) not in programs:
+        if len(programs) >= MOST_PROGRAMS:
+            programs.pop(next(iter(programs)))
         schedule, declared = paper.schedule(), paper.declared()
         if schedule is not None:
             verify_schedule(schedule).raise_if_refused()
         program = TileProgram(declared.buffers, declared.channels, group.process_group, device, has_kernels)
-        known[paper, device] = _Built(program, set())
-    built = known[paper, device]
+        programs[paper, device] = _Built(program, set())
+    built = programs[paper, device]
     if kernels is None or device.type != "cuda" or kernels.key in built.loaded:
         return built.program
     if not torch.cuda.is_current_stream_capturing():

@@ -70,7 +70,7 @@ def group_by_moving(poly: Polynomial) -> dict[Monomial, Polynomial]:
 
 
 def index_splits(offset: Polynomial, dims: Sequence[Dimension]) -> Iterator[list[Polynomial]]:
-    """Yield the ways to write an offset as one index for each dimension.
+    """Yield each decomposition of an offset into one index per dimension.
 
     A constant part such as `N - 1` may stay in its dimension or be carried, times the extent, into the next faster one.
     """

@@ -63,7 +63,7 @@ class AccessContext(Protocol):
 
 
 class CheckedAccess(Protocol):
-    """An access as `Judged` sees it: see AccessCheck."""
+    """What `IndexCheck` needs of an access: see AccessCheck."""
 
     kernel: AccessContext
     directive: AccessDirective
@@ -77,11 +77,11 @@ class CheckedAccess(Protocol):
     def mask_error(self, by: str) -> DirectiveError: ...
 
 
-class Open(Exception):
-    """Raised before a call for a question that only the numbers of a call decide."""
+class NeedsCallArguments(Exception):
+    """Raised before a call for a check that only the arguments of a call can decide."""
 
 
-class Judged:
+class IndexCheck:
     """The check of an access.
 
     indices: one for each dimension. local_indices: the same, from where the tile's own elements begin. inequalities:
@@ -101,10 +101,13 @@ class Judged:
             self.inequalities += access.aligned_parts(condition)
 
     def stored_ranges(self) -> tuple[range, ...]:
-        """Return the elements that a store touches of each dimension, () for a load. Raises Open, DirectiveError."""
+        """Check the access; return the elements of each dimension that a store writes, () for a load.
+
+        Raises DirectiveError, and NeedsCallArguments if only a call can decide.
+        """
         if self.directive.is_store:
             highest = [self.kernel.bounds.constant_interval(part)[1] for part in self.inequalities]
-            if any(high is not None and high <= 0 for high in highest):  # a mask that never holds
+            if any(high is not None and high <= 0 for high in highest):  # the mask selects nothing
                 return tuple(range(0) for _ in self.dims)
             masks = self._masks()
             self._check_apart()
@@ -130,18 +133,18 @@ class Judged:
         return self.kernel.is_call and self.kernel.bounds.constant_interval(atom_poly(BlockOf(axis)))[1] == 0
 
     def _check_step(self, dim: Dimension, step: Polynomial) -> None:
-        """Raise if the blocks of an axis are not as far apart as its directive says."""
+        """Raise if consecutive blocks of an axis are not `block=` elements apart."""
         substitute, difference = self.kernel.substitute, self.kernel.substitute(step - dim.step)
         if difference == ZERO:
             return
         block_coefficient = group_by_moving(self.offset)[BlockOf(str(dim.axis)),]
         is_certain = difference.constant is not None or self._is_definite(difference)
         if not self.kernel.is_call and (block_coefficient.names - self.kernel.symbols or not is_certain):
-            raise Open
+            raise NeedsCallArguments
         blocks, rest = divide(substitute(block_coefficient), substitute(dim.stride))
         distance = f"{blocks}" if rest == ZERO else f"{substitute(block_coefficient)} elements"
-        raise self.directive.place.error(
-            f"the blocks of {dim.axis} are {distance} apart in its place, and {substitute(dim.step)} in its directive",
+        raise self.directive.loc.error(
+            f"the blocks of {dim.axis} are {distance} apart in its address, {substitute(dim.step)} in its directive",
             "Let `block=` be the kernel's block, and dimensions those of the contiguous tensor, in their order",
         )
 
@@ -165,7 +168,7 @@ class Judged:
         if self._is_never_negative(local_index) and self._is_never_negative(size - number(1) - local_index):
             return
         if not self.kernel.is_call and not self._is_surely_outside(dim, low, high):
-            raise Open
+            raise NeedsCallArguments
         raise self.access.outside_error(dim, _interval_text(low, high))
 
     def _is_surely_outside(self, dim: Dimension, low: Polynomial | None, high: Polynomial | None) -> bool:
@@ -220,7 +223,7 @@ class Judged:
                 value = Polynomial(((atoms, 1),))
                 tags = sorted(tags_of(value))
                 if not self.kernel.is_call and (CALLER_CHOICE in tags or not tags):
-                    raise Open
+                    raise NeedsCallArguments
                 if self._is_never_negative(local_index):
                     continue
                 raise self.access.outside_error(dim, f"what {tags[0] if tags else value} says")
@@ -252,7 +255,7 @@ class Judged:
             if mask is not None and (mask.leaves(extent.constant or 0) or is_extent):
                 return
         if part.names and not self.kernel.is_call:
-            raise Open
+            raise NeedsCallArguments
         raise self.access.mask_error("a condition that is not the end of a dimension")
 
     def _check_apart(self) -> None:
@@ -274,7 +277,7 @@ class Judged:
         moving = [(count, step) for count, step in moving if count != 1]
         if low is None or size is None or any(count is None or step is None for count, step in moving):
             self._refuse_surely_outside(dim, local_index)
-            raise Open
+            raise NeedsCallArguments
         steps = [(count, step) for count, step in moving if count is not None and step is not None]
         first = low + sum(min(0, step * (count - 1)) for count, step in steps)
         gcd_step = gcd(*(step for _, step in steps)) if steps else 1
@@ -301,7 +304,7 @@ class Judged:
                 raise self.access.outside_error(dim, _interval_text(low, high))
 
     def _lane_count(self, dim: Dimension, atoms: Monomial) -> int | None:
-        """Return how many values a lane or loop index has; None where only a call tells."""
+        """Return how many values a lane or loop index has; None if unknown before a call."""
         atom = atoms[0]
         if len(atoms) == 1 and isinstance(atom, LaneIndex | LoopIndex):
             count = self.kernel.substitute(atom.length if isinstance(atom, LaneIndex) else atom.count)

@@ -124,8 +124,8 @@ class KernelSource(Struct, frozen=True):
         """Return the directives of one kind."""
         return [cast("Marked[Kind]", mark) for mark in self.marks if isinstance(mark.directive, kind)]
 
-    def place(self) -> SourceLine:
-        """Return the line of the `def`, for an error about the whole kernel."""
+    def loc(self) -> SourceLine:
+        """Return the location of the `def`, for an error about the whole kernel."""
         return SourceLine(self.path.name, self.line, f"def {self.name}")
 
 
@@ -169,7 +169,7 @@ def _parse(data: bytes) -> tuple[str, ast.Module]:
 
 
 def read_file(path: Path, name: str) -> bytes:
-    """Read the file of a kernel. Raises InputError."""
+    """Read the file of the kernel `name`. Raises InputError if that fails, or the file has more than MAX_BYTES."""
     try:
         return read_bytes(path, MAX_BYTES)
     except (OSError, ValueError) as error:
@@ -183,7 +183,7 @@ def _unreadable(path: Path, name: str, error: BaseException) -> InputError:
 
 
 def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> KernelSource:
-    """Parse the kernel `name` of a file that holds `data`, with its directives. line: where that function begins.
+    """Parse the kernel `name` of a file that holds `data`, with its directives. line: its first line at import.
 
     Raises InputError for a file that cannot be parsed or has no such function, DirectiveError for a directive that
     cannot be parsed or stands above no statement.
@@ -206,9 +206,9 @@ def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> 
     if line is not None and not first <= line <= lines[function].end.line:
         found = f"the one that is meant began in line {line}, and this one in line {first}"
         raise InputError(asked, found, "Define the kernel once, and import it again if its file has changed")
-    reader = _Reader(path.name, lines)
-    marks = (*reader.block(body, ()), *reader.helper_marks(function, wrapper.module))
-    reader.refuse_strays(function)
+    walker = _Reader(path.name, lines)
+    marks = (*walker.block(body, ()), *walker.helper_marks(function, wrapper.module))
+    walker.refuse_strays(function)
     language = language_of(wrapper.module)
     source = KernelSource(
         path, text, File(path, tree, language), wrapper.module, function, marks, lines[function].start.line, language
