@@ -335,6 +335,7 @@ class _Storing(cst.CSTTransformer):
         self.remote_stores = [store for store in kernel.stores if store.directive.tensor == tensor]
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        """Void the stored value after a wait, and move the pointer of a store to peers."""
         store = next((store for store, call in self.calls if call is original_node), None)
         if store is None:
             return updated_node

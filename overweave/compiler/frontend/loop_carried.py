@@ -109,6 +109,7 @@ class _Loop:
         return self.loc.error(found, cure)
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
+        """Follow statements in order, by one method for each statement type."""
         for node in statements:
             rule: Callable[[ast.stmt], None] | None = getattr(self, f"_{type(node).__name__.lower()}", None)
             if rule:
@@ -136,6 +137,7 @@ class _Loop:
             self.updates[name] += 1
 
     def _bindings(self, target: ast.expr, value: ast.expr) -> Iterator[tuple[str, Recurrence]]:
+        """Yield (name, its recurrence) of an assignment; names of a tuple one by one if the value is a tuple, too."""
         if isinstance(target, ast.Name):
             yield target.id, self.recurrence(value)
         elif isinstance(target, ast.Tuple | ast.List):
@@ -192,7 +194,7 @@ class _Loop:
             self._merge(start, node)
 
     def recurrence(self, node: ast.expr) -> Recurrence:
-        """Return the recurrence of an expression."""
+        """Return how an expression depends on loop-carried variables. Raises DirectiveError as `check` does."""
         if isinstance(node, ast.Name):
             recurrence = self.values.get(node.id, STEADY)
             self.read |= {recurrence.variable} if recurrence.kind == "old" else set()

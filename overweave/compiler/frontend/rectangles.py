@@ -25,8 +25,8 @@ from overweave.compiler.frontend.symbols.polynomials import (
     Polynomial,
     TooLarge,
     ceil_div,
+    const_poly,
     divide,
-    number,
 )
 from overweave.compiler.frontend.symbols.values import (
     LOOP_CARRIED,
@@ -203,17 +203,17 @@ class _Check:
         """Return the dimensions of a row-major tensor, as a directive declares them."""
         axes = {axis.name: axis for axis in self.kernel.axes}
         dims: list[Dimension] = []
-        stride = number(1)
+        stride = const_poly(1)
         for expression in reversed(directive.dims):
             name, scale, shift = affine_in(expression, axes)
             extent = axes[name].extent if name else expression
             dim = Dimension(extent, stride, extent)
             if name:
                 axis, counts_blocks = axes[name], is_of_blocks(expression)
-                block = number(1) if counts_blocks else axis.block
+                block = const_poly(1) if counts_blocks else axis.block
                 extent = ceil_div(axis.extent, axis.block) if counts_blocks else extent
-                step = number(1) if axis.is_streamed else number(scale) * block
-                dim = Dimension(extent, stride, block, name, step, number(shift) * block)
+                step = const_poly(1) if axis.is_streamed else const_poly(scale) * block
+                dim = Dimension(extent, stride, block, name, step, const_poly(shift) * block)
             dims.insert(0, dim)
             stride = stride * extent
         return dims
@@ -236,6 +236,7 @@ def _is_multiple(low: Polynomial, block: Polynomial) -> bool:
 
 
 def _is_covered(sizes: list[int], rectangles: list[tuple[range, ...]]) -> bool:
+    """Whether rectangles together contain every element of a tile with these sizes."""
     for ranges in rectangles:
         if all(
             set(range(size)) <= set(each) if len(each) >= size else False

@@ -30,7 +30,7 @@ from overweave.compiler.frontend.symbols.directives import (
     is_of_blocks,
     parse_expression,
 )
-from overweave.compiler.frontend.symbols.polynomials import Polynomial, number
+from overweave.compiler.frontend.symbols.polynomials import Polynomial, const_poly
 
 VALUE_PRESERVING = (
     "multiple_of",
@@ -124,7 +124,7 @@ def _check_access(kernel: AnnotatedKernel, access: AnnotatedAccess, origins: Ori
             cure = "Write an axis, `2 * M + 1` blocks along one, or an extent without axes"
             raise loc.error(str(error), cure) from None
         if axis is not None and axes[axis].is_streamed and is_of_blocks(dim):
-            raise loc.error(f"{axis} is streamed: its blocks are turns of a loop, not tiles", "Name an extent")
+            raise loc.error(f"{axis} is streamed: its blocks are iterations of a loop, not tiles", "Name an extent")
         if axis is not None and axes[axis].is_streamed:
             is_in_loop = any(
                 stream.directive.axis == axis and stream.index == access.index for stream in kernel.streams
@@ -232,13 +232,13 @@ def _unannotated_error(access: ParameterAccess, text: str) -> tuple[str, str]:
 
 
 def _check_dispatch(kernel: AnnotatedKernel) -> None:
-    """Raise if later code uses a variable of the dispatch region, blocks aside, or if the region accesses memory."""
+    """Raise if later code uses a variable of the dispatch region, blocks aside, or if the region stores."""
     if kernel.dispatch is None:
         return
     lo, hi = kernel.dispatch
     for access in (*kernel.loads, *kernel.stores):
         if lo <= access.index < hi:
-            raise access.directive.loc.error("it stands in the dispatch region", "Move it behind `dispatch end`")
+            raise access.directive.loc.error("it stands in the dispatch region", "Move it after `dispatch end`")
     kinds = {kernel.source.language.memory_kind(call) for one in kernel.body[lo:hi] for call in calls_in(one)}
     if kinds & {"store", "atomic"}:
         raise kernel.source.loc().error("the dispatch region stores", "Move it out: the compiler replaces the region")
@@ -246,7 +246,7 @@ def _check_dispatch(kernel: AnnotatedKernel) -> None:
     later = {name for statement in kernel.body[hi:] for name in used_names(statement)}
     lost = sorted(assigned & later - {kernel.tile_variable})
     if lost:
-        found = f"{lost[0]} is made in the dispatch region and used behind it"
+        found = f"{lost[0]} is assigned in the dispatch region and used after it"
         raise kernel.source.loc().error(found, "Move it above `dispatch begin`: the compiler replaces the region")
 
 
@@ -280,7 +280,7 @@ def _check_extents(kernel: AnnotatedKernel) -> None:
 
 def _step_expression(text: str, source: KernelSource) -> Polynomial:
     numbers = source.file_numbers
-    return parse_expression(text).substitute(lambda atom: number(numbers[atom]) if atom in numbers else None)
+    return parse_expression(text).substitute(lambda atom: const_poly(numbers[atom]) if atom in numbers else None)
 
 
 def _callee_name(call: cst.Call) -> str:

@@ -125,19 +125,19 @@ class AutoFused:
         gathered = {tensor for tensor, choice in self.choices.items() if side_of(choice) == GATHER}
         check_exchanged(kernel, gathered, self.choices.keys() - gathered)
         self._fused: dict[tuple[tuple[str, str], ...], FusedKernel] = {}
-        self._taken: dict[tuple[Any, ...], KernelWay] = {}
+        self._choice: dict[tuple[Any, ...], KernelWay] = {}
 
     def __call__(self, *arguments: Any, group: GroupLike = None, **keywords: Any) -> None:
         """Run the chosen schedules and constants on this rank. Waits and raises as a `FusedKernel` does."""
         resolved = group_of(group)
         try:
             call = _Call(self, resolved, arguments, keywords)
-            if call.signature not in self._taken:
+            if call.signature not in self._choice:
                 tuned = read_tuning(self.kernel.source.name, call.key, self.choices, self.configs)
-                self._taken[call.signature] = tuned.times[0].way if tuned else predicted_best(call.ranked())
+                self._choice[call.signature] = tuned.times[0].way if tuned else predicted_best(call.ranked())
         except OverweaveError as error:
             raise refuse(resolved, error) from None
-        call.run(self._taken[call.signature])
+        call.run(self._choice[call.signature])
 
     def tune(self, *arguments: Any, group: GroupLike = None, **keywords: Any) -> tuple[TimedWay, ...]:
         """Time the candidates that the model ranks best, then the neighbours of the fastest, and store the times.
@@ -155,12 +155,12 @@ class AutoFused:
             raise refuse(resolved, error) from None
         if call.device.type != "cuda":
             first = predicted_best(ranked)
-            self._taken[call.signature] = first
+            self._choice[call.signature] = first
             times = [TimedWay(each.candidate, each.predicted_us) for each in ranked if each.predicted_us is not None]
             return tuple(sorted(times, key=lambda one: (one.way != first, one.us)))
         with current(call.device):
             measured = TunedTimes(call.key, call.autotuned(ranked))
-        self._taken[call.signature] = measured.times[0].way
+        self._choice[call.signature] = measured.times[0].way
         if resolved.rank == 0:
             save_tuning(self.kernel.source.name, measured)
         return measured.times
@@ -332,14 +332,14 @@ def configs_of(kernel: Any, configs: Sequence[Mapping[str, int]]) -> tuple[Const
     """
     config_list: object = configs
     if not isinstance(config_list, Sequence) or not all(isinstance(config, Mapping) for config in config_list):
-        kind = f"got {type(config_list).__name__}"
-        raise InputError("compile with configs", kind, "Pass a list of mappings, constants by name")
-    found = [dict(config) for config in configs] or [_config_constants(one) for one in getattr(kernel, "configs", ())]
-    unique_configs = tuple(dict.fromkeys(tuple(sorted(config.items())) for config in found)) or ((),)
+        found = f"got {type(config_list).__name__}"
+        raise InputError("compile with configs", found, "Pass a list of mappings, constants by name")
+    dicts = [dict(config) for config in configs] or [_config_constants(one) for one in getattr(kernel, "configs", ())]
+    unique_configs = tuple(dict.fromkeys(tuple(sorted(config.items())) for config in dicts)) or ((),)
     names = {tuple(name for name, _ in config) for config in unique_configs}
     if len(names) > 1 or any(type(value) is not int for config in unique_configs for _, value in config):
-        config_list = "; ".join(" ".join(f"{name}={value}" for name, value in config) for config in unique_configs[:3])
-        raise InputError("compile with configs", config_list, "Give whole numbers for the same names in each")
+        texts = "; ".join(" ".join(f"{name}={value}" for name, value in config) for config in unique_configs[:3])
+        raise InputError("compile with configs", texts, "Give whole numbers for the same names in each")
     return unique_configs
 
 

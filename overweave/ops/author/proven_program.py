@@ -18,7 +18,7 @@ from overweave.runtime.handwritten import Declared, OwnBuffer
 MOST_PROGRAMS = 64  # of one group; each leases symmetric memory
 
 
-class Paper(Hashable, Protocol):
+class ProgramSpec(Hashable, Protocol):
     """The description of a program, and the key by which it is cached: equal ones share a program."""
 
     def declared(self) -> Declared:
@@ -40,14 +40,14 @@ class _Built(NamedTuple):
     loaded: set[Hashable]
 
 
-_BUILT: dict[dist.ProcessGroup, dict[tuple[Paper, torch.device], _Built]] = {}
+_BUILT: dict[dist.ProcessGroup, dict[tuple[ProgramSpec, torch.device], _Built]] = {}
 atexit.register(_BUILT.clear)  # a process group must not outlive the interpreter
 
 
 def proven_program(
-    group: Group, paper: Paper, device: torch.device, kernels: Kernels | None = None, has_kernels: bool = False
+    group: Group, spec: ProgramSpec, device: torch.device, kernels: Kernels | None = None, has_kernels: bool = False
 ) -> TileProgram:
-    """Return the program that `paper` describes; the first call of a group verifies and builds it, collectively.
+    """Return the program that `spec` describes; the first call of a group verifies and builds it, collectively.
 
     kernels: loaded on a GPU before the first call, since loading one may block behind kernels that wait for peers.
     has_kernels: as of a TileProgram. Raises ScheduleRefused if it cannot be verified, RankMismatch if ranks differ.
@@ -55,21 +55,21 @@ def proven_program(
     for closed in [each for each in _BUILT if each not in LIVE_GROUPS]:
         del _BUILT[closed]
     programs = _BUILT.setdefault(group.process_group, {})
-    if (paper, device) not in programs:
+    if (spec, device) not in programs:
         if len(programs) >= MOST_PROGRAMS:
             programs.pop(next(iter(programs)))
-        schedule, declared = paper.schedule(), paper.declared()
+        schedule, declared = spec.schedule(), spec.declared()
         if schedule is not None:
             verify_schedule(schedule).raise_if_refused()
         program = TileProgram(declared.buffers, declared.channels, group.process_group, device, has_kernels)
-        programs[paper, device] = _Built(program, set())
-    built = programs[paper, device]
+        programs[spec, device] = _Built(program, set())
+    built = programs[spec, device]
     if kernels is None or device.type != "cuda" or kernels.key in built.loaded:
         return built.program
     if not torch.cuda.is_current_stream_capturing():
         own = {
             name: torch.zeros(each.rows, each.cols, dtype=each.dtype, device=device)
-            for name, each in paper.declared().buffers.items()
+            for name, each in spec.declared().buffers.items()
         }
         kernels.load(own.__getitem__)
         torch.cuda.synchronize(device)

@@ -84,8 +84,8 @@ class MatrixRing(NamedTuple):
         The result is NaN if a wait failed. Without shards it only computes. Collective.
         """
         if not shards:
-            nowhere: dict[str, torch.Tensor] = {}
-            compute(nowhere.__getitem__)
+            no_buffers: dict[str, torch.Tensor] = {}
+            compute(no_buffers.__getitem__)
             return []
         rows, columns = shards[0].shape
         hop = HopProgram(self.group.world_size, rows, columns, tuple(each.dtype for each in shards))

@@ -116,6 +116,7 @@ class TileProgram:
                 self._run(self._signature, call.steps)
 
     def _check(self) -> None:
+        """Raise InputError for channels and buffers of other types, sizes or shard counts."""
         for name, channel in self.declared.channels.items():
             if not isinstance(channel, TileChannel):
                 raise InputError(f"channel {name}", f"got {type(channel).__name__}", "Pass ow.TileChannel")

@@ -191,8 +191,8 @@ class _ScheduleBuilder:
         elif isinstance(action, TileLaunch):
             if program.waits.get(queue):
                 program.add_no_op(queue)
-            for tile in self._launch_tiles(program, f"{queue}.{len(program.operations)}", action):
-                program.add(tile)
+            for apply in self._launch_tiles(program, f"{queue}.{len(program.operations)}", action):
+                program.add(apply)
 
     def _add_rows(self, program: _RankProgram, queue: str, rows: TileRows) -> None:
         """Append one Put a peer, of all rows that may be sent, and one kernel tile for all that is computed."""
@@ -210,6 +210,7 @@ class _ScheduleBuilder:
             self._add_task_tile(program, kernel, rows.name, (0, TaskTile(rows.reads, rows.makes)))
 
     def _put_operation(self, program: _RankProgram, queue: str, sent: Sent) -> Put:
+        """Return the Put of the rows that go to one peer, which signals it."""
         rank = program.rank
         return Put(
             name=f"{sent.channel}.{rank}.{len(program.operations)}",
@@ -312,6 +313,7 @@ class _ScheduleBuilder:
         return range(self.world_size) if effect.mode == "broadcast" else (owner[effect.mode],)
 
     def _results(self, effect: TileEffect, tile: int, rank: int) -> Iterator[Goal]:
+        """Yield what a tile makes, and where it is stored, on each of its destination ranks."""
         low, high = effect.tiles.rows_of(tile)
         left = tile % effect.tiles.across * effect.tiles.tile_cols
         cols = (left, min(left + effect.tiles.tile_cols, effect.tiles.cols))

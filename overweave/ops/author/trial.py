@@ -300,6 +300,7 @@ def arguments_of(kernel: AnnotatedKernel, text: str) -> dict[str, Any]:
 
 
 def _constant(name: str, value: str, is_constexpr: bool) -> int | float | bool | str:
+    """Parse a bool, an int, a float or, for a constexpr, a string. Raises InputError."""
     if value in ("True", "False"):
         return value == "True"
     try:

@@ -61,7 +61,7 @@ def refused(tmp_path: Path, file: str, *changes: tuple[str, str]) -> DirectiveEr
         ),
         ("dispatch end", "dispatch ends", "dispatch ends", "'ends' says nothing"),
         ("    # @overweave.dispatch end\n", "", "dispatch begin", "0 `dispatch end`"),
-        ("  # fp32, whatever a and b are", "  # @overweave.load A=a_ptr[M, K]", "load A", "stands behind a statement"),
+        ("  # fp32, whatever a and b are", "  # @overweave.load A=a_ptr[M, K]", "load A", "follows a statement"),
         ("    # @overweave.store C=c_ptr[M, N]\n", "", "def matmul_kernel", "no store is annotated"),
     ],
 )

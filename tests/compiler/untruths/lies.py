@@ -188,8 +188,8 @@ CALLS = [
 ]
 QUOTIENTS = lies(
     alone("quotients"),
-    (" & (h[None, :] < half)", "", "load X=", "those behind are of other rows"),
-    (" (h[None, :] < half)", " (h[None, :] < N)", "load X=", "those behind are of other rows"),
+    (" & (h[None, :] < half)", "", "load X=", "those after it belong to other rows"),
+    (" (h[None, :] < half)", " (h[None, :] < N)", "load X=", "those after it belong to other rows"),
     ("half + h[None, :], mask=here", "half + 1 + h[None, :], mask=here", "load X=", "it reaches 23 to 54"),
     ("a * b, mask=here", "a * b, mask=rows[:, None] < M", "store Y=", "of 22 elements of a dimension it stores"),
     call={"M": 96, "N": 44, "BM": 16, "H": 32},

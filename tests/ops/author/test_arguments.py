@@ -14,7 +14,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import overweave as ow
 from overweave.errors import InputError
 from overweave.ir.footprint import Dim, Operand
-from overweave.ops.author.arguments import check_tensors, check_plan_arguments, check_options, check_local_tensors, unhashable_error
+from overweave.ops.author.arguments import (
+    check_local_tensors,
+    check_options,
+    check_plan_arguments,
+    check_tensors,
+    unhashable_error,
+)
 from overweave.runtime.authored import tensor_of
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT

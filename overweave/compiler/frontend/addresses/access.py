@@ -30,7 +30,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
     Polynomial,
     Quotient,
     atom_poly,
-    number,
+    const_poly,
     tags_of,
 )
 from overweave.compiler.frontend.symbols.values import (
@@ -87,7 +87,7 @@ class AccessCheck:
         raise errors[0]
 
     def _check_offset(self, offset: Polynomial) -> tuple[range, ...]:
-        """Check the offset by its names; if that fails in a call, by the numbers of the call."""
+        """Check the offset symbolically; if that fails in a call, with the integers that the call passes for names."""
         attempts = [(offset, self.dims)]
         if self.kernel.is_call:  # the kernel may have a number where its directive has a name
             numbers = [dimension_with_numbers(dim, self.kernel.substitute) for dim in self.dims]
@@ -143,7 +143,7 @@ class AccessCheck:
         poly, pointer = self._without_casts(address.poly), atom_poly(self.directive.parameter)
         if CALLER_CHOICE in tags_of(poly) and not self.kernel.is_call:
             raise NeedsCallArguments
-        if poly.coefficient(self.directive.parameter) != number(1):
+        if poly.coefficient(self.directive.parameter) != const_poly(1):
             tags = sorted(tags_of(poly)) or [f"another pointer than {self.directive.parameter}"]
             raise self.unclear_error(f"its address is computed from {tags[0]}")
         return poly - pointer
@@ -168,7 +168,7 @@ class AccessCheck:
             element = offset + (ZERO if length.constant == 1 else atom_poly(LaneIndex(length, dim)))
             self.descriptor_limits += [
                 self._without_casts(extent - element),
-                self._without_casts(element + number(1)),
+                self._without_casts(element + const_poly(1)),
             ]
         return descriptor.address(polys)
 
@@ -246,7 +246,7 @@ class AccessCheck:
             why = f"of {dim.extent} elements of a dimension it stores {found}"
             return self.directive.loc.error(why, "Store all of a dimension that is no axis, or make it one")
         if dim.axis is None:
-            why = f"along a dimension of {dim.extent} elements it reaches {found}: those behind are of other rows"
+            why = f"along a dimension of {dim.extent} elements it reaches {found}: those after it belong to other rows"
             return self.directive.loc.error(why, f"Mask it by the extent: `index < {self._extent_text(dim)}`")
         why = f"along {dim.axis} it reaches elements {found} of a block of {dim.size}"
         variable = self.kernel.variables[dim.axis]
@@ -284,7 +284,7 @@ class AccessCheck:
 
 
 def _multiply_all(values: Sequence[Polynomial]) -> Polynomial:
-    product = number(1)
+    product = const_poly(1)
     for value in values:
         product = product * value
     return product

@@ -20,8 +20,8 @@ from overweave.compiler.frontend.symbols.polynomials import (
     Monomial,
     Polynomial,
     atom_poly,
+    const_poly,
     divide,
-    number,
     tags_of,
 )
 from overweave.compiler.frontend.symbols.values import CALLER_CHOICE, LOADED, LOOP_CARRIED, Condition, varies
@@ -150,7 +150,7 @@ class IndexCheck:
 
     def _is_definite(self, poly: Polynomial) -> bool:
         """Whether a polynomial has one sign for all numbers of at least 1; it may be 0 where all are 1."""
-        return self.kernel.bounds.is_natural(poly) or self.kernel.bounds.is_natural(ZERO - poly)
+        return self.kernel.bounds.is_nonnegative(poly) or self.kernel.bounds.is_nonnegative(ZERO - poly)
 
     # loads
 
@@ -159,13 +159,13 @@ class IndexCheck:
         low, high = self.kernel.bounds.interval(local_index)
         self._check_bounded(dim, local_index)
         if (
-            self.kernel.bounds.is_natural(low)
+            self.kernel.bounds.is_nonnegative(low)
             and high is not None
-            and self.kernel.bounds.is_natural(dim.size - number(1) - high)
+            and self.kernel.bounds.is_nonnegative(dim.size - const_poly(1) - high)
         ):
             return
         size = self.kernel.substitute(dim.size)
-        if self._is_never_negative(local_index) and self._is_never_negative(size - number(1) - local_index):
+        if self._is_never_negative(local_index) and self._is_never_negative(size - const_poly(1) - local_index):
             return
         if not self.kernel.is_call and not self._is_surely_outside(dim, low, high):
             raise NeedsCallArguments
@@ -173,27 +173,27 @@ class IndexCheck:
 
     def _is_surely_outside(self, dim: Dimension, low: Polynomial | None, high: Polynomial | None) -> bool:
         """Whether an access leaves its block for all numbers of a call."""
-        before = low is not None and self.kernel.bounds.is_natural(ZERO - low) and low != ZERO
-        excess = None if high is None else high + number(1) - dim.size
-        return before or (excess is not None and self.kernel.bounds.is_natural(excess) and excess != ZERO)
+        before = low is not None and self.kernel.bounds.is_nonnegative(ZERO - low) and low != ZERO
+        excess = None if high is None else high + const_poly(1) - dim.size
+        return before or (excess is not None and self.kernel.bounds.is_nonnegative(excess) and excess != ZERO)
 
     def _check_within_extent(self, dim: Dimension, local_index: Polynomial) -> None:
         """Raise if a load along an extent may run into another row, which may be another tile's."""
         extent = self.kernel.substitute(dim.extent)
         low, high = self.kernel.bounds.interval(local_index)
-        if low is not None and self.kernel.bounds.is_natural(low - extent):
+        if low is not None and self.kernel.bounds.is_nonnegative(low - extent):
             raise self.access.outside_error(dim, _interval_text(low, high))
         if not self.kernel.is_call:
             return
-        for end in (local_index, extent - number(1) - local_index):
+        for end in (local_index, extent - const_poly(1) - local_index):
             if not self._is_never_negative(end):
                 self._check_unbounded(dim, local_index)
 
     def _is_never_negative(self, poly: Polynomial) -> bool:
         """Whether a polynomial is at least 0 wherever the access touches memory."""
-        for slack in (ZERO, *(number(1) - inequality for inequality in self.inequalities)):
+        for slack in (ZERO, *(const_poly(1) - inequality for inequality in self.inequalities)):
             low, _high = self.kernel.bounds.interval(poly + slack)
-            if self.kernel.bounds.is_natural(low):
+            if self.kernel.bounds.is_nonnegative(low):
                 return True
         return False
 
@@ -244,7 +244,7 @@ class IndexCheck:
         """Intersect the mask of the dimension that the condition `part > 0` is about."""
         part = self.kernel.substitute(part)
         low, _ = self.kernel.bounds.interval(part)
-        if not varies(part) or (low is not None and self.kernel.bounds.is_natural(low - number(1))):
+        if not varies(part) or (low is not None and self.kernel.bounds.is_nonnegative(low - const_poly(1))):
             return
         for lo, hi in dimension_runs(self.dims):
             index, extent = (self.kernel.substitute(poly) for poly in flatten(self.dims, self.indices, lo, hi))
@@ -268,6 +268,7 @@ class IndexCheck:
             seen |= {atom for atom in moving if not isinstance(atom, BlockOf)}
 
     def _stored_range(self, dim: Dimension, local_index: Polynomial, mask: MaskedRange) -> range:
+        """Return the elements of a dimension that a store writes. Raises DirectiveError if some lie outside."""
         groups = {
             atoms: self.kernel.substitute(step)
             for atoms, step in group_by_moving(self.kernel.substitute(local_index)).items()
@@ -349,7 +350,7 @@ def _mask_of_index(part: Polynomial, index: Polynomial) -> MaskedRange | None:
 
 def _is_extent_mask(part: Polynomial, index: Polynomial, extent: Polynomial) -> MaskedRange | None:
     """Return a full mask if, before a call, `part > 0` follows from `0 <= index < extent` by the names; else None."""
-    extra, lead = (part - extent + index).constant, (part - number(1) - index).constant
+    extra, lead = (part - extent + index).constant, (part - const_poly(1) - index).constant
     return MaskedRange() if max(-1 if extra is None else extra, -1 if lead is None else lead) >= 0 else None
 
 

@@ -25,7 +25,7 @@ from overweave.compiler.frontend.symbols.directives import (
     is_directive,
     parse_directive,
 )
-from overweave.compiler.frontend.symbols.polynomials import Polynomial, number
+from overweave.compiler.frontend.symbols.polynomials import Polynomial, const_poly
 from overweave.errors import InputError
 from overweave.ir.text.files import printable
 from overweave.untrusted import read_bytes
@@ -83,8 +83,8 @@ class KernelSource(Struct, frozen=True):
     @property
     def default_numbers(self) -> dict[str, int]:
         """Parameter -> its default, where that is an integer."""
-        numbers = ((one.name.value, one.default) for one in all_params(self.function))
-        return {name: number.evaluated_value for name, number in numbers if isinstance(number, cst.Integer)}
+        defaults = ((one.name.value, one.default) for one in all_params(self.function))
+        return {name: default.evaluated_value for name, default in defaults if isinstance(default, cst.Integer)}
 
     def default_of(self, name: str) -> ast.expr | None:
         """The default of a parameter."""
@@ -220,7 +220,7 @@ def _with_file_constants(mark: Marked[Directive], numbers: Mapping[str, int]) ->
     """Replace the names of constants of the file in a directive by their values."""
 
     def fold(expression: Polynomial) -> Polynomial:
-        return expression.substitute(lambda atom: number(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
+        return expression.substitute(lambda atom: const_poly(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
 
     directive = mark.directive
     if isinstance(directive, AxisDirective):
@@ -244,7 +244,9 @@ class _Reader:
             for line in statement.leading_lines if hasattr(statement, "leading_lines") else ():
                 if line.comment and is_directive(line.comment.value):
                     yield Marked(self.parse(line.comment), statement, statement_path)
-            self.refuse(_trailing(statement), "it stands behind a statement", "Give it a line of its own, above it")
+            self.refuse(
+                _trailing(statement), "it follows a statement on its line", "Give it a line of its own, above it"
+            )
             for inner in _blocks(statement):
                 yield from self.block(inner, statement_path)
         footer = [line.comment for line in block.footer if line.comment]

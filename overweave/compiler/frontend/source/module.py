@@ -207,6 +207,7 @@ class _Absolute(cst.CSTTransformer):
         self.source = source
 
     def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.ImportFrom:
+        """Replace `from .m import x` by `from package.m import x`. Raises InputError for a file in no package."""
         if not original_node.relative:
             return updated_node
         package = _package_path(self.source.path.resolve())

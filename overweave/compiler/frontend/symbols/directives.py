@@ -23,7 +23,14 @@ from difflib import SequenceMatcher
 
 from msgspec import Struct
 
-from overweave.compiler.frontend.symbols.polynomials import Polynomial, Quotient, TooLarge, atom_poly, floor_div, number
+from overweave.compiler.frontend.symbols.polynomials import (
+    Polynomial,
+    Quotient,
+    TooLarge,
+    atom_poly,
+    const_poly,
+    floor_div,
+)
 from overweave.errors import DirectiveError
 
 # Integer expressions of directives: names, numbers, `+`, `-`, `*`, `//`, `cdiv(a, b)`, `tensor.shape[0]`, `blocks(S)`,
@@ -111,7 +118,7 @@ def _sum(tokens: list[str]) -> tuple[Polynomial, list[str]]:
     """Parse `[-] term {(+ | -) term}`. Return the expression and the remaining tokens."""
     negative = tokens[:1] == ["-"]
     total, rest = _term(tokens[1:] if negative else tokens)
-    total = _check_size(number(0) - total) if negative else total
+    total = _check_size(const_poly(0) - total) if negative else total
     while rest[:1] in (["+"], ["-"]):
         sign = rest[0]
         part, rest = _term(rest[1:])
@@ -140,9 +147,9 @@ def _factor(tokens: list[str]) -> tuple[Polynomial, list[str]]:
     if first == CEIL_DIV and rest[:1] == ["("]:
         over, rest = _sum(rest[1:])
         by, rest = _sum(_expect(rest, ","))
-        return _divide(over + by - number(1), by), _expect(rest, ")")
+        return _divide(over + by - const_poly(1), by), _expect(rest, ")")
     if first.isdecimal():
-        return _check_size(number(int(first))), rest
+        return _check_size(const_poly(int(first))), rest
     if any(form.fullmatch(first) for form in (IDENTIFIER, SHAPE, BLOCKS)):
         return atom_poly(first), rest
     raise ExpressionError(f"cannot read {first!r} there")

@@ -70,7 +70,7 @@ class Polynomial(Struct, frozen=True):
             return self
         total = ZERO
         for atoms, factor in self.terms:
-            term = number(factor)
+            term = const_poly(factor)
             for atom in atoms:
                 term = term * (by(atom) or _substitute_inside(atom, by))
             total = total + term
@@ -128,8 +128,8 @@ Atom = str | Quotient | BlockOf | LaneIndex | LoopIndex | OpaqueResult
 Monomial = tuple[Atom, ...]
 
 
-def number(value: int) -> Polynomial:
-    """Return a constant polynomial."""
+def const_poly(value: int) -> Polynomial:
+    """Return the polynomial of an integer constant."""
     return Polynomial((((), value),)) if value else ZERO
 
 
@@ -143,13 +143,13 @@ def floor_div(over: Polynomial, by: Polynomial) -> Polynomial:
     if by.constant == 1:
         return over
     if over.constant is not None and by.constant:
-        return number(over.constant // by.constant)
+        return const_poly(over.constant // by.constant)
     return atom_poly(Quotient(over, by))
 
 
 def ceil_div(over: Polynomial, by: Polynomial) -> Polynomial:
     """Return `cdiv(over, by)`: how many blocks of `by` cover `over`."""
-    return floor_div(over + by - number(1), by)
+    return floor_div(over + by - const_poly(1), by)
 
 
 def sum_terms(terms: Iterable[tuple[Monomial, int]]) -> Polynomial:
@@ -195,7 +195,7 @@ def _remove_atoms(atoms: Monomial, removed: Monomial) -> Monomial | None:
 
 def lower_bound(poly: Polynomial, positive: frozenset[str]) -> int | None:
     """Return a lower bound, None if unknown. `positive` names are at least 1, atoms that are not names at least 0."""
-    shifted = poly.substitute(lambda atom: atom_poly(atom) + number(1) if atom in positive else None)
+    shifted = poly.substitute(lambda atom: atom_poly(atom) + const_poly(1) if atom in positive else None)
     unknown = [atom for atoms, _ in shifted.terms for atom in atoms if isinstance(atom, str) and atom not in positive]
     if unknown or any(factor < 0 for atoms, factor in shifted.terms if atoms):
         return None
@@ -228,6 +228,7 @@ def _inner_polynomials(atom: Atom) -> tuple[Polynomial, ...]:
 
 
 def _substitute_inside(atom: Atom, by: Callable[[Atom], Polynomial | None]) -> Polynomial:
+    """Substitute in the polynomials that an atom is built from."""
     if isinstance(atom, Quotient):
         return floor_div(atom.over.substitute(by), atom.by.substitute(by))
     if isinstance(atom, LaneIndex):

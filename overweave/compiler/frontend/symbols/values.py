@@ -21,7 +21,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
     Polynomial,
     Quotient,
     atom_poly,
-    number,
+    const_poly,
     tags_of,
 )
 
@@ -201,7 +201,7 @@ def remainder(left: Number, right: Number) -> Number:
     rank = max(left.rank, right.rank)
     a, b = broadcast(left, rank), broadcast(right, rank)
     if a.constant is not None and b.constant:
-        return Number(number(a.constant % b.constant), rank)
+        return Number(const_poly(a.constant % b.constant), rank)
     return Number(ZERO if b.constant == 1 else a - b * atom_poly(Quotient(a, b)), rank)
 
 
@@ -210,13 +210,13 @@ def compare(left: Number, right: Number, sign: str) -> Condition:
     rank = max(left.rank, right.rank)
     a, b = broadcast(left, rank), broadcast(right, rank)
     if sign in ("<", "<="):
-        return _positive(b - a + number(int(sign == "<=")), rank)
+        return _positive(b - a + const_poly(int(sign == "<=")), rank)
     if sign in (">", ">="):
-        return _positive(a - b + number(int(sign == ">=")), rank)
+        return _positive(a - b + const_poly(int(sign == ">=")), rank)
     difference = (a - b).constant
     if difference is not None:
         return Condition(() if (difference == 0) == (sign == "==") else (ZERO,), rank)
-    equal = Condition((a - b + number(1), b - a + number(1)), rank)
+    equal = Condition((a - b + const_poly(1), b - a + const_poly(1)), rank)
     if sign == "==":
         return equal
     tags = tags_of(a, b) | ({CONDITIONAL} if varies(a - b) else set())
@@ -241,7 +241,7 @@ def logical_not(value: Condition) -> Condition:
     if value.negation is not None:
         return value.negation
     if value.is_exact and len(value.parts) == 1:
-        return Condition(() if value.truth is False else (number(1) - value.parts[0],), value.rank)
+        return Condition(() if value.truth is False else (const_poly(1) - value.parts[0],), value.rank)
     if value.truth is not None:
         return Condition((ZERO,) if value.truth else (), value.rank)
     return logical_or(value, value)  # unknown, with the same tags

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from overweave.compiler.frontend.symbols.directives import AccessDirective, StreamDirective
-from overweave.compiler.frontend.symbols.polynomials import ZERO, Polynomial, ceil_div, floor_div, number
+from overweave.compiler.frontend.symbols.polynomials import ZERO, Polynomial, ceil_div, const_poly, floor_div
 from overweave.compiler.frontend.symbols.values import (
     CONDITIONAL,
     LOADED,
@@ -75,7 +75,7 @@ class Expressions:
         return rule(node) if rule else opaque(kind, *map(self.value, _child_expressions(node)))
 
     def _constant(self, node: ast.Constant) -> SymbolicValue:
-        return Number(number(int(node.value))) if isinstance(node.value, int) else Constant(node.value)
+        return Number(const_poly(int(node.value))) if isinstance(node.value, int) else Constant(node.value)
 
     def _name(self, node: ast.Name) -> SymbolicValue:
         return self.variables[node.id] if node.id in self.variables else self.walker.global_value(node.id)
@@ -136,7 +136,7 @@ class Expressions:
         return opaque(node.attr, inner)
 
     def _subscript(self, node: ast.Subscript) -> SymbolicValue:
-        """Evaluate an item of a tuple, or `x[:, None]`."""
+        """Evaluate an item of a tuple, or an expansion `x[:, None]`; any other subscript is opaque."""
         inner = self.value(node.value)
         index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if isinstance(inner, TupleValue) and len(index) == 1:
@@ -215,20 +215,21 @@ def binary_op(left: SymbolicValue, right: SymbolicValue, sign: ast.operator) -> 
 
 
 def _of_numbers(left: Number, right: Number, sign: ast.operator) -> Number:
+    """Return `left sign right` of Numbers; opaque if it is no polynomial, division or folded constant."""
     if sign_text := ARITHMETIC.get(type(sign)):
         return arithmetic(left, right, sign_text)
     rank = max(left.rank, right.rank)
     dividend, divisor = broadcast(left, rank), broadcast(right, rank)
     if isinstance(sign, ast.FloorDiv) and divisor.constant != 0:
-        return Number(ceil_div(dividend - divisor + number(1), divisor), rank)
+        return Number(ceil_div(dividend - divisor + const_poly(1), divisor), rank)
     if isinstance(sign, ast.Mod) and divisor.constant != 0:
         return remainder(left, right)
     if isinstance(sign, ast.LShift | ast.RShift) and divisor.constant is not None and 0 <= divisor.constant < 64:
-        power = number(1 << divisor.constant)
+        power = const_poly(1 << divisor.constant)
         return Number(dividend * power if isinstance(sign, ast.LShift) else floor_div(dividend, power), rank)
     sign_text = type(sign).__name__
     if dividend.constant is not None and divisor.constant is not None and sign_text in CONSTANT_FOLDS:
-        return Number(number(CONSTANT_FOLDS[sign_text](dividend.constant, divisor.constant)), rank)
+        return Number(const_poly(CONSTANT_FOLDS[sign_text](dividend.constant, divisor.constant)), rank)
     return opaque(type(sign).__name__, left, right)
 
 

@@ -25,8 +25,8 @@ from overweave.compiler.frontend.symbols.polynomials import (
     TooLarge,
     atom_poly,
     ceil_div,
+    const_poly,
     lower_bound,
-    number,
     tags_of,
 )
 from overweave.compiler.frontend.symbols.values import (
@@ -160,7 +160,7 @@ class _Walk:
             return Number(atom_poly(name))
         if type(value) is int and name not in kernel.source.constants:
             return Number(atom_poly(name))
-        return Number(number(int(value))) if isinstance(value, int) else Constant(value)
+        return Number(const_poly(int(value))) if isinstance(value, int) else Constant(value)
 
     # statements
 
@@ -297,7 +297,7 @@ class _Walk:
     def _while(self, node: ast.While) -> None:
         """Walk a loop whose iteration count is unknown unless `_while_count` finds it."""
         test, before = as_condition(self.expressions.value(node.test)), self._values_before(node)
-        loop = Loop(node.lineno, atom_poly(OpaqueResult("turns", (), test.all_tags | {LOOP_CARRIED})))
+        loop = Loop(node.lineno, atom_poly(OpaqueResult("iterations", (), test.all_tags | {LOOP_CARRIED})))
         steps = self._steps_per_iteration(node, loop, before)
         counted = self._while_count(node, loop, steps, before)
         changed = frozenset[str]().union(
@@ -306,7 +306,7 @@ class _Walk:
         tags = test.all_tags | changed | {LOOP_CARRIED}
         loop = Loop(
             node.lineno,
-            atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags)),
+            atom_poly(OpaqueResult(f"the iterations of line {node.lineno}", (), tags)),
             test=replace(test, is_exact=False, tags=tags | {CONDITIONAL}),
         )
         self._walk_counted(node, loop if counted is None else Loop(node.lineno, counted, is_guard=True))
@@ -316,17 +316,17 @@ class _Walk:
     ) -> Polynomial | None:
         """Return the iteration count of a `while` whose test falls by a constant in every iteration; else None."""
         variables, self.probe_depth = dict(self.expressions.variables), self.probe_depth + 1
-        at_turn = {name: after_iterations(before[name], steps[name], loop, loop.iteration) for name in before}
-        self.expressions.variables |= at_turn
+        at_iteration = {name: after_iterations(before[name], steps[name], loop, loop.iteration) for name in before}
+        self.expressions.variables |= at_iteration
         test = as_condition(self.expressions.value(node.test))
         self.expressions.variables, self.probe_depth = variables, self.probe_depth - 1
-        (turn,) = loop.iteration.atoms - loop.count.atoms
+        (iteration,) = loop.iteration.atoms - loop.count.atoms
         if not test.is_exact or len(test.parts) != 1:
             return None
-        step = test.parts[0].coefficient(turn)
+        step = test.parts[0].coefficient(iteration)
         first = test.parts[0] - step * loop.iteration
         fall = lower_bound(ZERO - step, self.kernel.symbols | self.kernel.source.constants)
-        return ceil_div(first, ZERO - step) if (fall or 0) > 0 and turn not in first.atoms else None
+        return ceil_div(first, ZERO - step) if (fall or 0) > 0 and iteration not in first.atoms else None
 
     def _for(self, node: ast.For) -> None:
         self._walk_counted(node, self._range_loop(node))
@@ -394,21 +394,21 @@ class _Walk:
         values = list(map(self.expressions.value, _range_arguments(node.iter)))
         polys = [value.poly for value in values if isinstance(value, Number)]
         tags = frozenset[str]().union(*map(value_tags, values))
-        end = atom_poly(OpaqueResult(f"the turns of line {node.lineno}", (), tags | {LOOP_CARRIED}))
-        low, step = ZERO, number(1)
+        end = atom_poly(OpaqueResult(f"the iterations of line {node.lineno}", (), tags | {LOOP_CARRIED}))
+        low, step = ZERO, const_poly(1)
         if polys and len(polys) == len(values):
             low, high = (polys[0], polys[1]) if len(polys) > 1 else (ZERO, polys[0])
-            step = polys[2] if len(polys) > 2 else number(1)
+            step = polys[2] if len(polys) > 2 else const_poly(1)
             end = ceil_div(high - low, step)
         stream = self.streams.get(node.lineno)
         if stream and not self.call_depth:
             loop_start = StreamStart(stream[0], low)
             self.loop_starts += [loop_start] if not self.probe_depth and loop_start not in self.loop_starts else []
-            iteration = opaque("turn", tags=frozenset({LOOP_CARRIED})).poly
+            iteration = opaque("iteration", tags=frozenset({LOOP_CARRIED})).poly
             start = Number(atom_poly(BlockOf(stream[0].axis)))
             return Loop(node.lineno, end, variable=start, iteration=iteration, is_streamed=True)
         if node.lineno == self.tile_loop_line and not self.call_depth:
-            iteration = atom_poly(OpaqueResult("the tile's turn", (), frozenset({PROGRAM_ID})))
+            iteration = atom_poly(OpaqueResult("the tile's iteration", (), frozenset({PROGRAM_ID})))
             return Loop(
                 node.lineno, end, is_tile_loop=True, variable=Number(low + iteration * step), iteration=iteration
             )
@@ -434,7 +434,7 @@ class _Walk:
         node = self.file.constant(name)
         integer = None if node is None else number_of(node, self.file)
         if node is None or integer is not None:
-            return unknown(name) if integer is None else Number(number(integer))
+            return unknown(name) if integer is None else Number(const_poly(integer))
         value = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else node
         if isinstance(value, ast.Attribute) and self.file.is_of_triton(dotted(value)):
             return Constant(value.attr)

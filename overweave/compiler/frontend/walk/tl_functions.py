@@ -16,7 +16,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
     Polynomial,
     atom_poly,
     ceil_div,
-    number,
+    const_poly,
     tags_of,
 )
 from overweave.compiler.frontend.symbols.values import (
@@ -64,11 +64,11 @@ def substitute_numbers(poly: Polynomial, numbers: Mapping[str, int]) -> Polynomi
 
     def replacement(atom: Atom) -> Polynomial | None:
         if isinstance(atom, str):
-            return number(numbers[atom]) if atom in numbers else None
+            return const_poly(numbers[atom]) if atom in numbers else None
         if isinstance(atom, OpaqueResult) and atom.operation in CONSTANT_FOLDS and atom.inputs:
             inputs = [substitute_numbers(value, numbers).constant for value in atom.inputs]
             constants = [value for value in inputs if value is not None]
-            return number(CONSTANT_FOLDS[atom.operation](*constants)) if len(constants) == len(inputs) else None
+            return const_poly(CONSTANT_FOLDS[atom.operation](*constants)) if len(constants) == len(inputs) else None
         return None
 
     return poly.substitute(replacement)
@@ -134,7 +134,7 @@ def _minimum(args: list[SymbolicValue], keywords: Mapping[str, SymbolicValue]) -
         left, right = args[0], args[1]
         for value, bound in ((left, right), (right, left)):
             if value.rank > bound.rank and bound.rank == 0:
-                return _clamp(value, bound.poly + number(1))
+                return _clamp(value, bound.poly + const_poly(1))
     return _min_or_max(MINIMUM, args)
 
 
@@ -149,7 +149,7 @@ def _min_or_max(word: str, args: list[SymbolicValue]) -> SymbolicValue | None:
         return Number(polys[0], rank)
     constants = [poly.constant for poly in polys if poly.constant is not None]
     if len(constants) == len(polys):
-        return Number(number(CONSTANT_FOLDS[word](*constants)), rank)
+        return Number(const_poly(CONSTANT_FOLDS[word](*constants)), rank)
     return Number(atom_poly(OpaqueResult(word, tuple(polys), tags_of(*polys))), rank)
 
 
