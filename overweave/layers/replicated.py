@@ -9,10 +9,10 @@ import torch
 from torch.nn.functional import linear
 
 from overweave.compat.torch_names import is_any_autocast_enabled
-from overweave.errors import InputError
 from overweave.functional import check_untransformed, is_transformed, linear_all_reduce
 from overweave.memory.group import GroupLike
-from overweave.ops.dispatch.route import place_of, refused
+from overweave.ops.dispatch.collectives import exchange_in, replicated
+from overweave.ops.dispatch.route import place_of
 
 _CAST = (torch.bfloat16, torch.float16, torch.float32)  # neither fp64 nor fp8
 is_autocast: Callable[[], bool] = is_any_autocast_enabled  # on any device: a cheap check before `cast`
@@ -55,8 +55,8 @@ class _Replicated(torch.autograd.Function):
         (x, weight), grad_y, needs_grad = ctx.saved_tensors, grads[0], ctx.needs_input_grad
         if grad_y is None:
             return None, None, None, None
-        if torch.is_grad_enabled():
-            raise double_backward_error("replicated_linear", ctx.group)
+        if torch.is_grad_enabled() and x is not None:  # each rank's part of a gradient of x, which all have alike
+            x = replicated(exchange_in(ctx.group, "replicated_linear"), x)
         grad_x = linear_all_reduce(grad_y, weight.t(), group=ctx.group) if needs_grad[0] else None
         return grad_x, *weight_gradients(grad_y, x, needs_grad[1:3]), None
 
@@ -89,12 +89,6 @@ def weight_gradients(
     rows = grad_y.reshape(-1, grad_y.shape[-1])
     grad_weight = rows.t() @ x.reshape(-1, x.shape[-1]).to(rows.dtype) if needs_grad[0] and x is not None else None
     return grad_weight, rows.sum(0) if needs_grad[1] else None
-
-
-def double_backward_error(name: str, group: str) -> Exception:
-    """Return the error of a backward pass with create_graph=True, which every rank raises. name: of the function."""
-    cure = "Leave out create_graph=True; gradients of gradients are not computed"
-    return refused(group, InputError(f"differentiate {name} twice", "backward is asked for a graph", cure))
 
 
 def _apply(function: Any, *arguments: Any) -> Any:

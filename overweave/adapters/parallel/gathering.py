@@ -30,7 +30,9 @@ from overweave.compat.torch_names import (
 )
 from overweave.errors import InputError
 from overweave.functional import all_gather_linear, linear_all_reduce, linear_reduce_scatter
-from overweave.layers.replicated import autocast_dtype, cast, double_backward_error, is_autocast, weight_gradients
+from overweave.layers.replicated import autocast_dtype, cast, is_autocast, weight_gradients
+from overweave.ops.dispatch.collectives import exchange_in, own_rows, replicated
+from overweave.ops.dispatch.route import refused
 
 
 class LazyTensor(torch.Tensor):
@@ -337,7 +339,7 @@ class _LazyAllGather(torch.autograd.Function):
         if grad is None:
             return None, None
         if torch.is_grad_enabled():
-            raise double_backward_error("PrepareGather", ctx.gather.group)
+            return _own_part(grad, ctx.gather), None
         if isinstance(grad, LazyGradSum) and grad.is_unread:
             site(GRADIENT).by_overweave += 1
             return grad.reduce_scattered(), None
@@ -367,20 +369,41 @@ class _GatheredLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: OptionalTensor) -> Any:
-        """Return the gradients: of x lazily, unless the optimizer may step early; of weight and bias at once."""
+        """Return the gradients: of x lazily, unless create_graph, or the optimizer may step early; others at once."""
         (gathered, weight), grad_y, needs_grad = ctx.saved_tensors, grads[0], ctx.needs_input_grad
         if grad_y is None:
             return None, None, None, None
-        if torch.is_grad_enabled():
-            raise double_backward_error("Colwise", ctx.gather.group)
+        is_recorded = torch.is_grad_enabled()  # create_graph=True
+        if is_recorded:
+            gathered = _with_summed_gradient(gathered, ctx.gather.group)
         if isinstance(gathered, LazyGather):
             gathered = gathered.materialize("the gradient of a weight")
         grad_x: OptionalTensor = None
-        if needs_grad[0] and _may_step_early(ctx.parameter):
+        if needs_grad[0] and (is_recorded or _may_step_early(ctx.parameter)):
             grad_x = linear_all_reduce(grad_y, weight.t(), group=ctx.gather.group).to(ctx.like[1])
         elif needs_grad[0]:
             grad_x = LazyGradSum(ctx.like, ctx.gather, (WeightProduct(grad_y, weight, ctx.parameter),))
         return grad_x, *weight_gradients(grad_y, gathered, needs_grad[1:3]), None
+
+
+def _with_summed_gradient(gathered: OptionalTensor, group: str) -> OptionalTensor:
+    """Return a gathered tensor whose gradient is summed over ranks, for gradients of gradients.
+
+    Raises InputError, on every rank, if autocast gathered it in another dtype, without a history.
+    """
+    if gathered is None:
+        return None
+    if not isinstance(gathered, LazyGather):
+        cure = "Leave out autocast, or create_graph=True"
+        error = InputError("differentiate Colwise twice", "its input was gathered in the dtype of autocast", cure)
+        raise refused(group, error)
+    return replicated(exchange_in(group, "Colwise"), gathered)
+
+
+def _own_part(grad: torch.Tensor, gather: RowGather) -> torch.Tensor:
+    """Return this rank's rows of a gradient that is equal on all ranks, differentiably."""
+    rows = own_rows(exchange_in(gather.group, "PrepareGather"), grad.movedim(gather.dim, 0))
+    return rows.movedim(0, gather.dim).contiguous()
 
 
 def _may_step_early(parameter: torch.Tensor) -> bool:

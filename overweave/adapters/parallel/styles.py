@@ -289,8 +289,8 @@ class PrepareGather(ParallelStyle):
             has_first = len(arguments) > 0 and self.input_layouts is not None
             if not has_first and not any(name in keywords for name in layouts):
                 raise self._missing_input(path, arguments, keywords)
-            prepared_first = [_prepare_input(arguments[0], self.input_layouts, mesh_and_group)] if arguments else []
-            prepared = {name: _prepare_input(x, layouts.get(name), mesh_and_group) for name, x in keywords.items()}
+            prepared_first = [prepare_input(arguments[0], self.input_layouts, mesh_and_group)] if arguments else []
+            prepared = {name: prepare_input(x, layouts.get(name), mesh_and_group) for name, x in keywords.items()}
             return (*prepared_first, *arguments[1:]), prepared
 
         module.register_forward_pre_hook(prepare_inputs, with_kwargs=True)
@@ -304,7 +304,7 @@ class PrepareGather(ParallelStyle):
         return InputError(asked, found, "Name it in input_kwarg_layouts, or, of the first argument, in input_layouts")
 
 
-def _prepare_input(x: object, placement: Any, mesh_and_group: tuple[DeviceMesh, GroupRank]) -> object:
+def prepare_input(x: object, placement: Any, mesh_and_group: tuple[DeviceMesh, GroupRank]) -> object:
     """Return what the module gets for an input: a LazyGather, or, if that is unsupported, the gathered tensor."""
     if placement is None or not isinstance(x, torch.Tensor):
         return x
