@@ -67,7 +67,7 @@ def prepared(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (module,) = PREPARED
     layer: Any = module[0]  # type: ignore[index]
     if not torch._C._are_functorch_transforms_active():  # under which torch makes no DTensor
-        layer._parameters["weight"] = DTensor.from_local(w, layer.overweave_place.mesh, [Shard(0)], run_check=False)
+        layer._parameters["weight"] = DTensor.from_local(w, layer.overweave_placement.mesh, [Shard(0)], run_check=False)
     y: torch.Tensor = module(x)
     return y
 
@@ -99,7 +99,7 @@ CALLED = {
     "linear_all_reduce": Called(("_Differentiated",), linear_all_reduce, 1, 1, None),
     "main_grad": Called(("_IntoMainGrad",), in_main_grad, 0, 0, 1),
     "replicated_linear": Called(("_Replicated",), replicated_linear, None, 0, 1),
-    "PrepareGather": Called(("_Gathered", "_Multiplied", "_OwnRows"), prepared, 0, 0, 1),
+    "PrepareGather": Called(("_LazyAllGather", "_GatheredLinear", "_OwnRows"), prepared, 0, 0, 1),
     "installed gather": Called(("_Gather",), installed_gather, 0, 0, 1, refuses_transforms=False),
     "installed scatter": Called(("_Scatter",), installed_scatter, 1, 1, 0, refuses_transforms=False),
 }
