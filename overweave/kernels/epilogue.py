@@ -180,7 +180,7 @@ def has_steps(code, stages):
 def reads_layout(code, stages, layout):
     """Return whether a step of these stages reads an input of this layout; layout "": any input in memory."""
     steps = [step for step in StepsByDigest.steps[code] if step.stage & stages] if code else []
-    layouts = {layout for step in steps for layout, _ in step.inputs}
+    layouts = {each for step in steps for each, _ in step.inputs}
     return layout in layouts if layout else not layouts <= {"kn", ""}
 
 
@@ -240,8 +240,8 @@ def read_input(operands, gate, elements, CODE: tl.constexpr, STEP: tl.constexpr,
         INDEX_OF_PRODUCT: tl.constexpr = product_count_and_index(CODE, STEP)[1]
         return _load_columns(operands[VALUE] + PRODUCTS * elements.col_offset + INDEX_OF_PRODUCT * elements.n, elements)
     elif LAYOUT == "1products":
-        INDEX_OF_PRODUCT: tl.constexpr = product_count_and_index(CODE, STEP)[1]
-        return tl.load(operands[VALUE] + INDEX_OF_PRODUCT)
+        PRODUCT: tl.constexpr = product_count_and_index(CODE, STEP)[1]
+        return tl.load(operands[VALUE] + PRODUCT)
     elif LAYOUT == "y1":
         return tl.load(
             operands[VALUE] + (elements.start + elements.offsets) // elements.n, mask=elements.inside, other=0.0

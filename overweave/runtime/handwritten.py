@@ -257,13 +257,13 @@ class Declared:
         return list(self.channels).index(channel)
 
 
-def _subrange(outer: tuple[int, int], wanted: object) -> tuple[int, int]:
+def _subrange(outer: tuple[int, int], index: object) -> tuple[int, int]:
     """Return the part of a range that a slice selects. Raises InputError for other indices, or a step."""
-    if not isinstance(wanted, slice) or not all(type(end) in (int, type(None)) for end in (wanted.start, wanted.stop)):
-        found = f"got {str(wanted)[:40]}"
+    if not isinstance(index, slice) or not all(type(end) in (int, type(None)) for end in (index.start, index.stop)):
+        found = f"got {str(index)[:40]}"
         raise InputError("take a part of a symmetric buffer", found, "Take slices of rows and columns: part[0:8, 0:4]")
     size = outer[1] - outer[0]
-    low, high, step = wanted.indices(size)
+    low, high, step = index.indices(size)
     if step != 1:  # `indices` has raised TypeError for a step that is not an integer
         raise InputError("take a part of a symmetric buffer", f"step {step}", "Take rows and columns without a step")
     return outer[0] + low, outer[0] + max(low, high)

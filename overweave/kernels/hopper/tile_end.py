@@ -162,8 +162,8 @@ def store_sum(
                     )  # fmt: skip
         else:
             result = own
-        addresses, rounded = out + offsets, result.to(out.dtype.element_ty)
-        gl.store(addresses, rounded, mask=inside)
+        targets, rounded = out + offsets, result.to(out.dtype.element_ty)
+        gl.store(targets, rounded, mask=inside)
         if peers.spread_ranks is not None:
             if read_column(table, tile, TO) == AT_ALL:
                 for steps in range(1, peers.spread_ranks):

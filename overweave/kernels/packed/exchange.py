@@ -228,12 +228,12 @@ def pack_word(low, high, dtype: tl.constexpr):
 
 
 @triton.jit
-def report_missing(call, missing_by_element):
-    """Report a timeout of one missing sender, if any element has one (position among senders plus one; 0: none)."""
-    missing_by_element = tl.max(missing_by_element, 0)
-    if missing_by_element > 0:
+def report_missing(call, missing):
+    """Report a timeout of one missing sender, if there is one. missing: of each element, as of `poll_messages`."""
+    position_plus_one = tl.max(missing, 0)
+    if position_plus_one > 0:
         if claim_report(call.words, call.limits):
-            sender = tl.where(missing_by_element - 1 >= call.rank, missing_by_element, missing_by_element - 1)
+            sender = tl.where(position_plus_one - 1 >= call.rank, position_plus_one, position_plus_one - 1)
             write_report(PACKED_OPERATION, sender, call.epoch, 0, call.words, call.limits, call.world_size)
 
 

@@ -102,13 +102,13 @@ def _transports(known: tuple[str, ...]) -> dict[str, Transport]:
 
 
 def _is_served(method: Method) -> bool:
-    """Return whether authors' tensors can go by a method: its tiles neither add nor store at peers, and copies move
-    it."""
+    """Return whether authors' tensors can go by a method: its copies run beside tiles, which neither add
+    nor store at peers."""
     if method.transport:
         return True
-    is_beside = method.multiplies in (TILE_KERNEL, AUTHOR_KERNEL) and {*method.moves} == {COPY_ENGINE}
+    moves_beside_tiles = method.multiplies in (TILE_KERNEL, AUTHOR_KERNEL) and {*method.moves} == {COPY_ENGINE}
     is_summed = method.adds is None or method.adds.by == REDUCE_KERNEL
-    return method.write is not None and is_beside and is_summed and not operator_of(method.operator).exchanges
+    return method.write is not None and moves_beside_tiles and is_summed and not operator_of(method.operator).exchanges
 
 
 def _transport_name(method: Method) -> str:
