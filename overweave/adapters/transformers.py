@@ -47,7 +47,7 @@ class Rowwise(stock.RowwiseParallel):  # type: ignore[misc]
     """Each rank multiplies its columns of the input; the sum over ranks overlaps with the matmul."""
 
     def install_forward(self, module: nn.Module, mesh: Any) -> nn.Module:
-        """Replace the forward of a linear layer. A quantized one stays Transformers'."""
+        """Let the style shard a layer, and replace the forward of a plain linear layer with a supported layout."""
         output = self.output_layouts
         is_output_supported = output == Replicate() or _is_shard(output)
         reason = _layer_obstacle(

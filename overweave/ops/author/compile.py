@@ -230,7 +230,7 @@ def _prepare(fused: FusedKernel, group: Group, call_args: Mapping[str, Any], opt
         argument_checks.check_tensors(name, call_args)
         numbers = argument_checks.integer_arguments(call_args)
         check_addresses(
-            fused.kernel, fused.kernel.source.default_numbers | argument_checks.non_tensor_arguments(call_args)
+            fused.kernel, fused.kernel.source.default_ints | argument_checks.non_tensor_arguments(call_args)
         )
         fused.check_directives(call_args)
         space, schedules = fused.kernel.space(numbers), fused.schedules

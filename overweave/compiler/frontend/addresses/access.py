@@ -13,10 +13,10 @@ from overweave.compiler.frontend.addresses.dimensions import (
     Dimension,
     SplitLanes,
     Strides,
-    dimension_with_numbers,
     index_splits,
     split_divided_lanes,
     split_long_lanes,
+    substitute_dimension,
     substitute_lanes,
 )
 from overweave.compiler.frontend.addresses.index_check import AccessContext, IndexCheck, NeedsCallArguments
@@ -90,8 +90,8 @@ class AccessCheck:
         """Check the offset symbolically; if that fails in a call, with the integers that the call passes for names."""
         attempts = [(offset, self.dims)]
         if self.kernel.is_call:  # the kernel may have a number where its directive has a name
-            numbers = [dimension_with_numbers(dim, self.kernel.substitute) for dim in self.dims]
-            attempts.append((self.kernel.substitute(offset), numbers))
+            int_dims = [substitute_dimension(dim, self.kernel.substitute) for dim in self.dims]
+            attempts.append((self.kernel.substitute(offset), int_dims))
         errors: list[DirectiveError] = []
         for attempt, dims in attempts:
             try:

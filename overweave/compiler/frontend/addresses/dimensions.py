@@ -31,7 +31,7 @@ from overweave.compiler.frontend.symbols.polynomials import (
 )
 from overweave.compiler.frontend.symbols.values import CASTS, CLAMP, MAXIMUM, MINIMUM, varies
 
-Substitution = Callable[[Polynomial], Polynomial]  # replaces names by their numbers, where these are known
+Substitution = Callable[[Polynomial], Polynomial]  # replaces names by integers, if these are known
 SplitLanes = dict[Atom, tuple[LaneIndex, LaneIndex]]  # lane -> (high, low): lane = high * low.length + low
 HIGH, LOW = 100, 200  # added to the dimension of a lane that is split, for its two parts
 
@@ -206,8 +206,8 @@ def flatten(
     return index, extent
 
 
-def dimension_with_numbers(dim: Dimension, substitute: Substitution) -> Dimension:
-    """Replace the names of a dimension by numbers."""
+def substitute_dimension(dim: Dimension, substitute: Substitution) -> Dimension:
+    """Replace the names in a dimension's expressions."""
     return replace(
         dim,
         extent=substitute(dim.extent),
@@ -218,7 +218,7 @@ def dimension_with_numbers(dim: Dimension, substitute: Substitution) -> Dimensio
     )
 
 
-# In a call every bound is a number. Before a call a bound may be a polynomial of the caller's numbers.
+# In a call every bound is an integer. Before a call a bound may be a polynomial of the caller's integer arguments.
 
 SymbolicInterval = tuple[Polynomial | None, Polynomial | None]  # (minimum, maximum); None: unknown
 UNBOUNDED: SymbolicInterval = (None, None)
@@ -239,9 +239,9 @@ class Extents(Struct, frozen=True):
 
 
 class Bounds:
-    """Bounds over a kernel's axes. substitute: replaces names by their numbers, where these are known.
+    """Bounds over a kernel's axes. substitute: replaces names by integers, if these are known.
 
-    positive: the names of numbers that are at least 1.
+    positive: names whose value is at least 1.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ class IndexCheck:
         )
 
     def _is_definite(self, poly: Polynomial) -> bool:
-        """Whether a polynomial has one sign for all numbers of at least 1; it may be 0 where all are 1."""
+        """Whether a polynomial has one sign for all values of its names of at least 1; it may be 0 where all are 1."""
         return self.kernel.bounds.is_nonnegative(poly) or self.kernel.bounds.is_nonnegative(ZERO - poly)
 
     # loads
@@ -172,7 +172,7 @@ class IndexCheck:
         raise self.access.outside_error(dim, _interval_text(low, high))
 
     def _is_surely_outside(self, dim: Dimension, low: Polynomial | None, high: Polynomial | None) -> bool:
-        """Whether an access leaves its block for all numbers of a call."""
+        """Whether an access leaves its block whatever integers a call passes."""
         before = low is not None and self.kernel.bounds.is_nonnegative(ZERO - low) and low != ZERO
         excess = None if high is None else high + const_poly(1) - dim.size
         return before or (excess is not None and self.kernel.bounds.is_nonnegative(excess) and excess != ZERO)
@@ -297,7 +297,7 @@ class IndexCheck:
         return left
 
     def _refuse_surely_outside(self, dim: Dimension, local_index: Polynomial) -> None:
-        """Raise if a store along an axis leaves its block for all numbers of a call."""
+        """Raise if a store along an axis leaves its block whatever integers a call passes."""
         if dim.axis is not None:
             low, high = self.kernel.bounds.interval(local_index)
             self._check_bounded(dim, local_index)

@@ -81,7 +81,7 @@ class KernelSource(Struct, frozen=True):
         return frozenset(one.name.value for one in all_params(self.function) if one.default is not None)
 
     @property
-    def default_numbers(self) -> dict[str, int]:
+    def default_ints(self) -> dict[str, int]:
         """Parameter -> its default, where that is an integer."""
         defaults = ((one.name.value, one.default) for one in all_params(self.function))
         return {name: default.evaluated_value for name, default in defaults if isinstance(default, cst.Integer)}
@@ -111,9 +111,9 @@ class KernelSource(Struct, frozen=True):
         return frozenset()
 
     @property
-    def file_numbers(self) -> dict[str, int]:
+    def file_ints(self) -> dict[str, int]:
         """Integer constants of the file, name -> value, that no parameter shadows."""
-        return {name: value for name, value in self.file.numbers.items() if name not in self.parameters}
+        return {name: value for name, value in self.file.int_constants.items() if name not in self.parameters}
 
     @property
     def constants(self) -> frozenset[str]:
@@ -213,14 +213,14 @@ def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> 
     source = KernelSource(
         path, text, File(path, tree, language), wrapper.module, function, marks, lines[function].start.line, language
     )
-    return replace(source, marks=tuple(_with_file_constants(mark, source.file_numbers) for mark in marks))
+    return replace(source, marks=tuple(_with_file_constants(mark, source.file_ints) for mark in marks))
 
 
-def _with_file_constants(mark: Marked[Directive], numbers: Mapping[str, int]) -> Marked[Directive]:
+def _with_file_constants(mark: Marked[Directive], constants: Mapping[str, int]) -> Marked[Directive]:
     """Replace the names of constants of the file in a directive by their values."""
 
     def fold(expression: Polynomial) -> Polynomial:
-        return expression.substitute(lambda atom: const_poly(numbers[atom]) if atom in numbers else None)  # type: ignore[index]
+        return expression.substitute(lambda atom: const_poly(constants[atom]) if atom in constants else None)  # type: ignore[index]
 
     directive = mark.directive
     if isinstance(directive, AxisDirective):

@@ -86,42 +86,42 @@ class AnnotatedKernel(Struct, frozen=True, kw_only=True):
     def grid(self) -> tuple[AxisDirective, ...]:
         return tuple(axis for axis in self.axes if not axis.is_streamed)
 
-    def space(self, numbers: Mapping[str, int]) -> TileSpace:
-        """Return the tiles of a call. numbers: the kernel's integer arguments by name; a missing one has its default.
+    def space(self, int_args: Mapping[str, int]) -> TileSpace:
+        """Return the tiles of a call. int_args: the kernel's integer arguments by name; a missing one has its default.
 
         Raises DirectiveError for an argument that is missing and for a dimension that is not affine in one axis.
         """
-        numbers = {**self.source.default_numbers, **numbers}
+        int_args = {**self.source.default_ints, **int_args}
         axes = tuple(
-            Axis(a.name, _value(a.loc, a.extent, numbers), _value(a.loc, a.block, numbers, 1), a.is_streamed)
+            Axis(a.name, _value(a.loc, a.extent, int_args), _value(a.loc, a.block, int_args, 1), a.is_streamed)
             for a in self.axes
         )
         return TileSpace(
             kernel=self.source.name,
             axes=axes,
-            loads=_operands(self.loads, axes, numbers),
-            stores=_operands(self.stores, axes, numbers),
+            loads=_operands(self.loads, axes, int_args),
+            stores=_operands(self.stores, axes, int_args),
         )
 
 
 def _operands(
-    accesses: tuple[AnnotatedAccess, ...], axes: tuple[Axis, ...], numbers: Mapping[str, int]
+    accesses: tuple[AnnotatedAccess, ...], axes: tuple[Axis, ...], int_args: Mapping[str, int]
 ) -> tuple[Operand, ...]:
     """Return one operand for each tensor; a tensor has the same dimensions in all of its accesses."""
     by_tensor: dict[str, Operand] = {}
     for access in accesses:
         directive = access.directive
-        dims = tuple(_dim(directive.loc, dim, axes, numbers) for dim in directive.dims)
+        dims = tuple(_dim(directive.loc, dim, axes, int_args) for dim in directive.dims)
         by_tensor.setdefault(directive.tensor, Operand(directive.tensor, directive.parameter, dims))
     return tuple(by_tensor.values())
 
 
-def _dim(loc: SourceLine, expression: Polynomial, axes: tuple[Axis, ...], numbers: Mapping[str, int]) -> Dim:
+def _dim(loc: SourceLine, expression: Polynomial, axes: tuple[Axis, ...], int_args: Mapping[str, int]) -> Dim:
     """Return a dimension of a call: an extent, or an affine function of one axis."""
     by_name = {axis.name: axis for axis in axes}
     name, scale, shift = _affine(loc, expression, by_name)
     if name is None:
-        return Dim(_value(loc, expression, numbers))
+        return Dim(_value(loc, expression, int_args))
     counts = is_of_blocks(expression)
     return Dim(by_name[name].count if counts else by_name[name].extent, name, scale, shift, counts)
 
@@ -134,13 +134,13 @@ def _affine(loc: SourceLine, expression: Polynomial, axes: Mapping[str, object])
         raise loc.error(str(error), "Write an axis, `2 * M + 1` blocks along one, or an extent without axes") from None
 
 
-def _value(loc: SourceLine, expression: Polynomial, numbers: Mapping[str, int], least: int = 0) -> int:
+def _value(loc: SourceLine, expression: Polynomial, int_args: Mapping[str, int], least: int = 0) -> int:
     """Evaluate an expression. Raises DirectiveError for a missing argument or a value below `least`."""
-    missing = sorted(expression.names - numbers.keys())
+    missing = sorted(expression.names - int_args.keys())
     if missing:
         raise loc.error(f"{missing[0]} is no whole number in this call", "Pass an int for it")
     try:
-        value = expression.value(numbers)
+        value = expression.value(int_args)
     except ZeroDivisionError:
         raise loc.error(f"{expression} divides by zero", "Pass another number") from None
     if not least <= value < 2**31:

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from overweave.compiler.frontend.source.files import number_of
+from overweave.compiler.frontend.source.files import int_value
 from overweave.compiler.frontend.source.kernel import AnnotatedKernel
 from overweave.compiler.frontend.symbols.directives import TileIdDirective
 from overweave.compiler.frontend.symbols.polynomials import (
@@ -59,7 +59,7 @@ from overweave.compiler.frontend.walk.evaluate import (
     dotted,
 )
 from overweave.compiler.frontend.walk.loops import TILES, Loop, after_iterations, loop_marker, step_per_iteration
-from overweave.compiler.frontend.walk.tl_functions import substitute_numbers
+from overweave.compiler.frontend.walk.tl_functions import substitute_ints
 
 
 def defaults(helper: ast.FunctionDef) -> dict[str, ast.expr]:
@@ -125,7 +125,7 @@ class _Walk:
         functions = list(self.file.functions.values())
         self.function = self.file.functions[kernel.source.name]
         integers = {name: value for name, value in (arguments or {}).items() if isinstance(value, int)}
-        self.numbers = {name: int(value) for name, value in integers.items()}
+        self.int_args = {name: int(value) for name, value in integers.items()}
         self.expressions = Expressions(self)
         for name in kernel.source.parameters:
             self.expressions.variables[name] = self._argument(name, arguments or {})
@@ -280,8 +280,8 @@ class _Walk:
             return condition.truth
         variables, directives = self.expressions.variables, self.directives
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-        numbers = {name: with_numbers(variables[name], self.numbers) for name in names & variables.keys()}
-        self.expressions.variables, self.directives = {**variables, **numbers}, ()
+        int_args = {name: with_ints(variables[name], self.int_args) for name in names & variables.keys()}
+        self.expressions.variables, self.directives = {**variables, **int_args}, ()
         self.probe_depth, self.is_deciding = self.probe_depth + 1, True
         truth = as_condition(self.expressions.value(test)).truth
         self.probe_depth, self.is_deciding = self.probe_depth - 1, False
@@ -332,8 +332,8 @@ class _Walk:
         self._walk_counted(node, self._range_loop(node))
 
     def _walk_counted(self, node: ast.For | ast.While, loop: Loop) -> None:
-        """Walk a loop, unless the numbers of the call leave it no iteration."""
-        count = substitute_numbers(loop.count, self.numbers).constant if self.is_call else None
+        """Walk a loop, unless the call leaves it no iteration."""
+        count = substitute_ints(loop.count, self.int_args).constant if self.is_call else None
         if count is None or count > 0:
             self._walk_loop(node, loop, self._values_before(node))
 
@@ -432,7 +432,7 @@ class _Walk:
             returned = self.call_helper(ast.Call(ast.parse(name, mode="eval").body, [], []), ([], {}))
             return opaque(name, returned or Constant(None))
         node = self.file.constant(name)
-        integer = None if node is None else number_of(node, self.file)
+        integer = None if node is None else int_value(node, self.file)
         if node is None or integer is not None:
             return unknown(name) if integer is None else Number(const_poly(integer))
         value = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else node
@@ -532,14 +532,14 @@ def _merged_return(values: Sequence[tuple[SymbolicValue, Condition]]) -> Symboli
     return merged
 
 
-def with_numbers(value: SymbolicValue, numbers: Mapping[str, int]) -> SymbolicValue:
+def with_ints(value: SymbolicValue, int_args: Mapping[str, int]) -> SymbolicValue:
     """Replace names by the integers of a call."""
     if isinstance(value, Number):
-        return Number(substitute_numbers(value.poly, numbers), value.rank)
+        return Number(substitute_ints(value.poly, int_args), value.rank)
     if isinstance(value, Condition):
-        return replace(value, parts=tuple(substitute_numbers(part, numbers) for part in value.parts))
+        return replace(value, parts=tuple(substitute_ints(part, int_args) for part in value.parts))
     return (
-        TupleValue(tuple(with_numbers(each, numbers) for each in value.values))
+        TupleValue(tuple(with_ints(each, int_args) for each in value.values))
         if isinstance(value, TupleValue)
         else value
     )
