@@ -36,7 +36,7 @@ MAX_BYTES = 1 << 17
 MAX_DEPTH = 100
 
 
-class Marked(Struct, Generic[Kind], frozen=True):
+class PlacedDirective(Struct, Generic[Kind], frozen=True):
     """A directive, the statement below it, and its path: the index in each block around it, outermost first.
 
     helper: the function that holds the directive, called by the kernel's statement at that path; empty for the kernel.
@@ -59,7 +59,7 @@ class KernelSource(Struct, frozen=True):
     file: File
     module: cst.Module
     function: cst.FunctionDef
-    marks: tuple[Marked[Directive], ...]
+    marks: tuple[PlacedDirective[Directive], ...]
     line: int
     language: Language
 
@@ -120,9 +120,9 @@ class KernelSource(Struct, frozen=True):
         """The parameters that are `tl.constexpr`."""
         return frozenset(one.name.value for one in all_params(self.function) if is_constant(one))
 
-    def marks_of(self, kind: type[Kind]) -> list[Marked[Kind]]:
+    def directives_of(self, kind: type[Kind]) -> list[PlacedDirective[Kind]]:
         """Return the directives of one kind."""
-        return [cast("Marked[Kind]", mark) for mark in self.marks if isinstance(mark.directive, kind)]
+        return [cast("PlacedDirective[Kind]", mark) for mark in self.marks if isinstance(mark.directive, kind)]
 
     def loc(self) -> SourceLine:
         """Return the location of the `def`, for an error about the whole kernel."""
@@ -206,7 +206,7 @@ def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> 
     if line is not None and not first <= line <= lines[function].end.line:
         found = f"the one that is meant began in line {line}, and this one in line {first}"
         raise InputError(asked, found, "Define the kernel once, and import it again if its file has changed")
-    walker = _Reader(path.name, lines)
+    walker = _DirectiveCollector(path.name, lines)
     marks = (*walker.block(body, ()), *walker.helper_marks(function, wrapper.module))
     walker.refuse_strays(function)
     language = language_of(wrapper.module)
@@ -216,7 +216,7 @@ def read_source(path: Path, data: bytes, name: str, line: int | None = None) -> 
     return replace(source, marks=tuple(_with_file_constants(mark, source.file_ints) for mark in marks))
 
 
-def _with_file_constants(mark: Marked[Directive], constants: Mapping[str, int]) -> Marked[Directive]:
+def _with_file_constants(mark: PlacedDirective[Directive], constants: Mapping[str, int]) -> PlacedDirective[Directive]:
     """Replace the names of constants of the file in a directive by their values."""
 
     def fold(expression: Polynomial) -> Polynomial:
@@ -230,20 +230,20 @@ def _with_file_constants(mark: Marked[Directive], constants: Mapping[str, int]) 
     return mark
 
 
-class _Reader:
+class _DirectiveCollector:
     """Collects the directives of a function. parsed_comments: those that became directives."""
 
     def __init__(self, file: str, lines: object) -> None:
         self.file, self.lines = file, lines
         self.parsed_comments: list[cst.Comment] = []
 
-    def block(self, block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[Marked[Directive]]:
+    def block(self, block: cst.IndentedBlock, path: tuple[int, ...]) -> Iterator[PlacedDirective[Directive]]:
         """Yield the directives of a block and of the blocks inside it. Raises DirectiveError for a misplaced one."""
         for index, statement in enumerate(block.body):
             statement_path = (*path, index)
             for line in statement.leading_lines if hasattr(statement, "leading_lines") else ():
                 if line.comment and is_directive(line.comment.value):
-                    yield Marked(self.parse(line.comment), statement, statement_path)
+                    yield PlacedDirective(self.parse(line.comment), statement, statement_path)
             self.refuse(
                 _trailing(statement), "it follows a statement on its line", "Give it a line of its own, above it"
             )
@@ -252,7 +252,7 @@ class _Reader:
         footer = [line.comment for line in block.footer if line.comment]
         self.refuse(footer, "no statement follows it in its block", "Put it above the statement that it speaks of")
 
-    def helper_marks(self, function: cst.FunctionDef, module: cst.Module) -> Iterator[Marked[Directive]]:
+    def helper_marks(self, function: cst.FunctionDef, module: cst.Module) -> Iterator[PlacedDirective[Directive]]:
         """Yield the directives of functions that a kernel calls, with the path of the statement that calls them."""
         helpers = {
             one.name.value: one for one in module.body if isinstance(one, cst.FunctionDef) and one is not function
@@ -261,9 +261,9 @@ class _Reader:
         assert isinstance(function.body, cst.IndentedBlock)
         for path, statement in _leaf_statements(function.body, ()):
             for name in sorted(_transitive_callees(statement, helpers)):
-                yield from (Marked(one.directive, one.statement, path, name) for one in marks_of_helper[name])
+                yield from (PlacedDirective(one.directive, one.statement, path, name) for one in marks_of_helper[name])
 
-    def _marks_of_helper(self, helper: cst.FunctionDef) -> Iterator[Marked[Directive]]:
+    def _marks_of_helper(self, helper: cst.FunctionDef) -> Iterator[PlacedDirective[Directive]]:
         return self.block(helper.body, ()) if isinstance(helper.body, cst.IndentedBlock) else iter(())
 
     def parse(self, comment: cst.Comment) -> Directive:

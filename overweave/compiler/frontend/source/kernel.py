@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import libcst as cst
 from msgspec import Struct
 
-from overweave.compiler.frontend.source.author import KernelSource, Marked, Statement
+from overweave.compiler.frontend.source.author import KernelSource, PlacedDirective, Statement
 from overweave.compiler.frontend.source.language import Language, assigned_names, callee_name, calls_in
 from overweave.compiler.frontend.symbols.directives import (
     BLOCKS,
@@ -154,8 +154,8 @@ def read_kernel(source: KernelSource) -> AnnotatedKernel:
     tile_loop, tile_variable, tile_start = _tile_position(source)
     path = () if tile_loop is None else (tile_loop,)
     (dispatch, *repeated), block_variables = _dispatch(source, path, axes, tile_variable)
-    lines = [mark.directive.loc.line for mark in source.marks_of(DispatchDirective)]
-    marks = source.marks_of(AccessDirective)
+    lines = [mark.directive.loc.line for mark in source.directives_of(DispatchDirective)]
+    marks = source.directives_of(AccessDirective)
     for stray in (mark for mark in source.marks if mark.helper and not isinstance(mark.directive, AccessDirective)):
         raise stray.directive.loc.error(f"it stands in {stray.helper}", "Put it into the kernel itself")
     accesses = [AnnotatedAccess(mark.directive, mark.statement, _index(mark, path), mark.helper) for mark in marks]
@@ -177,7 +177,7 @@ def read_kernel(source: KernelSource) -> AnnotatedKernel:
 
 def _axes(source: KernelSource) -> tuple[AxisDirective, ...]:
     """Return the axes. Raises DirectiveError for a duplicate name, or if all axes are streamed."""
-    axes = [mark.directive for mark in source.marks_of(AxisDirective)]
+    axes = [mark.directive for mark in source.directives_of(AxisDirective)]
     names: set[str] = set()
     for axis in axes:
         if axis.name in names:
@@ -206,8 +206,8 @@ def check_names(
 
 def _tile_position(source: KernelSource) -> tuple[int | None, str | None, int]:
     """Return (tile_loop, tile_variable, tile_start) of AnnotatedKernel."""
-    marks = source.marks_of(TileIdDirective)
-    begins = [mark for mark in source.marks_of(DispatchDirective) if mark.directive.begins]
+    marks = source.directives_of(TileIdDirective)
+    begins = [mark for mark in source.directives_of(DispatchDirective) if mark.directive.begins]
     if not marks and len(begins) == 1 and len(begins[0].path) == 1:
         return None, None, begins[0].path[0]
     if len(marks) != 1:
@@ -256,8 +256,8 @@ def _dispatch(
     source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirective, ...], tile_variable: str | None
 ) -> tuple[list[tuple[int, int] | None], dict[str, str]]:
     """Return (dispatch regions `[lo, hi)`, block variables by axis); the regions must set the same variables."""
-    marks = source.marks_of(DispatchDirective)
-    maps = source.marks_of(PidMapDirective)
+    marks = source.directives_of(DispatchDirective)
+    maps = source.directives_of(PidMapDirective)
     grid = [axis.name for axis in axes if not axis.is_streamed]
     if not marks and not maps and len(grid) == 1 and tile_variable is not None:
         return [None], {grid[0]: tile_variable}
@@ -283,8 +283,8 @@ def _dispatch(
 def _dispatch_region(
     source: KernelSource,
     path: tuple[int, ...],
-    marks: tuple[Marked[DispatchDirective], Marked[DispatchDirective]],
-    pid_map: Marked[PidMapDirective],
+    marks: tuple[PlacedDirective[DispatchDirective], PlacedDirective[DispatchDirective]],
+    pid_map: PlacedDirective[PidMapDirective],
 ) -> tuple[int, int]:
     """Return the statements `[lo, hi)` of a dispatch region. Raises DirectiveError if its directives do not fit."""
     for mark in marks:
@@ -307,7 +307,7 @@ def _streams(source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirect
     """Return the loops that walk streamed axes, one for each. Raises DirectiveError."""
     streamed = {axis.name: axis for axis in axes if axis.is_streamed}
     streams: list[StreamedLoop] = []
-    for mark in source.marks_of(StreamDirective):
+    for mark in source.directives_of(StreamDirective):
         directive = mark.directive
         if directive.axis not in streamed:
             known = ", ".join(streamed) or "none"
@@ -324,7 +324,7 @@ def _streams(source: KernelSource, path: tuple[int, ...], axes: tuple[AxisDirect
     return tuple(streams)
 
 
-def _index(mark: Marked[AccessDirective], path: tuple[int, ...]) -> int:
+def _index(mark: PlacedDirective[AccessDirective], path: tuple[int, ...]) -> int:
     """Return the index, in the body of a tile, of the statement that holds a directive. path: of that body."""
     if mark.path[: len(path)] != path or len(mark.path) <= len(path):
         raise mark.directive.loc.error("it is outside of the loop over tiles", "Put it where each tile loads or stores")

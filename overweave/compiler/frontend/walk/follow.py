@@ -145,7 +145,9 @@ class _Walk:
             statements, [one.directive for one in (*kernel.loads, *kernel.stores)]
         )
         self.streams = directives_by_line(statements, [one.directive for one in kernel.streams])
-        tile_ids = [mark.directive for mark in kernel.source.marks_of(TileIdDirective) if kernel.tile_loop is not None]
+        tile_ids = [
+            marker.directive for marker in kernel.source.directives_of(TileIdDirective) if kernel.tile_loop is not None
+        ]
         self.tile_loop_line = next(iter(directives_by_line(statements, tile_ids)), -1)
         self.directives: Sequence[Any] = ()
 
