@@ -133,7 +133,7 @@ def _call_obstacle(x: object, weight: Any) -> str:
     if torch.compiler.is_compiling():
         return "a compiler reads it"
     if isinstance(x, DTensor) or not isinstance(weight, DTensor):
-        return "its input is a DTensor, or its weight is none"
+        return "its input is a DTensor, or its weight is not"
     if weight.device_mesh.ndim != 1 or weight.shape[weight.placements[0].dim] % weight.device_mesh.size():  # type: ignore[attr-defined]
         return "its mesh has several dimensions, or ranks do not divide its width"
     return obstacle_of(weight)

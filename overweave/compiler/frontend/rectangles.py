@@ -62,8 +62,8 @@ class _Check:
     symbols: the names in the expressions of directives. strides: the parameters that may be strides.
     """
 
-    def __init__(self, kernel: AnnotatedKernel, int_args: Mapping[str, int], is_call: bool) -> None:
-        self.kernel, self.int_args, self.is_call = kernel, int_args, is_call
+    def __init__(self, kernel: AnnotatedKernel, int_args: Mapping[str, int], has_call_args: bool) -> None:
+        self.kernel, self.int_args, self.has_call_args = kernel, int_args, has_call_args
         loops = {one.directive.axis: kernel.source.module.code_for_node(one.loop.target) for one in kernel.streams}
         self.variables = dict(kernel.block_variables) | loops
         self.lines = kernel.source.text.splitlines()
@@ -78,7 +78,7 @@ class _Check:
             raise self._at(line).error("the blocks are not those of the first region", "Compute them from one tile id")
         stored_ranges: dict[AccessDirective, list[tuple[range, ...]]] = {}
         undecided: set[str] = set()
-        for loop_start in followed.loop_starts if self.is_call else ():
+        for loop_start in followed.loop_starts if self.has_call_args else ():
             self._check_loop_start(loop_start)
         for loop in sorted(frozenset[str]().union(*(one.reordered_loops for one in followed.accesses))):
             self._check_memory_dependence(loop, [one for one in followed.accesses if loop in one.reordered_loops])
@@ -96,7 +96,7 @@ class _Check:
                 stored_ranges.setdefault(access.directive, []).append(ranges)
         missing = {one.directive for one in self.kernel.stores} - stored_ranges.keys()
         for directive in sorted(missing, key=lambda one: one.loc.line):
-            if self.is_call and directive.tensor not in undecided | {one.tensor for one in stored_ranges}:
+            if self.has_call_args and directive.tensor not in undecided | {one.tensor for one in stored_ranges}:
                 raise directive.loc.error(
                     "no tile comes to it in this call", "Leave its directive out, or store in every tile"
                 )
@@ -167,7 +167,7 @@ class _Check:
         alone = frozenset(str(atoms[0]) for atoms, _ in address.terms if len(atoms) == 1 and isinstance(atoms[0], str))
         names = (alone or address.names) & frozenset(self.kernel.source.parameters)
         pointers = names - self.kernel.symbols - self.kernel.source.constants - self.int_args.keys()
-        return pointers if self.is_call or len(pointers) == 1 else frozenset()
+        return pointers if self.has_call_args or len(pointers) == 1 else frozenset()
 
     def _check_no_program_id(self, access: TracedAccess) -> None:
         """Raise if an address, or a stored value, depends on the program id: the schedule renumbers tiles."""

@@ -100,9 +100,9 @@ class Strides:
     """
 
     def __init__(
-        self, dims: Sequence[Dimension], names: frozenset[str], substitute: Substitution, is_call: bool
+        self, dims: Sequence[Dimension], names: frozenset[str], substitute: Substitution, has_call_args: bool
     ) -> None:
-        self._dims, self._candidates, self._substitute, self._is_call = dims, names, substitute, is_call
+        self._dims, self._candidates, self._substitute, self._has_call_args = dims, names, substitute, has_call_args
         self.guesses: list[str] = []  # names whose dimension only a call can confirm
 
     def resolved(self, offset: Polynomial) -> Polynomial:
@@ -121,11 +121,11 @@ class Strides:
             if name in stride_of:
                 continue
             fitting = [at for at, dim in free_dims.items() if self._fits(name, dim)]
-            if not fitting or (len(fitting) > 1 and not self._is_call):
+            if not fitting or (len(fitting) > 1 and not self._has_call_args):
                 continue
             at = max(fitting, key=lambda at: (self._is_equal(name, free_dims[at]), free_dims[at].axis is None, at))
             stride_of[name] = free_dims.pop(at).stride
-            self.guesses += [] if self._is_call else [name]
+            self.guesses += [] if self._has_call_args else [name]
         resolved = ZERO
         for atoms, factor in offset.terms:
             term = Polynomial(((tuple(atom for atom in atoms if atom not in stride_of), factor),))
@@ -136,7 +136,7 @@ class Strides:
 
     def _fits(self, name: str, dim: Dimension) -> bool:
         """Whether a name may be a dimension's stride: a dimension of one element may have any."""
-        return not self._is_call or self._substitute(dim.extent).constant == 1 or self._is_equal(name, dim)
+        return not self._has_call_args or self._substitute(dim.extent).constant == 1 or self._is_equal(name, dim)
 
     def _is_equal(self, name: str, dim: Dimension) -> bool:
         return self._substitute(atom_poly(name)) == self._substitute(dim.stride)

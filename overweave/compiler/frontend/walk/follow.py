@@ -120,7 +120,7 @@ class _Walk:
     """
 
     def __init__(self, kernel: AnnotatedKernel, arguments: Mapping[str, Any] | None) -> None:
-        self.kernel, self.is_call = kernel, arguments is not None
+        self.kernel, self.has_call_args = kernel, arguments is not None
         self.file = kernel.source.file
         functions = list(self.file.functions.values())
         self.function = self.file.functions[kernel.source.name]
@@ -156,7 +156,7 @@ class _Walk:
         symbolic even if a call passes them."""
         kernel, value = self.kernel, arguments.get(name)
         default = kernel.source.default_of(name)
-        if name not in arguments and self.is_call and default is not None:
+        if name not in arguments and self.has_call_args and default is not None:
             return self.expressions.value(default)
         if name not in arguments or (type(value) is int and name in kernel.symbols):
             return Number(atom_poly(name))
@@ -222,8 +222,8 @@ class _Walk:
         value = self.expressions.value(node.value)
         for target in node.targets:
             self._set(target, value)
-        is_number = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-        if self.kernel.tile_loop is None and not self.kernel.dispatch_lines and is_number and not self.call_depth:
+        is_single_name = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+        if self.kernel.tile_loop is None and not self.kernel.dispatch_lines and is_single_name and not self.call_depth:
             if node.targets[0].id == self.kernel.tile_variable and PROGRAM_ID in value_tags(value):  # type: ignore[attr-defined]
                 self._set_block_variables()
 
@@ -278,7 +278,7 @@ class _Walk:
 
     def truth(self, test: ast.expr, condition: Condition) -> bool | None:
         """Return whether a condition holds, given the integers of the call; None if that differs or is unknown."""
-        if condition.truth is not None or not self.is_call or self.is_deciding:
+        if condition.truth is not None or not self.has_call_args or self.is_deciding:
             return condition.truth
         variables, directives = self.expressions.variables, self.directives
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
@@ -335,7 +335,7 @@ class _Walk:
 
     def _walk_counted(self, node: ast.For | ast.While, loop: Loop) -> None:
         """Walk a loop, unless the call leaves it no iteration."""
-        count = substitute_ints(loop.count, self.int_args).constant if self.is_call else None
+        count = substitute_ints(loop.count, self.int_args).constant if self.has_call_args else None
         if count is None or count > 0:
             self._walk_loop(node, loop, self._values_before(node))
 
