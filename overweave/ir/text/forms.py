@@ -176,6 +176,7 @@ VERBS: dict[str, tuple[WordListField | KeyValueField, ...]] = {
     "get": _MOVED,
     "reduce_put": (*_MOVED, _TILES, _flag("order", "unordered", "any")),
     "clear": _MOVED,
+    "retire": (WordListField("", "regions"),),
     "copy": (KeyValueField("delay_us", "delay_us", default=0), *_MOVED),
     "matmul": (WordListField("and", "copies"), _TILES, _THEN, WordListField("scaled", "scales"), _LATE),
     "reduce": (WordListField("", "operands", between=ADD), WordListField("->", "out", is_one=True), _TILES, _THEN),
