@@ -26,10 +26,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from overweave.attention import context_parallel_attention, zigzag_order
-from overweave.attention.checks import PLANS
 from overweave.attention.sequence import Sequence
 from overweave.attention.work import AttendWork, Call, GradientWork, as_rows
 from overweave.compat.torch_names import all_gather_single
+from overweave.schedules.records.attention import PLANS
 
 TOKENS, DEADLINE, ROUNDS, COLUMNS = (4096, 8192, 16384, 32768), timedelta(seconds=30), 7, 128
 HEADS = {"Attn-1": (32, 32), "Attn-2": (64, 64), "Llama-3-70B": (64, 8)}

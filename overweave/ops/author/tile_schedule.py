@@ -28,6 +28,7 @@ from overweave.ir.schedule import (
     Put,
     Queue,
     Region,
+    Retire,
     Schedule,
     SignalPad,
     Wait,
@@ -48,6 +49,7 @@ from overweave.runtime.handwritten import (
     TileEffect,
     TileLaunch,
     TileMove,
+    TileRetire,
     TileRows,
     TileTask,
 )
@@ -175,6 +177,8 @@ class _Paper:
             launched.tell(queue, Notify(action.channel, action.rank, action.counter))
         elif isinstance(action, TileMove):
             launched.add(self._moved(launched, queue, action))
+        elif isinstance(action, TileRetire):
+            launched.add(self._retired(launched, queue, action))
         elif isinstance(action, TileTask):
             if launched.waits.get(queue):
                 launched.add_idle(queue)
@@ -223,6 +227,11 @@ class _Paper:
         name = f"{kind.__name__.lower()}.{rank}.{len(launched.operations)}"
         sides = ((), ()) if source.is_empty else ((source,), (target,))
         return kind(name=name, rank=rank, queue=queue, waits=waits, sources=sides[0], destinations=sides[1])
+
+    def _retired(self, launched: _Launched, queue: str, ended: TileRetire) -> Retire:
+        rank, region = launched.rank, self._region(ended.part)
+        name, waits = f"retire.{rank}.{len(launched.operations)}", launched.taken_waits(queue)
+        return Retire(name=name, rank=rank, queue=queue, waits=waits, regions=() if region.is_empty else (region,))
 
     def _compute(self, launched: _Launched, kernel: str, name: str, numbered: tuple[int, TaskTile]) -> None:
         """Torch's operations as tiles of a kernel. numbered: a tile with its number."""
