@@ -34,18 +34,21 @@ class AttentionCase(Struct, frozen=True):
     is_causal: bool = True
     layout: Literal["contiguous", "zigzag"] = ZIGZAG
     window: int | None = None
+    is_trained: bool = False  # with the gradients
 
     @property
     def name(self) -> str:
         """Return the name in tables."""
         mask = "causal" if self.is_causal else "full"
         within = f".window={self.window}" if self.window else ""
-        return f"{self.heads_name}.{self.layout}.{mask}{within}.tokens={self.tokens}"
+        trained = ".trained" * self.is_trained
+        return f"{self.heads_name}.{self.layout}.{mask}{within}{trained}.tokens={self.tokens}"
 
     @property
     def group(self) -> str:
         """Return the group over which a mean is formed."""
-        return f"{self.layout}, {'causal' if self.is_causal else 'full'}"
+        gradients = "forward with backward" if self.is_trained else "forward"
+        return f"{self.layout}, {'causal' if self.is_causal else 'full'}, {gradients}"
 
     @property
     def matmul(self) -> ShapeCase:
@@ -83,10 +86,21 @@ class HeadsOfModel(Struct, frozen=True, forbid_unknown_fields=True):
     seq: Annotated[tuple[PositiveExtent, ...], Meta(min_length=1, max_length=64)]
     groups: PositiveExtent | None = None
 
-    def case(self, tokens: int, layout: Literal["contiguous", "zigzag"], is_causal: bool) -> AttentionCase:
+    def case(
+        self, tokens: int, layout: Literal["contiguous", "zigzag"], is_causal: bool, is_trained: bool
+    ) -> AttentionCase:
         """Return one length."""
         groups = self.groups or self.heads
-        return AttentionCase(self.name, tokens, self.heads, self.head_dim, groups, is_causal=is_causal, layout=layout)
+        return AttentionCase(
+            self.name,
+            tokens,
+            self.heads,
+            self.head_dim,
+            groups,
+            is_causal=is_causal,
+            layout=layout,
+            is_trained=is_trained,
+        )
 
 
 class AttentionSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -95,6 +109,7 @@ class AttentionSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     cases: Annotated[tuple[HeadsOfModel, ...], Meta(min_length=1, max_length=256)]
     layouts: Annotated[tuple[Literal["contiguous", "zigzag"], ...], Meta(min_length=1)] = (ZIGZAG,)
     causal: Annotated[tuple[bool, ...], Meta(min_length=1, max_length=2)] = (True,)
+    trained: Annotated[tuple[bool, ...], Meta(min_length=1, max_length=2)] = (False, True)
     operator: str = KIND
     source: str = ""
     note: str = ""
@@ -103,8 +118,9 @@ class AttentionSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """Return the cases, in the order of the file. tokens: of all ranks, in place of the file's. Raises
         InputError."""
         cases = tuple(
-            each.case(count, layout, is_causal)
+            each.case(count, layout, is_causal, is_trained)
             for each in self.cases
+            for is_trained in self.trained
             for is_causal in self.causal
             for layout in self.layouts
             for count in tokens or each.seq

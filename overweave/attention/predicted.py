@@ -20,18 +20,21 @@ DTYPE_BYTES, SUM_BYTES = ITEMSIZE_BYTES["bfloat16"], ITEMSIZE_BYTES["float32"]
 OPERATIONS: dict[Pass, int] = {"forward": 4, "backward": 10}  # a column, for each pair of a query and a key
 
 
-def predicted(case: AttentionCase, ranks: int, machine: Machine, is_backward: bool = False) -> Predicted[AttentionCase]:
-    """Return what attention, or its gradients, take on so many ranks of a machine; without heads that ranks do not
-    divide. Raises InputError."""
-    operator, divides = OPERATORS[is_backward], all(each % ranks == 0 for each in (case.heads, case.groups))
-    names = {plan: f"{operator}.{plan}" for plan in PLANS if plan != HEADS or divides}
-    costs = {plan: AttentionCosts(case, ranks, machine, name) for plan, name in names.items()}
-    plans = plans_us(((plan, schedule_for(name, case, ranks), costs[plan]) for plan, name in names.items()), machine)
-    moved = 2 * case.tokens * case.columns
-    gathered, scattered = moved * DTYPE_BYTES, moved * SUM_BYTES * is_backward
-    link_us = machine.collective_us("all_gather", ranks, gathered)
-    link_us += machine.collective_us("reduce_scatter", ranks, scattered) if scattered else 0.0
-    alone_us = max(costs[SEQUENTIAL].rank_us(rank) for rank in range(ranks))
+def predicted(case: AttentionCase, ranks: int, machine: Machine) -> Predicted[AttentionCase]:
+    """Return what attention, and of a trained case its gradients, take on so many ranks of a machine; without heads
+    that ranks do not divide. Raises InputError."""
+    divides = all(each % ranks == 0 for each in (case.heads, case.groups))
+    plans = dict.fromkeys((plan for plan in PLANS if plan != HEADS or divides), 0.0)
+    alone_us, link_us, moved = 0.0, 0.0, 2 * case.tokens * case.columns
+    for operator in OPERATORS[: 1 + case.is_trained]:
+        costs = {plan: AttentionCosts(case, ranks, machine, f"{operator}.{plan}") for plan in plans}
+        schedules = ((plan, schedule_for(f"{operator}.{plan}", case, ranks), costs[plan]) for plan in plans)
+        found = plans_us(schedules, machine)
+        plans = {plan: us + found[plan] for plan, us in plans.items() if plan in found}
+        alone_us += max(costs[SEQUENTIAL].rank_us(rank) for rank in range(ranks))
+        link_us += machine.collective_us("all_gather", ranks, moved * DTYPE_BYTES)
+    if case.is_trained:
+        link_us += machine.collective_us("reduce_scatter", ranks, moved * SUM_BYTES)
     return Predicted(case, alone_us, link_us, plans, choice_of(plans, SEQUENTIAL))
 
 
