@@ -79,4 +79,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
 
 
 _EXCHANGE = f"(Tensor x, *, SymInt rows, bool is_back, {WHERE}) -> Tensor"
-define(TorchOp("exchange_heads", _EXCHANGE, _exchange, _exchange_fake, _backward, _keep))
+define(TorchOp("exchange_heads", _EXCHANGE, _exchange, _exchange_fake, _backward, _keep, is_twice_differentiable=True))

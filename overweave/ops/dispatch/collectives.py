@@ -4,6 +4,9 @@ all_gather_rows       [m/W, k] -> [m, k]        its gradient is summed and scatt
 reduce_scatter_rows   [m, n]   -> [m/W, n]      its gradient is gathered
 all_reduce_rows       [m, n]   -> [m, n]        its gradient passes
 replicated            x -> x, the same on every rank; its gradient is summed over ranks
+own_rows              [m, n]   -> [m/W, n]      of rows that are the same on every rank; its gradient is gathered
+
+All may be differentiated any number of times.
 """
 
 from __future__ import annotations
@@ -125,7 +128,31 @@ class _Replicated(torch.autograd.Function):
         return all_reduce_rows(Exchange(exchange.place, f"gradients of {exchange.told}"), gradient.contiguous()), None
 
 
-def _own_rows(m: int, place: list[int]) -> int:
+def own_rows(exchange: Exchange, x: torch.Tensor) -> torch.Tensor:
+    """This rank's rows of x, which all ranks have alike, dealt as torch.chunk deals them."""
+    place = exchange.place
+    lo, hi = shard_rows(x.shape[0], place.world_size, place.rank)
+    if place.world_size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
+        return x[lo:hi]
+    differentiated: Any = _OwnRows
+    own: torch.Tensor = differentiated.apply(x, (lo, hi), exchange)
+    return own
+
+
+class _OwnRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rows: tuple[int, int], exchange: Exchange) -> torch.Tensor:
+        ctx.exchange, ctx.m = exchange, x.shape[0]
+        return x[rows[0] : rows[1]].clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        exchange: Exchange = ctx.exchange
+        whole = all_gather_rows(Exchange(exchange.place, f"gradients of {exchange.told}"), gradient, ctx.m)
+        return whole, None, None
+
+
+def _count_own_rows(m: int, place: list[int]) -> int:
     """How many of m rows this rank has. A symbol is asked no more than it must."""
     rank, ranks = place
     if m % ranks == 0:
@@ -152,7 +179,7 @@ def _gather(x: torch.Tensor, *, m: int, group_name: str, told: str, place: list[
 def _scatter(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -> torch.Tensor:
     def move(group: Group) -> torch.Tensor:
         ranks, m = group.world_size, x.shape[0]
-        size, own = -(-m // ranks), _own_rows(m, place)
+        size, own = -(-m // ranks), _count_own_rows(m, place)
         sent = x.contiguous()
         if m < size * ranks:
             sent = x.new_zeros((size * ranks, *x.shape[1:]))
@@ -180,7 +207,7 @@ def _gather_fake(x: torch.Tensor, *, m: int, group_name: str, told: str, place: 
 
 
 def _scatter_fake(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -> torch.Tensor:
-    return x.new_empty((_own_rows(x.shape[0], place), *x.shape[1:]))
+    return x.new_empty((_count_own_rows(x.shape[0], place), *x.shape[1:]))
 
 
 def _reduce_fake(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -> torch.Tensor:
@@ -211,13 +238,10 @@ def _reduce_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
 
 
 WHERE = "str group_name, str told, int[] place"
-for _op in (
-    TorchOp(
-        "all_gather_rows", f"(Tensor x, *, SymInt m, {WHERE}) -> Tensor", _gather, _gather_fake, _gather_backward, _keep
-    ),
-    TorchOp(
-        "reduce_scatter_rows", f"(Tensor x, *, {WHERE}) -> Tensor", _scatter, _scatter_fake, _scatter_backward, _keep
-    ),
-    TorchOp("all_reduce_rows", f"(Tensor x, *, {WHERE}) -> Tensor", _reduce, _reduce_fake, _reduce_backward, _keep),
+for _name, _arguments, _move, _fake, _backward in (
+    ("all_gather_rows", "SymInt m, ", _gather, _gather_fake, _gather_backward),
+    ("reduce_scatter_rows", "", _scatter, _scatter_fake, _scatter_backward),
+    ("all_reduce_rows", "", _reduce, _reduce_fake, _reduce_backward),
 ):
-    define(_op)
+    _schema = f"(Tensor x, *, {_arguments}{WHERE}) -> Tensor"
+    define(TorchOp(_name, _schema, _move, _fake, _backward, _keep, is_twice_differentiable=True))
