@@ -9,14 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from overweave.attention.sequence import Sequence, zigzag_order
-from overweave.compat.torch_names import all_gather_single, reduce_scatter_single
+from overweave.compat.torch_names import all_gather_single, context_parallel, reduce_scatter_single, set_rotate_method
 from overweave.memory.group import Group
 
 QUICKEST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -17,7 +17,6 @@ import typer
 from msgspec.structs import replace
 
 from overweave.attention.cases import ATTENTION, read_attention
-from overweave.attention.ways import attention_runs
 from overweave.block.cases import BLOCK, read_blocks
 from overweave.cli.bench_table import BenchReport, print_runs, read_report, report_of, write_report
 from overweave.cli.output_file import check_file
@@ -189,8 +188,14 @@ class _ProgramBench(NamedTuple):
     fp8: str
 
 
+def _attention_runs(*given: Any) -> Iterator[BenchRun]:
+    from overweave.attention.ways import attention_runs  # which imports torch's tensors over meshes
+
+    return attention_runs(*given)
+
+
 _EXPERTS_BENCH = _ProgramBench(experts.EXPERTS, read_experts, layer_runs, "these layers multiply what travels")
-_ATTENTION_BENCH = _ProgramBench(attention.ATTENTION, read_attention, attention_runs, "torch's kernels have none")
+_ATTENTION_BENCH = _ProgramBench(attention.ATTENTION, read_attention, _attention_runs, "torch's kernels have none")
 
 
 def _program_subject(
