@@ -26,8 +26,9 @@ from overweave.errors import InputError
 from overweave.ir.counts import COUNTS, Counts
 from overweave.ir.operators.record import Operator
 from overweave.ir.operators.registry import record_of
-from overweave.memory.group import process_group_of
+from overweave.ops.call.collective import run_collective
 from overweave.ops.call.counts import RowCounts
+from overweave.ops.call.groups import group_of
 from overweave.ops.call.surroundings import is_watched
 from overweave.ops.dispatch.collectives import (
     Exchange,
@@ -185,7 +186,7 @@ def gathered(kept: Kept, rows: torch.Tensor) -> Any:
         return _recorded("all_gather_into_tensor", padded.contiguous(), kept.world_size, kept.group_name)[: kept.m]
     # The functional collective would do; of tensors on a GPU that gloo gathers, it ends the process (torch 2.11).
     every = rows.new_empty((most * kept.world_size, *rows.shape[1:]))
-    all_gather_single(every, padded.contiguous(), group=process_group_of(kept.group_name))
+    run_collective(group_of(kept.group_name), all_gather_single, every, padded.contiguous())
     return every[: kept.m]
 
 
@@ -206,7 +207,8 @@ def exchanged(kept: Kept, rows: torch.Tensor, counts: Counts | None) -> torch.Te
     if is_watched():
         return _recorded("all_to_all_single", rows.contiguous(), received, sent, kept.group_name)
     every = rows.new_empty((sum(received), *rows.shape[1:]))
-    dist.all_to_all_single(every, rows.contiguous(), received, sent, group=process_group_of(kept.group_name))
+    sides = every, rows.contiguous(), received, sent
+    run_collective(group_of(kept.group_name), dist.all_to_all_single, *sides)
     return every
 
 
@@ -218,7 +220,7 @@ def summed(kept: Kept, part: torch.Tensor) -> torch.Tensor:
         return all_reduce_rows(exchange_of(kept), part)
     if is_watched():
         return _recorded("all_reduce", part, "sum", kept.group_name)
-    dist.all_reduce(part, group=process_group_of(kept.group_name))
+    run_collective(group_of(kept.group_name), dist.all_reduce, part)
     return part
 
 

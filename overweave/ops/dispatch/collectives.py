@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from overweave.compat.torch_names import all_gather_single, reduce_scatter_single
-from overweave.errors import OverweaveError
+from overweave.compat.torch_names import all_gather_single
 from overweave.ir.shards import shard_rows
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group, GroupLike, OfGroup
+from overweave.ops.call.collective import run_collective, run_reduce_scatter
 from overweave.ops.call.groups import group_of
 from overweave.ops.dispatch.route import GroupRank, place_of
 from overweave.ops.dispatch.torch_ops import TorchOp, define
@@ -68,8 +68,6 @@ def agreed(group_name: str, signature: str, move: Callable[[Group], MovedRows]) 
             known.add(told)
         try:
             moved = move(group)
-        except RuntimeError as error:
-            raise error if isinstance(error, OverweaveError) else board.root_cause(error, signature) from error
         except BaseException as error:
             board.report_failure(error, signature)
             raise
@@ -170,7 +168,7 @@ def _gather(x: torch.Tensor, *, m: int, group_name: str, told: str, place: list[
             sent[: x.shape[0]] = x
         gathered = x.new_empty((size * ranks, *x.shape[1:]))
         if gathered.numel():
-            all_gather_single(as_movable(gathered), as_movable(sent), group=group.process_group)
+            run_collective(group, all_gather_single, as_movable(gathered), as_movable(sent))
         return gathered if m == size * ranks else gathered[:m].clone()
 
     return agreed(group_name, f"{told}: {described('all_gather', x, m)}", move)
@@ -186,7 +184,7 @@ def _scatter(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) -
             sent[:m] = x
         total = x.new_empty((size, *x.shape[1:]))
         if total.numel():
-            reduce_scatter_single(total, sent, group=group.process_group)
+            run_reduce_scatter(group, total, sent)
         return total if own == size else total[:own].clone()
 
     return agreed(group_name, f"{told}: {described('reduce_scatter', x, x.shape[0])}", move)
@@ -196,7 +194,7 @@ def _reduce(x: torch.Tensor, *, group_name: str, told: str, place: list[int]) ->
     def move(group: Group) -> torch.Tensor:
         total = x.clone(memory_format=torch.contiguous_format)
         if total.numel():
-            dist.all_reduce(total, group=group.process_group)
+            run_collective(group, dist.all_reduce, total)
         return total
 
     return agreed(group_name, f"{told}: {described('all_reduce', x, x.shape[0])}", move)
