@@ -18,7 +18,7 @@ from overweave.compat.torch_names import all_gather_single, context_parallel, re
 from overweave.memory.group import Group
 
 QUICKEST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+AttentionCall = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class _GatheredRows(torch.autograd.Function):
@@ -66,7 +66,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -
         return functional.scaled_dot_product_attention(q, keys, values, mask)
 
 
-def by_gather(sequence: Sequence, group: Group) -> Attention:
+def by_gather(sequence: Sequence, group: Group) -> AttentionCall:
     """Keys and values of all ranks are gathered; then a rank's rows are attended, each range of them over the keys that
     it sees. Of whole shards, without a window."""
     places = sequence.places(group.rank, slice(0, sequence.own(group.rank)))
@@ -89,7 +89,7 @@ def by_gather(sequence: Sequence, group: Group) -> Attention:
     return run
 
 
-def by_heads(sequence: Sequence, group: Group) -> Attention:
+def by_heads(sequence: Sequence, group: Group) -> AttentionCall:
     """All-to-alls give a rank some heads of all rows, and back: Ulysses. Heads that ranks divide, whole shards."""
     ranks = sequence.ranks
 
@@ -118,7 +118,7 @@ def by_heads(sequence: Sequence, group: Group) -> Attention:
     return run
 
 
-def by_context_parallel(sequence: Sequence, group: Group, rotation: str) -> Attention:
+def by_context_parallel(sequence: Sequence, group: Group, rotation: str) -> AttentionCall:
     """torch's own, of zigzag rows, whose context shards a buffer of nobody's: the rows are this rank's from the start.
     rotation: `allgather` or `alltoall`. Raises ValueError for what it has not."""
 

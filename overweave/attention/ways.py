@@ -11,7 +11,7 @@ import torch
 
 from overweave.attention.cases import AttentionCase
 from overweave.attention.context_parallel import context_parallel_attention
-from overweave.attention.library_ways import Attention, by_context_parallel, by_gather, by_heads, link_alone
+from overweave.attention.library_ways import AttentionCall, by_context_parallel, by_gather, by_heads, link_alone
 from overweave.attention.work import AttendWork, Call, GradientWork, Rows, as_rows
 from overweave.compat.torch_names import all_gather_single
 from overweave.memory.group import Group
@@ -44,7 +44,7 @@ class AttentionSetup:
     def _drawn(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, generator=self.draw, device=self.device, dtype=self.dtype)
 
-    def run(self, attention: Attention, sample: int) -> CallResult:
+    def run(self, attention: AttentionCall, sample: int) -> CallResult:
         """An attention of q, k and v, with its gradients where the case is trained."""
         *given, dout = self.inputs[sample % len(self.inputs)]
         if not self.case.is_trained:
@@ -62,7 +62,7 @@ class AttentionSetup:
         )
         return self.run(attention, sample)
 
-    def by_library(self, sample: int, make: Callable[..., Attention], *words: str) -> CallResult:
+    def by_library(self, sample: int, make: Callable[..., AttentionCall], *words: str) -> CallResult:
         if self.case.window is not None or self.case.tokens % self.group.world_size:
             raise ValueError("the library's ways have whole shards, and no window")
         return self.run(make(self.sequence, self.group, *words), sample)
@@ -110,7 +110,7 @@ class AttentionSetup:
         return link_alone(k, v, self.group)
 
 
-def _by_library(make: Callable[..., Attention], *words: str) -> Callable[[AttentionSetup, int], CallResult]:
+def _by_library(make: Callable[..., AttentionCall], *words: str) -> Callable[[AttentionSetup, int], CallResult]:
     return lambda setup, sample: setup.by_library(sample, make, *words)
 
 

@@ -23,14 +23,14 @@ from overweave.schedules.records.experts import PLANS
 from overweave.tuner.measure.predicted_plans import Predicted
 from overweave.tuner.space.target import target_named
 
-Rows = Sequence[Predicted[Any]]
+Predictions = Sequence[Predicted[Any]]
 
 
 def predict_layers(shapes: str, tokens: Sequence[int], place: tuple[str, int], file: Path | None) -> None:
     """Print a line for each layer of experts. place: a machine and the number of ranks; 0: four. Raises InputError for
     a machine without GPUs for so many ranks."""
 
-    def rows(machine: Machine, ranks: int) -> Rows:
+    def rows(machine: Machine, ranks: int) -> Predictions:
         return [predicted(case, ranks, machine) for case in read_experts(shapes or "moe").on_ranks(ranks, tokens)]
 
     found = _predict(EXPERTS, rows, place, file)
@@ -44,14 +44,16 @@ def predict_layers(shapes: str, tokens: Sequence[int], place: tuple[str, int], f
 def predict_attention(shapes: str, tokens: Sequence[int], place: tuple[str, int], file: Path | None) -> None:
     """The same for each case of attention."""
 
-    def rows(machine: Machine, ranks: int) -> Rows:
+    def rows(machine: Machine, ranks: int) -> Predictions:
         cases = read_attention(shapes or ATTENTION).on_ranks(ranks, tokens)
         return [attention_predicted(case, ranks, machine) for case in cases]
 
     _predict(ATTENTION, rows, place, file)
 
 
-def _predict(subject: str, rows: Callable[[Machine, int], Rows], place: tuple[str, int], file: Path | None) -> Rows:
+def _predict(
+    subject: str, rows: Callable[[Machine, int], Predictions], place: tuple[str, int], file: Path | None
+) -> Predictions:
     """Print and return the predictions of a subject's cases."""
     name, ranks = place[0], place[1] or 4
     target = target_named(name, ranks)
@@ -74,7 +76,7 @@ def _console() -> Console:
     return console
 
 
-def _table(found: Rows, title: str) -> Table:
+def _table(found: Predictions, title: str) -> Table:
     """A column for each plan, with the part of the link's time that it hides; the first is the sequential one."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.caption, table.caption_justify = "ratio: the part of the link's time that is hidden", "left"

@@ -129,7 +129,7 @@ def test_layers_are_timed_on_own_ranks(tmp_path: Path):
         (["bench", "experts", "--device=cpu", "--shapes", "mlp"], "one of the sets: moe, tiny"),
         (["bench", "experts", "--device=cpu", "-w", "5"], "over 5 ranks"),
         (["bench", "experts", "--simulate=h200x4", "-w", "16"], "16 ranks"),
-        (["bench", "all_gather_matmul", "--device=cpu", "--tokens=4"], "only experts have tokens"),
+        (["bench", "all_gather_matmul", "--device=cpu", "--tokens=4"], "only experts and attention have tokens"),
     ],
 )
 def test_what_cannot_be_is_refused(words: list[str], found: str):

@@ -16,16 +16,16 @@ from overweave.sim.realize import realize
 from overweave.sim.simulate import total_us
 from overweave.tuner.measure.bench import Measures, Roofs, measure
 
-Case = TypeVar("Case")
+PredictedCase = TypeVar("PredictedCase")
 KernelUs = Callable[[Apply], float]  # microseconds of an operation's kernel, which has all SMs
 
 
-class Predicted(Struct, Generic[Case], frozen=True):
+class Predicted(Struct, Generic[PredictedCase], frozen=True):
     """Predicted microseconds of a case. alone_us: what is computed, without communication. link_us: the library's
     collectives alone. plans: plan -> time, of those that the machine can run, the sequential one first. choice: the
     plan that would be taken unmeasured."""
 
-    case: Case
+    case: PredictedCase
     alone_us: float
     link_us: float
     plans: dict[str, float]

@@ -26,7 +26,7 @@ from overweave.tuner.measure.trial import CallResult, TimedTrial
 from overweave.tuner.space.shapes import ShapeCase
 
 
-class Case(Protocol):
+class ComparedCase(Protocol):
     """What is computed. matmul: what stands for it in result files. group: over which a mean is formed."""
 
     @property
@@ -57,7 +57,7 @@ class Way(NamedTuple):
     plan: str = ""
 
 
-AnyCase = TypeVar("AnyCase", bound=Case)
+AnyCase = TypeVar("AnyCase", bound=ComparedCase)
 
 
 class Comparison(NamedTuple, Generic[AnyCase]):
