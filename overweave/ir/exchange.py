@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from overweave.ir.plan import PackedExchange
 from overweave.ir.schedule import Buffer, Collective, Copy, Operation, Reduce, Schedule
@@ -29,13 +29,18 @@ NO_REACH = "do not reach each other's memory, where it reads or writes rows"
 
 def addresses_peers(schedule: Schedule) -> bool:
     """Whether an operation other than an NCCL collective reads or writes on another rank, or any notifies one."""
-    return any(map(_is_at_peers, schedule.operations))
+    return any(_reached(operation) for operation in schedule.operations)
 
 
-def _is_at_peers(operation: Operation) -> bool:
-    """Whether an operation notifies, reads or writes on another rank itself."""
-    if any(notify.rank != operation.rank for notify in operation.notifies):
-        return True
-    if isinstance(operation, Collective):
+def crosses_islands(schedule: Schedule, islands: Sequence[Collection[int]]) -> bool:
+    """Whether an operation reads, writes or notifies on a rank of another island itself."""
+    if len(islands) == 1:
         return False
-    return any(region.rank != operation.rank for region in (*operation.reads, *operation.writes))
+    own = {rank: island for island in islands for rank in island}
+    return any(not _reached(operation) <= {*own[operation.rank]} for operation in schedule.operations)
+
+
+def _reached(operation: Operation) -> set[int]:
+    """Return the other ranks that an operation notifies, reads or writes on itself."""
+    touched = () if isinstance(operation, Collective) else (*operation.reads, *operation.writes)
+    return {each.rank for each in (*operation.notifies, *touched)} - {operation.rank}

@@ -84,6 +84,7 @@ class Target(Struct, frozen=True):
     """The device that a plan runs on.
 
     is_hopper: sm_90. name: the GPU's, as its driver reports it; ignored on a CPU. peer_access: as of a Machine.
+    island_access: the same inside each island alone.
     parted: which ranks lie on which islands, where there are several. found: the described machine that predictions are
     made on. has_multicast: NVLink multicast, which NCCL uses unless it is switched off.
     """
@@ -93,6 +94,7 @@ class Target(Struct, frozen=True):
     is_hopper: bool = True
     name: str = "NVIDIA H200"
     peer_access: bool = True
+    island_access: bool = True
     found: MachineMatch = H200
     has_multicast: bool = False
     parted: str = ""
