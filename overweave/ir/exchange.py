@@ -32,6 +32,11 @@ def addresses_peers(schedule: Schedule) -> bool:
     return any(_reached(operation) for operation in schedule.operations)
 
 
+def reached_by(schedule: Schedule, rank: int) -> set[int]:
+    """Return the other ranks whose memory the operations of a rank read, write or notify themselves."""
+    return {peer for operation in schedule.of_rank(rank) for peer in _reached(operation)}
+
+
 def crosses_islands(schedule: Schedule, islands: Sequence[Collection[int]]) -> bool:
     """Whether an operation reads, writes or notifies on a rank of another island itself."""
     if len(islands) == 1:

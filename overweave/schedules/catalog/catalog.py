@@ -127,6 +127,8 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     if method.has_levels and (settings.carrier is None or not method.takes("carrier")):
         is_by_library = bool(problem.islands) or not method.takes("carrier")
         settings = replace(settings, carrier=LIBRARY if is_by_library else COPY_ENGINE)
+    elif settings.carrier == LIBRARY and not method.has_levels:
+        settings = replace(settings, mover=LIBRARY)
     config = _config(problem, method, settings) if method.is_fused else None
     if settings.rows == "cyclic" and config is not None:
         problem = replace(problem, strip=config.block_m)
