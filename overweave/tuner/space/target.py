@@ -16,7 +16,7 @@ from overweave.hardware.machine import Machine, PeerAccess, decode, load
 from overweave.hardware.multicast import nccl_uses_it
 from overweave.memory.board.board import Board
 from overweave.memory.cuda.card import gpu_of, has_multicast
-from overweave.memory.cuda.heap import group_has_peer_access, has_peer_access
+from overweave.memory.cuda.heap import group_has_peer_access, has_peer_access, islands_have_peer_access
 from overweave.memory.group import Group, OfGroup
 from overweave.schedules.records.record import Method
 from overweave.tuner.caches import cache_folders, read_cached_if_readable, save_file
@@ -94,10 +94,10 @@ class Target(Struct, frozen=True):
     is_hopper: bool = True
     name: str = "NVIDIA H200"
     peer_access: bool = True
-    island_access: bool = True
     found: MachineMatch = H200
     has_multicast: bool = False
     parted: str = ""
+    island_access: bool = True
 
     def machine(self, world_size: int) -> Machine | None:
         """Return the description for predictions of `world_size` ranks; None for a CPU, for more ranks than it can
@@ -149,8 +149,9 @@ def target_of(device: torch.device, group: Group | None = None) -> Target:
     gpu = gpu_of(device)
     reaches = has_peer_access(device) if group is None else group_has_peer_access(group, device)
     found = machine_of(gpu) if group is None else agreed_machine(group, gpu)
+    inside = reaches if group is None or not parted else islands_have_peer_access(group, device)
     hopper, multicast = gpu.capability[0] == 9, has_multicast(device)
-    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted)
+    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted, inside)
 
 
 def target_on(machine: Machine, found: MachineMatch | None = None) -> Target:
