@@ -48,4 +48,5 @@ def crosses_islands(schedule: Schedule, islands: Sequence[Collection[int]]) -> b
 def _reached(operation: Operation) -> set[int]:
     """Return the other ranks that an operation notifies, reads or writes on itself."""
     touched = () if isinstance(operation, Collective) else (*operation.reads, *operation.writes)
-    return {each.rank for each in (*operation.notifies, *touched)} - {operation.rank}
+    told = {notify.rank for notify in operation.notifies}
+    return {*told, *(region.rank for region in touched)} - {operation.rank}

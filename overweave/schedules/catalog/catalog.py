@@ -136,7 +136,7 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     work = MethodInputs(problem, settings, config, _split(problem, settings, config), sums, _held(problem), method)
     schedule = _builder(problem.record)(work)
     if problem.islands:
-        schedule = replace(schedule, credits=tuple(_inside(problem, schedule.credits)))
+        schedule = replace(schedule, credits=tuple(_inside(problem.islands, schedule.credits)))
     if not problem.has_fixed_sizes:
         sides = _COUNTED if problem.record.exchanges else {Y: "received"} if problem.record.gathers else {}
         buffers = (replace(each, counted=each.counted or sides.get(each.name)) for each in schedule.buffers)
@@ -148,9 +148,9 @@ def build(name: str, problem: Problem, options: Mapping[str, str | int], *, rank
     return Plan(name=name, problem=problem, schedule=schedule, realization=realization, tile_orders=tables)
 
 
-def _inside(problem: Problem, credits: Iterable[Credit]) -> Iterator[Credit]:
+def _inside(islands: Iterable[tuple[int, ...]], credits: Iterable[Credit]) -> Iterator[Credit]:
     """The credits between ranks of one island: no other rank touches their memory."""
-    island = {rank: ranks for ranks in problem.islands for rank in ranks}
+    island = {rank: ranks for ranks in islands for rank in ranks}
     return (credit for credit in credits if credit.taker in island[credit.giver])
 
 

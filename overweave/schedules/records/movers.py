@@ -58,7 +58,7 @@ def mesh_of(split: Split, problem: Problem, settings: Settings) -> Mesh:
         cols=problem.moved_columns,
         col_pieces=settings.col_pieces,
         island=settings.island,
-        members=problem.islands,
+        members=problem.islands or (),
         carrier=settings.carrier or COPY_ENGINE,
         axis=settings.axis,
         lanes=settings.lanes,
