@@ -206,6 +206,26 @@ def test_gradients_are_those_of_one_island(names: str, plan: str | None):
     assert all(any(numbers) for rank in apart for numbers in rank)
 
 
+def step_on_a_mesh() -> list[object]:
+    """A layer's step on [data, tensor]: rows are gathered by pushes among the ranks of a host, and the gradient of the
+    weight is summed across hosts, on two levels. What islands both groups have, and whether both are exact."""
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    of_tensor, of_data, right = mesh["tensor"], mesh["data"], []
+    gather, scatter = OPERATORS["all_gather_matmul"], OPERATORS["matmul_reduce_scatter"]
+    for seed in range(2):
+        own = given(gather, resolve(of_tensor), seed + dist.get_rank())
+        y = ow.all_gather_matmul(own["x"], own["w"], of_tensor, plan="push")
+        right.append(torch.equal(y, reference(gather, resolve(of_tensor), own)))
+        grad = {"x": own["x"].t().contiguous(), "w": torch.randint(-3, 4, (own["x"].shape[0], N)).float()}
+        shard = ow.matmul_reduce_scatter(grad["x"], grad["w"], of_data, plan="islands")
+        right.append(torch.equal(shard, reference(scatter, resolve(of_data), grad, K)))
+    return [len(ow.islands(of_tensor).members), len(ow.islands(of_data).members), right]
+
+
+def test_a_mesh_has_tensor_groups_on_hosts_and_data_groups_across():
+    assert run_ranks(on_islands, 4, "aabb", step_on_a_mesh) == [[1, 2, [True] * 4]] * 4
+
+
 def calls_until(began: str, is_odd: bool, plan: str | None = None) -> list[object]:
     """Calls that ranks have agreed on, until one raises. is_odd: the last rank makes others than the rest."""
     group = resolve(None)
