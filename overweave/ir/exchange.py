@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from overweave.ir.plan import PackedExchange
 from overweave.ir.schedule import Buffer, Collective, Copy, Operation, Reduce, Schedule
@@ -35,14 +35,6 @@ def addresses_peers(schedule: Schedule) -> bool:
 def reached_by(schedule: Schedule, rank: int) -> set[int]:
     """Return the other ranks whose memory the operations of a rank read, write or notify themselves."""
     return {peer for operation in schedule.of_rank(rank) for peer in _reached(operation)}
-
-
-def crosses_islands(schedule: Schedule, islands: Sequence[Collection[int]]) -> bool:
-    """Whether an operation reads, writes or notifies on a rank of another island itself."""
-    if len(islands) == 1:
-        return False
-    own = {rank: island for island in islands for rank in island}
-    return any(not _reached(operation) <= {*own[operation.rank]} for operation in schedule.operations)
 
 
 def _reached(operation: Operation) -> set[int]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from overweave.ir.counts import COUNTS, Filled
-from overweave.ir.exchange import reached_by
+from overweave.ir.exchange import addresses_peers, reached_by
 from overweave.ir.launch.order import QueueLaunch, launch_order
 from overweave.ir.launch.streams import first_own_waits, most_sms, queues_beside, waits_for_nothing
 from overweave.ir.library_call import is_permuted
@@ -221,7 +221,9 @@ class BoundPlan:
         author: AuthorTiles | None = None,
     ) -> None:
         rank = workspace.group.rank
-        require_peer_access(workspace, plan.name, reached_by(plan.schedule, rank))
+        if addresses_peers(plan.schedule):  # of a plan of one island credits of all ranks are a premise
+            reached = reached_by(plan.schedule, rank) if plan.problem.islands else None
+            require_peer_access(workspace, plan.name, reached)
         actions = launch_order(plan, rank)
         layout = lay_out(plan.schedule, plan.realization.dtype)
         sms = free_sms(workspace.device, plan.sms_beside)

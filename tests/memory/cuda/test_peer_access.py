@@ -65,7 +65,7 @@ def test_ranks_that_reach_each_other_begin_together():
     assert connected_ranks(workspace) == 3
 
 
-@pytest.mark.parametrize(("rank", "addresses", "place"), [(2, (24, 24, 24, 32), 0), (3, (32, 32, 24, 32), 1)])
+@pytest.mark.parametrize(("rank", "addresses", "place"), [(1, (24, 24, 24, 32), 0), (3, (32, 24, 32, 32), 1)])
 def test_ranks_of_an_island_begin_together(rank: int, addresses: tuple[int, ...], place: int):
     words: Any = SimpleNamespace(addresses=addresses, tensor=torch.zeros(1 << 12, dtype=torch.uint8))
     words.view = lambda offset, shape, dtype: words.tensor[offset:].view(dtype)[: shape[0]]
@@ -73,9 +73,9 @@ def test_ranks_of_an_island_begin_together(rank: int, addresses: tuple[int, ...]
     workspace: Any = SimpleNamespace(words=words, group=group, limits=limits, state=None, claims=None)
     protocol = signal_words(workspace, words, 3)
     assert prologue_call(workspace, protocol, 3).arguments[-4:-1] == [3, place, 2]
-    require_peer_access(workspace, "a plan of islands", {2, 3})
+    require_peer_access(workspace, "a plan of islands", {1, 3})
     with pytest.raises(MachineError, match="do not reach each other's memory"):
-        require_peer_access(workspace, "a plan of islands", {1})
+        require_peer_access(workspace, "a plan of islands", {2})
 
 
 def of_islands() -> list[object]:
