@@ -235,7 +235,14 @@ class TileVoid:
     result: torch.Tensor
 
 
-TileAction = TileLaunch | TileTask | TileRows | TileVoid | TileMove | Raise | Await
+@dataclass(frozen=True)
+class TileRetire:
+    """Nobody needs what a part of an own symmetric buffer holds: it may be written again in the call."""
+
+    part: Part
+
+
+TileAction = TileLaunch | TileTask | TileRows | TileVoid | TileMove | TileRetire | Raise | Await
 TileStep = tuple[str, TileAction]  # the queue, and what it does
 
 

@@ -30,6 +30,7 @@ from overweave.runtime.handwritten import (
     TileAction,
     TileLaunch,
     TileMove,
+    TileRetire,
     TileRows,
     TileStep,
     TileTask,
@@ -153,9 +154,10 @@ class _BoundProgram:
             for counter, count in action.counts:
                 address = self._heap.addresses[self._rank] + self._layout.signal_offset(action.channel, counter)
                 driver.wait_value(stream.cuda_stream, address, count)
-        else:
-            assert isinstance(action, TileMove)  # rows are launches by now
+        elif isinstance(action, TileMove):
             self._move(stream, action)
+        else:
+            assert isinstance(action, TileRetire)  # rows are launches by now; whoever writes there again waits
 
     def wait(self, stream: torch.cuda.Stream, action: Await) -> None:
         """Enqueue a wait by a kernel, which has a deadline."""

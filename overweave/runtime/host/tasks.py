@@ -20,6 +20,7 @@ from overweave.runtime.handwritten import (
     TileAction,
     TileLaunch,
     TileMove,
+    TileRetire,
     TileRows,
     TileStep,
     TileTask,
@@ -141,7 +142,11 @@ class TaskCall:
             return lambda: True  # where a wait fails here, the call raises
         if isinstance(action, Await):
             return lambda: all(self._is_full(action.channel, counter, count) for counter, count in action.counts)
-        if isinstance(action, TileMove):
+        if isinstance(action, TileRetire):
+            ended = self._matrix(action.part)
+            if ended.is_floating_point():
+                ended.fill_(torch.nan)  # whoever reads it nevertheless sees that
+        elif isinstance(action, TileMove):
             self._matrix(action.target).copy_(self._matrix(action.source))
         else:
             self.slot.notify(action.channel, action.rank, action.counter, 1)
@@ -190,6 +195,6 @@ def _run(work: Callable[[], object], is_inference: bool) -> None:
 
 def _action_name(action: TileAction) -> str:
     """Return the name of an action for a timeout report."""
-    if isinstance(action, Raise | TileMove | TileVoid | Await):
+    if isinstance(action, Raise | TileMove | TileRetire | TileVoid | Await):
         return f"{type(action).__name__.lower()} in a queue"
     return action.name
