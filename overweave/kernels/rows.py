@@ -196,8 +196,7 @@ def add_rows_kernel(
 
 @triton.jit
 def _wait_for_peer_rows(rows_channel, peer):
-    """Wait until all programs of a peer have sent their part. They share one counter, so its first tile stands for
-    all."""
+    """Wait until all programs of a peer have sent their part: they share one counter, that of its first tile."""
     return consumer_tile_wait(rows_channel, peer * rows_channel.layout.tiles.per_shard)
 
 

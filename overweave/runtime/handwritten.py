@@ -155,7 +155,7 @@ AnyBuffer = Callable[[str, int], torch.Tensor]  # of any rank, by name and rank
 
 @dataclass(frozen=True)
 class Uses:
-    """A part of a matrix that a TileTask reads or makes. tensor: its logical name. row, col: where the part begins in
+    """A part of a matrix that a TileTask reads or makes. tensor: its logical name. row, col: the part's origin in
     it."""
 
     part: Part
@@ -179,8 +179,7 @@ class TaskTile:
 
 @dataclass(frozen=True)
 class TileTask:
-    """Work of torch on this rank: `run` computes or enqueues it, given a function that returns the own symmetric
-    buffers.
+    """Work of torch on this rank: `run` computes or enqueues it, given a getter of the own symmetric buffers.
 
     channel: its kernels' tiles wait for shards of this channel, and `run` gets it as a second argument. On the CPU the
     task begins when all shards have arrived, and `run` gets None.

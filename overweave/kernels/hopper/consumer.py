@@ -174,8 +174,7 @@ def consume_tile(
 def multiply(
     traits: gl.constexpr, CONSUMER: gl.constexpr, PARTS: gl.constexpr, PART_N: gl.constexpr, step, stages, depth
 ):  # fmt: skip
-    """Main loop. Return (accumulator of the first boxes, of the rest, next pipeline step); without a rest the first
-    twice.
+    """Main loop. Return (accumulator of the first boxes, of the rest or the first again, next pipeline step).
 
     Tensor cores accumulate fp8 in about 14 bits: each step's product is added in fp32 by CUDA cores, while the other
     consumer's is computed. SOURCE: DeepGEMM.
@@ -267,8 +266,7 @@ def finish_tile_half(
     traits: gl.constexpr, CONSUMER: gl.constexpr, PARTS: gl.constexpr, WIDE: gl.constexpr, result, rest_result,
     iteration, results, target, work, tile, own_row, row, row_end, col, cols_end,
 ):  # fmt: skip
-    """Apply the epilogue to a consumer's accumulators, wait for the storer to free its result slot, and store them
-    there."""
+    """Apply the epilogue to a consumer's accumulators; store them once the storer has freed its result slot."""
     table, epilogue_args, outputs = work.queue.table, work.epilogue_args, work.outputs
     PART_N: gl.constexpr = results.tiles.first.type.shape[2]
     STAGES: gl.constexpr = PART if traits.addends > 0 else SUM if traits.is_gated else ALL
@@ -307,8 +305,7 @@ def store_result(
     traits: gl.constexpr, CONSUMER: gl.constexpr, PART: gl.constexpr, result, c_tiles, iteration, target, work, tile,
     own_row, row, row_end, col, n,
 ):  # fmt: skip
-    """Store some columns of a result: in shared memory for the storer; directly in `target` with a mask, or with
-    addends.
+    """Store some columns of a result: to shared memory for the storer; to `target` if masked, or with addends.
 
     PART: the first of its TMA boxes. row: first row of the result. own_row: first row that belongs to the tile
     (tiles.row_shift). n: columns of the output.

@@ -122,8 +122,7 @@ def store_sum(
     product, out, epilogue_args, addends, peers, table, tile, row, row_end, col, n, ADDENDS: gl.constexpr,
     EPILOGUE: gl.constexpr,
 ):  # fmt: skip
-    """Add a tile's addends to its product in fp32, in their order, and store the sum in `out` (or at all ranks), in
-    strips.
+    """Add a tile's addends to its product in fp32, in order, and store the sum in `out` (or at all ranks), in strips.
 
     The epilogue finishes sums that are complete. ADDENDS 0: `product` is the sum; store it.
     """

@@ -97,8 +97,7 @@ def open_call(space, parts, protocol, rank, SENDERS):
 
 @triton.jit
 def iteration_messages(call, iteration, BLOCK: tl.constexpr):
-    """Return, for an iteration's BLOCK messages: byte offset of each in an in- or outbox, its first word, words left in
-    the part."""
+    """Return for each message of an iteration: byte offset in an in- or outbox, first word, words left in the part."""
     messages = iteration * BLOCK + tl.arange(0, BLOCK)
     words_before = messages * DATA_WORDS
     offsets = (call.part * ((call.span + 2) // DATA_WORDS) + messages).to(tl.int64) * MESSAGE_BYTES
@@ -179,8 +178,7 @@ def sum_messages(
 
 @triton.jit
 def _sum_word(own, received, index: tl.constexpr, rank, is_void, dtype: tl.constexpr, SENDERS: tl.constexpr):
-    """Sum one word of all ranks in rank order, in fp32: two 16-bit numbers (low, high), or one of 32 bits. NaN if
-    void."""
+    """Sum one word of all ranks in rank order, in fp32: two 16-bit numbers (low, high), or one of 32. NaN if void."""
     low = tl.zeros(own.shape, tl.float32)
     high = tl.zeros(own.shape, tl.float32)
     for source in tl.static_range(SENDERS + 1):
@@ -436,8 +434,7 @@ def one_shot_sum(traits: tl.constexpr, call, source, out, epilogue_args, n, iter
 
 @triton.jit
 def scatter_sum(traits: tl.constexpr, call, source, out, epilogue_args, n, iterations):
-    """Push every shard of the own partial to its owner; sum the own shard in `out`, and in a two-shot push it to all
-    peers.
+    """Push every shard of the own partial to its owner; sum the own shard in `out`; in a two-shot push the sum to all.
 
     Returns the combined row statistic.
     """
@@ -490,8 +487,7 @@ def push_shard_partials(traits: tl.constexpr, call, source_words, iteration):
 
 @triton.jit
 def receive_shards(traits: tl.constexpr, call, inbox, out, epilogue_args, iterations):
-    """Receive the shards of all peers, and store them in their places in `out`. Returns a combined row statistic of
-    each."""
+    """Receive the shards of all peers into their places in `out`. Returns a combined row statistic of each."""
     SENDERS: tl.constexpr = traits.senders
     BLOCK: tl.constexpr = traits.block
     combined = ()

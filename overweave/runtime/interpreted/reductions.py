@@ -29,8 +29,7 @@ def install_warp_reductions() -> None:
 
 
 def _reduce(self: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Reduce an axis as the lanes of a warp do (a butterfly of shfl.bfly): combine its lower and upper half until one
-    is left.
+    """Reduce an axis as a warp's butterfly (shfl.bfly) does: combine lower and upper half until one is left.
 
     The axis has a power of two of elements, as every axis of a Triton block. axis None: of all elements. Returns one
     tensor for each input.

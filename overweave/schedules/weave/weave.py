@@ -74,8 +74,7 @@ class PlacedExchange(Struct, frozen=True):
 
 
 class TileGroup(Struct, frozen=True):
-    """The tiles of a rank that touch the same chunks. numbers: of the tiles. blocks: grid axis -> the blocks they
-    span."""
+    """The tiles of a rank that touch the same chunks. numbers: of tiles. blocks: grid axis -> blocks they span."""
 
     key: TileGroupKey
     numbers: tuple[int, ...]
@@ -304,8 +303,7 @@ class _Weaver:
         return [(Region(placed.buffer.name, rank, (0, 0), (0, 0)), 0)]
 
     def _column_ranges(self, store: Operand, group: TileGroup) -> tuple[Range, ...]:
-        """Return the column ranges that the group's tiles write, all dimensions but the first flattened. Raises
-        ScheduleError."""
+        """Return the columns that the group's tiles write, dimensions but the first flattened. Raises ScheduleError."""
         ranges: tuple[Range, ...] = ((0, 1),)
         for dim in store.dims[1:]:
             touched = self._touched(dim, group)
@@ -331,8 +329,7 @@ MOST_RANGES = 1024  # pieces of a row that tiles of one group write
 
 
 def place_exchange(exchange: TensorExchange, space: TileSpace, is_dual_source: bool = False) -> PlacedExchange:
-    """Bring all chunks of an exchange into one buffer, at the rows of the whole tensor. Raises ScheduleError if
-    impossible.
+    """Bring an exchange's chunks into one buffer, at the rows of the whole tensor. Raises ScheduleError if it cannot.
 
     is_dual_source: the kernel can read the own shard in the caller's memory.
     """
