@@ -240,8 +240,8 @@ def read_input(operands, gate, elements, CODE: tl.constexpr, STEP: tl.constexpr,
         INDEX_OF_PRODUCT: tl.constexpr = product_count_and_index(CODE, STEP)[1]
         return _load_columns(operands[VALUE] + PRODUCTS * elements.col_offset + INDEX_OF_PRODUCT * elements.n, elements)
     elif LAYOUT == "1products":
-        INDEX_OF_PRODUCT: tl.constexpr = product_count_and_index(CODE, STEP)[1]
-        return tl.load(operands[VALUE] + INDEX_OF_PRODUCT)
+        PRODUCT: tl.constexpr = product_count_and_index(CODE, STEP)[1]
+        return tl.load(operands[VALUE] + PRODUCT)
     elif LAYOUT == "y1":
         return tl.load(
             operands[VALUE] + (elements.start + elements.offsets) // elements.n, mask=elements.inside, other=0.0
