@@ -35,7 +35,7 @@ from overweave.schedules.communication import (
     shifted,
     stored_at_peers,
 )
-from overweave.schedules.moves.moves import Gather, Reduction, Sum, Written
+from overweave.schedules.moves.moves import Gather, Reduction, Sum, Written, is_by_library
 from overweave.schedules.moves.reduction import Placing, reduced
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records.movers import by_hand_config, copy_config
@@ -120,8 +120,9 @@ def exchange(space: TileSpace, tensor: str, words: ScheduleChoice, world_size: i
 
 
 def _by_method(method: Method, settings: Settings, split: Split, cols: int) -> Communication:
-    """A method's moves. A library adds rows that a kernel cannot read."""
-    if method.adds and method.adds.by == REDUCE_KERNEL and cols % KERNEL_COLS:
+    """A method's moves. A library adds rows that a kernel cannot read, and what its own calls carry."""
+    is_left = cols % KERNEL_COLS != 0 or (method.has_levels and settings.carrier == LIBRARY)
+    if method.adds and method.adds.by == REDUCE_KERNEL and is_left:
         method, settings = replace(method, adds=replace(method.adds, by=LIBRARY)), replace(settings, own_pieces=1)
     return moves_of(method, split, settings, cols)
 
@@ -154,15 +155,20 @@ def _written(operand: Operand, written: Written, transport: Transport, tiles: in
     ranks, is_written = written.world_size, transport.side != GATHER
     slices = slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
     parts = {PUSHES: max(1, MOVED_TILE // max(1, operand.cols)), TILES: slices}
+    has_calls = any(map(is_by_library, written.moves))
     if isinstance(written, Reduction):
-        how = Placing(by_library=operand.cols % KERNEL_COLS != 0)
+        how = Placing(by_library=has_calls or operand.cols % KERNEL_COLS != 0)
         made = reduced(written, (operand.rows, operand.cols), held_of(ranks), parts, how)
     else:
         rows = operand.rows * (ranks if transport.side == SPREAD and not transport.is_traded else 1)
         made = in_parts(transferred(written, rows, operand.cols, sends=is_written), parts)
         made = stored_at_peers(made) if is_written else made
     return TensorExchange(
-        operand=operand, transport=transport, communication=_named(made, operand), copy=by_hand_config(written)
+        operand=operand,
+        transport=transport,
+        communication=_named(made, operand),
+        copy=by_hand_config(written),
+        library_sms=Settings().library_sms if has_calls else 0,
     )
 
 
