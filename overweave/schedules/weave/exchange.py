@@ -125,7 +125,7 @@ def exchange(space: TileSpace, tensor: str, choice: ScheduleChoice, world_size: 
 
 
 def _method_communication(method: Method, settings: Settings, split: Split, cols: int) -> Communication:
-    """Return a method's communication; sums by torch if the columns do not fit the reduction kernel, or if library calls
+    """Return a method's communication; sums by torch if columns do not fit the reduction kernel, or library calls
     carry partial sums."""
     by_torch = cols % REDUCE_COLS_ALIGNMENT != 0 or (method.has_levels and settings.carrier == LIBRARY)
     if method.adds and method.adds.by == REDUCE_KERNEL and by_torch:

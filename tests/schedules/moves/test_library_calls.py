@@ -30,7 +30,7 @@ def sent(rank: int, peer: int, owner: int, *among: int, **more: int) -> Put:
 
 
 def shared(written: object, ranks: int, side: str = "A") -> Plan:
-    plan = author_plan(matmul(ranks * ROWS, n=64, k=64), {side: written}, ranks, "bfloat16", chosen="A")  # type: ignore[dict-item]
+    plan = author_plan(matmul(ranks * ROWS, n=64, k=64), {side: written}, ranks, "bfloat16", dual_source="A")  # type: ignore[dict-item]
     verify_plan(plan, MachineLimits()).raise_if_refused()
     return plan
 
