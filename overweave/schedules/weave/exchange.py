@@ -35,7 +35,7 @@ from overweave.schedules.communication import (
     shifted,
     stored_at_peers,
 )
-from overweave.schedules.moves.moves import Gather, Reduction, Sum, Written
+from overweave.schedules.moves.moves import Gather, Reduction, Sum, Written, is_by_library
 from overweave.schedules.moves.reduction import Placing, reduced
 from overweave.schedules.moves.transfers import transferred
 from overweave.schedules.records.movers import by_hand_config, copy_config
@@ -125,8 +125,10 @@ def exchange(space: TileSpace, tensor: str, choice: ScheduleChoice, world_size: 
 
 
 def _method_communication(method: Method, settings: Settings, split: Split, cols: int) -> Communication:
-    """Return a method's communication; sums by torch if the columns do not fit the reduction kernel."""
-    if method.adds and method.adds.by == REDUCE_KERNEL and cols % REDUCE_COLS_ALIGNMENT:
+    """Return a method's communication; sums by torch if columns do not fit the reduction kernel, or library calls
+    carry partial sums."""
+    by_torch = cols % REDUCE_COLS_ALIGNMENT != 0 or (method.has_levels and settings.carrier == LIBRARY)
+    if method.adds and method.adds.by == REDUCE_KERNEL and by_torch:
         method, settings = replace(method, adds=replace(method.adds, by=LIBRARY)), replace(settings, own_pieces=1)
     return moves_of(method, split, settings, cols)
 
@@ -160,8 +162,9 @@ def _exchange_by_hand(operand: Operand, moves: Written, transport: Transport, ti
     ranks, is_store = moves.world_size, transport.side != GATHER
     slice_height = slice_rows(-(-operand.rows // ranks), operand.cols, tiles // ranks)
     rows_per_chunk = {PUSHES: max(1, COPY_TILE_ELEMENTS // max(1, operand.cols)), TILES: slice_height}
+    has_calls = any(map(is_by_library, moves.moves))
     if isinstance(moves, Reduction):
-        options = Placing(by_library=operand.cols % REDUCE_COLS_ALIGNMENT != 0)
+        options = Placing(by_library=has_calls or operand.cols % REDUCE_COLS_ALIGNMENT != 0)
         communication = reduced(moves, (operand.rows, operand.cols), held_of(ranks), rows_per_chunk, options)
     else:
         rows = operand.rows * (ranks if transport.side == SPREAD and not transport.is_traded else 1)
@@ -172,6 +175,7 @@ def _exchange_by_hand(operand: Operand, moves: Written, transport: Transport, ti
         transport=transport,
         communication=_with_tensor_names(communication, operand),
         copy=by_hand_config(moves),
+        library_sms=Settings().library_sms if has_calls else 0,
     )
 
 
