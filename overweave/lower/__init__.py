@@ -1,0 +1,1 @@
+"""Communication that other compilers decided, as proven plans."""
