@@ -111,8 +111,8 @@ def _components(hops: set[Hop], gpus: Iterable[int]) -> list[frozenset[Endpoint]
 
 @lru_cache(maxsize=64)
 def joined(machine: Machine, ranks: int | tuple[int, ...]) -> Joined:
-    """The links of some GPUs of a machine: the first ones, or those that are named. Raises InputError for too few, and MachineFileError for a GPU that no
-    link reaches."""
+    """The links of some GPUs of a machine: the first ones, or those that are named. Raises InputError for too few, and
+    MachineFileError for a GPU that no link reaches."""
     gpus = tuple(range(ranks)) if isinstance(ranks, int) else ranks
     if max(gpus, default=0) >= machine.gpus:
         cure = "Ask for fewer ranks, or another machine"
