@@ -1,4 +1,4 @@
-"""The loops that a kernel's walk meets: how many iterations they have, and what a variable is after them."""
+"""The loops of a symbolically interpreted kernel: iteration counts, and variables after some iterations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TILES = "tiles"
 class Loop:
     """A loop of `count` iterations. variable: its value in iteration `iteration`. is_tile_loop: the loop over tiles.
 
-    is_guard: its body runs only if `count > 0`. is_streamed: it walks a streamed axis. test: what else holds in
+    is_guard: its body runs only if `count > 0`. is_streamed: it walks a streamed axis. test: a further condition of its
     its body, of a `while` that cannot be counted, or where another end cuts it.
     """
 
@@ -66,17 +66,17 @@ def loop_marker(name: str, value: SymbolicValue) -> SymbolicValue:
     return Number(opaque(name, tags=frozenset({LOOP_CARRIED})).poly, rank)
 
 
-def step_per_iteration(mark: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
+def step_per_iteration(marker: SymbolicValue, after: SymbolicValue, loop: Loop) -> Any:
     """Return by how much an iteration increases a variable (a tuple): () if not at all; its tags if not by a constant.
 
-    mark: its value before the iteration; after: behind it.
+    marker, after: its value before and after the iteration.
     """
-    if mark == after:
+    if marker == after:
         return ()
-    if isinstance(mark, Number) and isinstance(after, Number) and mark.rank == after.rank:
-        pairs = [(mark.poly, after.poly)]
-    elif isinstance(mark, Descriptor) and isinstance(after, Descriptor):
-        pairs = list(zip(mark.offsets, after.offsets, strict=False))
+    if isinstance(marker, Number) and isinstance(after, Number) and marker.rank == after.rank:
+        pairs = [(marker.poly, after.poly)]
+    elif isinstance(marker, Descriptor) and isinstance(after, Descriptor):
+        pairs = list(zip(marker.offsets, after.offsets, strict=False))
     else:
         return value_tags(after)
     steps = tuple(new - old for old, new in pairs)
