@@ -57,7 +57,7 @@ def _scattered(work: MethodInputs) -> Communication:
 
 def _exchanged(work: MethodInputs) -> Communication:
     split, cols = work.split, work.problem.moved_columns
-    moves = all_to_all_on(machine_of(work), mesh_of(split, cols, work.settings))
+    moves = all_to_all_on(machine_of(work), mesh_of(split, work.problem, work.settings))
     return in_parts(transferred(moves, split.rows, cols), dict.fromkeys((PUSHES, TILES), split.tile_rows))
 
 
