@@ -94,6 +94,8 @@ def check_order(name: str, world_size: int) -> None:
     assert {goal.unordered for goal in plan.schedule.goal} == {adds.order == "arrival"}
     if adds.order == "ring":
         assert orders == {tuple((owner + hop) % world_size for hop in range(1, world_size + 1)) for owner in by_rank}
+    elif adds.order == "ways":
+        assert {tuple(sorted(order)) for order in orders} == {by_rank}
     else:
         assert orders == {by_rank}
     verdict = verify_plan(plan, MachineLimits())
