@@ -32,6 +32,18 @@ def addresses_peers(schedule: Schedule) -> bool:
     return any(map(_is_at_peers, schedule.operations))
 
 
+def reached_across(schedule: Schedule, island_of: Mapping[int, int]) -> str:
+    """Return the first operation, other than an NCCL collective, that reads, writes or notifies on another island, by
+    its name; "" if none does. island_of: rank -> its island."""
+    for operation in schedule.operations:
+        if _is_at_peers(operation):
+            regions = () if isinstance(operation, Collective) else (*operation.reads, *operation.writes)
+            ranks = {region.rank for region in regions} | {notify.rank for notify in operation.notifies}
+            if any(island_of[rank] != island_of[operation.rank] for rank in ranks):
+                return operation.name
+    return ""
+
+
 def _is_at_peers(operation: Operation) -> bool:
     """Whether an operation notifies, reads or writes on another rank itself."""
     if any(notify.rank != operation.rank for notify in operation.notifies):

@@ -26,6 +26,7 @@ from overweave.schedules.records.option_sets import NOT_MEASURED
 from overweave.schedules.tiles.grouped import SHORT_TIME, Groups, grouped_shape
 from overweave.schedules.tiles.shape import KernelChoice
 from overweave.sim.cost import size, tile_us
+from overweave.sim.nccl import collective_us
 from overweave.sim.realize import realize
 from overweave.sim.simulate import total_us
 from overweave.tuner.measure.bench import Roofs, measure
@@ -63,7 +64,7 @@ def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer
     """Return what a layer takes on so many ranks of a machine. Raises InputError."""
     costs, routing = LayerCosts(case, ranks, machine), case.routing
     moved = routing.tokens * case.hidden * BYTES
-    link_us = sum(machine.collective_us(each, ranks, moved) for each in ("all_gather", "reduce_scatter"))
+    link_us = sum(collective_us(machine, each, tuple(range(ranks)), moved) for each in ("all_gather", "reduce_scatter"))
     schedules = {plan: schedule_for(f"{LAYER}.{plan}", case, ranks) for plan in PLANS}
     plans = {
         plan: total_us(realize(schedule, machine), machine, costs)

@@ -21,6 +21,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, indexed_name
 from overweave.ir.schedule import OUTPUT, Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
+from overweave.sim.nccl import Crossing, collective_us, crossing_of
 from overweave.sim.order import LaunchStep, QueueRun, tiles_of
 
 PricedMove = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
@@ -265,15 +266,26 @@ class Costs:
         alone_us = max(by_engine_us, machine.routes.time_us(source, target, moved))
         return alone_us if is_whole else alone_us * links.strided.factor
 
-    def collective_us(self, parts: list[Collective]) -> float:
-        """Return the time of one NCCL collective over the ranks of its parts, once all have arrived."""
-        first, machine = parts[0], self._machine
-        total = self._bytes(first, first.destinations if first.function == "all_gather" else first.sources)
-        if not total:
-            return 0.0
-        # A rank sends as many bytes in an all-to-all as in an all-gather of the same total: so that rate is taken.
-        function = "all_gather" if first.function == "all_to_all" else first.function
-        return max(0.0, machine.collective_us(function, len(parts), total) - machine.latency.call.us)
+    def collective_us(self, part: Collective) -> float:
+        """Return the time of the NCCL collective that a part belongs to, once all have arrived."""
+        total = self._collective_bytes(part)
+        alone_us = collective_us(self._machine, part.function, part.ranks, total) if total else 0.0
+        return max(0.0, alone_us - self._machine.latency.call.us)
+
+    def crossing(self, part: Collective) -> Crossing | None:
+        """Return how NCCL runs a collective over several islands; None inside one, and if it moves nothing."""
+        total = self._collective_bytes(part)
+        return crossing_of(self._machine, part.function, part.ranks, total) if total else None
+
+    def collective_sms(self, part: Collective) -> int:
+        """Return the SMs that a rank's part holds: NCCL's channels, as many as the plan allows."""
+        crossing = self.crossing(part)
+        sms = self._machine.sharing.collective.sms if crossing is None else crossing.sms
+        return min(sms, self._realization.library_sms or self._machine.processor.sms)
+
+    def _collective_bytes(self, part: Collective) -> int:
+        """Return the total bytes of a collective, as of a CollectiveCurve."""
+        return self._bytes(part, part.destinations if part.function == "all_gather" else part.sources)
 
     def _pull_gb_per_s(self, operation: Operation, regions: Iterable[Region], sms: int) -> float:
         """Return GB/s at which a kernel on so many SMs reads regions of peers."""
