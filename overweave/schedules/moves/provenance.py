@@ -7,7 +7,7 @@ were added. So a partial that is left out, added twice, or added in another orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -78,13 +78,14 @@ class Provenance(Struct):
     done: the moves and sums in the order of the list; behind them the sums that complete a rank's result. ends: for
     each rank, the pieces of its result. read: pairs (move, rank) whose result on that rank is passed on or added again.
     together: position of a library sum in the list -> the rows of its chunks; no other move touches those rows.
-    tiles_end_in: the buffer of whole sums that tiles make and every rank gets.
+    tiles_end_in: the buffer of whole sums that tiles make and every rank gets. ranks: those that are traced.
     """
 
     reduction: Reduction
     whole: Box
+    ranks: Sequence[int]
     done: list[Carried | Added]
-    ends: list[tuple[SourcedRectangle, ...]]
+    ends: dict[int, tuple[SourcedRectangle, ...]]
     read: set[tuple[int, int]]
     together: dict[int, tuple[Range, ...]]
     tiles_end_in: str = Y
@@ -100,10 +101,12 @@ def partials(value: PartialSum) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(rank for part in value for rank in partials(part))
 
 
-def trace_provenance(reduction: Reduction, rows: int, cols: int, tiles_end_in: str = Y) -> Provenance:
-    """Trace all moves. Raises ScheduleError if a partial is left out, added twice, or added in another order on two
-    ranks."""
-    return _Tracker(reduction, Box((0, rows), (0, cols)), tiles_end_in).trace()
+def trace_provenance(
+    reduction: Reduction, rows: int, cols: int, tiles_end_in: str = Y, ranks: Sequence[int] = ()
+) -> Provenance:
+    """Trace all moves, on some ranks or on all. Raises ScheduleError if a partial is left out, added twice, or added in
+    another order on two ranks."""
+    return _Tracker(reduction, Box((0, rows), (0, cols)), tiles_end_in, ranks or range(reduction.world_size)).trace()
 
 
 class _Grid(Struct, frozen=True):
@@ -159,7 +162,7 @@ class _Tracker:
     sums: how many running sums were written. library_cells: cells that NCCL sums.
     """
 
-    def __init__(self, reduction: Reduction, whole: Box, tiles_end_in: str) -> None:
+    def __init__(self, reduction: Reduction, whole: Box, tiles_end_in: str, ranks: Sequence[int]) -> None:
         self.reduction, self.whole, self.size = reduction, whole, reduction.world_size
         chunks = [one for move in reduction.moves for one in _chunks(move)]
         for index, move in enumerate(reduction.moves):
@@ -174,7 +177,7 @@ class _Tracker:
             _cells(whole.cols, [chunk.cols for chunk in chunks if chunk.cols]),
         )
         cells = [(line, col) for line, cols in self.grid.within(whole) for col in cols]
-        ranks = range(self.size)
+        self.ranks = ranks
         self.current = {
             (rank, cell): ArrivedPart(BufferedValue(PARTIAL, 0, rank), OWN) for rank in ranks for cell in cells
         }
@@ -182,7 +185,7 @@ class _Tracker:
         self.arrived: dict[tuple[int, tuple[int, int]], int] = {}
         self.sums: dict[tuple[int, tuple[int, int]], int] = {}
         self.library_cells: set[tuple[int, int]] = set()
-        self.provenance = Provenance(reduction, whole, [], [], set(), {}, tiles_end_in)
+        self.provenance = Provenance(reduction, whole, ranks, [], {}, set(), {}, tiles_end_in)
 
     def trace(self) -> Provenance:
         # A group of one adds nothing: its tiles write the result.
@@ -193,7 +196,7 @@ class _Tracker:
                 self._assign_to_library(index, move)
             else:
                 self._transfer(index, move)
-        for rank in range(self.size):
+        for rank in self.ranks:
             self._finish(rank)
         self._check_same_order()
         return self.provenance
@@ -233,7 +236,7 @@ class _Tracker:
     def _assign_to_library(self, index: int, move: Collective) -> None:
         """Leave rows to NCCL. Raises ScheduleError unless every rank has its own partial of them and nothing else."""
         cells = [cell for chunk in move.chunks for cell in self._cells(self._box(chunk))]
-        for rank, cell in ((rank, cell) for rank in range(self.size) for cell in cells):
+        for rank, cell in ((rank, cell) for rank in self.ranks for cell in cells):
             if self.current[rank, cell].by != OWN or self.pending.get((rank, cell)) or cell in self.library_cells:
                 found = f"another move carries rows [{self.grid.rows[cell[0]][0]}:{self.grid.rows[cell[0]][1]}] of it"
                 raise ScheduleError(f"move {index}: leave a sum to the library", found, "Leave it all of those rows")
@@ -348,7 +351,7 @@ class _Tracker:
         ends = self.grid.pieces(
             wanted, lambda cell: [] if cell in self.library_cells else [self.current[rank, cell]], apart=True
         )
-        self.provenance.ends.append(tuple(sorted((one for one in ends if one.parts), key=lambda piece: piece.by)))
+        self.provenance.ends[rank] = tuple(sorted((one for one in ends if one.parts), key=lambda piece: piece.by))
 
     def _missing_sums(
         self, rank: int, wanted: Box, left: dict[tuple[int, int], list[ArrivedPart]]
@@ -364,7 +367,7 @@ class _Tracker:
         it from one rank."""
         for line, cols in self.grid.within(self.whole) if self.reduction.everywhere else ():
             for col in (one for one in cols if (line, one) not in self.library_cells):
-                values = {self.current[rank, (line, col)].part.value for rank in range(self.size)}
+                values = {self.current[rank, (line, col)].part.value for rank in self.ranks}
                 if len(values) > 1:
                     lo, hi = self.grid.rows[line]
                     found = f"rows [{lo}:{hi}] are {' on some ranks, '.join(sorted(map(str, values)))} on others"

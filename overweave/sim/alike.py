@@ -1,0 +1,31 @@
+"""Which ranks of a group over several islands a simulation needs: those of one island, if all do the same.
+
+Nothing but a library's collectives joins islands, so that an island needs of the others only that they have come.
+Islands that are alike come at the same time: one of them, simulated alone, takes what all take together. That is exact
+if islands have as many ranks each and every rank has as many rows. Where they have not, the largest island is taken,
+the first of several, and every collective is taken to begin when the ranks of that island are there.
+"""
+
+from __future__ import annotations
+
+from overweave.hardware.machine import Machine
+
+MOST_WHOLE = 32  # ranks, up to which all of them are simulated
+
+
+def ranks_to_simulate(machine: Machine, world_size: int) -> tuple[int, ...]:
+    """Return the ranks whose operations a simulation needs; (): of all ranks."""
+    if world_size <= MOST_WHOLE or len(machine.islands) < 2:
+        return ()
+    there = [tuple(rank for rank in island if rank < world_size) for island in machine.islands]
+    return max(there, key=len)
+
+
+def told(only: tuple[int, ...], world_size: int) -> str:
+    """Return which ranks were simulated, as a sentence; "" for all."""
+    if not only:
+        return ""
+    whose = f"ranks {only[0]} to {only[-1]} of {world_size}"
+    return (
+        f"simulated: {whose}, one island; the others are taken to do the same at the same time, and nothing is proven"
+    )
