@@ -52,7 +52,9 @@ def explain(
     problem, files = case.problem(operator, world, dtype), existing_files(machine)
     seconds = allowed_s(*files) * max(1.0, world / RANKS_OF_A_FILE)
     with limited(*files, seconds=seconds):
-        target = target_named(machine, world) if machine is not None else target_for(device_of("explain", device))
+        target = (
+            target_named(machine, world) if machine is not None else target_for(device_of("explain", device), world)
+        )
         where = target.machine(world)
         advice = advise(problem, where) if where is not None and applies_to(problem, where) else None
         choice = explain_choice(problem, target)
