@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from overweave.ir.plan import PackedExchange
 from overweave.ir.schedule import Buffer, Collective, Copy, Operation, Reduce, Schedule
@@ -29,25 +29,23 @@ NO_REACH = "do not reach each other's memory, where it reads or writes rows"
 
 def addresses_peers(schedule: Schedule) -> bool:
     """Whether an operation other than an NCCL collective reads or writes on another rank, or any notifies one."""
-    return any(map(_is_at_peers, schedule.operations))
+    return any(_reached(operation) for operation in schedule.operations)
 
 
-def reached_across(schedule: Schedule, island_of: Mapping[int, int]) -> str:
-    """Return the first operation, other than an NCCL collective, that reads, writes or notifies on another island, by
-    its name; "" if none does. island_of: rank -> its island."""
-    for operation in schedule.operations:
-        if _is_at_peers(operation):
-            regions = () if isinstance(operation, Collective) else (*operation.reads, *operation.writes)
-            ranks = {region.rank for region in regions} | {notify.rank for notify in operation.notifies}
-            if any(island_of[rank] != island_of[operation.rank] for rank in ranks):
-                return operation.name
-    return ""
+def crosses_islands(schedule: Schedule, islands: Sequence[Collection[int]]) -> bool:
+    """Whether an operation reads, writes or notifies on a rank of another island itself."""
+    return bool(crossing_operation(schedule, islands))
 
 
-def _is_at_peers(operation: Operation) -> bool:
-    """Whether an operation notifies, reads or writes on another rank itself."""
-    if any(notify.rank != operation.rank for notify in operation.notifies):
-        return True
-    if isinstance(operation, Collective):
-        return False
-    return any(region.rank != operation.rank for region in (*operation.reads, *operation.writes))
+def crossing_operation(schedule: Schedule, islands: Sequence[Collection[int]]) -> str:
+    """Return the first operation that reads, writes or notifies on a rank of another island itself, by its name; "" if
+    none does."""
+    own = {rank: frozenset(island) for island in islands for rank in island} if len(islands) > 1 else {}
+    crossing = (each.name for each in schedule.operations if own and not _reached(each) <= own[each.rank])
+    return next(crossing, "")
+
+
+def _reached(operation: Operation) -> set[int]:
+    """Return the other ranks that an operation notifies, reads or writes on itself."""
+    touched = () if isinstance(operation, Collective) else (*operation.reads, *operation.writes)
+    return {each.rank for each in (*operation.notifies, *touched)} - {operation.rank}

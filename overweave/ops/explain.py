@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from msgspec.structs import replace
 
 from overweave.errors import InputError
 from overweave.ir.operators.registry import operator_of
@@ -41,7 +42,8 @@ def explain(
     Raises InputError for an unknown operator, dtype or device, sizes that are none, and what the operator has not.
     """
     problem = problem_to_choose_for("explain", operator, (m, n, k), (world_size, dtype, after))
-    return explain_choice(problem, target_for(device_of("explain", device), world_size))
+    target = target_for(device_of("explain", device), world_size)
+    return explain_choice(replace(problem, islands=target.islands), target)
 
 
 def target_for(device: torch.device, world_size: int) -> Target:

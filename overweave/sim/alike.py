@@ -15,10 +15,14 @@ MOST_WHOLE = 32  # ranks, up to which all of them are simulated
 
 def ranks_to_simulate(machine: Machine, world_size: int) -> tuple[int, ...]:
     """Return the ranks whose operations a simulation needs; (): of all ranks."""
-    if world_size <= MOST_WHOLE or len(machine.islands) < 2:
-        return ()
-    there = [tuple(rank for rank in island if rank < world_size) for island in machine.islands]
-    return max(there, key=len)
+    return max(islands_among(machine, world_size), key=len, default=()) if world_size > MOST_WHOLE else ()
+
+
+def islands_among(machine: Machine, world_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the islands of a machine's first ranks, as of a Problem: () if they are one."""
+    among = tuple(tuple(rank for rank in island if rank < world_size) for island in machine.islands)
+    there = tuple(filter(None, among))
+    return there if len(there) > 1 else ()
 
 
 def told(only: tuple[int, ...], world_size: int) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 
 from overweave.errors import InputError, ScheduleError
 from overweave.hardware.machine import Machine
-from overweave.ir.exchange import NO_REACH, addresses_peers, reached_across
+from overweave.ir.exchange import NO_REACH, addresses_peers, crossing_operation
 from overweave.ir.launch.streams import queues_beside
 from overweave.ir.plan import AUTHOR_KERNEL, COPY_ENGINE, COPY_KERNEL, KERNELS, TILE_KERNEL, Plan
 from overweave.ir.schedule import CREDITS, Apply, Collective, Compute, Copy, Get, Operation, Put, Reduce, Schedule
@@ -67,7 +67,7 @@ def _check_machine(plan: Plan, machine: Machine) -> None:
     cure = "Take a plan whose rows the library moves, such as sequential, or another machine"
     if not machine.peer_access and addresses_peers(plan.schedule):
         raise InputError(f"simulate {plan.name}", f"the GPUs of {machine.name} {NO_REACH}", cure)
-    if len(machine.islands) > 1 and (across := reached_across(plan.schedule, machine.routes.island_of)):
+    if across := crossing_operation(plan.schedule, machine.islands):
         raise InputError(f"simulate {plan.name}", f"hosts of {machine.name} {NO_REACH}: {across}", cure)
 
 

@@ -1,4 +1,4 @@
-"""Groups of several islands: every plan whose rows the library moves is exact there, and no other one runs."""
+"""Groups of several islands: plans whose rows cross by the library alone are exact, and no other one runs."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def words_of(method: Method) -> str:
     return f"{method.name} carrier={LIBRARY}" if method.takes("carrier") else method.name
 
 
-def reaches_no_peer(method: Method) -> bool:
-    return not method.addresses_peers({"carrier": LIBRARY} if method.takes("carrier") else {})
+def stays_inside(method: Method) -> bool:
+    return not method.crosses_islands({"carrier": LIBRARY} if method.takes("carrier") else {})
 
 
 def plans(operator: str, is_asked: bool) -> list[str]:
-    """Of an operator, the plans whose rows the library moves; or the others."""
-    return [words_of(each) for each in methods_for(operator) if reaches_no_peer(each) is is_asked]
+    """Of an operator, the plans that reach no peer on another island; or the others."""
+    return [words_of(each) for each in methods_for(operator) if stays_inside(each) is is_asked]
 
 
 def given(operator: Operator, group: Group, seed: int = 0) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_a_rank_may_be_late():
 
 
 @pytest.mark.parametrize("names", GROUPS)
-def test_plans_whose_rows_the_library_moves_are_exact(names: str):
+def test_plans_that_reach_no_other_island_are_exact(names: str):
     found = run_ranks(on_islands, len(names), names, wrong_plans, timeout_s=TIMEOUT_S)
     assert found == [[]] * len(names)
 
@@ -115,6 +115,7 @@ def test_plans_whose_rows_the_library_moves_are_exact(names: str):
 def test_every_operator_has_such_plans_and_others():
     assert all(len(plans(name, True)) >= 1 <= len(plans(name, False)) for name in OPERATORS)
     assert any("carrier" in plan for plan in plans("all_gather_matmul", True))
+    assert all(any("islands" in plan for plan in plans(name, True)) for name in OPERATORS)
 
 
 def taken() -> dict[str, str]:
@@ -137,7 +138,8 @@ def refusals() -> list[tuple[str, str]]:
     """Of every plan that moves rows itself, the type and the words of what is raised."""
     group, raised = resolve(None), []
     for name, operator in OPERATORS.items():
-        for plan in plans(name, False):
+        crossing = ["islands carrier=copy_engine"] if name == "all_gather_matmul" else []
+        for plan in (*plans(name, False), *crossing):
             with pytest.raises(OverweaveError) as caught:
                 call(operator, None, given(operator, group) | {"plan": plan})
             raised.append((type(caught.value).__name__, str(caught.value)))

@@ -76,7 +76,7 @@ def _timelines(argument: str, shape: str | None, world: int, machine: Machine) -
     if is_of_experts(name):
         return (_simulated(*plan_of_experts(name, shape, options_of(options), (world, machine)), machine),)
     if name in METHODS:
-        return (_simulated(named_plan(name, shape, world, options_of(options)), None, machine),)
+        return (_simulated(named_plan(name, shape, (world, machine), options_of(options)), None, machine),)
     path = Path(argument)
     if path.is_file() and is_trace(data := read_bytes(path, MAX_BYTES)):
         timelines = from_chrome(data)

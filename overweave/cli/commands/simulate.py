@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -31,7 +32,7 @@ from overweave.ir.timeline.trace import to_chrome
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
 from overweave.schedules.records import experts
-from overweave.sim.alike import ranks_to_simulate, told
+from overweave.sim.alike import islands_among, ranks_to_simulate, told
 from overweave.sim.cost import AuthorTile, Costs, MatmulShape, library_matmul_us, matmul_shape
 from overweave.sim.realize import realize
 from overweave.sim.simulate import simulate as run
@@ -92,7 +93,7 @@ def simulate(
             plan, kernel_us = plan_of_experts(schedule, shape, options_of(option or []), (ranks, where))
         elif is_named:
             only = ranks_to_simulate(where, ranks)
-            plan = named_plan(schedule, shape, ranks, options_of(option or []), only)
+            plan = named_plan(schedule, shape, (ranks, where), options_of(option or []), only)
         else:
             plan = plan_of_file(schedule, (shape, world, option), where)
         if tile_us is not None and (
@@ -130,10 +131,11 @@ def between_hosts(plan: Plan, machine: Machine) -> Iterator[str]:
 
 
 def named_plan(
-    name: str, shape: str | None, world_size: int, options: dict[str, str], only: tuple[int, ...] = ()
+    name: str, shape: str | None, ranks: tuple[int, Machine], options: dict[str, str], only: tuple[int, ...] = ()
 ) -> Plan:
     """Return the catalog's plan for a global shape, verified if it has the operations of all ranks (only: of some).
-    Raises InputError and ScheduleRefused."""
+    ranks: how many, and on which machine, whose islands are the plan's. Raises InputError and ScheduleRefused."""
+    world_size, machine = ranks
     if shape is None:
         raise InputError(f"simulate {name}", "no shape", "Give --shape M,N,K of the global matmul")
     case = case_of(shape)
@@ -142,6 +144,7 @@ def named_plan(
     if twice:
         raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
     problem, rest = problem_of(name, world_size, {**options, **{key: str(size) for key, size in sizes.items()}})
+    problem = replace(problem, islands=islands_among(machine, world_size))
     plan = build(name, problem, rest, only=only)
     report_rounding(problem.record, case, world_size)
     if not only:

@@ -95,8 +95,9 @@ class Target(Struct, frozen=True):
     """The device that a plan runs on.
 
     is_hopper: sm_90. name: the GPU's, as its driver reports it; ignored on a CPU. peer_access: as of a Machine, between
-    all ranks. islands: the ranks of each, where there are several; parted: the same as text. found: the described
-    machine that predictions are made on. has_multicast: NVLink multicast, which NCCL uses unless it is switched off.
+    all ranks; island_access: inside each island. islands: the ranks of each, where there are several; parted: the same
+    as text. found: the described machine that predictions are made on. has_multicast: NVLink multicast, which NCCL uses
+    unless it is switched off.
     """
 
     kind: str
@@ -107,6 +108,7 @@ class Target(Struct, frozen=True):
     found: MachineMatch = H200
     has_multicast: bool = False
     parted: str = ""
+    island_access: bool = True
     islands: tuple[tuple[int, ...], ...] = ()
 
     def machine(self, world_size: int) -> Machine | None:
@@ -136,7 +138,7 @@ class Target(Struct, frozen=True):
     def has_far_pairs(self) -> bool:
         """Whether some pairs of its GPUs are joined by slower links than others: rows may be forwarded by other
         ranks."""
-        return self.kind == "cuda" and (bool(self.parted) or _has_far_pairs(self.found))
+        return self.kind == "cuda" and _has_far_pairs(self.found)
 
     @property
     def kernel(self) -> str:
@@ -171,7 +173,7 @@ def target_of(device: torch.device, group: Group | None = None) -> Target:
     reaches = has_peer_access(device) if group is None else group_has_peer_access(group, device)
     found = machine_of(gpu) if group is None else agreed_machine(group, gpu)
     hopper, multicast = gpu.capability[0] == 9, has_multicast(device)
-    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted, several)
+    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted, islands=several)
 
 
 def target_on(machine: Machine, found: MachineMatch | None = None, world_size: int = 1) -> Target:
@@ -183,7 +185,8 @@ def target_on(machine: Machine, found: MachineMatch | None = None, world_size: i
     islands = on_paper(machine, world_size)
     several = () if islands.is_one else islands.members
     reaches = machine.peer_access and not several
-    return Target("cuda", machine.processor.sms, is_hopper, name, reaches, found, False, islands.parted, several)
+    target = Target("cuda", machine.processor.sms, is_hopper, name, reaches, found)
+    return replace(target, parted=islands.parted, island_access=machine.peer_access, islands=several)
 
 
 def over_hosts(target: Target, world_size: int) -> Target:
