@@ -57,7 +57,7 @@ class Collectives:
         for member in parts:
             member.run.on_batch_end = partial(self._on_batch_end, member, self._clock.now)
             self._processors[member.operation.rank].count_collectives(1)
-        crossing = self._costs.crossing(part.operation)
+        crossing = self._costs.crossing([member.operation for member in parts])
         if crossing is None:
             duration_us = self._costs.collective_us(part.operation)
             self._clock.after(0.0, partial(self._release, parts, duration_us))

@@ -8,7 +8,7 @@ SOURCE: the wave model of FlashOverlap, section 4; decomposition loss as in FiCC
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import combinations
 from math import inf, prod, sqrt
@@ -17,11 +17,12 @@ from msgspec import Struct
 
 from overweave.errors import ScheduleError
 from overweave.hardware.machine import Machine, TileRate
+from overweave.ir.blocks import regions_by_member
 from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, indexed_name
 from overweave.ir.schedule import OUTPUT, Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
-from overweave.sim.nccl import Crossing, collective_us, crossing_of
+from overweave.sim.nccl import Crossing, Sent, collective_us, crossing_of, exchange_of, islands_of, sms_of
 from overweave.sim.order import LaunchStep, QueueRun, tiles_of
 
 PricedMove = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
@@ -272,15 +273,32 @@ class Costs:
         alone_us = collective_us(self._machine, part.function, part.ranks, total) if total else 0.0
         return max(0.0, alone_us - self._machine.latency.call.us)
 
-    def crossing(self, part: Collective) -> Crossing | None:
-        """Return how NCCL runs a collective over several islands; None inside one, and if it moves nothing."""
-        total = self._collective_bytes(part)
-        return crossing_of(self._machine, part.function, part.ranks, total) if total else None
+    def crossing(self, parts: Sequence[Collective]) -> Crossing | None:
+        """Return how NCCL runs a collective over several islands, of which these parts are known; None inside one, and
+        if it moves nothing."""
+        first, machine = parts[0], self._machine
+        if first.function != "all_to_all":
+            total = self._collective_bytes(first)
+            return crossing_of(machine, first.function, first.ranks, total) if total else None
+        sent = tuple(map(self._sent, parts))
+        moves = any(each.inside_bytes or each.between_bytes for each in sent)
+        is_apart = len(islands_of(machine, first.ranks)) > 1
+        return exchange_of(machine, first.ranks, sent) if moves and is_apart else None
+
+    def _sent(self, part: Collective) -> Sent:
+        """Return what a rank sends in an all-to-all."""
+        island_of, inside, peers = self._machine.routes.island_of, 0.0, dict[int, int]()
+        for member, regions in zip(part.ranks, regions_by_member(part.sources, True, len(part.ranks)), strict=False):
+            size_bytes = self._bytes(part, regions)
+            if island_of[member] != island_of[part.rank]:
+                peers |= {member: size_bytes} if size_bytes else {}
+            elif member != part.rank:
+                inside += size_bytes
+        return Sent(part.rank, inside, sum(peers.values()), tuple(peers))
 
     def collective_sms(self, part: Collective) -> int:
         """Return the SMs that a rank's part holds: NCCL's channels, as many as the plan allows."""
-        crossing = self.crossing(part)
-        sms = self._machine.sharing.collective.sms if crossing is None else crossing.sms
+        sms = sms_of(self._machine, part.ranks)
         return min(sms, self._realization.library_sms or self._machine.processor.sms)
 
     def _collective_bytes(self, part: Collective) -> int:

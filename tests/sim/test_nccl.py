@@ -10,7 +10,7 @@ from overweave.hardware.machine import load
 from overweave.ir.plan import LIBRARY, EngineAssignment, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Collective, Queue, Region, Schedule
-from overweave.sim.nccl import collective_us, crossing_of
+from overweave.sim.nccl import Sent, collective_us, crossing_of, exchange_of, sms_of
 from overweave.sim.simulate import simulate, total_us
 
 H800, A100 = load("h800x8x2"), load("a100x8x2")
@@ -66,12 +66,26 @@ def test_an_all_to_all_sends_what_is_meant_for_other_hosts_and_no_more():
     assert crossing_of(H800, "all_to_all", COLUMN, 64 * MIB).flows[0].us == pytest.approx(found.flows[0].us)
 
 
+def test_a_rank_that_sends_to_one_other_takes_what_that_takes():
+    sent = Sent(0, 0.0, 32 * MIB, (8,)), Sent(8, 0.0, 0.0, ())
+    found = exchange_of(H800, COLUMN, sent)
+    assert [(flow.source, flow.target) for flow in found.flows] == [(0, 8)]
+    assert found.alone_us == pytest.approx(8.4 + 14.0 + 32 * MIB / NIC_GB_PER_S / 1e3)
+    many = machine_of_ranks("h800x8x2", 256)
+    nine, eight = (
+        exchange_of(many, tuple(range(0, 256, 8)), (Sent(0, 0.0, MIB, tuple(range(8, 8 * count + 8, 8))),))
+        for count in (9, 8)
+    )
+    assert nine.latency_us - eight.latency_us == pytest.approx(14.0)
+
+
 def test_a_rank_holds_sms_by_the_nics_of_its_island():
-    assert crossing_of(H800, "all_gather", ALL, MIB).sms == 16
-    assert crossing_of(H800, "all_gather", COLUMN, MIB).sms == 4
-    assert crossing_of(A100, "all_gather", COLUMN, MIB).sms == 2
+    assert sms_of(H800, ALL) == 16
+    assert sms_of(H800, COLUMN) == 4
+    assert sms_of(A100, COLUMN) == 2
+    assert sms_of(H800, tuple(range(8))) == H800.sharing.collective.sms
     few = replace(H800, sharing=replace(H800.sharing, collective=replace(H800.sharing.collective, sms=3)))
-    assert crossing_of(few, "all_gather", ALL, MIB).sms == 3
+    assert sms_of(few, ALL) == 3
 
 
 def test_islands_of_unlike_sizes_pass_on_by_as_many_nics_as_both_have():

@@ -122,12 +122,12 @@ def between_hosts(plan: Plan, machine: Machine) -> Iterator[str]:
     """Yield how NCCL runs each kind of collective that crosses from host to host, as sentences."""
     costs = Costs(plan, machine)
     parts = {(part.function, part.ranks): part for part in plan.schedule.operations if isinstance(part, Collective)}
-    told = dict.fromkeys(
-        f"{part.function} over {len(part.ranks)} ranks of several hosts: {crossing.name}, {crossing.sms} SMs a rank"
+    yield from dict.fromkeys(
+        f"{part.function} over {len(part.ranks)} ranks of several hosts: {crossing.name}, "
+        f"{costs.collective_sms(part)} SMs a rank"
         for part in parts.values()
-        if (crossing := costs.crossing(part)) is not None
+        if (crossing := costs.crossing([part])) is not None
     )
-    yield from told
 
 
 def named_plan(
