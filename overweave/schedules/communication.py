@@ -328,6 +328,8 @@ def stored_at_peers(made: Communication) -> Communication:
     less, than some tiles write, or of what others wait for.
     """
     named = {step.name for step in made.steps if isinstance(step, Put) and step.queue == TILES}
+    if not named:
+        return made
     behind_tiles = {queue.name for queue in made.queues if TILES in queue.after}
     callers = {buffer.name for buffer in made.buffers if buffer.home == OUTPUT}
     reads: dict[tuple[str, int], list[_Read]] = {}

@@ -39,7 +39,8 @@ def by_islands(work: MethodInputs) -> Communication:
     """An all-to-all on two levels."""
     split, cols, sends = work.split, work.problem.moved_columns, not work.problem.record.gathers
     mesh = mesh_of(split, work.problem, work.settings)
-    return transferred(AllToAll(split.world_size, tuple(exchange(mesh, sends)), sends), split.rows, cols, sends=sends)
+    moves = AllToAll(split.world_size, tuple(exchange(mesh, sends)), sends)
+    return transferred(moves, split.rows, cols, sends=sends, only=split.only)
 
 
 def _waves(work: MethodInputs) -> Communication:

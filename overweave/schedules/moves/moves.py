@@ -147,17 +147,17 @@ class _Moves(Struct, frozen=True):
 
     def of_ranks(self, ranks: Sequence[int]) -> Self:
         """The same without what other ranks move. Raises ScheduleError if these and others reach each other, but by
-        collectives."""
+        the library."""
         kept = set(ranks)
         if len(kept) == self.world_size:
             return self
         moves: list[ReductionStep] = []
         for move in self.moves:
             ends = set() if isinstance(move, Collective) else {move.rank, getattr(move, "peer", move.rank)}
-            if ends & kept and ends - kept:
+            if ends & kept and ends - kept and not is_by_library(move):
                 found = f"a move between ranks {' and '.join(map(str, sorted(ends)))}"
                 raise ScheduleError(f"a {self.what} of {len(kept)} ranks alone", found, "Ask for all ranks")
-            moves += [move] if ends <= kept else []
+            moves += [move] if not ends or ends & kept else []
         return replace(self, moves=tuple(moves))
 
     def of_rank(self, rank: int) -> Iterator[int]:

@@ -7,6 +7,7 @@ were added. So a partial that is left out, added twice, or added in another orde
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -118,8 +119,11 @@ class _Grid(Struct, frozen=True):
     def within(self, box: Box) -> Iterator[tuple[int, list[int]]]:
         """Yield each row of cells inside a box: its index, and the indices of its columns."""
         cols = [index for index, (lo, hi) in enumerate(self.cols) if box.cols[0] <= lo < hi <= box.cols[1]]
-        for index, (lo, hi) in enumerate(self.rows):
-            if box.rows[0] <= lo < hi <= box.rows[1]:
+        for index in range(bisect_left(self.rows, (box.rows[0], 0)), len(self.rows)):
+            lo, hi = self.rows[index]
+            if hi > box.rows[1]:
+                return
+            if lo < hi:
                 yield index, cols
 
     def pieces(
@@ -177,10 +181,17 @@ class _Tracker:
             _cells(whole.cols, [chunk.cols for chunk in chunks if chunk.cols]),
         )
         cells = [(line, col) for line, cols in self.grid.within(whole) for col in cols]
-        self.ranks = ranks
+        self.ranks, self.followed = ranks, frozenset(ranks if len(ranks) < self.size else ())
         self.current = {
             (rank, cell): ArrivedPart(BufferedValue(PARTIAL, 0, rank), OWN) for rank in ranks for cell in cells
         }
+        # Of each traced rank what the library carries for it, and the ranks with which that joins it.
+        self.columns: dict[int, tuple[int, ...]] = {}
+        self.sent: dict[int, list[int]] = {rank: [] for rank in self.followed}
+        for index, move in enumerate(reduction.moves if self.followed else ()):
+            if isinstance(move, Put) and move.among and move.rank in self.followed:
+                self.columns[move.rank] = move.among
+                self.sent[move.rank].append(index)
         self.pending: dict[tuple[int, tuple[int, int]], list[ArrivedPart]] = {}
         self.arrived: dict[tuple[int, tuple[int, int]], int] = {}
         self.sums: dict[tuple[int, tuple[int, int]], int] = {}
@@ -261,6 +272,9 @@ class _Tracker:
         box = self._box(move.chunk)
         cells = self._cells(box)
         self._check_not_by_library(f"move {index}: pass on {box}", cells)
+        if isinstance(move, Put) and self.followed and not {source, target} <= self.followed:
+            self._transfer_between_parts(index, move, box)
+            return
         values = {self.current[source, cell].part.value for cell in cells}
         if len(values) > 1:
             found = f"rank {source} has {' and '.join(sorted(map(str, values)))} of it"
@@ -286,6 +300,46 @@ class _Tracker:
             for cell in cells:
                 self._add_pending(index, target, cell, ArrivedPart(lands, index))
         self.provenance.done.append(Carried(index, source, target, pieces, lands, box))
+
+    def _transfer_between_parts(self, index: int, move: Put, box: Box) -> None:
+        """Follow what the library carries between a rank that is traced and another one. That sends what its twin, the
+        traced rank of its column, sends in the same call, of the ranks of its own island."""
+        cells, twin = self._cells(box), move.peer if move.peer in self.followed else move.rank
+        if twin == move.rank:
+            (value,) = {self.current[twin, cell].part.value for cell in cells}
+            pieces = self.grid.pieces(box, lambda cell: [self.current[twin, cell]], apart=False)
+            self.provenance.read |= {(self.current[twin, cell].by, twin) for cell in cells}
+        else:
+            value = self._sent_alike(index, move)
+            pieces = (SourcedRectangle(box, (BufferedValue(TOTAL, 0, value),), ()),)
+        kind = TOTAL if self._is_whole(value) else SLOTS
+        layer = 0
+        if twin == move.peer and kind == SLOTS:
+            layer = max(self.arrived.get((twin, cell), 0) for cell in cells)
+        lands = BufferedValue(kind, layer, value)
+        for cell in cells if twin == move.peer else ():
+            take = self._add_pending if kind == SLOTS else self._replace
+            take(index, twin, cell, ArrivedPart(lands, index))
+        self.provenance.done.append(Carried(index, move.rank, move.peer, pieces, lands, box))
+
+    def _sent_alike(self, index: int, move: Put) -> PartialSum:
+        """Return what a rank that is not traced sends. Raises ScheduleError if its twin sends nothing then."""
+        own = self.sent[move.peer]
+        if not own or not move.among:
+            found = f"rank {move.peer}, which gets it, sends nothing alike"
+            raise ScheduleError(f"move {index}: follow some ranks alone", found, "Ask for all ranks")
+        around = own[max(0, bisect_left(own, index) - 1) :][:2]
+        sent = self.reduction.moves[min(around, key=lambda at: abs(at - index))]
+        assert isinstance(sent, Put)
+        line, cols = next(self.grid.within(self._box(sent.chunk)))
+        value = self.current[move.peer, (line, cols[0])].part.value
+        return value if self._is_whole(value) else self._in_island_of(move, value)
+
+    def _in_island_of(self, move: Put, value: PartialSum) -> PartialSum:
+        """Return a value with the ranks of its sender's island in place of those that are traced."""
+        if isinstance(value, tuple):
+            return tuple(self._in_island_of(move, part) for part in value)
+        return self.columns[value][move.among.index(move.rank)]
 
     def _replace(self, index: int, target: int, cell: tuple[int, int], held: ArrivedPart) -> None:
         if self._is_whole(self.current[target, cell].part.value) or self.pending.get((target, cell)):

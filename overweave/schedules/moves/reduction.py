@@ -390,21 +390,22 @@ def _buffer(part: BufferedValue) -> str:
 
 
 class ArrivalLayout(Struct, frozen=True):
-    """Where what arrives lies: of each rank, only the rows for which something does; layer by layer."""
+    """Where what arrives lies: of each rank, only the rows for which something does; layer by layer. stride: rows of a
+    layer."""
 
     ranges: list[tuple[Range, ...]]
     layers: int
+    stride: int
 
     @classmethod
     def of(cls, carried: list[Carried], ranks: int) -> ArrivalLayout:
         beside = [one for one in carried if one.lands.buffer == SLOTS]
-        ranges = [united(sorted(one.box.rows for one in beside if one.target == rank)) for rank in range(ranks)]
-        return cls(ranges, max((one.lands.layer + 1 for one in beside), default=0))
-
-    @property
-    def stride(self) -> int:
-        """Rows of a layer."""
-        return max((sum(hi - lo for lo, hi in ranges) for ranges in self.ranges), default=0)
+        landed: dict[int, list[Range]] = {}
+        for one in beside:
+            landed.setdefault(one.target, []).append(one.box.rows)
+        ranges = [united(sorted(landed.get(rank, ()))) for rank in range(ranks)]
+        stride = max((sum(hi - lo for lo, hi in each) for each in ranges), default=0)
+        return cls(ranges, max((one.lands.layer + 1 for one in beside), default=0), stride)
 
     @property
     def rows(self) -> int:
