@@ -32,11 +32,6 @@ def addresses_peers(schedule: Schedule) -> bool:
     return any(_reached(operation) for operation in schedule.operations)
 
 
-def crosses_islands(schedule: Schedule, islands: Sequence[Collection[int]]) -> bool:
-    """Whether an operation reads, writes or notifies on a rank of another island itself."""
-    return bool(crossing_operation(schedule, islands))
-
-
 def crossing_operation(schedule: Schedule, islands: Sequence[Collection[int]]) -> str:
     """Return the first operation that reads, writes or notifies on a rank of another island itself, by its name; "" if
     none does."""
@@ -45,7 +40,13 @@ def crossing_operation(schedule: Schedule, islands: Sequence[Collection[int]]) -
     return next(crossing, "")
 
 
+def reached_by(schedule: Schedule, rank: int) -> set[int]:
+    """Return the other ranks whose memory the operations of a rank read, write or notify themselves."""
+    return {peer for operation in schedule.of_rank(rank) for peer in _reached(operation)}
+
+
 def _reached(operation: Operation) -> set[int]:
     """Return the other ranks that an operation notifies, reads or writes on itself."""
     touched = () if isinstance(operation, Collective) else (*operation.reads, *operation.writes)
-    return {each.rank for each in (*operation.notifies, *touched)} - {operation.rank}
+    told = {notify.rank for notify in operation.notifies}
+    return {*told, *(region.rank for region in touched)} - {operation.rank}

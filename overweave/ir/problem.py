@@ -52,7 +52,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     counted: bool = False
     strip: Annotated[int, Meta(ge=0)] = 0
     rows: Applied | UnsetType = UNSET
-    islands: tuple[tuple[Index, ...], ...] = ()
+    islands: tuple[tuple[Index, ...], ...] | UnsetType = UNSET
 
     @property
     def record(self) -> Operator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from overweave.errors import InputError
@@ -43,7 +44,7 @@ def explain(
     """
     problem = problem_to_choose_for("explain", operator, (m, n, k), (world_size, dtype, after))
     target = target_for(device_of("explain", device), world_size)
-    return explain_choice(replace(problem, islands=target.islands), target)
+    return explain_choice(replace(problem, islands=target.islands or UNSET), target)
 
 
 def target_for(device: torch.device, world_size: int) -> Target:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from overweave.errors import ScheduleError
-from overweave.hardware.cards import machine_of_ranks
+from overweave.hardware.cards import machine_for, machine_named, machine_of_ranks
 from overweave.hardware.machine import Machine
 from overweave.ir.problem import Problem
 from overweave.schedules.catalog.catalog import build
-from overweave.sim.alike import MOST_WHOLE, islands_among, ranks_to_simulate, told
+from overweave.sim.alike import MOST_WHOLE, ranks_to_simulate, told
 from overweave.sim.simulate import simulate, total_us
 from tests.clock import ends_within
 
@@ -40,23 +41,16 @@ def test_a_part_takes_what_all_take_where_ranks_have_as_many_rows(ranks: int, pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_an_island_of_a_plan_on_two_levels_takes_what_all_take(operator: str):
+def test_an_island_of_a_plan_on_two_levels_takes_what_all_take():
     """Its ranks send, get and add as they do among all, though nobody follows what other islands do."""
-    machine = machine_of_ranks("h800x8x2", 24)
-    asked = Problem(
-        operator=operator,
-        m=24 * 256,
-        n=512,
-        k=512,
-        world_size=24,
-        dtype="bfloat16",
-        islands=islands_among(machine, 24),
-    )
-    whole, part = (build(f"{operator}.islands", asked, {}, only=only) for only in ((), tuple(range(8))))
-    assert total_us(part, machine) == pytest.approx(total_us(whole, machine), abs=1e-3)
-    kinds = [[type(each) for each in plan.schedule.of_rank(3)] for plan in (whole, part)]
-    assert kinds[0] == kinds[1]
+    islands = ((0, 1), (2, 3), (4, 5))
+    machine = machine_for(machine_named("h800x8"), 6, islands)
+    for operator in OPERATORS:
+        asked = replace(problem(operator, 6, 6 * 512), islands=islands)
+        whole, part = (build(f"{operator}.islands", asked, {}, only=only) for only in ((), islands[1]))
+        assert total_us(part, machine) == pytest.approx(total_us(whole, machine), abs=1e-3)
+        kinds = [[type(each) for each in plan.schedule.of_rank(3)] for plan in (whole, part)]
+        assert kinds[0] == kinds[1]
 
 
 def test_ranks_of_unlike_shards_are_predicted_by_the_longest():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import typer
+from msgspec import UNSET
 from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
@@ -56,7 +57,7 @@ def explain(
         target = (
             target_named(machine, world) if machine is not None else target_for(device_of("explain", device), world)
         )
-        problem, where = replace(problem, islands=target.islands), target.machine(world)
+        problem, where = replace(problem, islands=target.islands or UNSET), target.machine(world)
         advice = advise(problem, where) if where is not None and applies_to(problem, where) else None
         choice = explain_choice(problem, target)
     report_rounding(record, case, world)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 import typer
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
@@ -144,7 +144,7 @@ def named_plan(
     if twice:
         raise InputError(f"simulate {name}", f"--shape beside -o {twice[0]}=", "Say the sizes once, as --shape M,N,K")
     problem, rest = problem_of(name, world_size, {**options, **{key: str(size) for key, size in sizes.items()}})
-    problem = replace(problem, islands=islands_among(machine, world_size))
+    problem = replace(problem, islands=islands_among(machine, world_size) or UNSET)
     plan = build(name, problem, rest, only=only)
     report_rounding(problem.record, case, world_size)
     if not only:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from overweave.ir.exchange import crosses_islands
+from overweave.ir.exchange import addresses_peers
 from overweave.ir.plan import AUTHOR_KERNEL, Plan
 from overweave.memory.board.board import Board
 from overweave.memory.group import Group
@@ -22,9 +22,8 @@ class HostAuthoredRun:
 
     def __init__(self, plan: Plan, group: Group, kernel: AuthoredKernel) -> None:
         self._group, self._kernel = group, kernel
-        islands = Board.of(group).islands
-        if crosses_islands(plan.schedule, islands.members):
-            islands.require_one(f"run {plan.name} on {group.world_size} ranks")
+        if addresses_peers(plan.schedule):
+            Board.of(group).islands.require_one(f"run {plan.name} on {group.world_size} ranks")
         self._program = HostProgram.of(plan, group.rank, AuthoredCall.kernel_queues(plan))
 
     @classmethod

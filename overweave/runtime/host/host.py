@@ -15,13 +15,13 @@ from torch import Tensor
 
 from overweave.errors import InputError, MachineError, OverweaveError, PeerError
 from overweave.ir.counts import rows_of_counted
-from overweave.ir.exchange import crosses_islands
+from overweave.ir.exchange import addresses_peers
 from overweave.ir.operators.forms import input_of
 from overweave.ir.plan import Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Region
 from overweave.ir.timeline.operations import notifiers
 from overweave.ir.timeline.timeline import KINDS, WAIT, Timeline
-from overweave.memory.board.board import REFUSED, Board
+from overweave.memory.board.board import REFUSED
 from overweave.memory.group import Group, create_subgroups
 from overweave.memory.host.workspace import HostWorkspace
 from overweave.runtime.backends import load
@@ -89,7 +89,7 @@ class HostRun:
         workspace.check_usable()
         try:
             bound = self._bound
-            if bound.crosses_islands:
+            if bound.addresses_peers and plan.problem.islands != workspace.board.islands.members:
                 workspace.board.islands.require_one(f"run {plan.name} on {group.world_size} ranks")
             _check_tensors(plan, group, bound.operands, {**inputs, **outputs})
         except (InputError, MachineError) as error:
@@ -118,8 +118,8 @@ class HostRun:
         make_call: type[HostCall] = load(f"host {depth}")
         make_call.check(plan)
         program = HostProgram.of(plan, rank, make_call.kernel_queues(plan))
-        crosses = crosses_islands(plan.schedule, Board.of(self._group).islands.members)
-        return _Bound(program, make_call, _signature(plan, depth), _operands(plan, rank), crosses)
+        reaches = addresses_peers(plan.schedule)
+        return _Bound(program, make_call, _signature(plan, depth), _operands(plan, rank), reaches)
 
 
 _DEPTHS = ("library", "interpreter")
@@ -132,7 +132,7 @@ class _Bound(NamedTuple):
     make_call: type[HostCall]
     signature: bytes
     operands: dict[str, _Operand]
-    crosses_islands: bool
+    addresses_peers: bool
 
 
 class _Operand(NamedTuple):

@@ -20,6 +20,7 @@ from overweave.ir.operators.forms import GATE
 from overweave.ir.plan import KERNELS, PACKED_KERNEL, Plan
 from overweave.ir.schedule import INPUT, OUTPUT, Compute
 from overweave.memory.group import Group
+from overweave.memory.heap import ranks_in_reach
 from overweave.memory.host.workspace import ABORT, HostHeap
 from overweave.memory.layout import REPORT_WORDS, lay_out_packed
 from overweave.memory.split_k import SharedShares
@@ -57,7 +58,8 @@ class HostWords(NamedTuple):
 
 def host_words(group: Group, words: HostHeap, report: Tensor) -> HostWords:
     """Return zeroed local words with the symmetric ones. report: of a wait that timed out."""
-    limits = torch.tensor([0, report.data_ptr(), *words.addresses])
+    peers = [words.addresses[rank] for rank in ranks_in_reach(words.addresses, group.rank)]
+    limits = torch.tensor([0, report.data_ptr(), *peers])
     state, claims = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
     return HostWords(group, words, state, claims, limits, SharedShares(_CPU))
 

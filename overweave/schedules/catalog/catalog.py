@@ -135,6 +135,8 @@ def build(
     if method.has_levels and (settings.carrier is None or not method.takes("carrier")):
         is_by_library = bool(problem.islands) or not method.takes("carrier")
         settings = replace(settings, carrier=LIBRARY if is_by_library else COPY_ENGINE)
+    elif settings.carrier == LIBRARY and not method.has_levels:
+        settings = replace(settings, mover=LIBRARY)
     config = _config(problem, method, settings) if method.is_fused else None
     if settings.rows == "cyclic" and config is not None:
         problem = replace(problem, strip=config.block_m)
@@ -142,7 +144,7 @@ def build(
     work = MethodInputs(problem, settings, config, split, sums, _held(problem), method)
     schedule = _of_ranks(_builder(problem.record)(work), only)
     if problem.islands:
-        schedule = replace(schedule, credits=tuple(_inside(problem, schedule.credits)))
+        schedule = replace(schedule, credits=tuple(_inside(problem.islands, schedule.credits)))
     if not problem.has_fixed_sizes:
         sides = _COUNTED if problem.record.exchanges else {Y: "received"} if problem.record.gathers else {}
         buffers = (replace(each, counted=each.counted or sides.get(each.name)) for each in schedule.buffers)
@@ -168,9 +170,9 @@ def _of_ranks(schedule: Schedule, only: tuple[int, ...]) -> Schedule:
     )
 
 
-def _inside(problem: Problem, credits: Iterable[Credit]) -> Iterator[Credit]:
+def _inside(islands: Iterable[tuple[int, ...]], credits: Iterable[Credit]) -> Iterator[Credit]:
     """The credits between ranks of one island: no other rank touches their memory."""
-    island = {rank: ranks for ranks in problem.islands for rank in ranks}
+    island = {rank: ranks for ranks in islands for rank in ranks}
     return (credit for credit in credits if credit.taker in island[credit.giver])
 
 

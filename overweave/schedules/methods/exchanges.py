@@ -74,7 +74,7 @@ _per_peer = partial(
     name="per_peer",
     write=partial(exchanged, False),
     moves=(COPY_ENGINE,),
-    options=(options.ORDER,),
+    options=(options.ORDER, options.CARRIER),
     grids=(option_sets.AS_IT_IS, {"order": ("all_peers",)}),
     margins=(MarginCase(margin=WITH_KERNELS),),
 )

@@ -51,7 +51,7 @@ METHODS = (
         source="the decomposition by shards of PyTorch's asynchronous tensor parallelism",
         write=by_moves(gather_templates.push),
         moves=(COPY_ENGINE,),
-        options=(options.ORDER,),
+        options=(options.ORDER, options.CARRIER),
         grids=(option_sets.AS_IT_IS,),
         margins=(MarginCase(margin=OF_SHARDS_OF_TWO, ranks=2, weights=1),),
     ),

@@ -122,7 +122,7 @@ METHODS = (
         moves=(COPY_ENGINE,),
         adds=Adds(LIBRARY),
         norms=LIBRARY,
-        options=(options.ORDER,),
+        options=(options.ORDER, options.CARRIER),
         grids=(option_sets.AS_IT_IS,),
     ),
     _tiles(

@@ -1,6 +1,6 @@
 """Puts that the library carries: which of them are one call, and the part in it of each rank that takes part.
 
-A call is an all-to-all of some ranks of the group, of which a rank may send to some of the others alone. It runs on a
+A call is an all-to-all of some ranks of the group, in which each sends one chunk to one other at most. It runs on a
 stream beside the tiles; what it brings, and what it sends, is awaited as of any other move.
 """
 
@@ -33,7 +33,7 @@ def library_calls(written: Written) -> dict[int, LibraryCall]:
             last = None
             continue
         ranks, ends = move.among or tuple(range(written.world_size)), (move.rank, move.peer)
-        if last is None or last.ranks != ranks or ends in last.puts:
+        if last is None or last.ranks != ranks or any(move.rank == sender for sender, _ in last.puts):
             last = calls[at] = LibraryCall(ranks, {})
         last.puts[ends] = at
     return calls

@@ -66,7 +66,7 @@ class Put(Struct, frozen=True):
     lane is as if it had one of its own. adds: it is added at the peer as it arrives, in fp32 and in no order, to what
     others put there; a kernel of an operator carries it. among: with mover `library`, the ranks, ascending, whose
     call carries it; none: all. Such Puts of the same ranks that follow each other in the list are one call, of one
-    chunk from each rank to each other one, and each of these ranks makes its calls in the order of the list. origin: of
+    chunk of each rank, and ranks make their calls in the order of the list. origin: of
     an all-to-all, whose rows travel by way of third ranks: the rank's own, or those of the rank that they come from.
     """
 

@@ -202,8 +202,8 @@ def _full_pieces(asked: MethodRequest) -> str:
     return ""
 
 
-def of_norms(engine: Engine | None) -> Need:
-    """engine: which norms rows, if any does."""
+def of_norms(engine: Engine | None, is_fused: bool) -> Need:
+    """engine: which norms rows, if any does. is_fused: whether tiles of a kernel multiply."""
 
     def why(asked: MethodRequest) -> str:
         problem = asked.problem
@@ -213,8 +213,8 @@ def of_norms(engine: Engine | None) -> Need:
             return "its last step does not norm"
         if engine != LIBRARY and problem.n > MOST_NORM_COLS:
             return f"rows of {problem.n} columns are more than the {MOST_NORM_COLS} of a tile"
-        if engine == REDUCE_KERNEL and problem.world_size == 1:
-            return "in a group of one there is no sum whose rows a kernel could norm"
+        if (engine == REDUCE_KERNEL or is_fused) and problem.world_size == 1:
+            return "in a group of one there is no sum whose rows could be normed"
         return ""
 
     return Need("schedule", why)
@@ -291,7 +291,7 @@ def needs_of(method: Method, asked: MethodRequest) -> Iterator[Need]:
     """All that a method needs: by its engines, by what is asked of it, and of its own."""
     if not method.is_plain:
         yield needs.SEVERAL
-    yield needs.of_norms(method.norms)
+    yield needs.of_norms(method.norms, method.is_fused)
     if method.has_kernels:
         yield needs.ALIGNED
         yield needs.TUNED_KERNELS

@@ -134,7 +134,7 @@ CARRIER = Option(
     name="carrier",
     default="copy_engine",
     choices=("copy_engine", "library"),
-    meaning="who brings pieces: the copy engine, in the order asked for; or the library, by one collective for a step",
+    meaning="who brings chunks: the copy engine, in the order asked for; or the library, by one call for a step",
 )
 CROSSING = replace(
     CARRIER,

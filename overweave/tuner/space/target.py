@@ -27,7 +27,7 @@ from overweave.hardware.multicast import nccl_uses_it
 from overweave.memory.board.board import Board
 from overweave.memory.board.islands import Islands
 from overweave.memory.cuda.card import gpu_of, has_multicast
-from overweave.memory.cuda.heap import group_has_peer_access, has_peer_access
+from overweave.memory.cuda.heap import group_has_peer_access, has_peer_access, islands_have_peer_access
 from overweave.memory.group import Group, OfGroup
 from overweave.schedules.records.record import Method
 from overweave.tuner.caches import cache_folders, read_cached_if_readable, save_file
@@ -172,8 +172,9 @@ def target_of(device: torch.device, group: Group | None = None) -> Target:
     gpu = gpu_of(device)
     reaches = has_peer_access(device) if group is None else group_has_peer_access(group, device)
     found = machine_of(gpu) if group is None else agreed_machine(group, gpu)
+    inside = reaches if group is None or not parted else islands_have_peer_access(group, device)
     hopper, multicast = gpu.capability[0] == 9, has_multicast(device)
-    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted, islands=several)
+    return Target("cuda", gpu.sms, hopper, gpu.name, reaches, found, multicast, parted, inside, several)
 
 
 def target_on(machine: Machine, found: MachineMatch | None = None, world_size: int = 1) -> Target:
