@@ -72,3 +72,12 @@ def test_library_calls_beside_each_other_owe_the_margin_too():
     apart = handicapped_us(pieces, 900.0, Baseline(problem, 1000.0, is_parted=True))
     assert apart == pytest.approx(900.0 + margin.us + margin.share * 1000.0)
     assert handicapped_us(pieces, 900.0, Baseline(problem, 1000.0)) == 900.0
+
+
+@pytest.mark.slow
+def test_the_plan_on_two_levels_is_taken_where_it_is_predicted_to_win():
+    problem = replace(GATHER, islands=ON_HOSTS.islands)
+    choice = choose(problem, ON_HOSTS)
+    assert (choice.plan, choice.source) == ("all_gather_matmul.islands", "model")
+    assert "island" not in choice.options
+    assert choose(replace(GATHER, m=16, islands=ON_HOSTS.islands), ON_HOSTS).plan == "all_gather_matmul.sequential"
