@@ -14,7 +14,7 @@ from msgspec import Struct
 from overweave.ir.schedule import Collective
 from overweave.sim.cost import Costs, Segment
 from overweave.sim.events import EventQueue, Gate
-from overweave.sim.nccl import Crossing
+from overweave.sim.nccl import CrossingCall
 from overweave.sim.ports import Ports
 from overweave.sim.processor import Batch, RunningKernel, StreamingMultiprocessors, TileRun
 
@@ -64,7 +64,7 @@ class Collectives:
         else:
             self._cross(crossing, partial(self._release, parts, 0.0))
 
-    def _cross(self, crossing: Crossing, on_end: Callable[[], None]) -> None:
+    def _cross(self, crossing: CrossingCall, on_end: Callable[[], None]) -> None:
         """Run a collective over several islands: its steps, then its bytes, inside islands and between them at once."""
         moved = Gate(on_end)
 

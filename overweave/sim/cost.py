@@ -22,7 +22,7 @@ from overweave.ir.dtype import ITEMSIZE_BYTES, Dtype, MovedDtype
 from overweave.ir.footprint import Operand, TileSpace
 from overweave.ir.plan import AUTHOR_KERNEL, MESSAGE_BYTES, MESSAGE_DATA_BYTES, MatmulConfig, Plan, indexed_name
 from overweave.ir.schedule import OUTPUT, Apply, Clear, Collective, Compute, Copy, Get, Operation, Put, Reduce, Region
-from overweave.sim.nccl import Crossing, Sent, collective_us, crossing_of, exchange_of, islands_of, sms_of
+from overweave.sim.nccl import CrossingCall, SentBytes, collective_us, crossing_of, exchange_of, islands_of, sms_of
 from overweave.sim.order import LaunchStep, QueueRun, tiles_of
 
 PricedMove = Put | Get | Copy | Clear  # and a ReducePut, which is a Put
@@ -273,7 +273,7 @@ class Costs:
         alone_us = collective_us(self._machine, part.function, part.ranks, total) if total else 0.0
         return max(0.0, alone_us - self._machine.latency.call.us)
 
-    def crossing(self, parts: Sequence[Collective]) -> Crossing | None:
+    def crossing(self, parts: Sequence[Collective]) -> CrossingCall | None:
         """Return how NCCL runs a collective over several islands, of which these parts are known; None inside one, and
         if it moves nothing."""
         first, machine = parts[0], self._machine
@@ -285,7 +285,7 @@ class Costs:
         is_apart = len(islands_of(machine, first.ranks)) > 1
         return exchange_of(machine, first.ranks, sent) if moves and is_apart else None
 
-    def _sent(self, part: Collective) -> Sent:
+    def _sent(self, part: Collective) -> SentBytes:
         """Return what a rank sends in an all-to-all."""
         island_of, inside, peers = self._machine.routes.island_of, 0.0, dict[int, int]()
         for member, regions in zip(part.ranks, regions_by_member(part.sources, True, len(part.ranks)), strict=False):
@@ -294,7 +294,7 @@ class Costs:
                 peers |= {member: size_bytes} if size_bytes else {}
             elif member != part.rank:
                 inside += size_bytes
-        return Sent(part.rank, inside, sum(peers.values()), tuple(peers))
+        return SentBytes(part.rank, inside, sum(peers.values()), tuple(peers))
 
     def collective_sms(self, part: Collective) -> int:
         """Return the SMs that a rank's part holds: NCCL's channels, as many as the plan allows."""

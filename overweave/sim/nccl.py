@@ -53,7 +53,7 @@ _EXPOSED = {ring.name: tree.between_us for ring, tree in zip(_RINGS, _TREES, str
 
 
 PEERS_AT_ONCE, MANY_CHANNELS = 8, 16
-Islands = tuple[tuple[int, ...], ...]
+IslandRanks = tuple[tuple[int, ...], ...]
 
 
 class Flow(NamedTuple):
@@ -64,7 +64,7 @@ class Flow(NamedTuple):
     us: float
 
 
-class Sent(NamedTuple):
+class SentBytes(NamedTuple):
     """What a rank sends in an all-to-all: bytes to ranks of its island, and to others; peers: those others."""
 
     rank: int
@@ -73,7 +73,7 @@ class Sent(NamedTuple):
     peers: tuple[int, ...]
 
 
-class Crossing(NamedTuple):
+class CrossingCall(NamedTuple):
     """A collective over several islands. name: its algorithm and protocol. latency_us: of its steps. inside_us: of its
     bytes inside an island. flows: its bytes between islands, which share NICs with each other and with other
     collectives. alone_us: without the call around it."""
@@ -96,7 +96,7 @@ def collective_us(machine: Machine, function: str, ranks: tuple[int, ...], total
 
 
 @lru_cache(maxsize=4096)
-def crossing_of(machine: Machine, function: str, ranks: tuple[int, ...], total_bytes: float) -> Crossing | None:
+def crossing_of(machine: Machine, function: str, ranks: tuple[int, ...], total_bytes: float) -> CrossingCall | None:
     """Return the quickest way of a collective over several islands; None inside one. Raises InputError."""
     islands = islands_of(machine, ranks)
     if len(islands) < 2:
@@ -105,17 +105,17 @@ def crossing_of(machine: Machine, function: str, ranks: tuple[int, ...], total_b
         return exchange_of(machine, ranks, _all_sent(islands, total_bytes / len(ranks)))
     passed_bytes = total_bytes * (len(ranks) - 1) / len(ranks) * (2 if function == REDUCE else 1)
     flows, inside_us = _ring_flows(machine, islands, passed_bytes), _inside_us(machine, function, islands, total_bytes)
-    nic_us, found = _alone_us(machine, flows), list[Crossing]()
+    nic_us, found = _alone_us(machine, flows), list[CrossingCall]()
     for way, steps_us in _ways(function, islands):
         capped_us = passed_bytes / way.most_gb_per_s[len(islands) > 2] / 1e3
         slowed = max(nic_us / way.share, capped_us) / max(nic_us, 1e-9)
         sent = tuple(flow._replace(us=flow.us * slowed) for flow in flows)
-        found.append(Crossing(way.name, steps_us, inside_us, sent, steps_us + max(inside_us, nic_us * slowed)))
+        found.append(CrossingCall(way.name, steps_us, inside_us, sent, steps_us + max(inside_us, nic_us * slowed)))
     return min(found, key=lambda each: each.alone_us)
 
 
 @lru_cache(maxsize=4096)
-def exchange_of(machine: Machine, ranks: tuple[int, ...], sent: tuple[Sent, ...]) -> Crossing:
+def exchange_of(machine: Machine, ranks: tuple[int, ...], sent: tuple[SentBytes, ...]) -> CrossingCall:
     """Return how an all-to-all over several islands runs, of which some ranks send so much: sends and receives, those
     of a batch of peers together, in as many batches as the rank with the most peers has.
 
@@ -137,14 +137,14 @@ def exchange_of(machine: Machine, ranks: tuple[int, ...], sent: tuple[Sent, ...]
     batches = -(-max((len(each.peers) for each in sent), default=0) // PEERS_AT_ONCE)
     steps_us = (0.0 if inside_us else _SENDS.base_us) + batches * _SENDS.between_us
     nic_us = _alone_us(machine, tuple(flows)) if flows else 0.0
-    return Crossing(_SENDS.name, steps_us, inside_us, tuple(flows), steps_us + max(inside_us, nic_us))
+    return CrossingCall(_SENDS.name, steps_us, inside_us, tuple(flows), steps_us + max(inside_us, nic_us))
 
 
-def _all_sent(islands: Islands, part_bytes: float) -> tuple[Sent, ...]:
+def _all_sent(islands: IslandRanks, part_bytes: float) -> tuple[SentBytes, ...]:
     """Return what each rank sends if it sends as much to each other one."""
     ranks = {rank for island in islands for rank in island}
     return tuple(
-        Sent(rank, part_bytes * (len(island) - 1), part_bytes * (len(ranks) - len(island)), others)
+        SentBytes(rank, part_bytes * (len(island) - 1), part_bytes * (len(ranks) - len(island)), others)
         for island in islands
         for others in (tuple(sorted(ranks.difference(island))),)
         for rank in island
@@ -170,7 +170,7 @@ def sms_of(machine: Machine, ranks: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def islands_of(machine: Machine, ranks: tuple[int, ...]) -> Islands:
+def islands_of(machine: Machine, ranks: tuple[int, ...]) -> IslandRanks:
     """Return the ranks of a collective, island by island."""
     found: dict[int, list[int]] = {}
     for rank in ranks:
@@ -178,13 +178,13 @@ def islands_of(machine: Machine, ranks: tuple[int, ...]) -> Islands:
     return tuple(map(tuple, found.values()))
 
 
-def _facing(islands: Islands) -> list[tuple[int, int]]:
+def _facing(islands: IslandRanks) -> list[tuple[int, int]]:
     """Return the pairs of ranks by whose NICs an island passes on to the next one, place by place."""
     following = (*islands[1:], islands[0])
     return [pair for pairs in zip(islands, following, strict=True) for pair in zip(*pairs, strict=False)]
 
 
-def _ring_flows(machine: Machine, islands: Islands, size_bytes: float) -> tuple[Flow, ...]:
+def _ring_flows(machine: Machine, islands: IslandRanks, size_bytes: float) -> tuple[Flow, ...]:
     """Return what crosses in rings: as many bytes from each island to the next, in equal parts."""
     pairs, island_of = _facing(islands), machine.routes.island_of
     sharers = Counter(island_of[source] for source, _ in pairs)
@@ -207,7 +207,7 @@ def _alone_us(machine: Machine, flows: tuple[Flow, ...]) -> float:
     return max(map(slowest_us, flows))
 
 
-def _inside_us(machine: Machine, function: str, islands: Islands, total_bytes: float) -> float:
+def _inside_us(machine: Machine, function: str, islands: IslandRanks, total_bytes: float) -> float:
     """Return the time of the bytes that pass a rank's port inside an island, without the call around them."""
     widest, ranks = max(map(len, islands)), sum(map(len, islands))
     if widest < 2:
@@ -220,7 +220,7 @@ def _inside_us(machine: Machine, function: str, islands: Islands, total_bytes: f
 WayTime = tuple[_Way, float]
 
 
-def _ways(function: str, islands: Islands) -> list[WayTime]:
+def _ways(function: str, islands: IslandRanks) -> list[WayTime]:
     """Return the ways of a collective, with the time of the steps beyond those of one island."""
     ranks, count, widest = sum(map(len, islands)), len(islands), max(map(len, islands))
     rounds = 2 if function == REDUCE else 1

@@ -10,7 +10,7 @@ from overweave.hardware.machine import load
 from overweave.ir.plan import LIBRARY, EngineAssignment, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Collective, Queue, Region, Schedule
-from overweave.sim.nccl import Sent, collective_us, crossing_of, exchange_of, sms_of
+from overweave.sim.nccl import SentBytes, collective_us, crossing_of, exchange_of, sms_of
 from overweave.sim.simulate import simulate, total_us
 
 H800, A100 = load("h800x8x2"), load("a100x8x2")
@@ -67,13 +67,13 @@ def test_an_all_to_all_sends_what_is_meant_for_other_hosts_and_no_more():
 
 
 def test_a_rank_that_sends_to_one_other_takes_what_that_takes():
-    sent = Sent(0, 0.0, 32 * MIB, (8,)), Sent(8, 0.0, 0.0, ())
+    sent = SentBytes(0, 0.0, 32 * MIB, (8,)), SentBytes(8, 0.0, 0.0, ())
     found = exchange_of(H800, COLUMN, sent)
     assert [(flow.source, flow.target) for flow in found.flows] == [(0, 8)]
     assert found.alone_us == pytest.approx(8.4 + 14.0 + 32 * MIB / NIC_GB_PER_S / 1e3)
     many = machine_of_ranks("h800x8x2", 256)
     nine, eight = (
-        exchange_of(many, tuple(range(0, 256, 8)), (Sent(0, 0.0, MIB, tuple(range(8, 8 * count + 8, 8))),))
+        exchange_of(many, tuple(range(0, 256, 8)), (SentBytes(0, 0.0, MIB, tuple(range(8, 8 * count + 8, 8))),))
         for count in (9, 8)
     )
     assert nine.latency_us - eight.latency_us == pytest.approx(14.0)
