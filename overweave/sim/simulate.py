@@ -34,7 +34,7 @@ def simulate(
     peers, ScheduleError if the plan cannot be run to its end: a queue without an engine, a kernel without a config, or
     operations that wait for ever.
     """
-    _check_machine(plan, machine)
+    check_machine(plan, machine)
     return _timeline(_Run(plan, machine, with_tiles, author_tile_us), with_arrows=True)
 
 
@@ -43,7 +43,7 @@ def total_us(plan: Plan, machine: Machine, author_tile_us: AuthorTile | None = N
 
     Raises as `simulate`.
     """
-    _check_machine(plan, machine)
+    check_machine(plan, machine)
     return bounded_total_us(plan, machine, _timeline(_Run(plan, machine, False, author_tile_us), with_arrows=False))
 
 
@@ -58,7 +58,7 @@ def _timeline(run: _Run, with_arrows: bool) -> Timeline:
         run.release_references()
 
 
-def _check_machine(plan: Plan, machine: Machine) -> None:
+def check_machine(plan: Plan, machine: Machine) -> None:
     """Raise InputError if the machine has too few GPUs, or lacks the peer access that the plan needs: between its GPUs,
     or between its hosts, which none has."""
     if plan.schedule.world_size > machine.gpus:

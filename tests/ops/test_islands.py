@@ -270,7 +270,6 @@ def named_calls(names: str, began: str, plan: str | None) -> list[object]:
         ("aaab", (1,), None),
         ("ab", (0,), None),
         ("aabb", (2, 3), "islands"),
-        ("aab", (1,), "islands"),
     ],
 )
 def test_a_rank_or_a_host_that_dies_in_a_call_is_named_in_time(

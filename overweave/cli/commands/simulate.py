@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from overweave.cli.experts import load_for, plan_of_experts
 from overweave.cli.limits import errors_as_json, existing_files, limited
 from overweave.cli.output_file import HTML_HELP, page_writer, write_file
 from overweave.cli.pictures.gantt import print_gantt, print_table
 from overweave.cli.plans import case_of, options_of, problem_of, prove, report_rounding
 from overweave.cli.plans import load as load_plan
+from overweave.cli.programs import family_of, load_for, plan_of_program
+from overweave.cli.programs import names as names_of_programs
 from overweave.errors import InputError, nearest
 from overweave.hardware.cards import machine_of_ranks
 from overweave.hardware.machine import Machine, default_for
@@ -31,10 +32,10 @@ from overweave.ir.timeline.timeline import COLLECTIVE, COMPUTE, COPY, REDUCE, WA
 from overweave.ir.timeline.trace import to_chrome
 from overweave.schedules.catalog.catalog import build
 from overweave.schedules.methods.registry import METHODS
-from overweave.schedules.records import experts
 from overweave.sim.alike import islands_among, ranks_to_simulate, told
 from overweave.sim.cost import AuthorTile, Costs, MatmulShape, library_matmul_us, matmul_shape
 from overweave.sim.realize import realize
+from overweave.sim.simulate import check_machine
 from overweave.sim.simulate import simulate as run
 
 _COLUMNS = ("rank", "compute", "copy", "collective", "reduce", "wait", "exposed", "overlap")
@@ -81,7 +82,7 @@ def simulate(
     json: Annotated[bool, typer.Option("--json", help="Print numbers for programs instead")] = False,
 ) -> None:
     """Predict how long a schedule takes on a described machine, and draw it."""
-    is_named = schedule in METHODS or experts.is_of_experts(schedule)
+    is_named = schedule in METHODS or family_of(schedule) is not None
     files = (*(() if is_named else (Path(schedule),)), *existing_files(machine))
     load_for(schedule)
     with errors_as_json(schedule, json), limited(*files):
@@ -89,8 +90,8 @@ def simulate(
         only: tuple[int, ...] = ()
         write_page, where = page_writer(html), machine_of_ranks(machine or default_for(ranks), ranks)
         kernel_us: AuthorTile | None = tile_us
-        if experts.is_of_experts(schedule):
-            plan, kernel_us = plan_of_experts(schedule, shape, options_of(option or []), (ranks, where))
+        if family_of(schedule) is not None:
+            plan, kernel_us = plan_of_program(schedule, shape, options_of(option or []), (ranks, where))
         elif is_named:
             only = ranks_to_simulate(where, ranks)
             plan = named_plan(schedule, shape, (ranks, where), options_of(option or []), only)
@@ -147,6 +148,7 @@ def named_plan(
     problem = replace(problem, islands=islands_among(machine, world_size) or UNSET)
     plan = build(name, problem, rest, only=only)
     report_rounding(problem.record, case, world_size)
+    check_machine(plan, machine)  # before a proof that would say less plainly why hosts cannot run it
     if not only:
         prove(plan).raise_if_refused()  # no time for a plan that cannot run, as with rows not aligned to 16 bytes
     return plan
@@ -156,7 +158,7 @@ def plan_of_file(name: str, file_options: tuple[object, ...], machine: Machine) 
     """Return a file's plan, or its schedule realized for the machine; verified. Raises InputError and ScheduleError.
     file_options: options of the command that do not go with a file."""
     if not Path(name).is_file():
-        cure = nearest("Schedules", name, (*METHODS, *experts.names()), "overweave show")
+        cure = nearest("Schedules", name, (*METHODS, *names_of_programs()), "overweave show")
         raise InputError(f"simulate {printable(name)}", "neither a schedule nor a file", cure)
     if any(each not in (None, []) for each in file_options):
         raise InputError(

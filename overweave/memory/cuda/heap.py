@@ -93,23 +93,23 @@ class _Unicast:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way = 0
-        self._before: str | None = None
+        self._active = 0
+        self._saved_value: str | None = None
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:
-            if not self._under_way:
-                self._before = os.environ.get(BY_TORCH)
+            if not self._active:
+                self._saved_value = os.environ.get(BY_TORCH)
                 self._set(WITHOUT[BY_TORCH])
-            self._under_way += 1
+            self._active += 1
         try:
             yield
         finally:
             with self._lock:
-                self._under_way -= 1
-                if not self._under_way:
-                    self._set(self._before)
+                self._active -= 1
+                if not self._active:
+                    self._set(self._saved_value)
 
     @staticmethod
     def _set(value: str | None) -> None:
@@ -230,7 +230,7 @@ class Scratch:
             self.heap = CudaHeap(self._group, self._device, self._size_bytes)
 
     def enter(self, stream: torch.cuda.Stream) -> CudaHeap:
-        """Return the heap for a call on this stream, which waits for the last call's stream. Not under capture."""
+        """Make this stream wait for the last call's stream; return the heap for a call on it. Not under capture."""
         if self._last is not None and self._last != stream:
             stream.wait_stream(self._last)
         self._last = stream

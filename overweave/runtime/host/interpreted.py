@@ -24,7 +24,7 @@ from overweave.memory.heap import ranks_in_reach
 from overweave.memory.host.workspace import ABORT, HostHeap
 from overweave.memory.layout import REPORT_WORDS, lay_out_packed
 from overweave.memory.split_k import SharedShares
-from overweave.runtime.host.emulate import Beside, HostCall, IsDone, TensorsByName
+from overweave.runtime.host.emulate import HostCall, IsDone, LaunchThreads, TensorsByName
 from overweave.runtime.interpreted import interpreter
 from overweave.runtime.scheduler import PendingStep
 
@@ -93,7 +93,7 @@ class InterpretedCall(HostCall):
         self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32)
         self.words = host_words(self.group, self.workspace.words, self._report)
         self._claimed = 0
-        self._launched = Beside()
+        self._launched = LaunchThreads()
         tensors = {name: self._bulk_loaded(name, tensor) for name, tensor in self.tensors.items()}
         plan, is_traced = with_small_tiles(self.plan), self.stopwatch is not None
         self.binding = Binding(plan, self.words, self.slot.heap, tensors, PROGRAMS, is_traced)

@@ -147,12 +147,12 @@ def flattened(stack: MatrixInput, is_transposed: bool) -> Any:
 class Peers(NamedTuple):
     """Where the tiles of a kernel store at other ranks (kernels/tile_end.py).
 
-    places: int64, two words for each rank (memory/lower.peer_slot_offsets), then the address of `spread` or 0, and the
+    table: int64, two words for each rank (memory/lower.peer_slot_offsets), then the address of `spread` or 0, and the
     interval between strips (bind.py). distances: offset of each peer's slot from this rank's in bytes, the next rank
     first. spread: this rank's instance of the buffer to which every rank's sums go; None if sums go to one rank.
     """
 
-    places: torch.Tensor
+    table: torch.Tensor
     distances: tuple[int, ...]
     spread: torch.Tensor | None
 

@@ -76,13 +76,18 @@ def test_no_memory_is_mapped_between_islands(monkeypatch: pytest.MonkeyPatch):
         SharedFile.open(address)
 
 
-def own_part_alone() -> list[int]:
-    heap = HostHeap(own_board(), 100)
-    return [len(heap.starts), len({*heap.addresses})]
+def seen_in_a_heap() -> list[object]:
+    """Which ranks' parts are mapped, and what their words say, once each rank has written its number into its own."""
+    board = own_board()
+    heap = HostHeap(board, 100)
+    heap.words(0, 1)[0] = board.rank + 1
+    board.all_gather_bytes(b"written")
+    return [[*heap.starts], [heap.words(0, 1, rank)[0] for rank in heap.starts], len({*heap.addresses})]
 
 
-def test_a_heap_is_of_this_rank_alone():
-    assert run_ranks(on_islands, 3, "aab", own_part_alone) == [[1, 1]] * 3
+def test_a_heap_is_of_the_ranks_of_an_island():
+    found = run_ranks(on_islands, 4, "abca", seen_in_a_heap)
+    assert found == [[[0, 3], [1, 4], 2], [[1], [2], 1], [[2], [3], 1], [[0, 3], [1, 4], 2]]
 
 
 def out_of_reach() -> list[list[int]]:

@@ -31,7 +31,7 @@ ROWS, COLS = 96, 32
 
 
 def planned(gather: ow.Gather, rows: int = ROWS, chosen: str | None = None) -> Plan:
-    plan = author_plan(matmul(rows), {"A": gather}, gather.world_size, "bfloat16", chosen=chosen)
+    plan = author_plan(matmul(rows), {"A": gather}, gather.world_size, "bfloat16", dual_source=chosen)
     verify_plan(plan, MachineLimits()).raise_if_refused()
     return plan
 
