@@ -130,6 +130,7 @@ class Routes:
 
     def __init__(self, topology: Topology, gpus: int) -> None:
         self.curves = topology.hops(gpus)
+        self.peaks_gb_per_s = {hop: curve.peak_gb_per_s for hop, curve in self.curves.items()}
         self.nics = frozenset(topology.hops(gpus, (MESSAGES,)))  # links that carry messages alone, in either direction
         self.islands = _islands(topology, gpus)
         self.island_of = {gpu: at for at, island in enumerate(self.islands) for gpu in island}
@@ -147,7 +148,7 @@ class Routes:
 
     def alone_gb_per_s(self, source: int, target: int) -> float:
         """Return the peak of the slowest link of the route."""
-        return min(self.curves[hop].peak_gb_per_s for hop in self.between(source, target))
+        return min(self.peaks_gb_per_s[hop] for hop in self.between(source, target))
 
     def time_us(self, source: int, target: int, size_bytes: float) -> float:
         """Return the time of a transfer alone, as far as the links limit it."""
@@ -158,7 +159,7 @@ class Routes:
         if len(self.islands) > 1:
             return False
         routes = (self.between(one, other) for one, other in combinations(range(gpus), 2))
-        return len({tuple(self.curves[hop].peak_gb_per_s for hop in route) for route in routes}) <= 1
+        return len({tuple(self.peaks_gb_per_s[hop] for hop in route) for route in routes}) <= 1
 
     def _route(self, source: int, target: int) -> tuple[Hop, ...]:
         """Return the hops of `between`, followed back from the target."""

@@ -97,6 +97,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     groups: tuple[int, ...] | None = None
     library_sms: int = 16
     rows: RowOrder = "own"
+    links: str | None = None
 
     def tiles(self, candidates: tuple[TileShape, ...]) -> tuple[TileShape, ...]:
         """Those that are what was asked for; all, if none is."""

@@ -31,8 +31,9 @@ from overweave.schedules.tiles.shape import has_second_wave
 
 SettingValue = str | int
 Grid = Mapping[str, tuple[SettingValue, ...]]
-# Of sums: by rank; round a ring, from the owner's successor to the owner; as partials arrive; as the library adds.
-AddingOrder = Literal["rank", "ring", "arrival", "library"]
+# Of sums: by rank; round a ring, from the owner's successor to the owner; as partials arrive; as the library adds; as
+# parts meet on their ways to the owner, each sum by rank.
+AddingOrder = Literal["rank", "ring", "arrival", "library", "ways"]
 # What refuses a method: any device, by the schedule alone; a device; or the choice among methods, where it can run but
 # another one is known to be better.
 Stage = Literal["schedule", "device", "choice"]
@@ -45,7 +46,8 @@ class DeviceTraits(Protocol):
     reads and writes the memory of the other GPUs. has_tuned_kernels: rates of our tile kernels are known there.
     parted: which ranks lie on which of several islands, as text; empty where that is one. island_access: the
     same as peer_access inside each island alone.
-    has_far_pairs: some pairs of GPUs are joined by other links than the rest.
+    has_far_pairs: some pairs of GPUs are joined by other links than the rest. links: the described machine whose GPUs
+    are joined as they are, by more than one switch; empty where that is none.
     """
 
     @property
@@ -62,6 +64,8 @@ class DeviceTraits(Protocol):
     def has_tuned_kernels(self) -> bool: ...
     @property
     def has_far_pairs(self) -> bool: ...
+    @property
+    def links(self) -> str: ...
 
 
 class MethodRequest(Struct, frozen=True):

@@ -80,8 +80,8 @@ class TensorExchange(Struct, frozen=True, kw_only=True):
             yield from pairwise(edges)
 
     def written_value(self, rank: int, row: int) -> tuple[str, int, tuple[Range, ...]]:
-        """Return what a rank's tiles store at a row: (logical tensor, row offset in it, ranks whose terms of a sum it
-        has)."""
+        """Return what a rank's tiles store at a row: (logical tensor, row offset in it, ranks of its terms of a
+        sum)."""
         name = self.operand.tensor
         if self.transport.is_traded:
             block = self.operand.rows // self.communication.world_size
@@ -189,8 +189,8 @@ def _with_tensor_names(communication: Communication, operand: Operand) -> Commun
 
 
 def _find_operand(space: TileSpace, tensor: str, transport: Transport) -> Operand:
-    """Return the kernel's load (of a gather) or store of a tensor. Raises InputError if it has none, or an empty
-    one."""
+    """Return the kernel's load (of a gather) or store of a tensor. Raises InputError if there is none, or it is
+    empty."""
     operands, verb = (space.loads, "loads") if transport.side == GATHER else (space.stores, "stores")
     for operand in operands:
         if operand.tensor == tensor:
@@ -205,8 +205,7 @@ def _find_operand(space: TileSpace, tensor: str, transport: Transport) -> Operan
 def rename_communication(
     communication: Communication, prefix: str, buffers: dict[str, str], tensors: dict[str, str]
 ) -> Communication:
-    """Return the communication with `prefix` before every name, but for those mapped. Queues are shared: they keep
-    theirs."""
+    """Return the communication with `prefix` before every name but the mapped ones, and those of queues."""
     names = _Renaming(prefix, buffers, tensors)
     return Communication(
         world_size=communication.world_size,
@@ -302,8 +301,7 @@ def push_from_workspace(put: Put, own_chunk: MatmulChunk | None, buffer: str) ->
 
 
 def notifier_positions(puts: Mapping[int, list[Put]]) -> NotifierPositions:
-    """Return for each signal the position, among its sender's Puts, of the one that notifies it. puts: by rank, in
-    order."""
+    """Return for each signal the position of its notifying Put among its sender's Puts. puts: by rank, in order."""
     return {
         (notify.rank, notify.pad, notify.signal): position
         for of_rank in puts.values()

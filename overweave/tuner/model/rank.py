@@ -26,7 +26,6 @@ from overweave.schedules.tiles.shape import reduction_shape
 from overweave.sim.alike import ranks_to_simulate
 from overweave.sim.cost import library_matmul_us
 from overweave.sim.order import tiles_of
-from overweave.sim.ports import busiest_link
 from overweave.sim.simulate import total_us
 from overweave.tuner.model.candidate_model import Model, Weighed
 from overweave.tuner.space.space import (
@@ -118,7 +117,8 @@ def predict_us(
         return matmul_us + sum_us - machine.latency.call.us
     options, only = full_options(problem, target, candidate), ranks_to_simulate(machine, problem.world_size)
     plan = build(candidate.schedule(problem.operator), problem, options, only=only)
-    return None if busiest_link(plan, machine)[0] > limit_us else total_us(plan, machine)
+    us = total_us(plan, machine, limit_us=limit_us)
+    return None if us == inf else us
 
 
 def clear_predictions() -> None:

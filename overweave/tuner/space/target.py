@@ -22,7 +22,7 @@ from overweave.hardware.cards import (
     machine_for,
     machine_named,
 )
-from overweave.hardware.machine import Machine, PeerAccess, decode, load
+from overweave.hardware.machine import Machine, PeerAccess, decode, load, names
 from overweave.hardware.multicast import nccl_uses_it
 from overweave.memory.board.board import Board
 from overweave.memory.board.islands import Islands
@@ -141,6 +141,13 @@ class Target(Struct, frozen=True):
         return self.kind == "cuda" and _has_far_pairs(self.found)
 
     @property
+    def links(self) -> str:
+        """Return the described machine whose links its GPUs have, if these are more than those to one switch; else
+        nothing."""
+        is_described = self.kind == "cuda" and not self.parted and self.found.machine in names()
+        return self.found.machine if is_described and load(self.found.machine).topology.kind != "switch" else ""
+
+    @property
     def kernel(self) -> str:
         """Return which of our tile kernels it runs."""
         return "hopper" if self.is_hopper else "portable"
@@ -228,4 +235,6 @@ def tile_options(target: Target, method: Method) -> dict[str, str | int]:
     if target.kind == "cpu":
         return {}
     own: dict[str, str | int] = {"pieces": 1} if method.takes("pieces") else {}
+    if target.links and method.takes("links"):
+        own["links"] = target.links
     return {"kernel": target.kernel, "sms": target.sms, **own}
