@@ -10,7 +10,10 @@ from overweave.hardware.machine import load
 from overweave.ir.plan import LIBRARY, EngineAssignment, Plan, Realization
 from overweave.ir.problem import Problem
 from overweave.ir.schedule import Buffer, Collective, Queue, Region, Schedule
+from overweave.sim.cost import Segment
+from overweave.sim.events import EventQueue
 from overweave.sim.nccl import SentBytes, collective_us, crossing_of, exchange_of, sms_of
+from overweave.sim.ports import Ports
 from overweave.sim.simulate import simulate, total_us
 
 H800, A100 = load("h800x8x2"), load("a100x8x2")
@@ -142,3 +145,15 @@ def test_a_simulated_collective_takes_what_it_takes_alone():
     latency = H800.latency
     alone_us = crossing_of(H800, "all_gather", (0, 8), 64 * MIB).alone_us
     assert timeline.busy_us(0, ("collective",)) == pytest.approx(alone_us, abs=2 * latency.flag.us)
+
+
+def test_what_crosses_by_a_nic_takes_nothing_from_copies_inside_a_host():
+    ended: dict[int, float] = {}
+    loads: list[tuple[int, float]] = []
+    clock = EventQueue()
+    ports = Ports(clock, H800, lambda rank, load: loads.append((rank, load)))
+    for target in (1, 8):
+        ports.copy(Segment(0, target, 100.0), lambda target=target: ended.update({target: clock.now}))
+    clock.run()
+    assert ended == {1: pytest.approx(100.0), 8: pytest.approx(100.0)}
+    assert {rank for rank, _ in loads} == {0, 1}
