@@ -23,6 +23,7 @@ from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 from overweave.schedules.tiles.grouped import SHORT_TIME, Groups, grouped_shape
 from overweave.schedules.tiles.shape import KernelChoice
 from overweave.sim.cost import size, tile_us
+from overweave.sim.nccl import collective_us
 from overweave.tuner.measure.predicted_plans import Predicted, choice_of, plans_us
 
 LAYER = "experts_mlp"  # the operator that computes a whole layer
@@ -44,7 +45,7 @@ def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer
     """Return what a layer takes on so many ranks of a machine. Raises InputError."""
     costs, routing = LayerCosts(case, ranks, machine), case.routing
     moved = routing.tokens * case.hidden * BYTES
-    link_us = sum(machine.collective_us(each, ranks, moved) for each in ("all_gather", "reduce_scatter"))
+    link_us = sum(collective_us(machine, each, tuple(range(ranks)), moved) for each in ("all_gather", "reduce_scatter"))
     plans = plans_us(((plan, schedule_for(f"{LAYER}.{plan}", case, ranks), costs) for plan in PLANS), machine)
     alone_us = max(costs.layer_us(rank, 1.0) for rank in range(ranks))
     return Predicted(case, alone_us, link_us, plans, choice_of(plans, SEQUENTIAL))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import typer
+from msgspec import UNSET
+from msgspec.structs import replace
 from rich.console import Console
 from rich.text import Text
 
@@ -52,8 +54,10 @@ def explain(
     problem, files = case.problem(operator, world, dtype), existing_files(machine)
     seconds = allowed_s(*files) * max(1.0, world / RANKS_OF_A_FILE)
     with limited(*files, seconds=seconds):
-        target = target_named(machine, world) if machine is not None else target_for(device_of("explain", device))
-        where = target.machine(world)
+        target = (
+            target_named(machine, world) if machine is not None else target_for(device_of("explain", device), world)
+        )
+        problem, where = replace(problem, islands=target.islands or UNSET), target.machine(world)
         advice = advise(problem, where) if where is not None and applies_to(problem, where) else None
         choice = explain_choice(problem, target)
     report_rounding(record, case, world)
