@@ -128,12 +128,12 @@ class SecondMatmul:
         first, end = sizes.rows(self.of.group.rank)
         for rows in (slice(0, first), slice(end, sizes.m)):
             if rows.start < rows.stop:
-                add_slots(self._sums(cut, rows), own("parts")[rows, low:high])
+                add_slots(self._sums(cut, rows), own(f"parts{cut}")[rows])
 
     def add(self, cut: int, own: OwnBuffer) -> None:
         """Add the parts of all ranks of columns of the own tokens: in fp32, in the order of ranks, rounded once."""
         (low, high), sizes, rank = self.of.sizes.cuts[cut], self.of.sizes, self.of.group.rank
-        landed = own("landed").view(sizes.ranks, sizes.shard, sizes.columns)[:, : self.y.shape[0], low:high]
+        landed = own(f"landed{cut}").view(sizes.ranks, sizes.shard, high - low)[:, : self.y.shape[0]]
         sums = self._sums(cut, slice(*sizes.rows(rank)))
         add_slots(sums._replace(landed=landed, rank=rank), self.y[:, low:high])
 

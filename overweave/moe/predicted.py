@@ -44,26 +44,37 @@ DEVIATIONS = (-1.4, -0.67, -0.2, 0.2, 0.67, 1.4)
 
 class PredictedLayer(Struct, frozen=True):
     """Predicted microseconds of a layer. alone_us: both matmuls and what is between, without communication. link_us:
-    the library's collectives alone. plans: plan -> time, of those that the machine can run. choice: the plan that would
-    be taken unmeasured."""
+    the library's collectives alone. moved_us: all tokens and sums that a rank sends, by what moves them quickest.
+    plans: plan -> time, of those that the machine can run. choice: the plan that would be taken unmeasured."""
 
     case: ExpertsCase
     alone_us: float
     link_us: float
+    moved_us: float
     plans: dict[str, float]
     choice: str
 
-    def efficiency(self, plan: str) -> float | None:
-        """Return the part of the sequential plan's communication that a plan hides."""
+    @property
+    def roof_us(self) -> float:
+        """Return the time that no plan goes below: of all matmuls, or of all that travels."""
+        return max(self.alone_us, self.moved_us)
+
+    @property
+    def is_bound_by_links(self) -> bool:
+        """Return whether what travels takes longer than what is multiplied."""
+        return self.moved_us > self.alone_us
+
+    def efficiency(self, time_us: float) -> float | None:
+        """Return the part of the sequential plan's communication that is hidden in a layer of so many microseconds."""
         roofs = Roofs(matmul_us=self.alone_us, communication_us=self.link_us, sequential_us=self.plans[SEQUENTIAL])
-        return measure(self.plans[plan], roofs).overlap_efficiency
+        return measure(time_us, roofs).overlap_efficiency
 
 
 def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer:
     """Return what a layer takes on so many ranks of a machine. Raises InputError."""
     costs, routing = LayerCosts(case, ranks, machine), case.routing
     moved = routing.tokens * case.hidden * BYTES
-    link_us = sum(machine.collective_us(each, ranks, moved) for each in ("all_gather", "reduce_scatter"))
+    link_us = _collectives_us(moved, ranks, machine)
     schedules = {plan: schedule_for(f"{LAYER}.{plan}", case, ranks) for plan in PLANS}
     plans = {
         plan: total_us(realize(schedule, machine), machine, costs)
@@ -71,7 +82,22 @@ def predicted(case: ExpertsCase, ranks: int, machine: Machine) -> PredictedLayer
         if machine.peer_access or not addresses_peers(schedule)
     }
     alone_us = max(costs.layer_us(rank, 1.0) for rank in range(ranks))
-    return PredictedLayer(case, alone_us, link_us, plans, _choice(plans))
+    return PredictedLayer(case, alone_us, link_us, _moved_us(moved, ranks, machine), plans, _choice(plans))
+
+
+def _moved_us(moved: int, ranks: int, machine: Machine) -> float:
+    """Return the time of a rank's tokens to all peers, and of their sums to their owners. moved: bytes of all ranks."""
+    if not machine.peer_access:
+        return _collectives_us(moved, ranks, machine)
+    shard = moved // ranks
+    copies_us = sum(
+        max(machine.links.push.time_us(shard), machine.routes.time_us(0, peer, shard)) for peer in range(1, ranks)
+    )
+    return min(_collectives_us(moved, ranks, machine), 2 * copies_us)
+
+
+def _collectives_us(moved: int, ranks: int, machine: Machine) -> float:
+    return sum(machine.collective_us(each, ranks, moved) for each in ("all_gather", "reduce_scatter"))
 
 
 def skew_costs(layers: Iterable[PredictedLayer], plan: str) -> dict[str, float]:
@@ -113,12 +139,12 @@ class LayerCosts:
         columns = operation.makes[0].region.shape[1]
         if "h" in made:  # tiles of one matmul, whatever each of them waits for
             return self.first_us(operation.rank, 1.0) * elements / (routing.pairs * columns)
-        if "h" in read and "y" not in made:  # columns of all products, whichever of their sums it makes
-            return self.second_us(operation.rank, 1.0) * columns / case.hidden
+        if "h" in read and "y" not in made:  # columns of all products, in launches of their own, and of peers' sums
+            return self._added_us(operation.rank, 1.0, (columns, elements // columns))
         if "x" in read:
             return self.layer_us(operation.rank, share)
-        summed = routing.topk if "h" in read else 0
-        return self._moved_us((len(operation.needs) + 1 + summed) * elements)
+        landed = sum(need.tensor != "h" for need in operation.needs)
+        return self._moved_us((landed + 1 + (routing.topk if "h" in read else 0)) * elements)
 
     def layer_us(self, rank: int, share: float) -> float:
         """Return the time of a whole layer, without communication, of a share of the tokens."""
@@ -130,10 +156,15 @@ class LayerCosts:
 
     def second_us(self, rank: int, share: float) -> float:
         """Return the time of the second matmul, and of the sums over a token's experts, of a share of the tokens."""
-        rows, case = self._rows(rank, share), self.case
-        products = sum(rows) * case.hidden
-        summed = self._moved_us(products + share * case.routing.tokens * case.hidden)
-        return self._grouped_us(rows, (case.hidden, self._inner), Epilogue()) + summed
+        case = self.case
+        return self._added_us(rank, share, (case.hidden, share * case.routing.tokens))
+
+    def _added_us(self, rank: int, share: float, sums: tuple[int, float]) -> float:
+        """Return the time of columns of all products of a share of the tokens, and of sums. sums: columns, and of how
+        many of these tokens."""
+        (columns, tokens), rows = sums, self._rows(rank, share)
+        read = sum(rows) * columns * tokens / (share * self.case.routing.tokens)
+        return self._grouped_us(rows, (columns, self._inner), Epilogue()) + self._moved_us(read + tokens * columns)
 
     @cached_property
     def _by_expert(self) -> list[float]:

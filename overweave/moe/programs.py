@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -31,9 +32,10 @@ from overweave.runtime.handwritten import Declared, OwnBuffer, Part, SymmetricBu
 RowsPlace = Part | torch.Tensor
 COLUMNS_STEP = 8  # elements: rows of whole words of 16 bytes
 TILE_COLUMNS = 256  # of which a launch of the second matmul has whole ones, where there are four or more
-# Of the columns of the second matmul, how many are computed before the first ones travel. What is behind must last as
-# long as their journey, and travels itself with nothing to hide behind.
-FIRST_SHARE = 0.75
+# The second matmul computes columns in so many launches at most, and no more than leave copies of so many bytes, which
+# links carry at half their rate. The last has a third of the columns that the others have: it travels with nothing but
+# sums to hide behind.
+MOST_CUTS, LEAST_COPY, LAST_PART = 4, 5 << 18, 1 / 3
 # How many operations of a matmul take as long as a byte from a peer, and a quarter more.
 # MEASURED: 600 TFLOP/s by 330 GB/s of the links of H200s (docs/design/0004-house.md).
 OPERATIONS_A_BYTE = 2300
@@ -74,8 +76,11 @@ class Sizes(NamedTuple):
     def cuts(self) -> tuple[tuple[int, int], ...]:
         """The columns that the second matmul computes in one launch after the other."""
         step = min(TILE_COLUMNS, self.columns // 4 // COLUMNS_STEP * COLUMNS_STEP)
-        first = int(self.columns * FIRST_SHARE) // step * step if step else 0
-        return ((0, first), (first, self.columns)) if first else ((0, self.columns),)
+        count = max(2, min(MOST_CUTS, self.shard * self.columns * self.dtype.itemsize // LEAST_COPY))
+        share = self.columns / (count - 1 + LAST_PART)
+        ends = {round(share * cut / step) * step for cut in range(1, count)} if step else set[int]()
+        found = sorted({0, self.columns, *ends})
+        return tuple(pairwise(found)) or ((0, 0),)
 
 
 def _one_a_rank(ranks: int) -> TileChannel:
@@ -127,11 +132,16 @@ def write_gather(
 
 
 def scatter_buffers(sizes: Sizes) -> tuple[dict[str, SymmetricBuffer], dict[str, TileChannel]]:
-    """What peers address in the second matmul: signals of their own for each of its launches."""
+    """What peers address in the second matmul. Columns of each launch have buffers of their own, of which copies are
+    whole stretches; a peer is told of all but the last ones at once."""
     rows, signals = sizes.shard * sizes.ranks, _one_a_rank(sizes.ranks)
-    buffers = {name: SymmetricBuffer(rows, sizes.columns, sizes.dtype) for name in ("parts", "landed")}
-    names = (f"{name}{cut}" for name in ("computed", "landed") for cut in range(len(sizes.cuts)))
-    return buffers, dict.fromkeys(names, signals)
+    buffers = {
+        f"{name}{cut}": SymmetricBuffer(rows, high - low, sizes.dtype)
+        for name in ("parts", "landed")
+        for cut, (low, high) in enumerate(sizes.cuts)
+    }
+    computed = (f"computed{cut}" for cut in range(len(sizes.cuts)))
+    return buffers, dict.fromkeys((*computed, "landed", "last"), signals)
 
 
 def write_scatter(
@@ -144,28 +154,29 @@ def write_scatter(
     """A call of the second matmul. compute: columns of all products, and the sums over experts of peers' tokens. add:
     columns of the own tokens' sums, with the landed parts of peers. paper: h, by pairs as in `write_gather`, and y."""
     rank, ranks, returns = call.rank, sizes.ranks, call.queue("returns")
-    peers = [(rank + step) % ranks for step in range(1, ranks)]
+    peers, last = [(rank + step) % ranks for step in range(1, ranks)], len(sizes.cuts) - 1
     for cut, columns in enumerate(sizes.cuts):
-        cols, made = slice(*columns), list[Uses]()
+        parts, made = call.part(f"parts{cut}"), list[Uses]()
         for owner in peers:
-            part = call.part("parts")[slice(*sizes.rows(owner)), cols]
-            made += _made(paper and part, f"part.{rank}", sizes.rows(owner)[0], cols.start)
+            low, high = sizes.rows(owner)
+            made += _made(paper and parts[low:high], f"part.{rank}", low, columns[0])
         call.rank_compute(f"compute{cut}", partial(compute, cut), (Uses(paper[0], "h"),) if paper else (), (*made,))
         call.rank_notify(f"computed{cut}", rank, rank)
         returns.rank_wait(f"computed{cut}", rank)
         for owner in peers:
             low, high = sizes.rows(owner)
-            landing = slice(rank * sizes.shard, rank * sizes.shard + high - low)
-            returns.rank_copy_data(call.part("parts")[low:high, cols], call.part("landed", owner)[landing, cols])
-            returns.rank_notify(f"landed{cut}", rank, owner)
+            begin = rank * sizes.shard
+            returns.rank_copy_data(parts[low:high], call.part(f"landed{cut}", owner)[begin : begin + high - low])
+            if cut >= last - 1:
+                returns.rank_notify("last" if cut == last else "landed", rank, owner)
     low, high = sizes.rows(rank)
     for cut, columns in enumerate(sizes.cuts):
         cols, read = slice(*columns), list[Uses]()
         for source in peers:
-            call.rank_wait(f"landed{cut}", source)
+            if cut in (0, last):
+                call.rank_wait("last" if cut == last else "landed", source)
             begin = source * sizes.shard
-            landed = call.part("landed")[begin : begin + high - low, cols]
-            read.append(Uses(landed, f"part.{source}", low, cols.start))
+            read.append(Uses(call.part(f"landed{cut}")[begin : begin + high - low], f"part.{source}", low, cols.start))
         pairs = sizes.pairs(rank)
         own = (Uses(paper[0][pairs], "h", pairs.start),) if paper else ()
         made_of_it = _made(paper and paper[1][:, cols], "y", low, cols.start)

@@ -89,7 +89,7 @@ def test_a_thousand_routings(ranks: int, plan: str):
     assert run_ranks(wrong_routings, ranks, plan, 1000, timeout_s=900) == [[0, 3]] * ranks
 
 
-CHANNELS = {"halves": ("slots", "landed0"), "layer": ("slots", "landed0")}
+CHANNELS = {"halves": ("slots", "last"), "layer": ("slots", "last")}
 
 
 def hasty(what: str, channel: str) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from overweave.errors import InputError
+from overweave.ir.schedule import Put
 from overweave.ir.verify.plan import verify_schedule
 from overweave.moe import programs
 from overweave.moe.programs import Sizes, schedule_of
@@ -20,6 +21,17 @@ KINDS = ("gather", "scatter", "chain")
 
 def sizes(m: int, ranks: int, top: int = 2) -> Sizes:
     return Sizes(m, 32, top, torch.bfloat16, ranks, 2 * top)
+
+
+def test_a_peer_is_told_of_all_columns_but_the_last_ones_at_once():
+    """Their copies follow each other without a signal between, each a stretch of memory."""
+    large = Sizes(8192, 2048, 2, torch.bfloat16, 4)
+    schedule = schedule_of("scatter", large, 64)
+    copies = [each for each in schedule.of_rank(0) if isinstance(each, Put)]
+    assert len(large.cuts) == 4
+    assert [bool(each.notifies) for each in copies] == [False] * 6 + [True] * 6
+    widths = {buffer.name: buffer.cols for buffer in schedule.buffers}
+    assert all(region.shape[1] == widths[region.buffer] for each in copies for region in each.reads)
 
 
 def refusals(kind: str, m: int = 7, ranks: int = 3) -> set[str]:
@@ -41,7 +53,7 @@ def test_it_is_proven_as_it_is(kind: str):
 
 @pytest.mark.parametrize(
     ("kind", "channel"),
-    [("gather", "slots"), ("scatter", "landed0"), ("scatter", "landed1"), ("chain", "slots"), ("chain", "landed1")],
+    [("gather", "slots"), ("scatter", "landed"), ("scatter", "last"), ("chain", "slots"), ("chain", "last")],
 )
 def test_a_reader_that_does_not_wait_is_refused(kind: str, channel: str):
     honest = TileQueue.rank_wait
@@ -69,8 +81,8 @@ def test_a_tile_that_does_not_wait_for_one_of_its_shards_is_refused(kind: str):
 TOLD = [
     ("gather", "tokens"),
     ("gather", "slots"),
-    ("scatter", "landed0"),
-    ("scatter", "landed1"),
+    ("scatter", "landed"),
+    ("scatter", "last"),
     ("scatter", "computed0"),
     ("chain", "tokens"),
     ("chain", "computed1"),
