@@ -296,6 +296,11 @@ def check_ids(group_name: str, ids: torch.Tensor, experts: int) -> None:
     raise refuse(group_of(group_name), InputError(f"topk_ids below {experts}", found, cure))
 
 
+def _agree(group_name: str, told: str, tokens: int) -> None:
+    """Compare a call on all ranks: in words, so that those whose sizes differ are told which."""
+    agreed(group_name, f"{told} by {PUSH}, of {tokens} tokens of all ranks", lambda group: None)
+
+
 def _gathered(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -310,7 +315,7 @@ def _gathered(
     place: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     check_ids(group_name, ids, w.shape[0])
-    agreed(group_name, f"{told} by {PUSH}", lambda group: None)
+    _agree(group_name, told, m)
     of = overlapped_in(group_name, (m, ids.shape[1]), (x.shape[1], x.dtype), ids.shape[1])
     first = FirstMatmul(of, x, (w, bias), _glu_of(glu))
     return gathered_products(of, (x.contiguous(), ids.contiguous()), first, keeps)
@@ -334,7 +339,7 @@ def _scattered(
     told: str,
     place: list[int],
 ) -> torch.Tensor:
-    agreed(group_name, f"{told} by {PUSH}", lambda group: None)
+    _agree(group_name, told, ids.shape[0])
     of = overlapped_in(group_name, (ids.shape[0], ids.shape[1]), (w.shape[1], h.dtype))
     own = None if weights is None else weights.float().contiguous()
     return scattered_sums(of, h.contiguous(), ids.contiguous(), own, w)
@@ -430,7 +435,7 @@ def _chained(
 ) -> torch.Tensor:
     if first is None:
         check_ids(group_name, ids, up.shape[0])
-    agreed(group_name, f"{told} by {PUSH}", lambda group: None)
+    _agree(group_name, told, m)
     of = overlapped_in(group_name, (m, ids.shape[1]), (x.shape[1], x.dtype), 2 * ids.shape[1])
     weights = ExpertWeights(up, down, up_bias, down_bias, _glu_of(glu), first)
     return chained(of, x.contiguous(), ids.contiguous(), topk_weights, weights)

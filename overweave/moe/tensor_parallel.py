@@ -18,7 +18,15 @@ from overweave.ir.shards import shard_rows
 from overweave.memory.group import GroupLike
 from overweave.moe.fp8 import FP8
 from overweave.moe.glu import Glu, gated
-from overweave.moe.overlapped import ExpertWeights, check_layer, choose, glu_word, obstacle, pushing_is_quicker
+from overweave.moe.overlapped import (
+    ExpertWeights,
+    check_ids,
+    check_layer,
+    choose,
+    glu_word,
+    obstacle,
+    pushing_is_quicker,
+)
 from overweave.moe.pairs import (
     RoutedTokens,
     TokensExperts,
@@ -31,6 +39,7 @@ from overweave.moe.pairs import (
     with_bias,
 )
 from overweave.moe.routing import as_ids
+from overweave.moe.whole_experts import count_experts
 from overweave.ops.dispatch.collectives import (
     Exchange,
     all_gather_rows,
@@ -187,6 +196,10 @@ def experts_mlp(
         is_quicker = not differentiated and _is_quicker(place, x_shard, tokens, x_shard.shape[1])
         chosen = choose(name, plan, _reason(x_shard, down.transpose(1, 2)), is_quicker)
         exchange = exchange_in(group, _told(name, topk_ids, up, tensors, glu, first is not None))
+    if first is not None:
+        experts = count_experts(exchange, first, up.shape[0])
+        if experts is not None:
+            check_ids(place.name, topk_ids, experts)
     is_pushed = chosen == PUSH and place.world_size > 1
     if is_pushed and differentiated and first is None:
         h, routed = all_gather_experts(x_shard, topk_ids, up, group, bias=up_bias, glu=glu, m=m, plan=plan)
