@@ -248,7 +248,7 @@ def held(case: MoeCase, device: str, plan: str | None = None) -> str:
     return mine.told("whole experts")
 
 
-def all_reduced(case: MoeCase, device: str) -> str:
+def all_reduced(case: MoeCase, device: str, plan: str | None = None) -> str:
     """Tokens that every rank has."""
     mine = Mine(case, device)
     data, exact = mine.data, mine.exact
@@ -258,7 +258,7 @@ def all_reduced(case: MoeCase, device: str) -> str:
     up_bias, down_bias = biases if case.has_bias else (None, None)
     on_input, on_output = (weights, None) if case.weighs_input else (None, weights)
     h, routed = moe.experts_matmul(x, ids, up, bias=up_bias, topk_weights=on_input)
-    y = moe.experts_all_reduce(h, routed, on_output, down, bias=down_bias)
+    y = moe.experts_all_reduce(h, routed, on_output, down, bias=down_bias, plan=plan)
     mine.compare("y", y, exact.y)
     y.backward(data.gradient.to(case.dtype).to(device))
     mine.compare("dup", up.grad, exact.gradients["up"][:, mine.inner])
@@ -306,10 +306,14 @@ OVERLAPPED = [plan for plan in PLANS if plan != SEQUENTIAL]
 PARTS: dict[str, Callable[[MoeCase, str], str]] = {
     **{
         f"{name}{f', {plan}' if plan else ''}": partial(part, plan=plan)
-        for name, part in (("tensor parallel", tensor_parallel), ("layer", chained), ("whole experts", held))
+        for name, part in (
+            ("tensor parallel", tensor_parallel),
+            ("layer", chained),
+            ("whole experts", held),
+            ("all-reduce", all_reduced),
+        )
         for plan in (None, *OVERLAPPED)
     },
-    "all-reduce": all_reduced,
     "expert parallel": expert_parallel,
     "expert parallel, push": partial(expert_parallel, is_pushed=True),
 }

@@ -6,6 +6,7 @@ Which rows an expert has, the device knows alone: sizes of buffers, copies and s
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from overweave.memory.group import Group
 from overweave.moe.glu import Glu, gated
 from overweave.moe.grouped import grouped_outer
 from overweave.moe.pairs import FactorLike, RoutedTokens, added, first_factors, multiplied, routed_tokens
-from overweave.moe.programs import COLUMNS_STEP, LayerProgram, Sizes, write_gather, write_scatter
+from overweave.moe.programs import COLUMNS_STEP, LayerProgram, Sizes, write_gather, write_scatter, write_total
 from overweave.moe.routing import route
 from overweave.moe.slots import add_slots
 from overweave.ops.author.proven_program import Kernels, proven_program
@@ -97,14 +98,21 @@ class FirstMatmul:
 class SecondMatmul:
     """The second matmul of a call: columns of all products, and their sums over the experts of a token.
 
-    bias: of experts that a rank holds whole. y: the own tokens' sums.
+    bias: of experts that a rank holds whole. is_total: ranks get the sums of all tokens. y: those that this rank gets.
     """
 
-    def __init__(self, of: Overlapped, h: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-        self.of, self._factors = of, factors
+    def __init__(
+        self,
+        of: Overlapped,
+        h: torch.Tensor,
+        factors: tuple[torch.Tensor, torch.Tensor | None],
+        is_total: bool = False,
+    ) -> None:
+        self.of, self._factors, self._is_total = of, factors, is_total
         self._products = dict[int, torch.Tensor]()
-        low, high = of.sizes.rows(of.group.rank)
-        self.y = h.new_empty((high - low, of.sizes.columns))
+        self._own = slice(*of.sizes.rows(of.group.rank))
+        rows = of.sizes.m if is_total else self._own.stop - self._own.start
+        self.y = h.new_empty((rows, of.sizes.columns))
 
     @property
     def kernels(self) -> tuple[object, ...]:
@@ -125,17 +133,16 @@ class SecondMatmul:
             of_cut = w[:, low:high].transpose(1, 2)
             _multiply_into(z, _call(self._h, of_cut, self._routed.tables.offsets, bias=of_columns))
         self._products[cut] = z
-        first, end = sizes.rows(self.of.group.rank)
-        for rows in (slice(0, first), slice(end, sizes.m)):
+        for rows in (slice(0, self._own.start), slice(self._own.stop, sizes.m)):
             if rows.start < rows.stop:
                 add_slots(self._sums(cut, rows), own(f"parts{cut}")[rows])
 
     def add(self, cut: int, own: OwnBuffer) -> None:
         """Add the parts of all ranks of columns of the own tokens: in fp32, in the order of ranks, rounded once."""
-        (low, high), sizes, rank = self.of.sizes.cuts[cut], self.of.sizes, self.of.group.rank
-        landed = own(f"landed{cut}").view(sizes.ranks, sizes.shard, high - low)[:, : self.y.shape[0]]
-        sums = self._sums(cut, slice(*sizes.rows(rank)))
-        add_slots(sums._replace(landed=landed, rank=rank), self.y[:, low:high])
+        (low, high), sizes, rows = self.of.sizes.cuts[cut], self.of.sizes, self._own
+        landed = own(f"landed{cut}").view(sizes.ranks, sizes.shard, high - low)[:, : rows.stop - rows.start]
+        sums = self._sums(cut, rows)._replace(landed=landed, rank=self.of.group.rank)
+        add_slots(sums, own(f"sums{cut}")[rows] if self._is_total else self.y[:, low:high])
 
     def compute_all(self, own: OwnBuffer) -> None:
         """Do all of it, on buffers that hold anything."""
@@ -178,15 +185,20 @@ def gathered_products(
     return first.out, every, kept
 
 
-def scattered_sums(
-    of: Overlapped, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, w: torch.Tensor
+def summed_over_ranks(
+    of: Overlapped, kind: str, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], w: torch.Tensor
 ) -> torch.Tensor:
-    """This rank's tokens of the sum over ranks, whose parts are added in fp32 in the order of ranks."""
-    second = SecondMatmul(of, h, (w, None))
+    """The sum over ranks, whose parts are added in fp32 in the order of ranks: of this rank's tokens (kind `scatter`),
+    or of all (`total`). given: h, the experts of all tokens, and their weights."""
+    h, ids, weights = given
+    second = SecondMatmul(of, h, (w, None), kind == "total")
     second.begin(h, routed_tokens(ids, w.shape[0]), weights)
-    program = of.program("scatter", h.device, Kernels((*second.kernels, weights is None), second.compute_all))
+    program = of.program(kind, h.device, Kernels((*second.kernels, weights is None), second.compute_all))
     with program.call() as call:
-        write_scatter(call, of.sizes, second.compute, second.add)
+        if kind == "total":
+            write_total(call, of.sizes, (second.compute, second.add), second.y)
+        else:
+            write_scatter(call, of.sizes, second.compute, second.add)
         call.rank_void(second.y)
     return second.y
 
@@ -329,7 +341,8 @@ def _gathered_fake(
     return x.new_empty((m * top, w.shape[1] // (2 if options["glu"] else 1))), ids.new_empty((m, top)), kept
 
 
-def _scattered(
+def _summed(
+    kind: str,
     h: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor | None,
@@ -342,7 +355,7 @@ def _scattered(
     _agree(group_name, told, ids.shape[0])
     of = overlapped_in(group_name, (ids.shape[0], ids.shape[1]), (w.shape[1], h.dtype))
     own = None if weights is None else weights.float().contiguous()
-    return scattered_sums(of, h.contiguous(), ids.contiguous(), own, w)
+    return summed_over_ranks(of, kind, (h.contiguous(), ids.contiguous(), own), w)
 
 
 def _scattered_fake(
@@ -352,6 +365,12 @@ def _scattered_fake(
     m = ids.shape[0]
     low, high = (0, m // ranks) if m % ranks == 0 else shard_rows(m, ranks, rank)
     return h.new_empty((high - low, w.shape[1]))
+
+
+def _total_fake(
+    h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, w: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    return h.new_empty((ids.shape[0], w.shape[1]))
 
 
 def _keep_gathered(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
@@ -380,7 +399,7 @@ def _gathered_gradient(ctx: Any, dh: torch.Tensor, *_: Any) -> tuple[Any, ...]:
     return dx, None, dw, dbias
 
 
-def _keep_scattered(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+def _keep_summed(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     h, ids, weights, w = inputs
     ctx.save_for_backward(h, ids, w, *([] if weights is None else [weights]))
     ctx.options = dict(keyword_only_inputs)
@@ -388,15 +407,28 @@ def _keep_scattered(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict
 
 def _scattered_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     """That of h by the other operator: each row's before it is weighed; the others follow from it, and by groups."""
-    h, ids, w, *weights = ctx.saved_tensors
-    needs_h, _, needs_weights, needs_w = ctx.needs_input_grad
+    _, ids, w, *_ = ctx.saved_tensors
     rank, ranks = ctx.options["place"]
     m = ids.shape[0]
     low, high = shard_rows(m, ranks, rank)
-    options = _of_gradients(ctx.options) | {"m": m, "keeps": needs_w, "glu": ""}
+    options = _of_gradients(ctx.options) | {"m": m, "keeps": ctx.needs_input_grad[3], "glu": ""}
     own, dy = ids[low:high].contiguous(), dy.contiguous()
     raw, _, g = torch.ops.overweave.gathered_experts(dy, own, w.transpose(1, 2), None, **options)
+    return _second_gradients(ctx, routed_tokens(ids, w.shape[0]), raw, g)
+
+
+def _total_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """All ranks have that of y: nothing travels."""
+    _, ids, w, *_ = ctx.saved_tensors
     routed = routed_tokens(ids, w.shape[0])
+    raw = multiplied(dy.contiguous(), routed, None, (w.transpose(1, 2),), None)
+    return _second_gradients(ctx, routed, raw, dy)
+
+
+def _second_gradients(ctx: Any, routed: RoutedTokens, raw: torch.Tensor, g: torch.Tensor) -> tuple[Any, ...]:
+    """raw: the gradient of each row of h before it is weighed. g: that of all tokens' sums."""
+    h, ids, _, *weights = ctx.saved_tensors
+    needs_h, _, needs_weights, needs_w = ctx.needs_input_grad
     tables, dh, dweights, dw = routed.tables, raw, None, None
     of_rows = None
     if weights:
@@ -468,11 +500,14 @@ _GATHERED = (
     "(Tensor x, Tensor ids, Tensor w, Tensor? bias, *, SymInt m, bool keeps, str glu, "
     f"{WHERE}) -> (Tensor, Tensor, Tensor)"
 )
-_SCATTERED = f"(Tensor h, Tensor ids, Tensor? weights, Tensor w, *, {WHERE}) -> Tensor"
+_SUMMED = f"(Tensor h, Tensor ids, Tensor? weights, Tensor w, *, {WHERE}) -> Tensor"
 for _op in (
     TorchOp("chained_experts", _CHAINED, _chained, _chained_fake),
     TorchOp("gathered_experts", _GATHERED, _gathered, _gathered_fake, _gathered_gradient, _keep_gathered),
-    TorchOp("scattered_experts", _SCATTERED, _scattered, _scattered_fake, _scattered_gradient, _keep_scattered),
+    TorchOp(
+        "scattered_experts", _SUMMED, partial(_summed, "scatter"), _scattered_fake, _scattered_gradient, _keep_summed
+    ),
+    TorchOp("total_experts", _SUMMED, partial(_summed, "total"), _total_fake, _total_gradient, _keep_summed),
 ):
     define(_op)
 

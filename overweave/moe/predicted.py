@@ -20,7 +20,7 @@ from overweave.ir.exchange import addresses_peers
 from overweave.ir.schedule import Apply
 from overweave.ir.shards import shard_rows
 from overweave.moe.cases import ExpertsCase, popularity
-from overweave.moe.schedules import schedule_for
+from overweave.moe.schedules import EXPERTS_KERNEL, schedule_for
 from overweave.schedules.records.experts import PLANS, SEQUENTIAL
 from overweave.schedules.records.option_sets import NOT_MEASURED
 from overweave.schedules.tiles.grouped import SHORT_TIME, Groups, grouped_shape
@@ -139,6 +139,8 @@ class LayerCosts:
         columns = operation.makes[0].region.shape[1]
         if "h" in made:  # tiles of one matmul, whatever each of them waits for
             return self.first_us(operation.rank, 1.0) * elements / (routing.pairs * columns)
+        if operation.function == EXPERTS_KERNEL and "h" in read:
+            return self.second_us(operation.rank, 1.0)
         if "h" in read and "y" not in made:  # columns of all products, in launches of their own, and of peers' sums
             return self._added_us(operation.rank, 1.0, (columns, elements // columns))
         if "x" in read:

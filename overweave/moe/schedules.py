@@ -28,7 +28,8 @@ from overweave.moe.programs import BUFFERS, Sizes, schedule_of
 from overweave.schedules.records.experts import OPERATORS, SEQUENTIAL, operator_and_plan
 
 KINDS = dict(zip(OPERATORS, BUFFERS, strict=True))  # operator -> kind of its programs
-MAIN, KERNEL = "main", "main.experts"
+EXPERTS_KERNEL = "experts"  # all of a rank's matmuls
+MAIN, KERNEL = "main", f"main.{EXPERTS_KERNEL}"
 
 
 def schedule_for(name: str, case: ExpertsCase, ranks: int) -> Schedule:
@@ -55,14 +56,15 @@ class _Sequential:
         # What is gathered: the caller's shard, where it lands, columns.
         self.gathered = ((*slots[kind],), ("x", "tokens", columns)) if kind in slots else ()
         self.tensors = {"tokens": "x", "h": "h", **{at: at for _, at, _ in slots.values()}}
-        self.is_summed = kind != "gather"
-        pairs = m * top
+        self.is_summed, self.has_h = kind != "gather", kind in ("scatter", "total")
+        self.owned = self.sizes.rows if kind != "total" else lambda rank: (0, m)  # tokens whose sums a rank gets
+        pairs, rows = m * top, m if kind == "total" else shard
         self.buffers = (
             *(Buffer(own, shard, cols, "input") for own, _, cols in self.gathered),
             *(Buffer(at, m, cols, "local") for _, at, cols in self.gathered),
-            *((Buffer("h", pairs, width, "input"),) if kind == "scatter" else ()),
+            *((Buffer("h", pairs, width, "input"),) if self.has_h else ()),
             *((Buffer("h", pairs, width, "output"),) if kind == "gather" else ()),
-            *((Buffer("sums", m, columns, "local"), Buffer("y", shard, columns, "output")) if self.is_summed else ()),
+            *((Buffer("sums", m, columns, "local"), Buffer("y", rows, columns, "output")) if self.is_summed else ()),
         )
         self.by_name = {buffer.name: buffer for buffer in self.buffers}
 
@@ -91,15 +93,17 @@ class _Sequential:
             name=f"experts.{rank}",
             rank=rank,
             queue=KERNEL,
-            function="experts",
+            function=EXPERTS_KERNEL,
             needs=tuple(InitialContents(self._region(each, rank), self.tensors[each], 0, 0) for each in read),
             makes=(Goal(self._region(made, rank), *self._made((rank, rank + 1))),),
             tiles=((0, 1),),
         )
         if self.is_summed:
-            low, high = self.sizes.rows(rank)
+            low, high = self.owned(rank)
             y = (self._region("y", rank, (0, high - low)),)
-            yield self._collective("reduce_scatter", "sums", rank, (self._shards("sums", rank), y))
+            sums = self._shards("sums", rank) if self.kind != "total" else (self._region("sums", rank),)
+            function = "reduce_scatter" if self.kind != "total" else "all_reduce"
+            yield self._collective(function, "sums", rank, (sums, y))
 
     def _made(self, term: Range, row: int = 0) -> tuple[str, int, int, tuple[Range, ...]]:
         """What an element is: of sums a rank's term."""
@@ -110,11 +114,11 @@ class _Sequential:
         for own, at, _ in self.gathered:
             if low < high:
                 yield InitialContents(self._region(own, rank, (0, high - low)), self.tensors[at], low, 0)
-        if self.kind == "scatter" and self.sizes.m:
+        if self.has_h and self.sizes.m:
             yield InitialContents(self._region("h", rank), "h", 0, 0)
 
     def _goal(self, rank: int) -> Iterator[Goal]:
-        low, high = self.sizes.rows(rank)
+        low, high = self.owned(rank)
         if self.kind == "gather":
             if self.sizes.m:
                 yield Goal(self._region("h", rank), "h", 0, 0)

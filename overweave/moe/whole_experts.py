@@ -8,30 +8,20 @@ import torch
 
 from overweave.errors import InputError
 from overweave.memory.board.board import Board
-from overweave.memory.group import OfGroup
-from overweave.ops.call.groups import group_of
+from overweave.moe.overlapped import check_ids
 from overweave.ops.dispatch.collectives import Exchange, agreed
 
 _WORDS = struct.Struct("<qq")
-_COUNTED: OfGroup[dict[str, int]] = OfGroup()
 
 
-def count_experts(exchange: Exchange, first: int, own: int) -> int | None:
-    """How many experts all ranks hold. first, own: the number of this rank's first one, and how many it holds.
-
-    Ranks tell each other when a call in these words is first made. None: a compiler looks at the call. Raises
-    InputError on all ranks if experts of a rank do not follow those of the ranks before it.
-    """
-    if torch.compiler.is_compiling():
-        return None
-    group = group_of(exchange.place.name)
-    counted = _COUNTED.setdefault(group.process_group, {})
-    if exchange.told not in counted:
-        words = _WORDS.pack(first, own)
-        told = f"{exchange.told}: which experts ranks hold"
-        spans = agreed(exchange.place.name, told, lambda group: Board.of(group).all_gather_bytes(words))
-        counted[exchange.told] = _total([_WORDS.unpack(each) for each in spans])
-    return counted[exchange.told]
+def check_whole(exchange: Exchange, ids: torch.Tensor, first: int, own: int) -> None:
+    """On a CPU, where ranks tell each other in each call which experts they hold: from `first` on, so many. Raises
+    InputError on all ranks if experts of a rank do not follow those of the ranks before it, or ids are no expert's."""
+    if ids.is_cuda or torch.compiler.is_compiling():
+        return
+    words, told = _WORDS.pack(first, own), f"{exchange.told}: which experts ranks hold"
+    spans = agreed(exchange.place.name, told, lambda group: Board.of(group).all_gather_bytes(words))
+    check_ids(exchange.place.name, ids, _total([_WORDS.unpack(each) for each in spans]))
 
 
 def _total(spans: list[tuple[int, int]]) -> int:

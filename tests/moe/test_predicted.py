@@ -12,7 +12,10 @@ from overweave.moe import predicted as module
 from overweave.moe import programs
 from overweave.moe.cases import ExpertsCase, Parallel, RoutingStatistics, read_experts
 from overweave.moe.predicted import LayerCosts, PredictedLayer, predicted, skew_costs
+from overweave.moe.schedules import schedule_for
 from overweave.schedules.records.experts import PLANS, PUSH, SEQUENTIAL
+from overweave.sim.realize import realize
+from overweave.sim.simulate import total_us
 
 # Both matmuls alone, and a whole layer by plan, tensor parallel on two H200s (experts.h200x2.2026-11-29.txt), us.
 MEASURED: dict[str, tuple[float, dict[str, float]]] = {
@@ -78,6 +81,15 @@ def test_an_unmeasured_plan_must_gain_its_margin(gained_us: float, is_chosen: bo
     """100 us and 12 % of the sequential plan's 1,000."""
     times = dict.fromkeys(PLANS, 1000.0 - gained_us) | {SEQUENTIAL: 1000.0}
     assert (module._choice(times) != SEQUENTIAL) == is_chosen
+
+
+@pytest.mark.parametrize("operator", ["experts_reduce_scatter", "experts_all_reduce"])
+def test_each_half_takes_its_matmul_at_least(operator: str):
+    layer, machine = case("tensor", 0.0), load("h200x4")
+    costs = LayerCosts(layer, 4, machine)
+    for plan in PLANS:
+        schedule = schedule_for(f"{operator}.{plan}", layer, 4)
+        assert total_us(realize(schedule, machine), machine, costs) > costs.second_us(0, 1.0)
 
 
 def test_the_roof_is_the_longer_of_matmuls_and_link():

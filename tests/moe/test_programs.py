@@ -16,7 +16,7 @@ from overweave.moe.programs import Sizes, schedule_of
 from overweave.ops.author.tile_program import TileQueue
 from overweave.runtime.handwritten import Uses
 
-KINDS = ("gather", "scatter", "chain")
+KINDS = ("gather", "scatter", "total", "chain")
 
 
 def sizes(m: int, ranks: int, top: int = 2) -> Sizes:
@@ -53,7 +53,16 @@ def test_it_is_proven_as_it_is(kind: str):
 
 @pytest.mark.parametrize(
     ("kind", "channel"),
-    [("gather", "slots"), ("scatter", "landed"), ("scatter", "last"), ("chain", "slots"), ("chain", "last")],
+    [
+        ("gather", "slots"),
+        ("scatter", "landed"),
+        ("scatter", "last"),
+        ("total", "last"),
+        ("total", "summed0"),
+        ("total", "gathered1"),
+        ("chain", "slots"),
+        ("chain", "last"),
+    ],
 )
 def test_a_reader_that_does_not_wait_is_refused(kind: str, channel: str):
     honest = TileQueue.rank_wait
@@ -84,6 +93,9 @@ TOLD = [
     ("scatter", "landed"),
     ("scatter", "last"),
     ("scatter", "computed0"),
+    ("total", "landed"),
+    ("total", "summed0"),
+    ("total", "gathered0"),
     ("chain", "tokens"),
     ("chain", "computed1"),
 ]
@@ -101,7 +113,7 @@ def test_an_empty_shard_that_does_not_signal_is_refused(kind: str, channel: str)
         assert refusals(kind, m=2)  # of three ranks one has no token
 
 
-@pytest.mark.parametrize("kind", ["scatter", "chain"])
+@pytest.mark.parametrize("kind", ["scatter", "total", "chain"])
 def test_landing_rows_that_overlap_are_refused(kind: str):
     class Narrow(Sizes):
         @property
@@ -131,5 +143,5 @@ def test_a_table_that_is_one_row_too_long_is_refused(kind: str):
 
 
 def test_another_kind_is_refused():
-    with pytest.raises(InputError, match="gather, scatter, chain"):
+    with pytest.raises(InputError, match="gather, scatter, total, chain"):
         schedule_of("ring", sizes(4, 2), 16)

@@ -11,7 +11,7 @@ PLANS = {
     SEQUENTIAL: "library collectives before and behind all matmuls",
     PUSH: "pushed by copy engine while tiles multiply what has come, and sums return while others are computed",
 }
-OPERATORS = ("all_gather_experts", "experts_reduce_scatter", "experts_mlp")
+OPERATORS = ("all_gather_experts", "experts_reduce_scatter", "experts_all_reduce", "experts_mlp")
 
 
 def names() -> tuple[str, ...]:
